@@ -1,0 +1,195 @@
+"""What travels: dtypes, the .npy header, complex scalars, header names. Pure; numpy only.
+
+The service imports this module and nothing else of the client, so both ends read and write the same bytes.
+
+The .npy format is NumPy's own (NEP 1, and `numpy.lib.format` for versions 2.0 and 3.0): magic ``\\x93NUMPY``, two
+version bytes, a little-endian header length (2 bytes in 1.0, 4 in 2.0 and 3.0), then a Python literal
+``{'descr': ..., 'fortran_order': ..., 'shape': ...}``. The parser here works on the first bytes of a stream, before any
+of the data exists, and trusts nothing: no pickle, no structured or object dtypes, no sizes past 2**62 bytes.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NPY: Final = "application/x-npy"
+NPZ: Final = "application/x-npz"
+OCTET_STREAM: Final = "application/octet-stream"
+PROBLEM: Final = "application/problem+json"
+
+ALGORITHM_HEADER: Final = "Gemm-Algorithm"
+IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
+
+DTYPES: Final[dict[str, np.dtype]] = {
+    name: np.dtype(name) for name in ("float16", "float32", "float64", "complex64", "complex128")
+}
+
+PIECE: Final = 1 << 20
+"""Bytes of one body piece in either direction; 1 MiB was the fastest of the sizes measured (docs/transfer.md)."""
+
+_MAGIC: Final = b"\x93NUMPY"
+_MAX_HEADER: Final = 1 << 16
+_MAX_NBYTES: Final = 1 << 62
+_MAX_NDIM: Final = 32
+_DESCR: Final = re.compile(r"[<>|=]?[a-zA-Z]\d{0,3}")
+
+
+class NpyError(ValueError):
+    """The bytes are no .npy array that this project reads; the message says why."""
+
+
+class NpyDtypeError(NpyError):
+    """A well-formed .npy header whose dtype is not one of `DTYPES`."""
+
+
+@dataclass(frozen=True)
+class NpyHeader:
+    """What a .npy header says: `dtype` (possibly big-endian), `shape`, order, and where the data begins."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    fortran_order: bool
+    data_offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data that must follow the header."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def order(self) -> str:
+        """"F" or "C"."""
+        return "F" if self.fortran_order else "C"
+
+
+def parse_npy_header(head: bytes | bytearray | memoryview) -> NpyHeader | None:
+    """Reads the header from the first bytes of a stream; None means that more bytes are needed.
+
+    Raises NpyError (NpyDtypeError for a dtype outside `DTYPES`). Never asks for more than 64 KiB + 12 bytes.
+    """
+    head = bytes(head[: _MAX_HEADER + 12])
+    if not _MAGIC.startswith(head[:6]):
+        raise NpyError("not a .npy file: it does not begin with \\x93NUMPY")
+    if len(head) < 8:
+        return None
+    major, minor = head[6], head[7]
+    if (major, minor) not in {(1, 0), (2, 0), (3, 0)}:
+        raise NpyError(f"unknown .npy version {major}.{minor}; 1.0, 2.0 and 3.0 are read")
+    prefix = 10 if major == 1 else 12
+    if len(head) < prefix:
+        return None
+    length = int.from_bytes(head[8:prefix], "little")
+    if length > _MAX_HEADER:
+        raise NpyError(f"the .npy header claims {length} bytes; at most {_MAX_HEADER} are read")
+    if len(head) < prefix + length:
+        return None
+    text = head[prefix : prefix + length]
+    dtype, shape, fortran_order = _parse_literal(text, "utf-8" if major == 3 else "latin-1")
+    return NpyHeader(dtype, shape, fortran_order, prefix + length)
+
+
+def _parse_literal(text: bytes, encoding: str) -> tuple[np.dtype, tuple[int, ...], bool]:
+    try:
+        fields = ast.literal_eval(text.decode(encoding).strip(" \n\x00"))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise NpyError("the .npy header is not a Python literal") from error
+    if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
+        raise NpyError("the .npy header must hold exactly descr, fortran_order and shape")
+    if not isinstance(fields["fortran_order"], bool):
+        raise NpyError("fortran_order in the .npy header must be True or False")
+    return _parse_descr(fields["descr"]), check_shape(fields["shape"]), fields["fortran_order"]
+
+
+def _parse_descr(descr: object) -> np.dtype:
+    if not isinstance(descr, str):
+        raise NpyDtypeError(f"structured dtypes are not read; {_supported()}")
+    if not _DESCR.fullmatch(descr):
+        raise NpyDtypeError(f"dtype {descr[:40]!r} is not read; {_supported()}")
+    try:
+        dtype = np.dtype(descr)
+    except TypeError as error:
+        raise NpyDtypeError(f"dtype {descr!r} is not read; {_supported()}") from error
+    if dtype.hasobject:
+        raise NpyDtypeError(f"object arrays are pickles and never read; {_supported()}")
+    if dtype.newbyteorder("=") not in DTYPES.values():
+        raise NpyDtypeError(f"dtype {dtype.name} is not supported; {_supported()}")
+    return dtype
+
+
+def _supported() -> str:
+    return "the dtypes are " + ", ".join(DTYPES)
+
+
+def parse_dtype(name: str) -> np.dtype:
+    """The dtype of that name, one of `DTYPES`. Raises NpyDtypeError."""
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise NpyDtypeError(f"dtype {name[:40]!r} is not supported; {_supported()}") from None
+
+
+def check_shape(shape: object, itemsize: int = 16) -> tuple[int, ...]:
+    """Returns `shape` as a tuple of non-negative ints whose array stays below 2**62 bytes, or raises NpyError."""
+    if not isinstance(shape, (tuple, list)) or not all(type(n) is int for n in shape):
+        raise NpyError("shape must be a tuple of integers")
+    if len(shape) > _MAX_NDIM:
+        raise NpyError(f"an array has at most {_MAX_NDIM} dimensions, not {len(shape)}")
+    if any(n < 0 for n in shape):
+        raise NpyError(f"shape {tuple(shape)} has a negative dimension")
+    # Zero-sized dimensions do not excuse absurd ones: strides are computed from them too.
+    if math.prod(max(n, 1) for n in shape) * itemsize > _MAX_NBYTES:
+        raise NpyError("shape overflows: the array would exceed 2**62 bytes")
+    return tuple(shape)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Reads ``"1024,1024"`` (the `shape` query parameter; empty for a scalar) or raises NpyError."""
+    parts = text.split(",") if text else []
+    if not all(re.fullmatch(r"-?\d{1,19}", part.strip()) for part in parts):
+        raise NpyError(f"shape {text[:80]!r} is not a list of integers such as 1024,1024")
+    return check_shape([int(part) for part in parts])
+
+
+def format_npy_header(dtype: np.dtype, shape: Sequence[int], *, fortran_order: bool = False) -> bytes:
+    """The header of a version 1.0 .npy file (2.0 where the shape needs it), padded so that data begins at 64 bytes."""
+    descr = np.dtype(dtype).newbyteorder("<").str
+    literal = repr({"descr": descr, "fortran_order": fortran_order, "shape": tuple(int(n) for n in shape)})
+    for version, width in ((1, 2), (2, 4)):
+        prefix = 8 + width
+        length = -(-(prefix + len(literal) + 1) // 64) * 64 - prefix
+        if length < 1 << (8 * width):
+            body = literal.encode("latin-1").ljust(length - 1) + b"\n"
+            return _MAGIC + bytes((version, 0)) + length.to_bytes(width, "little") + body
+    raise NpyError("shape too long for a .npy header")
+
+
+def encode_scalar(value: complex) -> float | list[float]:
+    """A JSON number, or ``[re, im]`` for a complex value. Raises ValueError unless finite: JSON has no NaN."""
+    value = complex(value)
+    if not (math.isfinite(value.real) and math.isfinite(value.imag)):
+        raise ValueError(f"a scalar must be finite, not {value}")
+    return [value.real, value.imag] if value.imag else value.real
+
+
+def decode_scalar(value: float | Sequence[float]) -> complex | float:
+    """The inverse of `encode_scalar`: a float for a JSON number, a complex for ``[re, im]``. Raises ValueError."""
+    parts = list(value) if isinstance(value, (list, tuple)) else [value]
+    numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in parts)
+    if not numbers or len(parts) not in {1, 2} or (len(parts) == 1 and isinstance(value, (list, tuple))):
+        raise ValueError("a scalar is a number or [re, im]")
+    try:
+        floats = [float(x) for x in parts]
+    except OverflowError:
+        raise ValueError("a scalar must fit a float64") from None
+    if not all(math.isfinite(x) for x in floats):
+        raise ValueError("a scalar must be finite")
+    return floats[0] if len(floats) == 1 else complex(floats[0], floats[1])

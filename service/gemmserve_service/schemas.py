@@ -1,0 +1,184 @@
+"""What a request may say and what an answer holds: the pydantic models of HTTP version 1.
+
+Routes parse into these, the queue stores them, the worker protocol carries them. Shapes and dtypes are checked against
+each other by `gemmserve_kernels.problem`, not here.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime  # noqa: TC003 (pydantic resolves it at run time)
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from gemmserve.wire import decode_scalar, encode_scalar
+
+Dtype = Literal["float16", "float32", "float64", "complex64", "complex128"]
+Trans = Literal["N", "T", "C", "R"]
+Order = Literal["C", "F"]
+Layout = Literal["interleaved", "planar"]
+Compute = Literal["auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", "3xfp16-3m", "ozaki"]
+Reduction = Literal["sum", "max", "min", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
+Axis = Literal["m", "n", "batch"]
+PreOp = Literal["identity", "abs", "square"]
+
+Scalar = Annotated[
+    complex,
+    BeforeValidator(lambda value: value if isinstance(value, complex) else complex(decode_scalar(value))),
+    PlainSerializer(encode_scalar, when_used="json"),
+    Field(
+        json_schema_extra={
+            "anyOf": [
+                {"type": "number"},
+                {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+            ],
+            "description": "a number, or [re, im]",
+        }
+    ),
+]
+ArrayId = Annotated[str, Field(pattern=r"^arr_[0-9a-z]{26}$", examples=["arr_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
+JobId = Annotated[str, Field(pattern=r"^job_[0-9a-z]{26}$", examples=["job_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
+
+
+class Strict(BaseModel):
+    """Unknown fields are an error, values are immutable, JSON has no NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ArrayInfo(Strict):
+    """A stored array: immutable, so its id is also its ETag."""
+
+    id: ArrayId
+    dtype: Dtype
+    shape: tuple[int, ...]
+    order: Order = "C"
+    nbytes: int
+    sha256: str | None = Field(None, description="of the data bytes as stored (little-endian); null until known")
+    created_at: datetime
+    expires_at: datetime | None = Field(None, description="null: kept until deleted")
+
+
+class GemmConfigFields(Strict):
+    """Overrides of the dispatch; what is left out is chosen. An infeasible choice is a 422 that names the limit."""
+
+    block_m: int | None = Field(None, ge=1, le=512)
+    block_n: int | None = Field(None, ge=1, le=512)
+    block_k: int | None = Field(None, ge=1, le=512)
+    thread_m: int | None = Field(None, ge=1, le=64)
+    thread_n: int | None = Field(None, ge=1, le=64)
+    stages: int | None = Field(None, ge=1, le=16)
+    split_k: int | None = Field(None, ge=1, le=1024)
+    algorithm: Literal["numpy", "vendor", "simt"] | None = None
+
+
+class _OperationFields(Strict):
+    trans_a: Trans = "N"
+    trans_b: Trans = "N"
+    alpha: Scalar = 1 + 0j
+    layout: Layout = Field("interleaved", description="planar: real arrays with a leading axis of 2 (re, im)")
+    compute: Compute = "auto"
+    config: GemmConfigFields | None = None
+
+
+class GemmParams(_OperationFields):
+    """D = alpha * op(A) * op(B) + beta * C."""
+
+    op: Literal["gemm"] = "gemm"
+    beta: Scalar = 0j
+    order: Order = Field("C", description="memory order of the result")
+
+
+class GemmReduceParams(_OperationFields):
+    """D[b, j] = reduce over i of pre_op(alpha * op(A)[b] op(B)[b])[i, j]; the product never reaches global memory."""
+
+    op: Literal["gemm_reduce"] = "gemm_reduce"
+    reduce: Reduction | Annotated[list[Reduction], Field(min_length=1)] = "sum"
+    axis: Axis | Annotated[list[Axis], Field(min_length=1)] = "m"
+    pre_op: PreOp = "identity"
+    return_c: bool = False
+    reproducible: bool = True
+
+
+class _JobFields(Strict):
+    a: ArrayId
+    b: ArrayId
+    verify: bool = Field(default=False, description="recompute sampled columns and report the residual")
+    priority: int = Field(0, ge=-100, le=100, description="higher runs first")
+    timeout_s: float | None = Field(None, gt=0, le=86_400, description="covers queue and run")
+    ttl_s: float | None = Field(None, gt=0, le=31_536_000, description="life of the results; null: the server's default")
+
+
+class GemmJob(_JobFields, GemmParams):
+    """A gemm on stored arrays."""
+
+    op: Literal["gemm"]
+    c: ArrayId | None = None
+
+
+class GemmReduceJob(_JobFields, GemmReduceParams):
+    """A gemm_reduce on stored arrays."""
+
+    op: Literal["gemm_reduce"]
+
+
+JobRequest = Annotated[GemmJob | GemmReduceJob, Field(discriminator="op")]
+OneShotParams = GemmParams | GemmReduceParams
+
+
+class JobState(StrEnum):
+    """queued -> running -> succeeded | failed | cancelled | expired; running -> queued when a worker is lost."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def final(self) -> bool:
+        """Whether no transition leaves this state."""
+        return self not in {JobState.QUEUED, JobState.RUNNING}
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem details; `type` is a stable slug under /problems/."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(examples=["/problems/shape-mismatch"])
+    title: str
+    status: int
+    detail: str | None = None
+    instance: str | None = None
+
+
+class Timings(BaseModel):
+    """Seconds by phase; a phase that did not happen is 0."""
+
+    queue_s: float = 0.0
+    h2d_s: float = 0.0
+    kernel_s: float = 0.0
+    d2h_s: float = 0.0
+
+
+class JobInfo(BaseModel):
+    """A job as its owner sees it."""
+
+    id: JobId
+    state: JobState
+    op: Literal["gemm", "gemm_reduce"]
+    attempt: int = Field(0, description="how often a worker has taken it")
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    result: dict[str, ArrayId] | None = Field(None, description='{"d": id} for gemm; one entry a reduction, and "c"')
+    error: Problem | None = None
+    timings: Timings | None = None
+    algorithm: str | None = None
+    residual: float | None = None
+    request: dict[str, Any] | None = None
+
+

@@ -1,0 +1,36 @@
+"""Settings every test shares: bounded BLAS threads, hypothesis profiles, a reason on every skipped device test."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "ci", max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("thorough", max_examples=1000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def _device_missing() -> str | None:
+    """Why no GPU test can run here, or None."""
+    try:
+        import cupy
+    except ImportError as error:
+        return f"cupy is not installed: {error}"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no device: {error}"
+    return None if count else "no device"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu and (reason := _device_missing()):
+        for item in gpu:
+            item.add_marker(pytest.mark.skip(reason=reason))
