@@ -1,8 +1,8 @@
-"""What travels: dtypes, the .npy header, complex scalars, header names. Pure; numpy only.
+r"""What travels: dtypes, the .npy header, complex scalars, header names. Pure; numpy only.
 
 The service imports this module and nothing else of the client, so both ends read and write the same bytes.
 
-The .npy format is NumPy's own (NEP 1, and `numpy.lib.format` for versions 2.0 and 3.0): magic ``\\x93NUMPY``, two
+The .npy format is NumPy's own (NEP 1, and `numpy.lib.format` for versions 2.0 and 3.0): magic ``\x93NUMPY``, two
 version bytes, a little-endian header length (2 bytes in 1.0, 4 in 2.0 and 3.0), then a Python literal
 ``{'descr': ..., 'fortran_order': ..., 'shape': ...}``. The parser here works on the first bytes of a stream, before any
 of the data exists, and trusts nothing: no pickle, no structured or object dtypes, no sizes past 2**62 bytes.
@@ -14,7 +14,7 @@ import ast
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class NpyHeader:
 
     @property
     def order(self) -> str:
-        """"F" or "C"."""
+        """F or C."""
         return "F" if self.fortran_order else "C"
 
 
@@ -182,7 +182,7 @@ def encode_scalar(value: complex) -> float | list[float]:
 
 def decode_scalar(value: float | Sequence[float]) -> complex | float:
     """The inverse of `encode_scalar`: a float for a JSON number, a complex for ``[re, im]``. Raises ValueError."""
-    parts = list(value) if isinstance(value, (list, tuple)) else [value]
+    parts: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in parts)
     if not numbers or len(parts) not in {1, 2} or (len(parts) == 1 and isinstance(value, (list, tuple))):
         raise ValueError("a scalar is a number or [re, im]")

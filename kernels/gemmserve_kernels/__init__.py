@@ -1,0 +1,48 @@
+"""Matrix products and fused reductions of them, on NumPy and CuPy arrays.
+
+    from gemmserve_kernels import gemm, gemm_reduce
+
+    d = gemm(a, b, c, alpha=2, beta=1j, trans_a="C")
+    power = gemm_reduce(weights, snapshots, reduce="sumsq", axis="n")
+
+NumPy arrays are multiplied on the CPU, CuPy arrays on their GPU.
+"""
+
+from __future__ import annotations
+
+from gemmserve_kernels.config import GemmConfig
+from gemmserve_kernels.device import DeviceSpec
+from gemmserve_kernels.dispatch import Plan, plan
+from gemmserve_kernels.errors import (
+    ComputeUnsupported,
+    ConfigInfeasible,
+    DeviceError,
+    DtypeUnsupported,
+    KernelError,
+    OutOfDeviceMemory,
+    ParameterInvalid,
+    ShapeMismatch,
+)
+from gemmserve_kernels.gemm import gemm
+from gemmserve_kernels.gemm_reduce import gemm_reduce
+from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand
+
+__all__ = [
+    "ComputeUnsupported",
+    "ConfigInfeasible",
+    "DeviceError",
+    "DeviceSpec",
+    "DtypeUnsupported",
+    "GemmConfig",
+    "GemmProblem",
+    "GemmReduceProblem",
+    "KernelError",
+    "Operand",
+    "OutOfDeviceMemory",
+    "ParameterInvalid",
+    "Plan",
+    "ShapeMismatch",
+    "gemm",
+    "gemm_reduce",
+    "plan",
+]

@@ -10,7 +10,7 @@ from datetime import datetime  # noqa: TC003 (pydantic resolves it at run time)
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from gemmserve.wire import decode_scalar, encode_scalar
 
@@ -27,8 +27,8 @@ Scalar = Annotated[
     complex,
     BeforeValidator(lambda value: value if isinstance(value, complex) else complex(decode_scalar(value))),
     PlainSerializer(encode_scalar, when_used="json"),
-    Field(
-        json_schema_extra={
+    WithJsonSchema(
+        {
             "anyOf": [
                 {"type": "number"},
                 {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
@@ -60,6 +60,13 @@ class ArrayInfo(Strict):
     expires_at: datetime | None = Field(None, description="null: kept until deleted")
 
 
+class ArrayPage(Strict):
+    """A page of a listing, newest first."""
+
+    items: list[ArrayInfo]
+    next_cursor: str | None = Field(None, description="of the next page; null on the last")
+
+
 class GemmConfigFields(Strict):
     """Overrides of the dispatch; what is left out is chosen. An infeasible choice is a 422 that names the limit."""
 
@@ -76,7 +83,7 @@ class GemmConfigFields(Strict):
 class _OperationFields(Strict):
     trans_a: Trans = "N"
     trans_b: Trans = "N"
-    alpha: Scalar = 1 + 0j
+    alpha: Scalar = Field(1 + 0j, json_schema_extra={"default": 1})
     layout: Layout = Field("interleaved", description="planar: real arrays with a leading axis of 2 (re, im)")
     compute: Compute = "auto"
     config: GemmConfigFields | None = None
@@ -86,7 +93,7 @@ class GemmParams(_OperationFields):
     """D = alpha * op(A) * op(B) + beta * C."""
 
     op: Literal["gemm"] = "gemm"
-    beta: Scalar = 0j
+    beta: Scalar = Field(0j, json_schema_extra={"default": 0})
     order: Order = Field("C", description="memory order of the result")
 
 
@@ -182,3 +189,28 @@ class JobInfo(BaseModel):
     request: dict[str, Any] | None = None
 
 
+class JobPage(BaseModel):
+    """A page of a listing, newest first."""
+
+    items: list[JobInfo]
+    next_cursor: str | None = Field(None, description="of the next page; null on the last")
+
+
+class Device(BaseModel):
+    """A device and the worker process that owns it."""
+
+    id: str = Field(examples=["cpu", "cuda:0"])
+    state: str = Field(description="ready, or starting (also after a crash)")
+    spec: dict[str, Any] = Field(description="name, architecture, limits; empty until the worker has answered")
+    compute_modes: tuple[str, ...]
+    memory_total: int = Field(description="bytes")
+    memory_used: int = Field(description="bytes")
+    jobs_running: int
+    verified_error: float | None = Field(None, description="relative error of the product checked at the worker's start")
+    restarts: int = Field(0, description="how often the worker had to be started again")
+
+
+class DeviceList(BaseModel):
+    """Every device."""
+
+    devices: list[Device]

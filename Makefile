@@ -1,0 +1,59 @@
+# Every target sets itself up: a machine with Python 3.11+ and make is enough. See `make help`.
+
+VENV ?= .venv
+# Extras beyond what a target needs and what the machine's drivers ask for, e.g. EXTRAS=cuda13 to compile kernels
+# without a GPU; CONSTRAINTS names a pip constraints file.
+EXTRAS ?=
+CONSTRAINTS ?=
+# pytest's own arguments: make test PYTEST_ARGS='-k store'
+PYTEST_ARGS ?=
+
+# The first Python that is new enough; PYTHON=/path/to/python3 overrides it.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$p"; break; }; done)
+
+comma := ,
+RUN := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo serve test gpu-test bench lint python
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+python:
+	@test -n "$(PYTHON)" || { echo "gemmserve needs Python 3.11 or newer, and none is on the path." \
+		"Install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+
+# $(call environment,extras): the virtual environment with those extras; returns at once when it is already there.
+environment = @"$(PYTHON)" tools/environment.py "$(VENV)" --extras "$(1)$(if $(EXTRAS),$(comma)$(EXTRAS))" \
+	$(if $(CONSTRAINTS),--constraints "$(CONSTRAINTS)")
+
+demo: python  ## start the service, run real workloads against an independent truth, draw a picture
+	$(call environment,demo)
+	$(RUN) examples/demo.py
+
+serve: python  ## run the service in the foreground (ARGS='--port 9000')
+	$(call environment,server$(comma)cli)
+	$(VENV)/bin/gemmserve serve $(ARGS)
+
+test: python  ## the test suite (tests that need a GPU say so when they are skipped)
+	$(call environment,dev)
+	$(RUN) -m pytest -n 2 $(PYTEST_ARGS)
+
+gpu-test: python  ## the tests that need a GPU, on this machine's GPU
+	$(call environment,dev)
+	$(RUN) -m pytest -m gpu $(PYTEST_ARGS)
+
+bench: python  ## our kernels beside the vendor's, with errors (ARGS='--compute fp32')
+	$(call environment,dev)
+	$(VENV)/bin/gemmserve bench gemm $(ARGS)
+	$(VENV)/bin/gemmserve bench accuracy
+
+lint: python  ## ruff, mypy and the import rules
+	$(call environment,dev)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports

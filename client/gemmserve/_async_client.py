@@ -1,0 +1,239 @@
+"""The awaited client: `Client` with `await`, on asyncio. What it does is decided in the modules both share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+
+from gemmserve import _requests
+from gemmserve._arrays import as_array
+from gemmserve._flows import Flow, Flows, prepare, submission
+from gemmserve._io import DEFAULT_URL, AsyncIO
+from gemmserve._job import AsyncJob
+from gemmserve._model import ArrayInfo, JobInfo
+from gemmserve._remote import AsyncRemoteArray
+from gemmserve._retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import TypeAlias, Unpack
+
+    import httpx
+
+    from gemmserve._arrays import AnyArray, LocalArray
+    from gemmserve._params import (
+        Axis,
+        Compute,
+        GemmOptions,
+        Layout,
+        OneReduction,
+        Order,
+        PreOp,
+        Reduction,
+        SeveralReductions,
+        Trans,
+    )
+
+    Operand: TypeAlias = AsyncRemoteArray | LocalArray
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """`Client`, awaited: the same arguments, methods and errors. Use it in an `async with` block, or close it.
+
+    Cancelling a task that waits for a product of remote operands cancels the product too.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: float = 30.0,
+        retry: RetryPolicy | None = None,
+        progress: bool = True,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._io = AsyncIO(url, api_key=api_key, timeout=timeout, progress=progress, transport=transport)
+        self._flows = Flows(retry or RetryPolicy())
+
+    @property
+    def url(self) -> str:
+        """The server's base URL."""
+        return self._io.url
+
+    async def close(self) -> None:
+        """Closes the connections; arrays and jobs stay on the server."""
+        await self._io.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def _run(self, flow: Flow[T]) -> T:
+        return await self._io.drive(flow)
+
+    async def _call(self, request: _requests.Request[T]) -> T:
+        return await self._run(self._flows.call(request))
+
+    @overload
+    async def gemm(
+        self, a: AsyncRemoteArray, b: Operand, c: Operand | None = None, **options: Unpack[GemmOptions]
+    ) -> AsyncRemoteArray: ...
+    @overload
+    async def gemm(
+        self, a: LocalArray, b: AsyncRemoteArray, c: Operand | None = None, **options: Unpack[GemmOptions]
+    ) -> AsyncRemoteArray: ...
+    @overload
+    async def gemm(
+        self, a: LocalArray, b: LocalArray, c: AsyncRemoteArray, **options: Unpack[GemmOptions]
+    ) -> AsyncRemoteArray: ...
+    @overload
+    async def gemm(
+        self, a: LocalArray, b: LocalArray, c: LocalArray | None = None, **options: Unpack[GemmOptions]
+    ) -> AnyArray: ...
+    async def gemm(
+        self,
+        a: Any,
+        b: Any,
+        c: Any = None,
+        *,
+        alpha: complex = 1,
+        beta: complex = 0,
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
+        order: Order = "C",
+        layout: Layout = "interleaved",
+        compute: Compute = "auto",
+        config: Any = None,
+        timeout: float | None = None,  # noqa: ASYNC109 (the same signature as Client's)
+    ) -> AnyArray | AsyncRemoteArray:
+        """D = alpha * op(A) * op(B) + beta * C: see `Client.gemm`. Remote operands give an AsyncRemoteArray."""
+        params = {
+            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
+            "layout": layout, "compute": compute, "config": config,
+        }  # fmt: skip
+        return cast(
+            "AnyArray | AsyncRemoteArray", await self._product("gemm", {"a": a, "b": b, "c": c}, params, timeout)
+        )
+
+    @overload
+    async def gemm_reduce(
+        self, a: AsyncRemoteArray, b: Operand, **options: Unpack[OneReduction]
+    ) -> AsyncRemoteArray: ...
+    @overload
+    async def gemm_reduce(
+        self, a: LocalArray, b: AsyncRemoteArray, **options: Unpack[OneReduction]
+    ) -> AsyncRemoteArray: ...
+    @overload
+    async def gemm_reduce(self, a: LocalArray, b: LocalArray, **options: Unpack[OneReduction]) -> AnyArray: ...
+    @overload
+    async def gemm_reduce(
+        self, a: AsyncRemoteArray, b: Operand, **options: Unpack[SeveralReductions]
+    ) -> dict[str, AsyncRemoteArray]: ...
+    @overload
+    async def gemm_reduce(
+        self, a: LocalArray, b: AsyncRemoteArray, **options: Unpack[SeveralReductions]
+    ) -> dict[str, AsyncRemoteArray]: ...
+    @overload
+    async def gemm_reduce(
+        self, a: LocalArray, b: LocalArray, **options: Unpack[SeveralReductions]
+    ) -> dict[str, AnyArray]: ...
+    async def gemm_reduce(
+        self,
+        a: Any,
+        b: Any,
+        *,
+        reduce: Reduction | Sequence[Reduction] = "sum",
+        axis: Axis | Sequence[Axis] = "m",
+        pre_op: PreOp = "identity",
+        alpha: complex = 1,
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
+        layout: Layout = "interleaved",
+        compute: Compute = "auto",
+        config: Any = None,
+        return_c: bool = False,
+        reproducible: bool = True,
+        timeout: float | None = None,  # noqa: ASYNC109 (the same signature as Client's)
+    ) -> AnyArray | AsyncRemoteArray | dict[str, AnyArray] | dict[str, AsyncRemoteArray]:
+        """Reduces pre_op(alpha * op(A) op(B)) over `axis` as it is formed: see `Client.gemm_reduce`."""
+        params = {
+            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
+            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
+        }  # fmt: skip
+        result = await self._product("gemm_reduce", {"a": a, "b": b}, params, timeout)
+        return cast("AnyArray | AsyncRemoteArray | dict[str, AnyArray] | dict[str, AsyncRemoteArray]", result)
+
+    async def _product(
+        self,
+        op: str,
+        operands: Mapping[str, Any],
+        params: Mapping[str, Any],
+        timeout: float | None,  # noqa: ASYNC109
+    ) -> Any:
+        present, encoded, remote = prepare(op, operands, params)
+        if not remote:
+            return await self._run(self._flows.one_shot(op, present, encoded, timeout=timeout))
+        job = AsyncJob(self, await self._run(self._flows.run(op, present, encoded, timeout=timeout)))
+        return await job._result(timeout)
+
+    async def submit(self, op: str, a: Operand, b: Operand, c: Operand | None = None, **params: Any) -> AsyncJob:
+        """Queues a "gemm" or "gemm_reduce" and returns its AsyncJob at once: see `Client.submit`."""
+        operands, encoded = submission(op, {"a": a, "b": b, "c": c}, params)
+        return AsyncJob(self, await self._run(self._flows.submit(op, operands, encoded)))
+
+    async def put(self, a: LocalArray, ttl_s: float | None = None, *, digest: bool = False) -> AsyncRemoteArray:
+        """Uploads an array: see `Client.put`."""
+        info = await self._call(_requests.put_array(as_array(a), ttl_s=ttl_s, digest=digest))
+        return AsyncRemoteArray(self, info.id, info)
+
+    async def get(self, array: str | AsyncRemoteArray) -> AnyArray:
+        """Downloads an array, by its id or handle. Raises NotFound, Gone."""
+        return await (array.numpy() if isinstance(array, AsyncRemoteArray) else self._download(array))
+
+    async def array(self, array_id: str) -> AsyncRemoteArray:
+        """The handle of an array that is on the server. Raises NotFound, Gone."""
+        return AsyncRemoteArray(self, array_id, await self._array_info(array_id))
+
+    async def arrays(self, *, limit: int | None = None) -> list[AsyncRemoteArray]:
+        """The arrays on the server, newest first."""
+        infos = await self._run(self._flows.listing("/v1/arrays", ArrayInfo.parse, limit=limit))
+        return [AsyncRemoteArray(self, info.id, info) for info in infos]
+
+    async def delete(self, array_id: str) -> None:
+        """Deletes an array: it is hidden at once and freed after the last job that uses it. Raises NotFound."""
+        await self._call(_requests.delete_array(array_id))
+
+    async def job(self, job_id: str) -> AsyncJob:
+        """A job by its id. Raises NotFound."""
+        return AsyncJob(self, await self._call(_requests.job_info(job_id)))
+
+    async def jobs(self, *, state: str | None = None, limit: int | None = None) -> list[AsyncJob]:
+        """The jobs, newest first; only those in `state` if given."""
+        infos = await self._run(self._flows.listing("/v1/jobs", JobInfo.parse, {"state": state}, limit=limit))
+        return [AsyncJob(self, info) for info in infos]
+
+    async def devices(self) -> list[dict[str, Any]]:
+        """The server's devices: what each is, its memory, its compute modes."""
+        return _requests.device_list(await self._call(_requests.document("/v1/devices")))
+
+    async def usage(self) -> dict[str, Any]:
+        """Quotas and what is used of them."""
+        return cast("dict[str, Any]", await self._call(_requests.document("/v1/usage")))
+
+    async def health(self) -> dict[str, Any]:
+        """The server's own account of its health."""
+        return cast("dict[str, Any]", await self._call(_requests.document("/healthz")))
+
+    async def ready(self) -> bool:
+        """Whether the server takes work now; False while it starts or drains. Raises TransportError if none is there."""
+        return await self._run(self._flows.ready())
+
+    async def _array_info(self, array_id: str) -> ArrayInfo:
+        return await self._call(_requests.array_info(array_id))
+
+    async def _download(self, array_id: str) -> AnyArray:
+        return _requests.single_array(await self._call(_requests.array_data(array_id)))

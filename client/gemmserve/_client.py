@@ -1,0 +1,256 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+
+from gemmserve import _requests
+from gemmserve._arrays import as_array
+from gemmserve._flows import Flow, Flows, prepare, submission
+from gemmserve._io import DEFAULT_URL, SyncIO
+from gemmserve._job import Job
+from gemmserve._model import ArrayInfo, JobInfo
+from gemmserve._remote import RemoteArray
+from gemmserve._retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import TypeAlias, Unpack
+
+    import httpx
+
+    from gemmserve._arrays import AnyArray, LocalArray
+    from gemmserve._params import (
+        Axis,
+        Compute,
+        GemmOptions,
+        Layout,
+        OneReduction,
+        Order,
+        PreOp,
+        Reduction,
+        SeveralReductions,
+        Trans,
+    )
+
+    Operand: TypeAlias = RemoteArray | LocalArray
+
+T = TypeVar("T")
+
+
+class Client:
+    """A connection to a gemmserve server; close it, or use it in a `with` block. Safe to share between threads.
+
+    `timeout` is how many seconds the server may be silent when it has nothing to wait for; products and long polls add
+    their own time. `retry` says how often what fails in passing is repeated (every request may safely be).
+    `progress=False` keeps large transfers from drawing a bar on a terminal's stderr. `transport` is httpx's, for tests
+    and proxies. Every method may raise any GemmserveError; the docstrings name the ones to expect.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: float = 30.0,
+        retry: RetryPolicy | None = None,
+        progress: bool = True,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._io = SyncIO(url, api_key=api_key, timeout=timeout, progress=progress, transport=transport)
+        self._flows = Flows(retry or RetryPolicy())
+
+    @property
+    def url(self) -> str:
+        """The server's base URL."""
+        return self._io.url
+
+    def close(self) -> None:
+        """Closes the connections; arrays and jobs stay on the server."""
+        self._io.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _run(self, flow: Flow[T]) -> T:
+        return self._io.drive(flow)
+
+    def _call(self, request: _requests.Request[T]) -> T:
+        return self._run(self._flows.call(request))
+
+    def _handle(self, array_id: str) -> RemoteArray:
+        return RemoteArray(self, array_id)
+
+    @overload
+    def gemm(
+        self, a: RemoteArray, b: Operand, c: Operand | None = None, **options: Unpack[GemmOptions]
+    ) -> RemoteArray: ...
+    @overload
+    def gemm(
+        self, a: LocalArray, b: RemoteArray, c: Operand | None = None, **options: Unpack[GemmOptions]
+    ) -> RemoteArray: ...
+    @overload
+    def gemm(self, a: LocalArray, b: LocalArray, c: RemoteArray, **options: Unpack[GemmOptions]) -> RemoteArray: ...
+    @overload
+    def gemm(
+        self, a: LocalArray, b: LocalArray, c: LocalArray | None = None, **options: Unpack[GemmOptions]
+    ) -> AnyArray: ...
+    def gemm(
+        self,
+        a: Any,
+        b: Any,
+        c: Any = None,
+        *,
+        alpha: complex = 1,
+        beta: complex = 0,
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
+        order: Order = "C",
+        layout: Layout = "interleaved",
+        compute: Compute = "auto",
+        config: Any = None,
+        timeout: float | None = None,
+    ) -> AnyArray | RemoteArray:
+        """D = alpha * op(A) * op(B) + beta * C; op by `trans_a` and `trans_b`: "N", "T", "C" (conjugate transpose) or
+        "R" (conjugate).
+
+        Operands have shape (..., m, k) and (..., k, n) after op, leading dimensions broadcasting as in numpy.matmul, and
+        dtype float16, float32, float64, complex64 or complex128; the result's dtype is NumPy's result type. NumPy in,
+        NumPy out, in one exchange. If any operand is a RemoteArray, the others are uploaded for this product only and
+        the result is a RemoteArray. `layout="planar"`: real arrays with a leading axis of 2 (real, imaginary).
+
+        `timeout`: seconds until the product must be done; it is cancelled then, as it is on KeyboardInterrupt.
+        Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported, ParameterInvalid, ConfigInfeasible, JobTimeout,
+        QueueFull; with remote operands JobFailed, JobCancelled, NotFound, Gone.
+        """
+        params = {
+            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
+            "layout": layout, "compute": compute, "config": config,
+        }  # fmt: skip
+        return cast("AnyArray | RemoteArray", self._product("gemm", {"a": a, "b": b, "c": c}, params, timeout))
+
+    @overload
+    def gemm_reduce(self, a: RemoteArray, b: Operand, **options: Unpack[OneReduction]) -> RemoteArray: ...
+    @overload
+    def gemm_reduce(self, a: LocalArray, b: RemoteArray, **options: Unpack[OneReduction]) -> RemoteArray: ...
+    @overload
+    def gemm_reduce(self, a: LocalArray, b: LocalArray, **options: Unpack[OneReduction]) -> AnyArray: ...
+    @overload
+    def gemm_reduce(
+        self, a: RemoteArray, b: Operand, **options: Unpack[SeveralReductions]
+    ) -> dict[str, RemoteArray]: ...
+    @overload
+    def gemm_reduce(
+        self, a: LocalArray, b: RemoteArray, **options: Unpack[SeveralReductions]
+    ) -> dict[str, RemoteArray]: ...
+    @overload
+    def gemm_reduce(
+        self, a: LocalArray, b: LocalArray, **options: Unpack[SeveralReductions]
+    ) -> dict[str, AnyArray]: ...
+    def gemm_reduce(
+        self,
+        a: Any,
+        b: Any,
+        *,
+        reduce: Reduction | Sequence[Reduction] = "sum",
+        axis: Axis | Sequence[Axis] = "m",
+        pre_op: PreOp = "identity",
+        alpha: complex = 1,
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
+        layout: Layout = "interleaved",
+        compute: Compute = "auto",
+        config: Any = None,
+        return_c: bool = False,
+        reproducible: bool = True,
+        timeout: float | None = None,
+    ) -> AnyArray | RemoteArray | dict[str, AnyArray] | dict[str, RemoteArray]:
+        """Reduces pre_op(alpha * op(A) op(B)) over `axis` ("m", "n", or a list that adds "batch") as it is formed.
+
+        `reduce`: sum, max, min, mean, sumsq, absmax, absmin, argmax or argmin, or several in one pass. One array for
+        one name; a dict by name for a list, or with `return_c=True`, which adds the product as "c". Remote operands,
+        the dtypes and `timeout` are as in `gemm`, and so are the errors.
+        """
+        params = {
+            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
+            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
+        }  # fmt: skip
+        result = self._product("gemm_reduce", {"a": a, "b": b}, params, timeout)
+        return cast("AnyArray | RemoteArray | dict[str, AnyArray] | dict[str, RemoteArray]", result)
+
+    def _product(self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], timeout: float | None) -> Any:
+        present, encoded, remote = prepare(op, operands, params)
+        if not remote:
+            return self._run(self._flows.one_shot(op, present, encoded, timeout=timeout))
+        job = Job(self, self._run(self._flows.run(op, present, encoded, timeout=timeout)))
+        return job._result(timeout)
+
+    def submit(self, op: str, a: Operand, b: Operand, c: Operand | None = None, **params: Any) -> Job:
+        """Queues a "gemm" or "gemm_reduce" and returns its Job at once.
+
+        `params` are those of the method of that name, without `timeout`, and: `priority` (-100 to 100, higher first),
+        `timeout_s` (deadline of queue and run), `ttl_s` (life of the results), `verify` (the job's `info.residual` then
+        holds the residual of sampled columns). Local operands are uploaded for this job only.
+        """
+        operands, encoded = submission(op, {"a": a, "b": b, "c": c}, params)
+        return Job(self, self._run(self._flows.submit(op, operands, encoded)))
+
+    def put(self, a: LocalArray, ttl_s: float | None = None, *, digest: bool = False) -> RemoteArray:
+        """Uploads an array; it stays for `ttl_s` seconds (None: the server's default) or until it is deleted.
+
+        Contiguous arrays are sent from their own memory, Fortran order kept. `digest=True` sends a SHA-256 that the
+        server checks. Raises DtypeUnsupported, TooLarge, StoreFull, DigestMismatch.
+        """
+        info = self._call(_requests.put_array(as_array(a), ttl_s=ttl_s, digest=digest))
+        return RemoteArray(self, info.id, info)
+
+    def get(self, array: str | RemoteArray) -> AnyArray:
+        """Downloads an array, by its id or handle. Raises NotFound, Gone."""
+        return array.numpy() if isinstance(array, RemoteArray) else self._download(array)
+
+    def array(self, array_id: str) -> RemoteArray:
+        """The handle of an array that is on the server. Raises NotFound, Gone."""
+        return RemoteArray(self, array_id, self._array_info(array_id))
+
+    def arrays(self, *, limit: int | None = None) -> list[RemoteArray]:
+        """The arrays on the server, newest first."""
+        infos = self._run(self._flows.listing("/v1/arrays", ArrayInfo.parse, limit=limit))
+        return [RemoteArray(self, info.id, info) for info in infos]
+
+    def delete(self, array_id: str) -> None:
+        """Deletes an array: it is hidden at once and freed after the last job that uses it. Raises NotFound."""
+        self._call(_requests.delete_array(array_id))
+
+    def job(self, job_id: str) -> Job:
+        """A job by its id. Raises NotFound."""
+        return Job(self, self._call(_requests.job_info(job_id)))
+
+    def jobs(self, *, state: str | None = None, limit: int | None = None) -> list[Job]:
+        """The jobs, newest first; only those in `state` if given."""
+        infos = self._run(self._flows.listing("/v1/jobs", JobInfo.parse, {"state": state}, limit=limit))
+        return [Job(self, info) for info in infos]
+
+    def devices(self) -> list[dict[str, Any]]:
+        """The server's devices: what each is, its memory, its compute modes."""
+        return _requests.device_list(self._call(_requests.document("/v1/devices")))
+
+    def usage(self) -> dict[str, Any]:
+        """Quotas and what is used of them."""
+        return cast("dict[str, Any]", self._call(_requests.document("/v1/usage")))
+
+    def health(self) -> dict[str, Any]:
+        """The server's own account of its health."""
+        return cast("dict[str, Any]", self._call(_requests.document("/healthz")))
+
+    def ready(self) -> bool:
+        """Whether the server takes work now; False while it starts or drains. Raises TransportError if none is there."""
+        return self._run(self._flows.ready())
+
+    def _array_info(self, array_id: str) -> ArrayInfo:
+        return self._call(_requests.array_info(array_id))
+
+    def _download(self, array_id: str) -> AnyArray:
+        return _requests.single_array(self._call(_requests.array_data(array_id)))

@@ -1,0 +1,256 @@
+"""What takes more than one exchange, written once for both clients.
+
+A flow is a generator: it yields a Request (or a Pause) and is sent the answer, or thrown the error. `Client` drives
+flows with blocking I/O and `AsyncClient` by awaiting; neither knows anything that is decided here. Interruptions
+(KeyboardInterrupt, asyncio.CancelledError) are thrown in too, so that a flow can cancel what it began.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+from gemmserve import _errors, _params, _requests
+from gemmserve._arrays import as_array
+from gemmserve._remote import ArrayHandle, plain_id
+from gemmserve._requests import LONG_POLL_S, Pause, Request
+from gemmserve._retry import Attempts, RetryPolicy
+
+if TYPE_CHECKING:
+    from gemmserve._arrays import AnyArray
+    from gemmserve._model import JobInfo
+
+T = TypeVar("T")
+Flow: TypeAlias = Generator[Request[Any] | Pause, Any, T]
+
+TEMPORARY_TTL_S: Final = 3600.0
+"""Life of operands put for one job, should the client die before it deletes them."""
+
+PAGE: Final = 1000
+"""Items a page: the most that the service gives."""
+
+CLEANUP_LIMIT_S: Final = 5.0
+"""Seconds of silence after which cancelling or tidying up is given up."""
+
+
+@dataclass(frozen=True)
+class Flows:
+    """The flows under one retry policy; `clock` and `uniform` are replaced in tests."""
+
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    clock: Callable[[], float] = time.monotonic
+    uniform: Callable[[float, float], float] = random.uniform
+
+    def call(self, request: Request[T], *, deadline: float | None = None) -> Flow[T]:
+        """One request, repeated as the policy says. Raises the last error."""
+        attempts = Attempts(self.retry, deadline=deadline, clock=self.clock, uniform=self.uniform)
+        while True:
+            try:
+                answer: T = yield request
+            except _errors.GemmserveError as error:
+                pause = attempts.pause_after(error)
+                if pause is None:
+                    raise
+            else:
+                return answer
+            yield Pause(pause)
+
+    def attempt(self, request: Request[Any]) -> Flow[None]:
+        """One request once, its failure ignored: tidying up must not hide what happened before."""
+        try:
+            yield request
+        except _errors.GemmserveError:
+            return
+
+    def one_shot(
+        self, op: str, operands: Mapping[str, AnyArray], params: Mapping[str, Any], *, timeout: float | None
+    ) -> Flow[AnyArray | dict[str, AnyArray]]:
+        """A product by one exchange. Raises JobTimeout when it is not done within `timeout` seconds."""
+        deadline = None if timeout is None else self.clock() + timeout
+        request = _requests.one_shot(op, params, operands, timeout_s=timeout)
+        try:
+            received = yield from self.call(request, deadline=deadline)
+        except _errors.TransportTimeout as error:
+            if deadline is not None and self.clock() >= deadline:
+                raise _errors.JobTimeout(f"the product was not done within {timeout} s") from error
+            raise
+        # A list of one name is answered by a bare .npy; a list is a dict here, whatever its length.
+        names = params.get("reduce")
+        return {names[0]: received} if isinstance(names, list) and not isinstance(received, dict) else received
+
+    def submit(self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any]) -> Flow[JobInfo]:
+        """Submits a job and comes back once the server has it. Local operands are put first; the job keeps them."""
+        temporaries: list[str] = []
+        try:
+            job = yield from self._job(op, operands, params, temporaries)
+            info = yield from self.call(_requests.submit(job, key=uuid.uuid4().hex))
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield from self._delete_all(temporaries)
+            raise
+        yield from self._delete_all(temporaries)
+        return info
+
+    def run(
+        self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], *, timeout: float | None
+    ) -> Flow[JobInfo]:
+        """Submits a job and waits until it is final. After `timeout` seconds, or when interrupted, cancels it.
+
+        The returned state is not final if it was cancelled here and the server has not said more.
+        """
+        deadline = None if timeout is None else self.clock() + timeout
+        temporaries: list[str] = []
+        try:
+            job = yield from self._job(op, operands, params, temporaries)
+            if timeout is not None:
+                job["timeout_s"] = timeout  # so that the server, too, stops at the deadline if this client is gone
+            info = yield from self._run(job, deadline)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield from self._delete_all(temporaries)
+            raise
+        yield from self._delete_all(temporaries)
+        return info
+
+    def _run(self, job: Mapping[str, Any], deadline: float | None) -> Flow[JobInfo]:
+        key = uuid.uuid4().hex
+        try:
+            info = yield from self.call(_requests.submit(job, key=key, wait_s=self._poll(deadline)))
+        except (GeneratorExit, _errors.GemmserveError):
+            raise
+        except BaseException:
+            # Interrupted before the answer, so the id is unknown. The same key returns the same job; if the first
+            # request never arrived this one creates it, and cancels it at once.
+            yield from self._cancel_submission(job, key)
+            raise
+        try:
+            info = yield from self.wait(info, deadline=deadline)
+        except (GeneratorExit, _errors.GemmserveError):
+            raise
+        except BaseException:
+            yield from self.attempt(_requests.cancel_job(info.id, limit_s=CLEANUP_LIMIT_S))
+            raise
+        if not info.final:
+            yield from self.attempt(_requests.cancel_job(info.id, limit_s=CLEANUP_LIMIT_S))
+        return info
+
+    def _cancel_submission(self, job: Mapping[str, Any], key: str) -> Flow[None]:
+        try:
+            info = yield _requests.submit(job, key=key, limit_s=CLEANUP_LIMIT_S)
+            yield _requests.cancel_job(info.id, limit_s=CLEANUP_LIMIT_S)
+        except _errors.GemmserveError:
+            return
+
+    def wait(self, info: JobInfo, *, deadline: float | None) -> Flow[JobInfo]:
+        """Long polls until the job is final or the deadline has passed; returns the last state seen."""
+        quick = 0
+        while not info.final:
+            wait_s = self._poll(deadline)
+            if wait_s <= 0:
+                return info
+            began = self.clock()
+            info = yield from self.call(_requests.job_info(info.id, wait_s=wait_s))
+            if not info.final and self.clock() - began < wait_s / 2:
+                # The server answered early (a proxy, or a shorter cap than ours): do not spin.
+                quick += 1
+                yield Pause(min(1.0, 0.01 * 2.0 ** min(quick, 10)))
+        return info
+
+    def _poll(self, deadline: float | None) -> float:
+        return LONG_POLL_S if deadline is None else max(0.0, min(LONG_POLL_S, deadline - self.clock()))
+
+    def _job(
+        self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], temporaries: list[str]
+    ) -> Flow[dict[str, Any]]:
+        """The submission's JSON. Puts local operands and notes them in `temporaries` for the caller to delete."""
+        local = {name: as_array(x, name) for name, x in operands.items() if not isinstance(x, ArrayHandle)}
+        job: dict[str, Any] = {"op": op, **params}
+        for name, operand in operands.items():
+            if isinstance(operand, ArrayHandle):
+                if name == "c":
+                    job[name] = plain_id(operand, name)
+                else:
+                    job[name] = operand.id
+                    trans = operand._compose(params.get(f"trans_{name}", "N"))
+                    job[f"trans_{name}"] = trans
+        for name, array in local.items():
+            info = yield from self.call(_requests.put_array(array, ttl_s=TEMPORARY_TTL_S, label=name))
+            temporaries.append(info.id)
+            job[name] = info.id
+        return job
+
+    def _delete_all(self, ids: list[str]) -> Flow[None]:
+        for array_id in ids:
+            yield from self.attempt(_requests.delete_array(array_id))
+
+    def ready(self) -> Flow[bool]:
+        """Whether the server says that it is; not repeated, for the question is about now."""
+        try:
+            yield _requests.document("/readyz")
+        except _errors.NotReady:
+            return False
+        return True
+
+    def listing(
+        self, path: str, parse: Callable[[Any], T], query: Mapping[str, Any] | None = None, *, limit: int | None
+    ) -> Flow[list[T]]:
+        """All items of a paged listing, newest first, or the first `limit`."""
+        items: list[T] = []
+        fields = {name: value for name, value in (query or {}).items() if value is not None}
+        fields["limit"] = PAGE if limit is None else max(1, min(limit, PAGE))
+        while True:
+            page = yield from self.call(_requests.page(path, fields))
+            found = page.get("items")
+            if not isinstance(found, list):
+                raise _errors.ProtocolError(f"the listing {path} has no list of items")
+            items += map(parse, found)
+            cursor = page.get("next_cursor")
+            if not cursor or (limit is not None and len(items) >= limit):
+                return items if limit is None else items[:limit]
+            fields["cursor"] = cursor
+
+
+def prepare(
+    op: str, operands: Mapping[str, Any], params: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """(operands without None, parameters as JSON, whether any is remote); local ones checked before anything is sent.
+
+    Raises DtypeUnsupported, ShapeMismatch, ParameterInvalid.
+    """
+    present = {name: x for name, x in operands.items() if x is not None or name != "c"}
+    checked = {name: x if isinstance(x, ArrayHandle) else as_array(x, name) for name, x in present.items()}
+    trans = {name: _params.compose(params[name], transposed=False, conjugated=False) for name in ("trans_a", "trans_b")}
+    remote = any(isinstance(x, ArrayHandle) for x in checked.values())
+    if not remote:
+        c = checked.get("c")
+        _params.check_shapes(
+            checked["a"].shape,
+            checked["b"].shape,
+            None if c is None else c.shape,
+            trans_a=trans["trans_a"],
+            trans_b=trans["trans_b"],
+            layout=params["layout"],
+        )
+    encoded = _params.to_json(params)
+    if op == "gemm" and "c" not in checked and encoded.get("beta"):
+        raise _errors.ParameterInvalid("beta needs c", problem={"parameter": "beta"})
+    return checked, encoded, remote
+
+
+def submission(
+    op: str, operands: Mapping[str, Any], params: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(operands, parameters as JSON) of `submit`. Raises as `prepare` does, and ParameterInvalid for `op`."""
+    if op not in {"gemm", "gemm_reduce"}:
+        raise _errors.ParameterInvalid(f'op must be "gemm" or "gemm_reduce", not {op!r}', problem={"parameter": "op"})
+    if op == "gemm_reduce" and operands.get("c") is not None:
+        raise _errors.ParameterInvalid("gemm_reduce has no c", problem={"parameter": "c"})
+    defaults = {"trans_a": "N", "trans_b": "N", "layout": "interleaved"}
+    present, encoded, _ = prepare(op, operands, {**defaults, **params})
+    return present, encoded

@@ -1,0 +1,171 @@
+"""Handles of jobs: a state that was last seen, and what to do about it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Self
+
+from gemmserve import _errors, _requests
+from gemmserve._model import JobInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from gemmserve._async_client import AsyncClient
+    from gemmserve._client import Client
+    from gemmserve._remote import AsyncRemoteArray, RemoteArray
+
+
+class JobHandle:
+    """What both kinds share: the last state seen (`info`), and the errors that a state stands for."""
+
+    def __init__(self, info: JobInfo) -> None:
+        self.info = info
+
+    @property
+    def id(self) -> str:
+        """The job's id; `client.job(id)` finds it again, from any process."""
+        return self.info.id
+
+    @property
+    def state(self) -> str:
+        """queued, running, succeeded, failed, cancelled or expired, as last seen: `refresh()` asks again."""
+        return self.info.state
+
+    @property
+    def done(self) -> bool:
+        """Whether the state, as last seen, is final."""
+        return self.info.final
+
+    def _raise_unless_succeeded(self, timeout: float | None) -> None:
+        info = self.info
+        if info.state == "succeeded":
+            return
+        problem = dict(info.error or {})
+        cause = _errors.from_problem(problem, job=self) if problem else None
+        detail = cause.detail if cause else ""
+        if not info.final:
+            within = "in time" if timeout is None else f"within {timeout} s"
+            raise _errors.JobTimeout(f"job {info.id} was still {info.state}: not done {within}", job=self)
+        if info.state == "cancelled":
+            raise _errors.JobCancelled(detail or f"job {info.id} was cancelled", problem=problem, job=self)
+        if info.state == "expired" or isinstance(cause, _errors.JobTimeout):
+            raise _errors.JobTimeout(
+                detail or f"job {info.id} passed its deadline", problem=problem, job=self
+            ) from cause
+        raise _errors.JobFailed(
+            detail or f"job {info.id} failed",
+            slug=cause.slug if cause else None,
+            status=cause.status if cause else None,
+            problem=problem,
+            job=self,
+        ) from cause
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.info.id} {self.info.op} {self.info.state}>"
+
+
+class Job(JobHandle):
+    """A job on the server, as `Client.submit` returns it. Every method may raise GemmserveError."""
+
+    def __init__(self, client: Client, info: JobInfo) -> None:
+        super().__init__(info)
+        self._client = client
+
+    def refresh(self) -> Self:
+        """Asks for the present state; returns the job itself."""
+        self.info = self._client._call(_requests.job_info(self.id))
+        return self
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Waits until the state is final, however the job ended; returns the job itself.
+
+        Raises JobTimeout after `timeout` seconds; the job goes on.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self.info = self._client._run(self._client._flows.wait(self.info, deadline=deadline))
+        if not self.info.final:
+            self._raise_unless_succeeded(timeout)
+        return self
+
+    def result(self, timeout: float | None = None) -> RemoteArray | dict[str, RemoteArray]:
+        """Waits, then the result: a RemoteArray, or several by name (`gemm_reduce` with a list or `return_c`).
+
+        Raises JobFailed, JobCancelled, JobTimeout.
+        """
+        self.wait(timeout)
+        return self._result()
+
+    def _result(self, timeout: float | None = None) -> RemoteArray | dict[str, RemoteArray]:
+        self._raise_unless_succeeded(timeout)
+        arrays = {name: self._client._handle(array_id) for name, array_id in self.info.result.items()}
+        return next(iter(arrays.values())) if self.info.single else arrays
+
+    def cancel(self) -> Self:
+        """Cancels the job unless it is final already; returns the job itself, its state as of now."""
+        info = self._client._call(_requests.cancel_job(self.id))
+        if info is None:
+            return self.refresh()
+        self.info = info
+        return self
+
+    def events(self) -> Iterator[JobInfo]:
+        """Each change of state as it happens, until the final one."""
+        for event in self._client._io.events(_requests.job_events(self.id)):
+            self.info = JobInfo.parse(event)
+            yield self.info
+            if self.info.final:
+                return
+
+
+class AsyncJob(JobHandle):
+    """A job of an AsyncClient: the same, awaited."""
+
+    def __init__(self, client: AsyncClient, info: JobInfo) -> None:
+        super().__init__(info)
+        self._client = client
+
+    async def refresh(self) -> Self:
+        """Asks for the present state; returns the job itself."""
+        self.info = await self._client._call(_requests.job_info(self.id))
+        return self
+
+    async def wait(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109 (the same signature as Job's)
+        """Waits until the state is final, however the job ended; returns the job itself.
+
+        Raises JobTimeout after `timeout` seconds; the job goes on.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self.info = await self._client._run(self._client._flows.wait(self.info, deadline=deadline))
+        if not self.info.final:
+            self._raise_unless_succeeded(timeout)
+        return self
+
+    async def result(self, timeout: float | None = None) -> AsyncRemoteArray | dict[str, AsyncRemoteArray]:  # noqa: ASYNC109
+        """Waits, then the result: an AsyncRemoteArray, or several by name.
+
+        Raises JobFailed, JobCancelled, JobTimeout.
+        """
+        await self.wait(timeout)
+        return await self._result()
+
+    async def _result(self, timeout: float | None = None) -> AsyncRemoteArray | dict[str, AsyncRemoteArray]:  # noqa: ASYNC109
+        self._raise_unless_succeeded(timeout)
+        arrays = {name: await self._client.array(array_id) for name, array_id in self.info.result.items()}
+        return next(iter(arrays.values())) if self.info.single else arrays
+
+    async def cancel(self) -> Self:
+        """Cancels the job unless it is final already; returns the job itself, its state as of now."""
+        info = await self._client._call(_requests.cancel_job(self.id))
+        if info is None:
+            return await self.refresh()
+        self.info = info
+        return self
+
+    async def events(self) -> AsyncIterator[JobInfo]:
+        """Each change of state as it happens, until the final one."""
+        async for event in self._client._io.events(_requests.job_events(self.id)):
+            self.info = JobInfo.parse(event)
+            yield self.info
+            if self.info.final:
+                return

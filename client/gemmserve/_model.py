@@ -1,0 +1,104 @@
+"""What the service says of arrays and jobs, as plain dataclasses. Unknown fields are ignored: servers may be newer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmserve import _errors
+from gemmserve.wire import parse_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+FINAL_STATES: Final = frozenset({"succeeded", "failed", "cancelled", "expired"})
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """A stored array. `order` is its memory order; times are aware datetimes; `expires_at` None: kept until deleted."""
+
+    id: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nbytes: int
+    order: str = "C"
+    sha256: str | None = None
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
+
+    @classmethod
+    def parse(cls, fields: Any) -> ArrayInfo:
+        """From the JSON object. Raises ProtocolError."""
+        try:
+            return cls(
+                id=str(fields["id"]),
+                dtype=parse_dtype(fields["dtype"]),
+                shape=tuple(int(n) for n in fields["shape"]),
+                nbytes=int(fields["nbytes"]),
+                order=str(fields.get("order", "C")),
+                sha256=fields.get("sha256"),
+                created_at=_time(fields.get("created_at")),
+                expires_at=_time(fields.get("expires_at")),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _errors.ProtocolError(f"the answer describes no array: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """A job at one moment. `timings` are seconds by phase; `fields` is the whole JSON object."""
+
+    id: str
+    state: str
+    op: str = ""
+    attempt: int = 0
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    result: Mapping[str, str] = field(default_factory=dict)
+    error: Mapping[str, Any] | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)
+    algorithm: str | None = None
+    residual: float | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def final(self) -> bool:
+        """Whether the state can no longer change."""
+        return self.state in FINAL_STATES
+
+    @property
+    def single(self) -> bool:
+        """Whether the result is one array rather than several by name: as in `gemm_reduce`, by how it was asked."""
+        request = self.fields.get("request") or {}
+        return len(self.result) == 1 and not isinstance(request.get("reduce"), list)
+
+    @classmethod
+    def parse(cls, fields: Any) -> JobInfo:
+        """From the JSON object. Raises ProtocolError."""
+        try:
+            return cls(
+                id=str(fields["id"]),
+                state=str(fields["state"]),
+                op=str(fields.get("op", "")),
+                attempt=int(fields.get("attempt") or 0),
+                created_at=_time(fields.get("created_at")),
+                started_at=_time(fields.get("started_at")),
+                finished_at=_time(fields.get("finished_at")),
+                result=dict(fields.get("result") or {}),
+                error=fields.get("error"),
+                timings=dict(fields.get("timings") or {}),
+                algorithm=fields.get("algorithm"),
+                residual=fields.get("residual"),
+                fields=dict(fields),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _errors.ProtocolError(f"the answer describes no job: {error!r}") from error
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

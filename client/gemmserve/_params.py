@@ -1,0 +1,176 @@
+"""The parameters of a product: from keyword arguments to the JSON that is sent, with what can be checked for free.
+
+Only what would waste an upload is checked here (shapes that cannot fit, scalars that JSON has no word for, letters
+that do not exist); the server judges the rest, and always the whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
+
+import numpy as np
+
+from gemmserve import _errors
+from gemmserve.wire import encode_scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Trans = Literal["N", "T", "C", "R"]
+Order = Literal["C", "F"]
+Layout = Literal["interleaved", "planar"]
+Compute = Literal["auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", "3xfp16-3m", "ozaki"]
+Reduction = Literal["sum", "max", "min", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
+Axis = Literal["m", "n", "batch"]
+PreOp = Literal["identity", "abs", "square"]
+
+_FLAGS: Final[dict[str, tuple[bool, bool]]] = {
+    "N": (False, False),
+    "T": (True, False),
+    "C": (True, True),
+    "R": (False, True),
+}
+_LETTERS: Final = {flags: letter for letter, flags in _FLAGS.items()}
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "alpha": 1.0,
+    "beta": 0.0,
+    "trans_a": "N",
+    "trans_b": "N",
+    "order": "C",
+    "layout": "interleaved",
+    "compute": "auto",
+    "config": None,
+    "axis": "m",
+    "pre_op": "identity",
+    "return_c": False,
+    "reproducible": True,
+    "verify": False,
+    "priority": 0,
+    "timeout_s": None,
+    "ttl_s": None,
+}
+
+
+class GemmOptions(TypedDict, total=False):
+    """The keyword arguments of `gemm`."""
+
+    alpha: complex
+    beta: complex
+    trans_a: Trans
+    trans_b: Trans
+    order: Order
+    layout: Layout
+    compute: Compute
+    config: Any
+    timeout: float | None
+
+
+class _ReduceOptions(TypedDict, total=False):
+    axis: Axis | Sequence[Axis]
+    pre_op: PreOp
+    alpha: complex
+    trans_a: Trans
+    trans_b: Trans
+    layout: Layout
+    compute: Compute
+    config: Any
+    reproducible: bool
+    timeout: float | None
+
+
+class OneReduction(_ReduceOptions, total=False):
+    """The keyword arguments of a `gemm_reduce` that gives one array."""
+
+    reduce: Reduction
+    return_c: Literal[False]
+
+
+class SeveralReductions(_ReduceOptions, total=False):
+    """The keyword arguments of a `gemm_reduce` that gives a dict."""
+
+    reduce: Reduction | Sequence[Reduction]
+    return_c: bool
+
+
+def compose(trans: str, *, transposed: bool, conjugated: bool) -> str:
+    """The letter for op(x) when x is itself a transposed or conjugated view of what is stored: they cancel in pairs."""
+    try:
+        flip, conjugate = _FLAGS[trans]
+    except (KeyError, TypeError):
+        raise _errors.ParameterInvalid(f'trans must be "N", "T", "C" or "R", not {trans!r}') from None
+    return _LETTERS[flip ^ transposed, conjugate ^ conjugated]
+
+
+def to_json(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as JSON, defaults left out. Raises ParameterInvalid for scalars that are not finite numbers."""
+    encoded: dict[str, Any] = {}
+    for name, value in params.items():
+        if name in {"alpha", "beta"}:
+            value = _scalar(name, value)  # noqa: PLW2901
+        elif name == "config" and value is not None:
+            value = _config(value)  # noqa: PLW2901
+        elif name in {"reduce", "axis"} and not isinstance(value, str):
+            value = [str(item) for item in value]  # noqa: PLW2901
+        if name not in _DEFAULTS or _DEFAULTS[name] != value:
+            encoded[name] = value
+    return encoded
+
+
+def _scalar(name: str, value: Any) -> float | list[float]:
+    try:
+        return encode_scalar(complex(value))
+    except (TypeError, ValueError) as error:
+        raise _errors.ParameterInvalid(
+            f"{name} must be a finite number, not {value!r}", problem={"parameter": name}
+        ) from error
+
+
+def _config(config: Any) -> dict[str, Any]:
+    """A mapping, or a dataclass such as gemmserve_kernels.GemmConfig, without the fields that are left to dispatch."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        config = dataclasses.asdict(config)
+    if not isinstance(config, Mapping):
+        raise _errors.ParameterInvalid(
+            f"config must be a mapping or a GemmConfig, not a {type(config).__name__}", problem={"parameter": "config"}
+        )
+    return {str(name): value for name, value in config.items() if value is not None}
+
+
+def check_shapes(
+    a: Sequence[int], b: Sequence[int], c: Sequence[int] | None = None, *, trans_a: str, trans_b: str, layout: str
+) -> None:
+    """Raises ShapeMismatch when no product of these shapes exists, before anything is sent."""
+    batch_a, m, k = _matrix("a", a, trans_a, layout)
+    batch_b, k_b, n = _matrix("b", b, trans_b, layout)
+    if k != k_b:
+        raise _errors.ShapeMismatch(f"op(a) is {m} x {k} and op(b) is {k_b} x {n}: {k} is not {k_b}")
+    try:
+        batch = np.broadcast_shapes(batch_a, batch_b)
+    except ValueError:
+        raise _errors.ShapeMismatch(f"the batches {batch_a} of a and {batch_b} of b do not broadcast") from None
+    if c is None:
+        return
+    inner = tuple(c)[1:] if layout == "planar" else tuple(c)
+    try:
+        fits = np.broadcast_shapes(inner, (*batch, m, n)) == (*batch, m, n)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise _errors.ShapeMismatch(f"c of shape {tuple(c)} does not broadcast to the result's shape {(*batch, m, n)}")
+
+
+def _matrix(name: str, shape: Sequence[int], trans: str, layout: str) -> tuple[tuple[int, ...], int, int]:
+    inner = tuple(shape)
+    if layout == "planar":
+        if len(inner) < 3 or inner[0] != 2:
+            raise _errors.ShapeMismatch(
+                f"{name} has shape {inner}; a planar operand has a leading axis of 2 and at least three dimensions"
+            )
+        inner = inner[1:]
+    if len(inner) < 2:
+        raise _errors.ShapeMismatch(f"{name} has shape {inner}; operands have at least two dimensions")
+    rows, columns = inner[-2:]
+    return (inner[:-2], columns, rows) if _FLAGS[trans][0] else (inner[:-2], rows, columns)

@@ -1,0 +1,181 @@
+"""One function a route: what to send and what reads the answer. No I/O; both clients send what is built here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from gemmserve import _errors
+from gemmserve._model import ArrayInfo, JobInfo
+from gemmserve._transfer import (
+    Body,
+    JsonBody,
+    MultipartBody,
+    NpyBody,
+    Receiver,
+    Whole,
+    content_digest,
+    parse_json,
+    receive_arrays,
+)
+from gemmserve.wire import IDEMPOTENCY_HEADER, NPY, NPZ
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gemmserve._arrays import AnyArray
+
+T = TypeVar("T")
+
+LONG_POLL_S = 30.0
+"""One long poll's length: below the minute after which common proxies drop a silent connection (nginx
+proxy_read_timeout 60 s)."""
+
+ONE_SHOT_WAIT_S = 3600.0
+"""How long a one-shot product may keep silent when no timeout is given: no computed figure, but a server that vanished
+without closing its connection must not hold a client for ever."""
+
+
+@dataclass(frozen=True)
+class Request(Generic[T]):
+    """One exchange: `receiver` makes, from the answer's headers, what takes its body and gives its value."""
+
+    method: str
+    path: str
+    receiver: Callable[[Mapping[str, str]], Receiver[T]]
+    query: Mapping[str, str | int | float] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Body | None = None
+    label: str = ""
+    """What the transfer is called beside its progress bar."""
+    wait_s: float = 0.0
+    """How long the server may rightly keep silent, on top of the client's own timeout."""
+    limit_s: float | None = None
+    """At most this many seconds of silence, whatever the client's timeout."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Nothing to send for so many seconds."""
+
+    seconds: float
+
+
+def _json(parse: Callable[[Any], T]) -> Callable[[Mapping[str, str]], Receiver[T]]:
+    return lambda _headers: Whole(lambda data: parse(parse_json(data)))
+
+
+def _nothing(_headers: Mapping[str, str]) -> Receiver[None]:
+    return Whole(lambda _data: None)
+
+
+def put_array(
+    array: AnyArray, *, ttl_s: float | None = None, digest: bool = False, label: str = "put"
+) -> Request[ArrayInfo]:
+    """Stores an array; with `digest` after a pass over it for its Content-Digest (RFC 9530)."""
+    query: dict[str, str | int | float] = {} if ttl_s is None else {"ttl_s": ttl_s}
+    body = NpyBody(array)
+    headers = {"Content-Digest": content_digest(body)} if digest else {}
+    return Request("POST", "/v1/arrays", _json(ArrayInfo.parse), query=query, headers=headers, body=body, label=label)
+
+
+def array_info(array_id: str) -> Request[ArrayInfo]:
+    """What is known of an array."""
+    return Request("GET", f"/v1/arrays/{segment(array_id)}", _json(ArrayInfo.parse))
+
+
+def array_data(array_id: str) -> Request[AnyArray | dict[str, AnyArray]]:
+    """An array's elements."""
+    path = f"/v1/arrays/{segment(array_id)}/data"
+    return Request("GET", path, receive_arrays, headers={"Accept": NPY}, label="get")
+
+
+def delete_array(array_id: str) -> Request[None]:
+    """Hides an array at once; its bytes go when no job needs them."""
+    return Request("DELETE", f"/v1/arrays/{segment(array_id)}", _nothing)
+
+
+def page(path: str, query: Mapping[str, str | int | float]) -> Request[dict[str, Any]]:
+    """One page of a listing."""
+    return Request("GET", path, _json(_object), query=query)
+
+
+def submit(job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, limit_s: float | None = None) -> Request[JobInfo]:
+    """Submits a job; with `wait_s` the answer comes when it is done, or after that time."""
+    headers = {IDEMPOTENCY_HEADER: key}
+    if wait_s > 0:
+        headers["Prefer"] = f"wait={max(1, round(wait_s))}"
+    body = JsonBody(job)
+    return Request("POST", "/v1/jobs", _json(JobInfo.parse), headers=headers, body=body, wait_s=wait_s, limit_s=limit_s)
+
+
+def job_info(job_id: str, *, wait_s: float = 0.0) -> Request[JobInfo]:
+    """A job's state; with `wait_s` once it is final, or after that time."""
+    query: dict[str, str | int | float] = {"wait": round(wait_s, 3)} if wait_s > 0 else {}
+    return Request("GET", f"/v1/jobs/{segment(job_id)}", _json(JobInfo.parse), query=query, wait_s=wait_s)
+
+
+def cancel_job(job_id: str, *, limit_s: float | None = None) -> Request[JobInfo | None]:
+    """Cancels a job that is not final yet."""
+    return Request(
+        "DELETE",
+        f"/v1/jobs/{segment(job_id)}",
+        lambda _headers: Whole(lambda data: JobInfo.parse(parse_json(data)) if data else None),
+        limit_s=limit_s,
+    )
+
+
+def job_events(job_id: str) -> Request[None]:
+    """A job's changes as server-sent events; the answer is read as it comes, not by the receiver."""
+    path = f"/v1/jobs/{segment(job_id)}/events"
+    return Request("GET", path, _nothing, headers={"Accept": "text/event-stream"}, wait_s=LONG_POLL_S)
+
+
+def one_shot(
+    op: str, params: Mapping[str, Any], arrays: Mapping[str, AnyArray], *, timeout_s: float | None
+) -> Request[AnyArray | dict[str, AnyArray]]:
+    """A product whose operands go with the request and whose result is the answer, within `timeout_s` seconds."""
+    path = "/v1/gemm" if op == "gemm" else "/v1/gemm-reduce"
+    return Request(
+        "POST",
+        path,
+        receive_arrays,
+        query={} if timeout_s is None else {"timeout_s": timeout_s},
+        headers={"Accept": f"{NPY}, {NPZ}"},
+        body=MultipartBody(params, arrays),
+        label=op,
+        wait_s=ONE_SHOT_WAIT_S if timeout_s is None else timeout_s,
+    )
+
+
+def document(path: str) -> Request[Any]:
+    """A JSON document such as /v1/usage."""
+    return Request("GET", path, _json(lambda value: value))
+
+
+def device_list(answer: Any) -> list[dict[str, Any]]:
+    """The devices in the answer of /v1/devices. Raises ProtocolError."""
+    devices = _object(answer).get("devices")
+    if not isinstance(devices, list):
+        raise _errors.ProtocolError("the answer lists no devices")
+    return devices
+
+
+def single_array(received: AnyArray | dict[str, AnyArray]) -> AnyArray:
+    """What was received, if it is one array. Raises ProtocolError."""
+    if isinstance(received, dict):
+        raise _errors.ProtocolError("the answer holds several arrays where one was asked for")
+    return received
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _errors.ProtocolError(f"the answer is no JSON object but a {type(value).__name__}")
+    return value
+
+
+def segment(identifier: str) -> str:
+    """An id as a path segment. Raises NotFound for what can be no id: it must never reach another route."""
+    if not isinstance(identifier, str) or not identifier.replace("_", "").replace("-", "").isalnum():
+        raise _errors.NotFound(f"{identifier!r} is no id")
+    return identifier

@@ -1,0 +1,259 @@
+"""What goes over the wire in either direction, without doing any I/O: bodies to send, receivers for what comes back.
+
+A body knows its length and yields its pieces anew for every attempt. A receiver is fed the pieces of one answer and
+gives its value at the end; large arrays are received in the memory that the caller will own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import secrets
+import zipfile
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import numpy as np
+
+from gemmserve import _errors
+from gemmserve._arrays import npy_header, pieces
+from gemmserve.wire import NPY, NPZ, NpyError, NpyHeader, parse_npy_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from gemmserve._arrays import AnyArray
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_JOIN_BELOW: Final = 1 << 16
+"""Pieces are joined up to here, so that a small request is one write; the figure has no finer source."""
+
+_MAX_JSON: Final = 64 << 20
+"""No answer that is not an array comes near this; it bounds what a stray server can make us hold."""
+
+
+class Body(Protocol):
+    """What a request sends."""
+
+    @property
+    def content_type(self) -> str: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def pieces(self) -> Iterable[bytes | memoryview]:
+        """The whole body once, from its start."""
+        ...
+
+
+def encode_json(value: Mapping[str, Any]) -> bytes:
+    """Strict JSON; NumPy scalars count as numbers. Raises ParameterInvalid for what JSON has no word for."""
+
+    def plain(item: object) -> Any:
+        if isinstance(item, np.generic):
+            return item.item()
+        raise TypeError(f"{type(item).__name__} cannot be sent")
+
+    try:
+        return json.dumps(value, allow_nan=False, default=plain).encode()
+    except (TypeError, ValueError) as error:
+        raise _errors.ParameterInvalid(f"a parameter cannot be sent as JSON: {error}") from error
+
+
+class JsonBody:
+    """A JSON object."""
+
+    content_type = "application/json"
+
+    def __init__(self, value: Mapping[str, Any]) -> None:
+        self._data = encode_json(value)
+        self.nbytes = len(self._data)
+
+    def pieces(self) -> Iterable[bytes]:
+        return (self._data,)
+
+
+class NpyBody:
+    """An array as .npy."""
+
+    content_type = NPY
+
+    def __init__(self, array: AnyArray) -> None:
+        self._array = array
+        self._header = npy_header(array)
+        self.nbytes = len(self._header) + array.nbytes
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        return _joined(self._parts())
+
+    def _parts(self) -> Iterator[bytes | memoryview]:
+        yield self._header
+        yield from pieces(self._array)
+
+
+class MultipartBody:
+    """multipart/form-data of one JSON part, first, so that it can be judged before any array arrives, then arrays."""
+
+    def __init__(self, params: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> None:
+        boundary = secrets.token_hex(16)
+        self.content_type = f"multipart/form-data; boundary={boundary}"
+        head = (
+            f'--{boundary}\r\nContent-Disposition: form-data; name="params"\r\nContent-Type: application/json\r\n\r\n'
+        )
+        self._parts: list[bytes | AnyArray] = [head.encode() + encode_json(params)]
+        for name, array in arrays.items():
+            part = (
+                f'\r\n--{boundary}\r\nContent-Disposition: form-data; name="{name}"; filename="{name}.npy"\r\n'
+                f"Content-Type: {NPY}\r\n\r\n"
+            )
+            self._parts += [part.encode() + npy_header(array), array]
+        self._parts.append(f"\r\n--{boundary}--\r\n".encode())
+        self.nbytes = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in self._parts)
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        return _joined(self._walk())
+
+    def _walk(self) -> Iterator[bytes | memoryview]:
+        for part in self._parts:
+            if isinstance(part, bytes):
+                yield part
+            else:
+                yield from pieces(part)
+
+
+def _joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes with neighbouring small pieces made one; large pieces pass through uncopied."""
+    small = bytearray()
+    for part in parts:
+        if len(small) + len(part) <= _JOIN_BELOW:
+            small += part
+            continue
+        if small:
+            yield bytes(small)
+            small.clear()
+        if len(part) > _JOIN_BELOW:
+            yield part
+        else:
+            small += part
+    if small:
+        yield bytes(small)
+
+
+def content_digest(body: Body) -> str:
+    """The value of Content-Digest (RFC 9530) for this body."""
+    digest = hashlib.sha256()
+    for piece in body.pieces():
+        digest.update(piece)
+    return f"sha-256=:{base64.b64encode(digest.digest()).decode()}:"
+
+
+class Receiver(Protocol[T_co]):
+    """Takes one answer's body piece by piece. Raises ProtocolError when it is not what was asked for."""
+
+    def feed(self, piece: bytes | memoryview) -> None: ...
+
+    def finish(self) -> T_co: ...
+
+
+class Whole:
+    """Collects a body that is small by nature and parses it at the end."""
+
+    def __init__(self, parse: Callable[[bytes], Any]) -> None:
+        self._parse = parse
+        self._data = bytearray()
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        if len(self._data) + len(piece) > _MAX_JSON:
+            raise _errors.ProtocolError(f"an answer of more than {_MAX_JSON} bytes where a short one was expected")
+        self._data += piece
+
+    def finish(self) -> Any:
+        return self._parse(bytes(self._data))
+
+
+def parse_json(data: bytes) -> Any:
+    """The decoded JSON, or ProtocolError."""
+    try:
+        return json.loads(data)
+    except ValueError:
+        raise _errors.ProtocolError(f"the answer is not JSON: {data[:80]!r}") from None
+
+
+class NpyReceiver:
+    """Receives a .npy straight into the array it returns: header from the first pieces, then every piece in place."""
+
+    def __init__(self, content_length: int | None) -> None:
+        self._content_length = content_length
+        self._head = bytearray()
+        self._array: AnyArray | None = None
+        self._target = memoryview(b"")
+        self._filled = 0
+        self._header: NpyHeader | None = None
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        if self._array is not None:
+            self._store(piece)
+            return
+        self._head += piece
+        try:
+            header = parse_npy_header(self._head)
+        except NpyError as error:
+            raise _errors.ProtocolError(f"the answer is no array: {error}") from error
+        if header is None:
+            return
+        expected = header.data_offset + header.nbytes
+        if self._content_length is not None and self._content_length != expected:
+            raise _errors.ProtocolError(
+                f"the answer's header promises {expected} bytes, Content-Length says {self._content_length}"
+            )
+        self._header = header
+        self._array = np.empty(header.shape, header.dtype, order="F" if header.fortran_order else "C")
+        if self._array.nbytes:
+            self._target = self._array.reshape(-1, order="A").view(np.uint8).data
+        self._store(memoryview(self._head)[header.data_offset :])
+        self._head = bytearray()
+
+    def _store(self, piece: bytes | memoryview) -> None:
+        end = self._filled + len(piece)
+        if end > len(self._target):
+            raise _errors.ProtocolError("the answer is longer than its .npy header says")
+        self._target[self._filled : end] = piece
+        self._filled = end
+
+    def finish(self) -> AnyArray:
+        if self._array is None or self._filled != len(self._target):
+            # Content-Length frames the answer, so this is a broken transfer, not a misunderstanding: worth a retry.
+            raise _errors.TransportError(f"the answer ended after {self._filled} of {len(self._target)} data bytes")
+        return self._array if self._array.dtype.isnative else self._array.astype(self._array.dtype.newbyteorder("="))
+
+
+class NpzReceiver:
+    """Receives several arrays: a .npz, collected in memory, for reductions are small beside what they reduce."""
+
+    def __init__(self) -> None:
+        self._data = io.BytesIO()
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        self._data.write(piece)
+
+    def finish(self) -> dict[str, AnyArray]:
+        self._data.seek(0)
+        try:
+            with np.load(self._data, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise _errors.ProtocolError(f"the answer is no .npz: {error}") from error
+
+
+def receive_arrays(headers: Mapping[str, str]) -> NpyReceiver | NpzReceiver:
+    """The receiver that fits the answer's Content-Type. Raises ProtocolError when it holds no array."""
+    kind = (headers.get("content-type") or "").partition(";")[0].strip().lower()
+    length = headers.get("content-length")
+    if kind == NPY:
+        return NpyReceiver(int(length) if length and length.isdigit() else None)
+    if kind in {NPZ, "application/zip"}:
+        return NpzReceiver()
+    raise _errors.ProtocolError(f"the answer is {kind or 'of no type'}, not an array; is this a gemmserve server?")

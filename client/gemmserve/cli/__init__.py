@@ -1,0 +1,124 @@
+"""The command line: `gemmserve COMMAND ...`.
+
+Commands are objects (see `Command`). The client's own are below; those of the server and the kernels come from the
+entry-point group "gemmserve.commands" and are imported only when asked for, so that the light installation neither has
+nor loads what they need.
+
+Exit status: 0 done, 1 failed (one line on stderr names the error), 2 wrong usage or a missing extra, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from gemmserve.cli._environment import EnvironmentParser
+from gemmserve.cli._plugins import MissingExtra, load_plugin, plugin_names
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from gemmserve.cli._context import Command
+
+_OWN: Final = {
+    "gemm": "_products:GEMM",
+    "reduce": "_products:REDUCE",
+    "put": "_arrays:PUT",
+    "get": "_arrays:GET",
+    "ls": "_arrays:LS",
+    "rm": "_arrays:RM",
+    "jobs": "_jobs:JOBS",
+}
+
+
+class _VersionFlag:
+    """Asks for the version only when it is printed: reading package metadata takes longer than parsing arguments."""
+
+    def __str__(self) -> str:
+        from gemmserve import __version__
+
+        return f"gemmserve {__version__}"
+
+    def __mod__(self, _values: object) -> str:
+        return str(self)
+
+    def __contains__(self, _text: str) -> bool:
+        return False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; `argv` without the program's name, by default the process's. Returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        parser, commands = _parser(chosen)
+        args = parser.parse_args(arguments)
+    except SystemExit as stop:  # argparse: 0 after --help and --version, 2 after wrong usage
+        return stop.code if isinstance(stop.code, int) else 2
+    except MissingExtra as missing:
+        print(f"gemmserve: {missing}", file=sys.stderr)
+        return 2
+    if args.command is None:
+        parser.print_help()
+        return 0
+    return _run(commands[args.command], args)
+
+
+def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, dict[str, Command]]:
+    """The parser for this invocation: of plugins only the chosen one is loaded, all of them for the overall help."""
+    parser = EnvironmentParser(
+        prog="gemmserve", description="Matrix products on a GPU somewhere else.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    choices = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands: dict[str, Command] = {}
+    wanted = [chosen] if chosen in _OWN else list(_OWN)
+    for name in wanted:
+        module, _, attribute = _OWN[name].partition(":")
+        commands[name] = getattr(import_module(f"gemmserve.cli.{module}"), attribute)
+    if chosen not in _OWN:
+        for name in plugin_names():
+            if chosen is None or chosen == name:
+                try:
+                    commands[name] = load_plugin(name)
+                except MissingExtra as missing:
+                    if chosen is not None:
+                        raise
+                    choices.add_parser(name, help=str(missing))
+    for name, command in commands.items():
+        command.configure(choices.add_parser(name, help=command.help, description=command.help, allow_abbrev=False))
+    return parser, commands
+
+
+def _run(command: Command, args: argparse.Namespace) -> int:
+    from gemmserve._errors import GemmserveError
+    from gemmserve.cli._context import Context, UsageError
+
+    context = Context(args)
+    try:
+        return command.run(args, context)
+    except UsageError as error:
+        context.console.error(str(error))
+        return 2
+    except MissingExtra as missing:
+        context.console.error(str(missing))
+        return 2
+    except GemmserveError as error:
+        context.console.error(f"{type(error).__name__}: {error}")
+        return 1
+    except BrokenPipeError:
+        # The reader of our output has left; keep the interpreter from complaining about it at exit (Python's manual,
+        # note on SIGPIPE in the signal module).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        context.console.error(f"{type(error).__name__}: {error}")
+        return 1
+    except KeyboardInterrupt:
+        context.console.error("interrupted")
+        return 130
+    finally:
+        context.close()

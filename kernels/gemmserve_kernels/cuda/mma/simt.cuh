@@ -1,0 +1,108 @@
+// Blockwise multiply on the plain FMA units, and the loop over k around it.
+#pragma once
+
+#include "../common/copy.cuh"
+#include "../common/raster.cuh"
+
+// acc += A B for one tile of k in shared memory: each thread an outer product of THREAD_M x THREAD_N a step.
+template <class Acc, class Threads, int THREAD_M, int THREAD_N, int DEPTH, class TileA, class TileB>
+GEMM_DEVICE void multiply_tile(Acc (&acc)[THREAD_M][THREAD_N], const Threads& threads, TileA a, TileB b) {
+#pragma unroll
+    for (int k = 0; k < DEPTH; ++k) {
+        Acc left[THREAD_M], right[THREAD_N];
+#pragma unroll
+        for (int i = 0; i < THREAD_M; i += Threads::PIECE_M) {
+            const auto piece = a.template vector<Threads::PIECE_M>(k, threads.row(i));
+#pragma unroll
+            for (int p = 0; p < Threads::PIECE_M; ++p) left[i + p] = piece.at[p];
+        }
+#pragma unroll
+        for (int j = 0; j < THREAD_N; j += Threads::PIECE_N) {
+            const auto piece = b.template vector<Threads::PIECE_N>(k, threads.column(j));
+#pragma unroll
+            for (int p = 0; p < Threads::PIECE_N; ++p) right[j + p] = piece.at[p];
+        }
+#pragma unroll
+        for (int i = 0; i < THREAD_M; ++i) {
+#pragma unroll
+            for (int j = 0; j < THREAD_N; ++j) multiply_accumulate(acc[i][j], left[i], right[j]);
+        }
+    }
+}
+
+// The configuration of the prelude as one type.
+struct Config {
+    using A = GEMM_TYPE_A;
+    using B = GEMM_TYPE_B;
+    using C = GEMM_TYPE_C;
+    using D = GEMM_TYPE_D;
+    using Acc = GEMM_TYPE_ACC;
+    using Index = GEMM_INDEX;
+    static constexpr bool PLANAR = GEMM_PLANAR;
+    static constexpr int BLOCK_M = GEMM_BLOCK_M, BLOCK_N = GEMM_BLOCK_N, BLOCK_K = GEMM_BLOCK_K;
+    static constexpr int THREAD_M = GEMM_THREAD_M, THREAD_N = GEMM_THREAD_N;
+    static constexpr int STAGES = GEMM_STAGES, GROUP = GEMM_GROUP;
+    static constexpr bool VECTOR_D = GEMM_VECTOR_D;
+
+    using Threads = Partition<Acc, BLOCK_M, BLOCK_N, THREAD_M, THREAD_N>;
+    static constexpr int THREADS = Threads::THREADS;
+    using CopyA = BlockCopy<A, Acc, PLANAR, BLOCK_M, BLOCK_K, THREADS, GEMM_VECTOR_A, GEMM_A_ALONG_K, Index>;
+    using CopyB = BlockCopy<B, Acc, PLANAR, BLOCK_N, BLOCK_K, THREADS, GEMM_VECTOR_B, GEMM_B_ALONG_K, Index>;
+    using SharedA = typename CopyA::Shared;
+    using SharedB = typename CopyB::Shared;
+    static constexpr int STAGE_BYTES = SharedA::BYTES + SharedB::BYTES;
+};
+
+// acc = op(A) op(B) for the tile at `where`. Global memory is read one tile ahead, into registers; with two stages of
+// shared memory one barrier a tile is enough, with one it takes two.
+template <class Config>
+GEMM_DEVICE void accumulate(
+    const GemmParams& params, const TileCoordinate& where, const typename Config::Threads& threads, int thread,
+    unsigned char* shared, typename Config::Acc (&acc)[Config::THREAD_M][Config::THREAD_N]) {
+    typename Config::CopyA copy_a(
+        params.a, params.a.row_stride, params.a.column_stride,
+        batch_offset(where.batch, params.batch_shape, params.a.batch_stride), where.tile_m * Config::BLOCK_M, params.m,
+        params.conjugate_a, thread);
+    typename Config::CopyB copy_b(
+        params.b, params.b.column_stride, params.b.row_stride,
+        batch_offset(where.batch, params.batch_shape, params.b.batch_stride), where.tile_n * Config::BLOCK_N, params.n,
+        params.conjugate_b, thread);
+
+#pragma unroll
+    for (int i = 0; i < Config::THREAD_M; ++i) {
+#pragma unroll
+        for (int j = 0; j < Config::THREAD_N; ++j) acc[i][j] = typename Config::Acc{};
+    }
+
+    Long remaining = params.k;
+    if (remaining <= 0) return;
+    const auto steps = [&remaining] { return remaining < Config::BLOCK_K ? static_cast<int>(remaining) : Config::BLOCK_K; };
+    copy_a.load(steps());
+    copy_b.load(steps());
+    copy_a.store(Config::SharedA::at(shared));
+    copy_b.store(Config::SharedB::at(shared + Config::SharedA::BYTES));
+    __syncthreads();
+
+    int stage = 0;
+    while (true) {
+        remaining -= Config::BLOCK_K;
+        const bool more = remaining > 0;
+        if (more) {
+            copy_a.load(steps());
+            copy_b.load(steps());
+        }
+        unsigned char* current = shared + stage * Config::STAGE_BYTES;
+        multiply_tile<typename Config::Acc, typename Config::Threads, Config::THREAD_M, Config::THREAD_N, Config::BLOCK_K>(
+            acc, threads, Config::SharedA::at(current), Config::SharedB::at(current + Config::SharedA::BYTES));
+        if (!more) break;
+        if constexpr (Config::STAGES == 1) {
+            __syncthreads();
+        } else {
+            stage ^= 1;
+        }
+        unsigned char* next = shared + stage * Config::STAGE_BYTES;
+        copy_a.store(Config::SharedA::at(next));
+        copy_b.store(Config::SharedB::at(next + Config::SharedA::BYTES));
+        __syncthreads();
+    }
+}

@@ -1,0 +1,55 @@
+"""The composition root of the HTTP side: one app around one core."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+from gemmserve_service import documentation, problems
+from gemmserve_service.hosts import HostRule
+from gemmserve_service.metrics import Metrics
+from gemmserve_service.middleware import Guard, Observe
+from gemmserve_service.routes import arrays, devices, health, jobs, oneshot
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from gemmserve_service.core import Core
+    from gemmserve_service.settings import Settings
+
+
+def create_app(settings: Settings, core: Core) -> FastAPI:
+    """The ASGI app. Its lifespan starts and stops `core`."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await core.start()
+        try:
+            yield
+        finally:
+            await core.stop()
+
+    app = FastAPI(
+        title="gemmserve",
+        version=version("gemmserve"),
+        description=documentation.DESCRIPTION,
+        openapi_tags=documentation.TAGS,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+    )
+    app.state.core = core
+    app.state.metrics = Metrics(core)
+    core.observers.append(app.state.metrics)
+    problems.install(app)
+    documentation.install(app)
+    for module in (oneshot, arrays, jobs, devices, health):
+        app.include_router(module.router)
+    # The last one added is the outermost.
+    app.add_middleware(Guard, rule=HostRule(settings))
+    app.add_middleware(Observe, metrics=app.state.metrics)
+    return app

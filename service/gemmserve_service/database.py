@@ -1,0 +1,190 @@
+"""SQLite in WAL mode behind one writer thread with group commit.
+
+`await database.write(fn)` runs `fn(connection)` in the writer thread and returns its value once the transaction is
+committed. Whatever queued up meanwhile shares one transaction, so that a burst of submissions costs one commit; a
+function that raises is rolled back alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import re
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from gemmserve_service.errors import StoreFull
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+T = TypeVar("T")
+Write = tuple["Callable[[sqlite3.Connection], Any]", "asyncio.Future[Any]"]
+
+SCHEMA_VERSION: Final = 1
+_MOST_IN_ONE_COMMIT: Final = 256  # bounds how long the first of a burst waits; no measurement behind the figure
+_NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+class DatabaseError(RuntimeError):
+    """The file is no database of ours, or made by a newer version."""
+
+
+def load_sql(name: str) -> dict[str, str]:
+    """The statements of ``sql/<name>.sql`` by the names in their ``-- name:`` lines."""
+    text = files("gemmserve_service").joinpath("sql", f"{name}.sql").read_text("utf-8")
+    _, *parts = _NAME.split(text)
+    return dict(zip(parts[::2], (body.strip() for body in parts[1::2]), strict=True))
+
+
+class Database:
+    """One file, one writer thread, one reader thread."""
+
+    def __init__(self, path: Path, *, durability: str = "process") -> None:
+        self.path = path
+        self._synchronous = "FULL" if durability == "power" else "NORMAL"
+        self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._reader: ThreadPoolExecutor | None = None
+        self._read_connection: sqlite3.Connection | None = None
+
+    async def start(self) -> None:
+        """Opens the file, creating the schema where it is new. Raises DatabaseError."""
+        self._loop = asyncio.get_running_loop()
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="gemmserve-read")
+        connection = await self._loop.run_in_executor(self._reader, self._open)
+        self._read_connection = await self._loop.run_in_executor(self._reader, self._connect)
+        self._thread = threading.Thread(target=self._run, args=(connection,), name="gemmserve-write", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Commits what is queued and closes; may be called again, or without start."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            await asyncio.to_thread(thread.join)
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            connection, self._read_connection = self._read_connection, None
+            if connection is not None:
+                await asyncio.get_running_loop().run_in_executor(reader, connection.close)
+            reader.shutdown()
+
+    async def write(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        """Runs `fn` in a transaction; durable when this returns. Raises what `fn` raised, or StoreFull."""
+        # Shielded: a caller that goes away must not leave the outcome of a commit unknown to the others' futures.
+        return await asyncio.shield(self.write_soon(fn))
+
+    def write_soon(self, fn: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+        """Like `write`, for those who need not wait; writes are applied in the order of the calls."""
+        if self._loop is None or self._thread is None:
+            raise DatabaseError("the database is not open")
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put((fn, future))
+        return future
+
+    async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        """Runs `fn` on the reader's connection, which sees every commit that was answered."""
+        connection = self._read_connection
+        if self._loop is None or self._reader is None or connection is None:
+            raise DatabaseError("the database is not open")
+        return await self._loop.run_in_executor(self._reader, fn, connection)
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
+        connection.row_factory = sqlite3.Row
+        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+    def _open(self) -> sqlite3.Connection:
+        connection = self._connect()
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > SCHEMA_VERSION:
+                raise DatabaseError(
+                    f"{self.path} has schema version {version}, this program reads up to {SCHEMA_VERSION}: "
+                    "use the newer gemmserve, or another --data-dir"
+                )
+            if version == 0:
+                connection.execute("BEGIN IMMEDIATE")
+                for statement in load_sql("schema").values():
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                connection.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            raise DatabaseError(f"{self.path} cannot be opened: {error}") from error
+        return connection
+
+    def _run(self, connection: sqlite3.Connection) -> None:
+        open_ = True
+        while open_:
+            batch: list[Write] = []
+            item = self._queue.get()
+            while item is not None:
+                batch.append(item)
+                if len(batch) == _MOST_IN_ONE_COMMIT:
+                    break
+                try:
+                    item = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            else:
+                open_ = False
+            if batch:
+                self._publish(_commit(connection, batch))
+        connection.close()
+
+    def _publish(self, outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(_resolve, outcomes)
+
+
+def _commit(
+    connection: sqlite3.Connection, batch: list[Write]
+) -> list[tuple[asyncio.Future[Any], Any, BaseException | None]]:
+    """One transaction for the whole batch; a function that raises loses its savepoint alone."""
+    outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        for fn, future in batch:
+            connection.execute("SAVEPOINT one")
+            try:
+                outcomes.append((future, fn(connection), None))
+            except Exception as error:
+                if not connection.in_transaction:
+                    raise  # SQLite gave up the whole transaction, as it does when the disk is full
+                connection.execute("ROLLBACK TO one")
+                outcomes.append((future, None, _translate(error)))
+            connection.execute("RELEASE one")
+        connection.execute("COMMIT")
+    except Exception as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        return [(future, None, _translate(error)) for _, future in batch]
+    return outcomes
+
+
+def _translate(error: BaseException) -> BaseException:
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return StoreFull("the disk that holds the database is full")
+    return error
+
+
+def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    for future, value, error in outcomes:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)

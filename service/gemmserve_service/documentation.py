@@ -1,0 +1,161 @@
+"""What FastAPI cannot see for itself in the OpenAPI document: binary and multipart bodies, problems, response headers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ, OCTET_STREAM, PROBLEM
+from gemmserve_service.problems import catalogue
+from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceJob, GemmReduceParams, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastapi import FastAPI
+
+Document = dict[str, Any]
+
+_MODELS: Final = (GemmJob, GemmReduceJob, GemmParams, GemmReduceParams, Problem)
+BINARY: Final[Document] = {"type": "string", "format": "binary"}
+
+TAGS: Final = [
+    {"name": "arrays", "description": "Immutable arrays: uploaded once, multiplied many times."},
+    {"name": "jobs", "description": "Products of stored arrays, queued, durable."},
+    {"name": "one-shot", "description": "Operands in, result out, nothing kept."},
+    {"name": "service", "description": "Devices, use, health, metrics, problem types."},
+]
+
+DESCRIPTION: Final = """\
+Complex, real and batched matrix products, and products that are reduced as they are formed, on this machine's device.
+
+Arrays travel as `.npy` files (1.0 to 3.0, C or Fortran order, either endianness, never pickles) or as bare bytes.
+Errors are RFC 9457 problems whose `type` is a stable slug; `GET /problems/{slug}` explains each.
+
+```
+curl -F a=@a.npy -F b=@b.npy http://127.0.0.1:8000/v1/gemm -o d.npy
+```
+"""
+
+
+def model(schema: type[BaseModel], description: str, headers: Mapping[str, str] | None = None) -> Document:
+    """A JSON answer of that model."""
+    return {
+        "model": schema,
+        "description": description,
+        **({"headers": header_documents(headers)} if headers else {}),
+    }
+
+
+def binary(description: str, *media_types: str, headers: Mapping[str, str] | None = None) -> Document:
+    """An answer of bytes."""
+    return {
+        "description": description,
+        "content": {media_type: {"schema": BINARY} for media_type in media_types},
+        **({"headers": header_documents(headers)} if headers else {}),
+    }
+
+
+def header_documents(headers: Mapping[str, str]) -> Document:
+    """Response headers by name -> description."""
+    return {name: {"description": text, "schema": {"type": "string"}} for name, text in headers.items()}
+
+
+def problems(*slugs: str) -> dict[int | str, Document]:
+    """Error answers by status, each with the slugs it may carry and an example. Raises KeyError for an unknown slug."""
+    known = catalogue()
+    # Every route: an unexpected failure, and a page of another site (see `middleware.Guard`).
+    by_status: dict[int, list[str]] = defaultdict(list)
+    for slug in (*slugs, "host-not-allowed", "origin-not-allowed", "internal"):
+        by_status[known[slug]["status"]].append(slug)
+    return {status: _problem_document(status, [known[slug] for slug in group]) for status, group in by_status.items()}
+
+
+def _problem_document(status: int, documents: list[Document]) -> Document:
+    lines = [f"`{document['type'].removeprefix('/problems/')}`: {document['detail']}" for document in documents]
+    content = {
+        "schema": {"$ref": "#/components/schemas/Problem"},
+        "examples": {document["type"].removeprefix("/problems/"): {"value": document} for document in documents},
+    }
+    headers = {"Allow": "the methods there are"} if status == 405 else {}
+    if status in {429, 503}:
+        headers["Retry-After"] = "seconds after which another attempt makes sense"
+    return {
+        "description": "\n\n".join(lines),
+        "content": {PROBLEM: content},
+        **({"headers": header_documents(headers)} if headers else {}),
+    }
+
+
+def json_body(*models: type[BaseModel], examples: Mapping[str, Document]) -> Document:
+    """A JSON request body of one of the models, told apart by `op`."""
+    references = [{"$ref": f"#/components/schemas/{schema.__name__}"} for schema in models]
+    content = {"schema": {"oneOf": references}, "examples": {name: {"value": value} for name, value in examples.items()}}
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+def array_body() -> Document:
+    """An array as .npy or bare bytes."""
+    return {
+        "requestBody": {
+            "required": True,
+            "description": "The array; Content-Length must be sent.",
+            "content": {NPY: {"schema": BINARY}, OCTET_STREAM: {"schema": BINARY}},
+        }
+    }
+
+
+def multipart_body(params: type[BaseModel], *, operands: Mapping[str, str], example: Document) -> Document:
+    """Parts a, b(, c) as .npy and `params` as JSON."""
+    properties: Document = {name: {**BINARY, "description": text} for name, text in operands.items()}
+    properties["params"] = {"$ref": f"#/components/schemas/{params.__name__}"}
+    encoding: Document = {name: {"contentType": NPY} for name in operands}
+    encoding["params"] = {"contentType": "application/json"}
+    schema = {"type": "object", "required": ["a", "b"], "properties": properties, "additionalProperties": False}
+    content = {"schema": schema, "encoding": encoding, "example": {"params": example}}
+    return {
+        "requestBody": {
+            "required": True,
+            "description": "Multipart parts in any order; with `params` first, a mismatch is refused before the data are sent. "
+            "Content-Length must be sent.",
+            "content": {"multipart/form-data": content},
+        }
+    }
+
+
+ONE_SHOT_HEADERS: Final = {
+    "Server-Timing": "queue, h2d, kernel and d2h in milliseconds, and receive, the time that the body took",
+    ALGORITHM_HEADER: "which algorithm formed the product",
+}
+RESULT_TYPES: Final = (NPY, NPZ)
+
+
+def install(app: FastAPI) -> None:
+    """Replaces `app.openapi` with one that knows the models of hand-documented bodies."""
+
+    def openapi() -> Document:
+        if app.openapi_schema is None:
+            app.openapi_schema = _build(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
+
+
+def _build(app: FastAPI) -> Document:
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags
+    )
+    _, definitions = models_json_schema(
+        [(schema, "validation") for schema in _MODELS], ref_template="#/components/schemas/{model}"
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name, schema in definitions["$defs"].items():
+        schemas.setdefault(name, schema)
+    # FastAPI's own shape of validation errors is never sent.
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    return document

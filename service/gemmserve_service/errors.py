@@ -1,0 +1,254 @@
+"""What can go wrong in the service, each with the slug, status and title of its problem (RFC 9457).
+
+    ServiceError
+    ├── BodyLength: BodyTooShort, BodyTooLong     400 body-length
+    ├── DigestMismatch                            400 digest-mismatch
+    ├── InvalidNpy                                400 invalid-npy
+    ├── InvalidRequest                            400 invalid-request
+    ├── NotFound                                  404 not-found
+    ├── IdempotencyConflict                       409 idempotency-conflict
+    ├── JobCancelled                              409 cancelled
+    ├── Gone                                      410 gone
+    ├── LengthRequired                            411 length-required
+    ├── TooLarge                                  413 too-large
+    ├── UnsupportedMediaType                      415 unsupported-media-type
+    ├── IdempotencyMismatch                       422 idempotency-mismatch
+    ├── QueueFull                                 429 queue-full
+    ├── WorkerCrashed                             500 worker-crashed
+    ├── NotReady, Draining                        503 not-ready, draining
+    ├── JobTimeout                                504 timeout
+    ├── StoreFull                                 507 store-full
+    └── JobFailed                                 whatever the worker reported
+
+Errors of other layers (the kernels', the wire format's) are described by the same `describe`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from gemmserve.wire import NpyDtypeError, NpyError
+from gemmserve_kernels.errors import DeviceError, KernelError
+from gemmserve_service.schemas import Problem
+
+
+class ServiceError(Exception):
+    """Base of the service's own errors; `detail` is for the person who sent the request."""
+
+    slug: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Internal error"
+
+    def __init__(self, detail: str, *, retry_after_s: float | None = None, **extra: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+        self.extra = extra
+
+
+class BodyLength(ServiceError):
+    """The body holds more or fewer bytes than its header says."""
+
+    slug = "body-length"
+    status = 400
+    title = "The body's length does not match its header"
+
+
+class BodyTooShort(BodyLength):
+    """Bytes are missing."""
+
+
+class BodyTooLong(BodyLength):
+    """Bytes are left over."""
+
+
+class DigestMismatch(ServiceError):
+    """Content-Digest differs from what arrived."""
+
+    slug = "digest-mismatch"
+    status = 400
+    title = "The digest does not match the body"
+
+
+class InvalidNpy(ServiceError):
+    """No readable .npy."""
+
+    slug = "invalid-npy"
+    status = 400
+    title = "Not a readable .npy array"
+
+
+class InvalidRequest(ServiceError):
+    """Malformed in a way that no other slug names."""
+
+    slug = "invalid-request"
+    status = 400
+    title = "Malformed request"
+
+
+class NotFound(ServiceError):
+    """Unknown id, or one that was deleted."""
+
+    slug = "not-found"
+    status = 404
+    title = "Not found"
+
+
+class IdempotencyConflict(ServiceError):
+    """The first request with this key is still being taken in."""
+
+    slug = "idempotency-conflict"
+    status = 409
+    title = "A request with this Idempotency-Key is in flight"
+
+
+class JobCancelled(ServiceError):
+    """Cancelled before it finished."""
+
+    slug = "cancelled"
+    status = 409
+    title = "The job was cancelled"
+
+
+class Gone(ServiceError):
+    """The array's time to live has passed."""
+
+    slug = "gone"
+    status = 410
+    title = "Expired"
+
+
+class LengthRequired(ServiceError):
+    """Content-Length is needed here."""
+
+    slug = "length-required"
+    status = 411
+    title = "Content-Length is required"
+
+
+class TooLarge(ServiceError):
+    """One array larger than the server takes."""
+
+    slug = "too-large"
+    status = 413
+    title = "Too large"
+
+
+class UnsupportedMediaType(ServiceError):
+    """A Content-Type that this route does not read."""
+
+    slug = "unsupported-media-type"
+    status = 415
+    title = "Unsupported media type"
+
+
+class IdempotencyMismatch(ServiceError):
+    """The key was used for another body."""
+
+    slug = "idempotency-mismatch"
+    status = 422
+    title = "This Idempotency-Key belongs to another request"
+
+
+class QueueFull(ServiceError):
+    """No more jobs now; `retry_after_s` comes from the measured drain rate."""
+
+    slug = "queue-full"
+    status = 429
+    title = "The queue is full"
+
+
+class WorkerCrashed(ServiceError):
+    """Every attempt ended with the death of its worker."""
+
+    slug = "worker-crashed"
+    status = 500
+    title = "The worker died"
+
+
+class NotReady(ServiceError):
+    """No worker has answered a verified product yet."""
+
+    slug = "not-ready"
+    status = 503
+    title = "Not ready"
+
+
+class Draining(ServiceError):
+    """Shutting down: nothing new is admitted."""
+
+    slug = "draining"
+    status = 503
+    title = "Shutting down"
+
+
+class JobTimeout(ServiceError):
+    """The deadline passed, in the queue or while running."""
+
+    slug = "timeout"
+    status = 504
+    title = "The deadline passed"
+
+
+class StoreFull(ServiceError):
+    """No room for the array. Unexpired arrays are never evicted to make some."""
+
+    slug = "store-full"
+    status = 507
+    title = "The store is full"
+
+
+class JobFailed(ServiceError):
+    """A one-shot job that failed on the device; carries the worker's own slug, status and title."""
+
+    def __init__(self, description: Description) -> None:
+        super().__init__(description.detail, **description.extra)
+        self.description = description
+
+
+@dataclass(frozen=True)
+class Description:
+    """An error as problem details know it, without an exception object."""
+
+    slug: str
+    status: int
+    title: str
+    detail: str
+    retry_after_s: float | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def problem(self) -> Problem:
+        """The problem document; `type` is ``/problems/<slug>``."""
+        return Problem(
+            type=f"/problems/{self.slug}", title=self.title, status=self.status, detail=self.detail, **self.extra
+        )
+
+
+_KERNEL_EXTRA = ("available", "parameter")
+
+
+def describe(error: BaseException) -> Description:
+    """Slug, status, title and detail of any error; one that nobody foresaw is `internal` and shows no detail of its own."""
+    if isinstance(error, JobFailed):
+        return error.description
+    if isinstance(error, ServiceError):
+        return Description(error.slug, error.status, error.title, error.detail, error.retry_after_s, error.extra)
+    if isinstance(error, KernelError):
+        extra = {name: getattr(error, name) for name in _KERNEL_EXTRA if getattr(error, name, None) is not None}
+        return Description(error.slug, 422, _title(error.slug), str(error), extra=extra)
+    if isinstance(error, DeviceError):
+        return Description(error.slug, 500, _title(error.slug), str(error))
+    if isinstance(error, NpyDtypeError):
+        return Description("dtype-unsupported", 422, _title("dtype-unsupported"), str(error))
+    if isinstance(error, NpyError):
+        return Description(InvalidNpy.slug, InvalidNpy.status, InvalidNpy.title, str(error))
+    if isinstance(error, MemoryError):
+        return Description("out-of-memory", 500, _title("out-of-memory"), "the worker ran out of host memory")
+    return Description(
+        ServiceError.slug, ServiceError.status, ServiceError.title, "an unexpected error; the server's log says more"
+    )
+
+
+def _title(slug: str) -> str:
+    return slug.replace("-", " ").capitalize()

@@ -1,0 +1,81 @@
+"""The port between scheduler and executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import TypeAdapter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_service.executor.protocol import Done, Failed, Hello, Run
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """One device's worker as the front sees it; lives on across restarts of the process."""
+
+    id: str
+    ready: bool = False
+    spec: DeviceSpec | None = None
+    """None until it said hello once; kept while it restarts."""
+    spec_fields: dict[str, Any] = field(default_factory=dict)
+    verified_error: float | None = None
+    memory_used: int = 0
+    restarts: int = -1
+    """Hellos after the first."""
+    tasks: dict[str, Any] = field(default_factory=dict)
+    """What it was sent and has not answered, oldest first; the scheduler's bookkeeping."""
+
+    def greeted(self, hello: Hello) -> None:
+        """Takes over what the process said about itself."""
+        self.ready = True
+        self.spec_fields = hello.spec
+        self.spec = spec_adapter().validate_python(hello.spec)
+        self.verified_error = hello.verified_error
+        self.memory_used = hello.memory_used
+        self.restarts += 1
+
+
+class ExecutorOwner(Protocol):
+    """Told by the executor, in the event loop."""
+
+    def worker_ready(self, worker: Worker) -> None:
+        """It said hello: it takes tasks from now on."""
+
+    def worker_lost(self, worker: Worker) -> None:
+        """Its process is gone; what it had not answered will never be."""
+
+    def task_ended(self, worker: Worker, answer: Done | Failed) -> None:
+        """One task is over."""
+
+
+class Executor(Protocol):
+    """Runs tasks on workers. A worker runs what it is sent in order, one at a time."""
+
+    async def start(self, owner: ExecutorOwner) -> None:
+        """Begins; workers show up through `owner`."""
+
+    async def stop(self) -> None:
+        """Ends without waiting for tasks."""
+
+    def workers(self) -> Sequence[Worker]:
+        """All that are known, ready or not."""
+
+    def send(self, worker: Worker, task: Run) -> None:
+        """Hands a task over; the answer comes through the owner."""
+
+    def forget(self, extent: str) -> None:
+        """The extent is gone: workers drop their mapping of it."""
+
+
+@cache
+def spec_adapter() -> TypeAdapter[DeviceSpec]:
+    """DeviceSpec to and from JSON-able mappings."""
+    from gemmserve_kernels.device import DeviceSpec
+
+    return TypeAdapter(DeviceSpec)

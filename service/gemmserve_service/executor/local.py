@@ -1,0 +1,158 @@
+"""The front's side of worker processes on a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, cast
+
+from pydantic import ValidationError
+
+from gemmserve_service.executor.base import Worker
+from gemmserve_service.executor.protocol import TO_FRONT, Decoder, Forget, Hello, ProtocolError, Run, Stop, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gemmserve_service.executor.base import ExecutorOwner
+
+log = logging.getLogger(__name__)
+
+
+class LocalExecutor:
+    """Workers connect to `listener` (held by the supervisor, so it outlives this process) and say hello.
+
+    `names` are the devices that the supervisor keeps workers for.
+    """
+
+    def __init__(self, listener: socket.socket, names: Sequence[str]) -> None:
+        self._listener = listener
+        self._workers = {name: Worker(name) for name in names}
+        self._links: dict[str, _Link] = {}
+        self._server: asyncio.Server | None = None
+        self._accepted: set[_Link] = set()
+        self.owner: ExecutorOwner | None = None
+
+    async def start(self, owner: ExecutorOwner) -> None:
+        """Accepts workers."""
+        self.owner = owner
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Link(self), sock=self._listener)
+
+    async def stop(self) -> None:
+        """Tells the workers to end after their task, and closes."""
+        self.owner = None
+        if self._server is not None:
+            self._server.close()
+        for link in list(self._accepted):
+            link.close(Stop())
+        self._links.clear()
+
+    def workers(self) -> Sequence[Worker]:
+        """One per device, ready or not."""
+        return list(self._workers.values())
+
+    def send(self, worker: Worker, task: Run) -> None:
+        """Writes the task to the worker's socket."""
+        self._links[worker.id].write(encode(task))
+
+    def forget(self, extent: str) -> None:
+        """Tells every worker."""
+        frame = encode(Forget(extents=[extent]))
+        for link in self._links.values():
+            link.write(frame)
+
+    def accepted(self, link: _Link) -> None:
+        """A process connected; it is no worker before it says hello."""
+        self._accepted.add(link)
+
+    def greeted(self, link: _Link, hello: Hello) -> None:
+        """A worker said hello."""
+        worker = self._workers.get(hello.worker)
+        if worker is None:
+            raise ProtocolError(f"no worker named {hello.worker!r} is expected")
+        old = self._links.pop(worker.id, None)
+        if old is not None:  # its end has not been noticed yet
+            old.worker = None
+            old.close()
+            self._lose(worker)
+        self._links[worker.id] = link
+        link.worker = worker
+        worker.greeted(hello)
+        log.info("worker %s is ready (pid %d, verified product, error %.1e)", worker.id, hello.pid, hello.verified_error)
+        if self.owner is not None:
+            self.owner.worker_ready(worker)
+
+    def disconnected(self, link: _Link) -> None:
+        """A connection ended."""
+        self._accepted.discard(link)
+        worker, link.worker = link.worker, None
+        if worker is not None:
+            self._links.pop(worker.id, None)
+            self._lose(worker)
+
+    def _lose(self, worker: Worker) -> None:
+        worker.ready = False
+        if self.owner is not None:
+            log.warning("worker %s is gone", worker.id)
+            self.owner.worker_lost(worker)
+
+
+class _Link(asyncio.Protocol):
+    """One connection of a worker."""
+
+    def __init__(self, executor: LocalExecutor) -> None:
+        self.worker: Worker | None = None
+        self._executor = executor
+        self._decoder = Decoder()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if not _same_user(transport.get_extra_info("socket")):
+            log.error("a process of another user connected to the control socket: closed")
+            self._transport.abort()
+            return
+        self._executor.accepted(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._decoder.feed(data):
+                message = TO_FRONT.validate_json(body)
+                if isinstance(message, Hello):
+                    self._executor.greeted(self, message)
+                elif self.worker is None:
+                    raise ProtocolError("an answer before hello")
+                elif self._executor.owner is not None:
+                    self._executor.owner.task_ended(self.worker, message)
+        except (ProtocolError, ValidationError):
+            log.exception("a worker speaks nonsense: closing its connection")
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._executor.disconnected(self)
+
+    def write(self, frame: bytes) -> None:
+        """Sends one frame."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    def close(self, last: Stop | None = None) -> None:
+        """Closes after what was written, and after `last`."""
+        if last is not None:
+            self.write(encode(last))
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _same_user(connection: socket.socket | None) -> bool:
+    """Whether the peer runs as this user (SO_PEERCRED); where the system cannot say, the folder's mode 0700 must do."""
+    if connection is None or not hasattr(socket, "SO_PEERCRED"):
+        return True
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return bool(uid == os.getuid())

@@ -1,0 +1,134 @@
+"""What the front and its workers say to each other: length-prefixed JSON, validated by pydantic; never pickle.
+
+A frame is four bytes of length, big-endian, then a UTF-8 JSON object with a `kind`. Arrays do not travel: a message
+names the extent that holds one, and both ends map it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from gemmserve_service.schemas import GemmParams, GemmReduceParams, Timings
+
+_LENGTH: Final = 4
+_MAX_FRAME: Final = 1 << 20  # a message holds shapes and names, a few KiB at most
+
+
+class ProtocolError(RuntimeError):
+    """The other end sent something that is no message."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ArrayRef(_Message):
+    """An array's bytes: the first `nbytes` of the extent at `path`."""
+
+    extent: str | None = Field(description="name that never comes back for other pages; null for an empty array")
+    path: str
+    capacity: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    cache_id: str | None = Field(None, description="id of an immutable array, which a device may keep a copy of")
+
+
+class Run(_Message):
+    """Front to worker: compute `params` on the operands into the results' extents."""
+
+    kind: Literal["run"] = "run"
+    task: str
+    params: Annotated[GemmParams | GemmReduceParams, Field(discriminator="op")]
+    operands: dict[str, ArrayRef]
+    results: dict[str, ArrayRef]
+    verify: bool = False
+
+
+class Forget(_Message):
+    """Front to worker: these extents are gone, or these arrays; drop mappings and copies of them."""
+
+    kind: Literal["forget"] = "forget"
+    extents: list[str]
+
+
+class Stop(_Message):
+    """Front to worker: end after what was sent before this."""
+
+    kind: Literal["stop"] = "stop"
+
+
+class Hello(_Message):
+    """Worker to front, once a product has been verified."""
+
+    kind: Literal["hello"] = "hello"
+    worker: str = Field(description="device name as in settings: cpu, cuda:0")
+    pid: int
+    spec: dict[str, Any]
+    verified_error: float
+    memory_used: int = 0
+
+
+class Done(_Message):
+    """Worker to front: every byte of the results is written."""
+
+    kind: Literal["done"] = "done"
+    task: str
+    algorithm: str
+    timings: Timings
+    residual: float | None = None
+    memory_used: int = 0
+
+
+class Failed(_Message):
+    """Worker to front: the task failed, the worker did not."""
+
+    kind: Literal["failed"] = "failed"
+    task: str
+    slug: str
+    status: int
+    title: str
+    detail: str
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+
+ToWorker = Annotated[Run | Forget | Stop, Field(discriminator="kind")]
+ToFront = Annotated[Hello | Done | Failed, Field(discriminator="kind")]
+TO_WORKER: Final[TypeAdapter[Run | Forget | Stop]] = TypeAdapter(ToWorker)
+TO_FRONT: Final[TypeAdapter[Hello | Done | Failed]] = TypeAdapter(ToFront)
+
+
+def encode(message: BaseModel) -> bytes:
+    """One frame."""
+    body = message.model_dump_json().encode()
+    if len(body) > _MAX_FRAME:
+        raise ProtocolError(f"a message of {len(body)} bytes")
+    return len(body).to_bytes(_LENGTH, "big") + body
+
+
+class Decoder:
+    """Cuts a stream of bytes into the bodies of frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies that `data` completes. Raises ProtocolError for a frame of absurd length."""
+        buffer = self._buffer
+        buffer += data
+        bodies = []
+        start = 0
+        while len(buffer) - start >= _LENGTH:
+            length = int.from_bytes(buffer[start : start + _LENGTH], "big")
+            if length > _MAX_FRAME:
+                raise ProtocolError(f"a frame of {length} bytes")
+            end = start + _LENGTH + length
+            if len(buffer) < end:
+                break
+            bodies.append(bytes(buffer[start + _LENGTH : end]))
+            start = end
+        del buffer[:start]
+        return bodies

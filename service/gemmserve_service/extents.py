@@ -1,0 +1,242 @@
+"""Extents: mapped files that hold one array each, recycled by size class.
+
+Fresh pages cost three times what copying into them does, so a freed extent keeps its pages and its mapping and serves
+the next array of its class. What it held before is never shown: an array is published only when every byte of it was
+written, and its views end at its last byte. An extent whose mapping is still referred to by anyone (a transport that
+holds the end of a download, say) is not handed out until that reference is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import secrets
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_service.errors import StoreFull
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_PAGE: Final = mmap.PAGESIZE
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
+_MOST_KEPT: Final = 512  # free extents; each costs a mapping, of which Linux allows a process 65,530 by default
+_MOST_MAPPED: Final = 8192  # mappings of live file extents that are kept open, for the same reason
+
+
+def size_class(nbytes: int) -> int:
+    """Bytes allocated for an array of `nbytes` > 0: whole pages, at most an eighth more than asked for."""
+    step = max(_PAGE, 1 << max(nbytes.bit_length() - 4, 0))
+    return -(-nbytes // step) * step
+
+
+class Extent:
+    """One file (or memfd) of `capacity` bytes; `path` is where another process of the same user opens it."""
+
+    __slots__ = ("_map", "capacity", "fd", "name", "path")
+
+    def __init__(self, name: str, path: str, capacity: int, *, fd: int | None = None) -> None:
+        self.name = name
+        self.path = path
+        self.capacity = capacity
+        self.fd = fd
+        self._map: mmap.mmap | None = None
+
+    def view(self, nbytes: int) -> memoryview:
+        """A writable view of the first `nbytes`, mapping the file first if need be."""
+        if self._map is None:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC) if self.fd is None else self.fd
+            try:
+                self._map = mmap.mmap(fd, self.capacity)
+            finally:
+                if self.fd is None:
+                    os.close(fd)
+        return memoryview(self._map)[:nbytes]
+
+    @property
+    def mapped(self) -> bool:
+        """Whether this process has it mapped."""
+        return self._map is not None
+
+    @property
+    def quiescent(self) -> bool:
+        """Whether nothing but this object refers to the mapping: no view, no NumPy array, no pending send."""
+        return self._map is None or sys.getrefcount(self._map) <= _UNSHARED
+
+    def unmap(self) -> None:
+        """Drops the mapping; views that are still around keep it alive on their own."""
+        self._map = None
+
+    def flush(self) -> None:
+        """Writes the pages to the disk and waits for it."""
+        if self._map is not None:
+            self._map.flush()
+
+
+def _unshared_refcount() -> int:
+    """What sys.getrefcount says of a slot that nobody else refers to, on this interpreter."""
+    probe = Extent("probe", "", _PAGE)
+    probe._map = mmap.mmap(-1, _PAGE)
+    return sys.getrefcount(probe._map)
+
+
+_UNSHARED: Final = _unshared_refcount()
+
+
+class ExtentPool:
+    """Extents of one kind: files under `folder`, or memory (`folder` None) of at most `limit` bytes in all.
+
+    `on_destroy` hears the names of extents that are gone, so that workers drop their mappings.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        keep_bytes: int,
+        limit: int | None = None,
+        on_destroy: Callable[[str], None] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.keep_bytes = keep_bytes
+        self.limit = limit
+        self.on_destroy = on_destroy
+        self.live_bytes = 0
+        self.free_bytes = 0
+        self._free: OrderedDict[str, Extent] = OrderedDict()
+        self._by_class: dict[int, list[Extent]] = {}
+        self._mapped: OrderedDict[str, Extent] = OrderedDict()
+
+    def take(self, nbytes: int) -> Extent:
+        """An extent of at least `nbytes` > 0, recycled where possible. Raises StoreFull."""
+        capacity = size_class(nbytes)
+        extent = self._recycled(capacity) or self._create(capacity)
+        self.live_bytes += capacity
+        self.touch(extent)
+        return extent
+
+    def give(self, extent: Extent, *, reusable: bool = True) -> None:
+        """Takes an extent back; not `reusable`: a process that may still write to it must find its own pages only."""
+        self._mapped.pop(extent.name, None)
+        self.live_bytes -= extent.capacity
+        if not reusable or extent.capacity > self.keep_bytes:
+            self._destroy(extent)
+            return
+        self._free[extent.name] = extent
+        self._by_class.setdefault(extent.capacity, []).append(extent)
+        self.free_bytes += extent.capacity
+        while self.free_bytes > self.keep_bytes or len(self._free) > _MOST_KEPT:
+            self._drop_oldest()
+
+    def touch(self, extent: Extent) -> None:
+        """Marks a live extent as used now; the mappings of those longest unused are dropped past a bound."""
+        if self.folder is None:
+            return
+        self._mapped[extent.name] = extent
+        self._mapped.move_to_end(extent.name)
+        while len(self._mapped) > _MOST_MAPPED:
+            self._mapped.popitem(last=False)[1].unmap()
+
+    def adopt(self, name: str, capacity: int) -> Extent:
+        """An extent that an earlier process left, still unmapped."""
+        if self.folder is None:
+            raise ValueError("memory extents do not outlive their process")
+        self.live_bytes += capacity
+        return Extent(name, str(self.folder / name), capacity)
+
+    def trim(self) -> None:
+        """Gives every free extent back to the system."""
+        while self._free:
+            self._drop_oldest()
+
+    def sweep(self, keep: Iterable[str]) -> int:
+        """Deletes every file in the folder but those in `keep`; returns how many there were."""
+        if self.folder is None:
+            return 0
+        kept = set(keep)
+        orphans = [entry.path for entry in os.scandir(self.folder) if entry.name not in kept]
+        for path in orphans:
+            os.unlink(path)
+        return len(orphans)
+
+    def _recycled(self, capacity: int) -> Extent | None:
+        stack = self._by_class.get(capacity, [])
+        for index in range(len(stack) - 1, -1, -1):
+            if stack[index].quiescent:
+                extent = stack.pop(index)
+                del self._free[extent.name]
+                self.free_bytes -= capacity
+                return extent
+        return None
+
+    def _create(self, capacity: int) -> Extent:
+        if self.limit is not None and self.live_bytes + self.free_bytes + capacity > self.limit:
+            self.trim()
+            if self.live_bytes + capacity > self.limit:
+                raise StoreFull(f"no room for {capacity} bytes beside the {self.live_bytes} in use")
+        if self.folder is None:
+            return _create_memory(capacity)
+        try:
+            return _create_file(self.folder, capacity)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+        self.trim()
+        try:
+            return _create_file(self.folder, capacity)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise StoreFull(f"the disk has no room for {capacity} bytes") from error
+
+    def _drop_oldest(self) -> None:
+        _, extent = self._free.popitem(last=False)
+        self._by_class[extent.capacity].remove(extent)
+        self.free_bytes -= extent.capacity
+        self._destroy(extent)
+
+    def _destroy(self, extent: Extent) -> None:
+        extent.unmap()
+        if extent.fd is not None:
+            os.close(extent.fd)
+        else:
+            Path(extent.path).unlink(missing_ok=True)
+        if self.on_destroy is not None:
+            self.on_destroy(extent.name)
+
+
+def _create_file(folder: Path, capacity: int) -> Extent:
+    name = secrets.token_hex(16)
+    path = str(folder / name)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        _allocate(fd, capacity)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+    return Extent(name, path, capacity)
+
+
+def _allocate(fd: int, capacity: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, capacity)
+    else:  # macOS: space is not reserved, a full disk shows when it is written
+        os.ftruncate(fd, capacity)
+
+
+def _create_memory(capacity: int) -> Extent:
+    # Not allocated ahead: memory is taken as bytes arrive, never by what a header claims.
+    fd = os.memfd_create("gemmserve", os.MFD_CLOEXEC)
+    os.ftruncate(fd, capacity)
+    return Extent(secrets.token_hex(16), f"/proc/{os.getpid()}/fd/{fd}", capacity, fd=fd)
+
+
+def memory_extents_supported() -> bool:
+    """Linux has memfd and /proc, through which a worker opens one."""
+    return hasattr(os, "memfd_create") and Path("/proc/self/fd").exists()

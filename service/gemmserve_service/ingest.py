@@ -1,0 +1,170 @@
+"""One array's bytes from the socket into its final place: header first, then space, then the body, then the digest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmserve.wire import NPY, OCTET_STREAM, NpyError, parse_dtype, parse_npy_header, parse_shape
+from gemmserve_service.digests import parse_content_digest
+from gemmserve_service.errors import (
+    BodyTooLong,
+    BodyTooShort,
+    InvalidRequest,
+    LengthRequired,
+    TooLarge,
+    UnsupportedMediaType,
+)
+from gemmserve_service.problems import InvalidParameters
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import numpy as np
+    from starlette.requests import Request
+
+    from gemmserve_service.core import Core
+    from gemmserve_service.schemas import ArrayInfo, Order
+    from gemmserve_service.store import ArrayStore, Upload
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a body says it holds, known before any of its data is accepted."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    order: Order
+    nbytes: int
+    header: bytes = b""
+    """The .npy header as sent; empty for a bare body."""
+
+    @property
+    def byteswap(self) -> bool:
+        """Whether the data are big-endian."""
+        return self.dtype.newbyteorder("<") != self.dtype
+
+    async def reserve(
+        self,
+        store: ArrayStore,
+        *,
+        ttl_s: float | None = None,
+        scratch: bool = False,
+        digest_prefix: bytes | None = None,
+    ) -> Upload:
+        """Space for exactly the declared bytes. Raises TooLarge, StoreFull."""
+        return await store.reserve(
+            self.dtype.newbyteorder("<"),
+            self.shape,
+            self.order,
+            ttl_s=ttl_s,
+            byteswap=self.byteswap,
+            scratch=scratch,
+            digest_prefix=digest_prefix,
+        )
+
+
+class NpyHead:
+    """Gathers a stream's first pieces until the .npy header is whole; bounded by `parse_npy_header`'s limit."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+
+    def feed(self, piece: bytes | memoryview) -> tuple[Declared, bytes] | None:
+        """The declaration and the data bytes that came with it; None: more is needed. Raises NpyError."""
+        self._head += piece
+        header = parse_npy_header(self._head)
+        if header is None:
+            return None
+        head = bytes(self._head)
+        order: Order = "F" if header.fortran_order else "C"
+        declared = Declared(header.dtype, header.shape, order, header.nbytes, head[: header.data_offset])
+        return declared, head[header.data_offset :]
+
+    def close(self) -> None:
+        """To be called when the stream ends without a whole header. Raises NpyError."""
+        raise NpyError(f"the body ends after {len(self._head)} bytes, within the .npy header")
+
+
+def content_length(request: Request) -> int:
+    """Bytes of the body, from the header. Raises LengthRequired, InvalidRequest."""
+    value = request.headers.get("content-length")
+    if value is None:
+        raise LengthRequired(
+            "send Content-Length: a body of unknown size (chunked transfer coding) is not accepted, "
+            "since its space is reserved before it is read"
+        )
+    if not (value.isascii() and value.isdigit()) or len(value) > 19:
+        raise InvalidRequest(f"Content-Length {value[:40]!r} is not a number of bytes")
+    return int(value)
+
+
+async def receive_array(
+    request: Request, core: Core, *, dtype: str | None, shape: str | None, order: Order | None, ttl_s: float | None
+) -> ArrayInfo:
+    """Reads the whole body of `request` into a new array.
+
+    Raises what is wrong with the headers before the first byte is read, what is wrong with the .npy header before any
+    space is taken, and frees the space when the body breaks off or does not match its digest.
+    """
+    expected = parse_content_digest(request.headers.get("content-digest"))
+    length = content_length(request)
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    body = request.stream()
+    if media_type == NPY:
+        if dtype is not None or shape is not None or order is not None:
+            raise InvalidParameters(f"dtype, shape and order belong to {OCTET_STREAM}; a .npy body says them itself")
+        limit = core.settings.max_array_bytes
+        # A .npy header adds at most 64 KiB: a body past that cannot fit whatever its header says.
+        if length > limit + (1 << 16) + 12:
+            raise TooLarge(f"the body has {length} bytes, an array at most {limit}")
+        declared, first = await _read_npy_head(body)
+    elif media_type == OCTET_STREAM:
+        if dtype is None or shape is None:
+            raise InvalidParameters(f"{OCTET_STREAM} needs ?dtype= and ?shape=, as in ?dtype=complex64&shape=1024,1024")
+        declared, first = _declare(dtype, shape, order or "C"), b""
+    else:
+        raise UnsupportedMediaType(
+            f"Content-Type is {media_type or 'missing'}; an array is {NPY} "
+            f"(curl -H 'Content-Type: {NPY}' --data-binary @a.npy) or {OCTET_STREAM} with ?dtype= and ?shape="
+        )
+    _check_length(declared, length)
+    prefix = None if expected is None else declared.header
+    upload = await declared.reserve(core.store, ttl_s=ttl_s, digest_prefix=prefix)
+    try:
+        upload.write(first)
+        async for piece in body:
+            upload.write(piece)
+        return await upload.commit(expected)
+    except BaseException:
+        upload.abort()
+        raise
+
+
+def _declare(dtype: str, shape: str, order: Order) -> Declared:
+    kind, extents = parse_dtype(dtype), parse_shape(shape)
+    nbytes = kind.itemsize
+    for extent in extents:
+        nbytes *= extent
+    return Declared(kind, extents, order, nbytes)
+
+
+async def _read_npy_head(body: AsyncIterator[bytes]) -> tuple[Declared, bytes]:
+    head = NpyHead()
+    async for piece in body:
+        if found := head.feed(piece):
+            return found
+    head.close()
+    raise AssertionError  # close always raises
+
+
+def _check_length(declared: Declared, length: int) -> None:
+    """What is declared against what Content-Length says, before any space is taken."""
+    present = length - len(declared.header)
+    if present == declared.nbytes:
+        return
+    detail = (
+        f"{declared.dtype.name} of shape {declared.shape} needs {declared.nbytes} bytes of data, "
+        f"and the body has {present}"
+    )
+    raise (BodyTooShort if present < declared.nbytes else BodyTooLong)(detail)

@@ -1,0 +1,70 @@
+# noqa: A005 (absolute imports only: the name says what it is)
+"""Structured logs: JSON lines or console text, with the request's id and trace on every line written while it runs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from gemmserve_service.settings import Settings
+
+_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure(settings: Settings) -> None:
+    """Sends structlog's and the standard library's records (uvicorn's) through one chain of processors to stderr."""
+    level = _LEVELS[settings.log_level]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    structlog.configure(
+        processors=[*shared, *_renderers(json=settings.log_json)],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[
+                *shared,
+                structlog.stdlib.add_logger_name,
+                structlog.stdlib.ExtraAdder(),
+                _drop_color_message,
+            ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(json=settings.log_json)],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = []
+        logger.propagate = name != "uvicorn.access"  # the access line is `middleware.Observe`'s
+    # python-multipart warns of each malformed body; the sender is told, and the access line has the status.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+
+
+def _renderers(*, json: bool) -> list[Any]:
+    # Without the frames' locals: they hold what people sent.
+    if json:
+        transform = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        return [structlog.processors.ExceptionRenderer(transform), structlog.processors.JSONRenderer()]
+    colors = sys.stderr.isatty()
+    return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
+
+
+def _drop_color_message(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """uvicorn attaches a second copy of each message, for terminals."""
+    event.pop("color_message", None)
+    return event

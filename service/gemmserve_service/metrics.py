@@ -1,0 +1,115 @@
+"""Prometheus metrics of one app, prefix ``gemmserve_``: counters fed by events, gauges read from the core at scrape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from gemmserve_service.core import Core
+    from gemmserve_service.schemas import JobInfo
+
+# Seconds from a kernel of 100 us to a queue of minutes, a factor of about 3 apart.
+_SECONDS: Final = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class Metrics:
+    """The app's own registry; an observer of the core's jobs and of the middleware's requests."""
+
+    def __init__(self, core: Core) -> None:
+        self.registry = CollectorRegistry()
+        self._jobs = Counter(
+            "gemmserve_jobs", "Jobs by the state they entered.", ["op", "algorithm", "state"], registry=self.registry
+        )
+        self._phases = Histogram(
+            "gemmserve_job_phase_seconds",
+            "Seconds of finished jobs by phase.",
+            ["op", "phase"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._flops = Counter(
+            "gemmserve_flops", "Floating-point operations of succeeded jobs (complex: 8 m n k).", ["op"], registry=self.registry
+        )
+        self._job_bytes = Counter(
+            "gemmserve_job_bytes", "Bytes of operands and results of succeeded jobs.", ["op"], registry=self.registry
+        )
+        self._requests = Counter(
+            "gemmserve_http_requests", "Requests answered.", ["route", "method", "status"], registry=self.registry
+        )
+        self._durations = Histogram(
+            "gemmserve_http_request_duration_seconds",
+            "From the first byte of the request to the last of the answer.",
+            ["route", "method"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._received = Counter("gemmserve_http_received_bytes", "Bytes of request bodies.", registry=self.registry)
+        self._sent = Counter("gemmserve_http_sent_bytes", "Bytes of answer bodies.", registry=self.registry)
+        self.registry.register(_Gauges(core))
+
+    def job_changed(self, job: JobInfo, nbytes: int, flops: int) -> None:
+        """`Observer`: counts the state; adds times, bytes and operations once the job has succeeded."""
+        self._jobs.labels(job.op, job.algorithm or "none", job.state.value).inc()
+        if job.timings is not None and job.state.final:
+            for phase in ("queue", "h2d", "kernel", "d2h"):
+                self._phases.labels(job.op, phase).observe(getattr(job.timings, f"{phase}_s"))
+        if job.state == "succeeded":
+            self._flops.labels(job.op).inc(flops)
+            self._job_bytes.labels(job.op).inc(nbytes)
+
+    def request_done(
+        self, route: str, method: str, status: int, *, seconds: float, received: int, sent: int
+    ) -> None:
+        """Counts one request; `route` is a template such as /v1/arrays/{array_id}, never a path."""
+        self._requests.labels(route, method, status).inc()
+        self._durations.labels(route, method).observe(seconds)
+        self._received.inc(received)
+        self._sent.inc(sent)
+
+    def render(self, accept: str | None) -> tuple[bytes, str]:
+        """The exposition and its content type: OpenMetrics where `accept` asks for it, else Prometheus text."""
+        encode, content_type = choose_encoder(accept or "")
+        return encode(self.registry), content_type
+
+
+class _Gauges(Collector):
+    """What the core says of itself when it is scraped."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def describe(self) -> list[Metric]:
+        """Nothing to collect at registration: the core may not have started."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """One snapshot."""
+        now = self._core.snapshot()
+        for name, text, value in (
+            ("queue_depth", "Jobs that wait.", now.queue_depth),
+            ("jobs_running", "Jobs that run.", now.running),
+            ("array_store_bytes", "Bytes of stored arrays.", now.store_bytes),
+            ("array_store_arrays", "Arrays stored.", now.array_count),
+            ("array_store_recycled_bytes", "Bytes of freed extents kept for reuse.", now.recycled_bytes),
+            ("scratch_bytes", "Bytes of operands and results of one-shot requests.", now.scratch_bytes),
+            ("ready", "Whether work is admitted and can run.", int(self._core.ready()[0])),
+        ):
+            yield GaugeMetricFamily(f"gemmserve_{name}", text, value=value)
+        yield CounterMetricFamily("gemmserve_worker_restarts", "Workers started again.", value=now.worker_restarts)
+        used = GaugeMetricFamily("gemmserve_device_memory_used_bytes", "Device memory in use.", labels=["device"])
+        total = GaugeMetricFamily("gemmserve_device_memory_total_bytes", "Device memory.", labels=["device"])
+        running = GaugeMetricFamily("gemmserve_device_jobs_running", "Jobs that run on the device.", labels=["device"])
+        for device in now.devices:
+            used.add_metric([device.id], device.memory_used)
+            total.add_metric([device.id], device.memory_total)
+            running.add_metric([device.id], device.jobs_running)
+        yield from (used, total, running)

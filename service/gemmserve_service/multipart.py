@@ -1,0 +1,248 @@
+"""multipart/form-data for the one-shot routes: .npy parts go straight into scratch extents, `params` is small JSON.
+
+python-multipart finds the boundaries; its callbacks are gathered for one piece of the body at a time, because space is
+reserved with an await between a part's header and its data. Nothing is kept of a piece but copies in the extents.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from gemmserve.wire import NpyError
+from gemmserve_service.errors import BodyTooLong, BodyTooShort, InvalidNpy, TooLarge, UnsupportedMediaType
+from gemmserve_service.ingest import NpyHead, content_length
+from gemmserve_service.problems import InvalidParameters, MalformedMultipart
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+
+    from gemmserve_service.ingest import Declared
+    from gemmserve_service.store import ArrayStore, Upload
+
+MAX_PARAMS: Final = 1 << 16
+MAX_PART_HEADERS: Final = 8
+MAX_PART_HEADER_BYTES: Final = 4096
+
+Event = tuple[str, memoryview]
+
+
+class OneShotForm:
+    """The parts of one request: `operands` in scratch extents and the bytes of `params`.
+
+    `names` are the operand parts that the route knows; a and b must come, c may. `check` is called after each array
+    header once `params` is known, so that what cannot work is refused before its data are sent.
+    """
+
+    def __init__(
+        self,
+        store: ArrayStore,
+        *,
+        names: tuple[str, ...],
+        check: Callable[[bytes, dict[str, Declared]], None],
+    ) -> None:
+        self._store = store
+        self._names = names
+        self._check = check
+        self.operands: dict[str, Upload] = {}
+        self.declared: dict[str, Declared] = {}
+        self.params: bytes | None = None
+        self._events: list[Event] = []
+        self._part: _Part | None = None
+        self._seen: set[str] = set()
+        self._budget = 0
+        self._ended = False
+        self._handlers: dict[str, Callable[[memoryview], Awaitable[None] | None]] = {
+            "begin": self._begin,
+            "field": self._field,
+            "value": self._value,
+            "headers": self._headers,
+            "data": self._data,
+            "part_end": self._part_end,
+            "end": self._end,
+        }
+
+    async def read(self, request: Request) -> None:
+        """Reads the whole body. Raises MalformedMultipart, InvalidParameters, NpyError, TooLarge, StoreFull...
+
+        The caller aborts in any case (`abort` is idempotent).
+        """
+        parser = self._parser(request)
+        self._budget = content_length(request)
+        try:
+            async for piece in request.stream():
+                parser.write(piece)
+                for kind, data in self._events:
+                    handled = self._handlers[kind](data)
+                    if handled is not None:
+                        await handled
+                self._events.clear()
+            parser.finalize()
+        except FormParserError as error:
+            raise MalformedMultipart(f"the multipart body cannot be read: {error}") from error
+        if not self._ended:
+            raise MalformedMultipart("the multipart body breaks off before its closing boundary")
+        missing = [name for name in ("a", "b") if name not in self.operands]
+        if missing:
+            raise InvalidParameters(f"part {' and '.join(missing)} missing: send .npy files as parts a and b")
+
+    def abort(self) -> None:
+        """Gives back every extent."""
+        for upload in self.operands.values():
+            upload.abort()
+
+    def _parser(self, request: Request) -> MultipartParser:
+        kind, options = parse_options_header(request.headers.get("content-type", ""))
+        if kind != b"multipart/form-data":
+            raise UnsupportedMediaType(
+                f"Content-Type is {kind.decode('latin-1') or 'missing'}; send multipart/form-data "
+                "(curl -F a=@a.npy -F b=@b.npy)"
+            )
+        boundary = options.get(b"boundary", b"")
+        # RFC 2046, section 5.1.1: 1 to 70 characters.
+        if not 1 <= len(boundary) <= 70:
+            raise MalformedMultipart("Content-Type names no boundary of 1 to 70 characters")
+
+        def note(kind: str) -> Callable[[], None]:
+            return lambda: self._events.append((kind, memoryview(b"")))
+
+        def gather(kind: str) -> Callable[[bytes, int, int], None]:
+            return lambda data, start, end: self._events.append((kind, memoryview(data)[start:end]))
+
+        return MultipartParser(
+            boundary,
+            {
+                "on_part_begin": note("begin"),
+                "on_header_field": gather("field"),
+                "on_header_value": gather("value"),
+                "on_headers_finished": note("headers"),
+                "on_part_data": gather("data"),
+                "on_part_end": note("part_end"),
+                "on_end": note("end"),
+            },
+            max_header_count=MAX_PART_HEADERS,
+            max_header_size=MAX_PART_HEADER_BYTES,
+        )
+
+    def _begin(self, _: memoryview) -> None:
+        if len(self._seen) > len(self._names):
+            raise InvalidParameters(f"too many parts: {', '.join(self._names)} and params are read")
+        self._part = _Part()
+
+    def _field(self, data: memoryview) -> None:
+        self._current.field(bytes(data))
+
+    def _value(self, data: memoryview) -> None:
+        self._current.value += bytes(data)
+
+    def _headers(self, _: memoryview) -> None:
+        part = self._current
+        part.name = part.disposition_name()
+        if part.name not in {*self._names, "params"}:
+            raise InvalidParameters(
+                f"unknown part {part.name[:40]!r}; the parts are {', '.join(self._names)} and params"
+            )
+        if part.name in self._seen:
+            raise InvalidParameters(f"part {part.name} is sent twice")
+        self._seen.add(part.name)
+
+    async def _data(self, data: memoryview) -> None:
+        part = self._current
+        if part.name == "params":
+            if len(part.text) + len(data) > MAX_PARAMS:
+                raise TooLarge(f"params has more than {MAX_PARAMS} bytes")
+            part.text += data
+        elif part.upload is None:
+            await self._npy_head(part, data)
+        else:
+            _write(part, data)
+
+    async def _npy_head(self, part: _Part, data: memoryview) -> None:
+        try:
+            found = part.head.feed(data)
+        except NpyError as error:
+            raise type(error)(f"part {part.name}: {error}") from error
+        if found is None:
+            return
+        declared, first = found
+        # Together the parts cannot hold more than the body: reserve no byte that is not being sent.
+        if declared.nbytes > self._budget:
+            raise BodyTooShort(
+                f"part {part.name}: {declared.dtype.name} of shape {declared.shape} needs {declared.nbytes} bytes, "
+                "more than the whole body has left"
+            )
+        self._budget -= declared.nbytes
+        self.declared[part.name] = declared
+        if self.params is not None:
+            self._check(self.params, self.declared)
+        part.upload = await declared.reserve(self._store, scratch=True)
+        self.operands[part.name] = part.upload
+        _write(part, memoryview(first))
+
+    def _part_end(self, _: memoryview) -> None:
+        part = self._current
+        if part.name == "params":
+            self.params = bytes(part.text)
+        elif part.upload is None:
+            try:
+                part.head.close()
+            except NpyError as error:
+                raise InvalidNpy(f"part {part.name}: {error}") from error
+        elif part.upload.filled < part.upload.nbytes:
+            raise BodyTooShort(
+                f"part {part.name}: its header says {part.upload.nbytes} bytes of data, {part.upload.filled} came"
+            )
+        self._part = None
+
+    def _end(self, _: memoryview) -> None:
+        self._ended = True
+
+    @property
+    def _current(self) -> _Part:
+        if self._part is None:
+            raise MalformedMultipart("data outside any part")
+        return self._part
+
+
+class _Part:
+    """One part while it is being read."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.value = b""
+        self.head = NpyHead()
+        self.upload: Upload | None = None
+        self.text = bytearray()
+        self._field = b""
+        self._headers: dict[bytes, bytes] = {}
+
+    def field(self, data: bytes) -> None:
+        """A (piece of a) header name: the value so far belongs to the name before."""
+        if self.value:
+            self._store_header()
+        self._field += data
+
+    def _store_header(self) -> None:
+        self._headers[self._field.strip().lower()] = self.value
+        self._field, self.value = b"", b""
+
+    def disposition_name(self) -> str:
+        """The name in Content-Disposition. Raises MalformedMultipart."""
+        self._store_header()
+        kind, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        name = options.get(b"name")
+        if kind != b"form-data" or not name:
+            raise MalformedMultipart("a part lacks Content-Disposition: form-data; name=...")
+        return name.decode("utf-8", "backslashreplace")
+
+
+def _write(part: _Part, data: memoryview) -> None:
+    upload = part.upload
+    assert upload is not None
+    if len(data) > upload.nbytes - upload.filled:
+        raise BodyTooLong(f"part {part.name} goes on past the {upload.nbytes} bytes that its header says")
+    upload.write(data)

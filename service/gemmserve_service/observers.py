@@ -1,0 +1,49 @@
+"""What the core tells about itself: devices, gauges, and each change of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from gemmserve_service.schemas import JobInfo
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One device and the worker that owns it."""
+
+    id: str
+    """"cpu", "cuda:0", "rocm:1"."""
+    state: str
+    """"ready", "starting" (or restarting)."""
+    spec: dict[str, Any]
+    """`gemmserve_kernels.DeviceSpec` as a mapping; empty until the worker said hello."""
+    compute_modes: tuple[str, ...]
+    memory_total: int
+    memory_used: int
+    jobs_running: int
+    verified_error: float | None
+    """Relative error of the product that the worker checked at its start."""
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Gauges, read at scrape time."""
+
+    queue_depth: int
+    running: int
+    store_bytes: int
+    scratch_bytes: int
+    array_count: int
+    recycled_bytes: int
+    worker_restarts: int
+    devices: list[DeviceInfo]
+
+
+class Observer(Protocol):
+    """Called in the event loop; must not block."""
+
+    def job_changed(self, job: JobInfo, nbytes: int, flops: int) -> None:
+        """A job entered `job.state`; one-shot jobs are told once, when they end. `nbytes`, `flops`: of its problem."""

@@ -1,0 +1,47 @@
+"""From the fields of a request to the arguments of the kernels: the one place that knows both vocabularies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gemmserve_kernels import GemmConfig, GemmProblem, GemmReduceProblem, Operand
+from gemmserve_service.schemas import GemmParams, GemmReduceParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gemmserve_service.schemas import GemmConfigFields
+
+Problem = GemmProblem | GemmReduceProblem
+
+
+def options(params: GemmParams | GemmReduceParams) -> dict[str, Any]:
+    """Keyword arguments of `gemm` or `gemm_reduce`, and of the `build` of their problems."""
+    common = {
+        "alpha": params.alpha,
+        "trans_a": params.trans_a,
+        "trans_b": params.trans_b,
+        "layout": params.layout,
+        "compute": params.compute,
+        "config": _config(params.config),
+    }
+    if isinstance(params, GemmParams):
+        return common | {"beta": params.beta, "order": params.order}
+    return common | {
+        "reduce": params.reduce,
+        "axis": params.axis,
+        "pre_op": params.pre_op,
+        "return_c": params.return_c,
+        "reproducible": params.reproducible,
+    }
+
+
+def build(params: GemmParams | GemmReduceParams, operands: Mapping[str, Operand]) -> Problem:
+    """The problem, every check of it made. Raises KernelError."""
+    if isinstance(params, GemmParams):
+        return GemmProblem.build(operands["a"], operands["b"], operands.get("c"), **options(params))
+    return GemmReduceProblem.build(operands["a"], operands["b"], **options(params))
+
+
+def _config(fields: GemmConfigFields | None) -> GemmConfig | None:
+    return None if fields is None else GemmConfig(**fields.model_dump(exclude_none=True))

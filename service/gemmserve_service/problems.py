@@ -1,0 +1,193 @@
+"""RFC 9457 problem details: every exception that a route may raise <-> one stable slug, status and title.
+
+`gemmserve_service.errors.describe` knows the errors of every layer; the ones that HTTP alone raises are defined here. GET /problems/{slug} documents each from its class's docstring.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from gemmserve.wire import PROBLEM, NpyError
+from gemmserve_kernels.errors import DeviceError, KernelError, ParameterInvalid
+from gemmserve_service.errors import JobFailed, NotFound, ServiceError, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fastapi import FastAPI
+    from starlette.requests import Request
+
+
+class MalformedJson(ServiceError):
+    """The JSON does not parse: a syntax error, NaN or Infinity, a name given twice, or text that is not UTF-8."""
+
+    slug = "malformed-json"
+    status = 400
+    title = "The JSON is malformed"
+
+
+class MalformedMultipart(ServiceError):
+    """The multipart body breaks off, lacks its boundary, or has a part without a name."""
+
+    slug = "malformed-multipart"
+    status = 400
+    title = "The multipart body is malformed"
+
+
+class InvalidParameters(ServiceError):
+    """A well-formed request with a missing, unknown or invalid field, part or parameter; `errors` names each."""
+
+    slug = ParameterInvalid.slug
+    status = 422
+    title = "A parameter is invalid"
+
+    def __init__(self, detail: str, errors: Sequence[Mapping[str, str]] = ()) -> None:
+        super().__init__(detail, **({"errors": list(errors)} if errors else {}))
+
+
+class NotAcceptable(ServiceError):
+    """The Accept header admits none of the media types that this resource has."""
+
+    slug = "not-acceptable"
+    status = 406
+    title = "No acceptable media type"
+
+
+class MethodNotAllowed(ServiceError):
+    """The path exists and knows other methods; the Allow header lists them."""
+
+    slug = "method-not-allowed"
+    status = 405
+    title = "The method is not allowed here"
+
+
+class RangeNotSatisfiable(ServiceError):
+    """The Range selects no byte; Content-Range says how many there are."""
+
+    slug = "range-not-satisfiable"
+    status = 416
+    title = "The range cannot be satisfied"
+
+
+class HostNotAllowed(ServiceError):
+    """While the server has no API keys it answers to loopback names alone, so that no web page can reach it through
+    a name of its own (DNS rebinding). GEMMSERVE_ALLOWED_HOSTS admits further names.
+    """
+
+    slug = "host-not-allowed"
+    status = 403
+    title = "The Host is not allowed"
+
+
+class OriginNotAllowed(ServiceError):
+    """A web page of another site sent this request. GEMMSERVE_ALLOWED_HOSTS admits further sites."""
+
+    slug = "origin-not-allowed"
+    status = 403
+    title = "The Origin is not allowed"
+
+
+def problem_response(error: BaseException, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer to an exception: its document, and Retry-After where the client may come back."""
+    description = describe(error)
+    sent = dict(headers or {})
+    if description.retry_after_s is not None:
+        sent.setdefault("Retry-After", str(max(1, math.ceil(description.retry_after_s))))
+    elif description.status in {429, 503}:
+        sent.setdefault("Retry-After", "1")
+    # ASCII, so that a lone surrogate quoted from a request cannot break the answer.
+    document = json.dumps(description.problem().model_dump(exclude_none=True))
+    return Response(document.encode("ascii"), description.status, sent, media_type=PROBLEM)
+
+
+def describe_validation(
+    errors: Sequence[Any], *, skip: Sequence[str] = ()
+) -> tuple[str, list[dict[str, str]]]:
+    """pydantic's list of errors as one sentence and one entry a field; `skip` are tags of unions, not field names."""
+    entries: dict[str, str] = {}
+    for error in errors:
+        names = [str(part) for part in error["loc"] if not (isinstance(part, str) and part in skip)]
+        message = error["msg"].removeprefix("Value error, ")
+        field = ".".join(names) or "body"
+        entries[field] = f"{entries[field]}; or: {message}" if field in entries else message
+    listed = [{"field": field[:120], "message": message} for field, message in list(entries.items())[:20]]
+    return "; ".join(f"{entry['field']}: {entry['message']}" for entry in listed), listed
+
+
+async def _render(_: Request, error: Exception) -> Response:
+    return problem_response(error)
+
+
+async def _render_validation(_: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise TypeError from error
+    detail, entries = describe_validation(error.errors(), skip=("query", "path", "header", "body"))
+    return problem_response(InvalidParameters(detail, entries))
+
+
+async def _render_http(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405, whose Allow knows only the first of several routes with the same path."""
+    if not isinstance(error, HTTPException):
+        raise TypeError from error
+    if error.status_code == 404:
+        return problem_response(NotFound(f"there is nothing at {request.url.path[:200]}"))
+    if error.status_code == 405:
+        allowed = ", ".join(sorted(_methods_at(request)))
+        detail = f"{request.url.path[:200]} knows {allowed}, not {request.method[:20]}"
+        return problem_response(MethodNotAllowed(detail), {"Allow": allowed})
+    raise error
+
+
+def _methods_at(request: Request) -> Iterator[str]:
+    """The methods of every route whose path is the request's."""
+    known = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+    scope = {key: value for key, value in request.scope.items() if key in {"type", "path", "root_path", "headers"}}
+    for method in known:
+        trial = {**scope, "method": method}
+        if any(route.matches(trial)[0].name == "FULL" for route in request.app.routes):
+            yield method
+
+
+async def _render_disconnect(_: Request, __: Exception) -> Response:
+    """Nobody reads this: the client hung up while it was sending. The status is nginx's, for the log and metrics."""
+    return Response(status_code=499)
+
+
+def install(app: FastAPI) -> None:
+    """Makes `app` answer every exception with its problem."""
+    for kind in (ServiceError, KernelError, DeviceError, NpyError):
+        app.add_exception_handler(kind, _render)
+    app.add_exception_handler(RequestValidationError, _render_validation)
+    app.add_exception_handler(HTTPException, _render_http)
+    app.add_exception_handler(ClientDisconnect, _render_disconnect)
+
+
+def catalogue() -> dict[str, dict[str, Any]]:
+    """Every problem type by slug: title, status and what it means, from the classes that raise it."""
+    entries: dict[str, dict[str, Any]] = {}
+    for kind in (ServiceError, DeviceError, *_subclasses(ServiceError), *_subclasses(KernelError), *_subclasses(DeviceError)):
+        if kind is JobFailed:
+            continue  # speaks with the slug of its cause
+        slug: str = kind.slug
+        title = getattr(kind, "title", slug.replace("-", " ").capitalize())
+        status = getattr(kind, "status", 500 if issubclass(kind, DeviceError) else 422)
+        meaning = inspect.cleandoc(kind.__doc__ or "")
+        if slug in entries:
+            entries[slug]["detail"] += f" {meaning}"
+        else:
+            entries[slug] = {"type": f"/problems/{slug}", "title": title, "status": status, "detail": meaning}
+    return dict(sorted(entries.items()))
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _subclasses(child)

@@ -1,0 +1,189 @@
+"""/v1/arrays: upload, listing, metadata, download, deletion."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated, Literal, get_args
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from gemmserve.wire import NPY, OCTET_STREAM
+from gemmserve_service import documentation as doc
+from gemmserve_service.ingest import receive_array
+from gemmserve_service.preferences import choose_media_type
+from gemmserve_service.problems import NotAcceptable, RangeNotSatisfiable, problem_response
+from gemmserve_service.ranges import Unsatisfiable, if_range_holds, none_match, parse_range
+from gemmserve_service.routes.common import ArrayPath, PageQuery, core_of, page_headers, render
+from gemmserve_service.schemas import ArrayInfo, ArrayPage, Dtype
+from gemmserve_service.sending import PiecesResponse, npy_parts, pieces
+
+router = APIRouter(tags=["arrays"])
+
+
+class UploadQuery(BaseModel):
+    """How long an upload lives, and what bare bytes mean."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    ttl_s: float | None = Field(None, gt=0, le=31_536_000, description="seconds to live; default: the server's setting")
+    dtype: str | None = Field(
+        None,
+        description=f"of {OCTET_STREAM}: element type, little-endian",
+        json_schema_extra={"enum": list(get_args(Dtype))},
+    )
+    shape: str | None = Field(
+        None,
+        description=f"of {OCTET_STREAM}: extents; empty for a scalar",
+        examples=["1024,1024"],
+        json_schema_extra={"pattern": r"^(\d{1,19}(,\d{1,19})*)?$"},
+    )
+    order: Literal["C", "F"] | None = Field(None, description=f"of {OCTET_STREAM}: memory order, C where it is not given")
+
+
+@router.post(
+    "/v1/arrays",
+    status_code=201,
+    summary="Upload an array",
+    responses={
+        201: doc.model(ArrayInfo, "Stored.", {"Location": "the array's URL"}),
+        **doc.problems(
+            "invalid-npy", "body-length", "digest-mismatch", "invalid-request", "length-required", "too-large",
+            "unsupported-media-type", "dtype-unsupported", "parameter-invalid", "draining", "store-full",
+        ),
+    },
+    openapi_extra=doc.array_body()
+    | {
+        "parameters": [
+            {
+                "name": "Content-Digest",
+                "in": "header",
+                "description": "RFC 9530; sha-256 of the body is checked: sha-256=:base64:",
+                "schema": {"type": "string", "pattern": "^sha-256=:[A-Za-z0-9+/]{43}=:$"},
+            }
+        ]
+    },
+)  # fmt: skip
+async def upload(request: Request, query: Annotated[UploadQuery, Query()]) -> Response:
+    """Stores the body as an immutable array. The space is reserved once the header is known and before the data are
+    read; it is freed if the body breaks off.
+    """
+    info = await receive_array(
+        request, core_of(request), dtype=query.dtype, shape=query.shape, order=query.order, ttl_s=query.ttl_s
+    )
+    return render(info, 201, {"Location": f"/v1/arrays/{info.id}"})
+
+
+@router.get(
+    "/v1/arrays",
+    summary="List arrays",
+    responses={
+        200: doc.model(ArrayPage, "A page, newest first.", {"Link": 'the next page, rel="next"'}),
+        **doc.problems("parameter-invalid", "invalid-request"),
+    },
+)
+async def listing(request: Request, query: Annotated[PageQuery, Query()]) -> Response:
+    """The arrays there are; `next_cursor` is null on the last page."""
+    items, next_cursor = await core_of(request).store.list(limit=query.limit, cursor=query.cursor)
+    return render(ArrayPage(items=items, next_cursor=next_cursor), headers=page_headers(request, query, next_cursor))
+
+
+@router.get(
+    "/v1/arrays/{array_id}",
+    summary="An array's metadata",
+    responses={200: doc.model(ArrayInfo, "What the array is."), **doc.problems("not-found", "gone", "parameter-invalid")},
+)
+async def metadata(request: Request, array_id: ArrayPath) -> Response:
+    """Type, shape, order, size, digest (null until known), when it was made and when it expires."""
+    return render(await core_of(request).store.info(array_id))
+
+
+@router.delete(
+    "/v1/arrays/{array_id}",
+    status_code=204,
+    summary="Delete an array",
+    responses={204: {"description": "Hidden."}, **doc.problems("not-found", "gone", "parameter-invalid")},
+)
+async def delete(request: Request, array_id: ArrayPath) -> Response:
+    """Hides the array at once; its bytes are freed after the last job and the last download that use it."""
+    await core_of(request).store.delete(array_id)
+    return Response(status_code=204)
+
+
+_DATA_HEADERS = {
+    "ETag": "strong; the array never changes",
+    "Accept-Ranges": "bytes",
+    "Content-Length": "bytes of this answer",
+}
+_DATA_DOCS = {
+    200: doc.binary("The bytes.", NPY, OCTET_STREAM, headers=_DATA_HEADERS),
+    206: doc.binary(
+        "The range that was asked for.", NPY, OCTET_STREAM, headers=_DATA_HEADERS | {"Content-Range": "bytes first-last/all"}
+    ),
+    304: {"description": "If-None-Match holds."},
+    **doc.problems("not-found", "gone", "not-acceptable", "range-not-satisfiable", "parameter-invalid"),
+}
+_DATA_PARAMETERS = {
+    "parameters": [
+        {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
+        for name, text in (
+            ("Range", "one range of bytes of the chosen representation, such as bytes=0-1023"),
+            ("If-Range", "an ETag: the range is served only if it still holds"),
+            ("If-None-Match", "ETags that the client has"),
+        )
+    ]
+}
+
+
+@router.get("/v1/arrays/{array_id}/data", summary="Download", responses=_DATA_DOCS, openapi_extra=_DATA_PARAMETERS)
+async def download(request: Request, array_id: ArrayPath) -> Response:
+    """The array's bytes: as a .npy file, or bare (`Accept: application/octet-stream`) in the order of the metadata."""
+    return await _data(request, array_id)
+
+
+@router.head(
+    "/v1/arrays/{array_id}/data",
+    summary="Size and ETag of a download",
+    responses={200: {"description": "As GET, without the bytes.", "headers": doc.header_documents(_DATA_HEADERS)}}
+    | {status: {"description": document["description"]} for status, document in _DATA_DOCS.items() if status not in {200, 206}},
+)
+async def head(request: Request, array_id: ArrayPath) -> Response:
+    """What GET would send, without the bytes."""
+    return await _data(request, array_id)
+
+
+async def _data(request: Request, array_id: str) -> Response:
+    media_type = choose_media_type(request.headers.get("accept"), (NPY, OCTET_STREAM))
+    if media_type is None:
+        raise NotAcceptable(f"an array is {NPY} or {OCTET_STREAM}")
+    core = core_of(request)
+    info = await core.store.info(array_id)
+    etag = f'"{info.id}.{"npy" if media_type == NPY else "bin"}"'
+    headers = {"ETag": etag, "Vary": "Accept", "Cache-Control": "private, no-cache"}
+    if none_match(request.headers.get("if-none-match"), etag):
+        return Response(status_code=304, headers=headers)
+    with ExitStack() as stack:
+        pinned = stack.enter_context(core.store.pin(info))
+        parts = npy_parts(pinned) if media_type == NPY else (pinned.view,)
+        size = sum(map(len, parts))
+        headers |= {"Accept-Ranges": "bytes"}
+        span, status = range(size), 200
+        ranged = request.method == "GET" and if_range_holds(request.headers.get("if-range"), etag)
+        try:
+            chosen = parse_range(request.headers.get("range"), size) if ranged else None
+        except Unsatisfiable as error:
+            return problem_response(RangeNotSatisfiable(str(error)), {"Content-Range": f"bytes */{size}"})
+        if chosen is not None:
+            span, status = chosen, 206
+            headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
+        suffix = "npy" if media_type == NPY else "bin"
+        headers["Content-Disposition"] = f'attachment; filename="{info.id}.{suffix}"'
+        return PiecesResponse(
+            pieces(parts, span),
+            length=len(span),
+            status_code=status,
+            headers=headers,
+            media_type=media_type,
+            release=stack.pop_all().close,
+        )

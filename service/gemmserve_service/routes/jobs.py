@@ -1,0 +1,220 @@
+"""/v1/jobs: submit, list, wait, watch, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from starlette.responses import Response, StreamingResponse
+
+from gemmserve.wire import IDEMPOTENCY_HEADER
+from gemmserve_service import documentation as doc
+from gemmserve_service.errors import InvalidRequest, TooLarge, UnsupportedMediaType
+from gemmserve_service.preferences import parse_prefer
+from gemmserve_service.routes.common import JobPath, PageQuery, core_of, page_headers, render, server_timing
+from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobPage, JobRequest, JobState
+from gemmserve_service.strict_json import parse_object, validate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+router = APIRouter(tags=["jobs"])
+
+MAX_BODY = 1 << 20
+KEEP_ALIVE_S = 15.0
+"""Proxies close a silent connection after 60 s (nginx's proxy_read_timeout); a quarter of that."""
+
+_REQUEST: TypeAdapter[GemmJob | GemmReduceJob] = TypeAdapter(JobRequest)
+_TAGS = ("gemm", "gemm_reduce")
+
+_EXAMPLE_A = "arr_01jd2w7m4h8k3n5p6q9r0s1t2v"
+_EXAMPLE_B = "arr_01jd2w7n5j9m4p6q7r0s1t2v3w"
+_EXAMPLES = {
+    "gemm": {"op": "gemm", "a": _EXAMPLE_A, "b": _EXAMPLE_B, "alpha": [0, 1], "trans_a": "C"},
+    "beamforming power": {"op": "gemm_reduce", "a": _EXAMPLE_A, "b": _EXAMPLE_B, "reduce": ["sumsq", "absmax"], "axis": "m"},
+}
+_JOB_HEADERS = {"Server-Timing": "queue, h2d, kernel and d2h in milliseconds, once known"}
+
+
+class JobsQuery(PageQuery):
+    """Which jobs."""
+
+    state: JobState | None = Field(None, description="only jobs in this state")
+
+
+class WaitQuery(BaseModel):
+    """How long a poll may last."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    wait: float = Field(0, ge=0, le=86_400, description="seconds to wait for a final state; the server's setting caps it")
+
+
+@router.post(
+    "/v1/jobs",
+    status_code=202,
+    summary="Submit a job",
+    responses={
+        202: doc.model(JobInfo, "Accepted, durably.", {"Location": "the job's URL", "Preference-Applied": "RFC 7240"}),
+        200: doc.model(JobInfo, "`Prefer: wait=N` and the job is final.", {"Location": "the job's URL"} | _JOB_HEADERS),
+        **doc.problems(
+            "malformed-json", "invalid-request", "not-found", "idempotency-conflict", "gone", "too-large",
+            "unsupported-media-type", "parameter-invalid", "shape-mismatch", "dtype-unsupported", "compute-unsupported",
+            "config-infeasible", "idempotency-mismatch", "queue-full", "not-ready", "draining", "store-full",
+        ),
+    },
+    openapi_extra=doc.json_body(GemmJob, GemmReduceJob, examples=_EXAMPLES),
+)  # fmt: skip
+async def submit(
+    request: Request,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            alias=IDEMPOTENCY_HEADER,
+            min_length=1,
+            max_length=255,
+            description="sent again with the same body, the first job is answered; with another body 422",
+        ),
+    ] = None,
+    prefer: Annotated[
+        list[str] | None, Header(description="wait=N answers once the job is final, after N s at most; respond-async")
+    ] = None,
+) -> Response:
+    """Queues a product of stored arrays. Shapes, types and the compute mode are checked now; the answer comes after
+    the job is on record, so it survives a crash of the server.
+    """
+    core = core_of(request)
+    job = validate(_REQUEST, parse_object(await _body(request)), tags=_TAGS)
+    info, created = await core.jobs.submit(job, idempotency_key=idempotency_key)
+    preference = parse_prefer(prefer or [])
+    wait_s = min(float(preference.wait_s or 0), core.settings.max_wait_s)
+    if wait_s > 0 and not info.state.final:
+        info = await core.jobs.wait(info.id, wait_s)
+    headers = {"Location": f"/v1/jobs/{info.id}"}
+    if applied := preference.applied(wait_s):
+        headers["Preference-Applied"] = applied
+    if not created:
+        headers["Idempotent-Replayed"] = "true"
+    waited = preference.wait_s is not None and info.state.final
+    return _render_job(info, 200 if waited else 202, headers)
+
+
+@router.get(
+    "/v1/jobs",
+    summary="List jobs",
+    responses={
+        200: doc.model(JobPage, "A page, newest first.", {"Link": 'the next page, rel="next"'}),
+        **doc.problems("parameter-invalid", "invalid-request"),
+    },
+)
+async def listing(request: Request, query: Annotated[JobsQuery, Query()]) -> Response:
+    """The jobs there are; `next_cursor` is null on the last page."""
+    items, next_cursor = await core_of(request).jobs.list(state=query.state, limit=query.limit, cursor=query.cursor)
+    return render(JobPage(items=items, next_cursor=next_cursor), headers=page_headers(request, query, next_cursor))
+
+
+@router.get(
+    "/v1/jobs/{job_id}",
+    summary="A job's state",
+    responses={200: doc.model(JobInfo, "The job now.", _JOB_HEADERS), **doc.problems("not-found", "gone", "parameter-invalid")},
+)
+async def state(request: Request, job_id: JobPath, query: Annotated[WaitQuery, Query()]) -> Response:
+    """The job; with `wait` once it is final, or as it is after that time."""
+    core = core_of(request)
+    wait_s = min(query.wait, core.settings.max_wait_s)
+    info = await (core.jobs.wait(job_id, wait_s) if wait_s > 0 else core.jobs.get(job_id))
+    return _render_job(info)
+
+
+@router.get(
+    "/v1/jobs/{job_id}/events",
+    summary="Watch a job",
+    responses={
+        200: {
+            "description": "Server-sent events: `event: job`, `data:` a JobInfo, one for the state now and one for each "
+            "change; ends after a final state.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+        204: {"description": "Last-Event-ID is the final event's: there is nothing more."},
+        **doc.problems("not-found", "gone", "parameter-invalid"),
+    },
+)
+async def events(
+    request: Request,
+    job_id: JobPath,
+    last_event_id: Annotated[str | None, Header(description="of the event that came last; any value is accepted")] = None,
+) -> Response:
+    """Every event is a whole JobInfo, so after a reconnect the state now is all that was missed."""
+    core = core_of(request)
+    info = await core.jobs.get(job_id)
+    if info.state.final and last_event_id == _event_id(info):
+        # The HTML standard: 204 tells an EventSource to stop reconnecting.
+        return Response(status_code=204)
+    return StreamingResponse(
+        _event_stream(core.jobs.events(job_id)),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+@router.delete(
+    "/v1/jobs/{job_id}",
+    summary="Cancel a job",
+    responses={200: doc.model(JobInfo, "The job now."), **doc.problems("not-found", "gone", "parameter-invalid")},
+)
+async def cancel(request: Request, job_id: JobPath) -> Response:
+    """Cancels a job that is not final; one that is stays as it is, and its results stay too."""
+    return _render_job(await core_of(request).jobs.cancel(job_id))
+
+
+def _render_job(info: JobInfo, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    timing = {"Server-Timing": server_timing(info.timings)} if info.timings else {}
+    return render(info, status, {**(headers or {}), **timing})
+
+
+async def _body(request: Request) -> bytearray:
+    """A JSON body of bounded size."""
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaType(f"Content-Type is {media_type or 'missing'}; a job is application/json")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY:
+            raise TooLarge(f"a job's JSON has at most {MAX_BODY} bytes")
+    if not body:
+        raise InvalidRequest("the body is empty; a job is a JSON object")
+    return body
+
+
+def _event_id(info: JobInfo) -> str:
+    return f"{info.attempt}.{info.state.value}"
+
+
+async def _event_stream(changes: AsyncIterator[JobInfo]) -> AsyncIterator[bytes]:
+    """Events as text/event-stream, with a comment whenever nothing has happened for a while."""
+    upcoming: asyncio.Task[JobInfo | None] | None = None
+    try:
+        while True:
+            upcoming = upcoming or asyncio.ensure_future(_next(changes))
+            done, _ = await asyncio.wait([upcoming], timeout=KEEP_ALIVE_S)
+            if not done:
+                yield b": still here\n\n"
+                continue
+            info, upcoming = upcoming.result(), None
+            if info is None:
+                return
+            yield f"id: {_event_id(info)}\nevent: job\ndata: {info.model_dump_json()}\n\n".encode()
+    finally:
+        if upcoming is not None:
+            upcoming.cancel()
+            await asyncio.wait([upcoming])
+        close = getattr(changes, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _next(changes: AsyncIterator[JobInfo]) -> JobInfo | None:
+    return await anext(changes, None)

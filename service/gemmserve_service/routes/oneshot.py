@@ -1,0 +1,180 @@
+"""/v1/gemm and /v1/gemm-reduce: operands in, result out, nothing kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ
+from gemmserve_kernels import GemmProblem, GemmReduceProblem, Operand
+from gemmserve_service import documentation as doc
+from gemmserve_service.multipart import OneShotForm
+from gemmserve_service.preferences import choose_media_type
+from gemmserve_service.problems import NotAcceptable
+from gemmserve_service.routes.common import core_of, server_timing
+from gemmserve_service.schemas import GemmParams, GemmReduceParams
+from gemmserve_service.sending import PiecesResponse, npy_parts, npz_pieces, pieces, until_disconnect
+from gemmserve_service.strict_json import parse_object, validate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gemmserve_service.core import Core
+    from gemmserve_service.ingest import Declared
+    from gemmserve_service.jobs import OneShot
+
+router = APIRouter(tags=["one-shot"])
+
+_PROBLEMS = (
+    "malformed-json", "malformed-multipart", "invalid-request", "invalid-npy", "body-length", "not-acceptable",
+    "length-required", "too-large", "unsupported-media-type", "parameter-invalid", "shape-mismatch",
+    "dtype-unsupported", "compute-unsupported", "config-infeasible", "queue-full", "worker-crashed", "device-error",
+    "not-ready", "draining", "timeout", "store-full",
+)  # fmt: skip
+
+
+class OneShotQuery(BaseModel):
+    """How long the client is ready to wait."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    timeout_s: float | None = Field(
+        None, gt=0, le=86_400, description="deadline for queue and run, in seconds; default: the server's setting"
+    )
+
+
+@router.post(
+    "/v1/gemm",
+    summary="Multiply once",
+    responses={200: doc.binary("D as a .npy file.", NPY, headers=doc.ONE_SHOT_HEADERS), **doc.problems(*_PROBLEMS)},
+    openapi_extra=doc.multipart_body(
+        GemmParams,
+        operands={"a": "A, a .npy file", "b": "B, a .npy file", "c": "C, a .npy file; with beta only"},
+        example={"alpha": 2, "trans_b": "C"},
+    ),
+)
+async def gemm(request: Request, query: Annotated[OneShotQuery, Query()]) -> Response:
+    """D = alpha * op(A) * op(B) + beta * C. A client that hangs up cancels the product.
+
+    `curl -F a=@a.npy -F b=@b.npy -F 'params={"trans_b": "C"}' http://127.0.0.1:8000/v1/gemm -o d.npy`
+    """
+    return await _one_shot(request, GemmParams, ("a", "b", "c"), query.timeout_s)
+
+
+@router.post(
+    "/v1/gemm-reduce",
+    summary="Multiply and reduce once",
+    responses={
+        200: doc.binary(
+            "The reduction as a .npy file; several results as an uncompressed .npz, one member each.",
+            NPY,
+            NPZ,
+            headers=doc.ONE_SHOT_HEADERS,
+        ),
+        **doc.problems(*_PROBLEMS),
+    },
+    openapi_extra=doc.multipart_body(
+        GemmReduceParams,
+        operands={"a": "A, a .npy file", "b": "B, a .npy file"},
+        example={"reduce": ["sumsq", "absmax"], "axis": "m"},
+    ),
+)
+async def gemm_reduce(request: Request, query: Annotated[OneShotQuery, Query()]) -> Response:
+    """D[b, j] = reduce over i of (op(A)[b] op(B)[b])[i, j]; the product itself is never stored."""
+    return await _one_shot(request, GemmReduceParams, ("a", "b"), query.timeout_s)
+
+
+async def _one_shot(
+    request: Request,
+    kind: type[GemmParams | GemmReduceParams],
+    names: tuple[str, ...],
+    timeout_s: float | None,
+) -> Response:
+    if choose_media_type(request.headers.get("accept"), (NPY, NPZ)) is None:
+        raise NotAcceptable(f"the result is {NPY}, several are {NPZ}")
+    core = core_of(request)
+    began = time.perf_counter()
+    form = OneShotForm(
+        core.store, names=names, check=lambda text, declared: _check(_params(kind, text), declared)
+    )
+    try:
+        await form.read(request)
+        received_s = time.perf_counter() - began
+        params = _params(kind, form.params)
+        done = await _run_while_connected(request, core, params, form, timeout_s)
+    finally:
+        form.abort()
+    return _answer(done, received_s)
+
+
+def _params(kind: type[GemmParams | GemmReduceParams], text: bytes | None) -> GemmParams | GemmReduceParams:
+    """The params part; without one, the defaults."""
+    params: GemmParams | GemmReduceParams = validate(kind, {} if text is None else parse_object(text))
+    return params
+
+
+def _check(params: GemmParams | GemmReduceParams, declared: Mapping[str, Declared]) -> None:
+    """Refuses, before the data are read, operands that cannot be multiplied. Raises KernelError."""
+    if "a" not in declared or "b" not in declared:
+        return
+    operands = {
+        name: Operand.contiguous(part.shape, part.dtype.newbyteorder("="), part.order) for name, part in declared.items()
+    }
+    a, b, c = operands["a"], operands["b"], operands.get("c")
+    if isinstance(params, GemmReduceParams):
+        GemmReduceProblem.build(a, b, trans_a=params.trans_a, trans_b=params.trans_b, layout=params.layout)
+    else:
+        GemmProblem.build(a, b, c, trans_a=params.trans_a, trans_b=params.trans_b, layout=params.layout)
+
+
+async def _run_while_connected(
+    request: Request,
+    core: Core,
+    params: GemmParams | GemmReduceParams,
+    form: OneShotForm,
+    timeout_s: float | None,
+) -> OneShot:
+    """Runs the job; cancels it when the client hangs up. Raises ClientDisconnect then."""
+    run = asyncio.ensure_future(core.jobs.run(params, form.operands, timeout_s=timeout_s))
+    hangup = asyncio.ensure_future(until_disconnect(request.receive))
+    try:
+        await asyncio.wait([run, hangup], return_when=asyncio.FIRST_COMPLETED)
+        if not run.done():
+            raise ClientDisconnect
+        return run.result()
+    finally:
+        hangup.cancel()
+        if not run.done():
+            run.cancel()
+            await asyncio.wait([run])
+
+
+def _answer(done: OneShot, received_s: float) -> Response:
+    """The result as .npy, several as .npz; the extents are given back when the last byte is out."""
+    headers = {
+        "Server-Timing": server_timing(done.timings, receive=received_s),
+        ALGORITHM_HEADER: done.algorithm,
+        "Cache-Control": "no-store",
+    }
+    try:
+        if len(done.results) == 1:
+            ((name, result),) = done.results.items()
+            parts = npy_parts(result)
+            size = sum(map(len, parts))
+            headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'
+            return PiecesResponse(
+                pieces(parts, range(size)), length=size, headers=headers, media_type=NPY, release=done.release
+            )
+        headers["Content-Disposition"] = 'attachment; filename="results.npz"'
+        return PiecesResponse(
+            npz_pieces(done.results), length=None, headers=headers, media_type=NPZ, release=done.release
+        )
+    except BaseException:
+        done.release()
+        raise

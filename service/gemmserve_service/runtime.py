@@ -1,0 +1,66 @@
+"""What every process of the service does to its surroundings: malloc thresholds, limits, the supervisor's pipe."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+# Body pieces of ~256 KiB are above glibc's mmap threshold: each is mapped, faulted in and unmapped again, which costs
+# more than receiving it. These two values took uvicorn's receive rate from 727 to 1,732 MiB/s (docs/transfer.md).
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_MMAP_THRESHOLD: Final = 32 << 20
+_TRIM_THRESHOLD: Final = 256 << 20
+
+
+def keep_freed_memory() -> bool:
+    """Raises glibc's malloc thresholds; False where the C library has no mallopt (musl, macOS)."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
+    mallopt.restype = ctypes.c_int
+    return bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)) and bool(mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD))
+
+
+def raise_file_limit() -> None:
+    """Lets this process open as many files as the system allows it: connections and memory extents each hold one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if sys.platform == "linux" else min(hard, 10_240), hard))
+
+
+def exit_with(pipe_fd: int) -> None:
+    """Ends this process as soon as the other end of the pipe closes, however the supervisor died.
+
+    A daemon thread blocks in read(); os._exit runs no handlers, so nothing can hold the process back.
+    """
+
+    def watch() -> None:
+        while os.read(pipe_fd, 1):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="gemmserve-pipe", daemon=True).start()
+
+
+def cpu_count() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def host_memory() -> int:
+    """Bytes of memory of this machine, or of this container where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")  # version 2; "max" means none
+    try:
+        text = limit.read_text("ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(text)) if text.isdigit() else total

@@ -1,0 +1,122 @@
+"""Answers made of bytes that lie in an extent: sent in pieces, kept pinned until the last one, .npz zipped on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import zipfile
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+
+from gemmserve.wire import PIECE, format_npy_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+    from gemmserve_service.store import Pinned
+
+Buffer = bytes | memoryview
+
+
+def npy_parts(pinned: Pinned) -> tuple[bytes, memoryview]:
+    """The .npy file of a pinned array: the header, and the data in place."""
+    info = pinned.info
+    return format_npy_header(info.dtype, info.shape, fortran_order=info.order == "F"), pinned.view
+
+
+def pieces(parts: Sequence[Buffer], span: range) -> Iterator[bytes]:
+    """The bytes `span` of the concatenated parts, copied out at most `PIECE` at a time.
+
+    Copies, because a transport may hold what it is given past the pin, and the extent may then belong to another array.
+    """
+    start = 0
+    for part in parts:
+        low, high = max(span.start - start, 0), min(span.stop - start, len(part))
+        for position in range(low, high, PIECE):
+            yield bytes(part[position : min(position + PIECE, high)])
+        start += len(part)
+
+
+def npz_pieces(arrays: Mapping[str, Pinned]) -> Iterator[bytes]:
+    """An uncompressed .npz of the arrays, written as it is sent: sizes and CRCs follow each member (bit 3 of its flags)."""
+    sink = _Sink()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+        for name, pinned in arrays.items():
+            parts = npy_parts(pinned)
+            large = sum(map(len, parts)) >= zipfile.ZIP64_LIMIT
+            # The date of the DOS epoch: equal results give equal files.
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=large) as member:
+                for piece in pieces(parts, range(sum(map(len, parts)))):
+                    member.write(piece)
+                    yield from sink.take()
+    yield from sink.take()
+
+
+class _Sink(io.RawIOBase):
+    """A file that cannot seek and gives away what was written."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self._pieces.append(bytes(data))
+        return len(data)
+
+    def take(self) -> list[bytes]:
+        taken, self._pieces = self._pieces, []
+        return taken
+
+
+class PiecesResponse(Response):
+    """Sends an iterator of pieces and calls `release` once nothing reads the extents any more, whatever happens.
+
+    `length` None: the length is not known in advance, and the transport frames it in chunks.
+    """
+
+    def __init__(
+        self,
+        content: Iterator[bytes],
+        *,
+        length: int | None,
+        status_code: int = 200,
+        headers: Mapping[str, str] | None = None,
+        media_type: str,
+        release: Callable[[], None],
+    ) -> None:
+        self._content = content
+        self._release = release
+        self.status_code = status_code
+        self.media_type = media_type
+        self.background = None
+        self.init_headers(headers)
+        if length is not None:
+            self.headers["Content-Length"] = str(length)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stops at the next piece when the client has hung up."""
+        hangup = asyncio.ensure_future(until_disconnect(receive))
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if scope["method"] != "HEAD":
+                for piece in self._content:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    # A transport whose buffer never fills never waits: give others their turn.
+                    await asyncio.sleep(0)
+                    if hangup.done():
+                        return
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            hangup.cancel()
+            self._release()
+
+
+async def until_disconnect(receive: Receive) -> None:
+    """Returns when the client has hung up; to be started once the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,104 @@
+"""Every setting of the server: a field here, a ``GEMMSERVE_`` variable and a flag of ``gemmserve serve``."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_DEVICE = re.compile(r"cpu|(cuda|rocm):\d{1,3}")
+
+
+def default_data_dir() -> Path:
+    """``$XDG_DATA_HOME/gemmserve``, by default ``~/.local/share/gemmserve``."""
+    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "gemmserve"
+
+
+class Settings(BaseSettings):
+    """The server's configuration. Immutable; the supervisor hands it to its children as JSON."""
+
+    model_config = SettingsConfigDict(env_prefix="GEMMSERVE_", extra="ignore", frozen=True)
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 picks a free one")
+    data_dir: Path = Field(default_factory=default_data_dir, description="arrays and the database live here")
+    runtime_dir: Path | None = Field(None, description="folder for the control socket; default: a private temporary one")
+    device: str = Field("auto", description="auto, cpu, or a comma-separated list such as cuda:0,cuda:1 or rocm:0")
+    allow_unauthenticated: bool = Field(
+        default=False, description="listen beyond loopback without API keys: anyone who reaches the port may use it"
+    )
+    allowed_hosts: list[str] = Field(
+        default_factory=list, description="further Host names that are answered besides the loopback ones"
+    )
+
+    max_array_bytes: int = Field(16 << 30, ge=1, description="largest single array, in bytes")
+    max_store_bytes: int | None = Field(None, ge=0, description="bytes of all arrays together; null: what the disk holds")
+    max_scratch_bytes: int | None = Field(
+        None, ge=0, description="memory for operands and results of one-shot requests; null: a quarter of the machine's. "
+        "Past it they go to files under data_dir"
+    )
+    recycle_bytes: int = Field(1 << 30, ge=0, description="freed extents kept for reuse, in bytes")
+    default_ttl_s: float | None = Field(None, gt=0, description="life of an upload that names none; null: until deleted")
+    result_ttl_s: float | None = Field(86_400.0, gt=0, description="life of a result whose job names none; null: until deleted")
+
+    max_queued_jobs: int = Field(10_000, ge=1, description="jobs that may wait; one more is answered 429")
+    max_attempts: int = Field(3, ge=1, description="workers a job may lose before it fails with worker-crashed")
+    max_wait_s: float = Field(60.0, ge=0, description="longest long poll, in seconds")
+    oneshot_timeout_s: float | None = Field(300.0, gt=0, description="deadline of a one-shot request; null: none")
+    idempotency_ttl_s: float = Field(86_400.0, gt=0, description="how long an Idempotency-Key is remembered, in seconds")
+    job_history_s: float = Field(7 * 86_400.0, gt=0, description="how long finished jobs and expired ids are remembered")
+    drain_s: float = Field(20.0, ge=0, description="seconds that running jobs get to finish after SIGTERM")
+    durability: Literal["process", "power"] = Field(
+        "process",
+        description="process: what was answered survives the death of any process; power: of the machine too "
+        "(every commit waits for the disk)",
+    )
+    device_cache_share: float = Field(
+        0.5, ge=0, le=0.95, description="share of a device's memory that may hold copies of stored arrays"
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe line that is logged")
+    log_json: bool = Field(default=False, description="log JSON lines instead of text")
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, value: str) -> str:
+        value = value.strip().lower()
+        if value == "auto":
+            return value
+        names = value.split(",")
+        if not all(_DEVICE.fullmatch(name) for name in names):
+            raise ValueError(f"device {value!r} is not auto, cpu, cuda:N or rocm:N, nor a list of these")
+        if len(set(names)) != len(names):
+            raise ValueError(f"device {value!r} names one device twice")
+        return value
+
+    @field_validator("data_dir", "runtime_dir")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _check_exposure(self) -> Self:
+        if not self.loopback and not self.allow_unauthenticated:
+            raise ValueError(
+                f"host {self.host} can be reached by others and there are no API keys: "
+                "listen on 127.0.0.1, or give --allow-unauthenticated"
+            )
+        return self
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach `host`."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False

@@ -1,0 +1,21 @@
+-- name: insert
+INSERT INTO arrays (id, dtype, shape, memory_order, nbytes, sha256, created_at, expires_at, extent)
+VALUES (:id, :dtype, :shape, :memory_order, :nbytes, :sha256, :created_at, :expires_at, :extent)
+
+-- name: load
+SELECT * FROM arrays ORDER BY id
+
+-- name: set_sha256
+UPDATE arrays SET sha256 = :sha256 WHERE id = :id
+
+-- name: set_state
+UPDATE arrays SET state = :state WHERE id = :id
+
+-- name: forget_extent
+UPDATE arrays SET extent = NULL WHERE id = :id
+
+-- name: remove
+DELETE FROM arrays WHERE id = :id
+
+-- name: purge_expired
+DELETE FROM arrays WHERE state = 'expired' AND extent IS NULL AND expires_at < :before

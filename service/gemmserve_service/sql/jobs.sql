@@ -1,0 +1,42 @@
+-- name: insert
+INSERT INTO jobs (id, op, state, request, created_at, deadline_at)
+VALUES (:id, :op, 'queued', :request, :created_at, :deadline_at)
+
+-- name: start
+UPDATE jobs SET state = 'running', attempt = :attempt, started_at = :started_at
+WHERE id = :id AND state IN ('queued', 'running')
+
+-- name: requeue
+UPDATE jobs SET state = 'queued', attempt = :attempt, started_at = NULL WHERE id = :id AND state IN ('queued', 'running')
+
+-- name: finish
+UPDATE jobs SET state = :state, attempt = :attempt, started_at = :started_at, finished_at = :finished_at,
+    result = :result, error = :error, timings = :timings, algorithm = :algorithm, residual = :residual
+WHERE id = :id AND state IN ('queued', 'running')
+
+-- name: recover
+UPDATE jobs SET state = 'queued', started_at = NULL WHERE state = 'running'
+
+-- name: unfinished
+SELECT * FROM jobs WHERE state IN ('queued', 'running') ORDER BY id
+
+-- name: get
+SELECT * FROM jobs WHERE id = :id
+
+-- name: page
+SELECT * FROM jobs WHERE id < :before ORDER BY id DESC LIMIT :limit
+
+-- name: page_of_state
+SELECT * FROM jobs WHERE state = :state AND id < :before ORDER BY id DESC LIMIT :limit
+
+-- name: purge
+DELETE FROM jobs WHERE finished_at < :before
+
+-- name: remember_key
+INSERT INTO idempotency (key, digest, job_id, created_at) VALUES (:key, :digest, :job_id, :created_at)
+
+-- name: keys
+SELECT * FROM idempotency ORDER BY created_at
+
+-- name: purge_keys
+DELETE FROM idempotency WHERE created_at < :before

@@ -1,0 +1,198 @@
+"""An array on its way into the store: space is reserved first, bytes land once in their final place."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from gemmserve_service.errors import BodyTooLong, BodyTooShort, DigestMismatch
+from gemmserve_service.hashing import RunningHash
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+    from gemmserve_service.extents import Extent
+    from gemmserve_service.schemas import ArrayInfo
+    from gemmserve_service.store import ArrayStore
+
+_SWAP_CHUNK: Final = 1 << 18  # elements; keeps a chunk in the second-level cache
+_SWAP_INLINE: Final = 1 << 16  # bytes that are swapped faster than a thread is woken
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchArray:
+    """Like `ArrayInfo`, for an array of one request: no row, no expiry, gone when released."""
+
+    id: str
+    dtype: str
+    shape: tuple[int, ...]
+    order: str
+    nbytes: int
+    created_at: datetime
+    sha256: str | None = None
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """What was reserved: `dtype` is a name of `wire.DTYPES`, `order` "C" or "F", `ttl_s` None for ever."""
+
+    id: str
+    dtype: str
+    shape: tuple[int, ...]
+    order: str
+    nbytes: int
+    ttl_s: float | None
+    scratch: bool
+
+
+class Upload:
+    """A reservation that is being filled. `write` the bytes in order, then `commit`, or `abort` at any time.
+
+    `view` is the writable memory itself, for those who fill it by other means and then set `filled`.
+    """
+
+    def __init__(
+        self,
+        store: ArrayStore,
+        spec: ArraySpec,
+        extent: Extent | None,
+        *,
+        byteswap: bool,
+        digest_prefix: bytes | None,
+    ) -> None:
+        self.spec = spec
+        self.extent = extent
+        self.filled = 0
+        self._store = store
+        self._byteswap = byteswap
+        self._view: memoryview | None = None
+        self._open = True
+        self._held = True
+        self._info: ArrayInfo | ScratchArray | None = None
+        self._prefix = digest_prefix
+        self._hash: RunningHash | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that must be written."""
+        return self.spec.nbytes
+
+    @property
+    def info(self) -> ArrayInfo | ScratchArray:
+        """What `commit` returned."""
+        if self._info is None:
+            raise ValueError("the upload is not committed")
+        return self._info
+
+    @property
+    def view(self) -> memoryview:
+        """The writable bytes of the array."""
+        if not self._open:
+            raise ValueError("the upload is closed: arrays are immutable")
+        if self._view is None:
+            self._view = memoryview(bytearray()) if self.extent is None else self.extent.view(self.nbytes)
+        return self._view
+
+    def write(self, piece: Buffer) -> None:
+        """Copies the next piece into place. Raises BodyTooLong, having written nothing, past the array's end."""
+        piece = memoryview(piece).cast("B")
+        end = self.filled + len(piece)
+        if end > self.nbytes:
+            raise BodyTooLong(f"the body goes on after the {self.nbytes} bytes that its shape and dtype need")
+        if not piece:
+            return
+        view = self.view
+        view[self.filled : end] = piece
+        self.filled = end
+        # The digest of what is stored is wanted of every kept array; swapped ones are hashed after the swap.
+        if self._prefix is not None or not (self.spec.scratch or self._byteswap):
+            if self._hash is None:
+                self._hash = RunningHash(self._store.hash_pool, view, self._prefix or b"")
+            self._hash.advance(end)
+
+    async def commit(self, expected_sha256: bytes | None = None) -> ArrayInfo | ScratchArray:
+        """Publishes the array; from here on it is immutable, and durable unless scratch.
+
+        `expected_sha256`: digest of `digest_prefix` (see `ArrayStore.reserve`) and the bytes as they were written.
+        Raises BodyTooShort, DigestMismatch, StoreFull; the reservation is gone after any of them.
+        """
+        try:
+            if self.filled < self.nbytes:
+                raise BodyTooShort(f"the body ended after {self.filled} of {self.nbytes} bytes")
+            view = self.view
+            running, self._hash = self._hash, None
+            if expected_sha256 is not None:
+                if running is None:
+                    running = RunningHash(self._store.hash_pool, view, self._prefix or b"")
+                    running.advance(self.nbytes)
+                await running.finish()
+                if running.body_digest() != expected_sha256:
+                    raise DigestMismatch(f"Content-Digest names sha-256 {expected_sha256.hex()}, the body has another")
+            if self._byteswap and self.nbytes:
+                if running is not None:
+                    running.cancel()
+                    await running.finish()
+                await _byteswap(view, self.spec.dtype)
+                running = None
+            if running is None and not self.spec.scratch:
+                running = RunningHash(self._store.hash_pool, view)
+                running.advance(self.nbytes)
+            del view
+            self._view = None
+            self._open = False
+            self._info = await self._store.publish(self, running)
+        except BaseException:
+            self.abort()
+            raise
+        self._held = self.spec.scratch
+        return self._info
+
+    def abort(self) -> None:
+        """Gives the space back; idempotent. A committed scratch array is released, a committed stored one stays."""
+        self._open = False
+        self._view = None
+        if self._hash is not None:
+            self._hash.cancel()
+            self._hash = None
+        if self._held:
+            self._held = False
+            self._store.release(self)
+
+    def discard(self) -> None:
+        """Like `abort`, for when a process that may still write to the space has been lost track of."""
+        self._open = False
+        self._view = None
+        if self._held:
+            self._held = False
+            self._store.release(self, reusable=False)
+
+    def seal(self) -> None:
+        """No more writes; the store keeps the space from here on (results, whose row belongs to their job)."""
+        self._open = False
+        self._view = None
+        self._held = False
+
+
+async def _byteswap(view: memoryview, dtype: str) -> None:
+    """Reverses the bytes of every real or imaginary part, in place."""
+    width = np.dtype(dtype).itemsize // (2 if dtype.startswith("complex") else 1)
+    parts = np.frombuffer(view, dtype=f"u{width}")
+    if len(view) <= _SWAP_INLINE:
+        parts.byteswap(inplace=True)
+    else:
+        await asyncio.to_thread(_swap_chunks, parts)
+
+
+def _swap_chunks(parts: np.ndarray) -> None:
+    for start in range(0, len(parts), _SWAP_CHUNK):
+        parts[start : start + _SWAP_CHUNK].byteswap(inplace=True)
+
+
+def now() -> datetime:
+    """The wall clock, in UTC."""
+    return datetime.now(UTC)

@@ -1,0 +1,95 @@
+"""DeviceBackend: what a worker can do with host arrays on its device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gemmserve_kernels import DeviceSpec, gemm, gemm_reduce
+from gemmserve_service.executor.base import spec_adapter
+from gemmserve_service.operations import options
+from gemmserve_service.schemas import GemmParams, Timings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from gemmserve_service.schemas import GemmReduceParams
+
+
+@dataclass(frozen=True, slots=True)
+class HostArray:
+    """An operand in host memory; `cache_id` names it where it is immutable, so that a device copy may be kept."""
+
+    data: np.ndarray[Any, Any]
+    cache_id: str | None = None
+
+
+class DeviceBackend(Protocol):
+    """One device."""
+
+    spec: DeviceSpec
+
+    def spec_fields(self) -> dict[str, Any]:
+        """`spec` as it travels."""
+
+    def memory_used(self) -> int:
+        """Bytes of device memory taken by this process."""
+
+    def run(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, HostArray],
+        results: Mapping[str, np.ndarray[Any, Any]],
+    ) -> Timings:
+        """Computes into `results`, every byte of them. Raises KernelError, DeviceError, MemoryError."""
+
+
+def call(
+    params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], results: Mapping[str, Any]
+) -> None:
+    """The kernels' public function for `params`, on arrays of either library."""
+    if isinstance(params, GemmParams):
+        gemm(operands["a"], operands["b"], operands.get("c"), out=results["d"], **options(params))
+    else:
+        gemm_reduce(operands["a"], operands["b"], out=dict(results), **options(params))
+
+
+class CpuBackend:
+    """NumPy and its BLAS, from mapping to mapping without a copy."""
+
+    def __init__(self) -> None:
+        self.spec = DeviceSpec.cpu()
+
+    def spec_fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = spec_adapter().dump_python(self.spec, mode="json")
+        return fields
+
+    def memory_used(self) -> int:
+        return 0
+
+    def run(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, HostArray],
+        results: Mapping[str, np.ndarray[Any, Any]],
+    ) -> Timings:
+        start = time.perf_counter()
+        call(params, {name: operand.data for name, operand in operands.items()}, results)
+        return Timings(kernel_s=time.perf_counter() - start)
+
+
+def open_backend(device: str, cache_share: float) -> DeviceBackend:
+    """The backend of "cpu", "cuda:0", "rocm:1". Raises DeviceUnavailable."""
+    kind, _, ordinal = device.partition(":")
+    if kind == "cpu":
+        return CpuBackend()
+    from gemmserve_service.worker.cuda import CupyBackend
+
+    return CupyBackend(kind, int(ordinal), cache_share)
+
+
+class DeviceUnavailable(RuntimeError):
+    """The device that a worker was started for cannot be used; restarting does not help."""

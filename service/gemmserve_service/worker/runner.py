@@ -1,0 +1,87 @@
+"""One task: from a Run message to Done or Failed. An error of a task never ends the worker."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gemmserve_kernels import Operand
+from gemmserve_kernels.dispatch import plan_gemm, plan_gemm_reduce
+from gemmserve_kernels.problem import GemmProblem
+from gemmserve_service.errors import ServiceError, describe
+from gemmserve_service.executor.protocol import Done, Failed
+from gemmserve_service.operations import build
+from gemmserve_service.worker.device import HostArray
+from gemmserve_service.worker.mappings import Mappings
+
+if TYPE_CHECKING:
+    from gemmserve_service.executor.protocol import Run
+    from gemmserve_service.operations import Problem
+    from gemmserve_service.worker.device import DeviceBackend
+
+log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Runs tasks on one backend, one after the other."""
+
+    def __init__(self, backend: DeviceBackend) -> None:
+        self.backend = backend
+        self._mappings = Mappings()
+
+    def run(self, message: Run) -> Done | Failed:
+        """Computes and answers."""
+        try:
+            return self._run(message)
+        except Exception as error:
+            description = describe(error)
+            if description.slug == ServiceError.slug:
+                log.exception("task %s failed", message.task)
+            return Failed(
+                task=message.task,
+                slug=description.slug,
+                status=description.status,
+                title=description.title,
+                detail=description.detail,
+                extra=description.extra,
+            )
+
+    def forget(self, extents: list[str]) -> None:
+        """Drops mappings."""
+        self._mappings.forget(extents)
+
+    def _run(self, message: Run) -> Done:
+        operands = {
+            name: HostArray(self._mappings.array(ref), ref.cache_id) for name, ref in message.operands.items()
+        }
+        results = {name: self._mappings.array(ref, writable=True) for name, ref in message.results.items()}
+        problem = build(message.params, {name: Operand.of(operand.data) for name, operand in operands.items()})
+        algorithm = self._algorithm(problem)
+        timings = self.backend.run(message.params, operands, results)
+        residual = _residual(problem, operands, results) if message.verify else None
+        return Done(
+            task=message.task,
+            algorithm=algorithm,
+            timings=timings,
+            residual=residual,
+            memory_used=self.backend.memory_used(),
+        )
+
+    def _algorithm(self, problem: Problem) -> str:
+        if isinstance(problem, GemmProblem):
+            return plan_gemm(problem, self.backend.spec).algorithm
+        return plan_gemm_reduce(problem, self.backend.spec).algorithm
+
+
+def _residual(
+    problem: Problem, operands: dict[str, HostArray], results: dict[str, np.ndarray]
+) -> float | None:
+    """Freivalds' check of a product: ||(D - (alpha A B + beta C)) x|| against its size, for random x; O(n^2)."""
+    from gemmserve_kernels.reference import freivalds
+
+    if not isinstance(problem, GemmProblem):
+        return None
+    c = operands["c"].data if "c" in operands else None
+    return float(freivalds(problem, operands["a"].data, operands["b"].data, c, results["d"], np.random.default_rng()))

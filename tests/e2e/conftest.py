@@ -1,0 +1,37 @@
+"""One live server for the tests that leave it as it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from live_server import LiveServer
+
+from gemmserve import Client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with LiveServer(data_dir=tmp_path_factory.mktemp("data")) as live:
+        yield live
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Iterator[Client]:
+    with Client(server.url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20)
+
+
+@pytest.fixture
+def random_complex(rng):
+    """random_complex(3, 4): complex64, standard normal."""
+    return lambda *shape: (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(np.complex64)

@@ -1,0 +1,109 @@
+"""The SDK against the real server: what the README promises, with real bytes on a real socket."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gemmserve
+from gemmserve import AsyncClient, Client
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_come_back_bit_for_bit(client, rng, dtype, order) -> None:
+    stored = np.asarray(rng.standard_normal((3, 5, 7)).astype(dtype), order=order)
+    remote = client.put(stored)
+    assert (remote.shape, remote.dtype, remote.nbytes) == (stored.shape, stored.dtype, stored.nbytes)
+    np.testing.assert_array_equal(remote.numpy(), stored)
+    np.testing.assert_array_equal(np.asarray(remote), stored)
+    remote.delete()
+    with pytest.raises(gemmserve.NotFound):
+        client.array(remote.id).numpy()
+
+
+def test_special_values_survive(client) -> None:
+    stored = np.array([[np.nan, np.inf, -np.inf, -0.0, 1e-45]], dtype=np.float32)
+    assert client.put(stored).numpy().tobytes() == stored.tobytes()
+
+
+def test_a_large_array_survives(client, rng) -> None:
+    stored = rng.standard_normal((9, 1 << 19))  # 36 MiB: many pieces, more than any socket buffer
+    np.testing.assert_array_equal(client.put(stored).numpy(), stored)
+
+
+def test_numpy_in_numpy_out(client, random_complex) -> None:
+    a, b, c = random_complex(2, 20, 30), random_complex(30, 10), random_complex(20, 10)
+    d = client.gemm(a, b, c, alpha=1 - 1j, beta=2j)
+    assert isinstance(d, np.ndarray)
+    assert d.dtype == np.complex64
+    np.testing.assert_allclose(d, (1 - 1j) * (a @ b) + 2j * c, rtol=1e-4, atol=1e-4)
+
+
+def test_chained_products_stay_remote(client, random_complex) -> None:
+    a, b = random_complex(40, 40), random_complex(40, 40)
+    ra, rb = client.put(a), client.put(b)
+    chained = ra.H @ (ra @ rb.T) @ rb.conj()
+    assert isinstance(chained, gemmserve.RemoteArray)
+    truth = a.conj().T.astype(complex) @ (a @ b.T) @ b.conj()
+    assert np.linalg.norm(chained.numpy() - truth) < 1e-5 * np.linalg.norm(truth)
+
+
+def test_a_remote_operand_keeps_the_result_remote(client, random_complex) -> None:
+    a, b = random_complex(8, 9), random_complex(9, 4)
+    result = client.gemm(client.put(a), b)
+    assert isinstance(result, gemmserve.RemoteArray)
+    np.testing.assert_allclose(result.numpy(), a @ b, rtol=1e-5, atol=1e-5)
+
+
+def test_reductions(client, random_complex) -> None:
+    a, b = random_complex(3, 20, 30), random_complex(3, 30, 10)
+    c = a.astype(complex) @ b
+    np.testing.assert_allclose(client.gemm_reduce(a, b, reduce="absmax", axis="m"), np.abs(c).max(1), rtol=1e-5)
+    several = client.gemm_reduce(a, b, reduce=["sum", "argmin"], axis=["n", "batch"], return_c=True)
+    assert list(several) == ["sum", "argmin", "c"]
+    np.testing.assert_allclose(several["sum"], c.sum((0, 2)), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(several["argmin"], np.abs(c).swapaxes(0, 1).reshape(20, -1).argmin(1))
+    np.testing.assert_allclose(several["c"], c, rtol=1e-4, atol=1e-4)
+
+
+def test_errors_are_typed(client, random_complex) -> None:
+    a = random_complex(4, 5)
+    with pytest.raises(gemmserve.ShapeMismatch):
+        client.gemm(client.put(a), client.put(a))
+    with pytest.raises(gemmserve.ParameterInvalid):
+        client.gemm_reduce(a, a.T, reduce="max")  # complex numbers have no order
+    with pytest.raises(gemmserve.ComputeUnsupported) as caught:
+        client.gemm(a, a.T, compute="ozaki")
+    assert "fp32" in caught.value.available
+
+
+def test_nothing_listens_there() -> None:
+    with Client("http://127.0.0.1:9", timeout=5) as nobody, pytest.raises(gemmserve.TransportError):
+        nobody.put(np.zeros((2, 2)))
+
+
+async def test_the_async_client_does_the_same(server, random_complex) -> None:
+    a, b = random_complex(20, 30), random_complex(30, 10)
+    async with AsyncClient(server.url) as client:
+        np.testing.assert_allclose(await client.gemm(a, b), a @ b, rtol=1e-5, atol=1e-5)
+        remote = await client.gemm(await client.put(a), b)
+        np.testing.assert_allclose(await remote.numpy(), a @ b, rtol=1e-5, atol=1e-5)
+        job = await client.submit("gemm_reduce", a, b, reduce="sumsq")
+        await job.wait(30)
+        assert job.state == "succeeded"
+
+
+def test_the_readmes_five_lines(server, tmp_path) -> None:
+    """The first Python block of README.md runs as it stands, but for the server's address."""
+    from pathlib import Path
+
+    readme = Path(__file__).parents[2] / "README.md"
+    block = readme.read_text().split("```python\n")[1].split("```")[0]
+    assert "http://127.0.0.1:8000" in block
+    script = tmp_path / "readme.py"
+    script.write_text(block.replace("http://127.0.0.1:8000", server.url))
+    subprocess.run([sys.executable, script], check=True, timeout=60)

@@ -1,0 +1,86 @@
+"""The documentation keeps up with the code, or these fail."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from gemmserve_service.problems import catalogue
+from gemmserve_service.settings import Settings
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(path for path in [*DOCS.rglob("*.md"), DOCS.parent / "README.md"] if "benchmarks" not in path.parts)
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+@pytest.mark.parametrize("name", sorted(Settings.model_fields))
+def test_every_setting_has_an_entry(name) -> None:
+    assert f"`GEMMSERVE_{name.upper()}`" in page("configuration.md")
+
+
+def test_no_entry_without_a_setting() -> None:
+    documented = set(re.findall(r"^\| `GEMMSERVE_(\w+)`", page("configuration.md"), re.MULTILINE))
+    client_side = {"SERVER", "API_KEY"}
+    assert {name.lower() for name in documented - client_side} == set(Settings.model_fields)
+
+
+def routes() -> set[tuple[str, str]]:
+    from gemmserve_service.app import create_app
+    from gemmserve_service.core import Core
+
+    settings = Settings()
+    schema = create_app(settings, Core(settings)).openapi()
+    return {(method.upper(), path) for path, methods in schema["paths"].items() for method in methods}
+
+
+def test_every_route_is_described() -> None:
+    text = page("http.md")
+    missing = [f"{method} {path}" for method, path in sorted(routes()) if f"`{method} {path}`" not in text]
+    assert not missing
+
+
+def test_no_route_is_invented() -> None:
+    documented = set(re.findall(r"`(GET|HEAD|POST|PUT|PATCH|DELETE) (/[^`?]*)", page("http.md")))
+    outside_openapi = {("GET", "/docs"), ("GET", "/openapi.json")}
+    assert documented - outside_openapi <= routes()
+
+
+@pytest.mark.parametrize("slug", sorted(catalogue()))
+def test_every_problem_is_listed_with_its_status(slug) -> None:
+    rows = [line for line in page("http.md").splitlines() if line.startswith(f"| `{slug}` |")]
+    assert len(rows) == 1
+    assert str(catalogue()[slug]["status"]) in rows[0]
+
+
+def test_every_command_is_described() -> None:
+    from gemmserve.cli import build_parser
+
+    (commands,) = [action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    text = page("cli.md")
+    assert not [name for name in commands.choices if f"gemmserve {name}" not in text]
+
+
+def test_every_public_name_of_the_sdk_is_described() -> None:
+    import gemmserve
+
+    text = page("sdk.md")
+    assert not [name for name in gemmserve.__all__ if not name.startswith("__") and f"`{name}" not in text]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_every_page_is_reachable_from_the_index() -> None:
+    index = page("index.md")
+    pages = {path.relative_to(DOCS).as_posix() for path in PAGES if DOCS in path.parents} - {"index.md"}
+    assert not [name for name in pages if f"({name})" not in index]

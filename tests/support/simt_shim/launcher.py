@@ -1,0 +1,114 @@
+"""The Launcher protocol of gemmserve_kernels.launch over host memory: the kernels' own host code runs unchanged."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .memory import GuardedBlock
+from .module import FORWARD, LaunchError, MemoryFault, Order, Region, ShimModule, compile_source, extent_of
+
+if TYPE_CHECKING:
+    import ctypes
+
+    from gemmserve_kernels.compiler import KernelSource
+    from gemmserve_kernels.device import DeviceSpec
+
+    from .toolchain import Compiler
+
+
+@functools.lru_cache(maxsize=256)
+def _module(source: KernelSource, warp_size: int, checked: bool, compiler: Compiler | None) -> ShimModule:
+    return compile_source(source.text, warp_size=warp_size, checked=checked, compiler=compiler)
+
+
+class ShimLauncher:
+    """A device of the shim.
+
+    `spec` gives the warp size (32 or 64) and the limits. `order` says in which order threads run. `checked` looks at
+    every memory access (bounds, races, shared memory read before it is written) at about ten times the cost. `max_grid`
+    is the most blocks of one launch; a small one makes the host code cut its grids.
+
+    Memory from `empty`, `zeros` and `array` lies between guard pages, and what surrounds it is inspected after each
+    launch. Plain NumPy arrays may be used as well; they have no guards.
+    """
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        *,
+        order: Order = FORWARD,
+        checked: bool = False,
+        max_grid: int = 2**31 - 1,
+        compiler: Compiler | None = None,
+    ) -> None:
+        self.spec = spec
+        self.max_grid = max_grid
+        self.order = order
+        self.checked = checked
+        self.launches: list[str] = []
+        self._compiler = compiler
+        self._blocks: weakref.WeakSet[GuardedBlock] = weakref.WeakSet()
+        self._foreign: dict[int, Region] = {}
+
+    def _allocate(self, nbytes: int) -> tuple[GuardedBlock, np.ndarray]:
+        block = GuardedBlock(nbytes)
+        self._blocks.add(block)
+        return block, block.bytes()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """See Launcher. Every byte is 0xff: NaN in floating point, -1 in integers."""
+        dtype = np.dtype(dtype)
+        _, memory = self._allocate(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        return np.ndarray(shape, dtype, memory)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """See Launcher."""
+        array = self.empty(shape, dtype)
+        array[...] = 0
+        return array
+
+    def array(self, values: np.ndarray) -> np.ndarray:
+        """A guarded copy with the same strides; bytes between the elements are poisoned."""
+        low, high = extent_of(values)
+        _, memory = self._allocate(high - low)
+        copy = np.ndarray(values.shape, values.dtype, memory, values.ctypes.data - low, values.strides)
+        copy[...] = values
+        return copy
+
+    def pointer(self, array: Any) -> int:
+        """See Launcher."""
+        address = int(array.ctypes.data)
+        if not any(block.address <= address <= block.address + block.nbytes for block in self._blocks):
+            low, high = extent_of(array)
+            self._foreign[low] = Region(low, high - low, f"an array of shape {array.shape}")
+        return address
+
+    def launch(
+        self, source: KernelSource, entry: str, *, grid: int, block: int, shared: int, params: ctypes.Structure
+    ) -> None:
+        """See Launcher. Raises the errors of ShimModule.launch, and MemoryFault for a write next to a buffer."""
+        module = _module(source, self.spec.warp_size, self.checked, self._compiler)
+        self._check_limits(entry, grid, block, shared + module.static_shared_bytes)
+        regions = [
+            *(Region(b.address, b.nbytes, f"a buffer of {b.nbytes} bytes") for b in self._blocks),
+            *self._foreign.values(),
+        ]
+        module.launch(entry, (grid,), (block,), (params,), shared=shared, order=self.order, regions=regions)
+        self.launches.append(entry)
+        for buffer in self._blocks:
+            if (damage := buffer.damage()) is not None:
+                where = f"{-damage} bytes before" if damage < 0 else f"{damage - buffer.nbytes} bytes past the end of"
+                raise MemoryFault(f"{entry}: a write {where} a buffer of {buffer.nbytes} bytes")
+
+    def _check_limits(self, entry: str, grid: int, block: int, shared: int) -> None:
+        if grid > self.max_grid:
+            raise LaunchError(f"{entry}: {grid} blocks, and the device takes {self.max_grid}")
+        if shared > self.spec.shared_per_block:
+            raise LaunchError(
+                f"{entry}: {shared} bytes of shared memory a block, and {self.spec.name} has "
+                f"{self.spec.shared_per_block}"
+            )

@@ -1,0 +1,383 @@
+// The scheduler: runs the blocks of a grid one after another, and the threads of a block as fibers.
+//
+// A warp is stepped until no lane of it can go on: each ready lane runs until it returns, waits at __syncthreads or at
+// a warp operation; complete groups of the latter are then combined and released. In forward and reverse order a warp
+// runs on until the barrier, so that warps are as far apart as they can be; in shuffled order the next warp, the order
+// of its lanes and the order of blocks are random. Between two synchronisations a thread is never interrupted.
+#include "machine.hpp"
+
+#include <link.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace simt {
+
+Machine machine;
+
+// ---- failures
+
+static void describe(Failure kind, const char* format, va_list arguments) {
+    Report& report = *machine.report;
+    report.kind = kind;
+    report.block = blockIdx;
+    if (machine.current) report.thread = machine.current->index;
+    vsnprintf(report.message, sizeof report.message, format, arguments);
+}
+
+static void failed(Failure kind, const char* format, ...) __attribute__((format(printf, 2, 3)));
+static void failed(Failure kind, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    describe(kind, format, arguments);
+    va_end(arguments);
+}
+
+void fail(Failure kind, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    describe(kind, format, arguments);
+    va_end(arguments);
+    suspend();
+    __builtin_unreachable();
+}
+
+int refuse(Report& report, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(report.message, sizeof report.message, format, arguments);
+    va_end(arguments);
+    report.kind = Failure::launch;
+    return int(report.kind);
+}
+
+// ---- what threads call
+
+void suspend() { switch_fiber(machine.current->fiber, machine.scheduler); }
+
+void* dynamic_shared() { return machine.request->dynamic_shared; }
+
+unsigned lane() { return machine.current->linear % warpSize; }
+
+Votes barrier(int predicate, Place place) {
+    Thread& self = *machine.current;
+    self.predicate = predicate;
+    self.place = place;
+    self.state = State::at_barrier;
+    suspend();
+    return self.votes;
+}
+
+void collective(const char* name, LaneMask lanes, void* operand, Combine combine, Place place) {
+    Thread& self = *machine.current;
+    if (!(lanes >> lane() & 1))
+        fail(Failure::warp, "%s at %s:%d: lane %u calls it with mask 0x%llx, which does not name it", name, place.file,
+             place.line, lane(), lanes);
+    self.collective = name;
+    self.lanes = lanes;
+    self.operand = operand;
+    self.combine = combine;
+    self.place = place;
+    self.state = State::at_collective;
+    suspend();
+}
+
+static LaneMask live_lanes_of(unsigned warp) {
+    LaneMask live = 0;
+    for (unsigned i = warp * warpSize, lane = 0; lane < unsigned(warpSize) && i < machine.count; ++i, ++lane)
+        if (machine.threads[i].state != State::returned) live |= 1ull << lane;
+    return live;
+}
+
+LaneMask live_lanes() { return live_lanes_of(machine.current->linear / warpSize); }
+
+static void fiber_main() {
+    machine.body(machine.argument);
+    machine.current->state = State::returned;
+    suspend();
+}
+
+// ---- order
+
+// xorshift64*: Marsaglia (2003), Vigna (2016). Any generator would do.
+static uint64_t random_state;
+static unsigned random_below(unsigned bound) {
+    random_state ^= random_state >> 12;
+    random_state ^= random_state << 25;
+    random_state ^= random_state >> 27;
+    return unsigned((random_state * 0x2545f4914f6cdd1dull >> 32) % bound);
+}
+
+static void arrange(unsigned* items, unsigned count) {
+    const Order order = machine.request->order;
+    for (unsigned i = 0; i < count; ++i) items[i] = order == Order::reverse ? count - 1 - i : i;
+    if (order != Order::shuffled) return;
+    for (unsigned i = count; i > 1; --i) {
+        const unsigned j = random_below(i), item = items[i - 1];
+        items[i - 1] = items[j];
+        items[j] = item;
+    }
+}
+
+// ---- warps
+
+static bool same_operation(const Thread& a, const Thread& b) {
+    return b.state == State::at_collective && a.lanes == b.lanes && a.place.line == b.place.line &&
+           strcmp(a.collective, b.collective) == 0 && strcmp(a.place.file, b.place.file) == 0;
+}
+
+// Combines and releases each group of lanes that has met. True if any lane may go on.
+static bool release_groups(unsigned warp) {
+    Thread* const lanes = machine.threads + warp * warpSize;
+    const LaneMask live = live_lanes_of(warp);
+    bool released = false;
+    for (unsigned first = 0; first < unsigned(warpSize); ++first) {
+        if (!(live >> first & 1) || lanes[first].state != State::at_collective) continue;
+        const LaneMask wanted = lanes[first].lanes & live;
+        bool met = true;
+        for (unsigned lane = 0; lane < unsigned(warpSize) && met; ++lane)
+            met = !(wanted >> lane & 1) || same_operation(lanes[first], lanes[lane]);
+        if (!met) continue;
+        Group group{wanted, {}};
+        for (unsigned lane = 0; lane < unsigned(warpSize); ++lane)
+            if (wanted >> lane & 1) group.operand[lane] = lanes[lane].operand;
+        if (lanes[first].combine)
+            lanes[first].combine(group);
+        else
+            ++machine.warp_epoch[warp];
+        for (unsigned lane = 0; lane < unsigned(warpSize); ++lane)
+            if (wanted >> lane & 1) lanes[lane].state = State::ready;
+        released = true;
+    }
+    return released;
+}
+
+static bool has_ready_lane(unsigned warp) {
+    for (unsigned i = warp * warpSize; i < machine.count && i < (warp + 1) * warpSize; ++i)
+        if (machine.threads[i].state == State::ready) return true;
+    return false;
+}
+
+// Runs each ready lane once. False after a failure.
+static bool step(unsigned warp) {
+    unsigned order[warpSize];
+    const unsigned first = warp * warpSize, left = machine.count - first;
+    const unsigned lanes = left < unsigned(warpSize) ? left : unsigned(warpSize);
+    arrange(order, lanes);
+    for (unsigned i = 0; i < lanes; ++i) {
+        Thread& thread = machine.threads[first + order[i]];
+        if (thread.state != State::ready) continue;
+        machine.current = &thread;
+        threadIdx = thread.index;
+        ++machine.report->switches;
+        switch_fiber(machine.scheduler, thread.fiber);
+        if (machine.report->kind != Failure::none) return false;
+        machine.current = nullptr;
+    }
+    release_groups(warp);
+    return true;
+}
+
+// ---- blocks
+
+// Every thread is stuck or has returned, and they are not all at one barrier: say who waits where.
+static void report_stuck() {
+    unsigned waiting = 0, returned = 0;
+    const Thread *at_barrier = nullptr, *elsewhere = nullptr, *gone = nullptr, *at_collective = nullptr;
+    for (unsigned i = 0; i < machine.count; ++i) {
+        const Thread& thread = machine.threads[i];
+        if (thread.state == State::at_barrier) {
+            ++waiting;
+            if (!at_barrier) at_barrier = &thread;
+            if (thread.place.line != at_barrier->place.line || strcmp(thread.place.file, at_barrier->place.file) != 0)
+                if (!elsewhere) elsewhere = &thread;
+        } else if (thread.state == State::returned) {
+            ++returned;
+            if (!gone) gone = &thread;
+        } else if (!at_collective) {
+            at_collective = &thread;
+        }
+    }
+    if (at_collective) {
+        const Thread& self = *at_collective;
+        const unsigned warp = self.linear / warpSize;
+        const LaneMask wanted = self.lanes & live_lanes_of(warp);
+        const Thread* absent = nullptr;
+        for (unsigned lane = 0; lane < unsigned(warpSize) && !absent; ++lane)
+            if (wanted >> lane & 1 && !same_operation(self, machine.threads[warp * warpSize + lane]))
+                absent = &machine.threads[warp * warpSize + lane];
+        machine.report->thread = self.index;
+        failed(Failure::warp,
+               "divergent %s: lane %u of warp %u waits at %s:%d with mask 0x%llx for lane %u, which waits at %s, %s:%d",
+               self.collective, self.linear % warpSize, warp, self.place.file, self.place.line, self.lanes,
+               absent->linear % warpSize, absent->state == State::at_barrier ? "__syncthreads" : absent->collective,
+               absent->place.file, absent->place.line);
+    } else if (elsewhere) {
+        machine.report->thread = elsewhere->index;
+        failed(Failure::barrier,
+               "divergent barrier: thread (%u, %u, %u) waits at __syncthreads, %s:%d, while thread (%u, %u, %u) waits "
+               "at %s:%d",
+               elsewhere->index.x, elsewhere->index.y, elsewhere->index.z, elsewhere->place.file, elsewhere->place.line,
+               at_barrier->index.x, at_barrier->index.y, at_barrier->index.z, at_barrier->place.file,
+               at_barrier->place.line);
+    } else {
+        machine.report->thread = at_barrier->index;
+        failed(Failure::barrier,
+               "divergent barrier: %u of %u threads wait at __syncthreads, %s:%d, and %u have returned, the first of "
+               "them (%u, %u, %u)",
+               waiting, machine.count, at_barrier->place.file, at_barrier->place.line, returned, gone->index.x,
+               gone->index.y, gone->index.z);
+    }
+}
+
+// Releases the barrier if every thread of the block waits at the same one.
+static bool release_barrier() {
+    const Thread& first = machine.threads[0];
+    Votes votes{0, true};
+    for (unsigned i = 0; i < machine.count; ++i) {
+        const Thread& thread = machine.threads[i];
+        if (thread.state != State::at_barrier || thread.place.line != first.place.line ||
+            strcmp(thread.place.file, first.place.file) != 0)
+            return false;
+        votes.count += thread.predicate != 0;
+        votes.unanimous = votes.unanimous && thread.predicate;
+    }
+    for (unsigned i = 0; i < machine.count; ++i) {
+        machine.threads[i].votes = votes;
+        machine.threads[i].state = State::ready;
+    }
+    ++machine.epoch;
+    return true;
+}
+
+// Steps warps until none has a ready lane. False after a failure.
+static bool run_to_barrier(const unsigned* warps) {
+    if (machine.request->order != Order::shuffled) {
+        for (unsigned i = 0; i < machine.warps; ++i)
+            while (has_ready_lane(warps[i]))
+                if (!step(warps[i])) return false;
+        return true;
+    }
+    for (;;) {
+        unsigned candidates = 0, chosen = 0;
+        for (unsigned warp = 0; warp < machine.warps; ++warp)  // one of the ready warps, each as likely
+            if (has_ready_lane(warp) && random_below(++candidates) == 0) chosen = warp;
+        if (!candidates) return true;
+        if (!step(chosen)) return false;
+    }
+}
+
+static bool run_block(const unsigned* warps) {
+    const Request& request = *machine.request;
+    ++machine.block;
+    ++machine.epoch;
+    machine.block_used_atomics = false;
+    if (request.dynamic_bytes) memset(request.dynamic_shared, 0xff, request.dynamic_bytes);
+    if (machine.static_bytes) memset(machine.static_shared, 0xff, machine.static_bytes);
+    for (unsigned i = 0; i < machine.count; ++i) {
+        Thread& thread = machine.threads[i];
+        thread = Thread();
+        thread.linear = i;
+        thread.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y)};
+        char* const slot = request.stacks + i * request.stack_bytes;
+        prepare(thread.fiber, slot + request.guard_bytes, request.stack_bytes - request.guard_bytes, &fiber_main);
+    }
+    for (;;) {
+        if (!run_to_barrier(warps)) return false;
+        bool finished = true;
+        for (unsigned i = 0; i < machine.count && finished; ++i)
+            finished = machine.threads[i].state == State::returned;
+        if (finished) return true;
+        if (!release_barrier()) {
+            report_stuck();
+            return false;
+        }
+    }
+}
+
+// The module's thread-local block is its static shared memory: nothing else in it is thread_local but the anchor, which
+// makes the loader allocate the block, as it does at the first use.
+static thread_local char anchor;
+
+static int find_thread_local_block(dl_phdr_info* info, size_t, void*) {
+    const uintptr_t here = reinterpret_cast<uintptr_t>(&machine);
+    const ElfW(Phdr)* tls = nullptr;
+    bool ours = false;
+    for (int i = 0; i < info->dlpi_phnum; ++i) {
+        const ElfW(Phdr)& segment = info->dlpi_phdr[i];
+        const uintptr_t begin = info->dlpi_addr + segment.p_vaddr;
+        if (segment.p_type == PT_LOAD && begin <= here && here < begin + segment.p_memsz) ours = true;
+        if (segment.p_type == PT_TLS) tls = &segment;
+    }
+    if (!ours) return 0;
+    machine.static_bytes = tls ? tls->p_memsz : 0;
+    machine.static_shared = tls ? static_cast<char*>(info->dlpi_tls_data) : nullptr;
+    return 1;
+}
+
+static void find_static_shared() {
+    asm volatile("" : : "r"(&anchor) : "memory");
+    dl_iterate_phdr(&find_thread_local_block, nullptr);
+}
+
+static bool allocate(unsigned threads) {
+    if (threads > machine.capacity) {
+        free(machine.threads);
+        free(machine.warp_epoch);
+        machine.threads = static_cast<Thread*>(malloc(threads * sizeof(Thread)));
+        machine.warp_epoch = static_cast<unsigned*>(malloc(threads * sizeof(unsigned)));
+        machine.capacity = machine.threads && machine.warp_epoch ? threads : 0;
+    }
+    return threads <= machine.capacity;
+}
+
+int run(const Request& request, void (*body)(const void*), const void* argument, Report& report) {
+    machine.request = &request;
+    machine.report = &report;
+    machine.body = body;
+    machine.argument = argument;
+    machine.current = nullptr;
+    machine.count = request.block.x * request.block.y * request.block.z;
+    machine.warps = (machine.count + warpSize - 1) / warpSize;
+    machine.block = machine.epoch = 0;
+    blockDim = request.block;
+    gridDim = request.grid;
+    random_state = (request.seed + 1) * 0x9e3779b97f4a7c15ull;  // never zero, from which xorshift does not move
+
+    find_static_shared();
+    const unsigned blocks = request.grid.x * request.grid.y * request.grid.z;
+    unsigned* const order = static_cast<unsigned*>(malloc((blocks + machine.warps) * sizeof(unsigned)));
+    if (!order || !allocate(machine.count) || !checker_begin()) {
+        free(order);
+        return refuse(report, "out of host memory");
+    }
+    memset(machine.warp_epoch, 0, machine.warps * sizeof(unsigned));
+    arrange(order, blocks);
+    unsigned* const warps = order + blocks;
+    {
+        const Faults faults;
+        for (unsigned i = 0; i < blocks; ++i) {
+            const unsigned block = order[i];
+            blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / (gridDim.x * gridDim.y)};
+            arrange(warps, machine.warps);
+            if (!run_block(warps)) break;
+        }
+    }
+    checker_end();
+    free(order);
+    machine.current = nullptr;
+    return int(report.kind);
+}
+
+}  // namespace simt
+
+// Where the module's static shared memory is for the calling thread of the host, and its size.
+extern "C" __attribute__((visibility("default"))) size_t simt_static_shared(void** address) {
+    simt::find_static_shared();
+    *address = simt::machine.static_shared;
+    return simt::machine.static_bytes;
+}
