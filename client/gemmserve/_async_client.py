@@ -229,7 +229,7 @@ class AsyncClient:
         return cast("dict[str, Any]", await self._call(_requests.document("/healthz")))
 
     async def ready(self) -> bool:
-        """Whether the server takes work now; False while it starts or drains. Raises TransportError if none is there."""
+        """Whether the server takes work: False while it starts or drains. Raises TransportError if it is not there."""
         return await self._run(self._flows.ready())
 
     async def _array_info(self, array_id: str) -> ArrayInfo:

@@ -114,11 +114,12 @@ class Client:
         config: Any = None,
         timeout: float | None = None,
     ) -> AnyArray | RemoteArray:
-        """D = alpha * op(A) * op(B) + beta * C; op by `trans_a` and `trans_b`: "N", "T", "C" (conjugate transpose) or
-        "R" (conjugate).
+        """D = alpha * op(A) * op(B) + beta * C.
 
-        Operands have shape (..., m, k) and (..., k, n) after op, leading dimensions broadcasting as in numpy.matmul, and
-        dtype float16, float32, float64, complex64 or complex128; the result's dtype is NumPy's result type. NumPy in,
+        op by `trans_a` and `trans_b`: "N", "T" (transpose), "C" (conjugate transpose), "R" (conjugate).
+
+        Operands have shape (..., m, k) and (..., k, n) after op, leading dimensions broadcasting as in numpy.matmul,
+        and dtype float16, float32, float64, complex64 or complex128; the result has NumPy's result type. NumPy in,
         NumPy out, in one exchange. If any operand is a RemoteArray, the others are uploaded for this product only and
         the result is a RemoteArray. `layout="planar"`: real arrays with a leading axis of 2 (real, imaginary).
 
@@ -246,7 +247,7 @@ class Client:
         return cast("dict[str, Any]", self._call(_requests.document("/healthz")))
 
     def ready(self) -> bool:
-        """Whether the server takes work now; False while it starts or drains. Raises TransportError if none is there."""
+        """Whether the server takes work: False while it starts or drains. Raises TransportError if it is not there."""
         return self._run(self._flows.ready())
 
     def _array_info(self, array_id: str) -> ArrayInfo:

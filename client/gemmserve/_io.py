@@ -95,6 +95,7 @@ class SyncIO(_Connection):
     def __init__(self, url: str, *, transport: httpx.BaseTransport | None, **options: Any) -> None:
         super().__init__(url, **options)
         self._http = httpx.Client(base_url=self.url, headers=self.headers, transport=transport)
+        self._sleep = time.sleep
 
     def close(self) -> None:
         self._http.close()
@@ -117,7 +118,7 @@ class SyncIO(_Connection):
     def _perform(self, step: Request[Any] | Pause) -> Any:
         if isinstance(step, Request):
             return self.send(step)
-        time.sleep(step.seconds)
+        self._sleep(step.seconds)
         return None
 
     def send(self, request: Request[T]) -> T:
@@ -169,6 +170,7 @@ class AsyncIO(_Connection):
     def __init__(self, url: str, *, transport: httpx.AsyncBaseTransport | None, **options: Any) -> None:
         super().__init__(url, **options)
         self._http = httpx.AsyncClient(base_url=self.url, headers=self.headers, transport=transport)
+        self._sleep = asyncio.sleep
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -179,7 +181,7 @@ class AsyncIO(_Connection):
             step = next(flow)
             while True:
                 try:
-                    answer = await (asyncio.sleep(step.seconds) if isinstance(step, Pause) else self.send(step))
+                    answer = await (self._sleep(step.seconds) if isinstance(step, Pause) else self.send(step))
                 except GeneratorExit:  # the event loop is gone: nothing can be awaited any more
                     flow.close()
                     raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Self
 
 from gemmserve import _errors, _requests
@@ -82,7 +81,7 @@ class Job(JobHandle):
 
         Raises JobTimeout after `timeout` seconds; the job goes on.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else self._client._flows.clock() + timeout
         self.info = self._client._run(self._client._flows.wait(self.info, deadline=deadline))
         if not self.info.final:
             self._raise_unless_succeeded(timeout)
@@ -135,7 +134,7 @@ class AsyncJob(JobHandle):
 
         Raises JobTimeout after `timeout` seconds; the job goes on.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else self._client._flows.clock() + timeout
         self.info = await self._client._run(self._client._flows.wait(self.info, deadline=deadline))
         if not self.info.final:
             self._raise_unless_succeeded(timeout)

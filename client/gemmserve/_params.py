@@ -7,6 +7,7 @@ that do not exist); the server judges the rest, and always the whole.
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
@@ -122,9 +123,9 @@ def to_json(params: Mapping[str, Any]) -> dict[str, Any]:
 def _scalar(name: str, value: Any) -> float | list[float]:
     try:
         return encode_scalar(complex(value))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _errors.ParameterInvalid(
-            f"{name} must be a finite number, not {value!r}", problem={"parameter": name}
+            f"{name} must be a finite number, not {reprlib.repr(value)}", problem={"parameter": name}
         ) from error
 
 

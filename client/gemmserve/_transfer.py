@@ -189,7 +189,7 @@ class NpyReceiver:
         self._content_length = content_length
         self._head = bytearray()
         self._array: AnyArray | None = None
-        self._target = memoryview(b"")
+        self._target = memoryview(bytearray())
         self._filled = 0
         self._header: NpyHeader | None = None
 

@@ -17,13 +17,13 @@ import re
 import tempfile
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_SOURCES: Final = Path(__file__).parent / "cuda"
 _INCLUDE: Final = re.compile(r'\s*#\s*include\s+"([^"]+)"\s*')
 _OPTIONS: Final = ("--std=c++17", "--device-as-default-execution-space")
 CACHE_VARIABLE: Final = "GEMMSERVE_KERNEL_CACHE"
@@ -73,7 +73,7 @@ class Cubin:
 
 @cache
 def _file(path: str) -> str:
-    return resources.files("gemmserve_kernels").joinpath("cuda", path).read_text(encoding="utf-8")
+    return (_SOURCES / path).read_text(encoding="utf-8")
 
 
 def _flatten(path: str, seen: set[str]) -> str:

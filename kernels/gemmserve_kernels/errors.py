@@ -1,5 +1,7 @@
 """What can be wrong with a product, each with the slug of its problem type.
 
+::
+
     ValueError
       KernelError
         ShapeMismatch        operands do not fit each other
@@ -11,6 +13,8 @@
       DeviceError            the device or its driver failed
         OutOfDeviceMemory
 """
+
+# ruff: noqa: N818 (the names are the problem slugs and the public contract)
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class GemmProblem(_Product):
 
     @property
     def result_dtype(self) -> np.dtype[Any]:
-        """dtype of D as stored: real where planar."""
+        """The dtype of D as stored: real where planar."""
         return self.stored((), self.dtype)[1]
 
     @property
@@ -277,7 +277,7 @@ class GemmReduceProblem(_Product):
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
-        """dtype of what is reduced: of the product's elements after pre_op."""
+        """The dtype of what is reduced: of the product's elements after pre_op."""
         return real_dtype(self.dtype) if self.pre_op == "abs" else self.dtype
 
     @property
@@ -382,7 +382,9 @@ def _check_operand(name: str, operand: Operand, planar: bool) -> None:
     if operand.dtype not in {np.dtype(np.float32), np.dtype(np.float64)}:
         raise DtypeUnsupported(f"planar {name} must be float32 or float64, not {operand.dtype.name}")
     if operand.ndim < 3 or operand.shape[0] != 2:
-        raise ShapeMismatch(f"planar {name} {operand.shape} must be (2, ..., rows, columns): real parts, imaginary parts")
+        raise ShapeMismatch(
+            f"planar {name} {operand.shape} must be (2, ..., rows, columns): real parts, imaginary parts"
+        )
 
 
 def _check_size(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -393,10 +395,14 @@ def _check_size(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None
 
 def _check_compute(compute: str, dtype: np.dtype[Any]) -> None:
     if compute not in COMPUTE_MODES:
-        raise ComputeUnsupported(f"unknown compute mode {compute!r}; there are {', '.join(COMPUTE_MODES)}", COMPUTE_MODES)
+        raise ComputeUnsupported(
+            f"unknown compute mode {compute!r}; there are {', '.join(COMPUTE_MODES)}", COMPUTE_MODES
+        )
     modes = compute_modes(dtype)
     if compute not in modes:
-        raise ComputeUnsupported(f"compute {compute!r} does not apply to {dtype.name}; it has {', '.join(modes)}", modes)
+        raise ComputeUnsupported(
+            f"compute {compute!r} does not apply to {dtype.name}; it has {', '.join(modes)}", modes
+        )
 
 
 def _check_c(c: tuple[int, ...], shape: tuple[int, ...]) -> None:
@@ -430,10 +436,10 @@ def _names(value: str | Sequence[str], allowed: Collection[str], parameter: str)
     return names
 
 
-def _scalar(value: complex, parameter: str, dtype: np.dtype[Any]) -> complex:
+def _scalar(value: object, parameter: str, dtype: np.dtype[Any]) -> complex:
     """`value` as a complex number that the arithmetic dtype can hold. Raises ParameterInvalid."""
     try:
-        number = complex(value)
+        number: complex = complex(value)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
         raise ParameterInvalid(f"{parameter} must be a number, not {value!r}", parameter) from None
     if isinstance(value, str) or not cmath.isfinite(number):

@@ -5,7 +5,7 @@ Runs on whatever `Launcher` it is given. Nothing here looks at the device except
 
 from __future__ import annotations
 
-import ctypes
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,8 +27,11 @@ from gemmserve_kernels.arguments import (
 )
 from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.config import SimtTile, resolve_simt
+from gemmserve_kernels.problem import real_dtype
 
 if TYPE_CHECKING:
+    import ctypes
+
     from gemmserve_kernels.config import GemmConfig
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
@@ -45,15 +48,6 @@ _RASTER_GROUP: Final = 8
 _COMBINE_GROUP: Final = 32
 _COMBINE_BLOCK: Final = 256
 """Threads of the combining kernels, as in cuda/gemm_reduce.cu."""
-
-
-def accumulator(dtype: np.dtype, compute: str) -> np.dtype:
-    """The dtype that products of result dtype `dtype` are summed in: float16 in float32, "fp64" in double width."""
-    if dtype == np.float16:
-        return np.dtype(np.float32)
-    if compute == "fp64":
-        return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
-    return np.dtype(dtype)
 
 
 def run_gemm(
@@ -116,7 +110,7 @@ def run_gemm_reduce(
         if name not in results:
             results[name] = launcher.empty(shape, dtype)
     run = _ReduceRun.of(launcher, problem, a, b, results.get("c"))
-    if run.count == 0:
+    if problem.extent == 0:
         for name in problem.reductions:
             results[name][...] = 0  # sums alone come here: problem.py refuses the others
     elif run.outputs:
@@ -137,20 +131,17 @@ class _Operands:
 
     @classmethod
     def of(cls, launcher: Launcher, problem: GemmProblem | GemmReduceProblem, a: Any, b: Any) -> _Operands:
-        planar = problem.layout == "planar"
-
         def view(array: Any, trans: str) -> MatrixView:
-            stored = matrix_view(launcher, array, (*problem.batch_shape, *array.shape[-2:]), planar=planar)
+            stored = matrix_view(launcher, array, (*problem.batch_shape, *array.shape[-2:]), planar=problem.planar)
             return stored.transposed() if trans in "TC" else stored
 
-        accumulate = accumulator(problem.dtype, problem.compute)
         return cls(
             view(a, problem.trans_a),
             view(b, problem.trans_b),
             problem.trans_a in "CR",
             problem.trans_b in "CR",
-            accumulate,
-            planar,
+            problem.accumulate,
+            problem.planar,
         )
 
     @property
@@ -295,23 +286,14 @@ class _ReduceRun:
         operands = _Operands.of(launcher, problem, a, b)
         shape = (*problem.batch_shape, problem.m, problem.n)
         view = matrix_view(launcher, c, shape, planar=operands.planar) if problem.return_c else None
-        if "n" in problem.axis:
+        if not problem.over_rows:
             operands, view = operands.transposed(), view.transposed() if view else None
         return cls(launcher, problem, operands, view)
 
     @property
-    def reduces_batch(self) -> bool:
-        return "batch" in self.problem.axis
-
-    @property
-    def count(self) -> int:
-        """Elements of each reduction."""
-        return self.operands.m * (self.problem.batch if self.reduces_batch else 1)
-
-    @property
     def outputs(self) -> int:
         """Results of each reduction."""
-        return self.operands.n * (1 if self.reduces_batch else self.problem.batch)
+        return math.prod(self.problem.outputs_shape)
 
     @property
     def kinds(self) -> list[int]:
@@ -323,17 +305,17 @@ class _ReduceRun:
     def value(self) -> np.dtype:
         """What is reduced, after pre_op, in the accumulator's width."""
         accumulate = self.operands.accumulate
-        return _real(accumulate) if self.problem.pre_op == "abs" else accumulate
+        return real_dtype(accumulate) if self.problem.pre_op == "abs" else accumulate
 
     def partial_dtype(self, kind: int) -> np.dtype:
         """Of a tile's partial: sums run in double, extremes stay as they are."""
         if KINDS[kind] in {"sum", "sumsq"}:
             return np.dtype(np.complex128 if KINDS[kind] == "sum" and self.value.kind == "c" else np.float64)
-        return _real(self.value)
+        return real_dtype(self.value)
 
     def local_bytes(self) -> int:
         """Shared memory of one thread's partial, the largest over the kinds."""
-        real = _real(self.value).itemsize
+        real = real_dtype(self.value).itemsize
         sizes = {"sum": self.value.itemsize, "argmax": 2 * real, "argmin": 2 * real}
         return max(sizes.get(KINDS[kind], real) for kind in self.kinds)
 
@@ -341,7 +323,7 @@ class _ReduceRun:
         """Launches the product's tiles, then combines their partials into the `results`."""
         problem, operands, launcher = self.problem, self.operands, self.launcher
         tile = resolve_simt(
-            config.transposed() if config and "n" in problem.axis else config,
+            config.transposed() if config and not problem.over_rows else config,
             m=operands.m,
             n=operands.n,
             batch=problem.batch,
@@ -349,7 +331,7 @@ class _ReduceRun:
             spec=launcher.spec,
             local_bytes=self.local_bytes(),
         )
-        stored = self.c.dtype if self.c else np.dtype(problem.dtype)
+        stored = problem.stored((), problem.dtype)[1]
         kernel = _Kernel.build(
             "gemm_reduce",
             operands,
@@ -360,13 +342,13 @@ class _ReduceRun:
             extra=self.defines(),
         )
         tiles_m = -(-operands.m // tile.block_m)
-        length = tiles_m * (problem.batch if self.reduces_batch else 1)
+        length = tiles_m * (problem.batch if self.problem.over_batch else 1)
         sums_length = length if problem.reproducible else 1
         partials = _Partials.allocate(self, length, sums_length)
         views = [operands.a, operands.b, *([self.c] if self.c else [])]
         for first_matrix, inner, pieces in launches(problem.batch_shape, views):
             params = GemmReduceParams(outputs=self.outputs, first_batch=first_matrix)
-            params.reduce_batch = self.reduces_batch
+            params.reduce_batch = self.problem.over_batch
             params.partial = partials.params(launcher)
             # Without C the epilogue's c and d stay null: the kernel is compiled without the store.
             both = [*pieces[:2], *pieces[2:], *pieces[2:]]
@@ -384,9 +366,9 @@ class _ReduceRun:
             "PRE_OP": self.problem.pre_op.upper(),
             "ATOMIC": _flag(not self.problem.reproducible),
             "RETURN_C": _flag(self.c is not None),
-            "TYPE_SUM": _TYPES[(_real(summed) if self.value.kind == "f" else summed).name],
-            "TYPE_SUMSQ": _TYPES[_real(summed).name],
-            "TYPE_REAL": _TYPES[_real(narrow).name],
+            "TYPE_SUM": _TYPES[(real_dtype(summed) if self.value.kind == "f" else summed).name],
+            "TYPE_SUMSQ": _TYPES[real_dtype(summed).name],
+            "TYPE_REAL": _TYPES[real_dtype(narrow).name],
         }
 
     def combine(
@@ -394,7 +376,7 @@ class _ReduceRun:
     ) -> None:
         """Folds the partials by groups, level by level, then writes the results."""
         launcher = self.launcher
-        params = CombineParams(outputs=self.outputs, group=_COMBINE_GROUP, count=self.count)
+        params = CombineParams(outputs=self.outputs, group=_COMBINE_GROUP, count=self.problem.extent)
         while length > _COMBINE_GROUP:
             groups = -(-length // _COMBINE_GROUP)
             sums_groups = -(-sums_length // _COMBINE_GROUP)
@@ -437,11 +419,6 @@ class _ReduceRun:
             result[1] = target.imag.reshape(result.shape[1:])
         else:
             result[...] = target.reshape(result.shape)
-
-
-def _real(dtype: np.dtype) -> np.dtype:
-    """The real dtype of the same precision."""
-    return np.empty(0, dtype).real.dtype
 
 
 @dataclass(frozen=True)

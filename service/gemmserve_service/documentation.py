@@ -1,4 +1,4 @@
-"""What FastAPI cannot see for itself in the OpenAPI document: binary and multipart bodies, problems, response headers."""
+"""What FastAPI cannot see for itself: binary and multipart bodies, problems and response headers in the OpenAPI."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ, OCTET_STREAM, PROBLEM
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastapi import FastAPI
+    from pydantic import BaseModel
 
 Document = dict[str, Any]
 
@@ -94,7 +94,10 @@ def _problem_document(status: int, documents: list[Document]) -> Document:
 def json_body(*models: type[BaseModel], examples: Mapping[str, Document]) -> Document:
     """A JSON request body of one of the models, told apart by `op`."""
     references = [{"$ref": f"#/components/schemas/{schema.__name__}"} for schema in models]
-    content = {"schema": {"oneOf": references}, "examples": {name: {"value": value} for name, value in examples.items()}}
+    content = {
+        "schema": {"oneOf": references},
+        "examples": {name: {"value": value} for name, value in examples.items()},
+    }
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
@@ -120,7 +123,7 @@ def multipart_body(params: type[BaseModel], *, operands: Mapping[str, str], exam
     return {
         "requestBody": {
             "required": True,
-            "description": "Multipart parts in any order; with `params` first, a mismatch is refused before the data are sent. "
+            "description": "Parts in any order; with `params` first, a mismatch is refused before the data are sent. "
             "Content-Length must be sent.",
             "content": {"multipart/form-data": content},
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gemmserve.wire import NPY, OCTET_STREAM, NpyError, parse_dtype, parse_npy_header, parse_shape
 from gemmserve_service.digests import parse_content_digest
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from gemmserve_service.core import Core
     from gemmserve_service.schemas import ArrayInfo, Order
-    from gemmserve_service.store import ArrayStore, Upload
+    from gemmserve_service.store import ArrayStore
+    from gemmserve_service.uploads import Upload
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ async def receive_array(
         upload.write(first)
         async for piece in body:
             upload.write(piece)
-        return await upload.commit(expected)
+        return cast("ArrayInfo", await upload.commit(expected))
     except BaseException:
         upload.abort()
         raise

@@ -1,4 +1,3 @@
-# noqa: A005 (absolute imports only: the name says what it is)
 """Structured logs: JSON lines or console text, with the request's id and trace on every line written while it runs."""
 
 from __future__ import annotations
@@ -41,7 +40,10 @@ def configure(settings: Settings) -> None:
                 structlog.stdlib.ExtraAdder(),
                 _drop_color_message,
             ],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(json=settings.log_json)],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_renderers(json=settings.log_json),
+            ],
         )
     )
     root = logging.getLogger()
@@ -65,6 +67,6 @@ def _renderers(*, json: bool) -> list[Any]:
 
 
 def _drop_color_message(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """uvicorn attaches a second copy of each message, for terminals."""
+    """Uvicorn attaches a second copy of each message, for terminals."""
     event.pop("color_message", None)
     return event

@@ -37,7 +37,10 @@ class Metrics:
             registry=self.registry,
         )
         self._flops = Counter(
-            "gemmserve_flops", "Floating-point operations of succeeded jobs (complex: 8 m n k).", ["op"], registry=self.registry
+            "gemmserve_flops",
+            "Floating-point operations of succeeded jobs (complex: 8 m n k).",
+            ["op"],
+            registry=self.registry,
         )
         self._job_bytes = Counter(
             "gemmserve_job_bytes", "Bytes of operands and results of succeeded jobs.", ["op"], registry=self.registry
@@ -66,9 +69,7 @@ class Metrics:
             self._flops.labels(job.op).inc(flops)
             self._job_bytes.labels(job.op).inc(nbytes)
 
-    def request_done(
-        self, route: str, method: str, status: int, *, seconds: float, received: int, sent: int
-    ) -> None:
+    def request_done(self, route: str, method: str, status: int, *, seconds: float, received: int, sent: int) -> None:
         """Counts one request; `route` is a template such as /v1/arrays/{array_id}, never a path."""
         self._requests.labels(route, method, status).inc()
         self._durations.labels(route, method).observe(seconds)

@@ -23,7 +23,9 @@ log = structlog.get_logger("gemmserve.access")
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~+/=-]{1,128}")
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags; neither id may be all zeros.
-_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
+_TRACEPARENT: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?"
+)
 _QUIET: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
 
 _SECURITY: Final = {

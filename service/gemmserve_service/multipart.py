@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from gemmserve_service.ingest import Declared
-    from gemmserve_service.store import ArrayStore, Upload
+    from gemmserve_service.store import ArrayStore
+    from gemmserve_service.uploads import Upload
 
 MAX_PARAMS: Final = 1 << 16
 MAX_PART_HEADERS: Final = 8
@@ -237,7 +238,7 @@ class _Part:
         name = options.get(b"name")
         if kind != b"form-data" or not name:
             raise MalformedMultipart("a part lacks Content-Disposition: form-data; name=...")
-        return name.decode("utf-8", "backslashreplace")
+        return bytes(name).decode("utf-8", "backslashreplace")
 
 
 def _write(part: _Part, data: memoryview) -> None:

@@ -1,14 +1,17 @@
 """RFC 9457 problem details: every exception that a route may raise <-> one stable slug, status and title.
 
-`gemmserve_service.errors.describe` knows the errors of every layer; the ones that HTTP alone raises are defined here. GET /problems/{slug} documents each from its class's docstring.
+`gemmserve_service.errors.describe` knows the errors of every layer; the ones that HTTP alone raises are defined here.
+GET /problems/{slug} documents each from its class's docstring.
 """
+
+# ruff: noqa: N818 (the names are the problem slugs)
 
 from __future__ import annotations
 
 import inspect
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
     from starlette.requests import Request
+
+T = TypeVar("T")
 
 
 class MalformedJson(ServiceError):
@@ -50,7 +55,9 @@ class InvalidParameters(ServiceError):
     title = "A parameter is invalid"
 
     def __init__(self, detail: str, errors: Sequence[Mapping[str, str]] = ()) -> None:
-        super().__init__(detail, **({"errors": list(errors)} if errors else {}))
+        # `parameter` is what the kernels' own ParameterInvalid carries: the first, where there are several.
+        extra: dict[str, Any] = {"parameter": errors[0]["field"], "errors": list(errors)} if errors else {}
+        super().__init__(detail, **extra)
 
 
 class NotAcceptable(ServiceError):
@@ -108,10 +115,8 @@ def problem_response(error: BaseException, headers: Mapping[str, str] | None = N
     return Response(document.encode("ascii"), description.status, sent, media_type=PROBLEM)
 
 
-def describe_validation(
-    errors: Sequence[Any], *, skip: Sequence[str] = ()
-) -> tuple[str, list[dict[str, str]]]:
-    """pydantic's list of errors as one sentence and one entry a field; `skip` are tags of unions, not field names."""
+def describe_validation(errors: Sequence[Any], *, skip: Sequence[str] = ()) -> tuple[str, list[dict[str, str]]]:
+    """One sentence and one entry a field from pydantic's list of errors; `skip` are tags of unions, not field names."""
     entries: dict[str, str] = {}
     for error in errors:
         names = [str(part) for part in error["loc"] if not (isinstance(part, str) and part in skip)]
@@ -173,7 +178,10 @@ def install(app: FastAPI) -> None:
 def catalogue() -> dict[str, dict[str, Any]]:
     """Every problem type by slug: title, status and what it means, from the classes that raise it."""
     entries: dict[str, dict[str, Any]] = {}
-    for kind in (ServiceError, DeviceError, *_subclasses(ServiceError), *_subclasses(KernelError), *_subclasses(DeviceError)):
+    kinds: list[type[ServiceError | KernelError | DeviceError]] = [ServiceError, DeviceError]
+    for root in (ServiceError, KernelError, DeviceError):
+        kinds.extend(_subclasses(root))
+    for kind in kinds:
         if kind is JobFailed:
             continue  # speaks with the slug of its cause
         slug: str = kind.slug
@@ -187,7 +195,7 @@ def catalogue() -> dict[str, dict[str, Any]]:
     return dict(sorted(entries.items()))
 
 
-def _subclasses(kind: type) -> Iterator[type]:
+def _subclasses(kind: type[T]) -> Iterator[type[T]]:
     for child in kind.__subclasses__():
         yield child
         yield from _subclasses(child)

@@ -13,14 +13,14 @@ _RANGE: Final = re.compile(r"bytes\s*=\s*(?:(\d{1,19})-(\d{1,19})?|-(\d{1,19}))"
 _ETAG: Final = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
 
 
-class Unsatisfiable(ValueError):
+class UnsatisfiableError(ValueError):
     """A well-formed range that no byte of the representation satisfies: 416."""
 
 
 def parse_range(value: str | None, size: int) -> range | None:
     """The byte positions that `value` selects of `size` bytes; None where it is to be ignored.
 
-    Ignored: no header, another unit, several ranges, or a form that section 14.1.1 calls invalid. Raises Unsatisfiable.
+    Ignored: no header, another unit, several ranges, or a form that section 14.1.1 calls invalid. Raises UnsatisfiableError.
     """
     match = _RANGE.fullmatch(value.strip()) if value else None
     if match is None:
@@ -34,7 +34,7 @@ def parse_range(value: str | None, size: int) -> range | None:
         if last is not None and int(last) < start:
             return None
     if start >= stop:
-        raise Unsatisfiable(f"the range {value!r} selects nothing of {size} bytes")
+        raise UnsatisfiableError(f"the range {value!r} selects nothing of {size} bytes")
     return range(start, stop)
 
 

@@ -114,7 +114,9 @@ class _JobFields(Strict):
     verify: bool = Field(default=False, description="recompute sampled columns and report the residual")
     priority: int = Field(0, ge=-100, le=100, description="higher runs first")
     timeout_s: float | None = Field(None, gt=0, le=86_400, description="covers queue and run")
-    ttl_s: float | None = Field(None, gt=0, le=31_536_000, description="life of the results; null: the server's default")
+    ttl_s: float | None = Field(
+        None, gt=0, le=31_536_000, description="life of the results; null: the server's default"
+    )
 
 
 class GemmJob(_JobFields, GemmParams):
@@ -206,7 +208,9 @@ class Device(BaseModel):
     memory_total: int = Field(description="bytes")
     memory_used: int = Field(description="bytes")
     jobs_running: int
-    verified_error: float | None = Field(None, description="relative error of the product checked at the worker's start")
+    verified_error: float | None = Field(
+        None, description="relative error of the product checked at the worker's start"
+    )
     restarts: int = Field(0, description="how often the worker had to be started again")
 
 

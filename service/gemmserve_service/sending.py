@@ -1,4 +1,4 @@
-"""Answers made of bytes that lie in an extent: sent in pieces, kept pinned until the last one, .npz zipped on the way."""
+"""Answers made of bytes that lie in an extent: sent in pieces, pinned until the last one, zipped on the way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from gemmserve.wire import PIECE, format_npy_header
+from gemmserve.wire import DTYPES, PIECE, format_npy_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Buffer = bytes | memoryview
 def npy_parts(pinned: Pinned) -> tuple[bytes, memoryview]:
     """The .npy file of a pinned array: the header, and the data in place."""
     info = pinned.info
-    return format_npy_header(info.dtype, info.shape, fortran_order=info.order == "F"), pinned.view
+    return format_npy_header(DTYPES[info.dtype], info.shape, fortran_order=info.order == "F"), pinned.view
 
 
 def pieces(parts: Sequence[Buffer], span: range) -> Iterator[bytes]:
@@ -41,7 +41,7 @@ def pieces(parts: Sequence[Buffer], span: range) -> Iterator[bytes]:
 
 
 def npz_pieces(arrays: Mapping[str, Pinned]) -> Iterator[bytes]:
-    """An uncompressed .npz of the arrays, written as it is sent: sizes and CRCs follow each member (bit 3 of its flags)."""
+    """An uncompressed .npz, written as it is sent: sizes and CRCs follow each member (bit 3 of its flags)."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
         for name, pinned in arrays.items():

@@ -33,9 +33,12 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
 
 
 def validate(adapter: TypeAdapter[T] | type[BaseModel], value: dict[str, Any], *, tags: Sequence[str] = ()) -> Any:
-    """`value` as the adapter's model. Raises InvalidParameters (422) that names each field; `tags` are no field names."""
+    """`value` as the adapter's model; `tags` of unions are no field names. Raises InvalidParameters (422)."""
     try:
-        return adapter.validate_python(value) if isinstance(adapter, TypeAdapter) else adapter.model_validate(value)
+        # Strict: what the OpenAPI document calls an integer is no string of digits.
+        if isinstance(adapter, TypeAdapter):
+            return adapter.validate_python(value, strict=True)
+        return adapter.model_validate(value, strict=True)
     except ValidationError as error:
         raise InvalidParameters(*describe_validation(error.errors(include_context=False), skip=tags)) from None
 

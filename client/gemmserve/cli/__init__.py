@@ -34,40 +34,30 @@ _OWN: Final = {
 }
 
 
-class _VersionFlag:
-    """Asks for the version only when it is printed: reading package metadata takes longer than parsing arguments."""
-
-    def __str__(self) -> str:
-        from gemmserve import __version__
-
-        return f"gemmserve {__version__}"
-
-    def __mod__(self, _values: object) -> str:
-        return str(self)
-
-    def __contains__(self, _text: str) -> bool:
-        return False
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; `argv` without the program's name, by default the process's. Returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     try:
-        parser, commands = _parser(chosen)
+        parser, commands = _parser(chosen, with_plugins=chosen not in _OWN and "--version" not in arguments)
         args = parser.parse_args(arguments)
     except SystemExit as stop:  # argparse: 0 after --help and --version, 2 after wrong usage
         return stop.code if isinstance(stop.code, int) else 2
     except MissingExtra as missing:
         print(f"gemmserve: {missing}", file=sys.stderr)
         return 2
+    if args.version:
+        from gemmserve import __version__
+
+        print(f"gemmserve {__version__}")
+        return 0
     if args.command is None:
         parser.print_help()
         return 0
     return _run(commands[args.command], args)
 
 
-def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, dict[str, Command]]:
+def _parser(chosen: str | None, *, with_plugins: bool) -> tuple[argparse.ArgumentParser, dict[str, Command]]:
     """The parser for this invocation: of plugins only the chosen one is loaded, all of them for the overall help."""
     parser = EnvironmentParser(
         prog="gemmserve", description="Matrix products on a GPU somewhere else.", allow_abbrev=False
@@ -75,19 +65,19 @@ def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, dict[str, Comm
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     choices = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands: dict[str, Command] = {}
-    wanted = [chosen] if chosen in _OWN else list(_OWN)
-    for name in wanted:
+    for name in [chosen] if chosen in _OWN else _OWN:
         module, _, attribute = _OWN[name].partition(":")
         commands[name] = getattr(import_module(f"gemmserve.cli.{module}"), attribute)
-    if chosen not in _OWN:
-        for name in plugin_names():
-            if chosen is None or chosen == name:
-                try:
-                    commands[name] = load_plugin(name)
-                except MissingExtra as missing:
-                    if chosen is not None:
-                        raise
-                    choices.add_parser(name, help=str(missing))
+    for name in plugin_names() if with_plugins else []:
+        try:
+            if chosen in {None, name}:
+                commands[name] = load_plugin(name)
+            else:
+                choices.add_parser(name)  # so that an unknown command is told every name
+        except MissingExtra as missing:
+            if chosen == name:
+                raise
+            choices.add_parser(name, help=str(missing))
     for name, command in commands.items():
         command.configure(choices.add_parser(name, help=command.help, description=command.help, allow_abbrev=False))
     return parser, commands

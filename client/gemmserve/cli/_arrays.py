@@ -95,7 +95,8 @@ class _Rm:
 
 def array_fields(info: ArrayInfo) -> dict[str, Any]:
     """An ArrayInfo for JSON."""
-    return {**vars(info), "dtype": info.dtype.name, "created_at": _iso(info.created_at), "expires_at": _iso(info.expires_at)}  # fmt: skip
+    times = {name: _iso(getattr(info, name)) for name in ("created_at", "expires_at")}
+    return {**vars(info), "dtype": info.dtype.name, **times}
 
 
 def _iso(time: Any) -> str | None:

@@ -41,9 +41,7 @@ def read_array(path: str) -> AnyArray:
         order = header.order
         if not header.nbytes:
             return np.empty(header.shape, header.dtype, order="F" if header.fortran_order else "C")
-        return np.memmap(
-            file, header.dtype, "r", header.data_offset, header.shape, order="F" if order == "F" else "C"
-        )
+        return np.memmap(file, header.dtype, "r", header.data_offset, header.shape, order="F" if order == "F" else "C")
 
 
 def _header(name: str, head: bytes, size: int) -> NpyHeader:

@@ -28,6 +28,8 @@ def load_plugin(name: str) -> Command:
     try:
         return cast("Command", _plugins()[name].load())
     except ModuleNotFoundError as error:
+        if (error.name or "").startswith("gemmserve"):
+            raise  # ours: not an extra that is missing but a broken installation
         raise MissingExtra(name, error.name or str(error)) from error
 
 

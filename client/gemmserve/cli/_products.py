@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import time
@@ -13,7 +14,6 @@ from gemmserve.cli._context import UsageError, add_connection
 from gemmserve.cli._files import STANDARD, check_output, read_array, write_array, write_arrays
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping
 
     from gemmserve import Client
@@ -30,7 +30,7 @@ def scalar(text: str) -> complex:
 def _config(text: str) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError("a config is a JSON object")
+        raise argparse.ArgumentTypeError("a config is a JSON object")
     return value
 
 

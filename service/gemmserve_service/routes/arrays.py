@@ -14,7 +14,7 @@ from gemmserve_service import documentation as doc
 from gemmserve_service.ingest import receive_array
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable, RangeNotSatisfiable, problem_response
-from gemmserve_service.ranges import Unsatisfiable, if_range_holds, none_match, parse_range
+from gemmserve_service.ranges import UnsatisfiableError, if_range_holds, none_match, parse_range
 from gemmserve_service.routes.common import ArrayPath, PageQuery, core_of, page_headers, render
 from gemmserve_service.schemas import ArrayInfo, ArrayPage, Dtype
 from gemmserve_service.sending import PiecesResponse, npy_parts, pieces
@@ -39,7 +39,9 @@ class UploadQuery(BaseModel):
         examples=["1024,1024"],
         json_schema_extra={"pattern": r"^(\d{1,19}(,\d{1,19})*)?$"},
     )
-    order: Literal["C", "F"] | None = Field(None, description=f"of {OCTET_STREAM}: memory order, C where it is not given")
+    order: Literal["C", "F"] | None = Field(
+        None, description=f"of {OCTET_STREAM}: memory order, C where it is not given"
+    )
 
 
 @router.post(
@@ -92,7 +94,10 @@ async def listing(request: Request, query: Annotated[PageQuery, Query()]) -> Res
 @router.get(
     "/v1/arrays/{array_id}",
     summary="An array's metadata",
-    responses={200: doc.model(ArrayInfo, "What the array is."), **doc.problems("not-found", "gone", "parameter-invalid")},
+    responses={
+        200: doc.model(ArrayInfo, "What the array is."),
+        **doc.problems("not-found", "gone", "parameter-invalid"),
+    },
 )
 async def metadata(request: Request, array_id: ArrayPath) -> Response:
     """Type, shape, order, size, digest (null until known), when it was made and when it expires."""
@@ -119,7 +124,10 @@ _DATA_HEADERS = {
 _DATA_DOCS = {
     200: doc.binary("The bytes.", NPY, OCTET_STREAM, headers=_DATA_HEADERS),
     206: doc.binary(
-        "The range that was asked for.", NPY, OCTET_STREAM, headers=_DATA_HEADERS | {"Content-Range": "bytes first-last/all"}
+        "The range that was asked for.",
+        NPY,
+        OCTET_STREAM,
+        headers=_DATA_HEADERS | {"Content-Range": "bytes first-last/all"},
     ),
     304: {"description": "If-None-Match holds."},
     **doc.problems("not-found", "gone", "not-acceptable", "range-not-satisfiable", "parameter-invalid"),
@@ -146,7 +154,11 @@ async def download(request: Request, array_id: ArrayPath) -> Response:
     "/v1/arrays/{array_id}/data",
     summary="Size and ETag of a download",
     responses={200: {"description": "As GET, without the bytes.", "headers": doc.header_documents(_DATA_HEADERS)}}
-    | {status: {"description": document["description"]} for status, document in _DATA_DOCS.items() if status not in {200, 206}},
+    | {
+        status: {"description": document["description"]}
+        for status, document in _DATA_DOCS.items()
+        if status not in {200, 206}
+    },
 )
 async def head(request: Request, array_id: ArrayPath) -> Response:
     """What GET would send, without the bytes."""
@@ -172,7 +184,7 @@ async def _data(request: Request, array_id: str) -> Response:
         ranged = request.method == "GET" and if_range_holds(request.headers.get("if-range"), etag)
         try:
             chosen = parse_range(request.headers.get("range"), size) if ranged else None
-        except Unsatisfiable as error:
+        except UnsatisfiableError as error:
             return problem_response(RangeNotSatisfiable(str(error)), {"Content-Range": f"bytes */{size}"})
         if chosen is not None:
             span, status = chosen, 206

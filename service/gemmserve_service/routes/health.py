@@ -79,7 +79,9 @@ async def metrics(request: Request) -> Response:
 @router.get(
     "/problems",
     summary="Problem types",
-    responses={200: {"description": "Problem types by slug.", "content": {"application/json": {"schema": {"type": "object"}}}}},
+    responses={
+        200: {"description": "Problem types by slug.", "content": {"application/json": {"schema": {"type": "object"}}}}
+    },
 )
 async def problem_list() -> Response:
     """Every `type` that an error may carry, with status, title and meaning."""

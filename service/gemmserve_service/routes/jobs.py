@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -31,9 +31,15 @@ _TAGS = ("gemm", "gemm_reduce")
 
 _EXAMPLE_A = "arr_01jd2w7m4h8k3n5p6q9r0s1t2v"
 _EXAMPLE_B = "arr_01jd2w7n5j9m4p6q7r0s1t2v3w"
-_EXAMPLES = {
+_EXAMPLES: dict[str, dict[str, Any]] = {
     "gemm": {"op": "gemm", "a": _EXAMPLE_A, "b": _EXAMPLE_B, "alpha": [0, 1], "trans_a": "C"},
-    "beamforming power": {"op": "gemm_reduce", "a": _EXAMPLE_A, "b": _EXAMPLE_B, "reduce": ["sumsq", "absmax"], "axis": "m"},
+    "beamforming power": {
+        "op": "gemm_reduce",
+        "a": _EXAMPLE_A,
+        "b": _EXAMPLE_B,
+        "reduce": ["sumsq", "absmax"],
+        "axis": "m",
+    },
 }
 _JOB_HEADERS = {"Server-Timing": "queue, h2d, kernel and d2h in milliseconds, once known"}
 
@@ -49,7 +55,9 @@ class WaitQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    wait: float = Field(0, ge=0, le=86_400, description="seconds to wait for a final state; the server's setting caps it")
+    wait: float = Field(
+        0, ge=0, le=86_400, description="seconds to wait for a final state; the server's setting caps it"
+    )
 
 
 @router.post(
@@ -118,7 +126,10 @@ async def listing(request: Request, query: Annotated[JobsQuery, Query()]) -> Res
 @router.get(
     "/v1/jobs/{job_id}",
     summary="A job's state",
-    responses={200: doc.model(JobInfo, "The job now.", _JOB_HEADERS), **doc.problems("not-found", "gone", "parameter-invalid")},
+    responses={
+        200: doc.model(JobInfo, "The job now.", _JOB_HEADERS),
+        **doc.problems("not-found", "gone", "parameter-invalid"),
+    },
 )
 async def state(request: Request, job_id: JobPath, query: Annotated[WaitQuery, Query()]) -> Response:
     """The job; with `wait` once it is final, or as it is after that time."""
@@ -144,7 +155,9 @@ async def state(request: Request, job_id: JobPath, query: Annotated[WaitQuery, Q
 async def events(
     request: Request,
     job_id: JobPath,
-    last_event_id: Annotated[str | None, Header(description="of the event that came last; any value is accepted")] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="of the event that came last; any value is accepted")
+    ] = None,
 ) -> Response:
     """Every event is a whole JobInfo, so after a reconnect the state now is all that was missed."""
     core = core_of(request)

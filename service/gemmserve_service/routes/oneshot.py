@@ -12,8 +12,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ
-from gemmserve_kernels import GemmProblem, GemmReduceProblem, Operand
+from gemmserve_kernels import Operand
 from gemmserve_service import documentation as doc
+from gemmserve_service import operations
 from gemmserve_service.multipart import OneShotForm
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable
@@ -100,9 +101,7 @@ async def _one_shot(
         raise NotAcceptable(f"the result is {NPY}, several are {NPZ}")
     core = core_of(request)
     began = time.perf_counter()
-    form = OneShotForm(
-        core.store, names=names, check=lambda text, declared: _check(_params(kind, text), declared)
-    )
+    form = OneShotForm(core.store, names=names, check=lambda text, declared: _check(_params(kind, text), declared))
     try:
         await form.read(request)
         received_s = time.perf_counter() - began
@@ -121,16 +120,13 @@ def _params(kind: type[GemmParams | GemmReduceParams], text: bytes | None) -> Ge
 
 def _check(params: GemmParams | GemmReduceParams, declared: Mapping[str, Declared]) -> None:
     """Refuses, before the data are read, operands that cannot be multiplied. Raises KernelError."""
-    if "a" not in declared or "b" not in declared:
-        return
-    operands = {
-        name: Operand.contiguous(part.shape, part.dtype.newbyteorder("="), part.order) for name, part in declared.items()
-    }
-    a, b, c = operands["a"], operands["b"], operands.get("c")
-    if isinstance(params, GemmReduceParams):
-        GemmReduceProblem.build(a, b, trans_a=params.trans_a, trans_b=params.trans_b, layout=params.layout)
-    else:
-        GemmProblem.build(a, b, c, trans_a=params.trans_a, trans_b=params.trans_b, layout=params.layout)
+    needed = {"a", "b", "c"} if isinstance(params, GemmParams) and params.beta else {"a", "b"}
+    if needed <= declared.keys():
+        operands = {
+            name: Operand.contiguous(part.shape, part.dtype.newbyteorder("="), part.order)
+            for name, part in declared.items()
+        }
+        operations.build(params, operands)
 
 
 async def _run_while_connected(

@@ -8,15 +8,17 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import toolchain
 from .memory import PAGE, GuardedBlock, Stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
 
 class ShimError(RuntimeError):
@@ -43,15 +45,15 @@ class WarpError(ShimError):
     """Lanes that a mask names do not meet at one warp operation."""
 
 
-class MemoryFault(ShimError):
+class MemoryFault(ShimError):  # noqa: N818 - named for what happened on the device
     """An access outside of every buffer, or a read of shared memory that was never written."""
 
 
-class DataRace(ShimError):
+class DataRace(ShimError):  # noqa: N818 - named for what happened on the device
     """Two threads touch the same bytes, one writing, and nothing orders them (checked builds)."""
 
 
-class Trap(ShimError):
+class Trap(ShimError):  # noqa: N818 - named for what happened on the device
     """__trap, a failed assertion, an integer division by zero."""
 
 
@@ -171,10 +173,10 @@ class ShimModule:
     ) -> int:
         """Runs a kernel and returns how often a thread was resumed.
 
-        `args` are ctypes values and structures, NumPy scalars and structured scalars (0-d or one element), ndarrays
-        (passed as the pointer to their first element), ints (as pointer-sized integers are never guessed: an int is a
-        C int) and Nones (null pointers). `shared` is the dynamic shared memory in bytes. `regions` are the buffers
-        that a checked build lets the kernel touch, next to the ndarrays among `args`. Raises ShimError's subclasses.
+        `args` are ctypes values and structures, NumPy scalars, also structured ones, ndarrays (the pointer to their
+        first element), ints (a C int), floats (a double) and None (a null pointer); their sizes must be those of the
+        parameters. `shared` is the dynamic shared memory in bytes. `regions` are the buffers that a checked build lets
+        the kernel touch, next to the ndarrays among `args`. Raises ShimError's subclasses.
         """
         if kernel not in self.kernels:
             raise LaunchError(f"no kernel {kernel!r} in this source: it has {', '.join(self.kernels)}")
@@ -184,7 +186,8 @@ class ShimModule:
         keep = [_argument(arg) for arg in args]
         pointers = (ctypes.c_void_p * max(len(keep), 1))(*(ctypes.addressof(value) for value in keep))
         sizes = (ctypes.c_size_t * max(len(keep), 1))(*(ctypes.sizeof(value) for value in keep))
-        known = [*regions, *(_region_of(arg, f"argument {i}") for i, arg in enumerate(args) if isinstance(arg, np.ndarray))]
+        arrays = [(i, arg) for i, arg in enumerate(args) if isinstance(arg, np.ndarray)]
+        known = [*regions, *(_region_of(array, f"argument {i}") for i, array in arrays)]
         buffers = _disjoint(known)
         report = _Report()
         with _machine:
@@ -239,7 +242,7 @@ class ShimModule:
         lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
         cache = f"{toolchain.cache_directory()}/"
         places = [line.split(" (")[0].removeprefix(cache) for line in lines if line and "?" not in line]
-        places = [place for place in places if str(toolchain.HERE) not in place]
+        places = [place.replace("<stdin>", "kernel") for place in places if str(toolchain.HERE) not in place]
         return places[0] if places else f"module offset {offset:#x}"
 
 
@@ -310,8 +313,11 @@ def _argument(value: Any) -> Any:
 
 def extent_of(array: np.ndarray) -> tuple[int, int]:
     """The addresses of the first byte of an array and of the byte past its last, whatever its strides."""
-    low, high = np.lib.array_utils.byte_bounds(array) if array.size else (array.ctypes.data, array.ctypes.data)
-    return int(low), int(high)
+    first = int(array.ctypes.data)
+    if array.size == 0:
+        return first, first
+    reach = [stride * (extent - 1) for stride, extent in zip(array.strides, array.shape, strict=True)]
+    return first + sum(r for r in reach if r < 0), first + sum(r for r in reach if r > 0) + array.itemsize
 
 
 def _region_of(array: np.ndarray, name: str) -> Region:

@@ -22,9 +22,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HERE = Path(__file__).parent
 RUNTIME = ("machine.cpp", "faults.cpp")
@@ -32,11 +35,12 @@ CHECKER = "checker.cpp"
 
 # Device code has no exceptions, no type information, no guarded statics; it puns types (NVRTC has no type-based alias
 # analysis) and lets integers wrap. No contraction: the same result from every compiler. No C++ library, neither its
-# headers nor its thread-local variables (device/language.hpp says why).
+# headers nor its thread-local variables (device/language.hpp says why). DWARF 4, since the addr2line of Debian 12 takes
+# the wrong file from version 5 when #line renames the first one (seen, not looked up).
 OPTIONS = (
     "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics",
     "-fno-strict-aliasing", "-fwrapv", "-fno-math-errno", "-ffp-contract=off", "-fno-stack-protector", "-nostdinc++",
-    "-U_FORTIFY_SOURCE", "-g1", "-w",
+    "-U_FORTIFY_SOURCE", "-g1", "-gdwarf-4", "-w",
 )  # fmt: skip
 
 # gcc: statics of templates stay this module's own. zig: traps on undefined behaviour are its default in debug builds,
@@ -48,7 +52,7 @@ _FAMILY_OPTIONS = {
 }
 
 
-class CompilerMissing(RuntimeError):
+class CompilerMissing(RuntimeError):  # noqa: N818 - what is missing is the point
     """No C++ compiler on this machine, or not the one that was asked for."""
 
 
@@ -83,8 +87,8 @@ def find_compiler(name: str | None = None) -> Compiler:
     candidates = [_command(wanted)] if wanted else [("g++",), ("clang++",), _command("zig")]
     for command in candidates:
         if (version := _version(command)) is not None:
-            family = "zig" if "zig" in " ".join(command) else "clang" if "clang" in version else "gcc"
-            return Compiler(command, family, version)
+            zig = "ziglang" in command or Path(command[0]).name == "zig"
+            return Compiler(command, "zig" if zig else "clang" if "clang" in version else "gcc", version)
     if wanted:
         raise CompilerMissing(f"the C++ compiler {wanted!r} cannot be run")
     raise CompilerMissing(
@@ -146,7 +150,9 @@ def _build(target: Path, commands: Sequence[Sequence[str]], source: str = "") ->
             out = str(Path(folder) / target.name)
             for command in commands:
                 words = [word.replace("{out}", out) for word in command]
-                done = subprocess.run(words, input=source, capture_output=True, text=True, check=False, cwd=target.parent)
+                # Debug information names files relative to the working directory (module.py strips the rest).
+                where = target.parent
+                done = subprocess.run(words, input=source, capture_output=True, text=True, check=False, cwd=where)
                 if done.returncode != 0:
                     raise CompileError(f"{shlex.join(words)}\n{done.stderr[-20000:]}")
             Path(out).rename(target)
@@ -193,5 +199,5 @@ def build(
         include = f'#include "{HERE}/runtime/{name}"\n'
         objects.append(_compile(compiler, [*mode, "-O2", *(["-DSIMT_UCONTEXT"] if ucontext else [])], include))
     target = cache_directory() / f"{_digest(compiler, *objects)}.so"
-    link = [*compiler.command, *compiler.link_options, "-shared", "-Wl,--no-undefined", *map(str, objects), "-lm", "-lpthread", "-o", "{out}"]
-    return _build(target, [link])
+    linker = [*compiler.command, *compiler.link_options, "-shared", "-Wl,--no-undefined"]
+    return _build(target, [[*linker, *map(str, objects), "-lm", "-lpthread", "-o", "{out}"]])

@@ -6,7 +6,7 @@
 
 namespace simt {
 
-#ifdef __FLT16_MANT_DIG__
+#if defined(__FLT16_MANT_DIG__) && !defined(SIMT_SOFT_HALF)
 inline float half_to_float(unsigned short bits) { return float(bits_as<_Float16>(bits)); }
 inline unsigned short float_to_half(float x) { return bits_as<unsigned short>(_Float16(x)); }
 #else

@@ -36,7 +36,7 @@ struct Report {
     uint3 thread;
     int access;              // of a memory failure or race: 0 none, 1 read, 2 write
     uintptr_t address;
-    uintptr_t code;          // the failing instruction as an offset into the module, 0 if unknown
+    uintptr_t code;          // just past the failing instruction, as an offset into the module; 0 if unknown
     uintptr_t other_code;    // of a race: the earlier access
     uint64_t switches;       // how many times a thread was resumed
     char message[1024];

@@ -48,10 +48,10 @@ static int access_of(const ucontext_t* context) {
 static void note(int number, const siginfo_t* info, const ucontext_t* context) {
     Report& report = *machine.report;
     const Request& request = *machine.request;
-    const uintptr_t code = code_of(context), begin = module_offset(0);
+    const uintptr_t code = code_of(context);
     report.block = blockIdx;
     report.thread = machine.current->index;
-    report.code = code ? code + begin : 0;
+    report.code = code ? module_offset(code) + 1 : 0;  // past it, as a return address is
     report.kind = Failure::trap;
     if (number == SIGFPE) {
         snprintf(report.message, sizeof report.message, "integer division by zero");

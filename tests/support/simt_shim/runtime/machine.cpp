@@ -299,30 +299,31 @@ static bool run_block(const unsigned* warps) {
     }
 }
 
-// The module's thread-local block is its static shared memory: nothing else in it is thread_local but the anchor, which
-// makes the loader allocate the block, as it does at the first use.
-static thread_local char anchor;
+// The module's thread-local block is its static shared memory: nothing else in it is thread_local. The ELF handling of
+// thread-local storage (Drepper, 2013) names the function that finds the calling thread's block, and makes it at first.
+struct TlsIndex {
+    unsigned long module, offset;
+};
+extern "C" void* __tls_get_addr(TlsIndex*);
 
 static int find_thread_local_block(dl_phdr_info* info, size_t, void*) {
     const uintptr_t here = reinterpret_cast<uintptr_t>(&machine);
-    const ElfW(Phdr)* tls = nullptr;
+    size_t bytes = 0;
     bool ours = false;
     for (int i = 0; i < info->dlpi_phnum; ++i) {
         const ElfW(Phdr)& segment = info->dlpi_phdr[i];
         const uintptr_t begin = info->dlpi_addr + segment.p_vaddr;
         if (segment.p_type == PT_LOAD && begin <= here && here < begin + segment.p_memsz) ours = true;
-        if (segment.p_type == PT_TLS) tls = &segment;
+        if (segment.p_type == PT_TLS) bytes = segment.p_memsz;
     }
     if (!ours) return 0;
-    machine.static_bytes = tls ? tls->p_memsz : 0;
-    machine.static_shared = tls ? static_cast<char*>(info->dlpi_tls_data) : nullptr;
+    TlsIndex index{info->dlpi_tls_modid, 0};
+    machine.static_bytes = bytes;
+    machine.static_shared = bytes ? static_cast<char*>(__tls_get_addr(&index)) : nullptr;
     return 1;
 }
 
-static void find_static_shared() {
-    asm volatile("" : : "r"(&anchor) : "memory");
-    dl_iterate_phdr(&find_thread_local_block, nullptr);
-}
+static void find_static_shared() { dl_iterate_phdr(&find_thread_local_block, nullptr); }
 
 static bool allocate(unsigned threads) {
     if (threads > machine.capacity) {

@@ -1,0 +1,7 @@
+"""`python -m gemmserve.cli`."""
+
+import sys
+
+from gemmserve.cli import main
+
+sys.exit(main())

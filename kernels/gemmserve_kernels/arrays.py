@@ -1,0 +1,54 @@
+"""Arrays as they come: of which library, and in a form that every backend reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmserve_kernels.errors import ParameterInvalid
+
+
+def library(array: Any) -> str:
+    """Whose array this is: "cupy", or "numpy" for everything else that NumPy makes an array of."""
+    return "cupy" if type(array).__module__.partition(".")[0] == "cupy" else "numpy"
+
+
+def same_library(arrays: dict[str, Any]) -> str:
+    """The library of all of them; None is nobody's. Raises ParameterInvalid where they differ."""
+    libraries = {name: library(array) for name, array in arrays.items() if array is not None}
+    chosen = libraries["a"]
+    for name, other in libraries.items():
+        if other != chosen:
+            raise ParameterInvalid(f"a is a {chosen} array and {name} is a {other} array", name)
+    return chosen
+
+
+def native(array: Any) -> Any:
+    """A NumPy array in this machine's byte order, aligned, its strides whole elements; a copy only where it is not."""
+    array = np.asarray(array)
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
+    item = array.dtype.itemsize
+    if not array.flags.aligned or (item and any(stride % item for stride in array.strides)):
+        return array.copy()
+    return array
+
+
+def check_out(name: str, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Raises ParameterInvalid unless `out` can hold that result."""
+    if tuple(out.shape) != shape or np.dtype(out.dtype) != dtype:
+        raise ParameterInvalid(
+            f"{name} is {np.dtype(out.dtype).name} {tuple(out.shape)}; the result is {dtype.name} {shape}", name
+        )
+    if out.size and any(stride == 0 and extent > 1 for stride, extent in zip(out.strides, out.shape, strict=True)):
+        raise ParameterInvalid(f"{name} has elements that share memory", name)
+    if isinstance(out, np.ndarray) and not (out.flags.writeable and out.flags.aligned):
+        raise ParameterInvalid(f"{name} must be writeable and aligned", name)
+    if any(stride % dtype.itemsize for stride in out.strides):
+        raise ParameterInvalid(f"{name} has strides that are not whole elements", name)
+
+
+def overlaps(xp: Any, out: Any, *operands: Any) -> bool:
+    """Whether `out` may share memory with an operand (by their bounds)."""
+    return any(xp.may_share_memory(out, operand) for operand in operands if operand is not None)

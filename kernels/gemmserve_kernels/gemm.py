@@ -1,0 +1,103 @@
+"""gemm: D = alpha * op(A) op(B) + beta * C, on NumPy and CuPy arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmserve_kernels import cpu
+from gemmserve_kernels.arrays import check_out, native, overlaps, same_library
+from gemmserve_kernels.device import DeviceSpec, device_errors
+from gemmserve_kernels.dispatch import plan_gemm
+from gemmserve_kernels.problem import GemmProblem, Operand
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.config import GemmConfig
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    c: Any | None = None,
+    *,
+    alpha: complex = 1,
+    beta: complex = 0,
+    trans_a: str = "N",
+    trans_b: str = "N",
+    order: str = "C",
+    layout: str = "interleaved",
+    compute: str = "auto",
+    config: GemmConfig | None = None,
+    out: Any | None = None,
+) -> Any:
+    """D = alpha * op(A) op(B) + beta * C, an array of the library of `a`: NumPy on the CPU, CuPy on its GPU.
+
+    `a` is (..., m, k) and `b` is (..., k, n) after `trans_a`, `trans_b`: "N", "T", "C" (conjugate transpose) or "R"
+    (conjugate). Leading dimensions broadcast as in `numpy.matmul`; `c` broadcasts to (..., m, n) and is not read where
+    `beta` is 0. dtypes: float16 (accumulates in float32), float32, float64, complex64, complex128; mixed ones give
+    NumPy's result type. Any strides; big-endian arrays are converted. With layout="planar" all operands and the result
+    are real arrays with a leading axis (re, im). `order` is the memory order of a fresh result; `out`, an array of the
+    result's shape and dtype and any strides, takes the result instead. `compute` is a mode of the device
+    (`DeviceSpec.compute_modes`), `config` overrides the choice of algorithm and tile.
+
+    Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported, ParameterInvalid, ConfigInfeasible, OutOfDeviceMemory,
+    DeviceError.
+    """
+    on_cpu = same_library({"a": a, "b": b, "c": c, "out": out}) == "numpy"
+    if on_cpu:
+        a, b, c = native(a), native(b), native(c) if c is not None else None
+    problem = GemmProblem.build(
+        Operand.of(a),
+        Operand.of(b),
+        Operand.of(c) if c is not None else None,
+        alpha=alpha,
+        beta=beta,
+        trans_a=trans_a,
+        trans_b=trans_b,
+        order=order,
+        layout=layout,
+        compute=compute,
+        config=config,
+    )
+    if out is not None:
+        check_out("out", out, problem.result_shape, problem.result_dtype)
+    c = c if problem.beta != 0 else None
+    return _on_cpu(problem, a, b, c, out) if on_cpu else _on_gpu(problem, a, b, c, out)
+
+
+def _on_cpu(problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> Any:
+    plan_gemm(problem, DeviceSpec.cpu())
+    result = out
+    if out is None or overlaps(np, out, a, b, c):
+        result = np.empty(problem.result_shape, problem.result_dtype, problem.order)
+    cpu.run_gemm(problem, a, b, c, result)
+    return _deliver(result, out)
+
+
+def _on_gpu(problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> Any:
+    import cupy
+
+    from gemmserve_kernels import simt, vendor
+    from gemmserve_kernels.launch import CupyLauncher
+
+    with a.device, device_errors():
+        spec = DeviceSpec.of(a.device.id)
+        result = out
+        if out is None or overlaps(cupy, out, a, b, c):
+            result = cupy.empty(problem.result_shape, problem.result_dtype, problem.order)
+        plan = plan_gemm(problem, spec, Operand.of(result))
+        if plan.blas is not None:
+            vendor.run_gemm(problem, plan.blas, a, b, c, result)
+        else:
+            simt.run_gemm(CupyLauncher(spec), problem, plan.config, a, b, c, result)
+        return _deliver(result, out)
+
+
+def _deliver(result: Any, out: Any) -> Any:
+    """`out` where there is one, holding the result."""
+    if out is None:
+        return result
+    if result is not out:
+        out[...] = result
+    return out

@@ -1,0 +1,265 @@
+"""A small service of the same protocol, in memory, for tests of the client: NumPy products, scripted failures.
+
+`FakeService` is an httpx handler (`httpx.MockTransport(service)`), and `serving(service)` puts it behind a real socket.
+It says what the protocol says and nothing more: ids, problems, pages, Prefer, idempotency, long polls, events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email
+import io
+import itertools
+import json
+import re
+import threading
+from collections import deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+OPS = {"N": lambda x: x, "T": lambda x: x.swapaxes(-1, -2), "C": lambda x: x.conj().swapaxes(-1, -2), "R": np.conj}
+NPY = "application/x-npy"
+
+
+def problem(status: int, slug: str, detail: str = "because", headers: Any = None, **more: Any) -> httpx.Response:
+    document = {"type": f"/problems/{slug}", "title": slug, "status": status, "detail": detail, **more}
+    sent = {"content-type": "application/problem+json", "x-request-id": "req-1", **(headers or {})}
+    return httpx.Response(status, headers=sent, content=json.dumps(document).encode())
+
+
+def npy(array: np.ndarray) -> httpx.Response:
+    data = io.BytesIO()
+    np.save(data, array)
+    return httpx.Response(200, headers={"content-type": NPY}, content=data.getvalue())
+
+
+def load(data: bytes) -> np.ndarray:
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
+def reductions(c: np.ndarray, params: dict[str, Any]) -> dict[str, np.ndarray]:
+    axis = {"m": -2, "n": -1}[params.get("axis", "m")]
+    size = np.abs(c)
+    known = {
+        "sum": lambda: c.sum(axis),
+        "sumsq": lambda: (size**2).sum(axis),
+        "absmax": lambda: size.max(axis),
+        "argmax": lambda: size.argmax(axis),
+    }
+    names = params.get("reduce", "sum")
+    results = {name: known[name]() for name in ([names] if isinstance(names, str) else names)}
+    return {**results, "c": c} if params.get("return_c") else results
+
+
+class FakeService:
+    """`script` holds answers, exceptions or functions of the request that replace what would be answered next."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.keys: dict[str, str] = {}
+        self.requests: list[httpx.Request] = []
+        self.script: deque[httpx.Response | Exception | Callable[[httpx.Request], Any] | None] = deque()
+        self.polls_until_done = 0
+        self.ready = True
+        self._ids = itertools.count()
+
+    @property
+    def calls(self) -> list[str]:
+        """What was asked, as "POST /v1/jobs"; ids are left out."""
+        return [re.sub(r"/(arr|job)_\w+", r"/\1", f"{r.method} {r.url.path}") for r in self.requests]
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        body = request.read()
+        self.requests.append(request)
+        scripted = self.script.popleft() if self.script else None
+        if isinstance(scripted, BaseException):
+            raise scripted
+        if callable(scripted):
+            scripted = scripted(request)
+        if scripted is not None:
+            return scripted
+        parts = request.url.path.strip("/").split("/")
+        handler = getattr(
+            self, f"_{request.method.lower()}_{parts[0]}_{'_'.join(parts[1:2])}".replace("-", "_").rstrip("_"), None
+        )
+        return handler(request, body, *parts[2:]) if handler else problem(404, "not-found", "no such route")
+
+    def _id(self, kind: str) -> str:
+        return f"{kind}_{next(self._ids):026d}"
+
+    def _store(self, array: np.ndarray) -> str:
+        array_id = self._id("arr")
+        self.arrays[array_id] = array
+        return array_id
+
+    def _info(self, array_id: str) -> dict[str, Any]:
+        array = self.arrays[array_id]
+        fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+        return {
+            "id": array_id, "dtype": array.dtype.name, "shape": list(array.shape), "nbytes": array.nbytes,
+            "order": "F" if fortran else "C", "sha256": None, "created_at": "2025-01-02T03:04:05Z", "expires_at": None,
+        }  # fmt: skip
+
+    def _page(self, request: httpx.Request, items: list[Any]) -> httpx.Response:
+        start = int(request.url.params.get("cursor", 0))
+        stop = start + int(request.url.params["limit"])
+        cursor = str(stop) if stop < len(items) else None
+        return httpx.Response(200, json={"items": items[start:stop], "next_cursor": cursor})
+
+    def _post_v1_arrays(self, request: httpx.Request, body: bytes) -> httpx.Response:
+        assert request.headers["content-type"] == NPY
+        assert int(request.headers["content-length"]) == len(body)
+        return httpx.Response(201, json=self._info(self._store(load(body))))
+
+    def _get_v1_arrays(self, request: httpx.Request, _: bytes, array_id: str = "", data: str = "") -> httpx.Response:
+        if not array_id:
+            return self._page(request, [self._info(each) for each in reversed(self.arrays)])
+        if array_id not in self.arrays:
+            return problem(404, "not-found", f"there is no array {array_id}")
+        return npy(self.arrays[array_id]) if data else httpx.Response(200, json=self._info(array_id))
+
+    def _delete_v1_arrays(self, _: httpx.Request, __: bytes, array_id: str) -> httpx.Response:
+        if self.arrays.pop(array_id, None) is None:
+            return problem(404, "not-found", f"there is no array {array_id}")
+        return httpx.Response(204)
+
+    def _post_v1_jobs(self, request: httpx.Request, body: bytes) -> httpx.Response:
+        key = request.headers["idempotency-key"]
+        if key not in self.keys:
+            asked = json.loads(body)
+            job_id = self.keys[key] = self._id("job")
+            operands = {name: self.arrays[asked[name]] for name in "abc" if name in asked}
+            self.jobs[job_id] = {
+                "id": job_id, "op": asked["op"], "state": "queued", "attempt": 0, "request": asked, "result": None,
+                "created_at": "2025-01-02T03:04:05Z", "error": None, "algorithm": None, "timings": None,
+                "polls": self.polls_until_done, "operands": operands,
+            }  # fmt: skip
+        job = self.jobs[self.keys[key]]
+        if "prefer" in request.headers:
+            self._advance(job)
+        return httpx.Response(200 if job["state"] != "queued" else 202, json=self._job(job))
+
+    def _get_v1_jobs(self, request: httpx.Request, _: bytes, job_id: str = "", events: str = "") -> httpx.Response:
+        if not job_id:
+            return self._page(request, [self._job(job) for job in reversed(self.jobs.values())])
+        if job_id not in self.jobs:
+            return problem(404, "not-found", f"there is no job {job_id}")
+        job = self.jobs[job_id]
+        if events:
+            states = [self._job(job)]
+            while job["state"] == "queued":
+                self._advance(job)
+                states.append(self._job(job))
+            text = ": still here\n\n" + "".join(f"event: job\ndata: {json.dumps(state)}\n\n" for state in states)
+            return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=text.encode())
+        if "wait" in request.url.params:
+            self._advance(job)
+        return httpx.Response(200, json=self._job(job))
+
+    def _delete_v1_jobs(self, _: httpx.Request, __: bytes, job_id: str) -> httpx.Response:
+        job = self.jobs[job_id]
+        if job["state"] == "queued":
+            job["state"] = "cancelled"
+        return httpx.Response(200, json=self._job(job))
+
+    def _job(self, job: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in job.items() if name not in {"polls", "operands"}}
+
+    def _advance(self, job: dict[str, Any]) -> None:
+        if job["state"] != "queued":
+            return
+        job["polls"] -= 1
+        if job["polls"] < 0:
+            results = self._compute(job["op"], job["request"], job["operands"])
+            job["result"] = {name: self._store(array) for name, array in results.items()}
+            job |= {"state": "succeeded", "algorithm": "numpy", "attempt": 1, "timings": {"kernel_s": 0.5}}
+            job |= {"started_at": "2025-01-02T03:04:06Z", "finished_at": "2025-01-02T03:04:06.500Z"}
+
+    def _compute(self, op: str, params: dict[str, Any], operands: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        def scalar(value: Any) -> complex:
+            return complex(*value) if isinstance(value, list) else value
+
+        a = OPS[params.get("trans_a", "N")](operands["a"])
+        b = OPS[params.get("trans_b", "N")](operands["b"])
+        d = scalar(params.get("alpha", 1)) * (a @ b)
+        if op == "gemm_reduce":
+            return reductions(d, params)
+        if "c" in operands:
+            d = d + scalar(params.get("beta", 0)) * operands["c"]
+        return {"d": np.asarray(d, order=params.get("order", "C"))}
+
+    def _one_shot(self, op: str, request: httpx.Request, body: bytes) -> httpx.Response:
+        head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode()
+        message: Any = email.message_from_bytes(head + body)
+        parts = [
+            (part.get_param("name", header="content-disposition"), part.get_payload(decode=True))
+            for part in message.get_payload()
+        ]
+        assert parts[0][0] == "params"
+        operands = {name: load(data) for name, data in parts[1:]}
+        results = self._compute(op, json.loads(parts[0][1]), operands)
+        if len(results) == 1:
+            return npy(*results.values())
+        data = io.BytesIO()
+        np.savez(data, **results)
+        return httpx.Response(200, headers={"content-type": "application/x-npz"}, content=data.getvalue())
+
+    def _post_v1_gemm(self, request: httpx.Request, body: bytes) -> httpx.Response:
+        return self._one_shot("gemm", request, body)
+
+    def _post_v1_gemm_reduce(self, request: httpx.Request, body: bytes) -> httpx.Response:
+        return self._one_shot("gemm_reduce", request, body)
+
+    def _get_v1_devices(self, _: httpx.Request, __: bytes) -> httpx.Response:
+        return httpx.Response(200, json={"devices": [{"id": "cpu", "compute_modes": ["auto", "fp32"]}]})
+
+    def _get_v1_usage(self, _: httpx.Request, __: bytes) -> httpx.Response:
+        return httpx.Response(200, json={"arrays": len(self.arrays)})
+
+    def _get_healthz(self, _: httpx.Request, __: bytes) -> httpx.Response:
+        return httpx.Response(200, json={"status": "ok"})
+
+    def _get_readyz(self, _: httpx.Request, __: bytes) -> httpx.Response:
+        return httpx.Response(200, json={"status": "ok"}) if self.ready else problem(503, "not-ready")
+
+
+@contextlib.contextmanager
+def serving(service: FakeService) -> Iterator[str]:
+    """The service on a socket of its own; gives its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            url = f"http://{self.headers['host']}{self.path}"
+            response = service(httpx.Request(self.command, url, headers=dict(self.headers), content=body))
+            self.send_response(response.status_code)
+            for name, value in response.headers.items():
+                if name != "content-length":
+                    self.send_header(name, value)
+            self.send_header("content-length", str(len(response.content)))
+            self.end_headers()
+            self.wfile.write(response.content)
+
+        do_GET = do_POST = do_DELETE = answer  # noqa: N815 (http.server's names)
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

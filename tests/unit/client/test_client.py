@@ -1,0 +1,254 @@
+"""The methods of Client, and that AsyncClient's do the same."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import httpx
+import numpy as np
+import pytest
+from fake_service import FakeService, problem, serving
+
+import gemmserve
+from gemmserve import AsyncClient, Client
+
+
+@pytest.fixture(params=["sync", "async"])
+async def call(request, client, async_client):
+    """call("gemm", a, b): that method of either client, awaited where it has to be."""
+    connected = client if request.param == "sync" else async_client
+
+    async def method(name, *args, **kwargs):
+        result = getattr(connected, name)(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    return method
+
+
+async def value(maybe) -> np.ndarray:
+    return await maybe if inspect.isawaitable(maybe) else maybe
+
+
+async def test_numpy_in_numpy_out_is_one_exchange(call, service, random_complex) -> None:
+    a, b, c = random_complex(2, 3, 4), random_complex(4, 5), random_complex(3, 5)
+    d = await call("gemm", a, b, c, alpha=1 - 2j, beta=0.5)
+    assert isinstance(d, np.ndarray)
+    np.testing.assert_allclose(d, (1 - 2j) * (a @ b) + 0.5 * c, rtol=1e-4, atol=1e-4)
+    assert service.calls == ["POST /v1/gemm"]
+
+
+async def test_order_and_transposes(call, random_complex) -> None:
+    a, b = random_complex(4, 3), random_complex(5, 4)
+    d = await call("gemm", a, b, trans_a="C", trans_b="T", order="F")
+    assert d.flags.f_contiguous
+    np.testing.assert_allclose(d, a.conj().T @ b.T, rtol=1e-5)
+
+
+async def test_a_remote_operand_keeps_the_result_remote(call, service, random_complex) -> None:
+    a, b, c = random_complex(3, 4), random_complex(4, 5), random_complex(3, 5)
+    remote = await call("put", a)
+    service.requests.clear()
+    d = await call("gemm", remote, b, c, beta=1)
+    assert not isinstance(d, np.ndarray)
+    np.testing.assert_allclose(await value(d.numpy()), a @ b + c, rtol=1e-4, atol=1e-5)
+    assert service.calls[:5] == ["POST /v1/arrays"] * 2 + ["POST /v1/jobs"] + ["DELETE /v1/arrays/arr"] * 2
+    assert set(service.arrays) == {remote.id, d.id}
+    uploads = [request for request in service.requests if request.url.path == "/v1/arrays"]
+    assert all(float(request.url.params["ttl_s"]) > 0 for request in uploads)
+
+
+async def test_reductions(call, random_complex) -> None:
+    a, b = random_complex(3, 4), random_complex(4, 5)
+    one = await call("gemm_reduce", a, b, reduce="absmax", axis="n")
+    np.testing.assert_allclose(one, np.abs(a @ b).max(1), rtol=1e-5)
+    several = await call("gemm_reduce", a, b, reduce=["sumsq", "argmax"])
+    assert list(several) == ["sumsq", "argmax"]
+    np.testing.assert_array_equal(several["argmax"], np.abs(a @ b).argmax(0))
+    assert list(await call("gemm_reduce", a, b, reduce=["sum"])) == ["sum"]
+    assert list(await call("gemm_reduce", a, b, return_c=True)) == ["sum", "c"]
+
+
+async def test_remote_reductions(call, random_complex) -> None:
+    a, b = random_complex(3, 4), random_complex(4, 5)
+    remote = await call("put", a)
+    one = await call("gemm_reduce", remote, b, reduce="absmax")
+    np.testing.assert_allclose(await value(one.numpy()), np.abs(a @ b).max(0), rtol=1e-5)
+    several = await call("gemm_reduce", remote, b, reduce=["sum"], return_c=False)
+    assert list(several) == ["sum"]
+    assert list(await call("gemm_reduce", remote, b, return_c=True)) == ["sum", "c"]
+
+
+async def test_what_cannot_work_is_not_sent(call, service, random_complex) -> None:
+    a, b = random_complex(3, 4), random_complex(3, 4)
+    remote = await call("put", a)
+    service.requests.clear()
+    with pytest.raises(gemmserve.ShapeMismatch):
+        await call("gemm", a, b)
+    with pytest.raises(gemmserve.DtypeUnsupported, match="b has dtype int64"):
+        await call("gemm", a, np.eye(4, dtype=np.int64))
+    with pytest.raises(gemmserve.DtypeUnsupported):
+        await call("gemm", remote, [[1, 2]])
+    with pytest.raises(gemmserve.ParameterInvalid):
+        await call("gemm", a, b, trans_b="H")
+    with pytest.raises(gemmserve.ParameterInvalid):
+        await call("gemm", a, b, trans_b="T", alpha=float("nan"))
+    with pytest.raises(gemmserve.ParameterInvalid, match="beta needs c"):
+        await call("gemm", a, b, trans_b="T", beta=1)
+    with pytest.raises(gemmserve.ParameterInvalid):
+        await call("submit", "invert", remote, remote)
+    with pytest.raises(gemmserve.ParameterInvalid):
+        await call("submit", "gemm_reduce", remote, remote, remote)
+    assert not service.requests
+
+
+async def test_arrays(call, service) -> None:
+    for size in range(4):
+        await call("put", np.eye(size), ttl_s=60)
+    assert service.requests[0].url.params["ttl_s"] == "60"
+    assert [remote.shape for remote in await call("arrays")] == [(3, 3), (2, 2), (1, 1), (0, 0)]
+    assert len(await call("arrays", limit=2)) == 2
+    remote = await call("array", (await call("arrays"))[0].id)
+    np.testing.assert_array_equal(await call("get", remote), np.eye(3))
+    np.testing.assert_array_equal(await call("get", remote.id), np.eye(3))
+    await call("delete", remote.id)
+    for method in ("array", "get", "delete"):
+        with pytest.raises(gemmserve.NotFound):
+            await call(method, remote.id)
+
+
+async def test_listings_are_read_to_the_last_page(call, service, monkeypatch) -> None:
+    monkeypatch.setattr("gemmserve._flows.PAGE", 2)
+    for size in range(5):
+        await call("put", np.eye(size))
+    service.requests.clear()
+    assert len(await call("arrays")) == 5
+    assert len(service.requests) == 3
+    assert [remote.shape[0] for remote in await call("arrays", limit=3)] == [4, 3, 2]
+
+
+async def test_a_digest_goes_with_the_upload_when_asked(call, service) -> None:
+    await call("put", np.eye(3))
+    assert "content-digest" not in service.requests[-1].headers
+    await call("put", np.eye(3), digest=True)
+    assert service.requests[-1].headers["content-digest"].startswith("sha-256=:")
+
+
+@pytest.mark.parametrize("identifier", ["", "a/b", "../jobs", "a?b", "a b", None])
+async def test_an_id_never_reaches_another_route(call, service, identifier) -> None:
+    for method in ("array", "get", "delete", "job"):
+        with pytest.raises(gemmserve.NotFound):
+            await call(method, identifier)
+    assert not service.requests
+
+
+async def test_the_server_about_itself(call, service) -> None:
+    assert (await call("devices"))[0]["id"] == "cpu"
+    assert await call("usage") == {"arrays": 0}
+    assert await call("health") == {"status": "ok"}
+    assert await call("ready") is True
+    service.ready = False
+    assert await call("ready") is False
+
+
+async def test_answers_that_are_no_answers(call, service, random_complex) -> None:
+    a = random_complex(2, 2)
+    for wrong in (
+        httpx.Response(200, content=b"<html>", headers={"content-type": "text/html"}),
+        httpx.Response(200, json={"id": "x"}),
+        httpx.Response(200, json=[1]),
+        httpx.Response(302, headers={"location": "/elsewhere"}),
+    ):
+        service.script.append(wrong)
+        with pytest.raises(gemmserve.ProtocolError):
+            await call("put", a)
+    for method in ("arrays", "devices", "jobs"):
+        service.script.append(httpx.Response(200, json={"something": 1}))
+        with pytest.raises(gemmserve.ProtocolError):
+            await call(method)
+    service.script.append(httpx.Response(200, content=b"x", headers={"content-type": "text/plain"}))
+    with pytest.raises(gemmserve.ProtocolError):
+        await call("gemm", a, a)
+
+
+async def test_the_key_and_the_agent_travel() -> None:
+    service = FakeService()
+    with Client("host:1234/", api_key="s3cret", transport=httpx.MockTransport(service)) as client:
+        assert client.url == "http://host:1234"
+        client.health()
+    sent = service.requests[0].headers
+    assert sent["authorization"] == "Bearer s3cret"
+    assert sent["user-agent"].startswith("gemmserve/")
+    assert sent["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("url", ["", "ftp://host", "http://", "http://host:notaport"])
+def test_urls_that_are_none(url) -> None:
+    with pytest.raises(gemmserve.ParameterInvalid):
+        Client(url)
+
+
+def test_the_silence_allowed_grows_with_what_is_waited_for(client, service, random_complex) -> None:
+    a = random_complex(2, 2)
+    remote = client.put(a)
+    client.gemm(a, a)
+    client.gemm(a, a, timeout=7)
+    client.gemm(remote, remote)
+    allowed = [request.extensions["timeout"]["read"] for request in service.requests]
+    assert allowed == [30.0, 3630.0, 37.0, 60.0]
+    assert service.requests[2].url.params["timeout_s"] == "7"
+    assert service.requests[3].headers["prefer"] == "wait=30"
+
+
+def test_nobody_there() -> None:
+    retry = gemmserve.RetryPolicy(attempts=1)
+    with Client("http://127.0.0.1:9", retry=retry) as nobody, pytest.raises(gemmserve.TransportError) as caught:
+        nobody.health()
+    assert "gemmserve serve" in str(caught.value)
+    assert isinstance(caught.value.__cause__, httpx.ConnectError)
+
+
+def test_over_a_socket(service, rng) -> None:
+    stored = rng.standard_normal((700, 800))
+    strided = rng.standard_normal((700, 1600))[:, ::2]
+    with serving(service) as url, Client(url) as client:
+        np.testing.assert_array_equal(client.put(stored).numpy(), stored)
+        np.testing.assert_allclose(client.gemm(stored, strided, trans_b="T"), stored @ strided.T)
+        with pytest.raises(gemmserve.NotFound):
+            client.get("arr_none")
+
+
+async def test_over_a_socket_awaited(service, rng) -> None:
+    stored = rng.standard_normal((700, 800))
+    with serving(service) as url:
+        async with AsyncClient(url) as client:
+            remotes = await asyncio.gather(*(client.put(stored * n) for n in range(3)))
+            for n, remote in enumerate(remotes):
+                np.testing.assert_array_equal(await remote.numpy(), stored * n)
+
+
+def test_a_refusal_in_the_middle_of_an_upload_is_still_read(rng) -> None:
+    """The server answers 413 and hangs up while the body is under way; the answer must not be lost."""
+    import socket
+    import threading
+
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+            answer = problem(413, "too-large", "much too large")
+            head = (
+                f"HTTP/1.1 413 X\r\ncontent-type: application/problem+json\r\ncontent-length: {len(answer.content)}\r\n"
+            )
+            connection.sendall(head.encode() + b"connection: close\r\n\r\n" + answer.content)
+            while connection.recv(1 << 20):
+                pass
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with listener, Client(url) as client, pytest.raises(gemmserve.TooLarge, match="much too large"):
+        client.put(rng.standard_normal((1 << 20,)))
+    thread.join()

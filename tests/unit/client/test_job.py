@@ -1,0 +1,131 @@
+"""Jobs: states, waiting, results, and the error that each end stands for. Both clients."""
+
+from __future__ import annotations
+
+import inspect
+
+import httpx
+import numpy as np
+import pytest
+
+import gemmserve
+
+
+@pytest.fixture(params=["sync", "async"])
+def connected(request, client, async_client):
+    return client if request.param == "sync" else async_client
+
+
+async def done(result):
+    return await result if inspect.isawaitable(result) else result
+
+
+async def items(events) -> list:
+    return [each async for each in events] if hasattr(events, "__aiter__") else list(events)
+
+
+async def test_submit_wait_result(connected, service, random_complex) -> None:
+    a, b = random_complex(3, 4), random_complex(4, 5)
+    service.polls_until_done = 2
+    remote = await done(connected.put(a))
+    job = await done(connected.submit("gemm", remote.H.conj(), b.T, trans_a="T", trans_b="T", priority=5, ttl_s=60))
+    assert (job.state, job.done) == ("queued", False)
+    assert service.jobs[job.id]["request"] | {"b": 0} == {
+        "op": "gemm", "a": remote.id, "b": 0, "trans_a": "N", "trans_b": "T", "priority": 5, "ttl_s": 60,
+    }  # fmt: skip
+    assert set(service.arrays) == {remote.id}  # b's upload was deleted once the job had it
+    assert (await done(job.refresh())).state == "queued"
+    result = await done(job.result())
+    np.testing.assert_allclose(await done(result.numpy()), a @ b, rtol=1e-5)
+    assert (job.state, job.done, job.info.algorithm) == ("succeeded", True, "numpy")
+    assert job.info.timings == {"kernel_s": 0.5}
+    assert (job.info.finished_at - job.info.started_at).total_seconds() == 0.5
+
+
+async def test_a_job_is_found_again(connected, random_complex) -> None:
+    a = random_complex(3, 3)
+    first = await done(connected.submit("gemm", a, a))
+    second = await done(connected.submit("gemm_reduce", a, a, reduce=["sum", "absmax"]))
+    assert [job.id for job in await done(connected.jobs())] == [second.id, first.id]
+    again = await done(connected.job(second.id))
+    assert list(await done(again.result())) == ["sum", "absmax"]
+    with pytest.raises(gemmserve.NotFound):
+        await done(connected.job("job_none"))
+
+
+async def test_waiting_has_an_end(connected, service, clock, random_complex) -> None:
+    a = random_complex(2, 2)
+    service.polls_until_done = 10**6
+    job = await done(connected.submit("gemm", a, a))
+    began = clock.now
+    with pytest.raises(gemmserve.JobTimeout, match="still queued") as caught:
+        await done(job.wait(timeout=20))
+    assert 20 <= clock.now - began < 21
+    assert caught.value.job is job
+    assert max(clock.slept) <= 1.0  # the fake answers at once: the client does not spin, nor sleep long
+    with pytest.raises(TimeoutError):
+        await done(job.result(timeout=0))
+    assert service.jobs[job.id]["state"] == "queued"
+
+
+async def test_cancel(connected, service, random_complex) -> None:
+    a = random_complex(2, 2)
+    job = await done(connected.submit("gemm", a, a))
+    assert (await done(job.cancel())).state == "cancelled"
+    with pytest.raises(gemmserve.JobCancelled) as caught:
+        await done(job.result())
+    assert caught.value.job is job
+    service.script.append(httpx.Response(204))  # a server that says nothing is asked
+    assert (await done(job.cancel())).state == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("state", "slug", "cls", "cause"),
+    [
+        ("failed", "worker-crashed", gemmserve.JobFailed, gemmserve.WorkerCrashed),
+        ("failed", "from-the-future", gemmserve.JobFailed, gemmserve.ServerError),
+        ("failed", None, gemmserve.JobFailed, type(None)),
+        ("failed", "timeout", gemmserve.JobTimeout, gemmserve.JobTimeout),
+        ("expired", None, gemmserve.JobTimeout, type(None)),
+    ],
+)
+async def test_ends_that_are_errors(connected, service, random_complex, state, slug, cls, cause) -> None:
+    a = random_complex(2, 2)
+    job = await done(connected.submit("gemm", a, a))
+    error = {"type": f"/problems/{slug}", "title": "t", "status": 500, "detail": "it broke"} if slug else None
+    service.jobs[job.id] |= {"state": state, "error": error}
+    assert (await done(job.wait())).state == state  # waiting is for the end, whatever it is
+    with pytest.raises(cls) as caught:
+        await done(job.result())
+    assert type(caught.value.__cause__) is cause
+    assert caught.value.job is job
+    if slug:
+        assert caught.value.problem == error
+        assert str(caught.value) == "it broke"
+
+
+async def test_a_failed_product_of_remote_operands_raises_it(connected, service, random_complex) -> None:
+    a = await done(connected.put(random_complex(2, 2)))
+    failed = {"id": "job_1", "state": "failed", "error": {"type": "/problems/device-error", "detail": "ECC"}}
+    service.script.append(httpx.Response(200, json=failed))
+    with pytest.raises(gemmserve.JobFailed, match="ECC") as caught:
+        await done(connected.gemm(a, a))
+    assert caught.value.slug == "device-error"
+    assert caught.value.job.id == "job_1"
+
+
+async def test_events(connected, service, random_complex) -> None:
+    a = random_complex(2, 2)
+    service.polls_until_done = 2
+    job = await done(connected.submit("gemm", a, a))
+    seen = await items(job.events())
+    assert [info.state for info in seen] == ["queued", "queued", "queued", "succeeded"]
+    assert job.state == "succeeded"
+    service.jobs.clear()
+    with pytest.raises(gemmserve.NotFound):
+        await items(job.events())
+
+
+def test_repr(client, random_complex) -> None:
+    job = client.submit("gemm", random_complex(2, 2), random_complex(2, 2))
+    assert repr(job) == f"<Job {job.id} gemm queued>"

@@ -1,0 +1,95 @@
+"""What people may rely on: names, signatures, and that the light import stays light."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import gemmserve
+
+NAMES = {
+    "APIError", "ArrayInfo", "AsyncClient", "AsyncJob", "AsyncRemoteArray", "Client", "ComputeUnsupported",
+    "ConfigInfeasible", "DeviceError", "DigestMismatch", "DtypeUnsupported", "Forbidden", "GemmserveError", "Gone",
+    "IdempotencyConflict", "InvalidNpy", "InvalidRequest", "Job", "JobCancelled", "JobFailed", "JobInfo", "JobTimeout",
+    "NotFound", "NotReady", "Overloaded", "ParameterInvalid", "ProtocolError", "QueueFull", "QuotaExceeded",
+    "RemoteArray", "RetryPolicy", "ServerError", "ShapeMismatch", "StoreFull", "TooLarge", "TransportError",
+    "TransportTimeout", "Unauthorized", "WorkerCrashed", "__version__",
+}  # fmt: skip
+
+CLIENT = {
+    "array", "arrays", "close", "delete", "devices", "gemm", "gemm_reduce", "get", "health", "job", "jobs", "put",
+    "ready", "submit", "url", "usage",
+}  # fmt: skip
+ARRAY = {"H", "T", "conj", "delete", "dtype", "id", "info", "mT", "nbytes", "ndim", "numpy", "shape", "size"}
+JOB = {"cancel", "done", "events", "id", "refresh", "result", "state", "wait"}
+
+
+def public(cls: type) -> set[str]:
+    return {name for name in dir(cls) if not name.startswith("_")}
+
+
+def test_the_names() -> None:
+    assert set(gemmserve.__all__) == NAMES
+    assert set(dir(gemmserve)) >= NAMES
+    for name in NAMES:
+        assert getattr(gemmserve, name) is not None
+    with pytest.raises(AttributeError):
+        gemmserve.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("sync", "awaited", "names"),
+    [
+        (gemmserve.Client, gemmserve.AsyncClient, CLIENT),
+        (gemmserve.RemoteArray, gemmserve.AsyncRemoteArray, ARRAY),
+        (gemmserve.Job, gemmserve.AsyncJob, JOB),
+    ],
+)
+def test_both_clients_offer_the_same(sync, awaited, names) -> None:
+    assert public(sync) == public(awaited) == names
+    for name in names:
+        one, other = getattr(sync, name), getattr(awaited, name)
+        if inspect.isfunction(one):
+            assert [*map(str, inspect.signature(one).parameters.values())] == [
+                str(parameter).replace("Async", "") for parameter in inspect.signature(other).parameters.values()
+            ], name
+
+
+def test_gemm_has_the_published_keywords_and_defaults() -> None:
+    found = {
+        name: parameter.default
+        for name, parameter in inspect.signature(gemmserve.Client.gemm).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    assert found == {
+        "c": None, "alpha": 1, "beta": 0, "trans_a": "N", "trans_b": "N", "order": "C", "layout": "interleaved",
+        "compute": "auto", "config": None, "timeout": None,
+    }  # fmt: skip
+
+
+def test_errors_name_the_package_and_can_be_pickled() -> None:
+    error = gemmserve.QueueFull("later", status=429, retry_after=3.0)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.retry_after) == (gemmserve.QueueFull, "later", 3.0)
+    assert gemmserve.QueueFull.__module__ == "gemmserve"
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import gemmserve.wire", {"httpx", "rich"}),
+        ("import gemmserve.cli; gemmserve.cli.main(['--version'])", {"httpx", "rich"}),
+        (
+            "import gemmserve; gemmserve.Client().close(); import gemmserve.cli._products, gemmserve.cli._jobs",
+            {"gemmserve_kernels", "gemmserve_service", "cupy", "fastapi", "starlette", "pydantic", "uvicorn"},
+        ),
+    ],
+)
+def test_imports_are_light(code, absent) -> None:
+    script = f"{code}\nimport sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not absent & set(done.stdout.split())
