@@ -22,8 +22,8 @@ def as_array(value: Any, name: str = "array") -> AnyArray:
 
     Raises DtypeUnsupported, with a hint, for everything else: nothing is converted silently.
     """
-    # A NumPy array passes as it is (np.asarray would keep it too); objects with __array__ are asked for their data.
-    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    # An array stays itself; a subclass (a memory map, a matrix) becomes a plain view of the same memory.
+    array = np.asarray(value)
     if array.dtype.newbyteorder("=") not in DTYPES.values():
         raise _errors.DtypeUnsupported(
             f"{name} has dtype {array.dtype}; the dtypes are {', '.join(DTYPES)}. {_hint(array.dtype)}"

@@ -17,7 +17,7 @@ from gemmserve import _errors
 from gemmserve._progress import Progress, watched
 from gemmserve._requests import Pause, Request
 from gemmserve._sse import EventParser
-from gemmserve._transfer import Receiver, Whole
+from gemmserve._transfer import Body, Receiver, Whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
@@ -58,6 +58,9 @@ class _Connection:
         """Silence allowed: the client's timeout, plus what the request lets the server wait."""
         silence = self.timeout if request.limit_s is None else min(self.timeout, request.limit_s)
         return httpx.Timeout(silence, read=silence + request.wait_s, pool=None)
+
+    def _sent(self, body: Body, label: str) -> Iterator[bytes | memoryview]:
+        return watched(body.pieces(), self.progress, f"sending {label}", body.nbytes)
 
     def receiver(self, request: Request[T], response: httpx.Response) -> Receiver[T]:
         """What takes this answer's body; for an error's answer, one that raises it at the end."""
@@ -126,8 +129,8 @@ class SyncIO(_Connection):
         try:
             with self._open(request) as response:
                 receiver = self.receiver(request, response)
-                bar = self.progress.bar(f"receiving {request.label}", _length(response)) if request.label else None
-                for piece in watched(_pieces(response), bar):
+                pieces = _pieces(response)
+                for piece in watched(pieces, self.progress, f"receiving {request.label}", _length(response)):
                     receiver.feed(piece)
             return receiver.finish()
         except _HTTPX_ERRORS as error:
@@ -136,8 +139,7 @@ class SyncIO(_Connection):
     def _open(self, request: Request[Any]) -> Any:
         content: Iterator[bytes | memoryview] | None = None
         if request.body is not None:
-            bar = self.progress.bar(f"sending {request.label}", request.body.nbytes) if request.label else None
-            content = watched(request.body.pieces(), bar)
+            content = self._sent(request.body, request.label)
         return self._http.stream(
             request.method,
             request.path,
@@ -198,7 +200,7 @@ class AsyncIO(_Connection):
         try:
             async with self._open(request) as response:
                 receiver = self.receiver(request, response)
-                bar = self.progress.bar(f"receiving {request.label}", _length(response)) if request.label else None
+                bar = self.progress.bar(f"receiving {request.label}", _length(response))
                 try:
                     async for piece in _apieces(response):
                         receiver.feed(piece)
@@ -214,8 +216,7 @@ class AsyncIO(_Connection):
     def _open(self, request: Request[Any]) -> Any:
         content: AsyncIterator[bytes | memoryview] | None = None
         if request.body is not None:
-            bar = self.progress.bar(f"sending {request.label}", request.body.nbytes) if request.label else None
-            content = _awaited(watched(request.body.pieces(), bar))
+            content = _awaited(self._sent(request.body, request.label))
         return self._http.stream(
             request.method,
             request.path,

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve import _errors
-from gemmserve.wire import parse_dtype
+from gemmserve.wire import RESULT_DTYPES, parse_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ class ArrayInfo:
         try:
             return cls(
                 id=str(fields["id"]),
-                dtype=parse_dtype(fields["dtype"]),
+                dtype=parse_dtype(fields["dtype"], RESULT_DTYPES),
                 shape=tuple(int(n) for n in fields["shape"]),
                 nbytes=int(fields["nbytes"]),
                 order=str(fields.get("order", "C")),

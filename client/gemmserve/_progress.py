@@ -32,7 +32,7 @@ class Progress:
 
     def bar(self, label: str, total: int | None) -> Bar | None:
         """A bar for `total` bytes, drawn on stderr, or None."""
-        if not self._enabled or not label or total is None or total < SHOW_FROM:
+        if not self._enabled or total is None or total < SHOW_FROM:
             return None
         stream = self._stream or sys.stderr
         if not stream.isatty():
@@ -43,8 +43,11 @@ class Progress:
             return _PlainBar(label, total, stream)
 
 
-def watched(pieces: Iterable[bytes | memoryview], bar: Bar | None) -> Iterator[bytes | memoryview]:
-    """The same pieces, counted on the bar as they are taken; closes it at the end."""
+def watched(
+    pieces: Iterable[bytes | memoryview], progress: Progress, label: str, total: int | None
+) -> Iterator[bytes | memoryview]:
+    """The same pieces, counted on a bar as they are taken; it appears with the first and goes with the last."""
+    bar = progress.bar(label, total)
     if bar is None:
         yield from pieces
         return

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """`attempts` in all, within `total_s` seconds; the n-th pause is random in [0, min(`cap_s`, `base_s` * 2**n)].
+    """`attempts` in all, none begun later than `total_s` seconds after the first failure.
 
-    The randomness is "full jitter" (M. Brooker, Exponential Backoff And Jitter, AWS Architecture Blog, 2015): clients
-    that failed together do not come back together. A Retry-After is waited for in full, or, if that would exceed
-    `total_s`, not at all. `RetryPolicy(attempts=1)` never repeats.
+    The n-th pause is random in [0, min(`cap_s`, `base_s` * 2**n)]: "full jitter" (M. Brooker, Exponential Backoff And
+    Jitter, AWS Architecture Blog, 2015), so that clients that failed together do not come back together. A Retry-After
+    is waited for in full, or, if that would exceed `total_s`, not at all. `RetryPolicy(attempts=1)` never repeats.
     """
 
     attempts: int = 5
@@ -69,12 +69,16 @@ class Attempts:
         self._clock = clock
         self._uniform = uniform
         self._made = 0
-        end = clock() + policy.total_s
-        self._end = end if deadline is None else min(end, deadline)
+        self._deadline = deadline
+        self._end: float | None = None
 
     def pause_after(self, error: _errors.GemmserveError) -> float | None:
         """Seconds to wait before the next attempt, or None: `error` is final."""
         self._made += 1
+        if self._end is None:
+            # From the first failure: how long the transfer before it took says nothing about the next attempt.
+            end = self._clock() + self._policy.total_s
+            self._end = end if self._deadline is None else min(end, self._deadline)
         if self._made >= self._policy.attempts or not may_help(error):
             return None
         ceiling = min(self._policy.cap_s, self._policy.base_s * 2.0 ** (self._made - 1))

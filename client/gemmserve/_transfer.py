@@ -18,7 +18,7 @@ import numpy as np
 
 from gemmserve import _errors
 from gemmserve._arrays import npy_header, pieces
-from gemmserve.wire import NPY, NPZ, NpyError, NpyHeader, parse_npy_header
+from gemmserve.wire import NPY, NPZ, RESULT_DTYPES, NpyError, NpyHeader, parse_npy_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -199,7 +199,7 @@ class NpyReceiver:
             return
         self._head += piece
         try:
-            header = parse_npy_header(self._head)
+            header = parse_npy_header(self._head, RESULT_DTYPES)
         except NpyError as error:
             raise _errors.ProtocolError(f"the answer is no array: {error}") from error
         if header is None:

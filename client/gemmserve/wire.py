@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 NPY: Final = "application/x-npy"
 NPZ: Final = "application/x-npz"
@@ -32,6 +32,9 @@ IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 DTYPES: Final[dict[str, np.dtype]] = {
     name: np.dtype(name) for name in ("float16", "float32", "float64", "complex64", "complex128")
 }
+
+RESULT_DTYPES: Final[dict[str, np.dtype]] = {**DTYPES, "int64": np.dtype("int64")}
+"""What a stored array or an answer may hold besides: argmax and argmin give int64. Never an operand."""
 
 PIECE: Final = 1 << 20
 """Bytes of one body piece in either direction; 1 MiB was the fastest of the sizes measured (docs/transfer.md)."""
@@ -71,10 +74,10 @@ class NpyHeader:
         return "F" if self.fortran_order else "C"
 
 
-def parse_npy_header(head: bytes | bytearray | memoryview) -> NpyHeader | None:
+def parse_npy_header(head: bytes | bytearray | memoryview, dtypes: Mapping[str, np.dtype] = DTYPES) -> NpyHeader | None:
     """Reads the header from the first bytes of a stream; None means that more bytes are needed.
 
-    Raises NpyError (NpyDtypeError for a dtype outside `DTYPES`). Never asks for more than 64 KiB + 12 bytes.
+    Raises NpyError (NpyDtypeError for a dtype outside `dtypes`). Never asks for more than 64 KiB + 12 bytes.
     """
     head = bytes(head[: _MAX_HEADER + 12])
     if not _MAGIC.startswith(head[:6]):
@@ -93,11 +96,13 @@ def parse_npy_header(head: bytes | bytearray | memoryview) -> NpyHeader | None:
     if len(head) < prefix + length:
         return None
     text = head[prefix : prefix + length]
-    dtype, shape, fortran_order = _parse_literal(text, "utf-8" if major == 3 else "latin-1")
+    dtype, shape, fortran_order = _parse_literal(text, "utf-8" if major == 3 else "latin-1", dtypes)
     return NpyHeader(dtype, shape, fortran_order, prefix + length)
 
 
-def _parse_literal(text: bytes, encoding: str) -> tuple[np.dtype, tuple[int, ...], bool]:
+def _parse_literal(
+    text: bytes, encoding: str, dtypes: Mapping[str, np.dtype]
+) -> tuple[np.dtype, tuple[int, ...], bool]:
     try:
         fields = ast.literal_eval(text.decode(encoding).strip(" \n\x00"))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
@@ -106,10 +111,10 @@ def _parse_literal(text: bytes, encoding: str) -> tuple[np.dtype, tuple[int, ...
         raise NpyError("the .npy header must hold exactly descr, fortran_order and shape")
     if not isinstance(fields["fortran_order"], bool):
         raise NpyError("fortran_order in the .npy header must be True or False")
-    return _parse_descr(fields["descr"]), check_shape(fields["shape"]), fields["fortran_order"]
+    return _parse_descr(fields["descr"], dtypes), check_shape(fields["shape"]), fields["fortran_order"]
 
 
-def _parse_descr(descr: object) -> np.dtype:
+def _parse_descr(descr: object, dtypes: Mapping[str, np.dtype]) -> np.dtype:
     if not isinstance(descr, str):
         raise NpyDtypeError(f"structured dtypes are not read; {_supported()}")
     if not _DESCR.fullmatch(descr):
@@ -120,7 +125,7 @@ def _parse_descr(descr: object) -> np.dtype:
         raise NpyDtypeError(f"dtype {descr!r} is not read; {_supported()}") from error
     if dtype.hasobject:
         raise NpyDtypeError(f"object arrays are pickles and never read; {_supported()}")
-    if dtype.newbyteorder("=") not in DTYPES.values():
+    if dtype.newbyteorder("=") not in dtypes.values():
         raise NpyDtypeError(f"dtype {dtype.name} is not supported; {_supported()}")
     return dtype
 
@@ -129,10 +134,10 @@ def _supported() -> str:
     return "the dtypes are " + ", ".join(DTYPES)
 
 
-def parse_dtype(name: str) -> np.dtype:
-    """The dtype of that name, one of `DTYPES`. Raises NpyDtypeError."""
+def parse_dtype(name: str, dtypes: Mapping[str, np.dtype] = DTYPES) -> np.dtype:
+    """The dtype of that name, one of `dtypes`. Raises NpyDtypeError."""
     try:
-        return DTYPES[name]
+        return dtypes[name]
     except KeyError:
         raise NpyDtypeError(f"dtype {name[:40]!r} is not supported; {_supported()}") from None
 

@@ -20,6 +20,8 @@ from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
+from gemmserve_kernels.errors import DeviceError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -29,7 +31,7 @@ _OPTIONS: Final = ("--std=c++17", "--device-as-default-execution-space")
 CACHE_VARIABLE: Final = "GEMMSERVE_KERNEL_CACHE"
 
 
-class CompileError(RuntimeError):
+class CompileError(DeviceError):
     """A kernel source did not compile; the message is the compiler's log."""
 
 

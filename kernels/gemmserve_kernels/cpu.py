@@ -183,7 +183,10 @@ class Factor:
         copy = copy.swapaxes(-1, -2) if along_rows else copy
         if part.im is not None:
             copy.real = part.re
-            (np.negative if self.conjugate else np.positive)(part.im, out=copy.imag)
+            copy.imag = part.im
+            # Not np.negative into copy.imag: NumPy 2.4 reads the wrong elements for some strides of both.
+            if self.conjugate:
+                np.conjugate(copy, out=copy)
         elif self.conjugate:
             np.conjugate(part.re, out=copy)
         else:

@@ -39,8 +39,8 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
         openapi_tags=documentation.TAGS,
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
     )
     app.state.core = core
     app.state.metrics = Metrics(core)

@@ -34,7 +34,7 @@ class Core:
         self.database = Database(settings.data_dir / "gemmserve.sqlite", durability=settings.durability)
         self.store = ArrayStore(settings, self.database)
         self.scheduler = Scheduler(settings, self.store, executor)
-        self.jobs = Jobs(settings, self.store, SqliteQueue(self.database), self.scheduler, self.observers)
+        self.jobs = Jobs(settings, self.store, SqliteQueue(self.database, self.store), self.scheduler, self.observers)
         self.started_at = time.time()
 
     @property

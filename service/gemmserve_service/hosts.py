@@ -9,12 +9,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from gemmserve_service.settings import Settings
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@\s]+)(?::\d{1,5})?")
+_ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(.+)")
 
 
 class HostRule:
@@ -39,13 +39,10 @@ class HostRule:
 
     def origin(self, value: str) -> bool:
         """Whether the Origin header's value is answered; "null" (sandboxed pages, local files) is not."""
-        try:
-            name = urlsplit(value).hostname
-        except ValueError:
-            return False
-        if not name:
-            return "*" in self._names
-        return self._allows(f"[{name}]" if ":" in name else name)
+        if "*" in self._names:
+            return True
+        match = _ORIGIN.fullmatch(value)
+        return match is not None and self.host(match[1])
 
     def _allows(self, name: str) -> bool:
         name = name.lower().rstrip(".")

@@ -52,7 +52,8 @@ def configure(settings: Settings) -> None:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.handlers[:] = []
-        logger.propagate = name != "uvicorn.access"  # the access line is `middleware.Observe`'s
+        logger.propagate = True
+        logger.disabled = name == "uvicorn.access"  # the access line is `middleware.Observe`'s
     # python-multipart warns of each malformed body; the sender is told, and the access line has the status.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
 

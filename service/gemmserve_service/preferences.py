@@ -38,7 +38,7 @@ def _parse_entry(entry: str) -> tuple[str, float]:
 
 def _quality(offer: str, entries: list[tuple[str, float]]) -> float:
     """Of the entries that match `offer`, the most specific one's quality."""
-    for pattern in (offer, offer.split("/")[0] + "/*", "*/*"):
+    for pattern in (offer, offer.partition("/")[0] + "/*", "*/*"):
         matching = [quality for media, quality in entries if media == pattern]
         if matching:
             return max(matching)

@@ -20,7 +20,8 @@ class UnsatisfiableError(ValueError):
 def parse_range(value: str | None, size: int) -> range | None:
     """The byte positions that `value` selects of `size` bytes; None where it is to be ignored.
 
-    Ignored: no header, another unit, several ranges, or a form that section 14.1.1 calls invalid. Raises UnsatisfiableError.
+    Ignored: no header, another unit, several ranges, or a form that section 14.1.1 calls invalid.
+    Raises UnsatisfiableError.
     """
     match = _RANGE.fullmatch(value.strip()) if value else None
     if match is None:

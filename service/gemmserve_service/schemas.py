@@ -15,6 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from gemmserve.wire import decode_scalar, encode_scalar
 
 Dtype = Literal["float16", "float32", "float64", "complex64", "complex128"]
+StoredDtype = Literal[Dtype, "int64"]
+"""argmax and argmin give int64; it is no operand's type."""
 Trans = Literal["N", "T", "C", "R"]
 Order = Literal["C", "F"]
 Layout = Literal["interleaved", "planar"]
@@ -51,7 +53,7 @@ class ArrayInfo(Strict):
     """A stored array: immutable, so its id is also its ETag."""
 
     id: ArrayId
-    dtype: Dtype
+    dtype: StoredDtype
     shape: tuple[int, ...]
     order: Order = "C"
     nbytes: int

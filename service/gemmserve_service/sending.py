@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from gemmserve.wire import DTYPES, PIECE, format_npy_header
+from gemmserve.wire import PIECE, RESULT_DTYPES, format_npy_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Buffer = bytes | memoryview
 def npy_parts(pinned: Pinned) -> tuple[bytes, memoryview]:
     """The .npy file of a pinned array: the header, and the data in place."""
     info = pinned.info
-    return format_npy_header(DTYPES[info.dtype], info.shape, fortran_order=info.order == "F"), pinned.view
+    return format_npy_header(RESULT_DTYPES[info.dtype], info.shape, fortran_order=info.order == "F"), pinned.view
 
 
 def pieces(parts: Sequence[Buffer], span: range) -> Iterator[bytes]:

@@ -6,10 +6,10 @@ import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 _DEVICE = re.compile(r"cpu|(cuda|rocm):\d{1,3}")
 
@@ -23,36 +23,50 @@ def default_data_dir() -> Path:
 class Settings(BaseSettings):
     """The server's configuration. Immutable; the supervisor hands it to its children as JSON."""
 
-    model_config = SettingsConfigDict(env_prefix="GEMMSERVE_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="GEMMSERVE_", env_parse_none_str="none", extra="ignore", frozen=True)
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 picks a free one")
     data_dir: Path = Field(default_factory=default_data_dir, description="arrays and the database live here")
-    runtime_dir: Path | None = Field(None, description="folder for the control socket; default: a private temporary one")
+    runtime_dir: Path | None = Field(
+        None, description="folder for the control socket; default: a private temporary one"
+    )
     device: str = Field("auto", description="auto, cpu, or a comma-separated list such as cuda:0,cuda:1 or rocm:0")
     allow_unauthenticated: bool = Field(
         default=False, description="listen beyond loopback without API keys: anyone who reaches the port may use it"
     )
-    allowed_hosts: list[str] = Field(
+    allowed_hosts: Annotated[list[str], NoDecode] = Field(
         default_factory=list, description="further Host names that are answered besides the loopback ones"
     )
 
     max_array_bytes: int = Field(16 << 30, ge=1, description="largest single array, in bytes")
-    max_store_bytes: int | None = Field(None, ge=0, description="bytes of all arrays together; null: what the disk holds")
+    max_store_bytes: int | None = Field(
+        None, ge=0, description="bytes of all arrays together; null: what the disk holds"
+    )
     max_scratch_bytes: int | None = Field(
-        None, ge=0, description="memory for operands and results of one-shot requests; null: a quarter of the machine's. "
-        "Past it they go to files under data_dir"
+        None,
+        ge=0,
+        description="memory for operands and results of one-shot requests; null: a quarter of the machine's. "
+        "Past it they go to files under data_dir",
     )
     recycle_bytes: int = Field(1 << 30, ge=0, description="freed extents kept for reuse, in bytes")
-    default_ttl_s: float | None = Field(None, gt=0, description="life of an upload that names none; null: until deleted")
-    result_ttl_s: float | None = Field(86_400.0, gt=0, description="life of a result whose job names none; null: until deleted")
+    default_ttl_s: float | None = Field(
+        None, gt=0, description="life of an upload that names none; null: until deleted"
+    )
+    result_ttl_s: float | None = Field(
+        86_400.0, gt=0, description="life of a result whose job names none; null: until deleted"
+    )
 
     max_queued_jobs: int = Field(10_000, ge=1, description="jobs that may wait; one more is answered 429")
     max_attempts: int = Field(3, ge=1, description="workers a job may lose before it fails with worker-crashed")
     max_wait_s: float = Field(60.0, ge=0, description="longest long poll, in seconds")
     oneshot_timeout_s: float | None = Field(300.0, gt=0, description="deadline of a one-shot request; null: none")
-    idempotency_ttl_s: float = Field(86_400.0, gt=0, description="how long an Idempotency-Key is remembered, in seconds")
-    job_history_s: float = Field(7 * 86_400.0, gt=0, description="how long finished jobs and expired ids are remembered")
+    idempotency_ttl_s: float = Field(
+        86_400.0, gt=0, description="how long an Idempotency-Key is remembered, in seconds"
+    )
+    job_history_s: float = Field(
+        7 * 86_400.0, gt=0, description="how long finished jobs and expired ids are remembered"
+    )
     drain_s: float = Field(20.0, ge=0, description="seconds that running jobs get to finish after SIGTERM")
     durability: Literal["process", "power"] = Field(
         "process",
@@ -63,7 +77,9 @@ class Settings(BaseSettings):
         0.5, ge=0, le=0.95, description="share of a device's memory that may hold copies of stored arrays"
     )
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe line that is logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe line that is logged"
+    )
     log_json: bool = Field(default=False, description="log JSON lines instead of text")
 
     @field_validator("device")
@@ -78,6 +94,11 @@ class Settings(BaseSettings):
         if len(set(names)) != len(names):
             raise ValueError(f"device {value!r} names one device twice")
         return value
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split_hosts(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
     @field_validator("data_dir", "runtime_dir")
     @classmethod

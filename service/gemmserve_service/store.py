@@ -246,9 +246,7 @@ class ArrayStore:
         record = self._live(array_id)
         self._hide(record, _DELETED)
         try:
-            await self.database.write(
-                lambda db: db.execute(_SQL["set_state"], {"id": array_id, "state": _DELETED})
-            )
+            await self.database.write(lambda db: db.execute(_SQL["set_state"], {"id": array_id, "state": _DELETED}))
         except BaseException:
             self._show(record)
             raise

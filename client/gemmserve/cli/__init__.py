@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from gemmserve.cli._environment import EnvironmentParser
-from gemmserve.cli._plugins import MissingExtra, load_plugin, plugin_names
+from gemmserve.cli._plugins import MissingExtra, load_plugin, missing_extra, plugin_names
 
 if TYPE_CHECKING:
     import argparse
@@ -93,7 +93,10 @@ def _run(command: Command, args: argparse.Namespace) -> int:
     except UsageError as error:
         context.console.error(str(error))
         return 2
-    except MissingExtra as missing:
+    except ModuleNotFoundError as error:  # a plugin that imports what it needs only when it runs
+        missing = missing_extra(args.command, error)
+        if missing is None:
+            raise
         context.console.error(str(missing))
         return 2
     except GemmserveError as error:

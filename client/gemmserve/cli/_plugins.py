@@ -28,9 +28,16 @@ def load_plugin(name: str) -> Command:
     try:
         return cast("Command", _plugins()[name].load())
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("gemmserve"):
-            raise  # ours: not an extra that is missing but a broken installation
-        raise MissingExtra(name, error.name or str(error)) from error
+        missing = missing_extra(name, error)
+        if missing is None:
+            raise
+        raise missing from error
+
+
+def missing_extra(command: str, error: ModuleNotFoundError) -> MissingExtra | None:
+    """What it means that `command` did not find a module; None for one of ours: no extra, but a broken installation."""
+    ours = (error.name or "").startswith("gemmserve")
+    return None if ours else MissingExtra(command, error.name or str(error))
 
 
 def _plugins() -> dict[str, EntryPoint]:

@@ -82,7 +82,9 @@ class LocalExecutor:
         self._links[worker.id] = link
         link.worker = worker
         worker.greeted(hello)
-        log.info("worker %s is ready (pid %d, verified product, error %.1e)", worker.id, hello.pid, hello.verified_error)
+        log.info(
+            "worker %s is ready (pid %d, verified product, error %.1e)", worker.id, hello.pid, hello.verified_error
+        )
         if self.owner is not None:
             self.owner.worker_ready(worker)
 

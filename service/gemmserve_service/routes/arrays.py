@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -132,6 +132,10 @@ _DATA_DOCS = {
     304: {"description": "If-None-Match holds."},
     **doc.problems("not-found", "gone", "not-acceptable", "range-not-satisfiable", "parameter-invalid"),
 }
+_HEAD_DOCS: dict[int | str, dict[str, Any]] = {
+    **{status: {"description": document["description"]} for status, document in _DATA_DOCS.items() if status != 206},
+    200: {"description": "As GET, without the bytes.", "headers": doc.header_documents(_DATA_HEADERS)},
+}
 _DATA_PARAMETERS = {
     "parameters": [
         {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
@@ -153,12 +157,7 @@ async def download(request: Request, array_id: ArrayPath) -> Response:
 @router.head(
     "/v1/arrays/{array_id}/data",
     summary="Size and ETag of a download",
-    responses={200: {"description": "As GET, without the bytes.", "headers": doc.header_documents(_DATA_HEADERS)}}
-    | {
-        status: {"description": document["description"]}
-        for status, document in _DATA_DOCS.items()
-        if status not in {200, 206}
-    },
+    responses=_HEAD_DOCS,
 )
 async def head(request: Request, array_id: ArrayPath) -> Response:
     """What GET would send, without the bytes."""

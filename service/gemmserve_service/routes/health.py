@@ -1,4 +1,4 @@
-"""/healthz /livez /readyz, /metrics and /problems."""
+"""/healthz /livez /readyz, /docs, /metrics and /problems."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from gemmserve_service import docs_page
 from gemmserve_service import documentation as doc
 from gemmserve_service.errors import Draining, NotFound, NotReady
 from gemmserve_service.problems import catalogue
@@ -60,6 +61,13 @@ async def readyz(request: Request) -> Response:
     if not ready:
         raise (Draining if core.draining else NotReady)("; ".join(reasons), reasons=reasons)
     return _alive(request)
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> Response:
+    """This API, for people."""
+    page = docs_page.render(request.app.openapi())
+    return HTMLResponse(page, headers={"Content-Security-Policy": docs_page.POLICY})
 
 
 @router.get(

@@ -144,8 +144,8 @@ async def state(request: Request, job_id: JobPath, query: Annotated[WaitQuery, Q
     summary="Watch a job",
     responses={
         200: {
-            "description": "Server-sent events: `event: job`, `data:` a JobInfo, one for the state now and one for each "
-            "change; ends after a final state.",
+            "description": "Server-sent events: `event: job`, `data:` a JobInfo, one for the state now and one for "
+            "each change; ends after a final state.",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         },
         204: {"description": "Last-Event-ID is the final event's: there is nothing more."},

@@ -47,9 +47,7 @@ class DeviceBackend(Protocol):
         """Computes into `results`, every byte of them. Raises KernelError, DeviceError, MemoryError."""
 
 
-def call(
-    params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], results: Mapping[str, Any]
-) -> None:
+def call(params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], results: Mapping[str, Any]) -> None:
     """The kernels' public function for `params`, on arrays of either library."""
     if isinstance(params, GemmParams):
         gemm(operands["a"], operands["b"], operands.get("c"), out=results["d"], **options(params))

@@ -67,10 +67,11 @@ def _converse(connection: socket.socket, runner: Runner) -> None:
             message = TO_WORKER.validate_json(body)
             if isinstance(message, Run):
                 answer = runner.run(message)
-                connection.sendall(encode(answer))
                 if answer.kind == "failed" and answer.status >= 500 and not _usable(runner.backend):
+                    # Unanswered, so that the task is tried again by the process that follows this one.
                     log.error("the device context is broken: starting anew")
                     os._exit(BROKEN_CONTEXT)
+                connection.sendall(encode(answer))
             elif isinstance(message, Forget):
                 runner.forget(message.extents)
             else:

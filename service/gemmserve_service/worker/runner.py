@@ -53,9 +53,7 @@ class Runner:
         self._mappings.forget(extents)
 
     def _run(self, message: Run) -> Done:
-        operands = {
-            name: HostArray(self._mappings.array(ref), ref.cache_id) for name, ref in message.operands.items()
-        }
+        operands = {name: HostArray(self._mappings.array(ref), ref.cache_id) for name, ref in message.operands.items()}
         results = {name: self._mappings.array(ref, writable=True) for name, ref in message.results.items()}
         problem = build(message.params, {name: Operand.of(operand.data) for name, operand in operands.items()})
         algorithm = self._algorithm(problem)
@@ -75,9 +73,7 @@ class Runner:
         return plan_gemm_reduce(problem, self.backend.spec).algorithm
 
 
-def _residual(
-    problem: Problem, operands: dict[str, HostArray], results: dict[str, np.ndarray]
-) -> float | None:
+def _residual(problem: Problem, operands: dict[str, HostArray], results: dict[str, np.ndarray]) -> float | None:
     """Freivalds' check of a product: ||(D - (alpha A B + beta C)) x|| against its size, for random x; O(n^2)."""
     from gemmserve_kernels.reference import freivalds
 

@@ -11,7 +11,7 @@ The source is compiled as C++17 behind a header that supplies the device languag
 - a divergent barrier, a warp operation whose mask names lanes that do not come: BarrierError, WarpError, with places;
 - an access out of bounds: guard pages and poison around buffers; every access is compared with the buffers in a checked
   build: MemoryFault;
-- traps, failed assertions, stack overflow, integer division by zero: Trap, MemoryFault.
+- traps, failed assertions, endless loops, integer division by zero, stack overflow: Trap, MemoryFault.
 
 It shows nothing of speed, of weak memory ordering, of the hardware's own instructions (inline PTX does not compile).
 """

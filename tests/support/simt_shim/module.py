@@ -54,7 +54,7 @@ class DataRace(ShimError):  # noqa: N818 - named for what happened on the device
 
 
 class Trap(ShimError):  # noqa: N818 - named for what happened on the device
-    """__trap, a failed assertion, an integer division by zero."""
+    """__trap, a failed assertion, an integer division by zero, a loop without end."""
 
 
 class LaunchError(ShimError):
@@ -91,6 +91,7 @@ class _Request(ctypes.Structure):
         ("guard_bytes", ctypes.c_size_t),
         ("buffers", ctypes.POINTER(_Buffer)),
         ("buffer_count", ctypes.c_size_t),
+        ("seconds", ctypes.c_double),
     ]
 
 
@@ -170,13 +171,15 @@ class ShimModule:
         shared: int = 0,
         order: Order = FORWARD,
         regions: Iterable[Region] = (),
+        seconds: float = 120,
     ) -> int:
         """Runs a kernel and returns how often a thread was resumed.
 
         `args` are ctypes values and structures, NumPy scalars, also structured ones, ndarrays (the pointer to their
         first element), ints (a C int), floats (a double) and None (a null pointer); their sizes must be those of the
         parameters. `shared` is the dynamic shared memory in bytes. `regions` are the buffers that a checked build lets
-        the kernel touch, next to the ndarrays among `args`. Raises ShimError's subclasses.
+        the kernel touch, next to the ndarrays among `args`. A launch that takes more than `seconds` of processor time
+        is a Trap. Raises ShimError's subclasses.
         """
         if kernel not in self.kernels:
             raise LaunchError(f"no kernel {kernel!r} in this source: it has {', '.join(self.kernels)}")
@@ -196,7 +199,7 @@ class ShimModule:
             memory = _shared_block(shared)
             request = _Request(
                 _Dim(*grid3), _Dim(*block3), order.code, order.seed, memory.address, shared,
-                _stacks.address, _stacks.stack_bytes, PAGE, buffers, len(buffers),
+                _stacks.address, _stacks.stack_bytes, PAGE, buffers, len(buffers), seconds,
             )  # fmt: skip
             function = getattr(self._library, f"simt_launch_{kernel}")
             function(ctypes.byref(request), pointers, sizes, len(keep), ctypes.byref(report))

@@ -78,6 +78,9 @@ def test_array_likes(value) -> None:
 def test_nothing_is_copied_on_the_way_in(rng) -> None:
     array = rng.standard_normal((3, 4))[:, ::2]
     assert _arrays.as_array(array) is array
+    matrix = array.view(np.matrix)  # whose reshape(-1) has two dimensions
+    assert np.shares_memory(_arrays.as_array(matrix), array)
+    np.testing.assert_array_equal(sent(_arrays.as_array(matrix)), array)
 
 
 @pytest.mark.parametrize(

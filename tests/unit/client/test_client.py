@@ -65,6 +65,9 @@ async def test_reductions(call, random_complex) -> None:
     several = await call("gemm_reduce", a, b, reduce=["sumsq", "argmax"])
     assert list(several) == ["sumsq", "argmax"]
     np.testing.assert_array_equal(several["argmax"], np.abs(a @ b).argmax(0))
+    where = await call("gemm_reduce", a, b, reduce="argmax", axis="n")
+    assert where.dtype == np.int64
+    np.testing.assert_array_equal(where, np.abs(a @ b).argmax(1))
     assert list(await call("gemm_reduce", a, b, reduce=["sum"])) == ["sum"]
     assert list(await call("gemm_reduce", a, b, return_c=True)) == ["sum", "c"]
 
@@ -74,6 +77,9 @@ async def test_remote_reductions(call, random_complex) -> None:
     remote = await call("put", a)
     one = await call("gemm_reduce", remote, b, reduce="absmax")
     np.testing.assert_allclose(await value(one.numpy()), np.abs(a @ b).max(0), rtol=1e-5)
+    where = await call("gemm_reduce", remote, b, reduce="argmax")
+    assert where.dtype == np.int64
+    np.testing.assert_array_equal(await value(where.numpy()), np.abs(a @ b).argmax(0))
     several = await call("gemm_reduce", remote, b, reduce=["sum"], return_c=False)
     assert list(several) == ["sum"]
     assert list(await call("gemm_reduce", remote, b, return_c=True)) == ["sum", "c"]

@@ -34,6 +34,11 @@ def test_retry_after_is_honoured_unless_it_exceeds_the_time(clock) -> None:
 
     assert pause(20) == 20
     assert pause(20, total_s=19) is None
+    attempts = Attempts(RetryPolicy(total_s=60), clock=clock, uniform=lambda *_: 0.0)
+    clock.now += 3600  # a long transfer that breaks may still be repeated: the time counts from the failure
+    assert attempts.pause_after(gemmserve.QueueFull("full", retry_after=59)) == 59
+    clock.now += 59
+    assert attempts.pause_after(gemmserve.QueueFull("full", retry_after=2)) is None
     attempts = Attempts(RetryPolicy(), deadline=clock.now + 5, clock=clock, uniform=lambda *_: 0.0)
     assert attempts.pause_after(gemmserve.QueueFull("full", retry_after=6)) is None
 

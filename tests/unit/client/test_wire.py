@@ -112,6 +112,14 @@ def test_json_has_no_word_for_infinity(value) -> None:
         wire.encode_scalar(value)
 
 
+def test_results_may_be_int64_and_operands_not() -> None:
+    header = wire.format_npy_header(np.dtype("int64"), (3,))
+    assert wire.parse_npy_header(header, wire.RESULT_DTYPES).dtype == np.int64
+    with pytest.raises(wire.NpyDtypeError):
+        wire.parse_npy_header(header)
+    assert wire.parse_dtype("int64", wire.RESULT_DTYPES) == np.int64
+
+
 def test_dtype_names() -> None:
     assert wire.parse_dtype("complex64") == np.complex64
     with pytest.raises(wire.NpyDtypeError):

@@ -28,6 +28,7 @@ struct Request {
     size_t guard_bytes;
     const Buffer* buffers;
     size_t buffer_count;
+    double seconds;          // of processor time, after which the launch fails
 };
 
 struct Report {

@@ -360,7 +360,7 @@ int run(const Request& request, void (*body)(const void*), const void* argument,
     arrange(order, blocks);
     unsigned* const warps = order + blocks;
     {
-        const Faults faults;
+        const Faults faults(request.seconds);
         for (unsigned i = 0; i < blocks; ++i) {
             const unsigned block = order[i];
             blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / (gridDim.x * gridDim.y)};

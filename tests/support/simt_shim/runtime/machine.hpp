@@ -53,10 +53,10 @@ extern Machine machine;
 // Back to the scheduler, which never resumes a thread that failed.
 void suspend();
 
-// faults.cpp: signals of device code become failures while a Faults object lives.
+// faults.cpp: signals of device code become failures while a Faults object lives, and so does running for too long.
 class Faults {
 public:
-    Faults();
+    explicit Faults(double seconds);
     ~Faults();
 };
 

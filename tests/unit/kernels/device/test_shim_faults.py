@@ -122,6 +122,8 @@ __device__ __noinline__ int dig(int depth) {
     pad[depth % 1024] = depth;
     return depth == 0 ? 0 : dig(depth - 1) + pad[depth % 1024];
 }
+extern "C" __global__ void spins(volatile int* flag) { while (*flag == 0) {} }
+extern "C" __global__ void meets_for_ever(volatile int* flag) { while (*flag == 0) __syncthreads(); }
 extern "C" __global__ void digs(int* out, int depth) { out[0] = dig(depth); }
 """
 
@@ -305,6 +307,14 @@ def test_traps_and_assertions(either):
     out = np.zeros(1, np.int32)
     with pytest.raises(Trap, match=rf"integer division by zero.*faults.cu:{line_of('void divides')}"):
         either.launch("divides", (1,), (1,), [out, 0])
+    _still_works(either)
+
+
+@pytest.mark.parametrize("kernel", ["spins", "meets_for_ever"])
+def test_a_loop_without_end(either, kernel):
+    either.launch(kernel, (1,), (8,), [np.ones(1, np.int32)])
+    with pytest.raises(Trap, match=r"not done after 0\.05 seconds"):
+        either.launch(kernel, (1,), (8,), [np.zeros(1, np.int32)], seconds=0.05)
     _still_works(either)
 
 

@@ -145,6 +145,46 @@ def test_a_wide_warp_wants_wide_masks():
         compile_source(source, warp_size=64)
 
 
+MATRIX_SOURCE = r"""
+// v_mfma_f32_32x32x2f32 on CDNA as its 64 lanes see it: D (32 x 32) += A (32 x 2) B (2 x 32), 16 elements of D a lane.
+// A collective is how such an instruction is emulated.
+struct Fragment { float a, b, d[16]; };
+
+void multiply(simt::Group& group) {
+    for (int lane = 0; lane < 64; ++lane)
+        for (int i = 0; i < 16; ++i) {
+            const int row = 8 * (i / 4) + 4 * (lane / 32) + i % 4, column = lane % 32;
+            for (int k = 0; k < 2; ++k)
+                static_cast<Fragment*>(group.operand[lane])->d[i] +=
+                    static_cast<Fragment*>(group.operand[32 * k + row])->a *
+                    static_cast<Fragment*>(group.operand[32 * k + column])->b;
+        }
+}
+
+extern "C" __global__ void product(const float* a, const float* b, float* d) {
+    Fragment mine = {};
+    const int lane = threadIdx.x, half = lane / 32, index = lane % 32;
+    for (int k = 0; k < 8; k += 2) {
+        mine.a = a[index * 8 + k + half];
+        mine.b = b[(k + half) * 32 + index];
+        simt::collective("mfma", simt::all_lanes, &mine, &multiply, {__FILE__, __LINE__});
+    }
+    for (int i = 0; i < 16; ++i) d[(8 * (i / 4) + 4 * half + i % 4) * 32 + index] = mine.d[i];
+}
+"""
+
+
+@pytest.mark.parametrize("checked", [False, True], ids=["fast", "checked"])
+def test_a_matrix_instruction_can_be_emulated(checked):
+    rng = np.random.default_rng(6)
+    a, b = rng.standard_normal((32, 8)).astype(np.float32), rng.standard_normal((8, 32)).astype(np.float32)
+    d = np.zeros((32, 32), np.float32)
+    module = compile_source(MATRIX_SOURCE, warp_size=64, checked=checked)
+    for order in ORDERS:
+        module.launch("product", (1,), (64,), [a, b, d], order=order)
+        np.testing.assert_allclose(d, a @ b, atol=1e-5)
+
+
 ATOMIC_SOURCE = r"""
 #define ATOMIC(name, type, call) \
     extern "C" __global__ void name(type* p, const type* v, type* old) { \

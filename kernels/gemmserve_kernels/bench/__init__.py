@@ -1,0 +1,1 @@
+"""Measurements: our products beside a rival's in the same run, with time, rates and errors."""

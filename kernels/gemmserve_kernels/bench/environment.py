@@ -1,0 +1,49 @@
+"""What a measurement ran on: published figures carry it."""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.device import DeviceSpec
+
+
+def environment(spec: DeviceSpec | None) -> dict[str, Any]:
+    """Device, driver and library versions; None for a server, of which only this side is known."""
+    found: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+    if spec is None:
+        return found
+    found |= {"device": spec.name, "arch": spec.arch, "kind": spec.kind}
+    if spec.kind == "cpu":
+        return found | {"cores": spec.sm_count, "blas": _blas()}
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    return found | {
+        "cupy": cupy.__version__,
+        "driver": runtime.driverGetVersion(),
+        "runtime": runtime.runtimeGetVersion(),
+        "blas": f"{'rocBLAS' if runtime.is_hip else 'cuBLAS'} {_vendor_version(cupy)}",
+        "memory_bytes": spec.memory_bytes,
+    }
+
+
+def _vendor_version(cupy: Any) -> int:
+    from cupy.cuda import cublas
+
+    return int(cublas.getVersion(cupy.cuda.device.get_cublas_handle()))
+
+
+def _blas() -> str:
+    """Name and version of NumPy's BLAS, as its build recorded them."""
+    config = np.show_config(mode="dicts")
+    blas = config["Build Dependencies"]["blas"] if config else {}
+    return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()

@@ -1,0 +1,222 @@
+"""Where a case runs and how it is timed: this machine's CPU, a GPU through CuPy, or a server.
+
+A target hands out contenders: ours, and the strongest rival that the machine has. GPU times are those of device events;
+operands rotate through copies that together exceed three times the level-2 cache. CPU and server times are wall clock.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from gemmserve_kernels.config import GemmConfig
+from gemmserve_kernels.device import DeviceSpec
+from gemmserve_kernels.dispatch import plan
+from gemmserve_kernels.errors import ConfigInfeasible
+from gemmserve_kernels.gemm import gemm
+from gemmserve_kernels.gemm_reduce import gemm_reduce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gemmserve_kernels.bench.cases import Case
+
+    Array = np.ndarray[Any, Any]
+
+_CACHES: Final = 3
+"""Operands rotate through that many times the level-2 cache, so that no iteration finds the last one's."""
+_MAX_SETS: Final = 32
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute a case. `run(i)` uses the i-th copy of the operands and returns the results by name."""
+
+    who: str
+    algorithm: str
+    run: Callable[[int], dict[str, Any]]
+
+
+class Target(Protocol):
+    """A machine to measure on."""
+
+    name: str
+
+    def contenders(self, case: Case, operands: Mapping[str, Array], *, rival: bool) -> list[Contender]:
+        """Ours first. Raises KernelError where the machine cannot run the case."""
+
+    def seconds(self, contender: Contender, iterations: int) -> list[float]:
+        """The time of each iteration."""
+
+    def fetch(self, results: dict[str, Any]) -> dict[str, Array]:
+        """The results on the host."""
+
+
+def open_target(device: str) -> CpuTarget | GpuTarget:
+    """The target of "auto" (a GPU where there is one), "cpu", "cuda:0", "rocm:1". Raises DeviceError."""
+    if device == "cpu" or (device == "auto" and not DeviceSpec.all()):
+        return CpuTarget()
+    return GpuTarget(int(device.partition(":")[2] or 0))
+
+
+class CpuTarget:
+    """NumPy on this machine; the rival is `np.matmul`, with whatever reduction follows in NumPy."""
+
+    def __init__(self) -> None:
+        self.spec = DeviceSpec.cpu()
+        self.name = self.spec.name
+
+    def contenders(self, case: Case, operands: Mapping[str, Array], *, rival: bool) -> list[Contender]:
+        """See Target."""
+        ours = Contender("gemmserve", plan(case.problem(), self.spec).algorithm, lambda _: _ours(case, operands))
+        if not rival or case.layout == "planar":
+            return [ours]
+        return [ours, Contender("np.matmul", "numpy", lambda _: _by_hand(np, case, operands))]
+
+    def seconds(self, contender: Contender, iterations: int) -> list[float]:
+        """See Target."""
+        return [_wall(lambda i=i: contender.run(i)) for i in range(iterations)]  # type: ignore[misc]
+
+    def fetch(self, results: dict[str, Any]) -> dict[str, Array]:
+        """See Target."""
+        return results
+
+
+class GpuTarget:
+    """One CUDA or ROCm device; the rival is the vendor's BLAS, called as directly as CuPy can."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.spec = DeviceSpec.of(ordinal)
+        self.name = self.spec.name
+        import cupy
+
+        cupy.cuda.Device(ordinal).use()
+        self._cupy = cupy
+
+    def contenders(self, case: Case, operands: Mapping[str, Array], *, rival: bool) -> list[Contender]:
+        """See Target."""
+        nbytes = sum(array.nbytes for array in operands.values())
+        count = min(_MAX_SETS, max(1, math.ceil(_CACHES * self.spec.l2_bytes / max(1, nbytes))))
+        first = {name: self._cupy.asarray(array) for name, array in operands.items()}
+        sets = [first] + [{name: array.copy() for name, array in first.items()} for _ in range(count - 1)]
+        algorithm = plan(case.problem(), self.spec).algorithm
+        found = [Contender("gemmserve", algorithm, lambda i: _ours(case, sets[i % count]))]
+        if rival:
+            found.append(self._rival(case, sets))
+        return found
+
+    def _rival(self, case: Case, sets: list[dict[str, Any]]) -> Contender:
+        if case.op == "gemm":
+            vendor = replace(case, config=GemmConfig(algorithm="vendor"))
+            try:
+                plan(vendor.problem(), self.spec)
+            except ConfigInfeasible:
+                pass  # strides or conjugations that a BLAS call cannot express: CuPy copies instead
+            else:
+                return Contender("vendor BLAS", "vendor", lambda i: _ours(vendor, sets[i % len(sets)]))
+        return Contender("cupy", "cupy", lambda i: _by_hand(self._cupy, case, sets[i % len(sets)]))
+
+    def seconds(self, contender: Contender, iterations: int) -> list[float]:
+        """See Target. All iterations are enqueued before the first is waited for."""
+        cuda = self._cupy.cuda
+        events = [cuda.Event() for _ in range(2 * iterations)]
+        for i in range(iterations):
+            events[2 * i].record()
+            contender.run(i)
+            events[2 * i + 1].record()
+        events[-1].synchronize()
+        return [cuda.get_elapsed_time(events[2 * i], events[2 * i + 1]) / 1e3 for i in range(iterations)]
+
+    def fetch(self, results: dict[str, Any]) -> dict[str, Array]:
+        """See Target."""
+        return {name: self._cupy.asnumpy(array) for name, array in results.items()}
+
+
+class ServerTarget:
+    """A server, through the SDK's client or anything like it: operands stay there, jobs are timed."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.name = f"server {client.url}"
+
+    def contenders(self, case: Case, operands: Mapping[str, Array], *, rival: bool) -> list[Contender]:
+        """See Target. A server has no rival."""
+        del rival
+        remote = {name: self._client.put(array) for name, array in operands.items()}
+        return [Contender("gemmserve", "server", lambda _: self._run(case, remote))]
+
+    def _run(self, case: Case, remote: Mapping[str, Any]) -> dict[str, Any]:
+        if case.op == "gemm":
+            return {"d": self._client.gemm(remote["a"], remote["b"], remote.get("c"), **case.options())}
+        found = self._client.gemm_reduce(remote["a"], remote["b"], **case.options())
+        return dict(found) if isinstance(found, dict) else {case.reduce[0]: found}
+
+    def seconds(self, contender: Contender, iterations: int) -> list[float]:
+        """See Target. A result is deleted before the next run, outside the measured time."""
+        times = []
+        for i in range(iterations):
+            start = time.perf_counter()
+            results = contender.run(i)
+            times.append(time.perf_counter() - start)
+            for array in results.values():
+                array.delete()
+        return times
+
+    def fetch(self, results: dict[str, Any]) -> dict[str, Array]:
+        """See Target. Takes the results off the server."""
+        arrays = {name: array.numpy() for name, array in results.items()}
+        for array in results.values():
+            array.delete()
+        return arrays
+
+
+def _wall(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def _ours(case: Case, operands: Mapping[str, Any]) -> dict[str, Any]:
+    if case.op == "gemm":
+        return {"d": gemm(operands["a"], operands["b"], operands.get("c"), **case.options())}
+    found = gemm_reduce(operands["a"], operands["b"], **case.options())
+    return found if isinstance(found, dict) else {case.reduce[0]: found}
+
+
+def _by_hand(xp: Any, case: Case, operands: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user of NumPy or CuPy would write."""
+    planar = case.layout == "planar"
+    a, b, c = (
+        None if x is None else (x[0] + 1j * x[1] if planar else x)
+        for x in (operands["a"], operands["b"], operands.get("c"))
+    )
+    d = xp.matmul(_op(a, case.trans_a), _op(b, case.trans_b))
+    if case.alpha != 1:
+        d *= d.dtype.type(case.alpha)
+    if case.op == "gemm":
+        if c is not None:
+            d += d.dtype.type(case.beta) * c
+        return {"d": xp.stack([d.real, d.imag]) if planar else d}
+    results = {"c": d} if case.return_c else {}
+    values = {"identity": lambda x: x, "abs": xp.abs, "square": xp.square}[case.pre_op](d)
+    axis = -2 if "m" in case.axis else -1
+    return {name: _reduce(xp, name, values, axis, over_batch="batch" in case.axis) for name in case.reduce} | results
+
+
+def _op(x: Any, trans: str) -> Any:
+    x = x.swapaxes(-1, -2) if trans in {"T", "C"} else x
+    return x.conj() if trans in {"C", "R"} else x
+
+
+def _reduce(xp: Any, name: str, values: Any, axis: int, *, over_batch: bool) -> Any:
+    if over_batch:
+        values = values.swapaxes(-1, -2) if axis == -1 else values
+        values, axis = values.reshape(-1, values.shape[-1]), 0
+    if name == "sumsq":
+        return xp.square(xp.abs(values)).sum(axis=axis)
+    magnitude = name.startswith("abs") or (values.dtype.kind == "c" and name.startswith("arg"))
+    return getattr(xp, name.removeprefix("abs"))(xp.abs(values) if magnitude else values, axis=axis)

@@ -1,0 +1,500 @@
+"""Jobs as their owners see them: submitted, awaited, cancelled; durable ones and those of a single request.
+
+States: queued -> running -> succeeded | failed | cancelled | expired, and running -> queued when a worker is lost. A
+job is on record before its submission is answered, and its results before it is called succeeded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import math
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmserve_kernels import Operand
+from gemmserve_kernels.problem import GemmProblem
+from gemmserve_service import operations
+from gemmserve_service.errors import (
+    IdempotencyConflict,
+    IdempotencyMismatch,
+    JobCancelled,
+    JobTimeout,
+    NotFound,
+    ServiceError,
+    describe,
+)
+from gemmserve_service.executor.protocol import Done
+from gemmserve_service.ids import new_id
+from gemmserve_service.queue import RememberedKey
+from gemmserve_service.scheduler import Task
+from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobInfo, JobState, Timings
+from gemmserve_service.uploads import now
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    import numpy as np
+
+    from gemmserve_kernels.errors import KernelError
+    from gemmserve_service.observers import Observer
+    from gemmserve_service.operations import Problem
+    from gemmserve_service.queue import JobQueue, Unfinished
+    from gemmserve_service.scheduler import Scheduler
+    from gemmserve_service.schemas import GemmReduceJob
+    from gemmserve_service.settings import Settings
+    from gemmserve_service.store import ArrayStore, Pinned
+    from gemmserve_service.uploads import Upload
+
+_MOST_RECENT: Final = 4096  # finished jobs kept in memory, so that those who wait for them need no database
+_PURGE_EVERY_S: Final = 3600.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class OneShot:
+    """What a job of a single request came to. `release` when the results have been sent."""
+
+    results: dict[str, Pinned]
+    algorithm: str
+    timings: Timings
+    residual: float | None
+
+    def release(self) -> None:
+        """Gives the results' space back; idempotent."""
+        for pinned in self.results.values():
+            pinned.release()
+
+
+@dataclass(eq=False)
+class _Live:
+    """A durable job that is not final."""
+
+    info: JobInfo
+    request: GemmJob | GemmReduceJob
+    changed: asyncio.Event
+    task: Task | None = None
+
+
+class Jobs:
+    """Listens to the scheduler (`scheduler.Listener`) for durable jobs; belongs to the event loop's thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: ArrayStore,
+        queue: JobQueue,
+        scheduler: Scheduler,
+        observers: list[Observer],
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.queue = queue
+        self.scheduler = scheduler
+        self.observers = observers
+        self._live: dict[str, _Live] = {}
+        self._recent: OrderedDict[str, JobInfo] = OrderedDict()
+        self._keys: dict[str, RememberedKey] = {}
+        self._keys_in_flight: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._released = asyncio.Event()
+
+    # -- life cycle -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Takes up what an earlier process left."""
+        unfinished, keys = await self.queue.recover()
+        self._keys = {key.key: key for key in keys}
+        for job in unfinished:
+            self._resume(job)
+        if unfinished:
+            log.info("recovery: %d unfinished jobs are queued again", len(unfinished))
+        self.store.finish_recovery()
+        self._spawn(self._purge())
+
+    async def stop(self) -> None:
+        """Ends background work; writes under way are finished first."""
+        purge = [task for task in self._tasks if task.get_name() == "purge"]
+        for task in purge:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def release_waiters(self) -> None:
+        """Answers everyone who waits with the state as it is."""
+        self._released.set()
+        for live in self._live.values():
+            live.changed.set()
+
+    # -- durable jobs -----------------------------------------------------------------------------------------------
+
+    async def submit(
+        self, request: GemmJob | GemmReduceJob, *, idempotency_key: str | None = None
+    ) -> tuple[JobInfo, bool]:
+        """Queues a product of stored arrays; on record when this returns. False: the key had made this job before.
+
+        Raises KernelError, NotFound, Gone, TooLarge, StoreFull, QueueFull, NotReady, Draining, IdempotencyConflict,
+        IdempotencyMismatch.
+        """
+        text = request.model_dump_json()
+        if idempotency_key is None:
+            return await self._submit(request, text, None), True
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        known = self._keys.get(idempotency_key)
+        if known is not None and known.created_at > time.time() - self.settings.idempotency_ttl_s:
+            if known.digest != digest:
+                raise IdempotencyMismatch("this Idempotency-Key was used for another request")
+            return await self.get(known.job_id), False
+        if idempotency_key in self._keys_in_flight:
+            if self._keys_in_flight[idempotency_key] != digest:
+                raise IdempotencyMismatch("this Idempotency-Key was used for another request")
+            raise IdempotencyConflict("the first request with this key is being taken in", retry_after_s=1.0)
+        self._keys_in_flight[idempotency_key] = digest
+        try:
+            return await self._submit(request, text, (idempotency_key, digest)), True
+        finally:
+            del self._keys_in_flight[idempotency_key]
+
+    async def _submit(self, request: GemmJob | GemmReduceJob, text: str, key: tuple[str, str] | None) -> JobInfo:
+        self.scheduler.admit()
+        job_id = new_id("job")
+        created = now()
+        task = self._prepare(job_id, request)
+        info = JobInfo(
+            id=job_id, state=JobState.QUEUED, op=request.op, created_at=created, request=request.model_dump(mode="json")
+        )
+        deadline_at = None if request.timeout_s is None else created.timestamp() + request.timeout_s
+        remembered = None if key is None else RememberedKey(*key, job_id, created.timestamp())
+        try:
+            await self.queue.insert(info, text, deadline_at, remembered)
+        except asyncio.CancelledError:
+            # The client hung up, the row may be committed all the same: a job on record is carried out.
+            self._admit(info, request, task, remembered)
+            raise
+        except BaseException:
+            task.close()
+            raise
+        self._admit(info, request, task, remembered)
+        return self._live[job_id].info if job_id in self._live else self._recent[job_id]
+
+    def _admit(self, info: JobInfo, request: GemmJob | GemmReduceJob, task: Task, key: RememberedKey | None) -> None:
+        if key is not None:
+            self._keys[key.key] = key
+        self._live[info.id] = _Live(info, request, asyncio.Event(), task)
+        self._observe(info, task.problem)
+        self.scheduler.submit(task)
+
+    def _prepare(self, job_id: str, request: GemmJob | GemmReduceJob, *, recovered: bool = False) -> Task:
+        """Pins the operands, checks the product and reserves its results. Whatever it raises, nothing stays held."""
+        with contextlib.ExitStack() as undo:
+            operands: dict[str, Pinned] = {}
+            names = {"a": request.a, "b": request.b} | ({"c": request.c} if isinstance(request, GemmJob) else {})
+            for name, array_id in names.items():
+                if array_id is not None:
+                    operands[name] = undo.enter_context(self.store.pin(array_id, hidden=recovered))
+            params = _params(request)
+            problem = _problem(params, operands)
+            if not recovered:
+                self.scheduler.check(problem)
+            ttl_s = self.settings.result_ttl_s if request.ttl_s is None else request.ttl_s
+            results = self._reserve(problem, math.inf if ttl_s is None else ttl_s, undo)
+            undo.pop_all()
+        return Task(
+            job_id,
+            params,
+            problem,
+            operands,
+            results,
+            self,
+            priority=request.priority,
+            timeout_s=request.timeout_s,
+            verify=request.verify,
+        )
+
+    def _reserve(
+        self, problem: Problem, ttl_s: float, undo: contextlib.ExitStack, *, scratch: bool = False
+    ) -> dict[str, Upload]:
+        results: dict[str, Upload] = {}
+        for name, (shape, dtype, order) in _outputs(problem).items():
+            upload = self.store.allocate(dtype, shape, order, ttl_s=ttl_s, scratch=scratch)
+            undo.callback(upload.abort)
+            results[name] = upload
+        return results
+
+    def _resume(self, job: Unfinished) -> None:
+        info = job.info.model_copy(update={"state": JobState.QUEUED, "started_at": None})
+        live = _Live(info, job.request, asyncio.Event())
+        self._live[info.id] = live
+        try:
+            task = self._prepare(info.id, job.request, recovered=True)
+        except (ServiceError, ValueError) as error:  # KernelError is a ValueError
+            self._spawn(self._conclude(live, _failed(error), None))
+            return
+        task.attempt = info.attempt
+        live.task = task
+        if job.deadline_at is not None:
+            task.timeout_s = max(job.deadline_at - time.time(), 0.0)
+        self.scheduler.submit(task)
+
+    async def get(self, job_id: str) -> JobInfo:
+        """The job now. Raises NotFound."""
+        live = self._live.get(job_id)
+        if live is not None:
+            return live.info
+        recent = self._recent.get(job_id)
+        if recent is not None:
+            return recent
+        info = await self.queue.get(job_id)
+        if info is None:
+            raise NotFound(f"no job {job_id}")
+        return info
+
+    async def list(self, *, state: JobState | None, limit: int, cursor: str | None) -> tuple[list[JobInfo], str | None]:
+        """A page, newest first, and the cursor of the next one."""
+        page = await self.queue.page(state=state, limit=limit + 1, before=cursor)
+        more = len(page) > limit
+        items = [self._live[info.id].info if info.id in self._live else info for info in page[:limit]]
+        return items, (page[limit - 1].id if more else None)
+
+    async def cancel(self, job_id: str) -> JobInfo:
+        """Cancels a job that is not final; returns it as it is then. Raises NotFound."""
+        live = self._live.get(job_id)
+        if live is not None and live.task is not None:
+            self.scheduler.cancel(live.task)
+            while job_id in self._live:  # until the record says so
+                await live.changed.wait()
+        return await self.get(job_id)
+
+    async def wait(self, job_id: str, timeout_s: float) -> JobInfo:
+        """The job once it is final, or as it is after `timeout_s` or when the server drains. Raises NotFound."""
+        live = self._live.get(job_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while live is not None and job_id in self._live and not self._released.is_set():
+                    await live.changed.wait()
+        return await self.get(job_id)
+
+    async def events(self, job_id: str) -> AsyncIterator[JobInfo]:
+        """The job now and after each change; ends after a final state, or when the server drains. Raises NotFound."""
+        last = None
+        while True:
+            live = self._live.get(job_id)
+            changed = None if live is None else live.changed
+            info = await self.get(job_id)
+            if info != last:
+                yield info
+                last = info
+            if info.state.final or changed is None or self._released.is_set():
+                return
+            await changed.wait()
+
+    # -- scheduler.Listener -----------------------------------------------------------------------------------------
+
+    def started(self, task: Task) -> None:
+        """A worker has it."""
+        live = self._live[task.id]
+        update = {"state": JobState.RUNNING, "attempt": task.attempt, "started_at": now()}
+        self._change(live, live.info.model_copy(update=update), task.problem)
+        self.queue.started(live.info).add_done_callback(_report)
+
+    def requeued(self, task: Task) -> None:
+        """Its worker was lost."""
+        live = self._live[task.id]
+        self._change(live, live.info.model_copy(update={"state": JobState.QUEUED, "started_at": None}), task.problem)
+        self.queue.requeued(live.info).add_done_callback(_report)
+
+    def ended(self, task: Task, outcome: Done | ServiceError) -> None:
+        """It is over; the rest is putting that on record."""
+        self._spawn(self._conclude(self._live[task.id], outcome, task))
+
+    async def _conclude(self, live: _Live, outcome: Done | ServiceError, task: Task | None) -> None:
+        uploads = task.results if task is not None and isinstance(outcome, Done) else {}
+        infos = {name: self.store.describe(upload) for name, upload in uploads.items()}
+        info = live.info.model_copy(update=_final_fields(outcome) | {"finished_at": now()})
+        if isinstance(outcome, Done):
+            info.result = {name: array.id for name, array in infos.items()}
+        try:
+            await self.queue.finish(info, [self.store.row(infos[name], uploads[name].extent) for name in uploads])
+        except Exception as error:
+            log.exception("job %s: its end could not be recorded", info.id)
+            info = live.info.model_copy(update=_final_fields(_failed(error)) | {"finished_at": now()})
+            for upload in uploads.values():
+                upload.abort()
+        else:
+            for name, upload in uploads.items():
+                upload.seal()
+                self.store.index(infos[name], upload.extent)
+        if task is not None and isinstance(outcome, Done):
+            task.unpin()
+        self._recent[info.id] = info
+        if len(self._recent) > _MOST_RECENT:
+            self._recent.popitem(last=False)
+        del self._live[info.id]
+        self._change(live, info, None if task is None else task.problem)
+
+    def _change(self, live: _Live, info: JobInfo, problem: Problem | None) -> None:
+        live.info = info
+        changed, live.changed = live.changed, asyncio.Event()
+        changed.set()
+        self._observe(info, problem)
+
+    # -- jobs of a single request -----------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: dict[str, Upload],
+        *,
+        timeout_s: float | None = None,
+    ) -> OneShot:
+        """Runs a product of uploads that are filled, through the same scheduler, without the database.
+
+        The operands are taken over. Cancelling the caller's task cancels the job. Raises KernelError, BodyTooShort,
+        StoreFull, QueueFull, NotReady, Draining, JobTimeout, JobFailed, WorkerCrashed.
+        """
+        self.scheduler.admit()
+        with contextlib.ExitStack() as undo:
+            pins: dict[str, Pinned] = {}
+            for name, upload in operands.items():
+                await upload.commit()
+                pins[name] = undo.enter_context(self.store.pin_upload(upload))
+            problem = _problem(params, pins)
+            self.scheduler.check(problem)
+            results = self._reserve(problem, math.inf, undo, scratch=True)
+            undo.pop_all()
+        run = _Run(params, problem, asyncio.get_running_loop().create_future())
+        task = Task(
+            new_id("job"),
+            params,
+            problem,
+            pins,
+            results,
+            run,
+            timeout_s=self.settings.oneshot_timeout_s if timeout_s is None else timeout_s,
+            durable=False,
+        )
+        created = now()
+        self.scheduler.submit(task)
+        try:
+            outcome = await run.outcome
+        except asyncio.CancelledError:
+            if not task.over:
+                self.scheduler.cancel(task)
+            elif isinstance(run.outcome.result(), Done):
+                task.close()
+            self._observe(_summary(task, created, JobCancelled("the client hung up")), problem)
+            raise
+        self._observe(_summary(task, created, outcome), problem)
+        if isinstance(outcome, ServiceError):
+            raise outcome
+        task.unpin()
+        pinned = {}
+        for name, upload in results.items():
+            upload.filled = upload.nbytes
+            await upload.commit()
+            pinned[name] = self.store.pin_upload(upload)
+        return OneShot(pinned, outcome.algorithm, outcome.timings, outcome.residual)
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _observe(self, info: JobInfo, problem: Problem | None) -> None:
+        nbytes, flops = (0, 0) if problem is None else (problem.nbytes(), problem.flops())
+        for observer in self.observers:
+            observer.job_changed(info, nbytes, flops)
+
+    def _spawn(self, coroutine: Any) -> None:
+        name = "purge" if coroutine.__name__ == "_purge" else None
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_report)
+
+    async def _purge(self) -> None:
+        while True:
+            clock = time.time()
+            keys_before = clock - self.settings.idempotency_ttl_s
+            await self.queue.purge(jobs_before=clock - self.settings.job_history_s, keys_before=keys_before)
+            self._keys = {name: key for name, key in self._keys.items() if key.created_at >= keys_before}
+            await asyncio.sleep(_PURGE_EVERY_S)
+
+
+@dataclass(eq=False)
+class _Run:
+    """Listens for the job of a single request."""
+
+    params: GemmParams | GemmReduceParams
+    problem: Problem
+    outcome: asyncio.Future[Done | ServiceError]
+
+    def started(self, task: Task) -> None:
+        pass
+
+    def requeued(self, task: Task) -> None:
+        pass
+
+    def ended(self, task: Task, outcome: Done | ServiceError) -> None:
+        del task
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+
+def _params(request: GemmJob | GemmReduceJob) -> GemmParams | GemmReduceParams:
+    kind = GemmParams if isinstance(request, GemmJob) else GemmReduceParams
+    return kind.model_construct(**{name: getattr(request, name) for name in kind.model_fields})
+
+
+def _problem(params: GemmParams | GemmReduceParams, operands: Mapping[str, Pinned]) -> Problem:
+    import numpy as np
+
+    arrays = {
+        name: Operand.contiguous(pinned.info.shape, np.dtype(pinned.info.dtype), pinned.info.order)
+        for name, pinned in operands.items()
+    }
+    return operations.build(params, arrays)
+
+
+def _outputs(problem: Problem) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], str]]:
+    """Shape, dtype and memory order of every result."""
+    if isinstance(problem, GemmProblem):
+        return {"d": (problem.result_shape, problem.result_dtype, problem.order)}
+    return {name: (shape, dtype, "C") for name, (shape, dtype) in problem.results.items()}
+
+
+def _final_fields(outcome: Done | ServiceError) -> dict[str, Any]:
+    if isinstance(outcome, Done):
+        return {
+            "state": JobState.SUCCEEDED,
+            "timings": outcome.timings,
+            "algorithm": outcome.algorithm,
+            "residual": outcome.residual,
+        }
+    if isinstance(outcome, JobCancelled):
+        return {"state": JobState.CANCELLED, "error": describe(outcome).problem()}
+    state = JobState.EXPIRED if isinstance(outcome, JobTimeout) else JobState.FAILED
+    return {"state": state, "error": describe(outcome).problem()}
+
+
+def _summary(task: Task, created: Any, outcome: Done | ServiceError) -> JobInfo:
+    """A finished job of a single request, for the observers."""
+    return JobInfo.model_construct(
+        id=task.id,
+        op=task.params.op,
+        attempt=task.attempt,
+        created_at=created,
+        **({"timings": None, "algorithm": None, "error": None} | _final_fields(outcome)),
+    )
+
+
+def _failed(error: Exception | KernelError) -> ServiceError:
+    from gemmserve_service.errors import JobFailed
+
+    return error if isinstance(error, ServiceError) else JobFailed(describe(error))
+
+
+def _report(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled() and done.exception() is not None:
+        log.error("background work failed", exc_info=done.exception())

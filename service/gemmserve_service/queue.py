@@ -1,0 +1,180 @@
+"""The durable queue: every job's row, written before its submission is answered, and the Idempotency-Keys."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from pydantic import TypeAdapter
+
+from gemmserve_service.database import load_sql
+from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobRequest, JobState
+
+if TYPE_CHECKING:
+    import asyncio
+    import sqlite3
+    from collections.abc import Iterable, Sequence
+
+    from gemmserve_service.database import Database
+    from gemmserve_service.store import ArrayStore
+
+_SQL: Final = load_sql("jobs")
+_AFTER_EVERY_ID: Final = "job_~"  # sorts after every id: the alphabet ends at z
+REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob]] = TypeAdapter(JobRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A job that an earlier process left."""
+
+    info: JobInfo
+    request: GemmJob | GemmReduceJob
+    deadline_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedKey:
+    """An Idempotency-Key: the digest of its first request's body and the job that came of it."""
+
+    key: str
+    digest: str
+    job_id: str
+    created_at: float
+
+
+class JobQueue(Protocol):
+    """The port: what any queue must keep. A method that returns a future may be left unawaited."""
+
+    async def insert(self, info: JobInfo, request: str, deadline_at: float | None, key: RememberedKey | None) -> None:
+        """Durable when it returns, the key with it or neither."""
+
+    def started(self, info: JobInfo) -> asyncio.Future[Any]:
+        """Records state, attempt and start; without effect on a finished job."""
+
+    def requeued(self, info: JobInfo) -> asyncio.Future[Any]:
+        """Records that it waits again; without effect on a finished job."""
+
+    async def finish(self, info: JobInfo, arrays: Iterable[dict[str, Any]]) -> None:
+        """Records the final state and the rows of the result arrays, all or nothing."""
+
+    async def get(self, job_id: str) -> JobInfo | None:
+        """The job of that id."""
+
+    async def page(self, *, state: JobState | None, limit: int, before: str | None) -> list[JobInfo]:
+        """Jobs with ids below `before`, newest first."""
+
+    async def recover(self) -> tuple[list[Unfinished], list[RememberedKey]]:
+        """At the start: running jobs are queued again; all that are unfinished, oldest first, and the keys."""
+
+    async def purge(self, *, jobs_before: float, keys_before: float) -> None:
+        """Forgets what is older."""
+
+
+class SqliteQueue:
+    """The queue in the service's database."""
+
+    def __init__(self, database: Database, store: ArrayStore) -> None:
+        self._database = database
+        self._store = store
+
+    async def insert(self, info: JobInfo, request: str, deadline_at: float | None, key: RememberedKey | None) -> None:
+        row = {
+            "id": info.id,
+            "op": info.op,
+            "request": request,
+            "created_at": info.created_at.timestamp(),
+            "deadline_at": deadline_at,
+        }
+
+        def write(db: sqlite3.Connection) -> None:
+            db.execute(_SQL["insert"], row)
+            if key is not None:
+                fields = {"key": key.key, "digest": key.digest, "job_id": key.job_id, "created_at": key.created_at}
+                db.execute(_SQL["remember_key"], fields)
+
+        await self._database.write(write)
+
+    def started(self, info: JobInfo) -> asyncio.Future[Any]:
+        fields = {"id": info.id, "attempt": info.attempt, "started_at": _timestamp(info.started_at)}
+        return self._database.write_soon(lambda db: db.execute(_SQL["start"], fields))
+
+    def requeued(self, info: JobInfo) -> asyncio.Future[Any]:
+        fields = {"id": info.id, "attempt": info.attempt}
+        return self._database.write_soon(lambda db: db.execute(_SQL["requeue"], fields))
+
+    async def finish(self, info: JobInfo, arrays: Iterable[dict[str, Any]]) -> None:
+        rows = list(arrays)
+        fields = {
+            "id": info.id,
+            "state": info.state.value,
+            "attempt": info.attempt,
+            "started_at": _timestamp(info.started_at),
+            "finished_at": _timestamp(info.finished_at),
+            "result": None if info.result is None else json.dumps(info.result),
+            "error": None if info.error is None else info.error.model_dump_json(),
+            "timings": None if info.timings is None else info.timings.model_dump_json(),
+            "algorithm": info.algorithm,
+            "residual": info.residual,
+        }
+
+        def write(db: sqlite3.Connection) -> None:
+            for row in rows:
+                self._store.insert_row(db, row)
+            db.execute(_SQL["finish"], fields)
+
+        await self._database.write(write)
+
+    async def get(self, job_id: str) -> JobInfo | None:
+        row = await self._database.read(lambda db: db.execute(_SQL["get"], {"id": job_id}).fetchone())
+        return None if row is None else _info(row)
+
+    async def page(self, *, state: JobState | None, limit: int, before: str | None) -> list[JobInfo]:
+        fields = {"before": before or _AFTER_EVERY_ID, "limit": limit, "state": state}
+        statement = _SQL["page" if state is None else "page_of_state"]
+        rows = await self._database.read(lambda db: db.execute(statement, fields).fetchall())
+        return [_info(row) for row in rows]
+
+    async def recover(self) -> tuple[list[Unfinished], list[RememberedKey]]:
+        await self._database.write(lambda db: db.execute(_SQL["recover"]))
+
+        def read(db: sqlite3.Connection) -> tuple[Sequence[sqlite3.Row], Sequence[sqlite3.Row]]:
+            return db.execute(_SQL["unfinished"]).fetchall(), db.execute(_SQL["keys"]).fetchall()
+
+        jobs, keys = await self._database.read(read)
+        unfinished = [Unfinished(_info(row), REQUEST.validate_json(row["request"]), row["deadline_at"]) for row in jobs]
+        return unfinished, [RememberedKey(**dict(row)) for row in keys]
+
+    async def purge(self, *, jobs_before: float, keys_before: float) -> None:
+        def write(db: sqlite3.Connection) -> None:
+            db.execute(_SQL["purge"], {"before": jobs_before})
+            db.execute(_SQL["purge_keys"], {"before": keys_before})
+
+        await self._database.write(write)
+
+
+def _timestamp(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()
+
+
+def _moment(timestamp: float | None) -> datetime | None:
+    return None if timestamp is None else datetime.fromtimestamp(timestamp, UTC)
+
+
+def _info(row: sqlite3.Row) -> JobInfo:
+    return JobInfo(
+        id=row["id"],
+        state=JobState(row["state"]),
+        op=row["op"],
+        attempt=row["attempt"],
+        created_at=datetime.fromtimestamp(row["created_at"], UTC),
+        started_at=_moment(row["started_at"]),
+        finished_at=_moment(row["finished_at"]),
+        result=None if row["result"] is None else json.loads(row["result"]),
+        error=None if row["error"] is None else json.loads(row["error"]),
+        timings=None if row["timings"] is None else json.loads(row["timings"]),
+        algorithm=row["algorithm"],
+        residual=row["residual"],
+        request=json.loads(row["request"]),
+    )

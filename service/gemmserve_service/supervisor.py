@@ -1,0 +1,310 @@
+"""The thin parent: holds the data directory's lock and the sockets, and keeps its children running.
+
+Children are the front (`front.py`) and one worker a device (`worker/__main__.py`). They read from a pipe whose other
+end is this process's alone, so that they end with it even when it is killed. The listening socket stays open while the
+front restarts: connections wait in its backlog.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_service.handoff import FrontHandoff, WorkerHandoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gemmserve_service.settings import Settings
+
+_BACKLOG: Final = 2048
+_PATH_MAX: Final = 107  # sun_path holds 108 bytes, the last of them 0
+_FIRST_DELAY_S: Final = 0.1
+_LONGEST_DELAY_S: Final = 10.0
+_STEADY_S: Final = 10.0  # a child that lived this long starts again without delay
+_UNAVAILABLE_DELAY_S: Final = 60.0
+_FRONT_TRIES: Final = 3  # starts of the front before the first success
+_KILL_AFTER_S: Final = 7.0  # past the drain: the front closes connections for up to 5 s
+
+
+class StartError(RuntimeError):
+    """The server cannot start; the message says what to do."""
+
+
+@dataclass(eq=False)
+class _Child:
+    name: str
+    spawn: Callable[[], subprocess.Popen[bytes]]
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    delay: float = 0.0
+    due: float = 0.0
+    failures: int = 0
+    last_status: int = 0
+
+    def start(self) -> None:
+        self.process = self.spawn()
+        self.started = time.monotonic()
+
+    def ended(self, status: int) -> None:
+        """Plans the next start, later after each short life."""
+        self.process = None
+        self.last_status = status
+        now = time.monotonic()
+        if now - self.started >= _STEADY_S:
+            self.delay, self.failures = 0.0, 0
+        else:
+            self.failures += 1
+            self.delay = min(max(2 * self.delay, _FIRST_DELAY_S), _LONGEST_DELAY_S)
+        if status == os.EX_UNAVAILABLE:
+            self.delay = _UNAVAILABLE_DELAY_S
+        self.due = now + self.delay
+
+
+def run(settings: Settings) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit status. Raises StartError."""
+    with ExitStack() as stack:
+        _lock(settings.data_dir, stack)
+        listener = stack.enter_context(_listen(settings))
+        folder = _runtime_folder(settings, stack)
+        control_path = str(folder / "control.sock")
+        control = stack.enter_context(_control(control_path))
+        devices = _devices(settings.device)
+        return _Supervisor(settings, listener, control, control_path, devices).run()
+
+
+@dataclass(eq=False)
+class _Supervisor:
+    settings: Settings
+    listener: socket.socket
+    control: socket.socket
+    control_path: str
+    devices: list[str]
+    pipe: tuple[int, int] = field(default_factory=os.pipe)
+    ready: tuple[int, int] = field(default_factory=os.pipe)
+    announced: bool = False
+    stopping: float | None = None
+    signals: int = 0
+
+    def __post_init__(self) -> None:
+        self.front = _Child("front", self._spawn_front)
+        self.workers = [_Child(f"worker {name}", lambda name=name: self._spawn_worker(name)) for name in self.devices]
+
+    def run(self) -> int:
+        wake_read, wake_write = os.pipe()
+        for fd in (wake_read, wake_write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        selector = selectors.DefaultSelector()
+        selector.register(wake_read, selectors.EVENT_READ, self._on_signals)
+        selector.register(self.ready[0], selectors.EVENT_READ, self._on_ready)
+        try:
+            while self.stopping is None or self.front.process is not None:
+                self._start_due()
+                for key, _ in selector.select(self._pause()):
+                    key.data(key.fd)
+                    if key.fd == self.ready[0]:
+                        selector.unregister(key.fd)
+                self._reap()
+                if self.stopping is not None and time.monotonic() > self.stopping:
+                    self._kill_all()
+            return 0
+        finally:
+            os.close(self.pipe[1])  # the workers' and, if need be, the front's order to end
+            self._kill_all()
+            signal.set_wakeup_fd(-1)
+            selector.close()
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def _on_signals(self, fd: int) -> None:
+        for number in os.read(fd, 4096):
+            if number == signal.SIGCHLD:
+                continue
+            self.signals += 1
+            if self.stopping is None:
+                self.stopping = time.monotonic() + self.settings.drain_s + _KILL_AFTER_S
+            if self.front.process is not None:
+                self.front.process.terminate()
+
+    def _on_ready(self, fd: int) -> None:
+        if os.read(fd, 1):
+            self.announced = True
+            host, port = self.listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            print(f"gemmserve ready on http://{shown}:{port} (devices: {', '.join(self.devices)})", flush=True)
+
+    def _start_due(self) -> None:
+        if self.stopping is not None:
+            return
+        now = time.monotonic()
+        for child in (*self.workers, self.front):
+            if child.process is None and now >= child.due:
+                child.start()
+
+    def _pause(self) -> float | None:
+        """Seconds until something is due."""
+        moments = [self.stopping] if self.stopping is not None else []
+        if self.stopping is None:
+            moments += [child.due for child in (*self.workers, self.front) if child.process is None]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def _reap(self) -> None:
+        for child in (*self.workers, self.front):
+            status = None if child.process is None else child.process.poll()
+            if status is None:
+                continue
+            child.ended(status)
+            if self.stopping is None:
+                _say(f"{child.name} ended ({_reason(status)}); starting it again in {child.delay:.1f} s")
+        if self.announced or self.stopping is not None:
+            return
+        if self.front.failures >= _FRONT_TRIES:
+            raise StartError(f"the front ended {_FRONT_TRIES} times before it was ready; its log above says why")
+        if all(child.process is None and child.last_status == os.EX_UNAVAILABLE for child in self.workers):
+            raise StartError(f"no device can be used ({', '.join(self.devices)}); `gemmserve doctor` explains")
+
+    def _kill_all(self) -> None:
+        for child in (*self.workers, self.front):
+            if child.process is not None:
+                child.process.kill()
+                child.process.wait()
+                child.process = None
+
+    # -- children ---------------------------------------------------------------------------------------------------
+
+    def _spawn_front(self) -> subprocess.Popen[bytes]:
+        # Its own descriptor each time: a front that dies before it was ready must not close the pipe.
+        handoff = FrontHandoff(
+            settings=self.settings,
+            pipe_fd=self.pipe[0],
+            listen_fd=self.listener.fileno(),
+            control_fd=self.control.fileno(),
+            ready_fd=self.ready[1],
+            devices=self.devices,
+        )
+        fds = (self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
+        # The front multiplies nothing: a pool of BLAS threads in it would only cost memory.
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        return _spawn("gemmserve_service.front", handoff.model_dump_json(), fds, environment)
+
+    def _spawn_worker(self, device: str) -> subprocess.Popen[bytes]:
+        handoff = WorkerHandoff(
+            settings=self.settings, pipe_fd=self.pipe[0], device=device, control_path=self.control_path
+        )
+        return _spawn("gemmserve_service.worker", handoff.model_dump_json(), (self.pipe[0],), dict(os.environ))
+
+
+def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which then drains the others.
+    process = subprocess.Popen(  # noqa: S603 (our own module)
+        [sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=fds, env=environment, start_new_session=True
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(text.encode())
+        process.stdin.close()
+    except BrokenPipeError:
+        _say(f"{module} ended before it read its settings")
+    return process
+
+
+def _lock(data_dir: Path, stack: ExitStack) -> None:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StartError(f"the data directory {data_dir} cannot be used: {error.strerror}") from error
+    stack.callback(os.close, fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        raise StartError(f"another server (pid {owner}) uses the data directory {data_dir}") from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise StartError(f"cannot listen on {settings.host}: {error.strerror}") from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise StartError(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}") from error
+    return listener
+
+
+def _runtime_folder(settings: Settings, stack: ExitStack) -> Path:
+    """A private folder with a short path, whatever the data directory's is.
+
+    Its name follows from the data directory, whose lock is held: what a killed server left is found and used again.
+    """
+    base = Path(tempfile.gettempdir()) if settings.runtime_dir is None else settings.runtime_dir
+    tag = hashlib.sha256(os.fsencode(settings.data_dir.resolve())).hexdigest()[:12]
+    folder = base / f"gemmserve-{os.getuid()}-{tag}"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise StartError(f"{folder} is not a private folder of this user: set GEMMSERVE_RUNTIME_DIR")
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _control(path: str) -> socket.socket:
+    if len(os.fsencode(path)) > _PATH_MAX:
+        raise StartError(f"{path} is too long for a Unix socket ({_PATH_MAX} bytes): set GEMMSERVE_RUNTIME_DIR")
+    Path(path).unlink(missing_ok=True)
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    control.bind(path)
+    control.listen(_BACKLOG)
+    return control
+
+
+def _devices(device: str) -> list[str]:
+    """The worker names: what the setting lists; for "auto" every accelerator, else the CPU."""
+    if device != "auto":
+        return device.split(",")
+    if importlib.util.find_spec("cupy") is None:
+        return ["cpu"]
+    probe = subprocess.run(
+        [sys.executable, "-m", "gemmserve_service.worker", "--probe"], stdout=subprocess.PIPE, check=False
+    )
+    if probe.returncode:
+        _say(f"looking for accelerators failed ({_reason(probe.returncode)}); using the CPU")
+        return ["cpu"]
+    return json.loads(probe.stdout) or ["cpu"]
+
+
+def _reason(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+
+
+def _say(text: str) -> None:
+    print(f"gemmserve: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,44 @@
+"""`python -m gemmserve_service.worker`: the process that owns one device. `--probe` prints the devices there are."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from gemmserve_service import logging as logs
+from gemmserve_service.handoff import WorkerHandoff
+from gemmserve_service.worker.device import DeviceUnavailable, open_backend
+from gemmserve_service.worker.loop import serve
+from gemmserve_service.worker.runner import Runner
+from gemmserve_service.worker.selftest import verified_error
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Opens the device, verifies a product on it, and serves. EX_UNAVAILABLE: starting again would not help."""
+    handoff = WorkerHandoff.receive()
+    logs.configure(handoff.settings)
+    try:
+        backend = open_backend(handoff.device, handoff.settings.device_cache_share)
+        error = verified_error(backend)
+    except DeviceUnavailable as unavailable:
+        log.error("%s cannot be used: %s", handoff.device, unavailable)  # noqa: TRY400 (the message says it all)
+        return os.EX_UNAVAILABLE
+    serve(Path(handoff.control_path), handoff.device, Runner(backend), error)
+    return 0
+
+
+def probe() -> int:
+    """Prints the accelerators' names as a JSON list. In a process of its own: asking the driver makes a context."""
+    from gemmserve_kernels import DeviceSpec
+
+    print(json.dumps([f"{spec.kind}:{ordinal}" for ordinal, spec in enumerate(DeviceSpec.all())]))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(probe() if sys.argv[1:] == ["--probe"] else main())

@@ -1,0 +1,164 @@
+"""Both clients against the real app: what the fake service cannot vouch for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gemmserve
+from gemmserve import AsyncClient, Client
+
+
+@pytest.fixture
+def live(app_url):
+    with Client(app_url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("layout", ["C", "F", "strided", "big-endian"])
+def test_there_and_back(live, rng, dtype, layout) -> None:
+    array = rng.standard_normal((30, 20, 10)).astype(dtype)
+    array = {
+        "C": lambda: array,
+        "F": lambda: np.asfortranarray(array),
+        "strided": lambda: array[::2, ::-1],
+        "big-endian": lambda: array.astype(array.dtype.newbyteorder(">")),
+    }[layout]()
+    with live.put(array, digest=True) as remote:
+        assert remote.info.order == ("F" if layout == "F" else "C")
+        assert (remote.shape, remote.dtype, remote.nbytes) == (array.shape, np.dtype(dtype), array.nbytes)
+        np.testing.assert_array_equal(remote.numpy(), array)
+        assert live.array(remote.id).info.created_at is not None
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (7,)])
+def test_small_and_empty_arrays(live, shape) -> None:
+    np.testing.assert_array_equal(live.put(np.ones(shape)).numpy(), np.ones(shape))
+
+
+def test_pieces_of_several_mebibytes(live, rng) -> None:
+    a = rng.standard_normal((3, 700, 800))
+    with live.put(a) as remote:
+        np.testing.assert_array_equal(remote.numpy(), a)
+    np.testing.assert_allclose(live.gemm(a, a, trans_b="T"), a @ a.swapaxes(-1, -2))
+
+
+def test_gemm_here_and_there(live, random_complex) -> None:
+    a, b, c = random_complex(2, 20, 30), random_complex(30, 10), random_complex(20, 10)
+    expected = (1 - 1j) * (a.astype(complex) @ b) + 2j * c
+    for order in ("C", "F"):
+        d = live.gemm(a, b, c, alpha=1 - 1j, beta=2j, order=order)
+        np.testing.assert_allclose(d, expected, rtol=1e-3, atol=1e-4)
+        assert d.dtype == np.complex64
+    remote = live.gemm(live.put(a), b, c, alpha=1 - 1j, beta=2j)
+    np.testing.assert_allclose(remote.numpy(), expected, rtol=1e-3, atol=1e-4)
+    assert remote.shape == (2, 20, 10)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_every_flag_and_letter(live, random_complex, local) -> None:
+    ops = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.conj().T, "R": np.conj}
+    a, b = random_complex(6, 6), random_complex(6, 6)
+    for letter, op in ops.items():
+        d = live.gemm(a if local else live.put(a), b, trans_a=letter)
+        np.testing.assert_allclose(np.asarray(d), op(a) @ b, rtol=1e-4, atol=1e-5)
+    ra, rb = live.put(a), live.put(b)
+    for view in (lambda x: x.T, lambda x: x.H if hasattr(x, "H") else x.conj().T, lambda x: x.conj()):
+        np.testing.assert_allclose((view(ra) @ view(rb)).numpy(), view(a) @ view(b), rtol=1e-4, atol=1e-5)
+
+
+def test_planar(live, random_complex) -> None:
+    a, b = random_complex(5, 6), random_complex(6, 7)
+    planar = [np.stack([x.real, x.imag]) for x in (a, b)]
+    d = live.gemm(*planar, layout="planar")
+    np.testing.assert_allclose(d[0] + 1j * d[1], a @ b, rtol=1e-4, atol=1e-5)
+
+
+def test_reductions(live, random_complex) -> None:
+    a, b = random_complex(3, 20, 30), random_complex(3, 30, 10)
+    c = a.astype(complex) @ b
+    for operand in (a, live.put(a)):
+        one = live.gemm_reduce(operand, b, reduce="absmax", axis="m")
+        np.testing.assert_allclose(np.asarray(one), np.abs(c).max(1), rtol=1e-4)
+        where = live.gemm_reduce(operand, b, reduce="argmin", axis="n")
+        assert where.dtype == np.int64
+        np.testing.assert_array_equal(np.asarray(where), np.abs(c).argmin(2))
+        listed = live.gemm_reduce(operand, b, reduce=["sumsq"], axis=["n", "batch"])
+        assert list(listed) == ["sumsq"]
+        np.testing.assert_allclose(np.asarray(listed["sumsq"]), (np.abs(c) ** 2).sum((0, 2)), rtol=1e-4)
+        several = live.gemm_reduce(operand, b, reduce=["sum", "argmax"], return_c=True)
+        assert list(several) == ["sum", "argmax", "c"]
+        assert np.asarray(several["argmax"]).dtype == np.int64
+        np.testing.assert_array_equal(np.asarray(several["argmax"]), np.abs(c).argmax(1))
+        np.testing.assert_allclose(np.asarray(several["c"]), c, rtol=1e-3, atol=1e-4)
+
+
+def test_jobs(live, random_complex) -> None:
+    a = random_complex(40, 40)
+    job = live.submit("gemm", a, a, priority=5, ttl_s=600, verify=True)
+    states = [info.state for info in job.events()]
+    assert states[-1] == "succeeded"
+    assert job.info.residual < 1e-4
+    assert job.info.algorithm
+    np.testing.assert_allclose(job.result(10).numpy(), a @ a, rtol=1e-3, atol=1e-4)
+    assert job.id in {listed.id for listed in live.jobs(limit=5)}
+    again = live.job(job.id)
+    assert again.wait(5).state == "succeeded"
+    assert again.cancel().state == "succeeded"  # too late
+
+
+def test_errors_are_typed(live, random_complex) -> None:
+    a = random_complex(4, 5)
+    ra = live.put(a)
+    with pytest.raises(gemmserve.ShapeMismatch) as caught:
+        live.gemm(ra, ra)
+    assert caught.value.status == 422
+    assert caught.value.request_id
+    with pytest.raises(gemmserve.ParameterInvalid, match="absmax"):
+        live.gemm_reduce(a, a.T, reduce="max")
+    with pytest.raises(gemmserve.ComputeUnsupported) as caught:
+        live.gemm(a, a.T, compute="ozaki")
+    assert "fp32" in caught.value.available
+    with pytest.raises(gemmserve.ParameterInvalid):
+        live.gemm(a.real, a.real.T, alpha=1j)
+    with pytest.raises(gemmserve.NotFound):
+        live.array("arr_" + "0" * 26)
+    with pytest.raises(gemmserve.NotFound):
+        live.job("job_" + "0" * 26)
+    ra.delete()
+    with pytest.raises(gemmserve.NotFound):
+        live.gemm(ra, ra.H)
+    with pytest.raises(gemmserve.InvalidRequest):
+        live.submit("gemm", a, a.T, ttl_s=-1)
+    with pytest.raises(gemmserve.InvalidRequest):
+        live.submit("gemm", a, a.T, unknown=1)
+
+
+def test_listings(live) -> None:
+    made = {live.put(np.ones(3)).id for _ in range(3)}
+    assert {remote.id for remote in live.arrays(limit=3)} == made
+    assert made < {remote.id for remote in live.arrays()} | made
+    for array_id in made:
+        live.delete(array_id)
+    assert not made & {remote.id for remote in live.arrays()}
+
+
+def test_the_server_about_itself(live) -> None:
+    assert live.ready()
+    assert live.health()["status"] == "ok"
+    assert "fp32" in live.devices()[0]["compute_modes"]
+    assert live.usage()["max_array_bytes"] > 0
+
+
+async def test_awaited(app_url, random_complex) -> None:
+    a, b = random_complex(20, 30), random_complex(30, 10)
+    async with AsyncClient(app_url) as client:
+        np.testing.assert_allclose(await client.gemm(a, b), a @ b, rtol=1e-4, atol=1e-5)
+        remote = await (await client.put(a) @ b)
+        np.testing.assert_allclose(await remote.numpy(), a @ b, rtol=1e-4, atol=1e-5)
+        job = await client.submit("gemm_reduce", a, b, reduce=["sum", "sumsq"])
+        assert [info.state async for info in job.events()][-1] == "succeeded"
+        assert list(await job.result()) == ["sum", "sumsq"]
+        with pytest.raises(gemmserve.ShapeMismatch):
+            await client.gemm(remote, remote)

@@ -1,0 +1,240 @@
+"""The real app around the real core, in this process: over ASGI, and over a socket where only that shows the point."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import socket
+import threading
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from gemmserve_service.app import create_app
+from gemmserve_service.core import Core
+from gemmserve_service.executor.inline import InlineExecutor
+from gemmserve_service.settings import Settings
+
+
+class SpyExecutor(InlineExecutor):
+    """Remembers what it was sent; `hold` keeps tasks back until it is cleared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = []
+        self.held = []
+        self.hold = False
+
+    def send(self, worker, task):
+        self.sent.append(task)
+        if self.hold:
+            self.held.append((worker, task))
+        else:
+            super().send(worker, task)
+
+    def release(self):
+        self.hold = False
+        for worker, task in self.held:
+            super().send(worker, task)
+        self.held.clear()
+
+
+@pytest.fixture
+def make_settings(tmp_path):
+    def make(**fields):
+        return Settings(**{"data_dir": tmp_path / "data", "max_array_bytes": 1 << 30, **fields})
+
+    return make
+
+
+@pytest.fixture
+def settings(make_settings):
+    return make_settings()
+
+
+@pytest.fixture
+def spy():
+    return SpyExecutor()
+
+
+@pytest.fixture
+async def core(settings, spy):
+    return Core(settings, spy)
+
+
+@pytest.fixture
+async def app(settings, core):
+    app = create_app(settings, core)
+    async with app.router.lifespan_context(app):
+        yield app
+
+
+@pytest.fixture
+async def client(app):
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=30) as client:
+        yield client
+
+
+class LiveApp:
+    """The app under uvicorn in a thread of its own."""
+
+    def __init__(self, settings: Settings, executor: SpyExecutor) -> None:
+        self.executor = executor
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.core: Core | None = None
+        self._settings = settings
+        self._started = threading.Event()
+        self._server: uvicorn.Server | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self.core = Core(self._settings, self.executor)
+        config = uvicorn.Config(
+            create_app(self._settings, self.core), log_config=None, access_log=False, timeout_graceful_shutdown=1
+        )
+        self._server = uvicorn.Server(config)
+        serving = asyncio.ensure_future(self._server.serve([self.socket]))
+        while not self._server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        self._started.set()
+        await serving
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._started.wait(20)
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+        self._thread.join(20)
+        self.socket.close()
+
+    def connect(self) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+
+@pytest.fixture
+def live(settings, spy):
+    live = LiveApp(settings, spy)
+    live.start()
+    with contextlib.closing(live.socket):
+        yield live
+        live.stop()
+
+
+@pytest.fixture
+def npy():
+    """An array as the bytes of a .npy file; `version` as numpy.lib.format knows it."""
+
+    def encode(array, version=None):
+        file = io.BytesIO()
+        np.lib.format.write_array(file, np.asanyarray(array), version=version, allow_pickle=True)
+        return file.getvalue()
+
+    return encode
+
+
+@pytest.fixture
+def npy_header():
+    """A .npy header that says whatever it is told."""
+
+    def encode(text, version=(1, 0)):
+        body = text.encode("latin-1") + b"\n"
+        return b"\x93NUMPY" + bytes(version) + len(body).to_bytes(2 if version[0] == 1 else 4, "little") + body
+
+    return encode
+
+
+@pytest.fixture
+def read_npy():
+    return lambda data: np.load(io.BytesIO(data), allow_pickle=False)
+
+
+@pytest.fixture
+def form():
+    """A multipart body and its content type; parts are (name, bytes)."""
+
+    def encode(parts, boundary=b"XbX", close=True):
+        body = b""
+        for name, content in parts:
+            body += (
+                b"--"
+                + boundary
+                + b'\r\nContent-Disposition: form-data; name="%s"; filename="%s.npy"\r\n\r\n'
+                % (
+                    name.encode(),
+                    name.encode(),
+                )
+            )
+            body += content + b"\r\n"
+        if close:
+            body += b"--" + boundary + b"--\r\n"
+        return body, {"Content-Type": f"multipart/form-data; boundary={boundary.decode()}"}
+
+    return encode
+
+
+@pytest.fixture
+def put(client, npy):
+    async def upload(array, **query):
+        answer = await client.post(
+            "/v1/arrays", params=query, content=npy(array), headers={"Content-Type": "application/x-npy"}
+        )
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    return upload
+
+
+@pytest.fixture
+def problem():
+    """Checks that an answer is a problem of that status and slug; returns the document."""
+
+    def check(answer, status, slug):
+        assert (answer.status_code, answer.headers.get("content-type")) == (status, "application/problem+json"), (
+            answer.text[:500]
+        )
+        document = json.loads(answer.content)
+        assert document["type"] == f"/problems/{slug}"
+        assert document["status"] == status
+        assert document["title"]
+        assert document["detail"]
+        return document
+
+    return check
+
+
+@pytest.fixture
+def footprint(core):
+    """Bytes that the service holds for arrays: reserved ones, scratch ones, and files on the disk."""
+
+    def measure():
+        folder = Path(core.settings.data_dir) / "extents"
+        disk = sum(path.stat().st_blocks * 512 for path in folder.iterdir()) if folder.exists() else 0
+        return core.store.used_bytes + core.store.scratch_bytes + core.store.recycled_bytes + disk
+
+    return measure
+
+
+@pytest.fixture
+def random_array():
+    def make(shape, dtype="complex64", seed=0):
+        generator = np.random.default_rng(seed)
+        real = generator.standard_normal(shape)
+        if np.dtype(dtype).kind == "c":
+            return (real + 1j * generator.standard_normal(shape)).astype(dtype)
+        return real.astype(dtype)
+
+    return make
