@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import ipaddress
 import time
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,6 +88,15 @@ def normal_url(url: str) -> str:
     return full.rstrip("/")
 
 
+def is_loopback(url: str) -> bool:
+    """Whether `url` names this machine: then no HTTP_PROXY is asked, which would look for the server on itself."""
+    host = httpx.URL(url).host
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
 def _length(response: httpx.Response) -> int | None:
     text = response.headers.get("content-length", "")
     return int(text) if text.isdigit() else None
@@ -97,7 +107,9 @@ class SyncIO(_Connection):
 
     def __init__(self, url: str, *, transport: httpx.BaseTransport | None, **options: Any) -> None:
         super().__init__(url, **options)
-        self._http = httpx.Client(base_url=self.url, headers=self.headers, transport=transport)
+        self._http = httpx.Client(
+            base_url=self.url, headers=self.headers, transport=transport, trust_env=not is_loopback(self.url)
+        )
         self._sleep = time.sleep
 
     def close(self) -> None:
@@ -171,7 +183,9 @@ class AsyncIO(_Connection):
 
     def __init__(self, url: str, *, transport: httpx.AsyncBaseTransport | None, **options: Any) -> None:
         super().__init__(url, **options)
-        self._http = httpx.AsyncClient(base_url=self.url, headers=self.headers, transport=transport)
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=self.headers, transport=transport, trust_env=not is_loopback(self.url)
+        )
         self._sleep = asyncio.sleep
 
     async def close(self) -> None:

@@ -87,7 +87,7 @@ def main() -> int:
     handoff = FrontHandoff.receive()
     logs.configure(handoff.settings)
     # uvloop where it is installed, as uvicorn would choose.
-    loop_factory = uvicorn.Config(app="", loop="auto").get_loop_factory()
+    loop_factory = uvicorn.Config(app="", loop="auto", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(_serve(handoff))
     return 0

@@ -479,7 +479,9 @@ class ArrayStore:
                 delay = min(delay, max(self._expiries[0][0] - time.time(), 0.0))
             if delay > 0:
                 try:
-                    await asyncio.wait_for(self._wake.wait(), delay)
+                    # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the wake-up.
+                    async with asyncio.timeout(delay):
+                        await self._wake.wait()
                 except TimeoutError:
                     pass
             try:

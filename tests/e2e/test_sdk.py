@@ -86,6 +86,16 @@ def test_nothing_listens_there() -> None:
         nobody.put(np.zeros((2, 2)))
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_proxy_is_not_asked_for_this_machine(server, monkeypatch, host) -> None:
+    for variable in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with Client(server.url.replace("127.0.0.1", host)) as client:
+        assert client.ready()
+
+
 async def test_the_async_client_does_the_same(server, random_complex) -> None:
     a, b = random_complex(20, 30), random_complex(30, 10)
     async with AsyncClient(server.url) as client:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import version
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
@@ -101,7 +102,7 @@ async def problem_list() -> Response:
     summary="A problem type",
     responses={200: doc.model(Problem, "What it means."), **doc.problems("not-found", "parameter-invalid")},
 )
-async def problem(slug: str) -> Response:
+async def problem(slug: Annotated[str, Path(description="the last part of a problem's type")]) -> Response:
     """What one `type` means."""
     document = catalogue().get(slug)
     if document is None:
