@@ -24,6 +24,10 @@ TITLES = {
     "tf32": "compute=tf32",
     "gemm_reduce": "gemm_reduce (batch, m, n, k) over m; the rival multiplies, then reduces",
 }
+NOTE = (
+    'Complex flops are 8 m n k. "gemmserve" is what dispatch chose, "portable" our own kernel whatever it chose. '
+    "Errors are relative Frobenius norms against a reference in higher precision."
+)
 COLUMNS = (
     "size",
     "",
@@ -65,13 +69,7 @@ def markdown(document, picture):
     lines += [f"- {name}: {value}" for name, value in environment.items()]
     means = ", ".join(f"{who} {value:.2f}" for who, value in document["summary"].items())
     lines += ["", f"Rival's time over ours, geometric mean over all cases: {means}. Above 1, ours is faster.", ""]
-    lines += [
-        'Complex flops are 8 m n k. "gemmserve" is what dispatch chose, "portable" our own kernel whatever it chose. '
-        "Errors are relative Frobenius norms against a reference in higher precision.",
-        "",
-        f"![TFLOP/s by size]({picture})",
-        "",
-    ]
+    lines += [NOTE, "", f"![TFLOP/s by size]({picture})", ""]
     for table in dict.fromkeys(row["table"] for row in rows):
         lines += [f"## {TITLES.get(table, table)}", "", f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
         for row in (row for row in rows if row["table"] == table):

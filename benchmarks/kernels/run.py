@@ -102,7 +102,7 @@ def summary(rows):
 
 def label(case):
     """What tells cases of one size apart."""
-    parts = [case.init if case.init != "normal" else "", "".join((case.trans_a, case.trans_b)).replace("NN", "")]
+    parts = [case.init if case.init != "normal" else "", f"{case.trans_a}{case.trans_b}".replace("NN", "")]
     parts += [case.layout if case.layout == "planar" else "", "+".join(case.reduce) if case.op != "gemm" else ""]
     return " ".join(part for part in parts if part)
 

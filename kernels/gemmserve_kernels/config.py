@@ -159,23 +159,28 @@ class _Candidate:
 
 _CANDIDATES: Final[dict[str, tuple[_Candidate, ...]]] = {
     "float32": (
-        _Candidate(SimtTile(128, 128, 8, 8, 8, min_blocks=2), 1.0),
-        _Candidate(SimtTile(64, 64, 16, 4, 4, min_blocks=2), 0.7),
-        _Candidate(SimtTile(32, 32, 16, 2, 2, min_blocks=2), 0.35),
+        _Candidate(SimtTile(64, 64, 16, 8, 8, min_blocks=4), 1.0),
+        _Candidate(SimtTile(32, 64, 16, 4, 4, min_blocks=4), 0.8),
+        _Candidate(SimtTile(64, 32, 16, 8, 4, min_blocks=6), 0.8),
+        _Candidate(SimtTile(32, 32, 16, 4, 4, min_blocks=8), 0.7),
     ),
     "float64": (
-        _Candidate(SimtTile(128, 64, 8, 8, 4, min_blocks=2), 1.0),
-        _Candidate(SimtTile(64, 64, 8, 4, 4, min_blocks=2), 0.9),
-        _Candidate(SimtTile(32, 32, 16, 2, 2, min_blocks=2), 0.5),
+        _Candidate(SimtTile(128, 64, 8, 8, 8, min_blocks=2), 1.0),
+        _Candidate(SimtTile(64, 64, 8, 8, 4, min_blocks=3), 0.9),
+        _Candidate(SimtTile(32, 64, 8, 4, 4, min_blocks=4), 0.8),
+        _Candidate(SimtTile(32, 32, 8, 4, 4, min_blocks=6), 0.7),
     ),
     "complex64": (
-        _Candidate(SimtTile(128, 64, 8, 8, 4, min_blocks=2), 1.0),
-        _Candidate(SimtTile(64, 64, 8, 4, 4, min_blocks=2), 0.8),
-        _Candidate(SimtTile(32, 32, 8, 2, 2, min_blocks=2), 0.5),
+        _Candidate(SimtTile(64, 64, 8, 8, 4, min_blocks=3), 1.0),
+        _Candidate(SimtTile(32, 64, 8, 4, 4, min_blocks=4), 0.9),
+        _Candidate(SimtTile(32, 32, 8, 4, 4, min_blocks=6), 0.8),
+        _Candidate(SimtTile(32, 32, 8, 4, 2, min_blocks=4), 0.7),
     ),
     "complex128": (
-        _Candidate(SimtTile(64, 64, 8, 4, 4, min_blocks=1), 1.0),
-        _Candidate(SimtTile(32, 32, 8, 2, 2, min_blocks=2), 0.7),
+        _Candidate(SimtTile(64, 32, 4, 4, 4, min_blocks=3), 1.0),
+        _Candidate(SimtTile(32, 32, 8, 4, 2, min_blocks=3), 1.0),
+        _Candidate(SimtTile(32, 32, 4, 4, 4, min_blocks=4), 0.9),
+        _Candidate(SimtTile(16, 32, 8, 2, 4, min_blocks=4), 0.9),
     ),
 }
 """By accumulator. The rates are measured on one H200 at 4096^3 (benchmarks/simt_tiles.py)."""
@@ -191,10 +196,10 @@ def resolve_simt(
     spec: DeviceSpec,
     local_bytes: int = 0,
 ) -> SimtTile:
-    """The tile that the portable kernel runs: the overrides of `config`, the rest chosen for m x n x batch on `spec`.
+    """The tile that runs: the overrides of `config`, the rest chosen for m x n x batch on `spec`.
 
-    A `SimtTile` is taken as it is.     `accumulate` is the accumulator's dtype; `local_bytes` what a reduction keeps per thread row and column (0: none).
-    Raises ConfigInfeasible where the overrides leave nothing that `spec` can run.
+    A `SimtTile` is taken as it is. `accumulate` is the accumulator's dtype; `local_bytes` what a reduction keeps per
+    thread row and column (0: none). Raises ConfigInfeasible where the overrides leave nothing that `spec` can run.
     """
     itemsize = np.dtype(accumulate).itemsize
     if isinstance(config, SimtTile):
@@ -220,14 +225,15 @@ def resolve_simt(
 
 
 def _best_candidate(m: int, n: int, batch: int, accumulate: np.dtype, spec: DeviceSpec, local_bytes: int) -> SimtTile:
-    """The candidate of the least estimated time: waves of blocks over the device times the work of a block."""
+    """The candidate of the least estimated time: blocks of the busiest multiprocessor times the work of each."""
 
     def time(candidate: _Candidate) -> float:
         tile = candidate.tile
         blocks = math.ceil(m / tile.block_m) * math.ceil(n / tile.block_n) * batch
-        # A device that is not full still runs each block at the rate it has when its neighbours keep it busy.
-        waves = max(1, math.ceil(blocks / (spec.sm_count * tile.min_blocks)))
-        return waves * tile.min_blocks * tile.block_m * tile.block_n / candidate.rate
+        busiest = math.ceil(blocks / spec.sm_count)
+        # Blocks that share a multiprocessor hide each other's latencies: one alone leaves part of it idle.
+        alone = 0.5 + 0.5 * min(1.0, busiest / tile.min_blocks)
+        return busiest * tile.block_m * tile.block_n / (candidate.rate * alone)
 
     fitting = [
         candidate

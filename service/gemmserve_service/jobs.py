@@ -16,14 +16,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels import Operand
-from gemmserve_kernels.problem import GemmProblem
 from gemmserve_service import operations
 from gemmserve_service.errors import (
     IdempotencyConflict,
     IdempotencyMismatch,
-    JobCancelled,
-    JobTimeout,
+    JobFailed,
     NotFound,
     ServiceError,
     describe,
@@ -32,13 +29,12 @@ from gemmserve_service.executor.protocol import Done
 from gemmserve_service.ids import new_id
 from gemmserve_service.queue import RememberedKey
 from gemmserve_service.scheduler import Task
-from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobInfo, JobState, Timings
+from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobInfo, JobState
+from gemmserve_service.single import OneShot, final_fields, reserve_results, run_once
 from gemmserve_service.uploads import now
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    import numpy as np
+    from collections.abc import AsyncIterator
 
     from gemmserve_kernels.errors import KernelError
     from gemmserve_service.observers import Observer
@@ -56,29 +52,19 @@ _PURGE_EVERY_S: Final = 3600.0
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class OneShot:
-    """What a job of a single request came to. `release` when the results have been sent."""
-
-    results: dict[str, Pinned]
-    algorithm: str
-    timings: Timings
-    residual: float | None
-
-    def release(self) -> None:
-        """Gives the results' space back; idempotent."""
-        for pinned in self.results.values():
-            pinned.release()
-
-
 @dataclass(eq=False)
 class _Live:
-    """A durable job that is not final."""
+    """A durable job that is not final, or was not when somebody began to watch it."""
 
-    info: JobInfo
+    history: list[JobInfo]
     request: GemmJob | GemmReduceJob
     changed: asyncio.Event
     task: Task | None = None
+
+    @property
+    def info(self) -> JobInfo:
+        """The job now."""
+        return self.history[-1]
 
 
 class Jobs:
@@ -184,7 +170,7 @@ class Jobs:
     def _admit(self, info: JobInfo, request: GemmJob | GemmReduceJob, task: Task, key: RememberedKey | None) -> None:
         if key is not None:
             self._keys[key.key] = key
-        self._live[info.id] = _Live(info, request, asyncio.Event(), task)
+        self._live[info.id] = _Live([info], request, asyncio.Event(), task)
         self._observe(info, task.problem)
         self.scheduler.submit(task)
 
@@ -197,11 +183,11 @@ class Jobs:
                 if array_id is not None:
                     operands[name] = undo.enter_context(self.store.pin(array_id, hidden=recovered))
             params = _params(request)
-            problem = _problem(params, operands)
+            problem = operations.build_stored(params, operands)
             if not recovered:
                 self.scheduler.check(problem)
             ttl_s = self.settings.result_ttl_s if request.ttl_s is None else request.ttl_s
-            results = self._reserve(problem, math.inf if ttl_s is None else ttl_s, undo)
+            results = reserve_results(self.store, problem, math.inf if ttl_s is None else ttl_s, undo)
             undo.pop_all()
         return Task(
             job_id,
@@ -215,19 +201,9 @@ class Jobs:
             verify=request.verify,
         )
 
-    def _reserve(
-        self, problem: Problem, ttl_s: float, undo: contextlib.ExitStack, *, scratch: bool = False
-    ) -> dict[str, Upload]:
-        results: dict[str, Upload] = {}
-        for name, (shape, dtype, order) in _outputs(problem).items():
-            upload = self.store.allocate(dtype, shape, order, ttl_s=ttl_s, scratch=scratch)
-            undo.callback(upload.abort)
-            results[name] = upload
-        return results
-
     def _resume(self, job: Unfinished) -> None:
         info = job.info.model_copy(update={"state": JobState.QUEUED, "started_at": None})
-        live = _Live(info, job.request, asyncio.Event())
+        live = _Live([info], job.request, asyncio.Event())
         self._live[info.id] = live
         try:
             task = self._prepare(info.id, job.request, recovered=True)
@@ -280,17 +256,18 @@ class Jobs:
 
     async def events(self, job_id: str) -> AsyncIterator[JobInfo]:
         """The job now and after each change; ends after a final state, or when the server drains. Raises NotFound."""
-        last = None
+        live = self._live.get(job_id)
+        if live is None:
+            yield await self.get(job_id)
+            return
+        told = len(live.history) - 1
         while True:
-            live = self._live.get(job_id)
-            changed = None if live is None else live.changed
-            info = await self.get(job_id)
-            if info != last:
-                yield info
-                last = info
-            if info.state.final or changed is None or self._released.is_set():
+            while told < len(live.history):
+                yield live.history[told]
+                told += 1
+            if live.info.state.final or self._released.is_set():
                 return
-            await changed.wait()
+            await live.changed.wait()
 
     # -- scheduler.Listener -----------------------------------------------------------------------------------------
 
@@ -314,14 +291,14 @@ class Jobs:
     async def _conclude(self, live: _Live, outcome: Done | ServiceError, task: Task | None) -> None:
         uploads = task.results if task is not None and isinstance(outcome, Done) else {}
         infos = {name: self.store.describe(upload) for name, upload in uploads.items()}
-        info = live.info.model_copy(update=_final_fields(outcome) | {"finished_at": now()})
+        info = live.info.model_copy(update=final_fields(outcome) | {"finished_at": now()})
         if isinstance(outcome, Done):
             info.result = {name: array.id for name, array in infos.items()}
         try:
             await self.queue.finish(info, [self.store.row(infos[name], uploads[name].extent) for name in uploads])
         except Exception as error:
             log.exception("job %s: its end could not be recorded", info.id)
-            info = live.info.model_copy(update=_final_fields(_failed(error)) | {"finished_at": now()})
+            info = live.info.model_copy(update=final_fields(_failed(error)) | {"finished_at": now()})
             for upload in uploads.values():
                 upload.abort()
         else:
@@ -337,7 +314,7 @@ class Jobs:
         self._change(live, info, None if task is None else task.problem)
 
     def _change(self, live: _Live, info: JobInfo, problem: Problem | None) -> None:
-        live.info = info
+        live.history.append(info)
         changed, live.changed = live.changed, asyncio.Event()
         changed.set()
         self._observe(info, problem)
@@ -356,48 +333,9 @@ class Jobs:
         The operands are taken over. Cancelling the caller's task cancels the job. Raises KernelError, BodyTooShort,
         StoreFull, QueueFull, NotReady, Draining, JobTimeout, JobFailed, WorkerCrashed.
         """
-        self.scheduler.admit()
-        with contextlib.ExitStack() as undo:
-            pins: dict[str, Pinned] = {}
-            for name, upload in operands.items():
-                await upload.commit()
-                pins[name] = undo.enter_context(self.store.pin_upload(upload))
-            problem = _problem(params, pins)
-            self.scheduler.check(problem)
-            results = self._reserve(problem, math.inf, undo, scratch=True)
-            undo.pop_all()
-        run = _Run(params, problem, asyncio.get_running_loop().create_future())
-        task = Task(
-            new_id("job"),
-            params,
-            problem,
-            pins,
-            results,
-            run,
-            timeout_s=self.settings.oneshot_timeout_s if timeout_s is None else timeout_s,
-            durable=False,
+        return await run_once(
+            params, operands, timeout_s=timeout_s, store=self.store, scheduler=self.scheduler, observe=self._observe
         )
-        created = now()
-        self.scheduler.submit(task)
-        try:
-            outcome = await run.outcome
-        except asyncio.CancelledError:
-            if not task.over:
-                self.scheduler.cancel(task)
-            elif isinstance(run.outcome.result(), Done):
-                task.close()
-            self._observe(_summary(task, created, JobCancelled("the client hung up")), problem)
-            raise
-        self._observe(_summary(task, created, outcome), problem)
-        if isinstance(outcome, ServiceError):
-            raise outcome
-        task.unpin()
-        pinned = {}
-        for name, upload in results.items():
-            upload.filled = upload.nbytes
-            await upload.commit()
-            pinned[name] = self.store.pin_upload(upload)
-        return OneShot(pinned, outcome.algorithm, outcome.timings, outcome.residual)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -422,76 +360,12 @@ class Jobs:
             await asyncio.sleep(_PURGE_EVERY_S)
 
 
-@dataclass(eq=False)
-class _Run:
-    """Listens for the job of a single request."""
-
-    params: GemmParams | GemmReduceParams
-    problem: Problem
-    outcome: asyncio.Future[Done | ServiceError]
-
-    def started(self, task: Task) -> None:
-        pass
-
-    def requeued(self, task: Task) -> None:
-        pass
-
-    def ended(self, task: Task, outcome: Done | ServiceError) -> None:
-        del task
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
-
-
 def _params(request: GemmJob | GemmReduceJob) -> GemmParams | GemmReduceParams:
     kind = GemmParams if isinstance(request, GemmJob) else GemmReduceParams
     return kind.model_construct(**{name: getattr(request, name) for name in kind.model_fields})
 
 
-def _problem(params: GemmParams | GemmReduceParams, operands: Mapping[str, Pinned]) -> Problem:
-    import numpy as np
-
-    arrays = {
-        name: Operand.contiguous(pinned.info.shape, np.dtype(pinned.info.dtype), pinned.info.order)
-        for name, pinned in operands.items()
-    }
-    return operations.build(params, arrays)
-
-
-def _outputs(problem: Problem) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], str]]:
-    """Shape, dtype and memory order of every result."""
-    if isinstance(problem, GemmProblem):
-        return {"d": (problem.result_shape, problem.result_dtype, problem.order)}
-    return {name: (shape, dtype, "C") for name, (shape, dtype) in problem.results.items()}
-
-
-def _final_fields(outcome: Done | ServiceError) -> dict[str, Any]:
-    if isinstance(outcome, Done):
-        return {
-            "state": JobState.SUCCEEDED,
-            "timings": outcome.timings,
-            "algorithm": outcome.algorithm,
-            "residual": outcome.residual,
-        }
-    if isinstance(outcome, JobCancelled):
-        return {"state": JobState.CANCELLED, "error": describe(outcome).problem()}
-    state = JobState.EXPIRED if isinstance(outcome, JobTimeout) else JobState.FAILED
-    return {"state": state, "error": describe(outcome).problem()}
-
-
-def _summary(task: Task, created: Any, outcome: Done | ServiceError) -> JobInfo:
-    """A finished job of a single request, for the observers."""
-    return JobInfo.model_construct(
-        id=task.id,
-        op=task.params.op,
-        attempt=task.attempt,
-        created_at=created,
-        **({"timings": None, "algorithm": None, "error": None} | _final_fields(outcome)),
-    )
-
-
 def _failed(error: Exception | KernelError) -> ServiceError:
-    from gemmserve_service.errors import JobFailed
-
     return error if isinstance(error, ServiceError) else JobFailed(describe(error))
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gemmserve_kernels import GemmConfig, GemmProblem, GemmReduceProblem, Operand
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gemmserve_service.pins import Pinned
     from gemmserve_service.schemas import GemmConfigFields
 
 Problem = GemmProblem | GemmReduceProblem
@@ -41,6 +44,22 @@ def build(params: GemmParams | GemmReduceParams, operands: Mapping[str, Operand]
     if isinstance(params, GemmParams):
         return GemmProblem.build(operands["a"], operands["b"], operands.get("c"), **options(params))
     return GemmReduceProblem.build(operands["a"], operands["b"], **options(params))
+
+
+def build_stored(params: GemmParams | GemmReduceParams, operands: Mapping[str, Pinned]) -> Problem:
+    """`build`, on arrays of the store."""
+    arrays = {
+        name: Operand.contiguous(pinned.info.shape, np.dtype(pinned.info.dtype), pinned.info.order)
+        for name, pinned in operands.items()
+    }
+    return build(params, arrays)
+
+
+def outputs(problem: Problem) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], str]]:
+    """Shape, dtype and memory order of every result, by name."""
+    if isinstance(problem, GemmProblem):
+        return {"d": (problem.result_shape, problem.result_dtype, problem.order)}
+    return {name: (shape, dtype, "C") for name, (shape, dtype) in problem.results.items()}
 
 
 def _config(fields: GemmConfigFields | None) -> GemmConfig | None:

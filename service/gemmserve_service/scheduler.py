@@ -7,6 +7,7 @@ operands and the space for its results stay held until no worker can touch them 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import math
@@ -33,7 +34,7 @@ from gemmserve_service.executor.protocol import ArrayRef, Done, Failed, Run
 from gemmserve_service.schemas import ArrayInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_service.executor.base import Executor, Worker
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _SMOOTHING: Final = 0.1  # of the running mean of the time between two ends; no measurement behind the figure
 _RETRY_SHARE: Final = 0.1  # a refused client comes back when a tenth of the queue has gone
 _LONGEST_RETRY_S: Final = 60.0
+_MOST_ENDED: Final = 256  # entries of ended tasks that the heap may hold beside as many as wait
 
 
 class Listener(Protocol):
@@ -114,6 +116,7 @@ class Scheduler:
         self._heap: list[tuple[tuple[int, int], Task]] = []
         self._queued: set[Task] = set()
         self._sequence = itertools.count()
+        self._arriving = 0
         self._idle = asyncio.Event()
         self._interval_s: float | None = None
         self._last_end = 0.0
@@ -131,13 +134,22 @@ class Scheduler:
         """Tasks that a worker has."""
         return sum(len(worker.tasks) for worker in self.executor.workers())
 
-    def admit(self) -> None:
-        """Raises Draining, NotReady or QueueFull where one more task would not be taken."""
+    @contextlib.contextmanager
+    def admission(self) -> Iterator[None]:
+        """A place in the queue for a task that is being prepared. Raises Draining, NotReady or QueueFull."""
+        self._admit()
+        self._arriving += 1
+        try:
+            yield
+        finally:
+            self._arriving -= 1
+
+    def _admit(self) -> None:
         if self.draining:
             raise Draining("the server is shutting down", retry_after_s=self.settings.drain_s)
         if not self._specs():
             raise NotReady("no worker has answered a verified product yet", retry_after_s=1.0)
-        if self.queued >= self.settings.max_queued_jobs:
+        if self.queued + self._arriving >= self.settings.max_queued_jobs:
             raise QueueFull(f"{self.queued} jobs are waiting already", retry_after_s=self._retry_after_s())
 
     def check(self, problem: Problem) -> None:
@@ -152,7 +164,10 @@ class Scheduler:
             raise refusal
 
     def submit(self, task: Task) -> None:
-        """Queues an admitted task."""
+        """Queues an admitted task; ends it if the server began to drain while it was prepared and nothing keeps it."""
+        if self.draining and not task.durable:
+            self._drop(task, self._draining())
+            return
         task.order = (-task.priority, next(self._sequence))
         if task.timeout_s is not None:
             task.timer = asyncio.get_running_loop().call_later(task.timeout_s, self._expire, task)
@@ -169,19 +184,27 @@ class Scheduler:
         """Nothing new is admitted or started. Tasks of one request end with Draining; durable ones stay queued."""
         self.draining = True
         for task in [task for task in self._queued if not task.durable]:
-            self._drop(task, Draining("the server is shutting down", retry_after_s=self.settings.drain_s))
+            self._drop(task, self._draining())
 
     async def idle(self, timeout_s: float) -> bool:
-        """Waits until no task runs; False if one still does after `timeout_s`."""
-        while self.running:
-            self._idle.clear()
-            started = time.monotonic()
-            try:
-                await asyncio.wait_for(self._idle.wait(), timeout_s)
-            except TimeoutError:
-                return False
-            timeout_s -= time.monotonic() - started
+        """Waits until no task runs whose outcome anybody wants; False if one still does after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._wanted():
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            return not self._wanted()
         return True
+
+    def stop(self) -> None:
+        """No deadline fires after this, and no request waits for an answer that will not come."""
+        self.draining = True
+        for task in [*self._queued, *self._wanted()]:
+            if not task.durable:
+                self._drop(task, self._draining())
+            elif task.timer is not None:
+                task.timer.cancel()
 
     # -- ExecutorOwner ----------------------------------------------------------------------------------------------
 
@@ -200,10 +223,10 @@ class Scheduler:
             if task.over:
                 task.close(reusable=False)
             elif task.attempt >= self.settings.max_attempts:
-                self._end(task, WorkerCrashed(f"its worker died in each of {task.attempt} attempts"))
+                self._end(task, WorkerCrashed(f"its worker died, and it has been tried {task.attempt} times"))
                 task.close(reusable=False)
             elif self.draining and not task.durable:
-                self._end(task, Draining("the server is shutting down", retry_after_s=self.settings.drain_s))
+                self._end(task, self._draining())
                 task.close(reusable=False)
             else:
                 task.listener.requeued(task)
@@ -231,11 +254,20 @@ class Scheduler:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
+    def _draining(self) -> Draining:
+        return Draining("the server is shutting down", retry_after_s=self.settings.drain_s)
+
+    def _wanted(self) -> list[Task]:
+        return [task for worker in self.executor.workers() for task in worker.tasks.values() if not task.over]
+
     def _specs(self) -> Sequence[DeviceSpec]:
         return [worker.spec for worker in self.executor.workers() if worker.spec is not None]
 
     def _enqueue(self, task: Task) -> None:
         self._queued.add(task)
+        if len(self._heap) > 2 * len(self._queued) + _MOST_ENDED:  # mostly tasks that ended while they waited
+            self._heap = [entry for entry in self._heap if entry[1] in self._queued and entry[1] is not task]
+            heapq.heapify(self._heap)
         heapq.heappush(self._heap, (task.order, task))
 
     def _dispatch(self) -> None:
@@ -301,6 +333,8 @@ class Scheduler:
         self._end(task, error)
         if task.worker is None:
             task.close()
+        elif not self._wanted():
+            self._idle.set()
 
     def _end(self, task: Task, outcome: Done | ServiceError) -> None:
         task.over = True
@@ -311,7 +345,7 @@ class Scheduler:
 
     def _settle(self) -> None:
         self._dispatch()
-        if not self.running:
+        if not self._wanted():
             self._idle.set()
 
     def _measure(self) -> None:

@@ -7,25 +7,20 @@ named it has been committed as hidden and the last pin is gone, so that no row e
 from __future__ import annotations
 
 import asyncio
-import bisect
-import heapq
-import json
 import logging
 import math
 import os
 import time
-from collections import OrderedDict
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Self
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, cast
 
-import numpy as np
-
+from gemmserve_service.catalog import Catalog, Record, from_row, to_row
 from gemmserve_service.database import load_sql
-from gemmserve_service.errors import Gone, NotFound, StoreFull, TooLarge
+from gemmserve_service.errors import NotFound, StoreFull, TooLarge
 from gemmserve_service.extents import Extent, ExtentPool, memory_extents_supported
 from gemmserve_service.hashing import RunningHash, hash_pool
 from gemmserve_service.ids import new_id
+from gemmserve_service.pins import Pinned
 from gemmserve_service.runtime import host_memory
 from gemmserve_service.schemas import ArrayInfo
 from gemmserve_service.uploads import ArraySpec, ScratchArray, Upload, now
@@ -33,74 +28,16 @@ from gemmserve_service.uploads import ArraySpec, ScratchArray, Upload, now
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable
-    from types import TracebackType
 
     from gemmserve_service.database import Database
     from gemmserve_service.settings import Settings
 
 _SQL: Final = load_sql("arrays")
-_LIVE, _DELETED, _EXPIRED = "live", "deleted", "expired"
-_MOST_TOMBSTONES: Final = 100_000  # expired ids remembered in memory, about 10 MB
 _SWEEP_AT_LEAST_S: Final = 60.0  # the sweeper looks at the clock at least this often: clocks jump
 
+_RETRY_S: Final = 1.0
+
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Record:
-    info: ArrayInfo | ScratchArray
-    extent: Extent | None
-    state: str = _LIVE
-    pins: int = 0
-    hidden: bool = False
-    """Committed as deleted or expired: the extent may go with the last pin."""
-    freed: bool = False
-
-
-class Pinned:
-    """Keeps an array's bytes alive and unchanged until released; a context manager."""
-
-    __slots__ = ("_record", "_store", "_view", "info")
-
-    def __init__(self, store: ArrayStore, record: _Record) -> None:
-        self.info = record.info
-        self._store = store
-        self._record: _Record | None = record
-        self._view: memoryview | None = None
-        record.pins += 1
-
-    @property
-    def extent(self) -> Extent | None:
-        """Where the bytes are; None for an array of zero bytes."""
-        if self._record is None:
-            raise ValueError("the pin is released")
-        return self._record.extent
-
-    @property
-    def view(self) -> memoryview:
-        """The bytes: read-only, little-endian, in `info.order`."""
-        if self._view is None:
-            extent = self.extent
-            if extent is None:
-                self._view = memoryview(b"")
-            else:
-                self._store.touch(extent)
-                self._view = extent.view(self.info.nbytes).toreadonly()
-        return self._view
-
-    def release(self) -> None:
-        """Lets go; idempotent. Views that are still around stay valid, their extent is not reused before they go."""
-        record, self._record = self._record, None
-        self._view = None
-        if record is not None:
-            record.pins -= 1
-            self._store.settle(record)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object, __: TracebackType | None = None) -> None:
-        self.release()
 
 
 class ArrayStore:
@@ -112,10 +49,8 @@ class ArrayStore:
         self.hash_pool = hash_pool()
         self.used_bytes = 0
         """Bytes of stored arrays, of reservations for them, and of scratch arrays that went to files."""
-        self._records: dict[str, _Record] = {}
-        self._ids: list[str] = []
-        self._tombstones: OrderedDict[str, None] = OrderedDict()
-        self._expiries: list[tuple[float, str]] = []
+        self._catalog = Catalog()
+        self._unrecorded: list[Record] = []
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._destroyed: list[Callable[[str], None]] = []
@@ -140,20 +75,20 @@ class ArrayStore:
         rows = await self.database.read(lambda db: db.execute(_SQL["load"]).fetchall())
         lost = []
         for row in rows:
-            if row["state"] == _EXPIRED:
-                self._bury(row["id"])
+            if row["state"] == "expired":
+                self._catalog.bury(row["id"])
             if not self._recover(row):
                 lost.append(row["id"])
         for array_id in lost:
             await self.database.write(lambda db, id_=array_id: db.execute(_SQL["remove"], {"id": id_}))
-        orphans = self._files.sweep(r.extent.name for r in self._records.values() if r.extent is not None)
+        orphans = self._files.sweep(record.extent.name for record in self._catalog if record.extent is not None)
         if orphans or lost:
             log.warning("recovery: removed %d orphaned extents, %d rows without their bytes", orphans, len(lost))
         self._spawn(self._sweep())
 
     def finish_recovery(self) -> None:
         """Frees hidden arrays that no job needs any more."""
-        for record in list(self._records.values()):
+        for record in self._catalog:
             self.settle(record)
 
     async def stop(self) -> None:
@@ -225,53 +160,52 @@ class ArrayStore:
 
     async def info(self, array_id: str) -> ArrayInfo:
         """Metadata. Raises NotFound (also when deleted), Gone (expired)."""
-        info = self._live(array_id).info
+        info = self._catalog.live(array_id).info
         assert isinstance(info, ArrayInfo)  # scratch arrays are not in the index
         return info
 
     async def list(self, *, limit: int, cursor: str | None) -> tuple[list[ArrayInfo], str | None]:
         """A page, newest first, and the cursor of the next one."""
-        end = len(self._ids) if cursor is None else bisect.bisect_left(self._ids, cursor)
-        page: list[ArrayInfo] = []
-        clock = time.time()
-        while end > 0 and len(page) < limit:
-            end -= 1
-            record = self._records[self._ids[end]]
-            if not _expired(record, clock) and isinstance(record.info, ArrayInfo):
-                page.append(record.info)
-        return page, (page[-1].id if end > 0 and page else None)
+        return self._catalog.page(limit, cursor)
 
     async def delete(self, array_id: str) -> None:
         """Hides the array at once; its bytes go with the last pin. Raises NotFound, Gone."""
-        record = self._live(array_id)
-        self._hide(record, _DELETED)
-        try:
-            await self.database.write(lambda db: db.execute(_SQL["set_state"], {"id": array_id, "state": _DELETED}))
-        except BaseException:
-            self._show(record)
-            raise
-        record.hidden = True
-        self.settle(record)
+        record = self._catalog.live(array_id)
+        self._catalog.hide(record, "deleted")
+
+        def deleted(done: asyncio.Future[Any]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                self._catalog.show(record)
+            else:
+                record.hidden = True
+                self.settle(record)
+
+        # By callback, so that a client that hangs up meanwhile leaves memory and database in step.
+        write = self.database.write_soon(
+            lambda db: db.execute(_SQL["set_state"], {"id": array_id, "state": "deleted"})
+        )
+        write.add_done_callback(deleted)
+        await asyncio.shield(write)
 
     def pin(self, array: str | ArrayInfo, *, hidden: bool = False) -> Pinned:
         """Holds an array's bytes. Raises NotFound, Gone. `hidden`: also one that was deleted (a recovered job's)."""
         array_id = array if isinstance(array, str) else array.id
         if hidden:
-            record = self._records.get(array_id)
+            record = self._catalog.get(array_id)
             if record is None:
                 raise NotFound(f"no array {array_id}")
             return Pinned(self, record)
-        return Pinned(self, self._live(array_id))
+        return Pinned(self, self._catalog.live(array_id))
 
     def pin_upload(self, upload: Upload) -> Pinned:
         """Takes a committed scratch upload over: its bytes go when this pin (and others) are released."""
         upload.seal()
-        return Pinned(self, _Record(upload.info, upload.extent, state=_DELETED, hidden=True))
+        return Pinned(self, Record(upload.info, upload.extent, state="deleted", hidden=True))
 
     @property
     def count(self) -> int:
         """Arrays that can be seen."""
-        return len(self._ids)
+        return len(self._catalog)
 
     @property
     def scratch_bytes(self) -> int:
@@ -293,13 +227,16 @@ class ArrayStore:
         if self.settings.durability == "power" and upload.extent is not None:
             await asyncio.to_thread(upload.extent.flush)
         info = self.describe(upload)
-        row = self.row(info, upload.extent)
-        insert = self.database.write_soon(lambda db: db.execute(_SQL["insert"], row))
+        row = to_row(info, upload.extent)
+        insert = self.database.write_soon(lambda db: self.insert_row(db, row))
         try:
             await asyncio.shield(insert)
         except asyncio.CancelledError:
-            # The row may still be committed. Nobody learned the id, so it goes again.
-            self.database.write_soon(lambda db: db.execute(_SQL["remove"], {"id": info.id}))
+            # The row may be committed all the same. Nobody learned the id, so it goes again, and the extent after it.
+            upload.seal()
+            remove = self.database.write_soon(lambda db: db.execute(_SQL["remove"], {"id": info.id}))
+            remove.add_done_callback(_report)
+            remove.add_done_callback(lambda _: self.release(upload))
             raise
         self.index(info, upload.extent)
         if running is not None:
@@ -312,9 +249,9 @@ class ArrayStore:
         created = now()
         return ArrayInfo.model_construct(
             id=spec.id,
-            dtype=spec.dtype,
+            dtype=cast("Any", spec.dtype),
             shape=spec.shape,
-            order=spec.order,
+            order=cast("Any", spec.order),
             nbytes=spec.nbytes,
             sha256=None,
             created_at=created,
@@ -322,36 +259,21 @@ class ArrayStore:
         )
 
     @staticmethod
-    def row(info: ArrayInfo, extent: Extent | None) -> dict[str, Any]:
-        """The parameters of `insert_row`."""
-        return {
-            "id": info.id,
-            "dtype": info.dtype,
-            "shape": json.dumps(info.shape),
-            "memory_order": info.order,
-            "nbytes": info.nbytes,
-            "sha256": info.sha256,
-            "created_at": info.created_at.timestamp(),
-            "expires_at": None if info.expires_at is None else info.expires_at.timestamp(),
-            "extent": None if extent is None else extent.name,
-        }
-
-    @staticmethod
     def insert_row(db: sqlite3.Connection, row: dict[str, Any]) -> None:
-        """Runs inside a transaction of the caller's."""
+        """For `catalog.to_row`'s row, inside a transaction of the caller's."""
         db.execute(_SQL["insert"], row)
 
     def index(self, info: ArrayInfo, extent: Extent | None) -> None:
         """Shows an array whose row is committed."""
-        record = _Record(info, extent)
-        self._records[info.id] = record
-        self._show(record)
+        self._catalog.add(Record(info, extent))
+        if info.expires_at is not None:
+            self._wake.set()
 
     def release(self, upload: Upload, *, reusable: bool = True) -> None:
         """Gives the space of an upload back that was never published (or was scratch)."""
         self._free(upload.extent, upload.spec.nbytes, scratch=upload.spec.scratch, reusable=reusable)
 
-    def settle(self, record: _Record) -> None:
+    def settle(self, record: Record) -> None:
         """Frees a hidden array once nobody holds it."""
         if not record.hidden or record.pins or record.freed:
             return
@@ -360,9 +282,9 @@ class ArrayStore:
         if isinstance(info, ScratchArray):
             self._free(record.extent, info.nbytes, scratch=True)
             return
-        statement = _SQL["remove" if record.state == _DELETED else "forget_extent"]
+        statement = _SQL["remove" if record.state == "deleted" else "forget_extent"]
         self.database.write_soon(lambda db: db.execute(statement, {"id": info.id})).add_done_callback(_report)
-        del self._records[info.id]
+        self._catalog.remove(record)
         self._free(record.extent, info.nbytes, scratch=False)
 
     def touch(self, extent: Extent) -> None:
@@ -396,38 +318,10 @@ class ArrayStore:
         for callback in self._destroyed:
             callback(name)
 
-    def _live(self, array_id: str) -> _Record:
-        record = self._records.get(array_id)
-        if array_id in self._tombstones or (
-            record is not None and (record.state == _EXPIRED or (record.state == _LIVE and _expired(record)))
-        ):
-            raise Gone(f"array {array_id} has expired")
-        if record is None or record.state != _LIVE:
-            raise NotFound(f"no array {array_id}")
-        return record
-
-    def _show(self, record: _Record) -> None:
-        record.state = _LIVE
-        bisect.insort(self._ids, record.info.id)
-        if record.info.expires_at is not None:
-            heapq.heappush(self._expiries, (record.info.expires_at.timestamp(), record.info.id))
-            self._wake.set()
-
-    def _hide(self, record: _Record, state: str) -> None:
-        record.state = state
-        index = bisect.bisect_left(self._ids, record.info.id)
-        if index < len(self._ids) and self._ids[index] == record.info.id:
-            del self._ids[index]
-
-    def _bury(self, array_id: str) -> None:
-        self._tombstones[array_id] = None
-        if len(self._tombstones) > _MOST_TOMBSTONES:
-            self._tombstones.popitem(last=False)
-
     def _recover(self, row: sqlite3.Row) -> bool:
         """Takes one row in. False: its bytes are missing or cut short."""
-        if row["state"] != _LIVE and row["extent"] is None:
-            return row["state"] == _EXPIRED
+        if row["state"] != "live" and row["extent"] is None:
+            return bool(row["state"] == "expired")
         extent = None
         if row["extent"] is not None:
             try:
@@ -438,20 +332,7 @@ class ArrayStore:
                 return False
             extent = self._files.adopt(row["extent"], capacity)
             self.used_bytes += row["nbytes"]
-        info = ArrayInfo.model_construct(
-            id=row["id"],
-            dtype=row["dtype"],
-            shape=tuple(json.loads(row["shape"])),
-            order=row["memory_order"],
-            nbytes=row["nbytes"],
-            sha256=row["sha256"],
-            created_at=datetime.fromtimestamp(row["created_at"], UTC),
-            expires_at=None if row["expires_at"] is None else datetime.fromtimestamp(row["expires_at"], UTC),
-        )
-        record = _Record(info, extent, state=row["state"], hidden=row["state"] != _LIVE)
-        self._records[info.id] = record
-        if not record.hidden:
-            self._show(record)
+        self._catalog.add(Record(from_row(row), extent, state=row["state"], hidden=row["state"] != "live"))
         return True
 
     def _spawn(self, coroutine: Any) -> None:
@@ -464,7 +345,7 @@ class ArrayStore:
         await running.finish()
         digest = running.data_digest().hex()
         del running  # holds a view of the extent
-        record = self._records.get(array_id)
+        record = self._catalog.get(array_id)
         if record is None or not isinstance(record.info, ArrayInfo):
             return
         record.info = record.info.model_copy(update={"sha256": digest})
@@ -475,8 +356,9 @@ class ArrayStore:
         while True:
             self._wake.clear()
             delay = _SWEEP_AT_LEAST_S
-            if self._expiries:
-                delay = min(delay, max(self._expiries[0][0] - time.time(), 0.0))
+            upcoming = self._catalog.next_expiry()
+            if upcoming is not None:
+                delay = min(delay, max(upcoming - time.time(), 0.0))
             if delay > 0:
                 try:
                     # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the wake-up.
@@ -486,22 +368,17 @@ class ArrayStore:
                     pass
             try:
                 await self._expire_due()
-            except StoreFull:  # the disk is full: the arrays are hidden already, their rows follow later
+            except Exception:  # a full disk, say: the arrays are hidden already, their rows follow later
                 log.exception("could not record expiries")
-                await asyncio.sleep(1)
+                await asyncio.sleep(_RETRY_S)
 
     async def _expire_due(self) -> None:
-        due: list[_Record] = []
         clock = time.time()
-        while self._expiries and self._expiries[0][0] <= clock:
-            record = self._records.get(heapq.heappop(self._expiries)[1])
-            if record is not None and record.state == _LIVE:
-                self._hide(record, _EXPIRED)
-                self._bury(record.info.id)
-                due.append(record)
+        self._unrecorded += self._catalog.due(clock)
+        due = list(self._unrecorded)
         if not due:
             return
-        rows = [{"id": record.info.id, "state": _EXPIRED} for record in due]
+        rows = [{"id": record.info.id, "state": "expired"} for record in due]
         before = clock - self.settings.job_history_s
 
         def expire(db: sqlite3.Connection) -> None:
@@ -509,14 +386,10 @@ class ArrayStore:
             db.execute(_SQL["purge_expired"], {"before": before})
 
         await self.database.write(expire)
+        self._unrecorded = []
         for record in due:
             record.hidden = True
             self.settle(record)
-
-
-def _expired(record: _Record, clock: float | None = None) -> bool:
-    expires = record.info.expires_at
-    return expires is not None and expires.timestamp() <= (time.time() if clock is None else clock)
 
 
 def _report(done: asyncio.Future[Any]) -> None:

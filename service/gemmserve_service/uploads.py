@@ -13,8 +13,6 @@ from gemmserve_service.errors import BodyTooLong, BodyTooShort, DigestMismatch
 from gemmserve_service.hashing import RunningHash
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
-
     from gemmserve_service.extents import Extent
     from gemmserve_service.schemas import ArrayInfo
     from gemmserve_service.store import ArrayStore
@@ -98,16 +96,16 @@ class Upload:
             self._view = memoryview(bytearray()) if self.extent is None else self.extent.view(self.nbytes)
         return self._view
 
-    def write(self, piece: Buffer) -> None:
+    def write(self, piece: bytes | bytearray | memoryview) -> None:
         """Copies the next piece into place. Raises BodyTooLong, having written nothing, past the array's end."""
-        piece = memoryview(piece).cast("B")
-        end = self.filled + len(piece)
+        data = memoryview(piece).cast("B")
+        end = self.filled + len(data)
         if end > self.nbytes:
             raise BodyTooLong(f"the body goes on after the {self.nbytes} bytes that its shape and dtype need")
-        if not piece:
+        if not data:
             return
         view = self.view
-        view[self.filled : end] = piece
+        view[self.filled : end] = data
         self.filled = end
         # The digest of what is stored is wanted of every kept array; swapped ones are hashed after the swap.
         if self._prefix is not None or not (self.spec.scratch or self._byteswap):
@@ -122,27 +120,18 @@ class Upload:
         Raises BodyTooShort, DigestMismatch, StoreFull; the reservation is gone after any of them.
         """
         try:
-            if self.filled < self.nbytes:
-                raise BodyTooShort(f"the body ended after {self.filled} of {self.nbytes} bytes")
-            view = self.view
-            running, self._hash = self._hash, None
+            self._check_length()
             if expected_sha256 is not None:
-                if running is None:
-                    running = RunningHash(self._store.hash_pool, view, self._prefix or b"")
-                    running.advance(self.nbytes)
-                await running.finish()
-                if running.body_digest() != expected_sha256:
-                    raise DigestMismatch(f"Content-Digest names sha-256 {expected_sha256.hex()}, the body has another")
+                await self._check_digest(expected_sha256)
             if self._byteswap and self.nbytes:
-                if running is not None:
-                    running.cancel()
-                    await running.finish()
-                await _byteswap(view, self.spec.dtype)
-                running = None
-            if running is None and not self.spec.scratch:
-                running = RunningHash(self._store.hash_pool, view)
+                if self._hash is not None:
+                    self._hash.cancel()  # of the bytes before the swap
+                    self._hash = None
+                await _byteswap(self.view, self.spec.dtype)
+            running, self._hash = self._hash, None
+            if not self.spec.scratch:
+                running = running or RunningHash(self._store.hash_pool, self.view)
                 running.advance(self.nbytes)
-            del view
             self._view = None
             self._open = False
             self._info = await self._store.publish(self, running)
@@ -151,6 +140,18 @@ class Upload:
             raise
         self._held = self.spec.scratch
         return self._info
+
+    def _check_length(self) -> None:
+        if self.filled < self.nbytes:
+            raise BodyTooShort(f"the body ended after {self.filled} of {self.nbytes} bytes")
+
+    async def _check_digest(self, expected: bytes) -> None:
+        if self._hash is None:
+            self._hash = RunningHash(self._store.hash_pool, self.view, self._prefix or b"")
+            self._hash.advance(self.nbytes)
+        await self._hash.finish()
+        if self._hash.body_digest() != expected:
+            raise DigestMismatch(f"Content-Digest names sha-256 {expected.hex()}, the body has another")
 
     def abort(self) -> None:
         """Gives the space back; idempotent. A committed scratch array is released, a committed stored one stays."""

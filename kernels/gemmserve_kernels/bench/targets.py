@@ -190,16 +190,18 @@ def _ours(case: Case, operands: Mapping[str, Any]) -> dict[str, Any]:
 def _by_hand(xp: Any, case: Case, operands: Mapping[str, Any]) -> dict[str, Any]:
     """What a user of NumPy or CuPy would write."""
     planar = case.layout == "planar"
-    a, b, c = (
-        None if x is None else (x[0] + 1j * x[1] if planar else x)
-        for x in (operands["a"], operands["b"], operands.get("c"))
-    )
+    joined = {name: x[0] + 1j * x[1] if planar else x for name, x in operands.items()}
+    a, b, c = joined["a"], joined["b"], joined.get("c")
+    half = xp is np and a.dtype == np.float16
+    if half:  # NumPy has no BLAS for float16 and would take minutes
+        a, b = a.astype(np.float32), b.astype(np.float32)
     d = xp.matmul(_op(a, case.trans_a), _op(b, case.trans_b))
     if case.alpha != 1:
         d *= d.dtype.type(case.alpha)
     if case.op == "gemm":
         if c is not None:
             d += d.dtype.type(case.beta) * c
+        d = d.astype(np.float16) if half else d
         return {"d": xp.stack([d.real, d.imag]) if planar else d}
     results = {"c": d} if case.return_c else {}
     values = {"identity": lambda x: x, "abs": xp.abs, "square": xp.square}[case.pre_op](d)

@@ -19,7 +19,7 @@ from gemmserve_service.routes.common import ArrayPath, PageQuery, core_of, page_
 from gemmserve_service.schemas import ArrayInfo, ArrayPage, Dtype
 from gemmserve_service.sending import PiecesResponse, npy_parts, pieces
 
-router = APIRouter(tags=["arrays"])
+router = APIRouter(tags=["arrays"], default_response_class=Response)
 
 
 class UploadQuery(BaseModel):
@@ -134,7 +134,7 @@ _DATA_DOCS = {
 }
 _HEAD_DOCS: dict[int | str, dict[str, Any]] = {
     **{status: {"description": document["description"]} for status, document in _DATA_DOCS.items() if status != 206},
-    200: {"description": "As GET, without the bytes.", "headers": doc.header_documents(_DATA_HEADERS)},
+    200: doc.binary("As GET, without the bytes.", NPY, OCTET_STREAM, headers=_DATA_HEADERS),
 }
 _DATA_PARAMETERS = {
     "parameters": [

@@ -12,7 +12,7 @@ from gemmserve_service import documentation as doc
 from gemmserve_service.routes.common import core_of, render
 from gemmserve_service.schemas import Device, DeviceList
 
-router = APIRouter(tags=["service"])
+router = APIRouter(tags=["service"], default_response_class=Response)
 
 
 class Usage(BaseModel):

@@ -17,7 +17,7 @@ from gemmserve_service.problems import catalogue
 from gemmserve_service.routes.common import core_of, render
 from gemmserve_service.schemas import Problem
 
-router = APIRouter(tags=["service"])
+router = APIRouter(tags=["service"], default_response_class=Response)
 
 
 class Health(BaseModel):
@@ -66,7 +66,7 @@ async def readyz(request: Request) -> Response:
 
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> Response:
-    """This API, for people."""
+    """The API's description, for people."""
     page = docs_page.render(request.app.openapi())
     return HTMLResponse(page, headers={"Content-Security-Policy": docs_page.POLICY})
 

@@ -20,7 +20,7 @@ from gemmserve_service.strict_json import parse_object, validate
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], default_response_class=Response)
 
 MAX_BODY = 1 << 20
 KEEP_ALIVE_S = 15.0
@@ -39,6 +39,18 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
         "b": _EXAMPLE_B,
         "reduce": ["sumsq", "absmax"],
         "axis": "m",
+    },
+}
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"const": "job"},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/JobInfo"},
+        },
     },
 }
 _JOB_HEADERS = {"Server-Timing": "queue, h2d, kernel and d2h in milliseconds, once known"}
@@ -146,7 +158,7 @@ async def state(request: Request, job_id: JobPath, query: Annotated[WaitQuery, Q
         200: {
             "description": "Server-sent events: `event: job`, `data:` a JobInfo, one for the state now and one for "
             "each change; ends after a final state.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"schema": _EVENT}},
         },
         204: {"description": "Last-Event-ID is the final event's: there is nothing more."},
         **doc.problems("not-found", "gone", "parameter-invalid"),

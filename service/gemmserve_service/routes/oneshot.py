@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response  # noqa: TC002 (FastAPI resolves the annotations)
+from starlette.responses import Response
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ
 from gemmserve_kernels import Operand
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gemmserve_service.ingest import Declared
     from gemmserve_service.jobs import OneShot
 
-router = APIRouter(tags=["one-shot"])
+router = APIRouter(tags=["one-shot"], default_response_class=Response)
 
 _PROBLEMS = (
     "malformed-json", "malformed-multipart", "invalid-request", "invalid-npy", "body-length", "not-acceptable",

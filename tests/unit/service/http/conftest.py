@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
+
 from gemmserve_service.app import create_app
 from gemmserve_service.core import Core
 from gemmserve_service.executor.inline import InlineExecutor
@@ -104,7 +105,7 @@ class LiveApp:
         )
         self._server = uvicorn.Server(config)
         serving = asyncio.ensure_future(self._server.serve([self.socket]))
-        while not self._server.started and not serving.done():
+        while not self._server.started and not serving.done():  # noqa: ASYNC110 (uvicorn has no event for it)
             await asyncio.sleep(0.01)
         self._started.set()
         await serving

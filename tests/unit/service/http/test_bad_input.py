@@ -1,4 +1,4 @@
-"""Bad input: each a 4xx problem with a stable slug, at no cost: no array, no bytes held, nothing sent to the executor."""
+"""Bad input: each a 4xx problem with a stable slug; no array, no bytes held, nothing sent to the executor."""
 
 from __future__ import annotations
 

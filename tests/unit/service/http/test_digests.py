@@ -6,6 +6,7 @@ import base64
 import hashlib
 
 import pytest
+
 from gemmserve_service.digests import parse_content_digest
 from gemmserve_service.errors import InvalidRequest
 

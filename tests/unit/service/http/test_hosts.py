@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from gemmserve_service.hosts import HostRule
 
 LOOPBACK = [

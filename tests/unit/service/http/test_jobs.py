@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+
 from gemmserve_service.routes import jobs as routes
 
 

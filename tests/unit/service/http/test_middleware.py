@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 import structlog
+
 from gemmserve_service.logging import configure
 from gemmserve_service.middleware import Observe
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import TypeAdapter
+
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceJob, GemmReduceParams, JobRequest
 from gemmserve_service.strict_json import validate
-from pydantic import TypeAdapter
 
 # DESIGN, section 3, without what later issues own.
 ROUTES = {
-    ("/v1/arrays", "get"), ("/v1/arrays", "post"), ("/v1/arrays/{array_id}", "get"), ("/v1/arrays/{array_id}", "delete"),
+    ("/v1/arrays", "get"), ("/v1/arrays", "post"), ("/v1/arrays/{array_id}", "get"),
+    ("/v1/arrays/{array_id}", "delete"),
     ("/v1/arrays/{array_id}/data", "get"), ("/v1/arrays/{array_id}/data", "head"), ("/v1/jobs", "get"),
     ("/v1/jobs", "post"), ("/v1/jobs/{job_id}", "get"), ("/v1/jobs/{job_id}", "delete"),
     ("/v1/jobs/{job_id}/events", "get"), ("/v1/gemm", "post"), ("/v1/gemm-reduce", "post"), ("/v1/devices", "get"),

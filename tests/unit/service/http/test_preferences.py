@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from gemmserve_service.preferences import Preference, choose_media_type, parse_prefer
 
 NPY, BIN = "application/x-npy", "application/octet-stream"

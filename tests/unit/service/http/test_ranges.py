@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from gemmserve_service.ranges import UnsatisfiableError, if_range_holds, none_match, parse_range
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gemmserve_service.ranges import UnsatisfiableError, if_range_holds, none_match, parse_range
 
 
 @pytest.mark.parametrize(

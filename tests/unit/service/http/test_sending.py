@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gemmserve.wire import PIECE
-from gemmserve_service.sending import PiecesResponse, npy_parts, npz_pieces, pieces
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gemmserve.wire import PIECE
+from gemmserve_service.sending import PiecesResponse, npy_parts, npz_pieces, pieces
 
 
 def pinned(array):

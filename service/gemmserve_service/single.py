@@ -1,0 +1,156 @@
+"""The job of a single request: the same scheduler, but no row, no id that anybody learns, nothing kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gemmserve_service import operations
+from gemmserve_service.errors import JobCancelled, JobTimeout, ServiceError, describe
+from gemmserve_service.executor.protocol import Done
+from gemmserve_service.ids import new_id
+from gemmserve_service.scheduler import Task
+from gemmserve_service.schemas import JobInfo, JobState
+from gemmserve_service.uploads import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from gemmserve_service.operations import Problem
+    from gemmserve_service.pins import Pinned
+    from gemmserve_service.scheduler import Scheduler
+    from gemmserve_service.schemas import GemmParams, GemmReduceParams, Timings
+    from gemmserve_service.store import ArrayStore
+    from gemmserve_service.uploads import Upload
+
+
+@dataclass
+class OneShot:
+    """What a job of a single request came to. `release` when the results have been sent."""
+
+    results: dict[str, Pinned]
+    algorithm: str
+    timings: Timings
+    residual: float | None
+
+    def release(self) -> None:
+        """Gives the results' space back; idempotent."""
+        for pinned in self.results.values():
+            pinned.release()
+
+
+@dataclass(eq=False)
+class _Waiter:
+    """The scheduler's listener: hands the outcome to whoever awaits it."""
+
+    outcome: asyncio.Future[Done | ServiceError]
+
+    def started(self, task: Task) -> None:
+        """Nobody asks."""
+
+    def requeued(self, task: Task) -> None:
+        """Nobody asks."""
+
+    def ended(self, task: Task, outcome: Done | ServiceError) -> None:
+        """Wakes the one who waits. One who has just been cancelled cannot take the results over: they go."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+        elif isinstance(outcome, Done):
+            task.close()
+
+
+async def run_once(
+    params: GemmParams | GemmReduceParams,
+    operands: dict[str, Upload],
+    *,
+    timeout_s: float | None,
+    store: ArrayStore,
+    scheduler: Scheduler,
+    observe: Callable[[JobInfo, Problem], None],
+) -> OneShot:
+    """See `Jobs.run`."""
+    scheduler.admit()
+    with contextlib.ExitStack() as undo:
+        pins: dict[str, Pinned] = {}
+        for name, upload in operands.items():
+            await upload.commit()
+            pins[name] = undo.enter_context(store.pin_upload(upload))
+        problem = operations.build_stored(params, pins)
+        plans = scheduler.check(problem)
+        results = reserve_results(store, problem, math.inf, undo, scratch=True)
+        undo.pop_all()
+    waiter = _Waiter(asyncio.get_running_loop().create_future())
+    task = Task(
+        new_id("job"),
+        params,
+        problem,
+        pins,
+        results,
+        waiter,
+        timeout_s=scheduler.settings.oneshot_timeout_s if timeout_s is None else timeout_s,
+        durable=False,
+        plans=plans,
+    )
+    created = now()
+    scheduler.submit(task)
+    try:
+        outcome = await waiter.outcome
+    except asyncio.CancelledError:
+        if not task.over:
+            scheduler.cancel(task)
+        elif not waiter.outcome.cancelled() and isinstance(waiter.outcome.result(), Done):
+            task.close()
+        observe(_summary(task, created, JobCancelled("the client hung up")), problem)
+        raise
+    observe(_summary(task, created, outcome), problem)
+    if isinstance(outcome, ServiceError):
+        raise outcome
+    task.unpin()
+    pinned = {}
+    for name, upload in results.items():
+        upload.filled = upload.nbytes
+        await upload.commit()
+        pinned[name] = store.pin_upload(upload)
+    return OneShot(pinned, outcome.algorithm, outcome.timings, outcome.residual)
+
+
+def reserve_results(
+    store: ArrayStore, problem: Problem, ttl_s: float, undo: contextlib.ExitStack, *, scratch: bool = False
+) -> dict[str, Upload]:
+    """Space for every result of `problem`, given back by `undo`. Raises TooLarge, StoreFull."""
+    results: dict[str, Upload] = {}
+    for name, (shape, dtype, order) in operations.outputs(problem).items():
+        upload = store.allocate(dtype, shape, order, ttl_s=ttl_s, scratch=scratch)
+        undo.callback(upload.abort)
+        results[name] = upload
+    return results
+
+
+def final_fields(outcome: Done | ServiceError) -> dict[str, Any]:
+    """The fields of a JobInfo that its end decides."""
+    if isinstance(outcome, Done):
+        return {
+            "state": JobState.SUCCEEDED,
+            "timings": outcome.timings,
+            "algorithm": outcome.algorithm,
+            "residual": outcome.residual,
+        }
+    if isinstance(outcome, JobCancelled):
+        return {"state": JobState.CANCELLED, "error": describe(outcome).problem()}
+    state = JobState.EXPIRED if isinstance(outcome, JobTimeout) else JobState.FAILED
+    return {"state": state, "error": describe(outcome).problem()}
+
+
+def _summary(task: Task, created: datetime, outcome: Done | ServiceError) -> JobInfo:
+    """A finished job of a single request, for the observers."""
+    return JobInfo.model_construct(
+        id=task.id,
+        op=task.params.op,
+        attempt=task.attempt,
+        created_at=created,
+        **({"timings": None, "algorithm": None, "error": None} | final_fields(outcome)),
+    )
