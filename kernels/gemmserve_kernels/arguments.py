@@ -7,6 +7,7 @@ Fortran-ordered result is the transposed product: the kernels know none of these
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,8 +27,8 @@ class MatrixParams(ctypes.Structure):
     """Mirror of MatrixParams."""
 
     _fields_ = (
-        ("re", ctypes.c_uint64),
-        ("im", ctypes.c_uint64),
+        ("re", ctypes.c_int64),  # an address; relative to a base, possibly negative, until it is placed
+        ("im", ctypes.c_int64),
         ("row_stride", ctypes.c_int64),
         ("column_stride", ctypes.c_int64),
         ("batch_stride", ctypes.c_int64 * BATCH_DIMS),
@@ -97,11 +98,14 @@ class CombineParams(ctypes.Structure):
 
 @dataclass(frozen=True)
 class MatrixView:
-    """A batched matrix in device memory: addresses, stored dtype, element strides; size-1 axes have stride 0."""
+    """A batched matrix: addresses of its first element, stored dtype, element strides; size-1 axes have stride 0.
+
+    `im` is where the imaginary parts begin; the same as `re` unless the matrix is planar.
+    """
 
     re: int
     im: int
-    dtype: np.dtype
+    dtype: np.dtype[Any]
     rows: int
     columns: int
     row_stride: int
@@ -121,7 +125,7 @@ class MatrixView:
     def shifted(self, elements: int) -> MatrixView:
         """Beginning `elements` further on."""
         move = elements * self.dtype.itemsize
-        return replace(self, re=self.re + move, im=self.im + move if self.im else 0)
+        return replace(self, re=self.re + move, im=self.im + move)
 
     def aligned(self, width: int, *others: int) -> bool:
         """Whether vectors of `width` elements stay aligned from any row and matrix, given the `others` strides."""
@@ -136,23 +140,43 @@ class MatrixView:
         return MatrixParams(self.re, self.im, self.row_stride, self.column_stride, batch_stride)
 
 
-def matrix_view(launcher: Launcher, array: Any, shape: tuple[int, ...], *, planar: bool) -> MatrixView:
-    """`array` broadcast to `shape` = (..., rows, columns), its leading axis being (re, im) where it is `planar`."""
-    dtype = np.dtype(array.dtype)
-    if any(stride % dtype.itemsize for stride in array.strides):
+@dataclass(frozen=True)
+class StoredArray:
+    """How an array lies in memory, its address only up to a multiple of VECTOR_BYTES. Strides in bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    phase: int
+
+    @classmethod
+    def of(cls, launcher: Launcher, array: Any) -> tuple[StoredArray, int]:
+        """That of `array`, and the base to which its `phase` is added."""
+        address = launcher.pointer(array)
+        phase = address % VECTOR_BYTES
+        return cls(tuple(array.shape), tuple(array.strides), array.dtype, phase), address - phase
+
+
+def matrix_view(array: StoredArray, shape: tuple[int, ...], *, planar: bool) -> MatrixView:
+    """`array` broadcast to `shape` = (..., rows, columns), its leading axis being (re, im) where it is `planar`.
+
+    Addresses count from the array's base.
+    """
+    itemsize = array.dtype.itemsize
+    if any(stride % itemsize for stride in array.strides):
         raise ValueError("an array's strides must be whole elements")
-    strides = [stride // dtype.itemsize for stride in array.strides]
+    strides = [stride // itemsize for stride in array.strides]
     extents = list(array.shape)
-    re, im = launcher.pointer(array), 0
+    im = array.phase
     if planar:
-        im = re + strides[0] * dtype.itemsize
+        im += array.strides[0]
         strides, extents = strides[1:], extents[1:]
     missing = len(shape) - len(extents)
     for extent, wanted in zip(extents, shape[missing:], strict=True):
         if extent not in {1, wanted}:
-            raise ValueError(f"an array of shape {tuple(array.shape)} does not broadcast to {shape}")
+            raise ValueError(f"an array of shape {array.shape} does not broadcast to {shape}")
     full = [0] * missing + [0 if extent == 1 else stride for extent, stride in zip(extents, strides, strict=True)]
-    return MatrixView(re, im, dtype, shape[-2], shape[-1], full[-2], full[-1], tuple(full[:-2]))
+    return MatrixView(array.phase, im, array.dtype, shape[-2], shape[-1], full[-2], full[-1], tuple(full[:-2]))
 
 
 @dataclass(frozen=True)
@@ -166,13 +190,9 @@ class Access:
 def choose_access(view: MatrixView, *, k_is_row: bool, block: int, block_k: int) -> Access:
     """The direction of the smaller stride, and the widest vector that no edge of tile or matrix can cut."""
     k_extent, extent = (view.rows, view.columns) if k_is_row else (view.columns, view.rows)
-    k_stride, stride = (
-        (view.row_stride, view.column_stride) if k_is_row else (view.column_stride, view.row_stride)
-    )
-    if k_extent == 1 or extent == 1:
-        along_k = extent == 1
-    else:
-        along_k = abs(k_stride) <= abs(stride)
+    k_stride, stride = (view.row_stride, view.column_stride) if k_is_row else (view.column_stride, view.row_stride)
+    # A stride over one element says nothing.
+    along_k = extent == 1 if 1 in {k_extent, extent} else abs(k_stride) <= abs(stride)
     fast, fast_stride, slow_stride, tile = (
         (k_extent, k_stride, stride, block_k) if along_k else (extent, stride, k_stride, block)
     )
@@ -192,9 +212,7 @@ def piece_of(itemsize: int, count: int) -> int:
     return piece
 
 
-def coalesce(
-    shape: Sequence[int], strides: Sequence[tuple[int, ...]]
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+def coalesce(shape: Sequence[int], strides: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     """Merges neighbouring batch axes that every operand walks through evenly; drops axes of length 1.
 
     `strides` has one tuple per operand, as long as `shape`. The order of the matrices does not change.
@@ -223,7 +241,7 @@ def launches(
     if len(merged) <= BATCH_DIMS:
         outer, inner = (), merged
     padded = (1,) * (BATCH_DIMS - len(inner)) + inner
-    matrices = int(np.prod(inner, dtype=np.int64))
+    matrices = math.prod(inner)
     for number, index in enumerate(np.ndindex(*outer)):
         pieces = []
         for view, stride in zip(views, strides, strict=True):

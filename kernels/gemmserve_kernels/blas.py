@@ -2,8 +2,8 @@
 
 A row-major matrix is its transpose in column-major order, so a row-major D = op(A) op(B) is the call
 D^T = op(B)^T op(A)^T. BLAS knows no transposition, transposition and conjugate transposition of what is stored; an
-operand that needs anything else (conjugation alone, strides both ways, another dtype, planar parts) is first copied,
-where the product is large enough to pay for it.
+operand that needs anything else (conjugation alone, strides both ways, another dtype, planar parts) is first copied;
+whether that pays is for `dispatch` to say.
 """
 
 from __future__ import annotations
@@ -27,17 +27,13 @@ _MAX_INT: Final = 2**31 - 1
 _MAX_CALLS: Final = 32
 """Calls for one product at most: each costs some microseconds on the host. From no source."""
 
-_PAYS: Final = 256
-"""A copied element must take part in that many multiplications. At 8 flops each and 16 bytes moved, the copy then costs
-a tenth of the product on a device of 50 TFLOP/s and 4 TB/s."""
-
 _HALF_ALIGNMENT: Final = 8
 """Elements: batched float16 products must keep every matrix at 16 bytes, or cuBLAS may pick a kernel that faults
 (the workaround in CuPy's matmul)."""
 
 
 class NotExpressible(ValueError):  # noqa: N818 (what it says, not that it is an error)
-    """The product is no call of a BLAS, or not one that pays; the message says why."""
+    """The product is no call of a BLAS; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +110,15 @@ def lower(problem: GemmProblem, result: Operand | None = None) -> BlasPlan:
     return plan
 
 
-def pays(problem: GemmProblem, plan: BlasPlan) -> bool:
-    """Whether what the plan copies is small against the multiplications."""
-    uses = ((plan.a.copied, problem.n), (plan.b.copied, problem.m), (plan.d.copied, problem.k))
-    return all(count >= _PAYS for copied, count in uses if copied)
+def copied_bytes(problem: GemmProblem, plan: BlasPlan) -> int:
+    """Bytes that the plan's copies read and write."""
+    item = plan.dtype.itemsize
+    stored = (
+        (plan.a.copied, problem.a.nbytes, item * problem.a.size),
+        (plan.b.copied, problem.b.nbytes, item * problem.b.size),
+        (plan.d.copied, problem.result.nbytes, item * problem.batch * problem.m * problem.n),
+    )
+    return sum(outside + inside for copied, outside, inside in stored if copied)
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,7 @@ class Cubin:
     @property
     def spill_bytes(self) -> dict[str, int]:
         """Bytes of spill stores and loads of each kernel."""
-        found = re.findall(
-            r"'(\w+)' for '.*?(\d+) bytes spill stores, (\d+) bytes spill loads", self._lines
-        )
+        found = re.findall(r"'(\w+)' for '.*?(\d+) bytes spill stores, (\d+) bytes spill loads", self._lines)
         return {name: int(stores) + int(loads) for name, stores, loads in found}
 
     @property

@@ -8,6 +8,7 @@ import numpy as np
 
 from gemmserve_kernels import cpu
 from gemmserve_kernels.arrays import check_out, native, overlaps, same_library
+from gemmserve_kernels.caching import cached
 from gemmserve_kernels.device import DeviceSpec, device_errors
 from gemmserve_kernels.dispatch import plan_gemm
 from gemmserve_kernels.problem import GemmProblem, Operand
@@ -47,7 +48,8 @@ def gemm(
     on_cpu = same_library({"a": a, "b": b, "c": c, "out": out}) == "numpy"
     if on_cpu:
         a, b, c = native(a), native(b), native(c) if c is not None else None
-    problem = GemmProblem.build(
+    problem = cached(
+        GemmProblem.build,
         Operand.of(a),
         Operand.of(b),
         Operand.of(c) if c is not None else None,
@@ -67,7 +69,7 @@ def gemm(
 
 
 def _on_cpu(problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> Any:
-    plan_gemm(problem, DeviceSpec.cpu())
+    cached(plan_gemm, problem, DeviceSpec.cpu())
     result = out
     if out is None or overlaps(np, out, a, b, c):
         result = np.empty(problem.result_shape, problem.result_dtype, problem.order)
@@ -86,7 +88,7 @@ def _on_gpu(problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> Any:
         result = out
         if out is None or overlaps(cupy, out, a, b, c):
             result = cupy.empty(problem.result_shape, problem.result_dtype, problem.order)
-        plan = plan_gemm(problem, spec, Operand.of(result))
+        plan = cached(plan_gemm, problem, spec, Operand.of(result))
         if plan.blas is not None:
             vendor.run_gemm(problem, plan.blas, a, b, c, result)
         else:

@@ -8,6 +8,7 @@ import numpy as np
 
 from gemmserve_kernels import cpu_reduce
 from gemmserve_kernels.arrays import check_out, native, overlaps, same_library
+from gemmserve_kernels.caching import cached
 from gemmserve_kernels.device import DeviceSpec, device_errors
 from gemmserve_kernels.dispatch import plan_gemm_reduce
 from gemmserve_kernels.errors import ParameterInvalid
@@ -55,11 +56,12 @@ def gemm_reduce(
     on_cpu = same_library({"a": a, "b": b} | {f"out[{name!r}]": array for name, array in given.items()}) == "numpy"
     if on_cpu:
         a, b = native(a), native(b)
-    problem = GemmReduceProblem.build(
+    problem = cached(
+        GemmReduceProblem.build,
         Operand.of(a),
         Operand.of(b),
-        reduce=reduce,
-        axis=axis,
+        reduce=reduce if isinstance(reduce, str) else tuple(reduce),
+        axis=axis if isinstance(axis, str) else tuple(axis),
         pre_op=pre_op,
         alpha=alpha,
         trans_a=trans_a,
@@ -79,7 +81,7 @@ def gemm_reduce(
 
 
 def _on_cpu(problem: GemmReduceProblem, a: Any, b: Any, given: dict[str, Any]) -> dict[str, Any]:
-    plan_gemm_reduce(problem, DeviceSpec.cpu())
+    cached(plan_gemm_reduce, problem, DeviceSpec.cpu())
     results = _targets(np, problem, a, b, given)
     cpu_reduce.run_gemm_reduce(problem, a, b, results)
     return _deliver(results, given)
@@ -93,7 +95,7 @@ def _on_gpu(problem: GemmReduceProblem, a: Any, b: Any, given: dict[str, Any]) -
 
     with a.device, device_errors():
         spec = DeviceSpec.of(a.device.id)
-        plan = plan_gemm_reduce(problem, spec)
+        plan = cached(plan_gemm_reduce, problem, spec)
         results = _targets(cupy, problem, a, b, given)
         simt.run_gemm_reduce(CupyLauncher(spec), problem, plan.config, a, b, results)
         return _deliver(results, given)

@@ -47,12 +47,17 @@ class Errors:
 
 def logical(problem: GemmProblem | GemmReduceProblem, array: Any) -> Array:
     """An operand or a complex result on the host, planar ones joined to complex."""
-    host: Array = array.get() if library(array) == "cupy" else np.asarray(array)
+    host = _on_host(array)
     if not problem.planar or host.dtype.kind == "c":
         return host
     joined = np.empty(host.shape[1:], np.result_type(host.dtype, np.complex64))
     joined.real, joined.imag = host
     return joined
+
+
+def _on_host(array: Any) -> Array:
+    host: Array = array.get() if library(array) == "cupy" else np.asarray(array)
+    return host
 
 
 def oracle_product(problem: GemmProblem | GemmReduceProblem, a: Any, b: Any) -> Array:
@@ -178,7 +183,7 @@ def _slices(x: Array, bits: int, axis: int) -> tuple[Array, list[Array]]:
 
 def errors(d: Any, reference: Array) -> Errors:
     """How far `d` is from `reference`, arrays of the same logical shape (..., rows, columns)."""
-    host: Array = d.get() if library(d) == "cupy" else np.asarray(d)
+    host = _on_host(d)
     if host.shape != reference.shape:
         raise ValueError(f"the result has shape {host.shape}, the reference {reference.shape}")
     difference = host.astype(reference.dtype) - reference
@@ -205,9 +210,12 @@ def reduction_errors(problem: GemmReduceProblem, a: Any, b: Any, results: dict[s
     found = {}
     for name in problem.reductions:
         if name.startswith("arg"):
-            found[name] = _argument_error(problem, name, values, logical(problem, results[name]))
-        else:
-            found[name] = errors_of_values(logical(problem, results[name]), _reduce(problem, name, values))
+            found[name] = _argument_error(problem, name, values, _on_host(results[name]))
+            continue
+        reference = _reduce(problem, name, values)
+        # Real results of planar operands are plain arrays.
+        result = logical(problem, results[name]) if reference.dtype.kind == "c" else _on_host(results[name])
+        found[name] = errors_of_values(result, reference)
     if problem.return_c:
         found["c"] = errors_of_values(logical(problem, results["c"]), product)
     return found

@@ -51,12 +51,8 @@ class Serve:
     def run(self, args: argparse.Namespace, context: Context) -> int:
         given = {name: getattr(args, name) for name in Settings.model_fields}
         given = {name: _none(value) for name, value in given.items() if value is not None}
-        try:
-            settings = Settings(**given)
-        except ValidationError as error:
-            for problem in error.errors():
-                where = "--" + str(problem["loc"][0]).replace("_", "-") + ": " if problem["loc"] else ""
-                context.console.error(where + problem["msg"].removeprefix("Value error, "))
+        settings = _settings(given, context.console)
+        if settings is None:
             return _USAGE
         from gemmserve_service.supervisor import StartError, run
 
@@ -80,7 +76,9 @@ class Doctor:
     def run(self, args: argparse.Namespace, context: Context) -> int:
         from gemmserve_service.doctor import examine
 
-        settings = Settings(data_dir=args.data_dir) if args.data_dir else Settings()
+        settings = _settings({"data_dir": args.data_dir} if args.data_dir else {}, context.console)
+        if settings is None:
+            return _USAGE
         findings = examine(settings)
         if args.json:
             context.console.json([finding.as_dict() for finding in findings])
@@ -88,6 +86,17 @@ class Doctor:
             for finding in findings:
                 context.console.print(str(finding))
         return 1 if any(finding.level == "error" for finding in findings) else 0
+
+
+def _settings(given: dict[str, Any], console: Console) -> Settings | None:
+    """The settings; None when they make no sense, which the console then has been told, one line for each reason."""
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        for problem in error.errors():
+            where = "--" + str(problem["loc"][0]).replace("_", "-") + ": " if problem["loc"] else ""
+            console.error(where + problem["msg"].removeprefix("Value error, "))
+    return None
 
 
 def _none(value: object) -> object:

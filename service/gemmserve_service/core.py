@@ -43,11 +43,15 @@ class Core:
         return self.scheduler.draining
 
     async def start(self) -> None:
-        """Opens the database, recovers arrays and jobs, and starts the executor."""
-        await self.database.start()
-        await self.store.start()
-        await self.jobs.start()
-        await self.executor.start(self.scheduler)
+        """Opens the database, recovers arrays and jobs, and starts the executor. What it raises leaves nothing open."""
+        try:
+            await self.database.start()
+            await self.store.start()
+            await self.jobs.start()
+            await self.executor.start(self.scheduler)
+        except BaseException:
+            await self.stop()
+            raise
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuses new work, answers waiting clients, and gives what runs `timeout_s` to end. True if all of it did.
@@ -60,7 +64,7 @@ class Core:
 
     async def stop(self) -> None:
         """Stops at once; durable jobs that run are queued again at the next start."""
-        self.scheduler.drain()
+        self.scheduler.stop()
         self.jobs.release_waiters()
         await self.executor.stop()
         await self.jobs.stop()

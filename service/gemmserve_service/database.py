@@ -76,6 +76,11 @@ class Database:
                 await asyncio.get_running_loop().run_in_executor(reader, connection.close)
             reader.shutdown()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether writes are taken."""
+        return self._thread is not None
+
     async def write(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         """Runs `fn` in a transaction; durable when this returns. Raises what `fn` raised, or StoreFull."""
         # Shielded: a caller that goes away must not leave the outcome of a commit unknown to the others' futures.
@@ -99,30 +104,41 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
         connection.row_factory = sqlite3.Row
-        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-        connection.execute("PRAGMA foreign_keys = ON")
+        try:
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.execute("PRAGMA foreign_keys = ON")
+        except sqlite3.Error:
+            connection.close()
+            raise
         return connection
 
     def _open(self) -> sqlite3.Connection:
-        connection = self._connect()
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > SCHEMA_VERSION:
-                raise DatabaseError(
-                    f"{self.path} has schema version {version}, this program reads up to {SCHEMA_VERSION}: "
-                    "use the newer gemmserve, or another --data-dir"
-                )
-            if version == 0:
-                connection.execute("BEGIN IMMEDIATE")
-                for statement in load_sql("schema").values():
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-                connection.execute("COMMIT")
-        except sqlite3.DatabaseError as error:
-            connection.close()
+            connection = self._connect()
+            try:
+                self._prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except sqlite3.Error as error:
             raise DatabaseError(f"{self.path} cannot be opened: {error}") from error
         return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Creates the tables in a new file. Raises DatabaseError for one of a later version."""
+        connection.execute("PRAGMA journal_mode = WAL")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise DatabaseError(
+                f"{self.path} has schema version {version}, this program reads up to {SCHEMA_VERSION}: "
+                "use the newer gemmserve, or another --data-dir"
+            )
+        if version == 0:
+            connection.execute("BEGIN IMMEDIATE")
+            for statement in load_sql("schema").values():
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("COMMIT")
 
     def _run(self, connection: sqlite3.Connection) -> None:
         open_ = True

@@ -1,3 +1,4 @@
+# ruff: noqa: N818 (the names are the problem slugs and the public contract)
 """What can go wrong in the service, each with the slug, status and title of its problem (RFC 9457).
 
     ServiceError
@@ -229,7 +230,7 @@ _KERNEL_EXTRA = ("available", "parameter")
 
 
 def describe(error: BaseException) -> Description:
-    """Slug, status, title and detail of any error; one that nobody foresaw is `internal` and shows no detail of its own."""
+    """Slug, status, title and detail of any error; of one that nobody foresaw (`internal`) the detail stays here."""
     if isinstance(error, JobFailed):
         return error.description
     if isinstance(error, ServiceError):

@@ -72,9 +72,14 @@ class Extent:
         self._map = None
 
     def flush(self) -> None:
-        """Writes the pages to the disk and waits for it."""
-        if self._map is not None:
-            self._map.flush()
+        """Waits until a file's pages and its name are on the disk, whichever process wrote them."""
+        if self.fd is None:
+            for path in (self.path, str(Path(self.path).parent)):
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
 
 
 def _unshared_refcount() -> int:
@@ -158,9 +163,9 @@ class ExtentPool:
         if self.folder is None:
             return 0
         kept = set(keep)
-        orphans = [entry.path for entry in os.scandir(self.folder) if entry.name not in kept]
+        orphans = [path for path in self.folder.iterdir() if path.name not in kept]
         for path in orphans:
-            os.unlink(path)
+            path.unlink()
         return len(orphans)
 
     def _recycled(self, capacity: int) -> Extent | None:
@@ -216,7 +221,7 @@ def _create_file(folder: Path, capacity: int) -> Extent:
     try:
         _allocate(fd, capacity)
     except OSError:
-        os.unlink(path)
+        Path(path).unlink()
         raise
     finally:
         os.close(fd)
@@ -233,7 +238,11 @@ def _allocate(fd: int, capacity: int) -> None:
 def _create_memory(capacity: int) -> Extent:
     # Not allocated ahead: memory is taken as bytes arrive, never by what a header claims.
     fd = os.memfd_create("gemmserve", os.MFD_CLOEXEC)
-    os.ftruncate(fd, capacity)
+    try:
+        os.ftruncate(fd, capacity)
+    except OSError:
+        os.close(fd)
+        raise
     return Extent(secrets.token_hex(16), f"/proc/{os.getpid()}/fd/{fd}", capacity, fd=fd)
 
 

@@ -50,7 +50,8 @@ async def _announce(core: Core, ready_fd: int) -> None:
     os.close(ready_fd)
 
 
-async def _serve(handoff: FrontHandoff) -> None:
+async def _serve(handoff: FrontHandoff) -> bool:
+    """Until it is told to drain. False: it could not start."""
     settings = handoff.settings
     executor = LocalExecutor(socket.socket(fileno=handoff.control_fd), handoff.devices)
     core = Core(settings, executor)
@@ -80,6 +81,7 @@ async def _serve(handoff: FrontHandoff) -> None:
         await server.serve(sockets=[socket.socket(fileno=handoff.listen_fd)])
     finally:
         announcement.cancel()
+    return server.started
 
 
 def main() -> int:
@@ -89,8 +91,7 @@ def main() -> int:
     # uvloop where it is installed, as uvicorn would choose.
     loop_factory = uvicorn.Config(app="", loop="auto", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(_serve(handoff))
-    return 0
+        return 0 if runner.run(_serve(handoff)) else 1
 
 
 if __name__ == "__main__":

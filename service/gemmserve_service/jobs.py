@@ -13,10 +13,11 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service import operations
+from gemmserve_service.catalog import to_row
 from gemmserve_service.errors import (
     IdempotencyConflict,
     IdempotencyMismatch,
@@ -34,16 +35,16 @@ from gemmserve_service.single import OneShot, final_fields, reserve_results, run
 from gemmserve_service.uploads import now
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from gemmserve_kernels.errors import KernelError
     from gemmserve_service.observers import Observer
-    from gemmserve_service.operations import Problem
+    from gemmserve_service.pins import Pinned
     from gemmserve_service.queue import JobQueue, Unfinished
     from gemmserve_service.scheduler import Scheduler
     from gemmserve_service.schemas import GemmReduceJob
     from gemmserve_service.settings import Settings
-    from gemmserve_service.store import ArrayStore, Pinned
+    from gemmserve_service.store import ArrayStore
     from gemmserve_service.uploads import Upload
 
 _MOST_RECENT: Final = 4096  # finished jobs kept in memory, so that those who wait for them need no database
@@ -60,6 +61,8 @@ class _Live:
     request: GemmJob | GemmReduceJob
     changed: asyncio.Event
     task: Task | None = None
+    recorded: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its end is on record. Not `changed`: that one stays set when the server drains."""
 
     @property
     def info(self) -> JobInfo:
@@ -128,7 +131,8 @@ class Jobs:
         """
         text = request.model_dump_json()
         if idempotency_key is None:
-            return await self._submit(request, text, None), True
+            with self.scheduler.admission():
+                return await self._submit(request, text, None), True
         digest = hashlib.sha256(text.encode()).hexdigest()
         known = self._keys.get(idempotency_key)
         if known is not None and known.created_at > time.time() - self.settings.idempotency_ttl_s:
@@ -141,12 +145,12 @@ class Jobs:
             raise IdempotencyConflict("the first request with this key is being taken in", retry_after_s=1.0)
         self._keys_in_flight[idempotency_key] = digest
         try:
-            return await self._submit(request, text, (idempotency_key, digest)), True
+            with self.scheduler.admission():
+                return await self._submit(request, text, (idempotency_key, digest)), True
         finally:
             del self._keys_in_flight[idempotency_key]
 
     async def _submit(self, request: GemmJob | GemmReduceJob, text: str, key: tuple[str, str] | None) -> JobInfo:
-        self.scheduler.admit()
         job_id = new_id("job")
         created = now()
         task = self._prepare(job_id, request)
@@ -171,7 +175,7 @@ class Jobs:
         if key is not None:
             self._keys[key.key] = key
         self._live[info.id] = _Live([info], request, asyncio.Event(), task)
-        self._observe(info, task.problem)
+        self._observe(info, task.size)
         self.scheduler.submit(task)
 
     def _prepare(self, job_id: str, request: GemmJob | GemmReduceJob, *, recovered: bool = False) -> Task:
@@ -184,8 +188,7 @@ class Jobs:
                     operands[name] = undo.enter_context(self.store.pin(array_id, hidden=recovered))
             params = _params(request)
             problem = operations.build_stored(params, operands)
-            if not recovered:
-                self.scheduler.check(problem)
+            plans = {} if recovered else self.scheduler.check(problem)
             ttl_s = self.settings.result_ttl_s if request.ttl_s is None else request.ttl_s
             results = reserve_results(self.store, problem, math.inf if ttl_s is None else ttl_s, undo)
             undo.pop_all()
@@ -199,6 +202,7 @@ class Jobs:
             priority=request.priority,
             timeout_s=request.timeout_s,
             verify=request.verify,
+            plans=plans,
         )
 
     def _resume(self, job: Unfinished) -> None:
@@ -208,7 +212,7 @@ class Jobs:
         try:
             task = self._prepare(info.id, job.request, recovered=True)
         except (ServiceError, ValueError) as error:  # KernelError is a ValueError
-            self._spawn(self._conclude(live, _failed(error), None))
+            self._spawn(self._conclude(live, _failed(error), None, []))
             return
         task.attempt = info.attempt
         live.task = task
@@ -241,8 +245,7 @@ class Jobs:
         live = self._live.get(job_id)
         if live is not None and live.task is not None:
             self.scheduler.cancel(live.task)
-            while job_id in self._live:  # until the record says so
-                await live.changed.wait()
+            await live.recorded.wait()
         return await self.get(job_id)
 
     async def wait(self, job_id: str, timeout_s: float) -> JobInfo:
@@ -275,27 +278,34 @@ class Jobs:
         """A worker has it."""
         live = self._live[task.id]
         update = {"state": JobState.RUNNING, "attempt": task.attempt, "started_at": now()}
-        self._change(live, live.info.model_copy(update=update), task.problem)
+        self._change(live, live.info.model_copy(update=update), task.size)
         self.queue.started(live.info).add_done_callback(_report)
 
     def requeued(self, task: Task) -> None:
         """Its worker was lost."""
         live = self._live[task.id]
-        self._change(live, live.info.model_copy(update={"state": JobState.QUEUED, "started_at": None}), task.problem)
+        self._change(live, live.info.model_copy(update={"state": JobState.QUEUED, "started_at": None}), task.size)
         self.queue.requeued(live.info).add_done_callback(_report)
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """It is over; the rest is putting that on record."""
-        self._spawn(self._conclude(self._live[task.id], outcome, task))
+        # Its operands stay until then, whatever the scheduler does: were they freed now, a crash before the record
+        # would start the job again on what came to lie in their place.
+        held = [pinned.share() for pinned in task.operands.values()]
+        self._spawn(self._conclude(self._live[task.id], outcome, task, held))
 
-    async def _conclude(self, live: _Live, outcome: Done | ServiceError, task: Task | None) -> None:
+    async def _conclude(
+        self, live: _Live, outcome: Done | ServiceError, task: Task | None, held: Sequence[Pinned]
+    ) -> None:
         uploads = task.results if task is not None and isinstance(outcome, Done) else {}
         infos = {name: self.store.describe(upload) for name, upload in uploads.items()}
         info = live.info.model_copy(update=final_fields(outcome) | {"finished_at": now()})
         if isinstance(outcome, Done):
             info.result = {name: array.id for name, array in infos.items()}
         try:
-            await self.queue.finish(info, [self.store.row(infos[name], uploads[name].extent) for name in uploads])
+            for upload in uploads.values():
+                await self.store.secure(upload)
+            await self.queue.finish(info, [to_row(infos[name], uploads[name].extent) for name in uploads])
         except Exception as error:
             log.exception("job %s: its end could not be recorded", info.id)
             info = live.info.model_copy(update=final_fields(_failed(error)) | {"finished_at": now()})
@@ -307,17 +317,20 @@ class Jobs:
                 self.store.index(infos[name], upload.extent)
         if task is not None and isinstance(outcome, Done):
             task.unpin()
+        for pinned in held:
+            pinned.release()
         self._recent[info.id] = info
         if len(self._recent) > _MOST_RECENT:
             self._recent.popitem(last=False)
         del self._live[info.id]
-        self._change(live, info, None if task is None else task.problem)
+        live.recorded.set()
+        self._change(live, info, (0, 0) if task is None else task.size)
 
-    def _change(self, live: _Live, info: JobInfo, problem: Problem | None) -> None:
+    def _change(self, live: _Live, info: JobInfo, size: tuple[int, int]) -> None:
         live.history.append(info)
         changed, live.changed = live.changed, asyncio.Event()
         changed.set()
-        self._observe(info, problem)
+        self._observe(info, size)
 
     # -- jobs of a single request -----------------------------------------------------------------------------------
 
@@ -339,10 +352,9 @@ class Jobs:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _observe(self, info: JobInfo, problem: Problem | None) -> None:
-        nbytes, flops = (0, 0) if problem is None else (problem.nbytes(), problem.flops())
+    def _observe(self, info: JobInfo, size: tuple[int, int]) -> None:
         for observer in self.observers:
-            observer.job_changed(info, nbytes, flops)
+            observer.job_changed(info, *size)
 
     def _spawn(self, coroutine: Any) -> None:
         name = "purge" if coroutine.__name__ == "_purge" else None
@@ -355,7 +367,10 @@ class Jobs:
         while True:
             clock = time.time()
             keys_before = clock - self.settings.idempotency_ttl_s
-            await self.queue.purge(jobs_before=clock - self.settings.job_history_s, keys_before=keys_before)
+            try:
+                await self.queue.purge(jobs_before=clock - self.settings.job_history_s, keys_before=keys_before)
+            except Exception:  # a full disk, say: the next round may find room
+                log.exception("old jobs could not be removed")
             self._keys = {name: key for name, key in self._keys.items() if key.created_at >= keys_before}
             await asyncio.sleep(_PURGE_EVERY_S)
 

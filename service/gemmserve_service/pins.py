@@ -41,6 +41,12 @@ class Pinned:
                 self._view = extent.view(self.info.nbytes).toreadonly()
         return self._view
 
+    def share(self) -> Pinned:
+        """Another hold on the same array."""
+        if self._record is None:
+            raise ValueError("the pin is released")
+        return Pinned(self._store, self._record)
+
     def release(self) -> None:
         """Lets go; idempotent. Views that are still around stay valid, their extent is not reused before they go."""
         record, self._record = self._record, None

@@ -13,11 +13,10 @@ import itertools
 import math
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gemmserve_kernels.dispatch import plan_gemm, plan_gemm_reduce
-from gemmserve_kernels.errors import KernelError
-from gemmserve_kernels.problem import GemmProblem
+from gemmserve_kernels import KernelError, Plan, plan
 from gemmserve_service.errors import (
     Description,
     Draining,
@@ -34,15 +33,16 @@ from gemmserve_service.executor.protocol import ArrayRef, Done, Failed, Run
 from gemmserve_service.schemas import ArrayInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_service.executor.base import Executor, Worker
     from gemmserve_service.extents import Extent
     from gemmserve_service.operations import Problem
+    from gemmserve_service.pins import Pinned
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.settings import Settings
-    from gemmserve_service.store import ArrayStore, Pinned
+    from gemmserve_service.store import ArrayStore
     from gemmserve_service.uploads import Upload
 
 _SMOOTHING: Final = 0.1  # of the running mean of the time between two ends; no measurement behind the figure
@@ -64,7 +64,7 @@ class Listener(Protocol):
         """Nothing more happens. On Done the listener takes `operands` and `results` over; otherwise they go."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Task:
     """One product on its way: what to compute, on what, into what."""
 
@@ -88,8 +88,13 @@ class Task:
     worker: Worker | None = None
     order: tuple[int, int] = (0, 0)
     timer: asyncio.TimerHandle | None = None
-    refusals: dict[str, KernelError | None] = field(default_factory=dict)
-    """By worker, why its device cannot run this (None: it can)."""
+    plans: dict[str, Plan | KernelError] = field(default_factory=dict)
+    """By worker, how its device runs this, or why it cannot."""
+
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """Bytes and operations of the problem."""
+        return self.problem.nbytes(), self.problem.flops()
 
     def close(self, *, reusable: bool = True) -> None:
         """Gives operands and results back. Not `reusable`: a lost process may still write to the results."""
@@ -147,21 +152,18 @@ class Scheduler:
     def _admit(self) -> None:
         if self.draining:
             raise Draining("the server is shutting down", retry_after_s=self.settings.drain_s)
-        if not self._specs():
+        if not any(worker.spec for worker in self.executor.workers()):
             raise NotReady("no worker has answered a verified product yet", retry_after_s=1.0)
         if self.queued + self._arriving >= self.settings.max_queued_jobs:
             raise QueueFull(f"{self.queued} jobs are waiting already", retry_after_s=self._retry_after_s())
 
-    def check(self, problem: Problem) -> None:
-        """Raises the KernelError of a device if none of those known can run the problem."""
-        refusal: KernelError | None = None
-        for spec in self._specs():
-            error = _refusal(problem, spec)
-            if error is None:
-                return
-            refusal = refusal or error
-        if refusal is not None:
-            raise refusal
+    def check(self, problem: Problem) -> dict[str, Plan | KernelError]:
+        """`Task.plans` for every device that is known. Raises the KernelError of one if none can run the problem."""
+        plans = {worker.id: _plan(problem, worker.spec) for worker in self.executor.workers() if worker.spec}
+        errors = [found for found in plans.values() if isinstance(found, KernelError)]
+        if errors and len(errors) == len(plans):
+            raise errors[0]
+        return plans
 
     def submit(self, task: Task) -> None:
         """Queues an admitted task; ends it if the server began to drain while it was prepared and nothing keeps it."""
@@ -211,7 +213,7 @@ class Scheduler:
     def worker_ready(self, worker: Worker) -> None:
         """It takes tasks from now on. Its device may be another than before."""
         for task in self._queued:
-            task.refusals.pop(worker.id, None)
+            task.plans.pop(worker.id, None)
         self._dispatch()
 
     def worker_lost(self, worker: Worker) -> None:
@@ -260,9 +262,6 @@ class Scheduler:
     def _wanted(self) -> list[Task]:
         return [task for worker in self.executor.workers() for task in worker.tasks.values() if not task.over]
 
-    def _specs(self) -> Sequence[DeviceSpec]:
-        return [worker.spec for worker in self.executor.workers() if worker.spec is not None]
-
     def _enqueue(self, task: Task) -> None:
         self._queued.add(task)
         if len(self._heap) > 2 * len(self._queued) + _MOST_ENDED:  # mostly tasks that ended while they waited
@@ -289,19 +288,19 @@ class Scheduler:
             task = entry[1]
             if task not in self._queued:
                 continue
-            if worker.id not in task.refusals and worker.spec is not None:
-                task.refusals[worker.id] = _refusal(task.problem, worker.spec)
-            if task.refusals.get(worker.id) is None:
+            if worker.id not in task.plans and worker.spec is not None:
+                task.plans[worker.id] = _plan(task.problem, worker.spec)
+            if isinstance(task.plans[worker.id], Plan):
                 found = task
                 self._queued.discard(task)
             else:
                 others.append(entry)
-                if all(task.refusals.get(other.id) is not None for other in self.executor.workers()):
+                if all(isinstance(task.plans.get(other.id), KernelError) for other in self.executor.workers()):
                     hopeless.append(task)
         for entry in others:
             heapq.heappush(self._heap, entry)
         for task in hopeless:  # admitted by an earlier server that had another device
-            self._drop(task, JobFailed(describe(next(error for error in task.refusals.values() if error))))
+            self._drop(task, JobFailed(describe(next(e for e in task.plans.values() if isinstance(e, KernelError)))))
         return found
 
     def _send(self, worker: Worker, task: Task) -> None:
@@ -309,9 +308,13 @@ class Scheduler:
         task.worker = worker
         task.queue_s = time.monotonic() - task.submitted
         worker.tasks[task.id] = task
-        message = Run(
+        chosen = task.plans[worker.id]
+        assert isinstance(chosen, Plan)  # _take saw to it
+        # Without validation: everything here was validated when it came in.
+        message = Run.model_construct(
             task=task.id,
             params=task.params,
+            algorithm=chosen.algorithm,
             operands={
                 # Scratch operands are gone after this task: a device need not keep copies of them.
                 name: _ref(pinned.info, pinned.extent, pinned.info.id if isinstance(pinned.info, ArrayInfo) else None)
@@ -366,19 +369,15 @@ class Scheduler:
             self.executor.forget(extent)
 
 
-def _refusal(problem: Problem, spec: DeviceSpec) -> KernelError | None:
+def _plan(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
     try:
-        if isinstance(problem, GemmProblem):
-            plan_gemm(problem, spec)
-        else:
-            plan_gemm_reduce(problem, spec)
+        return plan(problem, spec)
     except KernelError as error:
         return error
-    return None
 
 
 def _ref(array: Any, extent: Extent | None, cache_id: str | None = None) -> ArrayRef:
-    return ArrayRef(
+    return ArrayRef.model_construct(
         extent=None if extent is None else extent.name,
         path="" if extent is None else extent.path,
         capacity=0 if extent is None else extent.capacity,

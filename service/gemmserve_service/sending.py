@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from gemmserve_service.store import Pinned
+    from gemmserve_service.pins import Pinned
 
 Buffer = bytes | memoryview
 

@@ -70,11 +70,10 @@ async def run_once(
     timeout_s: float | None,
     store: ArrayStore,
     scheduler: Scheduler,
-    observe: Callable[[JobInfo, Problem], None],
+    observe: Callable[[JobInfo, tuple[int, int]], None],
 ) -> OneShot:
     """See `Jobs.run`."""
-    scheduler.admit()
-    with contextlib.ExitStack() as undo:
+    with scheduler.admission(), contextlib.ExitStack() as undo:
         pins: dict[str, Pinned] = {}
         for name, upload in operands.items():
             await upload.commit()
@@ -104,9 +103,9 @@ async def run_once(
             scheduler.cancel(task)
         elif not waiter.outcome.cancelled() and isinstance(waiter.outcome.result(), Done):
             task.close()
-        observe(_summary(task, created, JobCancelled("the client hung up")), problem)
+        observe(_summary(task, created, JobCancelled("the client hung up")), task.size)
         raise
-    observe(_summary(task, created, outcome), problem)
+    observe(_summary(task, created, outcome), task.size)
     if isinstance(outcome, ServiceError):
         raise outcome
     task.unpin()

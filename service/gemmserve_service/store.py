@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import time
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gemmserve_service.catalog import Catalog, Record, from_row, to_row
@@ -28,6 +28,8 @@ from gemmserve_service.uploads import ArraySpec, ScratchArray, Upload, now
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable
+
+    import numpy as np
 
     from gemmserve_service.database import Database
     from gemmserve_service.settings import Settings
@@ -69,7 +71,7 @@ class ArrayStore:
     # -- life cycle -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Brings back what an earlier process stored. `finish_recovery` follows once jobs have pinned their operands."""
+        """Brings back what an earlier process stored. `finish_recovery` follows when jobs have pinned operands."""
         folder = self.settings.data_dir / "extents"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         rows = await self.database.read(lambda db: db.execute(_SQL["load"]).fetchall())
@@ -80,16 +82,16 @@ class ArrayStore:
             if not self._recover(row):
                 lost.append(row["id"])
         for array_id in lost:
-            await self.database.write(lambda db, id_=array_id: db.execute(_SQL["remove"], {"id": id_}))
+            await self.database.write(partial(_remove, array_id))
         orphans = self._files.sweep(record.extent.name for record in self._catalog if record.extent is not None)
         if orphans or lost:
             log.warning("recovery: removed %d orphaned extents, %d rows without their bytes", orphans, len(lost))
-        self._spawn(self._sweep())
 
     def finish_recovery(self) -> None:
-        """Frees hidden arrays that no job needs any more."""
+        """Frees hidden arrays that no job needs any more; from here on arrays expire."""
         for record in self._catalog:
             self.settle(record)
+        self._spawn(self._sweep())
 
     async def stop(self) -> None:
         """Stops the sweeper and the hash threads; arrays stay where they are."""
@@ -181,9 +183,7 @@ class ArrayStore:
                 self.settle(record)
 
         # By callback, so that a client that hangs up meanwhile leaves memory and database in step.
-        write = self.database.write_soon(
-            lambda db: db.execute(_SQL["set_state"], {"id": array_id, "state": "deleted"})
-        )
+        write = self.database.write_soon(lambda db: db.execute(_SQL["set_state"], {"id": array_id, "state": "deleted"}))
         write.add_done_callback(deleted)
         await asyncio.shield(write)
 
@@ -224,8 +224,7 @@ class ArrayStore:
         spec = upload.spec
         if spec.scratch:
             return ScratchArray(spec.id, spec.dtype, spec.shape, spec.order, spec.nbytes, now())
-        if self.settings.durability == "power" and upload.extent is not None:
-            await asyncio.to_thread(upload.extent.flush)
+        await self.secure(upload)
         info = self.describe(upload)
         row = to_row(info, upload.extent)
         insert = self.database.write_soon(lambda db: self.insert_row(db, row))
@@ -234,7 +233,7 @@ class ArrayStore:
         except asyncio.CancelledError:
             # The row may be committed all the same. Nobody learned the id, so it goes again, and the extent after it.
             upload.seal()
-            remove = self.database.write_soon(lambda db: db.execute(_SQL["remove"], {"id": info.id}))
+            remove = self.database.write_soon(partial(_remove, info.id))
             remove.add_done_callback(_report)
             remove.add_done_callback(lambda _: self.release(upload))
             raise
@@ -242,6 +241,11 @@ class ArrayStore:
         if running is not None:
             self._spawn(self._record_hash(info.id, running))
         return info
+
+    async def secure(self, upload: Upload) -> None:
+        """Has the bytes on the disk before the row that names them, where settings ask for that."""
+        if self.settings.durability == "power" and upload.extent is not None:
+            await asyncio.to_thread(upload.extent.flush)
 
     def describe(self, upload: Upload) -> ArrayInfo:
         """The info of an upload that becomes an array now."""
@@ -271,21 +275,23 @@ class ArrayStore:
 
     def release(self, upload: Upload, *, reusable: bool = True) -> None:
         """Gives the space of an upload back that was never published (or was scratch)."""
-        self._free(upload.extent, upload.spec.nbytes, scratch=upload.spec.scratch, reusable=reusable)
+        self._free(upload.extent, upload.spec.nbytes, reusable=reusable)
 
     def settle(self, record: Record) -> None:
         """Frees a hidden array once nobody holds it."""
         if not record.hidden or record.pins or record.freed:
             return
-        record.freed = True
         info = record.info
+        if not self.database.is_open and not isinstance(info, ScratchArray):
+            return  # the next start frees it
+        record.freed = True
         if isinstance(info, ScratchArray):
-            self._free(record.extent, info.nbytes, scratch=True)
+            self._free(record.extent, info.nbytes)
             return
         statement = _SQL["remove" if record.state == "deleted" else "forget_extent"]
         self.database.write_soon(lambda db: db.execute(statement, {"id": info.id})).add_done_callback(_report)
         self._catalog.remove(record)
-        self._free(record.extent, info.nbytes, scratch=False)
+        self._free(record.extent, info.nbytes)
 
     def touch(self, extent: Extent) -> None:
         """Marks a file extent's mapping as used."""
@@ -304,11 +310,11 @@ class ArrayStore:
         self.used_bytes += nbytes
         return extent
 
-    def _free(self, extent: Extent | None, nbytes: int, *, scratch: bool, reusable: bool = True) -> None:
+    def _free(self, extent: Extent | None, nbytes: int, *, reusable: bool = True) -> None:
         if extent is None:
             return
         if extent.fd is not None:
-            assert scratch and self._memory is not None
+            assert self._memory is not None  # it came from there
             self._memory.give(extent, reusable=reusable)
             return
         self.used_bytes -= nbytes
@@ -320,12 +326,12 @@ class ArrayStore:
 
     def _recover(self, row: sqlite3.Row) -> bool:
         """Takes one row in. False: its bytes are missing or cut short."""
-        if row["state"] != "live" and row["extent"] is None:
+        if row["state"] != "live" and row["extent"] is None and row["nbytes"]:
             return bool(row["state"] == "expired")
         extent = None
         if row["extent"] is not None:
             try:
-                capacity = os.stat(self.settings.data_dir / "extents" / row["extent"]).st_size
+                capacity = (self.settings.data_dir / "extents" / row["extent"]).stat().st_size
             except FileNotFoundError:
                 return False
             if capacity < row["nbytes"]:
@@ -359,6 +365,8 @@ class ArrayStore:
             upcoming = self._catalog.next_expiry()
             if upcoming is not None:
                 delay = min(delay, max(upcoming - time.time(), 0.0))
+            if self._unrecorded:
+                delay = 0.0
             if delay > 0:
                 try:
                     # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the wake-up.
@@ -390,6 +398,10 @@ class ArrayStore:
         for record in due:
             record.hidden = True
             self.settle(record)
+
+
+def _remove(array_id: str, db: sqlite3.Connection) -> None:
+    db.execute(_SQL["remove"], {"id": array_id})
 
 
 def _report(done: asyncio.Future[Any]) -> None:

@@ -2,7 +2,8 @@
 
 Children are the front (`front.py`) and one worker a device (`worker/__main__.py`). They read from a pipe whose other
 end is this process's alone, so that they end with it even when it is killed. The listening socket stays open while the
-front restarts: connections wait in its backlog.
+front restarts: connections wait in its backlog. They hold the data directory's lock too: the next server begins when
+the last process of this one is gone, not before.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from gemmserve_service.settings import Settings
 
 _BACKLOG: Final = 2048
+_LOCK_WAIT_S: Final = 5.0  # for processes that end because their supervisor did
+_LOCK_POLL_S: Final = 0.02
 _PATH_MAX: Final = 107  # sun_path holds 108 bytes, the last of them 0
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 10.0
@@ -51,6 +55,7 @@ class StartError(RuntimeError):
 class _Child:
     name: str
     spawn: Callable[[], subprocess.Popen[bytes]]
+    """Raises OSError where the system has no process to give."""
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     delay: float = 0.0
@@ -59,8 +64,12 @@ class _Child:
     last_status: int = 0
 
     def start(self) -> None:
-        self.process = self.spawn()
         self.started = time.monotonic()
+        try:
+            self.process = self.spawn()
+        except OSError as error:
+            self.ended(os.EX_OSERR)
+            _say(f"{self.name} cannot be started ({error.strerror}); trying again in {self.delay:.1f} s")
 
     def ended(self, status: int) -> None:
         """Plans the next start, later after each short life."""
@@ -80,18 +89,19 @@ class _Child:
 def run(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status. Raises StartError."""
     with ExitStack() as stack:
-        _lock(settings.data_dir, stack)
+        lock_fd = _lock(settings.data_dir, stack)
         listener = stack.enter_context(_listen(settings))
         folder = _runtime_folder(settings, stack)
         control_path = str(folder / "control.sock")
         control = stack.enter_context(_control(control_path))
         devices = _devices(settings.device)
-        return _Supervisor(settings, listener, control, control_path, devices).run()
+        return _Supervisor(settings, lock_fd, listener, control, control_path, devices).run()
 
 
 @dataclass(eq=False)
 class _Supervisor:
     settings: Settings
+    lock_fd: int
     listener: socket.socket
     control: socket.socket
     control_path: str
@@ -104,7 +114,7 @@ class _Supervisor:
 
     def __post_init__(self) -> None:
         self.front = _Child("front", self._spawn_front)
-        self.workers = [_Child(f"worker {name}", lambda name=name: self._spawn_worker(name)) for name in self.devices]
+        self.workers = [_Child(f"worker {name}", partial(self._spawn_worker, name)) for name in self.devices]
 
     def run(self) -> int:
         wake_read, wake_write = os.pipe()
@@ -116,6 +126,7 @@ class _Supervisor:
         selector = selectors.DefaultSelector()
         selector.register(wake_read, selectors.EVENT_READ, self._on_signals)
         selector.register(self.ready[0], selectors.EVENT_READ, self._on_ready)
+        pipe_read, pipe_write = self.pipe
         try:
             while self.stopping is None or self.front.process is not None:
                 self._start_due()
@@ -128,10 +139,12 @@ class _Supervisor:
                     self._kill_all()
             return 0
         finally:
-            os.close(self.pipe[1])  # the workers' and, if need be, the front's order to end
+            os.close(pipe_write)  # the workers' and, if need be, the front's order to end
             self._kill_all()
             signal.set_wakeup_fd(-1)
             selector.close()
+            for fd in (wake_read, wake_write, pipe_read, *self.ready):
+                os.close(fd)
 
     # -- events -----------------------------------------------------------------------------------------------------
 
@@ -192,7 +205,6 @@ class _Supervisor:
     # -- children ---------------------------------------------------------------------------------------------------
 
     def _spawn_front(self) -> subprocess.Popen[bytes]:
-        # Its own descriptor each time: a front that dies before it was ready must not close the pipe.
         handoff = FrontHandoff(
             settings=self.settings,
             pipe_fd=self.pipe[0],
@@ -201,7 +213,7 @@ class _Supervisor:
             ready_fd=self.ready[1],
             devices=self.devices,
         )
-        fds = (self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
+        fds = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
         # The front multiplies nothing: a pool of BLAS threads in it would only cost memory.
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         return _spawn("gemmserve_service.front", handoff.model_dump_json(), fds, environment)
@@ -210,7 +222,8 @@ class _Supervisor:
         handoff = WorkerHandoff(
             settings=self.settings, pipe_fd=self.pipe[0], device=device, control_path=self.control_path
         )
-        return _spawn("gemmserve_service.worker", handoff.model_dump_json(), (self.pipe[0],), dict(os.environ))
+        fds = (self.lock_fd, self.pipe[0])
+        return _spawn("gemmserve_service.worker", handoff.model_dump_json(), fds, dict(os.environ))
 
 
 def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -227,20 +240,44 @@ def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, 
     return process
 
 
-def _lock(data_dir: Path, stack: ExitStack) -> None:
+def _lock(data_dir: Path, stack: ExitStack) -> int:
+    """The descriptor that holds the lock. Waits for what a killed server left behind; raises StartError at once for a
+    server that lives.
+    """
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StartError(f"the data directory {data_dir} cannot be used: {error.strerror}") from error
     stack.callback(os.close, fd)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        raise StartError(f"another server (pid {owner}) uses the data directory {data_dir}") from None
+    give_up = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            if _alive(owner) or time.monotonic() > give_up:
+                name = f"pid {owner}" if owner else "of unknown pid"
+                raise StartError(f"another server ({name}) uses the data directory {data_dir}") from None
+            time.sleep(_LOCK_POLL_S)
+        else:
+            break
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _alive(pid: str) -> bool:
+    """Whether that process exists; true if it cannot be known."""
+    if not pid.isdigit():
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -299,7 +336,8 @@ def _devices(device: str) -> list[str]:
     if probe.returncode:
         _say(f"looking for accelerators failed ({_reason(probe.returncode)}); using the CPU")
         return ["cpu"]
-    return json.loads(probe.stdout) or ["cpu"]
+    names: list[str] = json.loads(probe.stdout.splitlines()[-1])  # whatever libraries may print before
+    return names or ["cpu"]
 
 
 def _reason(status: int) -> str:

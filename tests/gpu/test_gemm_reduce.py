@@ -56,7 +56,8 @@ def test_everything_against_the_oracle(drawn, axis, over_batch, pre_op):
 @pytest.mark.parametrize("axis", [["m"], ["n"], ["m", "batch"], ["n", "batch"]])
 def test_several_tiles(rng, dtype, axis):
     a, b = array(rng, (3, 300, 70), dtype), array(rng, (3, 70, 200), dtype)
-    limit = {"float16": 2e-3, "float32": 1e-5, "complex64": 1e-5}.get(dtype, 1e-13)
+    # Of the smallest magnitudes, relative to themselves.
+    limit = {"float16": 2e-3, "float32": 2e-4, "complex64": 2e-4}.get(dtype, 1e-11)
     check(a, b, limit, reduce=COMPLEX if dtype.startswith("c") else REAL, axis=axis, return_c=True)
 
 
@@ -97,7 +98,7 @@ def test_atomic_sums(rng):
 
 def test_planar(rng):
     a, b = array(rng, (2, 3, 150, 40), "f4"), array(rng, (2, 40, 90), "f4")
-    found = check(a, b, 1e-5, reduce=COMPLEX, axis="n", layout="planar", return_c=True, trans_a="N")
+    found = check(a, b, 2e-4, reduce=COMPLEX, axis="n", layout="planar", return_c=True, trans_a="N")
     assert np.allclose(join(found["sum"].get()), (join(a) @ join(b)).sum(-1), atol=1e-2)
 
 
@@ -118,4 +119,4 @@ def test_empty_extents():
 
 def test_a_chosen_tile(rng):
     a, b = array(rng, (200, 50), "f4"), array(rng, (50, 120), "f4")
-    check(a, b, 1e-5, reduce=REAL, config=GemmConfig(block_m=32, block_n=32, block_k=8))
+    check(a, b, 2e-4, reduce=REAL, config=GemmConfig(block_m=32, block_n=32, block_k=8))

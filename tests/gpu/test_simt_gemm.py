@@ -1,4 +1,4 @@
-"""The portable gemm kernel on the device: the shim's cases, and sizes that fill it with the tiles that dispatch uses."""
+"""The portable gemm kernel on the device: the shim's cases, the tiles that dispatch uses, sizes that fill it."""
 
 from __future__ import annotations
 
@@ -68,6 +68,4 @@ def test_an_array_past_four_gigabytes(machine):
     for part in (slice(0, 64), slice(rows // 2, rows // 2 + 64), slice(rows - 64, rows)):
         head, tail = a[part].get(), b.get()
         shorter = GemmProblem.build(Operand.of(head), Operand.of(tail))
-        assert_within(
-            out[part].get(), reference.oracle_gemm(shorter, head, tail), reference.bound(shorter, head, tail)
-        )
+        assert_within(out[part].get(), reference.oracle_gemm(shorter, head, tail), reference.bound(shorter, head, tail))

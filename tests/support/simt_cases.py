@@ -125,9 +125,8 @@ def run_gemm(machine, case, operands=None):
     problem = GemmProblem.build(Operand.of(a), Operand.of(b), None if c is None else Operand.of(c), **case.options)
     poison = np.full(problem.result_shape, np.nan, problem.result_dtype)
     out = machine.put(strided(poison, case.out))
-    simt.run_gemm(
-        machine.launcher, problem, case.config, machine.put(a), machine.put(b), None if c is None else machine.put(c), out
-    )
+    held = [None if array is None else machine.put(array) for array in (a, b, c)]
+    simt.run_gemm(machine.launcher, problem, case.config, *held, out)
     return problem, a, b, c, machine.get(out)
 
 
@@ -253,9 +252,7 @@ GEMM_CASES = {
             (50, 44),
             (dtype,),
             strides=("fortran", "plain"),
-            config=GemmConfig(
-                block_m=t[0], block_n=t[1], block_k=t[2], thread_m=t[3], thread_n=t[4], stages=t[5]
-            ),
+            config=GemmConfig(block_m=t[0], block_n=t[1], block_k=t[2], thread_m=t[3], thread_n=t[4], stages=t[5]),
             options={"beta": 1},
         )
         for dtype, t in (
@@ -322,9 +319,11 @@ def check_reduce(machine, case):
         elif name == "c":
             assert_within(reference.logical(problem, results[name]), expected[name], element)
         else:
-            got = reference.logical(problem, results[name]) if problem.value_dtype.kind == "c" and name in {
-                "sum", "mean"
-            } else results[name]  # fmt: skip
+            got = (
+                reference.logical(problem, results[name])
+                if problem.value_dtype.kind == "c" and name in {"sum", "mean"}
+                else results[name]
+            )
             assert_within(got, expected[name], _reduced_bound(problem, name, product, element))
 
 
@@ -344,7 +343,8 @@ def _element_bound(problem, a, b):
 def _reduced_bound(problem, name, product, element):
     """From |f(c + e) - f(c)| and the roundings of f and of its result; all reductions are Lipschitz in the values."""
     unit = float(np.finfo(problem.accumulate).eps)
-    stored = float(np.finfo(np.float32 if name in {"sum", "mean", "sumsq"} and problem.dtype == np.float16 else problem.dtype).eps)
+    widened = name in {"sum", "mean", "sumsq"} and problem.dtype == np.float16
+    stored = float(np.finfo(np.float32 if widened else problem.dtype).eps)
     size = np.abs(product).astype(np.float64)
     element = 2 * element  # an error in both parts
     if problem.pre_op == "square":
@@ -441,19 +441,24 @@ REDUCE_CASES = {
         (2, 20, 9), (9, 12), COMPLEX_KINDS, ("float32", "float32"), options={"layout": "planar", "return_c": True}
     ),
     "planar conjugate transposed": Reduce(
-        (9, 20), (12, 9), ("sum", "mean"), ("float64", "float32"), ("n",),
+        (9, 20),
+        (12, 9),
+        ("sum", "mean"),
+        ("float64", "float32"),
+        ("n",),
         options={"layout": "planar", "trans_a": "C", "trans_b": "C"},
-    ),  # fmt: skip
+    ),
     "mixed types": Reduce((20, 9), (9, 12), COMPLEX_KINDS, ("float32", "complex64")),
     "transposed": Reduce((9, 20), (12, 9), COMPLEX_KINDS, options={"trans_a": "C", "trans_b": "T"}),
     "fp64 on complex64": Reduce((20, 9), (9, 12), COMPLEX_KINDS, options={"compute": "fp64"}),
     "six batch axes": Reduce(
-        (2, 1, 2, 1, 2, 1, 5, 6), (1, 2, 1, 2, 1, 2, 6, 7), COMPLEX_KINDS, axis=("m", "batch"),
+        (2, 1, 2, 1, 2, 1, 5, 6),
+        (1, 2, 1, 2, 1, 2, 6, 7),
+        COMPLEX_KINDS,
+        axis=("m", "batch"),
         options={"return_c": True},
-    ),  # fmt: skip
-    "six batch axes kept": Reduce(
-        (2, 1, 2, 1, 2, 1, 5, 6), (1, 2, 1, 2, 1, 2, 6, 7), COMPLEX_KINDS, axis=("n",)
     ),
+    "six batch axes kept": Reduce((2, 1, 2, 1, 2, 1, 5, 6), (1, 2, 1, 2, 1, 2, 6, 7), COMPLEX_KINDS, axis=("n",)),
     "one row": Reduce((1, 9), (9, 12), COMPLEX_KINDS),
     "k = 0": Reduce((20, 0), (0, 12), COMPLEX_KINDS),
     "nothing to reduce": Reduce((0, 9), (9, 12), ("sum", "sumsq")),

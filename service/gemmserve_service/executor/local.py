@@ -7,7 +7,8 @@ import logging
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING, cast
+import sys
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
@@ -40,7 +41,9 @@ class LocalExecutor:
         """Accepts workers."""
         self.owner = owner
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Link(self), sock=self._listener)
+        # From Python 3.13 on a server that closes would remove the path, which the next front needs.
+        keep: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+        self._server = await loop.create_unix_server(lambda: _Link(self), sock=self._listener, **keep)
 
     async def stop(self) -> None:
         """Tells the workers to end after their task, and closes."""
@@ -56,8 +59,10 @@ class LocalExecutor:
         return list(self._workers.values())
 
     def send(self, worker: Worker, task: Run) -> None:
-        """Writes the task to the worker's socket."""
-        self._links[worker.id].write(encode(task))
+        """Writes the task to the worker's socket; a worker that is just being lost will not answer."""
+        link = self._links.get(worker.id)
+        if link is not None:
+            link.write(encode(task))
 
     def forget(self, extent: str) -> None:
         """Tells every worker."""
@@ -127,7 +132,8 @@ class _Link(asyncio.Protocol):
                 if isinstance(message, Hello):
                     self._executor.greeted(self, message)
                 elif self.worker is None:
-                    raise ProtocolError("an answer before hello")
+                    log.error("a worker answered before it said hello: closing its connection")
+                    self.close()
                 elif self._executor.owner is not None:
                     self._executor.owner.task_ended(self.worker, message)
         except (ProtocolError, ValidationError):

@@ -10,7 +10,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from gemmserve_service.schemas import GemmParams, GemmReduceParams, Timings
+from gemmserve_service.schemas import (  # noqa: TC001 (pydantic resolves them at run time)
+    GemmParams,
+    GemmReduceParams,
+    Timings,
+)
 
 _LENGTH: Final = 4
 _MAX_FRAME: Final = 1 << 20  # a message holds shapes and names, a few KiB at most
@@ -43,6 +47,7 @@ class Run(_Message):
     kind: Literal["run"] = "run"
     task: str
     params: Annotated[GemmParams | GemmReduceParams, Field(discriminator="op")]
+    algorithm: str = Field(description="that the device will use; the plan depends on the job and the device alone")
     operands: dict[str, ArrayRef]
     results: dict[str, ArrayRef]
     verify: bool = False

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from gemmserve_service.core import Core
     from gemmserve_service.ingest import Declared
-    from gemmserve_service.jobs import OneShot
+    from gemmserve_service.single import OneShot
 
 router = APIRouter(tags=["one-shot"], default_response_class=Response)
 

@@ -33,7 +33,7 @@ SELECT * FROM jobs WHERE state = :state AND id < :before ORDER BY id DESC LIMIT 
 DELETE FROM jobs WHERE finished_at < :before
 
 -- name: remember_key
-INSERT INTO idempotency (key, digest, job_id, created_at) VALUES (:key, :digest, :job_id, :created_at)
+INSERT OR REPLACE INTO idempotency (key, digest, job_id, created_at) VALUES (:key, :digest, :job_id, :created_at)
 
 -- name: keys
 SELECT * FROM idempotency ORDER BY created_at

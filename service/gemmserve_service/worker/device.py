@@ -89,5 +89,5 @@ def open_backend(device: str, cache_share: float) -> DeviceBackend:
     return CupyBackend(kind, int(ordinal), cache_share)
 
 
-class DeviceUnavailable(RuntimeError):
+class DeviceUnavailable(RuntimeError):  # noqa: N818 (says what is the case, as a sentence)
     """The device that a worker was started for cannot be used; restarting does not help."""

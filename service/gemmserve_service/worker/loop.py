@@ -62,6 +62,7 @@ def _connect(path: Path) -> socket.socket:
 
 def _converse(connection: socket.socket, runner: Runner) -> None:
     decoder = Decoder()
+    runner.forget_all()  # an earlier front's memory went with it
     while data := connection.recv(_PIECE):
         for body in decoder.feed(data):
             message = TO_WORKER.validate_json(body)

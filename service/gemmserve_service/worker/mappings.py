@@ -43,6 +43,10 @@ class Mappings:
         for name in extents:
             self._maps.pop(name, None)
 
+    def clear(self) -> None:
+        """Drops every mapping."""
+        self._maps.clear()
+
 
 def _map(path: str, capacity: int) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

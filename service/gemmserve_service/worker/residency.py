@@ -18,7 +18,7 @@ class Residency:
         self._copies: OrderedDict[str, Any] = OrderedDict()
 
     def get(self, key: str | None, nbytes: int, load: Callable[[], Any]) -> Any:
-        """The copy under `key`, made by `load` where there is none. Arrays without a key or past the budget are not kept."""
+        """The copy under `key`, made by `load` where there is none; not kept without a key or past the budget."""
         if key is None or nbytes > self.budget:
             return load()
         copy = self._copies.get(key)

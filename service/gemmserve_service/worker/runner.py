@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels import Operand
-from gemmserve_kernels.dispatch import plan_gemm, plan_gemm_reduce
-from gemmserve_kernels.problem import GemmProblem
+from gemmserve_kernels import GemmProblem, Operand
 from gemmserve_service.errors import ServiceError, describe
 from gemmserve_service.executor.protocol import Done, Failed
 from gemmserve_service.operations import build
@@ -18,7 +16,7 @@ from gemmserve_service.worker.mappings import Mappings
 
 if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import Run
-    from gemmserve_service.operations import Problem
+    from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.worker.device import DeviceBackend
 
 log = logging.getLogger(__name__)
@@ -52,31 +50,30 @@ class Runner:
         """Drops mappings."""
         self._mappings.forget(extents)
 
+    def forget_all(self) -> None:
+        """Drops every mapping."""
+        self._mappings.clear()
+
     def _run(self, message: Run) -> Done:
         operands = {name: HostArray(self._mappings.array(ref), ref.cache_id) for name, ref in message.operands.items()}
         results = {name: self._mappings.array(ref, writable=True) for name, ref in message.results.items()}
-        problem = build(message.params, {name: Operand.of(operand.data) for name, operand in operands.items()})
-        algorithm = self._algorithm(problem)
         timings = self.backend.run(message.params, operands, results)
-        residual = _residual(problem, operands, results) if message.verify else None
-        return Done(
+        return Done.model_construct(
             task=message.task,
-            algorithm=algorithm,
+            algorithm=message.algorithm,
             timings=timings,
-            residual=residual,
+            residual=_residual(message.params, operands, results) if message.verify else None,
             memory_used=self.backend.memory_used(),
         )
 
-    def _algorithm(self, problem: Problem) -> str:
-        if isinstance(problem, GemmProblem):
-            return plan_gemm(problem, self.backend.spec).algorithm
-        return plan_gemm_reduce(problem, self.backend.spec).algorithm
 
-
-def _residual(problem: Problem, operands: dict[str, HostArray], results: dict[str, np.ndarray]) -> float | None:
+def _residual(
+    params: GemmParams | GemmReduceParams, operands: dict[str, HostArray], results: dict[str, np.ndarray[Any, Any]]
+) -> float | None:
     """Freivalds' check of a product: ||(D - (alpha A B + beta C)) x|| against its size, for random x; O(n^2)."""
     from gemmserve_kernels.reference import freivalds
 
+    problem = build(params, {name: Operand.of(operand.data) for name, operand in operands.items()})
     if not isinstance(problem, GemmProblem):
         return None
     c = operands["c"].data if "c" in operands else None

@@ -10,6 +10,9 @@
 #define GEMM_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #elif defined(__HIPCC_RTC__) || defined(__HIPCC__)
 #define GEMM_HIP 1
+// The second argument of __launch_bounds__ counts waves per SIMD unit here, not blocks: leave it to the compiler.
+#undef GEMM_MIN_BLOCKS
+#define GEMM_MIN_BLOCKS 1
 #define GEMM_DYNAMIC_SHARED(name) extern __shared__ __attribute__((aligned(16))) unsigned char name[]
 #else
 #error "compile with NVRTC, HIPRTC or the CPU shim"

@@ -4,10 +4,18 @@
 #include "../common/copy.cuh"
 #include "../common/raster.cuh"
 
+// ptxas moves the reads of one step under the arithmetic of another as far as registers go; LLVM for AMD moves them all
+// to the front and spills, so it sees two steps at a time.
+#if defined(GEMM_HIP)
+#define GEMM_UNROLL_K 2
+#else
+#define GEMM_UNROLL_K DEPTH
+#endif
+
 // acc += A B for one tile of k in shared memory: each thread an outer product of THREAD_M x THREAD_N a step.
 template <class Acc, class Threads, int THREAD_M, int THREAD_N, int DEPTH, class TileA, class TileB>
 GEMM_DEVICE void multiply_tile(Acc (&acc)[THREAD_M][THREAD_N], const Threads& threads, TileA a, TileB b) {
-#pragma unroll
+#pragma unroll GEMM_UNROLL_K
     for (int k = 0; k < DEPTH; ++k) {
         Acc left[THREAD_M], right[THREAD_N];
 #pragma unroll

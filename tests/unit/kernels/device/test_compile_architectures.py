@@ -21,22 +21,20 @@ DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
 
 # Registers of one thread at most, by dtype and tile: of gemm, and of gemm_reduce with every reduction. What NVRTC 13.0
 # takes on the hungriest architecture, rounded up to a multiple of 8, the unit in which they are handed out. A
-# multiprocessor has 65536: two blocks of 256 threads share it with 128 each.
+# multiprocessor has 65536: three blocks of 128 threads share it with 168 each.
 REGISTERS = {
-    "float16 128x128x8": (128, 128),
-    "float16 64x64x16": (96, 96),
-    "float16 32x32x16": (88, 96),
-    "float32 128x128x8": (128, 128),
-    "float32 64x64x16": (96, 96),
-    "float32 32x32x16": (96, 96),
-    "float64 128x64x8": (128, 128),
-    "float64 64x64x8": (128, 128),
-    "float64 32x32x16": (104, 112),
-    "complex64 128x64x8": (128, 128),
-    "complex64 64x64x8": (120, 128),
-    "complex64 32x32x8": (80, 96),
-    "complex128 64x64x8": (184, 200),
-    "complex128 32x32x8": (112, 120),
+    "float16 64x64x16/8x8": (168, 168),
+    "float16 32x64x16/4x4": (96, 96),
+    "float16 32x32x16/4x4": (96, 96),
+    "float32 64x64x16/8x8": (208, 208),
+    "float32 32x64x16/4x4": (96, 104),
+    "float32 32x32x16/4x4": (112, 112),
+    "float64 64x64x8/8x4": (168, 216),
+    "float64 32x64x8/4x4": (128, 128),
+    "complex64 64x64x8/8x4": (168, 168),
+    "complex64 32x64x8/4x4": (128, 128),
+    "complex64 32x32x8/4x2": (96, 96),
+    "complex128 32x32x8/4x2": (144, 144),
 }
 COMBINE_REGISTERS = 56  # of gemm_reduce_combine and gemm_reduce_finish
 REDUCTIONS = ["sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
@@ -102,7 +100,7 @@ def _compiled(source, arch):
 
 
 def _label(dtype, tile):
-    return f"{dtype} {tile.block_m}x{tile.block_n}x{tile.block_k}"
+    return f"{dtype} {tile.block_m}x{tile.block_n}x{tile.block_k}/{tile.thread_m}x{tile.thread_n}"
 
 
 def _shipped():

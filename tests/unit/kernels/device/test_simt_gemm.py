@@ -142,4 +142,3 @@ def test_any_problem(m, n, k, batches, how, trans, alpha, beta):
     c = (m, n) if beta else None
     case = Gemm(a, b, c, strides=how[:2], out=how[2], options=options)
     check_gemm(ShimMachine(ShimLauncher(H200)), case)
-

@@ -47,8 +47,6 @@ def test_long_grids_are_cut(machine):
         np.testing.assert_array_equal(results[name], whole[name])
 
 
-
-
 @pytest.mark.parametrize("axis", ["m", "n"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_nan_and_ties_as_numpy(machine, dtype, axis):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmserve_kernels import GemmProblem, Operand
-from gemmserve_kernels.blas import BlasPlan, NotExpressible, lower, pays
+from gemmserve_kernels.blas import BlasPlan, NotExpressible, copied_bytes, lower
 
 
 class Memory:
@@ -230,9 +230,10 @@ def test_too_many_calls():
         lower(GemmProblem.build(a, Operand.contiguous((50, 50, 6, 5), "f4")))
 
 
-def test_copies_pay_when_they_are_used_often():
-    big, thin = problem(4096, 4096, 4096, trans_a="R"), problem(4096, 16, 4096, trans_a="R")
-    assert lower(big).a.copied
-    assert pays(big, lower(big))
-    assert not pays(thin, lower(thin))
-    assert pays(problem(8, 8, 8), lower(problem(8, 8, 8)))
+def test_bytes_that_are_copied():
+    case = problem(10, 20, 30, trans_a="R", batch=(2,))
+    assert copied_bytes(case, lower(case)) == 2 * 2 * 300 * 8
+    plain = problem(10, 20, 30)
+    assert copied_bytes(plain, lower(plain)) == 0
+    gaps = Operand((10, 20), np.dtype("c8"), (80, 2))
+    assert copied_bytes(plain, lower(plain, gaps)) == 2 * 200 * 8

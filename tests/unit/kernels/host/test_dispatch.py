@@ -48,14 +48,19 @@ def test_plain_products_go_to_the_vendor(spec):
         problem(k=0),
         problem(m=0),
         problem(alpha=0),
-        problem(4096, 16, 4096, trans_a="R"),
-        problem(16, 4096, 4096, trans_b="R"),
-        problem(4096, 4096, 16, batch=(3,), order="F"),
+        problem(4096, 8, 64, trans_a="R"),
+        problem(8, 4096, 64, trans_b="R"),
+        problem(4096, 4096, 4, batch=(3,), order="F"),
         problem(7, 7, 7, batch=(9,), dtype="float16"),
     ],
 )
 def test_what_the_vendor_cannot_do_well_is_ours(case):
     assert plan_gemm(case, H200).algorithm == "simt"
+
+
+def test_starved_kernels_are_worth_a_copy():
+    """64 x 64 is one tile of ours, on one multiprocessor, however long k is."""
+    assert plan_gemm(problem(64, 64, 65536, trans_a="R"), H200).algorithm == "vendor"
 
 
 def test_planar_and_mixed_operands_are_copied_for_large_products():

@@ -159,6 +159,15 @@ def test_errors_of_reductions(rng, axis):
     assert found["sum"] == pytest.approx(0.01, rel=1e-3)
 
 
+def test_errors_of_planar_reductions(rng):
+    a, b = array(rng, (2, 3, 40, 20), "f4"), array(rng, (2, 20, 30), "f4")
+    options = {"reduce": ["sum", "sumsq", "absmax", "argmin"], "layout": "planar", "return_c": True}
+    problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), **options)
+    found = reduction_errors(problem, a, b, gemm_reduce(a, b, **options))
+    assert set(found) == {"sum", "sumsq", "absmax", "argmin", "c"}
+    assert all(error < 1e-6 for error in found.values())
+
+
 def test_oracle_of_reductions_returns_c(rng):
     a, b = array(rng, (4, 3), "f8"), array(rng, (3, 2), "f8")
     problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), reduce="max", return_c=True)

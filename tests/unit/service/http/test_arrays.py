@@ -213,11 +213,8 @@ async def test_not_acceptable(client, stored, problem):
     problem(await client.get(path, headers={"Accept": "text/html"}), 406, "not-acceptable")
 
 
-@pytest.mark.parametrize("bare", [True, False])
-@pytest.mark.parametrize("endian", ["<", ">"])
+@pytest.mark.parametrize(("bare", "endian"), [(True, "<"), (False, "<"), (False, ">")])
 async def test_content_digest(client, npy, random_array, footprint, problem, bare, endian):
-    if bare and endian == ">":
-        pytest.skip("bare bytes are little-endian")
     array = random_array((300, 300)).astype(f"{endian}c8")
     body = array.tobytes() if bare else npy(array)
     query, headers = ({"dtype": "complex64", "shape": "300,300"}, BARE) if bare else ({}, NPY)

@@ -312,8 +312,13 @@ async def test_job(client, put, problem, footprint, job, status, slug):
     assert (await client.get("/v1/jobs")).json()["items"] == []
 
 
+# A request without a queue: the path says what the operation is, and there are no ids.
 ONE_SHOTS = [
-    entry for entry in JOBS if not {"priority", "timeout_s"} & entry[0].keys() and UNKNOWN not in entry[0].values()
+    entry
+    for entry in JOBS
+    if entry[0].get("op") in {"gemm", "gemm_reduce"}
+    and not {"priority", "timeout_s"} & entry[0].keys()
+    and not any(isinstance(entry[0].get(name), str) for name in ("a", "b"))
 ]
 
 
@@ -321,8 +326,6 @@ ONE_SHOTS = [
 @pytest.mark.parametrize(("job", "status", "slug"), ONE_SHOTS, ids=[json.dumps(job) for job, *_ in ONE_SHOTS])
 async def test_one_shot(client, npy, form, problem, job, status, slug, params_first):
     arrays, fields = split(job)
-    if fields.get("op") not in {"gemm", "gemm_reduce"} or "../etc" in fields.values():
-        pytest.skip("the path says what the operation is, and there are no ids")
     path = "/v1/gemm" if fields.pop("op") == "gemm" else "/v1/gemm-reduce"
     parts = [(name, npy(array)) for name, array in arrays.items()]
     params = ("params", json.dumps(fields).encode())

@@ -1,0 +1,117 @@
+"""The writer thread: what a write that returned promises, and what an error costs the others."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import pytest
+from gemmserve_service.database import SCHEMA_VERSION, Database, DatabaseError, load_sql
+from gemmserve_service.errors import StoreFull
+
+INSERT = "INSERT INTO idempotency (key, digest, job_id, created_at) VALUES (?, 'd', 'j', 0)"
+COUNT = "SELECT count(*) FROM idempotency"
+
+
+def count(db):
+    return db.execute(COUNT).fetchone()[0]
+
+
+async def test_a_write_that_returned_is_there_for_another_connection(database):
+    await database.write(lambda db: db.execute(INSERT, ("k",)))
+    with sqlite3.connect(database.path) as other:
+        assert other.execute(COUNT).fetchone() == (1,)
+    assert await database.read(count) == 1
+
+
+async def test_a_burst_shares_commits_and_a_bad_write_loses_itself_alone(database):
+    statements = []
+    await database.write(lambda db: db.set_trace_callback(statements.append))
+    writes = [database.write(lambda db, key=f"k{i}": db.execute(INSERT, (key,))) for i in range(100)]
+    writes.insert(50, database.write(lambda db: db.execute("INSERT INTO nowhere VALUES (1)")))
+    writes.insert(70, database.write(lambda db: db.execute(INSERT, ("k3",))))  # taken already
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert [type(error) for error in errors] == [sqlite3.OperationalError, sqlite3.IntegrityError]
+    assert await database.read(count) == 100
+    assert statements.count("COMMIT") < 50
+
+
+async def test_writes_are_applied_in_the_order_of_the_calls(database):
+    order = []
+    futures = [database.write_soon(lambda _, i=i: order.append(i)) for i in range(1000)]
+    await asyncio.gather(*futures)
+    assert order == list(range(1000))
+
+
+async def test_a_caller_that_goes_away_takes_nothing_back(database):
+    task = asyncio.create_task(database.write(lambda db: db.execute(INSERT, ("k",))))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await database.write(lambda _: None)
+    assert await database.read(count) == 1
+
+
+async def test_stop_commits_what_is_queued(database):
+    for i in range(600):  # more than one commit holds
+        database.write_soon(lambda db, key=f"k{i}": db.execute(INSERT, (key,)))
+    await database.stop()
+    with sqlite3.connect(database.path) as other:
+        assert other.execute(COUNT).fetchone() == (600,)
+    with pytest.raises(DatabaseError, match="not open"):
+        await database.write(count)
+    with pytest.raises(DatabaseError, match="not open"):
+        await database.read(count)
+    await database.stop()
+
+
+async def test_a_full_disk_is_a_store_full_and_nothing_of_it_stays(database):
+    pages = await database.write(lambda db: db.execute("PRAGMA page_count").fetchone()[0])
+    await database.write(lambda db: db.execute(f"PRAGMA max_page_count = {pages + 2}"))
+    with pytest.raises(StoreFull):
+        await database.write(lambda db: db.execute(INSERT, ("x" * 100_000,)))
+    await database.write(lambda db: db.execute(INSERT, ("small",)))
+    assert await database.read(count) == 1
+
+
+async def test_a_newer_schema_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "db.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    database = Database(path)
+    with pytest.raises(DatabaseError, match="newer gemmserve"):
+        await database.start()
+    await database.stop()
+
+
+async def test_what_is_no_database_is_refused(tmp_path):
+    path = tmp_path / "db.sqlite"
+    path.write_bytes(b"these are not the pages of a database" * 100)
+    database = Database(path)
+    with pytest.raises(DatabaseError, match="cannot be opened"):
+        await database.start()
+    await database.stop()
+
+
+@pytest.mark.parametrize(("durability", "level"), [("process", 1), ("power", 2)])
+async def test_durability_sets_what_a_commit_waits_for(tmp_path, durability, level):
+    database = Database(tmp_path / "db.sqlite", durability=durability)
+    await database.start()
+    try:
+        assert await database.write(lambda db: db.execute("PRAGMA synchronous").fetchone()[0]) == level
+        assert await database.write(lambda db: db.execute("PRAGMA journal_mode").fetchone()[0]) == "wal"
+    finally:
+        await database.stop()
+
+
+async def test_every_statement_compiles(database):
+    for name in ("arrays", "jobs"):
+        for statement in load_sql(name).values():
+
+            def explain(db, statement=statement):
+                names = {word.strip(":,()") for word in statement.replace("(", " ").split() if word.startswith(":")}
+                db.execute("EXPLAIN " + statement, dict.fromkeys(names))
+
+            await database.read(explain)

@@ -1,0 +1,156 @@
+"""Extents: space that is really there, recycled only when nobody can see or change what it holds."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+
+import pytest
+from gemmserve_service import extents
+from gemmserve_service.errors import StoreFull
+from gemmserve_service.extents import ExtentPool, memory_extents_supported, size_class
+from hypothesis import given
+from hypothesis import strategies as st
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def gone():
+    return []
+
+
+@pytest.fixture(params=["files", "memory"])
+def pool(request, tmp_path, gone):
+    if request.param == "memory" and not memory_extents_supported():
+        pytest.skip("this system has no memfd")
+    return ExtentPool(
+        tmp_path if request.param == "files" else None, keep_bytes=4 * MIB, limit=16 * MIB, on_destroy=gone.append
+    )
+
+
+@given(st.integers(1, 1 << 50))
+def test_a_size_class_is_whole_pages_and_wastes_at_most_an_eighth(nbytes):
+    capacity = size_class(nbytes)
+    assert capacity >= nbytes
+    assert capacity % mmap.PAGESIZE == 0
+    assert capacity - nbytes < max(mmap.PAGESIZE, nbytes / 8)
+    assert size_class(capacity) == capacity
+
+
+def test_an_extent_serves_again_with_its_pages(pool):
+    first = pool.take(MIB)
+    first.view(MIB)[:4] = b"abcd"
+    pool.give(first)
+    assert (pool.live_bytes, pool.free_bytes) == (0, MIB)
+    again = pool.take(MIB - 100)
+    assert again is first
+    assert again.mapped
+    assert (pool.live_bytes, pool.free_bytes) == (MIB, 0)
+
+
+def test_an_extent_that_somebody_still_looks_at_is_not_handed_out(pool):
+    first = pool.take(MIB)
+    piece = first.view(MIB)[10:20].toreadonly()  # what a transport holds of a download
+    pool.give(first)
+    assert pool.take(MIB) is not first
+    del piece
+    assert pool.take(MIB) is first
+
+
+def test_one_that_a_lost_process_may_write_to_is_never_handed_out(pool, gone):
+    extent = pool.take(MIB)
+    view = extent.view(MIB)
+    pool.give(extent, reusable=False)
+    assert gone == [extent.name]
+    assert (pool.live_bytes, pool.free_bytes) == (0, 0)
+    view[:1] = b"x"  # the pages are the old owner's own
+    assert pool.take(MIB) is not extent
+
+
+def test_free_extents_are_bounded_and_trim_gives_all_back(pool, gone):
+    taken = [pool.take(MIB) for _ in range(6)]
+    for extent in taken:
+        pool.give(extent)
+    assert pool.free_bytes == 4 * MIB
+    assert gone == [taken[0].name, taken[1].name]
+    pool.trim()
+    assert pool.free_bytes == 0
+    assert gone == [extent.name for extent in taken]
+    assert not any(os.path.exists(extent.path) for extent in taken if extent.fd is None)
+
+
+def test_one_larger_than_what_is_kept_goes_at_once(pool, gone):
+    extent = pool.take(8 * MIB)
+    pool.give(extent)
+    assert gone == [extent.name]
+
+
+def test_the_limit_counts_what_is_live_and_drops_what_is_free(pool):
+    kept = [pool.take(MIB) for _ in range(3)]
+    for extent in kept:
+        pool.give(extent)
+    pool.take(14 * MIB)  # fits only without the free ones
+    assert pool.free_bytes == 0
+    with pytest.raises(StoreFull):
+        pool.take(4 * MIB)
+    assert pool.live_bytes == 14 * MIB
+
+
+def test_a_file_has_its_space_before_anything_is_written(tmp_path):
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    extent = pool.take(MIB)
+    assert os.stat(extent.path).st_blocks * 512 >= MIB
+
+
+def test_a_full_disk_is_store_full_and_leaves_no_file(tmp_path, monkeypatch):
+    def full(fd, offset, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pool = ExtentPool(tmp_path, keep_bytes=MIB)
+    pool.give(pool.take(MIB))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StoreFull):
+        pool.take(2 * MIB)
+    assert os.listdir(tmp_path) == []  # the recycled one went to make room
+    assert pool.live_bytes == pool.free_bytes == 0
+
+
+def test_descriptors_do_not_leak(pool):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        pool.give(pool.take(MIB), reusable=False)
+    pool.trim()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_mappings_of_live_files_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(extents, "_MOST_MAPPED", 2)
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    taken = [pool.take(4096) for _ in range(3)]
+    for extent in taken:
+        extent.view(4)[:] = b"data"
+        pool.touch(extent)
+    assert [extent.mapped for extent in taken] == [False, True, True]
+    assert bytes(taken[0].view(4)) == b"data"
+
+
+def test_sweep_deletes_what_no_row_names(tmp_path):
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    kept, orphan = pool.take(4096), pool.take(4096)
+    after_restart = ExtentPool(tmp_path, keep_bytes=0)
+    assert after_restart.sweep([kept.name]) == 1
+    assert os.listdir(tmp_path) == [kept.name]
+    adopted = after_restart.adopt(kept.name, kept.capacity)
+    assert after_restart.live_bytes == kept.capacity
+    assert len(adopted.view(100)) == 100
+    assert orphan.name != kept.name
+
+
+def test_flush_waits_for_the_file_and_its_folder_even_when_nothing_is_mapped(tmp_path, monkeypatch):
+    extent = ExtentPool(tmp_path, keep_bytes=0).take(4096)
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    extent.flush()
+    assert synced == [extent.path, str(tmp_path)]

@@ -1,0 +1,257 @@
+"""The life of jobs as a state machine: whatever happens in whatever order, each ends once and nothing stays held."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+
+from gemmserve_kernels import DeviceSpec
+from gemmserve_service.core import Core
+from gemmserve_service.errors import NotFound, ServiceError
+from gemmserve_service.executor.base import Worker, spec_adapter
+from gemmserve_service.executor.protocol import Done, Failed, Hello
+from gemmserve_service.schemas import GemmJob, GemmParams, JobState, Timings
+from gemmserve_service.settings import Settings
+
+ALLOWED = {
+    JobState.QUEUED: {JobState.RUNNING, JobState.CANCELLED, JobState.EXPIRED, JobState.FAILED},
+    JobState.RUNNING: set(JobState) - {JobState.RUNNING},
+}
+NAMES = ("cpu", "cuda:0")
+
+
+class Fleet:
+    """Workers that do what the machine says."""
+
+    def __init__(self):
+        self.fleet = {name: Worker(name) for name in NAMES}
+        self.owner = None
+
+    async def start(self, owner):
+        self.owner = owner
+        for name in NAMES:
+            self.hello(name)
+
+    async def stop(self):
+        self.owner = None
+
+    def workers(self):
+        return list(self.fleet.values())
+
+    def send(self, worker, task):
+        assert worker.ready
+        assert list(worker.tasks) == [task.task], "one task at a time"
+
+    def forget(self, extent):
+        pass
+
+    def hello(self, name):
+        spec = spec_adapter().dump_python(DeviceSpec.cpu(), mode="json")
+        self.fleet[name].greeted(Hello(worker=name, pid=1, spec=spec, verified_error=0))
+        self.owner.worker_ready(self.fleet[name])
+
+
+class History:
+    """Keeps every state that a job was seen in."""
+
+    def __init__(self):
+        self.states = {}
+
+    def job_changed(self, job, nbytes, flops):
+        states = self.states.setdefault(job.id, [])
+        if states:
+            assert job.state in ALLOWED[states[-1]], (states, job.state)
+        states.append(job.state)
+
+
+class JobLife(RuleBasedStateMachine):
+    jobs = Bundle("jobs")
+    requests = Bundle("requests")
+
+    def __init__(self):
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.folder = tempfile.TemporaryDirectory()
+        self.settings = Settings(data_dir=Path(self.folder.name), max_attempts=2, max_queued_jobs=6)
+        self.history = History()
+        self.accepted = []
+
+    @initialize()
+    def start(self):
+        self.core = Core(self.settings, Fleet())
+        self.core.observers.append(self.history)
+        self.run(self.core.start())
+        self.operand = self.run(self.put())
+
+    def run(self, coroutine):
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 20))
+
+    async def put(self, *, scratch=False):
+        upload = await self.core.store.reserve(np.dtype("f4"), (4, 4), "C", ttl_s=None, scratch=scratch)
+        upload.write(bytes(64))
+        return upload if scratch else await upload.commit()
+
+    async def settle(self):
+        """Lets everything that is under way in the loop and in the database come to rest."""
+        for _ in range(3):
+            await self.core.database.write(lambda _: None)
+            await asyncio.sleep(0)
+
+    @rule(target=jobs, priority=st.integers(-1, 1), own_operand=st.booleans())
+    def submit(self, priority, own_operand):
+        async def submit():
+            operand = await self.put() if own_operand else self.operand
+            job = GemmJob(op="gemm", a=operand.id, b=operand.id, priority=priority)
+            try:
+                info, created = await self.core.jobs.submit(job)
+            finally:
+                if own_operand:
+                    await self.core.store.delete(operand.id)  # its bytes stay as long as the job needs them
+            assert created
+            return info.id
+
+        try:
+            job_id = self.run(submit())
+        except ServiceError as error:
+            assert error.slug == "queue-full"
+            return multiple()
+        self.accepted.append(job_id)
+        return job_id
+
+    @rule(target=requests)
+    def one_shot(self):
+        async def begin():
+            operands = {"a": await self.put(scratch=True), "b": await self.put(scratch=True)}
+            task = asyncio.ensure_future(self.core.jobs.run(GemmParams(), operands))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return task, operands
+
+        task, operands = self.run(begin())
+        if task.done():
+            assert task.exception().slug == "queue-full"
+            for upload in operands.values():
+                upload.abort()
+            return multiple()
+        return task
+
+    @rule(request=requests)
+    def hang_up(self, request):
+        async def cancel():
+            request.cancel()
+            await asyncio.wait([request])
+
+        self.run(cancel())
+
+    @rule(job=jobs)
+    def cancel(self, job):
+        info = self.run(self.core.jobs.cancel(job))
+        assert info.state.final
+
+    @rule(job=jobs)
+    def deadline(self, job):
+        live = self.core.jobs._live.get(job)
+        if live is not None:
+            self.loop.call_soon(self.core.scheduler._expire, live.task)
+            self.run(self.settle())
+
+    @rule(name=st.sampled_from(NAMES), ok=st.booleans())
+    def answer(self, name, ok):
+        async def answer():
+            worker = self.core.executor.fleet[name]
+            for task in list(worker.tasks)[:1]:
+                if ok:
+                    reply = Done(task=task, algorithm="numpy", timings=Timings())
+                else:
+                    reply = Failed(task=task, slug="device-error", status=500, title="Device error", detail="no")
+                self.core.executor.owner.task_ended(worker, reply)
+            await self.settle()
+
+        self.run(answer())
+
+    @rule(name=st.sampled_from(NAMES), back=st.booleans())
+    def lose(self, name, back):
+        async def lose():
+            worker = self.core.executor.fleet[name]
+            if worker.ready:
+                worker.ready = False
+                self.core.executor.owner.worker_lost(worker)
+            elif back:
+                self.core.executor.hello(name)
+            await self.settle()
+
+        self.run(lose())
+
+    @rule()
+    def restart(self):
+        async def restart():
+            await self.core.stop()
+            # A new process counts afresh: running jobs are queued again.
+            for states in self.history.states.values():
+                if states[-1] is JobState.RUNNING:
+                    states.append(JobState.QUEUED)
+            self.core = Core(self.settings, Fleet())
+            self.core.observers.append(self.history)
+            await self.core.start()
+
+        self.run(restart())
+
+    @invariant()
+    def accepted_jobs_are_known(self):
+        for job_id in self.accepted:
+            self.run(self.core.jobs.get(job_id))  # NotFound would be a lost job
+
+    def teardown(self):
+        async def finish():
+            core = self.core
+            for name in NAMES:
+                if not core.executor.fleet[name].ready:
+                    core.executor.hello(name)
+            while core.scheduler.running or core.scheduler.queued:
+                for worker in core.executor.workers():
+                    for task in list(worker.tasks):
+                        done = Done(task=task, algorithm="numpy", timings=Timings())
+                        core.executor.owner.task_ended(worker, done)
+                await self.settle()
+            await self.settle()
+            infos = [await core.jobs.get(job_id) for job_id in self.accepted]
+            for task in [task for task in asyncio.all_tasks() if "run_once" in repr(task) or "Jobs.run" in repr(task)]:
+                await asyncio.wait([task])
+                if not task.cancelled() and task.exception() is None:
+                    task.result().release()
+            assert all(info.state.final for info in infos)
+            for info in infos:
+                assert (info.state is JobState.SUCCEEDED) == (info.result is not None)
+                for array_id in (info.result or {}).values():
+                    await core.store.delete(array_id)
+            await core.store.delete(self.operand.id)
+            await self.settle()
+            assert (core.store.used_bytes, core.store.scratch_bytes, core.store.count) == (0, 0, 0)
+            assert list(core.store._catalog) == []
+            await core.stop()
+
+        try:
+            if hasattr(self, "core"):
+                self.run(finish())
+        finally:
+            self.loop.close()
+            self.folder.cleanup()
+
+
+JobLife.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestJobLife = JobLife.TestCase
+
+
+async def test_an_unknown_job_is_not_found(core):
+    for call in (core.jobs.get, core.jobs.cancel):
+        try:
+            await call("job_" + "0" * 26)
+        except NotFound:
+            continue
+        raise AssertionError("an id from nowhere was found")

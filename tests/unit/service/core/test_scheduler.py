@@ -1,0 +1,315 @@
+"""The scheduler alone, with workers that answer when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import numpy as np
+import pytest
+from gemmserve_kernels import Operand
+from gemmserve_service import operations
+from gemmserve_service.errors import (
+    Draining,
+    JobCancelled,
+    JobFailed,
+    JobTimeout,
+    NotReady,
+    QueueFull,
+    WorkerCrashed,
+)
+from gemmserve_service.executor.protocol import Done
+from gemmserve_service.scheduler import Scheduler, Task
+from gemmserve_service.schemas import GemmParams
+
+A = np.ones((4, 4), "c8")
+
+
+class Recorder:
+    """Notes what it is told, and takes over what it is given."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.outcomes: dict[str, object] = {}
+
+    def started(self, task):
+        self.told.append(("started", task.id))
+
+    def requeued(self, task):
+        self.told.append(("requeued", task.id))
+
+    def ended(self, task, outcome):
+        assert task.id not in self.outcomes, "told twice"
+        self.told.append(("ended", task.id))
+        self.outcomes[task.id] = outcome
+        if isinstance(outcome, Done):
+            task.close()
+
+
+@pytest.fixture
+def listener():
+    return Recorder()
+
+
+@pytest.fixture
+async def make_scheduler(store, make_settings):
+    async def make(fake, **fields):
+        scheduler = Scheduler(make_settings(**fields), store, fake)
+        await fake.start(scheduler)
+        return scheduler
+
+    return make
+
+
+@pytest.fixture
+async def scheduler(make_scheduler, fake):
+    return await make_scheduler(fake)
+
+
+@pytest.fixture
+def make_task(store, put, listener):
+    async def make(name, params=None, **fields):
+        params = params or GemmParams()
+        operands = {}
+        for key in ("a", "b"):
+            upload = await put(store, A, scratch=True)
+            await upload.commit()
+            operands[key] = store.pin_upload(upload)
+        problem = operations.build(params, {"a": Operand.of(A), "b": Operand.of(A)})
+        results = {"d": store.allocate(A.dtype, A.shape, "C", ttl_s=None, scratch=True)}
+        return Task(name, params, problem, operands, results, listener, **fields)
+
+    return make
+
+
+@pytest.fixture
+def submit(make_task):
+    async def make_and_submit(scheduler, name, **fields):
+        task = await make_task(name, **fields)
+        scheduler.submit(task)
+        return task
+
+    return make_and_submit
+
+
+async def test_priority_then_first_come(scheduler, fake, submit, store):
+    await submit(scheduler, "running")
+    for name, priority in (("low", -5), ("first", 0), ("high", 9), ("second", 0)):
+        await submit(scheduler, name, priority=priority)
+    order = []
+    while scheduler.running:
+        order += fake.running()
+        fake.done()
+    assert order == ["running", "high", "first", "second", "low"]
+    assert store.scratch_bytes == 0
+
+
+async def test_each_worker_has_one_task_at_a_time(make_scheduler, make_fake, submit):
+    fake = make_fake("cuda:0", "cuda:1")
+    scheduler = await make_scheduler(fake)
+    for name in "abc":
+        await submit(scheduler, name)
+    assert (fake.running("cuda:0"), fake.running("cuda:1")) == (["a"], ["b"])
+    assert (scheduler.queued, scheduler.running) == (1, 2)
+    fake.done("cuda:1")
+    assert (fake.running("cuda:0"), fake.running("cuda:1")) == (["a"], ["c"])
+
+
+async def test_a_lost_task_takes_its_old_place_and_its_results(scheduler, fake, submit, listener):
+    task = await submit(scheduler, "a")
+    await submit(scheduler, "b")
+    fake.lose()
+    assert listener.told[-1] == ("requeued", "a")
+    assert (scheduler.queued, scheduler.running) == (2, 0)
+    fake.hello()
+    assert fake.running() == ["a"]
+    assert (task.attempt, fake.fleet["cpu"].restarts) == (2, 1)
+
+
+async def test_a_poisonous_task_fails_after_its_attempts(make_scheduler, fake, submit, listener, store):
+    scheduler = await make_scheduler(fake, max_attempts=3)
+    await submit(scheduler, "poison")
+    await submit(scheduler, "good")
+    for _ in range(3):
+        assert fake.running() == ["poison"]
+        fake.lose()
+        fake.hello()
+    assert isinstance(listener.outcomes["poison"], WorkerCrashed)
+    assert fake.running() == ["good"]
+    fake.done()
+    assert store.scratch_bytes == 0
+
+
+async def test_space_that_a_lost_worker_had_is_not_used_again(make_scheduler, fake, submit, store):
+    scheduler = await make_scheduler(fake, max_attempts=1)
+    task = await submit(scheduler, "a")
+    name = task.results["d"].extent.name
+    fake.lose()
+    assert name in fake.forgotten or name not in {extent.name for extent in store._memory._free.values()}
+
+
+async def test_cancelled_while_queued_is_never_run(scheduler, fake, submit, listener, store):
+    await submit(scheduler, "a")
+    waiting = await submit(scheduler, "b")
+    scheduler.cancel(waiting)
+    scheduler.cancel(waiting)
+    assert isinstance(listener.outcomes["b"], JobCancelled)
+    fake.done()
+    assert [run.task for _, run in fake.sent] == ["a"]
+    assert store.scratch_bytes == 0
+
+
+async def test_cancelled_while_running_holds_its_space_until_the_worker_is_through(
+    scheduler, fake, submit, listener, store
+):
+    running = await submit(scheduler, "a")
+    held = store.scratch_bytes
+    scheduler.cancel(running)
+    assert isinstance(listener.outcomes["a"], JobCancelled)
+    assert store.scratch_bytes == held
+    waiting = await submit(scheduler, "b")
+    assert fake.running() == ["a"]
+    fake.done(task="a")
+    assert fake.running() == ["b"]
+    scheduler.cancel(waiting)
+    fake.lose()
+    assert store.scratch_bytes == 0
+    assert listener.told.count(("ended", "a")) == 1
+
+
+async def test_the_deadline_counts_queue_and_run(scheduler, fake, submit, listener, store, eventually):
+    await submit(scheduler, "runs", timeout_s=0.03)
+    await submit(scheduler, "waits", timeout_s=0.03)
+    await eventually(lambda: len(listener.outcomes) == 2)
+    assert all(isinstance(outcome, JobTimeout) for outcome in listener.outcomes.values())
+    assert (scheduler.queued, scheduler.running) == (0, 1)
+    fake.done()
+    assert store.scratch_bytes == 0
+
+
+async def test_no_deadline_fires_after_the_end(scheduler, fake, submit, listener):
+    await submit(scheduler, "a", timeout_s=0.02)
+    fake.done()
+    await asyncio.sleep(0.04)
+    assert isinstance(listener.outcomes["a"], Done)
+
+
+async def test_a_failure_ends_the_task_and_not_the_worker(scheduler, fake, submit, listener, store):
+    await submit(scheduler, "a")
+    await submit(scheduler, "b")
+    fake.fail()
+    failed = listener.outcomes["a"]
+    assert isinstance(failed, JobFailed)
+    assert failed.description.slug == "device-error"
+    assert fake.running() == ["b"]
+    fake.done()
+    assert store.scratch_bytes == 0
+
+
+async def test_an_answer_that_nobody_waits_for_is_ignored(scheduler, fake, submit, listener):
+    await submit(scheduler, "a")
+    fake.lose()
+    fake.hello()
+    fake.done(task="a")
+    fake.done(task="a")
+    fake.done(task="never heard of")
+    assert listener.told.count(("ended", "a")) == 1
+
+
+async def test_admission(make_scheduler, fake, submit):
+    scheduler = await make_scheduler(fake, max_queued_jobs=2)
+    await submit(scheduler, "runs")
+    with contextlib.ExitStack() as arriving:
+        arriving.enter_context(scheduler.admission())
+        arriving.enter_context(scheduler.admission())
+        with pytest.raises(QueueFull) as full, scheduler.admission():
+            pass
+        assert full.value.retry_after_s >= 1
+    await submit(scheduler, "waits")
+    with scheduler.admission():
+        pass
+    scheduler.drain()
+    with pytest.raises(Draining), scheduler.admission():
+        pass
+
+
+async def test_nothing_is_admitted_before_a_worker_has_spoken(store, settings, fake):
+    scheduler = Scheduler(settings, store, fake)
+    with pytest.raises(NotReady), scheduler.admission():
+        pass
+    await fake.start(scheduler)
+    fake.lose()
+    with scheduler.admission():  # it will be back
+        pass
+
+
+async def test_draining_keeps_durable_tasks_and_refuses_the_others(scheduler, fake, submit, listener, make_task):
+    await submit(scheduler, "runs", durable=False)
+    await submit(scheduler, "kept")
+    await submit(scheduler, "refused", durable=False)
+    scheduler.drain()
+    assert isinstance(listener.outcomes["refused"], Draining)
+    late = await make_task("late", durable=False)
+    scheduler.submit(late)  # it was admitted before
+    assert isinstance(listener.outcomes["late"], Draining)
+    fake.done()
+    assert isinstance(listener.outcomes["runs"], Done)
+    assert fake.running() == []
+    assert scheduler.queued == 1
+    assert "kept" not in listener.outcomes
+
+
+async def test_idle_waits_for_what_somebody_wants(scheduler, fake, submit):
+    wanted, dropped = await submit(scheduler, "wanted"), None
+    assert not await scheduler.idle(0.02)
+    waiting = asyncio.create_task(scheduler.idle(5))
+    await asyncio.sleep(0)
+    scheduler.cancel(wanted)  # the worker goes on with it, nobody waits for that
+    assert await asyncio.wait_for(waiting, 1)
+    fake.done()
+    dropped = await submit(scheduler, "second")
+    waiting = asyncio.create_task(scheduler.idle(5))
+    await asyncio.sleep(0)
+    fake.done()
+    assert dropped.over
+    assert await asyncio.wait_for(waiting, 1)
+
+
+async def test_a_worker_lost_while_draining(scheduler, fake, submit, listener, make_scheduler):
+    await submit(scheduler, "oneshot", durable=False)
+    scheduler.drain()
+    fake.lose()
+    assert isinstance(listener.outcomes["oneshot"], Draining)
+    assert await scheduler.idle(0)
+
+
+async def test_stop_answers_requests_and_silences_deadlines(scheduler, fake, submit, listener):
+    await submit(scheduler, "oneshot", durable=False)
+    await submit(scheduler, "job", timeout_s=0.02)
+    scheduler.stop()
+    assert isinstance(listener.outcomes["oneshot"], Draining)
+    await asyncio.sleep(0.04)
+    assert "job" not in listener.outcomes
+
+
+async def test_a_task_that_no_device_can_run_any_more_fails_and_lets_others_pass(
+    scheduler, fake, submit, listener, make_task, store
+):
+    task = await make_task("tf32", params=GemmParams(compute="fp32"))
+    object.__setattr__(task.problem, "compute", "tf32")  # admitted by a server with another device
+    await submit(scheduler, "runs")
+    scheduler.submit(task)
+    await submit(scheduler, "next")
+    fake.done()
+    assert fake.running() == ["next"]
+    assert listener.outcomes["tf32"].description.slug == "compute-unsupported"
+    fake.done()
+    assert store.scratch_bytes == 0
+
+
+async def test_ended_tasks_do_not_pile_up_behind_a_long_one(scheduler, submit):
+    await submit(scheduler, "long")
+    for i in range(1500):
+        scheduler.cancel(await submit(scheduler, f"{i}"))
+    assert len(scheduler._heap) < 600
+    assert scheduler.queued == 0
