@@ -73,14 +73,17 @@ async def run_once(
     observe: Callable[[JobInfo, tuple[int, int]], None],
 ) -> OneShot:
     """See `Jobs.run`."""
-    with scheduler.admission(), contextlib.ExitStack() as undo:
-        pins: dict[str, Pinned] = {}
-        for name, upload in operands.items():
-            await upload.commit()
-            pins[name] = undo.enter_context(store.pin_upload(upload))
-        problem = operations.build_stored(params, pins)
-        plans = scheduler.check(problem)
-        results = reserve_results(store, problem, math.inf, undo, scratch=True)
+    with contextlib.ExitStack() as undo:
+        for upload in operands.values():
+            undo.callback(upload.abort)
+        with scheduler.admission():
+            pins: dict[str, Pinned] = {}
+            for name, upload in operands.items():
+                await upload.commit()
+                pins[name] = undo.enter_context(store.pin_upload(upload))
+            problem = operations.build_stored(params, pins)
+            plans = scheduler.check(problem)
+            results = reserve_results(store, problem, math.inf, undo, scratch=True)
         undo.pop_all()
     waiter = _Waiter(asyncio.get_running_loop().create_future())
     task = Task(

@@ -18,6 +18,7 @@ from gemmserve_service.executor.base import Worker, spec_adapter
 from gemmserve_service.executor.protocol import Done, Failed, Hello
 from gemmserve_service.schemas import GemmJob, GemmParams, JobState, Timings
 from gemmserve_service.settings import Settings
+from gemmserve_service.single import OneShot
 
 ALLOWED = {
     JobState.QUEUED: {JobState.RUNNING, JobState.CANCELLED, JobState.EXPIRED, JobState.FAILED},
@@ -81,6 +82,7 @@ class JobLife(RuleBasedStateMachine):
         self.settings = Settings(data_dir=Path(self.folder.name), max_attempts=2, max_queued_jobs=6)
         self.history = History()
         self.accepted = []
+        self.pending = []
 
     @initialize()
     def start(self):
@@ -139,6 +141,7 @@ class JobLife(RuleBasedStateMachine):
             for upload in operands.values():
                 upload.abort()
             return multiple()
+        self.pending.append(task)
         return task
 
     @rule(request=requests)
@@ -221,10 +224,11 @@ class JobLife(RuleBasedStateMachine):
                 await self.settle()
             await self.settle()
             infos = [await core.jobs.get(job_id) for job_id in self.accepted]
-            for task in [task for task in asyncio.all_tasks() if "run_once" in repr(task) or "Jobs.run" in repr(task)]:
-                await asyncio.wait([task])
-                if not task.cancelled() and task.exception() is None:
-                    task.result().release()
+            for outcome in await asyncio.gather(*self.pending, return_exceptions=True):
+                if isinstance(outcome, OneShot):
+                    outcome.release()
+                else:
+                    assert isinstance(outcome, (asyncio.CancelledError, ServiceError)), outcome
             assert all(info.state.final for info in infos)
             for info in infos:
                 assert (info.state is JobState.SUCCEEDED) == (info.result is not None)
@@ -234,11 +238,13 @@ class JobLife(RuleBasedStateMachine):
             await self.settle()
             assert (core.store.used_bytes, core.store.scratch_bytes, core.store.count) == (0, 0, 0)
             assert list(core.store._catalog) == []
-            await core.stop()
 
         try:
             if hasattr(self, "core"):
-                self.run(finish())
+                try:
+                    self.run(finish())
+                finally:
+                    self.run(self.core.stop())
         finally:
             self.loop.close()
             self.folder.cleanup()

@@ -145,7 +145,8 @@ async def test_space_that_a_lost_worker_had_is_not_used_again(make_scheduler, fa
     task = await submit(scheduler, "a")
     name = task.results["d"].extent.name
     fake.lose()
-    assert name in fake.forgotten or name not in {extent.name for extent in store._memory._free.values()}
+    assert store.scratch_bytes == 0
+    assert name not in store._memory._free
 
 
 async def test_cancelled_while_queued_is_never_run(scheduler, fake, submit, listener, store):
