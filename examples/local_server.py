@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-READY = re.compile(r"https?://[\w.\[\]:-]+:\d+")
+READY = re.compile(r"^gemmserve ready on (\S+)", re.MULTILINE)
 
 
 class LocalServer:
@@ -80,7 +80,7 @@ class LocalServer:
         while time.monotonic() < deadline:
             ended = self.process.poll() is not None
             if found := READY.search(self.log.read_text(errors="replace")):
-                return found[0]
+                return found[1]
             if ended:
                 raise RuntimeError(f"the server ended with status {self.process.returncode}:\n{self.tail()}")
             time.sleep(0.02)

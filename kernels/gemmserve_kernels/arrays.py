@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,19 @@ def same_library(arrays: dict[str, Any]) -> str:
         if other != chosen:
             raise ParameterInvalid(f"a is a {chosen} array and {name} is a {other} array", name)
     return chosen
+
+
+class ArrayKey(NamedTuple):
+    """What a plan may know of an array. Hashing it is much cheaper than building an `Operand` for every call."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: Any) -> ArrayKey:
+        """Of a NumPy or CuPy array."""
+        return cls(array.shape, array.dtype, array.strides)
 
 
 def native(array: Any) -> Any:

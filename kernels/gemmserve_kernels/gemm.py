@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmserve_kernels import cpu
-from gemmserve_kernels.arrays import check_out, native, overlaps, same_library
+from gemmserve_kernels.arrays import ArrayKey, check_out, native, overlaps, same_library
 from gemmserve_kernels.caching import cached
 from gemmserve_kernels.device import DeviceSpec, device_errors
 from gemmserve_kernels.dispatch import plan_gemm
@@ -15,6 +15,7 @@ from gemmserve_kernels.problem import GemmProblem, Operand
 
 if TYPE_CHECKING:
     from gemmserve_kernels.config import GemmConfig
+    from gemmserve_kernels.dispatch import Plan
 
 
 def gemm(
@@ -48,52 +49,66 @@ def gemm(
     on_cpu = same_library({"a": a, "b": b, "c": c, "out": out}) == "numpy"
     if on_cpu:
         a, b, c = native(a), native(b), native(c) if c is not None else None
-    problem = cached(
-        GemmProblem.build,
-        Operand.of(a),
-        Operand.of(b),
-        Operand.of(c) if c is not None else None,
-        alpha=alpha,
-        beta=beta,
-        trans_a=trans_a,
-        trans_b=trans_b,
-        order=order,
-        layout=layout,
-        compute=compute,
-        config=config,
-    )
-    if out is not None:
-        check_out("out", out, problem.result_shape, problem.result_dtype)
+    options = {
+        "alpha": alpha,
+        "beta": beta,
+        "trans_a": trans_a,
+        "trans_b": trans_b,
+        "order": order,
+        "layout": layout,
+        "compute": compute,
+        "config": config,
+    }
+    run = _on_cpu if on_cpu else _on_gpu
+    return run(a, b, c, out, options)
+
+
+def _planned(
+    ordinal: int | None, a: ArrayKey, b: ArrayKey, c: ArrayKey | None, result: ArrayKey | None, **options: Any
+) -> tuple[GemmProblem, Plan]:
+    """The problem and its plan for the GPU of that number, or the CPU. Pure: cached by its callers."""
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b), None if c is None else Operand.of(c), **options)
+    spec = DeviceSpec.cpu() if ordinal is None else DeviceSpec.of(ordinal)
+    return problem, plan_gemm(problem, spec, None if result is None else Operand.of(result))
+
+
+def _on_cpu(a: Any, b: Any, c: Any, out: Any, options: dict[str, Any]) -> Any:
+    key_c = None if c is None else ArrayKey.of(c)
+    problem, _ = cached(_planned, None, ArrayKey.of(a), ArrayKey.of(b), key_c, None, **options)
     c = c if problem.beta != 0 else None
-    return _on_cpu(problem, a, b, c, out) if on_cpu else _on_gpu(problem, a, b, c, out)
-
-
-def _on_cpu(problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> Any:
-    cached(plan_gemm, problem, DeviceSpec.cpu())
-    result = out
-    if out is None or overlaps(np, out, a, b, c):
-        result = np.empty(problem.result_shape, problem.result_dtype, problem.order)
+    result = _target(np, problem, a, b, c, out)
     cpu.run_gemm(problem, a, b, c, result)
     return _deliver(result, out)
 
 
-def _on_gpu(problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> Any:
+def _on_gpu(a: Any, b: Any, c: Any, out: Any, options: dict[str, Any]) -> Any:
     import cupy
 
     from gemmserve_kernels import simt, vendor
     from gemmserve_kernels.launch import CupyLauncher
 
+    ordinal = a.device.id
+    keys = ArrayKey.of(a), ArrayKey.of(b), None if c is None else ArrayKey.of(c)
     with a.device, device_errors():
-        spec = DeviceSpec.of(a.device.id)
-        result = out
-        if out is None or overlaps(cupy, out, a, b, c):
-            result = cupy.empty(problem.result_shape, problem.result_dtype, problem.order)
-        plan = cached(plan_gemm, problem, spec, Operand.of(result))
+        problem, plan = cached(_planned, ordinal, *keys, None, **options)
+        c = c if problem.beta != 0 else None
+        result = _target(cupy, problem, a, b, c, out)
+        if result is out:
+            problem, plan = cached(_planned, ordinal, *keys, ArrayKey.of(out), **options)
         if plan.blas is not None:
             vendor.run_gemm(problem, plan.blas, a, b, c, result)
         else:
-            simt.run_gemm(CupyLauncher(spec), problem, plan.config, a, b, c, result)
+            simt.run_gemm(CupyLauncher(DeviceSpec.of(ordinal)), problem, plan.config, a, b, c, result)
         return _deliver(result, out)
+
+
+def _target(xp: Any, problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> Any:
+    """Where the result is computed: `out`, or a fresh array where there is none or it overlaps an operand."""
+    if out is not None:
+        check_out("out", out, problem.result_shape, problem.result_dtype)
+        if not overlaps(xp, out, a, b, c):
+            return out
+    return xp.empty(problem.result_shape, problem.result_dtype, problem.order)
 
 
 def _deliver(result: Any, out: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmserve_kernels import cpu_reduce
-from gemmserve_kernels.arrays import check_out, native, overlaps, same_library
+from gemmserve_kernels.arrays import ArrayKey, check_out, native, overlaps, same_library
 from gemmserve_kernels.caching import cached
 from gemmserve_kernels.device import DeviceSpec, device_errors
 from gemmserve_kernels.dispatch import plan_gemm_reduce
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gemmserve_kernels.config import GemmConfig
+    from gemmserve_kernels.dispatch import Plan
 
 
 def gemm_reduce(
@@ -56,53 +57,57 @@ def gemm_reduce(
     on_cpu = same_library({"a": a, "b": b} | {f"out[{name!r}]": array for name, array in given.items()}) == "numpy"
     if on_cpu:
         a, b = native(a), native(b)
-    problem = cached(
-        GemmReduceProblem.build,
-        Operand.of(a),
-        Operand.of(b),
-        reduce=reduce if isinstance(reduce, str) else tuple(reduce),
-        axis=axis if isinstance(axis, str) else tuple(axis),
-        pre_op=pre_op,
-        alpha=alpha,
-        trans_a=trans_a,
-        trans_b=trans_b,
-        layout=layout,
-        compute=compute,
-        config=config,
-        return_c=return_c,
-        reproducible=reproducible,
-    )
-    for name, array in given.items():
-        if name not in problem.results:
-            raise ParameterInvalid(f"out has {name!r}, which is no result of this call", "out")
-        check_out(f"out[{name!r}]", array, *problem.results[name])
-    results = _on_cpu(problem, a, b, given) if on_cpu else _on_gpu(problem, a, b, given)
+    options = {
+        "reduce": reduce if isinstance(reduce, str) else tuple(reduce),
+        "axis": axis if isinstance(axis, str) else tuple(axis),
+        "pre_op": pre_op,
+        "alpha": alpha,
+        "trans_a": trans_a,
+        "trans_b": trans_b,
+        "layout": layout,
+        "compute": compute,
+        "config": config,
+        "return_c": return_c,
+        "reproducible": reproducible,
+    }
+    run = _on_cpu if on_cpu else _on_gpu
+    results = run(a, b, given, options)
     return results if len(results) > 1 else next(iter(results.values()))
 
 
-def _on_cpu(problem: GemmReduceProblem, a: Any, b: Any, given: dict[str, Any]) -> dict[str, Any]:
-    cached(plan_gemm_reduce, problem, DeviceSpec.cpu())
+def _planned(ordinal: int | None, a: ArrayKey, b: ArrayKey, **options: Any) -> tuple[GemmReduceProblem, Plan]:
+    """The problem and its plan for the GPU of that number, or the CPU. Pure: cached by its callers."""
+    problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), **options)
+    return problem, plan_gemm_reduce(problem, DeviceSpec.cpu() if ordinal is None else DeviceSpec.of(ordinal))
+
+
+def _on_cpu(a: Any, b: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    problem, _ = cached(_planned, None, ArrayKey.of(a), ArrayKey.of(b), **options)
     results = _targets(np, problem, a, b, given)
     cpu_reduce.run_gemm_reduce(problem, a, b, results)
     return _deliver(results, given)
 
 
-def _on_gpu(problem: GemmReduceProblem, a: Any, b: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     import cupy
 
     from gemmserve_kernels import simt
     from gemmserve_kernels.launch import CupyLauncher
 
+    ordinal = a.device.id
     with a.device, device_errors():
-        spec = DeviceSpec.of(a.device.id)
-        plan = cached(plan_gemm_reduce, problem, spec)
+        problem, plan = cached(_planned, ordinal, ArrayKey.of(a), ArrayKey.of(b), **options)
         results = _targets(cupy, problem, a, b, given)
-        simt.run_gemm_reduce(CupyLauncher(spec), problem, plan.config, a, b, results)
+        simt.run_gemm_reduce(CupyLauncher(DeviceSpec.of(ordinal)), problem, plan.config, a, b, results)
         return _deliver(results, given)
 
 
 def _targets(xp: Any, problem: GemmReduceProblem, a: Any, b: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Where each result is computed: the caller's array, or a fresh one where there is none or it overlaps."""
+    for name, array in given.items():
+        if name not in problem.results:
+            raise ParameterInvalid(f"out has {name!r}, which is no result of this call", "out")
+        check_out(f"out[{name!r}]", array, *problem.results[name])
     return {
         name: given[name] if name in given and not overlaps(xp, given[name], a, b) else xp.empty(shape, dtype)
         for name, (shape, dtype) in problem.results.items()

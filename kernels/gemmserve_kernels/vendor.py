@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.device import device_errors
 from gemmserve_kernels.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ _ALIGNMENT: Final = 16
 def run_gemm(problem: GemmProblem, plan: BlasPlan, a: Any, b: Any, c: Any | None, out: Any) -> None:
     """Writes alpha op(a) op(b) + beta c into `out`; CuPy arrays on the current device.
 
-    Raises OutOfDeviceMemory, DeviceError.
+    Raises DeviceError for a status of the BLAS; CuPy's own errors are the caller's to translate.
     """
-    with device_errors(), _blas_errors():
+    with _blas_errors():
         operands = (
             _operand(a, problem.trans_a, problem, plan, copied=plan.a.copied),
             _operand(b, problem.trans_b, problem, plan, copied=plan.b.copied),
@@ -100,10 +101,7 @@ def _call(problem: GemmProblem, plan: BlasPlan, a: Any, b: Any, d: Any, beta: co
     flags = {"N": cublas.CUBLAS_OP_N, "T": cublas.CUBLAS_OP_T, "C": cublas.CUBLAS_OP_C}
     dtype = getattr(runtime, _DATA_TYPES[plan.dtype.name])
     compute, algorithm = _compute_type(plan, problem.compute)
-    # The host's scalars have the type that the BLAS computes in.
-    scale = np.dtype(np.float32) if plan.dtype == np.float16 else plan.dtype
-    factors = [np.array(x if scale.kind == "c" else complex(x).real, scale) for x in (problem.alpha, beta)]
-    alpha_pointer, beta_pointer = (factor.ctypes.data for factor in factors)
+    alpha_scalar, beta_scalar = _scalar(problem.alpha, plan.dtype), _scalar(beta, plan.dtype)
     item = plan.dtype.itemsize
     handle = device.get_cublas_handle()
     with _host_scalars(handle):
@@ -115,11 +113,27 @@ def _call(problem: GemmProblem, plan: BlasPlan, a: Any, b: Any, d: Any, beta: co
             (x, x_pointer, rows), (y, y_pointer, columns) = left, right
             cublas.gemmStridedBatchedEx(
                 handle, flags[x.trans], flags[y.trans], rows, columns, plan.k,
-                alpha_pointer, x_pointer, dtype, x.leading, x.batch_stride,
+                alpha_scalar.data, x_pointer, dtype, x.leading, x.batch_stride,
                 y_pointer, dtype, y.leading, y.batch_stride,
-                beta_pointer, d.data.ptr + offset_d * item, dtype, plan.d.leading, plan.d.batch_stride,
+                beta_scalar.data, d.data.ptr + offset_d * item, dtype, plan.d.leading, plan.d.batch_stride,
                 plan.batch, compute, algorithm,
             )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _HostScalar:
+    """A factor in host memory and its address."""
+
+    array: np.ndarray[Any, Any]
+    data: int
+
+
+@lru_cache(1024)
+def _scalar(value: complex, dtype: np.dtype[Any]) -> _HostScalar:
+    """A factor in the type that the BLAS computes in."""
+    scale = np.dtype(np.float32) if dtype == np.float16 else dtype
+    array = np.array(value if scale.kind == "c" else complex(value).real, scale)
+    return _HostScalar(array, array.ctypes.data)
 
 
 _DATA_TYPES: Final = {

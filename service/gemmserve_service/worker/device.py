@@ -10,6 +10,7 @@ from gemmserve_kernels import DeviceSpec, gemm, gemm_reduce
 from gemmserve_service.executor.base import spec_adapter
 from gemmserve_service.operations import options
 from gemmserve_service.schemas import GemmParams, Timings
+from gemmserve_service.worker.blas import BlasThreads, flops_per_call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +61,7 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self.spec = DeviceSpec.cpu()
+        self._threads = BlasThreads()
 
     def spec_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = spec_adapter().dump_python(self.spec, mode="json")
@@ -75,7 +77,8 @@ class CpuBackend:
         results: Mapping[str, np.ndarray[Any, Any]],
     ) -> Timings:
         start = time.perf_counter()
-        call(params, {name: operand.data for name, operand in operands.items()}, results)
+        with self._threads.limited(flops_per_call(params, operands["a"].data, operands["b"].data)):
+            call(params, {name: operand.data for name, operand in operands.items()}, results)
         return Timings(kernel_s=time.perf_counter() - start)
 
 

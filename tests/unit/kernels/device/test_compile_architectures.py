@@ -19,9 +19,9 @@ from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
 
-# Registers of one thread at most, by dtype and tile: of gemm, and of gemm_reduce with every reduction. What NVRTC 13.0
-# takes on the hungriest architecture, rounded up to a multiple of 8, the unit in which they are handed out. A
-# multiprocessor has 65536: three blocks of 128 threads share it with 168 each.
+# Registers of one thread at most, by dtype and tile (block m x n x k / thread m x n): of gemm, and of gemm_reduce with
+# every reduction. What NVRTC 13.0 takes on the hungriest architecture, rounded up to a multiple of 8, the unit in which
+# they are handed out. A multiprocessor has 65536, a thread can have 255.
 REGISTERS = {
     "float16 64x64x16/8x8": (168, 168),
     "float16 32x64x16/4x4": (96, 96),

@@ -161,8 +161,33 @@ class JobLife(RuleBasedStateMachine):
     def deadline(self, job):
         live = self.core.jobs._live.get(job)
         if live is not None:
-            self.loop.call_soon(self.core.scheduler._expire, live.task)
-            self.run(self.settle())
+            self.expire(live.task)
+
+    @rule(name=st.sampled_from(NAMES))
+    def deadline_while_running(self, name):
+        for task in list(self.core.executor.fleet[name].tasks.values()):
+            self.expire(task)
+
+    def expire(self, task):
+        async def expire():
+            task.timeout_s = 1.0
+            self.core.scheduler._expire(task)
+            assert task.over
+            await self.settle()
+
+        self.run(expire())
+
+    @rule(request=requests, name=st.sampled_from(NAMES))
+    def hang_up_just_as_the_answer_comes(self, request, name):
+        async def both():
+            request.cancel()
+            for task in list(self.core.executor.fleet[name].tasks):
+                done = Done(task=task, algorithm="numpy", timings=Timings())
+                self.core.executor.owner.task_ended(self.core.executor.fleet[name], done)
+            await asyncio.wait([request])
+            await self.settle()
+
+        self.run(both())
 
     @rule(name=st.sampled_from(NAMES), ok=st.booleans())
     def answer(self, name, ok):
@@ -250,7 +275,7 @@ class JobLife(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-JobLife.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=25, deadline=None)
+JobLife.TestCase.settings = hypothesis_settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestJobLife = JobLife.TestCase
 
 

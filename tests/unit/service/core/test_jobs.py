@@ -145,6 +145,7 @@ async def test_a_client_that_hangs_up_during_submission_has_submitted(core, fake
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    await core.database.write(lambda _: None)
     (info,), _ = await core.jobs.list(state=None, limit=9, cursor=None)
     again, created = await core.jobs.submit(gemm(a, a), idempotency_key="k")
     assert (again.id, created) == (info.id, False)

@@ -1,0 +1,132 @@
+"""The text that reaches a compiler, and the cache of what comes back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gemmserve_kernels import compiler
+from gemmserve_kernels.compiler import Cubin, KernelSource, kernel_source
+
+SOURCES = Path(compiler.__file__).parent / "cuda"
+
+
+@pytest.mark.parametrize("name", ["gemm", "gemm_reduce"])
+def test_one_text_with_each_file_once(name):
+    text = kernel_source(name, {"BLOCK_M": "64", "INDEX": "long long"})
+    assert text.startswith("#define GEMM_BLOCK_M 64\n#define GEMM_INDEX long long\n#line 1")
+    assert not re.search(r"^\s*#\s*(include|pragma once)", text, re.MULTILINE)
+    first_lines = re.findall(r'#line 1 "([^"]+)"', text)
+    assert len(first_lines) == len(set(first_lines))
+    assert "common/platform.cuh" in first_lines
+
+
+def test_line_directives_point_at_the_lines():
+    """Each line of the text is the line of the file that the directives say."""
+    file, number, seen = None, 0, 0
+    for line in kernel_source("gemm_reduce", {}).splitlines():
+        if match := re.fullmatch(r'#line (\d+) "([^"]+)"', line):
+            file, number = (SOURCES / match[2]).read_text().splitlines(), int(match[1])
+            continue
+        if line:
+            assert file[number - 1] == line
+            seen += 1
+        number += 1
+    assert seen > 500
+
+
+def test_every_device_file_is_used():
+    used = set()
+    for name in ("gemm", "gemm_reduce"):
+        used |= set(re.findall(r'#line 1 "([^"]+)"', kernel_source(name, {})))
+    assert used == {str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.cu*")}
+
+
+def test_device_code_is_portable():
+    """What differs between the compilers is in one file, and no header is included from outside."""
+    for path in SOURCES.rglob("*.cu*"):
+        text = path.read_text()
+        assert not re.search(r"#\s*include\s*<", text), path
+        if path.name != "platform.cuh":
+            assert not re.search(r"\basm\b|__CUDACC|__HIP|GEMM_SHIM|__shfl", text), path
+
+
+def test_sources_are_keys():
+    a, b = (KernelSource("gemm", (("BLOCK_M", "64"),)) for _ in range(2))
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a != KernelSource("gemm", (("BLOCK_M", "32"),))
+
+
+LOG = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'gemm_reduce_finish' for 'sm_90a'
+ptxas info    : Function properties for gemm_reduce_finish
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 32 registers, used 0 barriers
+ptxas info    : Compiling entry function 'gemm_reduce' for 'sm_90a'
+ptxas info    : Function properties for gemm_reduce
+    48 bytes stack frame, 44 bytes spill stores, 20 bytes spill loads
+ptxas info    : Used 128 registers, used 1 barriers, 48 bytes cumulative stack size
+"""
+
+
+def test_the_assembler_log_is_read():
+    cubin = Cubin(b"", LOG)
+    assert cubin.registers == {"gemm_reduce_finish": 32, "gemm_reduce": 128}
+    assert cubin.spill_bytes == {"gemm_reduce_finish": 0, "gemm_reduce": 64}
+
+
+def test_the_cache_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(compiler.CACHE_VARIABLE, raising=False)
+    assert compiler.cache_directory() == tmp_path / "gemmserve" / "kernels"
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "mine"))
+    assert compiler.cache_directory() == tmp_path / "mine"
+
+
+@pytest.fixture
+def compiles(monkeypatch):
+    """NVRTC's place taken by a counter: what is tested here is when it is called."""
+    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed")
+    calls = []
+
+    def compile_cuda(text, arch, *, name):
+        calls.append(arch)
+        return Cubin(f"{arch} {len(text)}".encode(), "")
+
+    monkeypatch.setattr(compiler, "compile_cuda", compile_cuda)
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: (13, 0))
+    return calls
+
+
+def test_a_source_is_compiled_once_per_architecture_and_text(compiles, monkeypatch, tmp_path):
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "cache"))
+    small, large = (KernelSource("gemm", (("BLOCK_M", size),)) for size in ("32", "64"))
+    path = compiler.cubin_file(small, "sm_90a")
+    assert path.read_bytes().startswith(b"sm_90a ")
+    assert compiler.cubin_file(small, "sm_90a") == path
+    assert compiles == ["sm_90a"]
+    others = {compiler.cubin_file(small, "sm_80"), compiler.cubin_file(large, "sm_90a")}
+    assert len(others | {path}) == 3
+    assert sorted(tmp_path.glob("cache/*")) == sorted(others | {path})  # no temporary file is left
+
+
+def test_a_cache_that_cannot_be_written(compiles, monkeypatch, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(blocked))
+    path = compiler.cubin_file(KernelSource("gemm", ()), "sm_80")
+    assert path.read_bytes().startswith(b"sm_80 ")
+    assert blocked.read_text() == "not a directory"
+
+
+def test_the_compiler_says_where_it_failed():
+    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed")
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    with pytest.raises(compiler.CompileError, match=r"gemm.cu for sm_80.*(?s:.)*common/|mma/"):
+        compiler.compile_cuda(kernel_source("gemm", {}), "sm_80", name="gemm.cu")
