@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+
 from gemmserve_kernels.device import DeviceSpec
 from gemmserve_service.core import Core
 from gemmserve_service.database import Database

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.worker.blas import BlasThreads, flops_per_call
 

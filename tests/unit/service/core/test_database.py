@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 
 import pytest
+
 from gemmserve_service.database import SCHEMA_VERSION, Database, DatabaseError, load_sql
 from gemmserve_service.errors import StoreFull
 

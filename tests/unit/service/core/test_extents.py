@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gemmserve_service import extents
 from gemmserve_service.errors import StoreFull
 from gemmserve_service.extents import ExtentPool, memory_extents_supported, size_class
-from hypothesis import given
-from hypothesis import strategies as st
 
 MIB = 1 << 20
 
@@ -78,7 +80,7 @@ def test_free_extents_are_bounded_and_trim_gives_all_back(pool, gone):
     pool.trim()
     assert pool.free_bytes == 0
     assert gone == [extent.name for extent in taken]
-    assert not any(os.path.exists(extent.path) for extent in taken if extent.fd is None)
+    assert not any(Path(extent.path).exists() for extent in taken if extent.fd is None)
 
 
 def test_one_larger_than_what_is_kept_goes_at_once(pool, gone):
@@ -101,7 +103,7 @@ def test_the_limit_counts_what_is_live_and_drops_what_is_free(pool):
 def test_a_file_has_its_space_before_anything_is_written(tmp_path):
     pool = ExtentPool(tmp_path, keep_bytes=0)
     extent = pool.take(MIB)
-    assert os.stat(extent.path).st_blocks * 512 >= MIB
+    assert Path(extent.path).stat().st_blocks * 512 >= MIB
 
 
 def test_a_full_disk_is_store_full_and_leaves_no_file(tmp_path, monkeypatch):
@@ -113,16 +115,16 @@ def test_a_full_disk_is_store_full_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StoreFull):
         pool.take(2 * MIB)
-    assert os.listdir(tmp_path) == []  # the recycled one went to make room
+    assert list(tmp_path.iterdir()) == []  # the recycled one went to make room
     assert pool.live_bytes == pool.free_bytes == 0
 
 
 def test_descriptors_do_not_leak(pool):
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(50):
         pool.give(pool.take(MIB), reusable=False)
     pool.trim()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_mappings_of_live_files_are_bounded(tmp_path, monkeypatch):
@@ -141,7 +143,7 @@ def test_sweep_deletes_what_no_row_names(tmp_path):
     kept, orphan = pool.take(4096), pool.take(4096)
     after_restart = ExtentPool(tmp_path, keep_bytes=0)
     assert after_restart.sweep([kept.name]) == 1
-    assert os.listdir(tmp_path) == [kept.name]
+    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
     adopted = after_restart.adopt(kept.name, kept.capacity)
     assert after_restart.live_bytes == kept.capacity
     assert len(adopted.view(100)) == 100
@@ -151,6 +153,6 @@ def test_sweep_deletes_what_no_row_names(tmp_path):
 def test_flush_waits_for_the_file_and_its_folder_even_when_nothing_is_mapped(tmp_path, monkeypatch):
     extent = ExtentPool(tmp_path, keep_bytes=0).take(4096)
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
     extent.flush()
     assert synced == [extent.path, str(tmp_path)]

@@ -7,13 +7,13 @@ import contextlib
 
 import numpy as np
 import pytest
+
 from gemmserve_kernels.errors import ShapeMismatch
 from gemmserve_service.errors import (
     BodyTooShort,
     Draining,
     IdempotencyConflict,
     IdempotencyMismatch,
-    JobCancelled,
     JobFailed,
     JobTimeout,
     NotFound,
@@ -95,7 +95,7 @@ async def test_states_as_they_are_and_as_they_are_told(core, fake, gemm, a, idle
     await asyncio.wait_for(watcher, 5)
     assert seen[0][0] in {JobState.QUEUED, JobState.RUNNING}
     assert seen[-3:] == [(JobState.QUEUED, 1), (JobState.RUNNING, 2), (JobState.SUCCEEDED, 2)]
-    assert [state async for state in core.jobs.events(info.id)][0].state == JobState.SUCCEEDED
+    assert [job.state for job in await anext_all(core.jobs.events(info.id))] == [JobState.SUCCEEDED]
     await idle()
 
 
@@ -430,7 +430,6 @@ async def test_observers_hear_of_every_job(core, fake, scratch, gemm, a, eventua
     with pytest.raises(asyncio.CancelledError):
         await running
     assert observer.heard == [(JobState.CANCELLED, *size)]
-    assert isinstance(JobCancelled("x"), Exception)
 
 
 async def test_results_are_flushed_before_the_end_where_power_may_fail(
@@ -440,9 +439,7 @@ async def test_results_are_flushed_before_the_end_where_power_may_fail(
     a = await put(core.store, A)
     order = []
     finish = core.jobs.queue.finish
-    monkeypatch.setattr(
-        "gemmserve_service.extents.Extent.flush", lambda extent: order.append(("flush", extent.name))
-    )
+    monkeypatch.setattr("gemmserve_service.extents.Extent.flush", lambda extent: order.append(("flush", extent.name)))
 
     async def note(info, arrays):
         rows = list(arrays)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
 from gemmserve_service.executor import protocol
 from gemmserve_service.executor.protocol import (
     TO_FRONT,
@@ -21,16 +25,15 @@ from gemmserve_service.executor.protocol import (
     encode,
 )
 from gemmserve_service.schemas import GemmParams, GemmReduceParams, Timings
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import ValidationError
 
 REF = ArrayRef(extent="e", path="/p", capacity=4096, nbytes=64, dtype="complex64", shape=(2, 4), order="F")
 FIELDS = {"operands": {"a": REF, "b": REF}, "results": {"d": REF}}
 EXTRA = {"algorithm": "numpy"} if "algorithm" in Run.model_fields else {}
 MESSAGES = [
     Run(task="t", params=GemmParams(alpha=1.5 - 2j, beta=0.1 + 0.2j, trans_a="C"), **FIELDS, **EXTRA),
-    Run(task="t", params=GemmReduceParams(reduce=["sum", "absmax"], axis=["m", "batch"]), verify=True, **FIELDS, **EXTRA),
+    Run(
+        task="t", params=GemmReduceParams(reduce=["sum", "absmax"], axis=["m", "batch"]), verify=True, **FIELDS, **EXTRA
+    ),
     Forget(extents=["a", "b"]),
     Stop(),
 ]
@@ -82,7 +85,9 @@ def test_a_message_too_long_is_not_sent():
         encode(Forget(extents=["x" * protocol._MAX_FRAME]))
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"kind":"hello"}', b'{"kind":"no"}', b'{"kind":"done","x":1}', b"\xff"])
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"{}", b'{"kind":"hello"}', b'{"kind":"no"}', b'{"kind":"done","x":1}', b"\xff"]
+)
 def test_what_is_no_message_is_refused(text):
     with pytest.raises(ValidationError):
         TO_FRONT.validate_json(text)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+
 from gemmserve_service.catalog import to_row
 from gemmserve_service.ids import new_id
 from gemmserve_service.queue import RememberedKey, SqliteQueue
 from gemmserve_service.schemas import ArrayInfo, GemmJob, JobInfo, JobState, Problem, Timings
 
-ADAPTERS = {"sqlite": lambda database, store: SqliteQueue(database, store)}
+ADAPTERS = {"sqlite": SqliteQueue}
 MOMENT = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
 
@@ -24,7 +25,11 @@ def add(queue):
     async def insert(*, key=None, deadline_at=None):
         request = GemmJob(op="gemm", a=new_id("arr"), b=new_id("arr"), alpha=1.5 - 0.1j, timeout_s=9)
         info = JobInfo(
-            id=new_id("job"), state=JobState.QUEUED, op="gemm", created_at=MOMENT, request=request.model_dump(mode="json")
+            id=new_id("job"),
+            state=JobState.QUEUED,
+            op="gemm",
+            created_at=MOMENT,
+            request=request.model_dump(mode="json"),
         )
         remembered = None if key is None else RememberedKey(key, "digest", info.id, MOMENT.timestamp())
         await queue.insert(info, request.model_dump_json(), deadline_at, remembered)

@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+
 from gemmserve_service.core import Core
 from gemmserve_service.database import DatabaseError
 from gemmserve_service.schemas import JobState

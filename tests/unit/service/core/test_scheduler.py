@@ -7,6 +7,7 @@ import contextlib
 
 import numpy as np
 import pytest
+
 from gemmserve_kernels import Operand
 from gemmserve_service import operations
 from gemmserve_service.errors import (

@@ -8,6 +8,7 @@ import os
 
 import numpy as np
 import pytest
+
 from gemmserve_service.database import Database
 from gemmserve_service.errors import Gone, NotFound, StoreFull, TooLarge
 from gemmserve_service.store import ArrayStore
@@ -16,7 +17,7 @@ ARRAY = np.arange(10_000, dtype="c8")
 
 
 def extents(settings):
-    return sorted(os.listdir(settings.data_dir / "extents"))
+    return sorted(path.name for path in (settings.data_dir / "extents").iterdir())
 
 
 async def rows(database, columns="id, state, extent"):
@@ -258,7 +259,7 @@ async def test_rows_whose_bytes_are_missing_are_dropped(reopen, put, settings, c
     store.finish_recovery()
     lost, cut, kept = [await put(store, ARRAY) for _ in range(3)]
     names = {array_id: name for array_id, _, name in await rows(store.database)}
-    os.unlink(settings.data_dir / "extents" / names[lost.id])
+    (settings.data_dir / "extents" / names[lost.id]).unlink()
     os.truncate(settings.data_dir / "extents" / names[cut.id], 100)
     store = await reopen(crash=True)
     assert "2 rows without their bytes" in caplog.text

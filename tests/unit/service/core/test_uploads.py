@@ -8,9 +8,10 @@ import sqlite3
 
 import numpy as np
 import pytest
-from gemmserve_service.errors import BodyTooLong, BodyTooShort, DigestMismatch, StoreFull
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from gemmserve_service.errors import BodyTooLong, BodyTooShort, DigestMismatch, StoreFull
 
 CHUNKS = st.lists(st.integers(1, 700), min_size=1, max_size=20)
 

@@ -1,0 +1,252 @@
+"""Inside a worker: mappings, copies on the device, one task, the product that must come out right."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Decoder, Forget, Run, Stop, encode
+from gemmserve_service.extents import ExtentPool
+from gemmserve_service.schemas import GemmParams, GemmReduceParams
+from gemmserve_service.worker import loop
+from gemmserve_service.worker.device import CpuBackend, DeviceUnavailable, HostArray, open_backend
+from gemmserve_service.worker.mappings import Mappings
+from gemmserve_service.worker.residency import Residency
+from gemmserve_service.worker.runner import Runner
+from gemmserve_service.worker.selftest import verified_error
+
+A = np.arange(12.0).reshape(3, 4)
+
+
+@pytest.fixture
+def pool(tmp_path):
+    return ExtentPool(tmp_path, keep_bytes=0)
+
+
+@pytest.fixture
+def place(pool):
+    """Puts an array where a worker finds it; returns the reference and the front's view of it."""
+
+    def make(array):
+        if array.nbytes == 0:
+            return ArrayRef(
+                extent=None, path="", capacity=0, nbytes=0, dtype=array.dtype.name, shape=array.shape, order="C"
+            ), None
+        extent = pool.take(array.nbytes)
+        view = extent.view(array.nbytes)
+        view[:] = array.tobytes(order="A")
+        ref = ArrayRef(
+            extent=extent.name,
+            path=extent.path,
+            capacity=extent.capacity,
+            nbytes=array.nbytes,
+            dtype=array.dtype.name,
+            shape=array.shape,
+            order="C" if array.flags.c_contiguous else "F",
+        )
+        return ref, view
+
+    return make
+
+
+@pytest.fixture
+def run(place):
+    def make(params, results, **operands):
+        refs = {name: place(array)[0] for name, array in operands.items()}
+        outs = {name: place(array) for name, array in results.items()}
+        message = Run(
+            task="t",
+            params=params,
+            algorithm="numpy",
+            operands=refs,
+            results={name: ref for name, (ref, _) in outs.items()},
+            verify=params.op == "gemm",
+        )
+        return message, {name: view for name, (_, view) in outs.items()}
+
+    return make
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_mapping_is_the_array_itself(place, order):
+    ref, view = place(np.asarray(A, order=order))
+    mappings = Mappings()
+    array = mappings.array(ref)
+    np.testing.assert_array_equal(array, A)
+    with pytest.raises(ValueError, match="read-only"):
+        array[0, 0] = 1
+    mappings.array(ref, writable=True)[0, 0] = 77
+    assert np.frombuffer(view, "f8")[0] == 77
+
+
+def test_mappings_are_kept_until_they_are_forgotten(place):
+    mappings = Mappings()
+    refs = [place(A)[0] for _ in range(3)]
+    arrays = [mappings.array(ref) for ref in refs]
+    mappings.forget([refs[0].extent, "unknown"])
+    Path(refs[0].path).unlink()
+    Path(refs[1].path).unlink()
+    np.testing.assert_array_equal(mappings.array(refs[1]), A)  # still mapped
+    with pytest.raises(FileNotFoundError):
+        mappings.array(refs[0])
+    mappings.clear()
+    with pytest.raises(FileNotFoundError):
+        mappings.array(refs[1])
+    np.testing.assert_array_equal(arrays[0], A)  # whoever uses one keeps it
+
+
+def test_the_number_of_mappings_is_bounded(place, monkeypatch):
+    monkeypatch.setattr("gemmserve_service.worker.mappings._MOST", 2)
+    mappings = Mappings()
+    refs = [place(A)[0] for _ in range(3)]
+    for ref in refs:
+        mappings.array(ref)
+    assert list(mappings._maps) == [refs[1].extent, refs[2].extent]
+
+
+class Copy:
+    def __init__(self, nbytes):
+        self.nbytes = nbytes
+
+
+def test_copies_stay_within_their_budget_the_oldest_goes_first():
+    resident, loaded = Residency(100), []
+
+    def get(key, nbytes):
+        return resident.get(key, nbytes, lambda: loaded.append(key) or Copy(nbytes))
+
+    first = get("a", 40)
+    get("b", 40)
+    assert get("a", 40) is first
+    get("c", 40)  # b goes
+    assert get("a", 40) is first
+    assert loaded == ["a", "b", "c"]
+    get("b", 40)
+    assert resident.used == 80
+    get(None, 10)
+    get(None, 10)
+    get("huge", 101)
+    assert resident.used == 80
+    resident.clear()
+    assert resident.used == 0
+    assert get("a", 40) is not first
+
+
+def test_a_task(run):
+    c = np.ones((3, 3))
+    message, out = run(GemmParams(alpha=2, beta=-1, trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A, c=c)
+    done = Runner(CpuBackend()).run(message)
+    assert (done.kind, done.task, done.algorithm) == ("done", "t", "numpy")
+    np.testing.assert_array_equal(np.frombuffer(out["d"], "f8").reshape(3, 3), 2 * A @ A.T - c)
+    assert done.residual < 1e-14
+    assert done.timings.kernel_s > 0
+
+
+def test_several_results_and_empty_ones(run):
+    results = {"sum": np.zeros(4), "c": np.zeros((3, 4))}
+    message, out = run(GemmReduceParams(reduce=["sum"], return_c=True), results, a=np.eye(3), b=A)
+    assert Runner(CpuBackend()).run(message).kind == "done"
+    np.testing.assert_array_equal(np.frombuffer(out["sum"], "f8"), A.sum(0))
+    np.testing.assert_array_equal(np.frombuffer(out["c"], "f8").reshape(3, 4), A)
+    message, _ = run(GemmParams(), {"d": np.zeros((0, 4))}, a=np.zeros((0, 3)), b=A)
+    assert Runner(CpuBackend()).run(message).kind == "done"
+
+
+def test_an_error_of_a_task_is_an_answer(run, monkeypatch, caplog):
+    runner = Runner(CpuBackend())
+    message, _ = run(GemmParams(), {"d": np.zeros((3, 3))}, a=A, b=A)  # inner extents differ
+    failed = runner.run(message)
+    assert (failed.kind, failed.slug, failed.status) == ("failed", "shape-mismatch", 422)
+    message, _ = run(GemmParams(trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A)
+    Path(message.operands["a"].path).unlink()
+    failed = runner.run(message)
+    assert (failed.slug, failed.status) == ("internal", 500)
+    assert message.operands["a"].path not in failed.detail
+    assert "FileNotFoundError" in caplog.text
+    monkeypatch.setattr(CpuBackend, "run", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    message, _ = run(GemmParams(trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A)
+    assert runner.run(message).slug == "out-of-memory"
+
+
+def test_the_verified_product():
+    assert verified_error(CpuBackend()) < 1e-6
+
+
+@pytest.mark.parametrize("wrong", [0, np.nan])
+def test_a_device_that_multiplies_wrongly_takes_no_task(monkeypatch, wrong):
+    monkeypatch.setattr(CpuBackend, "run", lambda self, params, operands, results: results["d"].fill(wrong))
+    with pytest.raises(DeviceUnavailable, match="came out wrong"):
+        verified_error(CpuBackend())
+
+
+def test_a_device_that_is_not_there():
+    with pytest.raises(DeviceUnavailable):
+        open_backend("rocm:0" if Path("/dev/nvidiactl").exists() else "cuda:0", 0.5)
+
+
+@pytest.fixture
+def conversation(tmp_path):
+    """A worker's loop in a thread, and the front's end of its socket."""
+    near, far = socket.socketpair()
+    runner = Runner(CpuBackend())
+    thread = threading.Thread(target=loop._converse, args=(far, runner))
+    with near, far:
+        near.settimeout(10)
+        thread.start()
+        yield near, runner, thread
+        near.close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_conversation(conversation, run):
+    near, runner, thread = conversation
+    message, _ = run(GemmParams(trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A)
+    frames = encode(message) + encode(message.model_copy(update={"task": "u"})) + encode(Forget(extents=["x"]))
+    for byte in frames[:9]:
+        near.sendall(bytes([byte]))
+    near.sendall(frames[9:])
+    decoder, answers = Decoder(), []
+    while len(answers) < 2:
+        answers += [TO_FRONT.validate_json(body) for body in decoder.feed(near.recv(1 << 16))]
+    assert [answer.task for answer in answers] == ["t", "u"]
+    name = message.operands["a"].extent
+    assert name in runner._mappings._maps
+    near.sendall(encode(Forget(extents=[name])) + encode(Stop()))
+    thread.join(10)
+    assert name not in runner._mappings._maps
+
+
+def test_a_broken_context_ends_the_process_without_an_answer(run, monkeypatch):
+    class Broken(CpuBackend):
+        def run(self, params, operands, results):
+            raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+        def usable(self):
+            return False
+
+    class Ended(BaseException):
+        pass
+
+    def leave(status):
+        raise Ended(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    near, far = socket.socketpair()
+    message, _ = run(GemmParams(trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A)
+    with near, far:
+        near.sendall(encode(message))
+        with pytest.raises(Ended, match=str(loop.BROKEN_CONTEXT)):
+            loop._converse(far, Runner(Broken()))
+        near.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            near.recv(1)
+
+
+def test_operands_with_a_name_are_cacheable():
+    assert HostArray(A).cache_id is None
