@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import shutil
 import signal
 
 import numpy as np
@@ -19,6 +20,15 @@ from simt_shim import (
     WarpError,
     compile_source,
 )
+
+# File and line come from addr2line; where binutils are not installed a message names the offset in the module.
+LINES = shutil.which("addr2line") is not None
+PLACE = r"(faults\.cu:\d+|module offset 0x[0-9a-f]+)"
+
+
+def at(line):
+    return f"faults.cu:{line}" if LINES else "module offset 0x"
+
 
 SOURCE = r"""#line 1 "faults.cu"
 #define ALL 0xffffffffffffffffull
@@ -164,10 +174,9 @@ def test_threads_that_return_before_a_barrier(either, out, order):
     with pytest.raises(BarrierError) as caught:
         either.launch("some_return", (1,), (64,), [out, 40], order=order)
     line = line_of("if (threadIdx.x >= n) return;") + 1
-    assert (
-        f"40 of 64 threads wait at __syncthreads, faults.cu:{line}, and 24 have returned, the first of them (40, 0, 0)"
-        in str(caught.value)
-    )
+    waiting = f"40 of 64 threads wait at __syncthreads, faults.cu:{line}"
+    assert waiting in str(caught.value)
+    assert ", and 24 have returned, the first of them (40, 0, 0)" in str(caught.value)
     assert caught.value.thread == (0, 0, 0)
     either.launch("some_return", (1,), (64,), [out, 64], order=order)
     _still_works(either)
@@ -227,12 +236,12 @@ def test_a_checked_build_reports_the_race_itself(checked, out, order):
         checked.launch(kernel, (1,), (64,), args, shared=shared, order=order)
     with pytest.raises(ShimError, match=r"not written|data race in shared memory"):
         checked.launch("without_barrier", (1,), (64,), [out], order=order)
-    with pytest.raises(DataRace, match=r"the earlier access at faults\.cu:\d+") as caught:
+    with pytest.raises(DataRace, match=rf"the earlier access at {PLACE}") as caught:
         checked.launch("overwritten", (1,), (64,), [out, 0], shared=256, order=order)
     read = line_of("sum += values[(threadIdx.x + 33) % 64];")
     write = line_of("values[threadIdx.x] = float(i * 100 + threadIdx.x);")
-    assert f"faults.cu:{read}" in str(caught.value)
-    assert f"faults.cu:{write}" in str(caught.value)
+    assert at(read) in str(caught.value)
+    assert at(write) in str(caught.value)
     with pytest.raises(ShimError, match=r"not written|data race in shared memory"):
         checked.launch("warp_exchange", (1,), (64,), [out, 0], order=order)
 
@@ -263,7 +272,7 @@ def test_far_out_of_bounds(either, kernel, verb):
             either.launch(kernel, (1,), (1,), [np.uint64(block.address), np.int64(index)], regions=[region])
         assert f"invalid {verb}" in str(caught.value)
         assert f"{where} buffer x (4096 bytes)" in str(caught.value)
-        assert f"faults.cu:{line_of(f'void {kernel}(')}" in str(caught.value)
+        assert at(line_of(f"void {kernel}(")) in str(caught.value)
         assert caught.value.address == block.address + 4 * index
     _still_works(either)
 
@@ -300,12 +309,12 @@ def test_the_last_block_may_read_what_others_published(checked, out, order):
 
 def test_traps_and_assertions(either):
     either.launch("traps", (1,), (32,), [40])
-    with pytest.raises(Trap, match=r"__trap at faults.cu:\d+; block \(0, 0, 0\), thread \(7, 0, 0\)"):
+    with pytest.raises(Trap, match=rf"__trap at {PLACE}; block \(0, 0, 0\), thread \(7, 0, 0\)"):
         either.launch("traps", (1,), (32,), [7])
     with pytest.raises(Trap, match=r"assertion failed: int\(threadIdx.x\) < n, at faults.cu:\d+.*thread \(20, 0, 0\)"):
         either.launch("asserts", (1,), (32,), [20])
     out = np.zeros(1, np.int32)
-    with pytest.raises(Trap, match=rf"integer division by zero.*faults.cu:{line_of('void divides')}"):
+    with pytest.raises(Trap, match=rf"integer division by zero.*{at(line_of('void divides'))}"):
         either.launch("divides", (1,), (1,), [out, 0])
     _still_works(either)
 
