@@ -24,66 +24,10 @@ Trans = Literal["N", "T", "C", "R"]
 Order = Literal["C", "F"]
 Layout = Literal["interleaved", "planar"]
 
-DTYPES: Final = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "complex64", "complex128"))
-TRANS: Final = ("N", "T", "C", "R")
-ORDERS: Final = ("C", "F")
-LAYOUTS: Final = ("interleaved", "planar")
-COMPUTE_MODES: Final = ("auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", "3xfp16-3m", "ozaki")
-REDUCTIONS: Final = ("sum", "max", "min", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin")
-PRE_OPS: Final = ("identity", "abs", "square")
-AXES: Final = ("m", "n", "batch")
-
-_MAX_NBYTES: Final = 1 << 62
-"""No array is larger: byte offsets stay within signed 64 bits whatever a kernel adds to them."""
-
 _EMPTY_REDUCTIONS: Final = ("sum", "sumsq")
 """The reductions that have a value for no elements."""
 
 
-@dataclass(frozen=True)
-class Operand:
-    """Shape, dtype and strides of an array; strides count elements and may be negative or 0."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    strides: tuple[int, ...]
-
-    @classmethod
-    def of(cls, array: Any) -> Operand:
-        """The operand that a NumPy or CuPy array is.
-
-        Raises ParameterInvalid where a stride is no multiple of the element (a field of a structured array): `gemm`
-        copies such arrays first.
-        """
-        dtype = np.dtype(array.dtype)
-        if dtype.itemsize == 0 or any(stride % dtype.itemsize for stride in array.strides):
-            raise ParameterInvalid("strides must be whole elements: pass a contiguous copy", "strides")
-        return cls(tuple(array.shape), dtype, tuple(stride // dtype.itemsize for stride in array.strides))
-
-    @classmethod
-    def contiguous(cls, shape: Sequence[int], dtype: Any, order: str = "C") -> Operand:
-        """A fresh array of that shape in C or Fortran order."""
-        extents = list(shape) if order == "F" else list(reversed(shape))
-        strides, step = [], 1
-        for extent in extents:
-            strides.append(step)
-            step *= max(extent, 1)
-        return cls(tuple(shape), np.dtype(dtype), tuple(strides if order == "F" else reversed(strides)))
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements, broadcast ones counted as often as they appear."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the elements."""
-        return self.size * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -168,16 +112,16 @@ class GemmProblem(_Product):
         also where beta is 0, so that neither depends on a value; only its elements are not read then.
         """
         operands = {"a": a, "b": b} | ({"c": c} if c is not None else {})
-        common = _common(operands, alpha, trans_a, trans_b, layout, compute, config)
+        common = check_product(operands, alpha, trans_a, trans_b, layout, compute, config)
         product = _Product(**common)
-        beta = _scalar(beta, "beta", common["dtype"])
+        beta = scalar(beta, "beta", common["dtype"])
         if beta != 0 and c is None:
             raise ParameterInvalid("beta is not 0, but there is no c", "beta")
         shape = (*product.batch_shape, product.m, product.n)
         if c is not None:
-            _check_c(_logical(c, product.planar), shape)
-        _check_size("the result", *product.stored(shape, product.dtype))
-        return cls(**common, c=c, beta=beta, order=cast("Order", _choice(order, ORDERS, "order")))
+            check_c(logical_shape(c, product.planar), shape)
+        check_size("the result", *product.stored(shape, product.dtype))
+        return cls(**common, c=c, beta=beta, order=cast("Order", choice(order, ORDERS, "order")))
 
     @property
     def result_shape(self) -> tuple[int, ...]:
@@ -232,12 +176,12 @@ class GemmReduceProblem(_Product):
 
         Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported or ParameterInvalid.
         """
-        common = _common({"a": a, "b": b}, alpha, trans_a, trans_b, layout, compute, config)
+        common = check_product({"a": a, "b": b}, alpha, trans_a, trans_b, layout, compute, config)
         problem = cls(
             **common,
-            reductions=_names(reduce, REDUCTIONS, "reduce"),
-            axis=_names(axis, AXES, "axis"),
-            pre_op=_choice(pre_op, PRE_OPS, "pre_op"),
+            reductions=names(reduce, REDUCTIONS, "reduce"),
+            axis=names(axis, AXES, "axis"),
+            pre_op=choice(pre_op, PRE_OPS, "pre_op"),
             return_c=bool(return_c),
             reproducible=bool(reproducible),
         )
@@ -251,7 +195,7 @@ class GemmReduceProblem(_Product):
             if problem.extent == 0 and name not in _EMPTY_REDUCTIONS:
                 raise ParameterInvalid(f'"{name}" of nothing has no value: the reduced extent is 0', "reduce")
         for name, (shape, dtype) in problem.results.items():
-            _check_size(f"the result {name}", shape, dtype)
+            check_size(f"the result {name}", shape, dtype)
         return problem
 
     @property
@@ -299,155 +243,3 @@ class GemmReduceProblem(_Product):
     def nbytes(self) -> int:
         """Bytes that must move at least: both operands read once, every result written once."""
         return self.a.nbytes + self.b.nbytes + sum(math.prod(s) * d.itemsize for s, d in self.results.values())
-
-
-def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The real dtype of the same precision."""
-    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
-
-
-def broadcast_batch(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """NumPy's broadcast of leading dimensions. Raises ShapeMismatch."""
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        listed = " and ".join(str(shape) for shape in shapes)
-        raise ShapeMismatch(f"the leading dimensions {listed} do not broadcast") from None
-
-
-def compute_modes(dtype: np.dtype[Any]) -> tuple[str, ...]:
-    """The compute modes that make sense for an arithmetic dtype, whatever the device."""
-    if dtype == np.float16:
-        return ("auto", "fp32")
-    if dtype in {np.dtype(np.float64), np.dtype(np.complex128)}:
-        return ("auto", "fp64", "ozaki")
-    return COMPUTE_MODES
-
-
-def _common(
-    operands: dict[str, Operand],
-    alpha: complex,
-    trans_a: str,
-    trans_b: str,
-    layout: str,
-    compute: str,
-    config: GemmConfig | None,
-) -> dict[str, Any]:
-    """The checked fields of `_Product`."""
-    _choice(trans_a, TRANS, "trans_a")
-    _choice(trans_b, TRANS, "trans_b")
-    planar = _choice(layout, LAYOUTS, "layout") == "planar"
-    for name, operand in operands.items():
-        _check_operand(name, operand, planar)
-    dtype = np.result_type(*(operand.dtype for operand in operands.values()))
-    if planar:
-        dtype = np.dtype(np.complex64 if dtype == np.float32 else np.complex128)
-    _check_compute(compute, dtype)
-    a, b = (_logical(operands[name], planar) for name in ("a", "b"))
-    m, k = a[-2:] if trans_a in {"N", "R"} else a[:-3:-1]
-    k_of_b, n = b[-2:] if trans_b in {"N", "R"} else b[:-3:-1]
-    if k != k_of_b:
-        raise ShapeMismatch(
-            f"op(a) is {m} x {k} and op(b) is {k_of_b} x {n}: the inner dimensions differ "
-            f"(a {operands['a'].shape} {trans_a}, b {operands['b'].shape} {trans_b})"
-        )
-    return {
-        "a": operands["a"],
-        "b": operands["b"],
-        "alpha": _scalar(alpha, "alpha", dtype),
-        "trans_a": trans_a,
-        "trans_b": trans_b,
-        "layout": layout,
-        "compute": compute,
-        "config": config,
-        "m": m,
-        "n": n,
-        "k": k,
-        "batch_shape": broadcast_batch(a[:-2], b[:-2]),
-        "dtype": dtype,
-    }
-
-
-def _check_operand(name: str, operand: Operand, planar: bool) -> None:
-    if operand.dtype not in DTYPES:
-        supported = ", ".join(dtype.name for dtype in DTYPES)
-        raise DtypeUnsupported(f"{name} is {operand.dtype.name}; the dtypes are {supported}")
-    if any(extent < 0 for extent in operand.shape):
-        raise ShapeMismatch(f"{name} {operand.shape} has a negative dimension")
-    _check_size(name, operand.shape, operand.dtype)
-    if not planar:
-        if operand.ndim < 2:
-            raise ShapeMismatch(f"{name} {operand.shape} has {operand.ndim} dimensions; a matrix has at least 2")
-        return
-    if operand.dtype not in {np.dtype(np.float32), np.dtype(np.float64)}:
-        raise DtypeUnsupported(f"planar {name} must be float32 or float64, not {operand.dtype.name}")
-    if operand.ndim < 3 or operand.shape[0] != 2:
-        raise ShapeMismatch(
-            f"planar {name} {operand.shape} must be (2, ..., rows, columns): real parts, imaginary parts"
-        )
-
-
-def _check_size(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    # Empty arrays count too: kernels compute strides from their other extents.
-    if math.prod(max(extent, 1) for extent in shape) * dtype.itemsize > _MAX_NBYTES:
-        raise ShapeMismatch(f"{name} {shape} would exceed 2**62 bytes")
-
-
-def _check_compute(compute: str, dtype: np.dtype[Any]) -> None:
-    if compute not in COMPUTE_MODES:
-        raise ComputeUnsupported(
-            f"unknown compute mode {compute!r}; there are {', '.join(COMPUTE_MODES)}", COMPUTE_MODES
-        )
-    modes = compute_modes(dtype)
-    if compute not in modes:
-        raise ComputeUnsupported(
-            f"compute {compute!r} does not apply to {dtype.name}; it has {', '.join(modes)}", modes
-        )
-
-
-def _check_c(c: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    try:
-        fits = np.broadcast_shapes(c, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits or len(c) < 2:
-        raise ShapeMismatch(f"c {c} does not broadcast to the result {shape}")
-
-
-def _logical(operand: Operand, planar: bool) -> tuple[int, ...]:
-    """The shape without the planar axis."""
-    return operand.shape[1:] if planar else operand.shape
-
-
-def _choice(value: object, allowed: Collection[str], parameter: str) -> str:
-    if not isinstance(value, str) or value not in allowed:
-        raise ParameterInvalid(f"{parameter} must be one of {', '.join(allowed)}, not {value!r}", parameter)
-    return value
-
-
-def _names(value: str | Sequence[str], allowed: Collection[str], parameter: str) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value)
-    if not names:
-        raise ParameterInvalid(f"{parameter} is empty; it takes one or more of {', '.join(allowed)}", parameter)
-    for name in names:
-        _choice(name, allowed, parameter)
-    if len(set(names)) < len(names):
-        raise ParameterInvalid(f"{parameter} names one twice: {', '.join(names)}", parameter)
-    return names
-
-
-def _scalar(value: object, parameter: str, dtype: np.dtype[Any]) -> complex:
-    """`value` as a complex number that the arithmetic dtype can hold. Raises ParameterInvalid."""
-    try:
-        number: complex = complex(value)  # type: ignore[call-overload]
-    except (TypeError, ValueError, OverflowError):
-        raise ParameterInvalid(f"{parameter} must be a number, not {value!r}", parameter) from None
-    if isinstance(value, str) or not cmath.isfinite(number):
-        raise ParameterInvalid(f"{parameter} must be a finite number, not {value!r}", parameter)
-    if number.imag and dtype.kind != "c":
-        raise ParameterInvalid(f"{parameter} is complex ({number}), but the data are {dtype.name}", parameter)
-    # float16 products are formed, scaled and summed in float32.
-    limit = float(np.finfo(np.float32 if dtype == np.float16 else real_dtype(dtype)).max)
-    if max(abs(number.real), abs(number.imag)) > limit:
-        raise ParameterInvalid(f"{parameter}={value!r} overflows {dtype.name}", parameter)
-    return number

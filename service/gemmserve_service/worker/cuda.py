@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels import DeviceSpec
-from gemmserve_kernels.errors import OutOfDeviceMemory
+from gemmserve_kernels.errors import DeviceError, OutOfDeviceMemory
 from gemmserve_service.executor.base import spec_adapter
 from gemmserve_service.schemas import Timings
 from gemmserve_service.worker.device import DeviceUnavailable, call
@@ -20,19 +21,21 @@ if TYPE_CHECKING:
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.worker.device import HostArray
 
-# A result goes to the host right after its kernel; copies of operands stay within the share that settings give them.
-_KINDS: Final = {"cuda": False, "rocm": True}
+_IS_HIP: Final = {"cuda": False, "rocm": True}
 
 
 class CupyBackend:
-    """Operands go to the device (or are there already), results come back into their mapping."""
+    """Operands go to the device (or are there already), results come back into their mapping.
+
+    Copies of operands stay within the share of memory that settings give them; a result goes to the host at once.
+    """
 
     def __init__(self, kind: str, ordinal: int, cache_share: float) -> None:
         try:
             import cupy
         except ImportError as error:
             raise DeviceUnavailable(f"{kind}:{ordinal} needs CuPy: pip install 'gemmserve[{_extra(kind)}]'") from error
-        if bool(cupy.cuda.runtime.is_hip) != _KINDS[kind]:
+        if bool(cupy.cuda.runtime.is_hip) != _IS_HIP[kind]:
             raise DeviceUnavailable(f"the installed CuPy is not built for {kind}")
         try:
             count = cupy.cuda.runtime.getDeviceCount()
@@ -40,7 +43,7 @@ class CupyBackend:
                 raise DeviceUnavailable(f"there is no {kind}:{ordinal}: the driver knows {count} devices")
             cupy.cuda.Device(ordinal).use()
             self.spec = DeviceSpec.of(ordinal)
-        except cupy.cuda.runtime.CUDARuntimeError as error:
+        except (cupy.cuda.runtime.CUDARuntimeError, DeviceError) as error:
             raise DeviceUnavailable(f"{kind}:{ordinal} cannot be used: {error}") from error
         self._cupy = cupy
         self._resident = Residency(int(self.spec.memory_bytes * cache_share))
@@ -52,8 +55,7 @@ class CupyBackend:
         return fields
 
     def memory_used(self) -> int:
-        free, total = self._cupy.cuda.runtime.memGetInfo()
-        return int(total - free)
+        return int(self._cupy.get_default_memory_pool().total_bytes())
 
     def run(
         self,
@@ -62,11 +64,11 @@ class CupyBackend:
         results: Mapping[str, np.ndarray[Any, Any]],
     ) -> Timings:
         out_of_memory = self._cupy.cuda.memory.OutOfMemoryError
-        try:
+        with contextlib.suppress(out_of_memory, OutOfDeviceMemory):
             return self._run(params, operands, results)
-        except (out_of_memory, OutOfDeviceMemory):
-            self._resident.clear()
-            self._cupy.get_default_memory_pool().free_all_blocks()
+        # Only here, where the failed attempt's frames are gone, nothing refers to its arrays any more.
+        self._resident.clear()
+        self._cupy.get_default_memory_pool().free_all_blocks()
         try:
             return self._run(params, operands, results)
         except out_of_memory as error:

@@ -150,6 +150,15 @@ async def test_space_that_a_lost_worker_had_is_not_used_again(make_scheduler, fa
     assert name not in store._memory._free
 
 
+async def test_space_of_a_cancelled_task_that_its_lost_worker_had_is_not_used_again(scheduler, fake, submit, store):
+    task = await submit(scheduler, "a")
+    name = task.results["d"].extent.name
+    scheduler.cancel(task)
+    fake.lose()
+    assert store.scratch_bytes == 0
+    assert name not in store._memory._free
+
+
 async def test_cancelled_while_queued_is_never_run(scheduler, fake, submit, listener, store):
     await submit(scheduler, "a")
     waiting = await submit(scheduler, "b")

@@ -195,3 +195,28 @@ def test_after_kill_9_everything_is_gone_within_two_seconds_and_the_port_is_free
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
+
+
+def test_a_worker_that_is_left_over_keeps_the_next_server_out(tmp_path):
+    def free():
+        with (tmp_path / "lock").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    with LiveServer(data_dir=tmp_path) as server:
+        (worker,) = server.workers()
+        worker.suspend()  # as one in the middle of a call to its driver
+        server.process.kill()
+        deadline = time.monotonic() + 5
+        while len(server.processes()) > 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not free()
+        worker.resume()
+        while not free():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        server.terminate()
