@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.problem import Operand
+from gemmserve_kernels.operand import Operand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

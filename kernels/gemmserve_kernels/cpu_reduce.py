@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.cpu import Planes, Product, Scratch, scalar
-from gemmserve_kernels.problem import real_dtype
+from gemmserve_kernels.operand import real_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

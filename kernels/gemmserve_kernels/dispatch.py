@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.blas import BlasPlan, NotExpressible, copied_bytes, lower
+from gemmserve_kernels.checks import compute_modes
 from gemmserve_kernels.errors import ComputeUnsupported, ConfigInfeasible
-from gemmserve_kernels.problem import GemmProblem, compute_modes
+from gemmserve_kernels.problem import GemmProblem
 
 if TYPE_CHECKING:
     import numpy as np

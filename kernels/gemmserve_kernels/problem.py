@@ -1,4 +1,4 @@
-"""What is to be computed: operands, shapes, operations, and every check of them. Pure; no arrays, no device.
+"""What is to be computed: operands, shapes, operations. Pure; no arrays, no device.
 
 `GemmProblem.build` and `GemmReduceProblem.build` are the only gate: whatever they return, every backend can run (on a
 device that has the compute mode). The service validates submissions with them before any data exists.
@@ -6,17 +6,30 @@ device that has the compute mode). The service validates submissions with them b
 
 from __future__ import annotations
 
-import cmath
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 
-from gemmserve_kernels.errors import ComputeUnsupported, DtypeUnsupported, ParameterInvalid, ShapeMismatch
+from gemmserve_kernels.checks import (
+    AXES,
+    ORDERS,
+    PRE_OPS,
+    REDUCTIONS,
+    check_c,
+    check_product,
+    check_size,
+    choice,
+    logical_shape,
+    names,
+    scalar,
+)
+from gemmserve_kernels.errors import ParameterInvalid
+from gemmserve_kernels.operand import Operand, real_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from gemmserve_kernels.config import GemmConfig
 
@@ -24,10 +37,10 @@ Trans = Literal["N", "T", "C", "R"]
 Order = Literal["C", "F"]
 Layout = Literal["interleaved", "planar"]
 
+__all__ = ["GemmProblem", "GemmReduceProblem", "Layout", "Operand", "Order", "Trans", "real_dtype"]
+
 _EMPTY_REDUCTIONS: Final = ("sum", "sumsq")
 """The reductions that have a value for no elements."""
-
-
 
 
 @dataclass(frozen=True)

@@ -150,3 +150,12 @@ def test_reproducible_is_bit_for_bit(compute, random_array, reproducible):
 def test_max_of_complex_hints_at_absmax(http, put, problem, random_array):
     job = {"op": "gemm_reduce", "a": put(random_array((3, 3))), "b": put(random_array((3, 3))), "reduce": "max"}
     assert "absmax" in problem(http.post("/v1/jobs", json=job), 422, "parameter-invalid")["detail"]
+
+
+@pytest.mark.parametrize("axis", ["m", "n"])
+def test_verify_recomputes_some_outputs(http, put, random_array, axis):
+    a, b = put(random_array((3, 40, 30))), put(random_array((3, 30, 50), seed=1))
+    job = {"op": "gemm_reduce", "a": a, "b": b, "reduce": ["sumsq", "absmax"], "axis": axis, "verify": True}
+    info = http.post("/v1/jobs", json=job, headers={"Prefer": "wait=60"}).json()
+    assert info["state"] == "succeeded"
+    assert 0 <= info["residual"] < 1e-5

@@ -13,11 +13,12 @@ from gemmserve_kernels.bench.environment import environment
 from gemmserve_kernels.bench.formats import FORMATS, accuracy_table, measurement_table, to_csv, to_json
 from gemmserve_kernels.bench.run import measure
 from gemmserve_kernels.bench.targets import ServerTarget, open_target
+from gemmserve_kernels.checks import AXES, COMPUTE_MODES, LAYOUTS, ORDERS, PRE_OPS, REDUCTIONS, TRANS
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ComputeUnsupported, DeviceError, KernelError
 from gemmserve_kernels.gemm import gemm
 from gemmserve_kernels.models import ROUNDINGS
-from gemmserve_kernels.problem import AXES, COMPUTE_MODES, DTYPES, LAYOUTS, ORDERS, PRE_OPS, REDUCTIONS, TRANS
+from gemmserve_kernels.operand import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

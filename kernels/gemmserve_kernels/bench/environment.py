@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,11 +31,21 @@ def environment(spec: DeviceSpec | None) -> dict[str, Any]:
     runtime = cupy.cuda.runtime
     return found | {
         "cupy": cupy.__version__,
-        "driver": runtime.driverGetVersion(),
+        "driver": _driver() or runtime.driverGetVersion(),
         "runtime": runtime.runtimeGetVersion(),
         "blas": f"{'rocBLAS' if runtime.is_hip else 'cuBLAS'} {_vendor_version(cupy)}",
         "memory_bytes": spec.memory_bytes,
     }
+
+
+def _driver() -> str | None:
+    """The NVIDIA kernel module's version, such as 580.159.04; None where it does not say."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module\D*([\d.]+)", text)
+    return found[1] if found else None
 
 
 def _vendor_version(cupy: Any) -> int:

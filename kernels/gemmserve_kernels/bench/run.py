@@ -26,10 +26,13 @@ def measure(
     """Ours, then the rival, on the same data. `iterations` 0 measures no time. Raises KernelError, DeviceError."""
     problem = case.problem()
     operands = case.operands()
-    rows = [
-        _measure(case, problem, operands, target, contender, warmup, iterations, verify=verify)
-        for contender in target.contenders(case, operands, rival=rival)
-    ]
+    try:
+        rows = [
+            _measure(case, problem, operands, target, contender, warmup, iterations, verify=verify)
+            for contender in target.contenders(case, operands, rival=rival)
+        ]
+    finally:
+        target.release()
     ours = rows[0].seconds
     return [replace(row, ratio=row.seconds / ours if ours and row.seconds else None) for row in rows]
 

@@ -58,6 +58,9 @@ class Target(Protocol):
     def fetch(self, results: dict[str, Any]) -> dict[str, Array]:
         """The results on the host."""
 
+    def release(self) -> None:
+        """Frees what `contenders` put on the machine."""
+
 
 def open_target(device: str) -> CpuTarget | GpuTarget:
     """The target of "auto" (a GPU where there is one), "cpu", "cuda:0", "rocm:1". Raises DeviceError."""
@@ -87,6 +90,9 @@ class CpuTarget:
     def fetch(self, results: dict[str, Any]) -> dict[str, Array]:
         """See Target."""
         return results
+
+    def release(self) -> None:
+        """See Target. The operands are the caller's."""
 
 
 class GpuTarget:
@@ -145,18 +151,24 @@ class GpuTarget:
         """See Target."""
         return {name: self._cupy.asnumpy(array) for name, array in results.items()}
 
+    def release(self) -> None:
+        """See Target."""
+        self._cupy.get_default_memory_pool().free_all_blocks()
+
 
 class ServerTarget:
     """A server, through the SDK's client or anything like it: operands stay there, jobs are timed."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        self._kept: list[Any] = []
         self.name = f"server {client.url}"
 
     def contenders(self, case: Case, operands: Mapping[str, Array], *, rival: bool) -> list[Contender]:
         """See Target. A server has no rival."""
         del rival
         remote = {name: self._client.put(array) for name, array in operands.items()}
+        self._kept += remote.values()
         return [Contender("gemmserve", "server", lambda _: self._run(case, remote))]
 
     def _run(self, case: Case, remote: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,6 +194,11 @@ class ServerTarget:
         for array in results.values():
             array.delete()
         return arrays
+
+    def release(self) -> None:
+        """See Target."""
+        while self._kept:
+            self._kept.pop().delete()
 
 
 def _wall(function: Callable[[], object]) -> float:

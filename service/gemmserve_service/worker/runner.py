@@ -70,11 +70,16 @@ class Runner:
 def _residual(
     params: GemmParams | GemmReduceParams, operands: dict[str, HostArray], results: dict[str, np.ndarray[Any, Any]]
 ) -> float | None:
-    """Freivalds' check of a product: ||(D - (alpha A B + beta C)) x|| against its size, for random x; O(n^2)."""
-    from gemmserve_kernels.reference import freivalds
+    """How far the results are from right, relative to their size.
+
+    A product by Freivalds' check, ||(D - (alpha A B + beta C)) x|| for random x, O(n^2); reductions by computing a few
+    of their outputs again in double precision, the worst of them all.
+    """
+    from gemmserve_kernels.reference import freivalds, sampled_reduction_errors
 
     problem = build(params, {name: Operand.of(operand.data) for name, operand in operands.items()})
     if not isinstance(problem, GemmProblem):
-        return None
+        a, b = operands["a"].data, operands["b"].data
+        return max(sampled_reduction_errors(problem, a, b, results, np.random.default_rng()).values())
     c = operands["c"].data if "c" in operands else None
     return float(freivalds(problem, operands["a"].data, operands["b"].data, c, results["d"], np.random.default_rng()))

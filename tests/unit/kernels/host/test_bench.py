@@ -177,9 +177,17 @@ def test_a_server_is_measured_and_left_clean():
     client = Client()
     (row,) = measure(Case(m=8, n=9, k=10, beta=1), ServerTarget(client), warmup=1, iterations=2)
     assert (row.algorithm, row.checked) == ("server", "all")
-    assert len(client.kept) == 3  # the operands
+    assert not client.kept
     (row,) = measure(Case(op="gemm_reduce", m=8, n=9, k=10), ServerTarget(client), iterations=1)
     assert row.rel_fro < 1e-6
+    assert not client.kept
+
+
+def test_operands_leave_the_server_after_a_failure_too():
+    client = Client()
+    with pytest.raises(ComputeUnsupported):
+        measure(Case(m=8, n=9, k=10, compute="tf32"), ServerTarget(client))
+    assert not client.kept
 
 
 def test_table():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from live_server import LiveServer
 
@@ -208,9 +209,12 @@ def test_a_worker_that_is_left_over_keeps_the_next_server_out(tmp_path):
 
     with LiveServer(data_dir=tmp_path) as server:
         (worker,) = server.workers()
-        worker.suspend()  # as one in the middle of a call to its driver
-        server.process.kill()
         deadline = time.monotonic() + 5
+        worker.suspend()  # as one in the middle of a call to its driver
+        while worker.status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        server.process.kill()
         while len(server.processes()) > 1:
             assert time.monotonic() < deadline
             time.sleep(0.01)
