@@ -14,6 +14,7 @@ import ast
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -41,6 +42,7 @@ PIECE: Final = 1 << 20
 
 _MAGIC: Final = b"\x93NUMPY"
 _MAX_HEADER: Final = 1 << 16
+_USUAL_HEADER: Final = 246  # of three blocks of 64 bytes at most; longer ones are not remembered
 _MAX_NBYTES: Final = 1 << 62
 _MAX_NDIM: Final = 32
 _DESCR: Final = re.compile(r"[<>|=]?[a-zA-Z]\d{0,3}")
@@ -96,13 +98,14 @@ def parse_npy_header(head: bytes | bytearray | memoryview, dtypes: Mapping[str, 
     if len(head) < prefix + length:
         return None
     text = head[prefix : prefix + length]
-    dtype, shape, fortran_order = _parse_literal(text, "utf-8" if major == 3 else "latin-1", dtypes)
-    return NpyHeader(dtype, shape, fortran_order, prefix + length)
+    read = _read_literal if length <= _USUAL_HEADER else _read_literal.__wrapped__
+    fields = read(text, "utf-8" if major == 3 else "latin-1")
+    dtype = _parse_descr(fields["descr"], dtypes)
+    return NpyHeader(dtype, check_shape(fields["shape"]), fields["fortran_order"], prefix + length)
 
 
-def _parse_literal(
-    text: bytes, encoding: str, dtypes: Mapping[str, np.dtype]
-) -> tuple[np.dtype, tuple[int, ...], bool]:
+@lru_cache(maxsize=256)  # compiling the literal is most of the work, and the same headers come again and again
+def _read_literal(text: bytes, encoding: str) -> dict[str, Any]:
     try:
         fields = ast.literal_eval(text.decode(encoding).strip(" \n\x00"))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
@@ -111,7 +114,7 @@ def _parse_literal(
         raise NpyError("the .npy header must hold exactly descr, fortran_order and shape")
     if not isinstance(fields["fortran_order"], bool):
         raise NpyError("fortran_order in the .npy header must be True or False")
-    return _parse_descr(fields["descr"], dtypes), check_shape(fields["shape"]), fields["fortran_order"]
+    return fields
 
 
 def _parse_descr(descr: object, dtypes: Mapping[str, np.dtype]) -> np.dtype:

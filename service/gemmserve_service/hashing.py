@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _STEP: Final = 4 << 20  # bytes that gather before a thread is woken
-_SLICE: Final = 1 << 20  # bytes between two looks at whether anybody still wants the result
+_SLICE: Final = 4 << 20  # bytes between two looks at whether anybody still wants the result, and holds of the GIL
 _NICE: Final = 10
 
 

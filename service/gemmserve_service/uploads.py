@@ -107,10 +107,10 @@ class Upload:
         view = self.view
         view[self.filled : end] = data
         self.filled = end
-        # The digest of what is stored is wanted of every kept array; swapped ones are hashed after the swap.
-        if self._prefix is not None or not (self.spec.scratch or self._byteswap):
+        # Only a digest that `commit` waits for is begun now: any other would take processor time from the socket.
+        if self._prefix is not None:
             if self._hash is None:
-                self._hash = RunningHash(self._store.hash_pool, view, self._prefix or b"")
+                self._hash = RunningHash(self._store.hash_pool, view, self._prefix)
             self._hash.advance(end)
 
     async def commit(self, expected_sha256: bytes | None = None) -> ArrayInfo | ScratchArray:

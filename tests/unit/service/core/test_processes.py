@@ -12,8 +12,10 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -208,13 +210,13 @@ def test_a_drain_is_bounded(tmp_path, a):
 
 def test_a_long_data_path_and_a_private_control_socket(tmp_path):
     deep = tmp_path / ("d" * 100) / ("e" * 100)
-    base = tmp_path / "r"
+    base = Path(tempfile.mkdtemp(prefix="gs-"))  # tmp_path itself may be too long for a socket
     with server_on(deep, GEMMSERVE_RUNTIME_DIR=str(base)) as (_, http):
         assert http.get("/readyz").status_code == 200
         (folder,) = base.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE((deep / "extents").stat().st_mode) == 0o700
-    assert list(base.iterdir()) == []
+    base.rmdir()  # nothing is left in it
 
 
 def serve(tmp_path, *arguments):

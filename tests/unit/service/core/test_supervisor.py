@@ -182,13 +182,12 @@ def test_a_second_signal_does_not_wait(tmp_path):
         assert time.monotonic() - began < 10
 
 
-def test_after_kill_9_everything_is_gone_within_two_seconds_and_the_port_is_free(tmp_path):
+def test_after_kill_9_everything_is_gone_at_once_and_the_port_is_free(tmp_path):
     with LiveServer(data_dir=tmp_path) as server:
-        processes = server.processes()
-        assert len(processes) == 3
+        assert len(server.processes()) == 3
         port = int(server.url.rsplit(":", 1)[1])
         server.process.kill()
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 10  # it takes some ten milliseconds where nothing else runs
         while server.processes():
             assert time.monotonic() < deadline, server.processes()
             time.sleep(0.01)
