@@ -44,7 +44,12 @@ def _driver() -> str | None:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    found = re.search(r"Kernel Module\D*([\d.]+)", text)
+    return driver_version(text)
+
+
+def driver_version(text: str) -> str | None:
+    """From the first line of /proc/driver/nvidia/version, which also names the processor (x86_64) and has a date."""
+    found = re.search(r"Kernel Module.*?\b(\d+\.\d+(?:\.\d+)?)\b", text)
     return found[1] if found else None
 
 

@@ -15,6 +15,7 @@ from gemmserve_kernels.bench import cases, verify
 from gemmserve_kernels.bench.accuracy import MODES, accuracy
 from gemmserve_kernels.bench.cases import INITS, Case, draw
 from gemmserve_kernels.bench.cli import BENCH
+from gemmserve_kernels.bench.environment import driver_version
 from gemmserve_kernels.bench.formats import fields, measurement_table, to_csv
 from gemmserve_kernels.bench.run import measure
 from gemmserve_kernels.bench.targets import CpuTarget, ServerTarget
@@ -290,3 +291,13 @@ def test_other_errors_of_a_server_are_not_taken_for_a_missing_mode():
 def test_a_case_that_is_no_problem():
     with pytest.raises(KernelError):
         cases.Case(trans_a="X").problem()
+
+
+def test_the_driver_is_found_in_either_form_of_the_modules_line():
+    open_module = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root)  Tue 2026\n"
+    )
+    closed_module = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023\n"
+    assert driver_version(open_module) == "580.159.04"
+    assert driver_version(closed_module) == "535.54.03"
+    assert driver_version("nothing of the kind") is None
