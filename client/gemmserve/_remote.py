@@ -6,6 +6,7 @@ when an array is downloaded.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from gemmserve._model import ArrayInfo
 
 
-class ArrayHandle:
+class ArrayHandle(ABC):
     """What both kinds of handle share: an id, two flags, and what follows from them.
 
     `.T` swaps the last two axes, of batched arrays too (NumPy's `.mT`); `.H` also conjugates; `.conj()` only that.
@@ -45,13 +46,9 @@ class ArrayHandle:
 
     @property
     def info(self) -> ArrayInfo:
-        """The stored array, without this view's flags. The first look at a result's handle asks the server."""
-        if self._info is None:
-            self._info = self._fetch_info()
+        """The stored array, without this view's flags."""
+        assert self._info is not None  # a RemoteArray alone may begin without
         return self._info
-
-    def _fetch_info(self) -> ArrayInfo:
-        raise NotImplementedError
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,8 +97,9 @@ class ArrayHandle:
         """The complex conjugate: a flag."""
         return self._view(transposed=self._transposed, conjugated=not self._conjugated)
 
+    @abstractmethod
     def _view(self, *, transposed: bool, conjugated: bool) -> Self:
-        raise NotImplementedError
+        """The same stored array with these flags."""
 
     def _compose(self, trans: str) -> str:
         """The letter for op(stored array) that means `trans` of this view."""
@@ -141,8 +139,12 @@ class RemoteArray(ArrayHandle):
     def _view(self, *, transposed: bool, conjugated: bool) -> RemoteArray:
         return RemoteArray(self._client, self._id, self._info, transposed=transposed, conjugated=conjugated)
 
-    def _fetch_info(self) -> ArrayInfo:
-        return self._client._array_info(self._id)
+    @property
+    def info(self) -> ArrayInfo:
+        """The stored array, without this view's flags. The first look at a result's handle asks the server."""
+        if self._info is None:
+            self._info = self._client._array_info(self._id)
+        return self._info
 
     def numpy(self) -> AnyArray:
         """Downloads the array (this view of it) into fresh memory."""

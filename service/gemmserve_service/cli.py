@@ -110,7 +110,7 @@ def _default(field: FieldInfo) -> object:
 
 def _metavar(field: FieldInfo) -> str:
     kinds = get_args(field.annotation) if isinstance(field.annotation, types.UnionType) else (field.annotation,)
-    return next((name for kind, name in ((int, "N"), (float, "SECONDS"), (str, "TEXT")) if kind in kinds), "VALUE")
+    return next((name for kind, name in ((int, "N"), (float, "X"), (str, "TEXT")) if kind in kinds), "VALUE")
 
 
 SERVE: Final = Serve()

@@ -50,6 +50,7 @@ def examine(settings: Settings) -> list[Finding]:
         *_versions(),
         *_driver(),
         *_compilers(),
+        *_cxx(),
         *_data_dir(settings.data_dir),
         *_devices(),
     ]
@@ -91,6 +92,15 @@ def _driver() -> Iterator[Finding]:
     if importlib.util.find_spec("cupy") is None:
         extra = "cuda13 (or cuda12, for a driver before 580)" if shutil.which("nvidia-smi") else "rocm"
         yield Finding("note", "cupy", "not installed: the device is not used", f"install the extra gemmserve[{extra}]")
+
+
+def _cxx() -> Iterator[Finding]:
+    """The C++ compilers: hipcc is CuPy's on ROCm, the others run the kernels on the CPU in the test suite."""
+    found = [f"{name} at {path}" for name in ("hipcc", "g++", "clang++") if (path := shutil.which(name))]
+    if zig := _version("ziglang"):
+        found.append(f"ziglang {zig}")
+    text = ", ".join(found) or "none: needed by the test suite, and by CuPy on ROCm (hipcc)"
+    yield Finding("ok" if found else "note", "c++", text)
 
 
 def _compilers() -> Iterator[Finding]:

@@ -90,3 +90,14 @@ def test_a_finding_is_a_line_and_its_advice():
     finding = doctor.Finding("error", "data", "no room", "make some")
     assert str(finding) == "ERROR data         no room\n        make some"
     assert finding.as_dict() == {"level": "error", "subject": "data", "text": "no room", "advice": "make some"}
+
+
+def test_cxx_compilers_are_named(monkeypatch):
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/opt/bin/g++" if name == "g++" else None)
+    (finding,) = doctor._cxx()
+    assert (finding.level, finding.text) == ("ok", "g++ at /opt/bin/g++")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    (finding,) = doctor._cxx()
+    assert finding.level == "note"
+    assert "none" in finding.text
