@@ -1,8 +1,9 @@
 """Matrix products and fused reductions of them, on NumPy and CuPy arrays.
 
-    from gemmserve_kernels import gemm, gemm_reduce
+    from gemmserve_kernels import gemm, gemm_reduce, prepare
 
     d = gemm(a, b, c, alpha=2, beta=1j, trans_a="C")
+    d = gemm(prepare(a, "a"), b)  # many times with the same a
     power = gemm_reduce(weights, snapshots, reduce="sumsq", axis="n")
 
 NumPy arrays are multiplied on the CPU, CuPy arrays on their GPU.
@@ -25,6 +26,7 @@ from gemmserve_kernels.errors import (
 )
 from gemmserve_kernels.gemm import gemm
 from gemmserve_kernels.gemm_reduce import gemm_reduce
+from gemmserve_kernels.prepared import PreparedOperand, prepare
 from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand
 
 __all__ = [
@@ -41,8 +43,10 @@ __all__ = [
     "OutOfDeviceMemory",
     "ParameterInvalid",
     "Plan",
+    "PreparedOperand",
     "ShapeMismatch",
     "gemm",
     "gemm_reduce",
     "plan",
+    "prepare",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
@@ -16,11 +16,13 @@ import numpy as np
 from gemmserve_kernels.errors import ConfigInfeasible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from gemmserve_kernels.device import DeviceSpec
 
-Algorithm = Literal["numpy", "vendor", "simt"]
+Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "ozaki"]
+"""numpy: the CPU. vendor: its BLAS. simt: the portable kernels. small: batched small products. wgmma: Hopper's tensor
+cores. mma: tensor cores from sm_80 on. ozaki: residues on INT8 tensor cores."""
 
 _MAX_THREADS: Final = 1024
 """Threads of one block, on every CUDA and ROCm device."""
@@ -29,15 +31,22 @@ _MAX_REGISTERS: Final = 255
 _OTHER_REGISTERS: Final = 28
 """Addresses, counters, predicates: what ptxas needs beside the arrays, fitted to its reports for sm_80 and sm_90a."""
 _DEFAULT_THREADS: Final = 256
+_SIMT_FIELDS: Final = ("block_m", "block_n", "block_k", "thread_m", "thread_n", "stages", "split_k")
 
 
 @dataclass(frozen=True)
 class GemmConfig:
     """Overrides of what dispatch would choose; None leaves the choice to it.
 
-    `block_m`, `block_n`, `block_k`: the tile of the product that one block computes, and how many steps of k it holds
-    at a time. `thread_m`, `thread_n`: the part of that tile in one thread's registers. `stages`: buffers of shared
-    memory (1 or 2). `split_k`: parts that k is cut into; only 1 so far. `algorithm`: "numpy", "vendor" or "simt".
+    `algorithm`: one of `Algorithm`. `block_m`, `block_n`, `block_k`: the tile of the product that one block computes,
+    and how many steps of k a stage holds. `warp_m`, `warp_n`: the part of that tile that one warp computes (`mma`).
+    `thread_m`, `thread_n`: the part in one thread's registers (`simt`). `instruction_k`: steps of k of one matrix
+    instruction (`mma`). `stages`: buffers of shared memory. `split_k`: parts that k is cut into. `cluster`: blocks that
+    share operands by multicast (`wgmma`). `raster`: rows of tiles walked together for the cache's sake. `promote`:
+    steps of k between promotions of the tensor core's partial sums. `rounding_big`, `rounding_small`: how parts become
+    TF32, styles of `models.ROUNDINGS` (`mma`). `moduli`: residues (`ozaki`).
+
+    An algorithm refuses a field that it does not have.
     """
 
     algorithm: Algorithm | None = None
@@ -48,26 +57,41 @@ class GemmConfig:
     thread_n: int | None = None
     stages: int | None = None
     split_k: int | None = None
+    warp_m: int | None = None
+    warp_n: int | None = None
+    instruction_k: int | None = None
+    cluster: int | None = None
+    raster: int | None = None
+    promote: int | None = None
+    moduli: int | None = None
+    rounding_big: str | None = None
+    rounding_small: str | None = None
 
     @property
-    def tile_fields(self) -> dict[str, int]:
+    def tile_fields(self) -> dict[str, int | str]:
         """The overrides that only a tiled kernel can honour, by name."""
-        names = ("block_m", "block_n", "block_k", "thread_m", "thread_n", "stages", "split_k")
-        values = {name: getattr(self, name) for name in names}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "algorithm"}
         return {name: value for name, value in values.items() if value is not None}
 
     def transposed(self) -> GemmConfig:
         """The same wishes for the transposed product: m and n change places."""
-        return GemmConfig(
-            self.algorithm,
-            self.block_n,
-            self.block_m,
-            self.block_k,
-            self.thread_n,
-            self.thread_m,
-            self.stages,
-            self.split_k,
+        return replace(
+            self,
+            block_m=self.block_n,
+            block_n=self.block_m,
+            thread_m=self.thread_n,
+            thread_n=self.thread_m,
+            warp_m=self.warp_n,
+            warp_n=self.warp_m,
         )
+
+    def only(self, algorithm: str, allowed: Collection[str]) -> None:
+        """Raises ConfigInfeasible where a field is set that `algorithm` does not have, or a number is below 1."""
+        for name, value in self.tile_fields.items():
+            if name not in allowed:
+                raise ConfigInfeasible(f"{name}: the {algorithm} algorithm has no such setting")
+            if isinstance(value, int) and value < 1:
+                raise ConfigInfeasible(f"{name}: must be at least 1, not {value}")
 
     def feasibility(self, spec: DeviceSpec, dtype: np.dtype) -> None:
         """Raises ConfigInfeasible, naming the limit, unless `spec` can run this on an accumulator of `dtype`."""
@@ -78,6 +102,8 @@ class GemmConfig:
             if spec.kind == "cpu" and name != "numpy":
                 raise ConfigInfeasible(f"algorithm: {name} needs a CUDA or ROCm device, and this one is a CPU")
             return
+        if self.algorithm not in {None, "simt"}:
+            return  # the algorithm's own module looks at its settings
         resolve_simt(self, m=1 << 12, n=1 << 12, batch=1, accumulate=dtype, spec=spec)
 
 
@@ -196,9 +222,7 @@ def resolve_simt(
             raise ConfigInfeasible(broken)
         return config
     config = config or GemmConfig()
-    for field, value in config.tile_fields.items():
-        if value < 1:
-            raise ConfigInfeasible(f"{field}: must be at least 1, not {value}")
+    config.only("simt", _SIMT_FIELDS)
     if config.split_k not in {None, 1}:
         raise ConfigInfeasible(f"split_k: the portable kernel does not split k; only 1, not {config.split_k}")
     default = _best_candidate(m, n, batch, np.dtype(accumulate), spec, local_bytes)

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _CPU_MODES: Final = ("auto", "fp32", "fp64")
-_TF32_ARCH: Final = 80
-"""First compute capability, times ten, whose tensor cores multiply TF32."""
+_TENSOR_MODES: Final = ("tf32", "1xtf32", "3xtf32", "3xfp16")
+"""What tensor cores multiply from compute capability 8.0 on."""
+_WGMMA_MODES: Final = ("3xfp16-3m", "ozaki")
+"""What has kernels for compute capability 9.0 alone."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,9 @@ def cuda_arch(capability: int) -> str:
 
 
 def cuda_modes(capability: int) -> tuple[str, ...]:
-    """The compute modes on CUDA: TF32 through the vendor's BLAS where the tensor cores have it."""
-    return (*_CPU_MODES, "tf32") if capability >= _TF32_ARCH else _CPU_MODES
+    """The compute modes on CUDA, from ten times the compute capability."""
+    tensor = _TENSOR_MODES if capability >= 80 else ()
+    return (*_CPU_MODES, *tensor, *(_WGMMA_MODES if capability == 90 else ()))
 
 
 def _cores() -> int:

@@ -1,56 +1,87 @@
 """Which algorithm runs a problem on a device. Pure: it depends on the job and the device alone, never on load or luck.
 
-- cpu: "numpy";
-- cuda, rocm: "vendor" where the BLAS can express the product, or a copy that makes it so pays;
-  "simt", our portable kernels, for everything else and for every gemm_reduce.
+A compute mode has routes, pairs of an algorithm and the arithmetic it does. Those that can run the problem are compared
+by `estimate`, which knows what was measured on the architecture, and the fastest is taken. The routes of `auto` are
+those whose error, real and imaginary part each, is no larger than plain FP32's (FP64's).
 """
 
 from __future__ import annotations
 
+import importlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from gemmserve_kernels.blas import BlasPlan, NotExpressible, copied_bytes, lower
 from gemmserve_kernels.checks import compute_modes
+from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ComputeUnsupported, ConfigInfeasible
+from gemmserve_kernels.estimate import estimate
+from gemmserve_kernels.operand import Operand, real_dtype
 from gemmserve_kernels.problem import GemmProblem
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from gemmserve_kernels.config import Algorithm, GemmConfig
+    from gemmserve_kernels.config import Algorithm
     from gemmserve_kernels.device import DeviceSpec
-    from gemmserve_kernels.problem import GemmReduceProblem, Operand
+    from gemmserve_kernels.problem import GemmReduceProblem
 
-_VENDOR_ONLY: Final = ("tf32",)
-"""Compute modes that our own kernels do not have yet."""
+    Route = tuple[Algorithm, str]
 
-_MEASURED_SMS: Final = 132
-_RATES: Final = {
-    "float16": (4.5e14, 4.0e13),
-    "float32": (5.0e13, 3.5e13),
-    "float64": (5.9e13, 2.0e13),
-    "complex64": (5.4e13, 4.7e13),
-    "complex128": (5.9e13, 1.95e13),
+_PLAIN: Final[tuple[Route, ...]] = (("vendor", "plain"), ("simt", "plain"), ("small", "plain"))
+_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
+    "auto": (*_PLAIN, ("wgmma", "3xfp16"), ("mma", "3xfp16"), ("ozaki", "ozaki")),
+    "fp32": _PLAIN,
+    "fp64": _PLAIN,
+    "tf32": (("vendor", "tf32"), ("wgmma", "1xfp16"), ("mma", "1xfp16"), ("mma", "1xtf32")),
+    "1xtf32": (("mma", "1xtf32"),),
+    "3xtf32": (("mma", "3xtf32"), ("small", "3xtf32")),
+    "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16")),
+    "3xfp16-3m": (("wgmma", "3xfp16-3m"),),
+    "ozaki": (("ozaki", "ozaki"),),
 }
-"""Operations a second of the BLAS and of our kernels on an H200 (docs/benchmarks); a device with more or fewer
-multiprocessors is taken to be as much faster or slower."""
-_BANDWIDTH: Final = 3.5e12
-"""Bytes a second of a strided copy there."""
+_REDUCE_MODES: Final = ("auto", "fp32", "fp64")
+"""Compute modes that gemm_reduce has kernels for."""
+_MODULES: Final = {
+    ("small", "plain"): "small",
+    ("small", "3xtf32"): "small",
+    ("wgmma", "3xfp16"): "tensor_core",
+    ("wgmma", "3xfp16-3m"): "tensor_core",
+    ("wgmma", "1xfp16"): "tensor_core",
+    ("mma", "3xfp16"): "tensor_core",
+    ("mma", "1xfp16"): "tensor_core",
+    ("mma", "3xtf32"): "mma_sync",
+    ("mma", "1xtf32"): "mma_sync",
+    ("ozaki", "ozaki"): "ozaki",
+}
+"""Where a route's `supports`, `resolve` and `run_gemm` are."""
+_DOUBLE: Final = (np.dtype(np.float64), np.dtype(np.complex128))
+_COPY_RATE: Final = 3.5e12
+"""Bytes a second of a strided copy on an H200."""
 _LAUNCH_S: Final = 1e-5
-"""Seconds of one more kernel and its allocation."""
-_BLOCK: Final = 64
-"""Rows and columns of our kernels' usual tile."""
+"""Seconds of one more copy: its kernel and its allocation."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run. `blas` holds the calls where the algorithm is "vendor"."""
+    """What will run. `blas` holds the calls where the algorithm is "vendor".
+
+    `arithmetic` is "plain", or what the tensor cores multiply ("3xfp16", "ozaki" ...). Where `uniform`, A, B and C are
+    first converted to the problem's dtype.
+    """
 
     algorithm: Algorithm
     config: GemmConfig | None = None
     blas: BlasPlan | None = None
+    arithmetic: str = "plain"
+    uniform: bool = False
+
+    @property
+    def module(self) -> Any:
+        """The module that runs it, for algorithms that have one of their own."""
+        return _module((self.algorithm, self.arithmetic))
 
 
 def plan(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Plan:
@@ -67,27 +98,40 @@ def plan_gemm(problem: GemmProblem, spec: DeviceSpec, result: Operand | None = N
     wish = _wish(problem, spec)
     if spec.kind == "cpu":
         return Plan("numpy", problem.config)
-    if wish == "simt":
-        if problem.compute in _VENDOR_ONLY:
-            raise ConfigInfeasible(f"algorithm: simt has no {problem.compute} arithmetic, only the vendor's BLAS has")
-        return Plan("simt", problem.config)
-    try:
-        fresh = lower(problem)
-    except NotExpressible as reason:
-        if wish == "vendor":
-            raise ConfigInfeasible(f"algorithm: the vendor's BLAS cannot do this: {reason}") from None
-        return Plan("simt", problem.config)
-    if wish is None and problem.compute not in _VENDOR_ONLY and not vendor_is_faster(problem, fresh, spec):
-        return Plan("simt", problem.config)
-    return Plan("vendor", problem.config, fresh if result is None else lower(problem, result))
+    # An empty sum, or alpha = 0, which must not hide NaN in A and B: nothing that tensor cores or a BLAS would gain.
+    degenerate = problem.k == 0 or problem.alpha == 0 or 0 in problem.result_shape
+    if degenerate and wish != "vendor":
+        return Plan("simt", problem.config if wish == "simt" else None)
+    found = candidates(problem, spec, wish)
+    chosen = found[0] if len(found) == 1 else min(found, key=lambda each: _seconds(each, problem, spec))
+    if chosen.blas is not None and result is not None:
+        return replace(chosen, blas=lower(problem, result))
+    return chosen
+
+
+def candidates(problem: GemmProblem, spec: DeviceSpec, wish: str | None = None) -> list[Plan]:
+    """Every plan that can run `problem` on a GPU, or those of the algorithm `wish`; never none.
+
+    Raises ConfigInfeasible with the reasons where there would be none.
+    """
+    found, reasons = [], []
+    for route in _ROUTES[problem.compute]:
+        if wish is None or route[0] == wish:
+            try:
+                found.append(_candidate(route, problem, spec))
+            except ConfigInfeasible as reason:
+                reasons.append(str(reason))
+    if not found:
+        raise ConfigInfeasible("; ".join(reasons) or _no_route(problem.compute, wish))
+    return found
 
 
 def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
     """How `problem` runs on `spec`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible."""
-    modes = tuple(mode for mode in available(problem.dtype, spec) if mode not in _VENDOR_ONLY)
-    _check_compute(problem.compute, modes)
-    if _wish(problem, spec) == "vendor":
-        raise ConfigInfeasible("algorithm: a vendor's BLAS has no gemm_reduce")
+    _check_compute(problem.compute, tuple(m for m in available(problem.dtype, spec) if m in _REDUCE_MODES))
+    wish = _wish(problem, spec)
+    if wish not in {None, "simt", "numpy"}:
+        raise ConfigInfeasible(f"algorithm: {wish} has no gemm_reduce")
     return Plan("numpy" if spec.kind == "cpu" else "simt", problem.config)
 
 
@@ -96,10 +140,12 @@ def _wish(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Algorit
     config = problem.config
     if config is None:
         return None
-    config.feasibility(spec, problem.accumulate)
+    plain = problem.compute in _REDUCE_MODES
+    if config.algorithm is not None or plain:
+        config.feasibility(spec, problem.accumulate)
     if config.algorithm == "numpy" and spec.kind != "cpu":
         raise ConfigInfeasible(f"algorithm: numpy runs on the CPU, and the operands are on {spec.name}")
-    return "simt" if config.algorithm is None and config.tile_fields else config.algorithm
+    return "simt" if config.algorithm is None and config.tile_fields and plain else config.algorithm
 
 
 def available(dtype: np.dtype[Any], spec: DeviceSpec) -> tuple[str, ...]:
@@ -112,15 +158,72 @@ def _check_compute(compute: str, modes: tuple[str, ...]) -> None:
         raise ComputeUnsupported(f"compute {compute!r} is not available here; there are {', '.join(modes)}", modes)
 
 
-def vendor_is_faster(problem: GemmProblem, calls: BlasPlan, spec: DeviceSpec) -> bool:
-    """Whether the BLAS with its copies takes no longer than our kernels, by what both reached on an H200."""
-    copied = copied_bytes(problem, calls)
-    if not copied:
-        return True
-    scale = spec.sm_count / _MEASURED_SMS
-    vendor_rate, simt_rate = _RATES[problem.accumulate.name if problem.compute == "fp64" else problem.dtype.name]
-    blocks = math.ceil(problem.m / _BLOCK) * math.ceil(problem.n / _BLOCK) * problem.batch
-    busy = min(1.0, blocks / spec.sm_count)
-    copies = sum((calls.a.copied, calls.b.copied, calls.d.copied))
-    vendor_s = problem.flops() / (vendor_rate * scale) + copied / (_BANDWIDTH * scale) + copies * _LAUNCH_S
-    return vendor_s <= problem.flops() / (simt_rate * scale * busy)
+def _no_route(compute: str, wish: str | None) -> str:
+    names = ", ".join(dict.fromkeys(algorithm for algorithm, _ in _ROUTES[compute]))
+    return f"algorithm: {wish} has no {compute} arithmetic; {names} have"
+
+
+@lru_cache(maxsize=16)
+def _module(route: Route) -> Any:
+    return importlib.import_module(f"gemmserve_kernels.{_MODULES[route]}")
+
+
+def _candidate(route: Route, problem: GemmProblem, spec: DeviceSpec) -> Plan:
+    """The plan of one route. Raises ConfigInfeasible with the reason why it cannot run."""
+    algorithm, arithmetic = route
+    if algorithm == "vendor":
+        try:
+            return Plan("vendor", problem.config, lower(problem), arithmetic)
+        except NotExpressible as error:
+            raise ConfigInfeasible(f"algorithm: the vendor's BLAS cannot do this: {error}") from None
+    if algorithm == "simt":
+        return Plan("simt", problem.config)
+    uniform, converted = as_uniform(problem)
+    config = replace(problem.config or GemmConfig(), algorithm=algorithm)
+    reason = _unfit(route, uniform, spec) or _module(route).supports(uniform, spec)
+    if reason is not None:
+        raise ConfigInfeasible(f"algorithm: {algorithm} cannot do this: {reason}")
+    _module(route).resolve(config, uniform, spec)
+    return Plan(algorithm, config, None, arithmetic, uniform=converted)
+
+
+def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
+    """Why the device or the dtype rules the route out, or None."""
+    algorithm, arithmetic = route
+    if algorithm == "small":
+        return None
+    if spec.kind != "cuda":
+        return f"{algorithm} needs an NVIDIA device"
+    if algorithm in {"wgmma", "ozaki"} and spec.arch != "sm_90a":
+        return f"{algorithm} needs compute capability 9.0, and {spec.name} is {spec.arch}"
+    double = problem.accumulate in _DOUBLE
+    if problem.dtype == np.float16 or (double and arithmetic != "ozaki"):
+        return f"{arithmetic} does not apply to {problem.dtype.name}"
+    if problem.compute == "auto" and arithmetic == "ozaki" and not double:
+        return "auto uses residues for 64-bit data only"
+    return None
+
+
+def as_uniform(problem: GemmProblem) -> tuple[GemmProblem, bool]:
+    """The problem with all operands in its dtype, and whether that takes conversions."""
+    stored = real_dtype(problem.dtype) if problem.planar else problem.dtype
+    operands = {name: getattr(problem, name) for name in ("a", "b", "c")}
+    if all(x is None or x.dtype == stored for x in operands.values()):
+        return problem, False
+    found = {name: Operand.contiguous(x.shape, stored) for name, x in operands.items() if x is not None}
+    return replace(problem, a=found["a"], b=found["b"], c=found.get("c")), True
+
+
+def _seconds(candidate: Plan, problem: GemmProblem, spec: DeviceSpec) -> float:
+    """The estimate for one candidate, with the copies that it needs."""
+    dtype = problem.accumulate.name if problem.compute == "fp64" else problem.dtype.name
+    shape = (problem.batch, problem.m, problem.n, problem.k)
+    seconds = estimate(spec, candidate.algorithm, candidate.arithmetic, dtype, shape)
+    copied, copies = 0, 0
+    if candidate.blas is not None:
+        calls = candidate.blas
+        copied, copies = copied_bytes(problem, calls), sum((calls.a.copied, calls.b.copied, calls.d.copied))
+        seconds += (math.prod(calls.outer_shape) - 1) * _LAUNCH_S
+    elif candidate.uniform:
+        copied, copies = 2 * (problem.a.nbytes + problem.b.nbytes), 2
+    return seconds + copied / _COPY_RATE + copies * _LAUNCH_S

@@ -10,7 +10,8 @@ from gemmserve_kernels import cpu
 from gemmserve_kernels.arrays import ArrayKey, check_out, native, overlaps, same_library
 from gemmserve_kernels.caching import cached
 from gemmserve_kernels.device import DeviceSpec, device_errors
-from gemmserve_kernels.dispatch import plan_gemm
+from gemmserve_kernels.dispatch import as_uniform, plan_gemm
+from gemmserve_kernels.prepared import PreparedOperand, source_of
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 if TYPE_CHECKING:
@@ -41,13 +42,15 @@ def gemm(
     NumPy's result type. Any strides; big-endian arrays are converted. With layout="planar" all operands and the result
     are real arrays with a leading axis (re, im). `order` is the memory order of a fresh result; `out`, an array of the
     result's shape and dtype and any strides, takes the result instead. `compute` is a mode of the device
-    (`DeviceSpec.compute_modes`), `config` overrides the choice of algorithm and tile.
+    (`DeviceSpec.compute_modes`), `config` overrides the choice of algorithm and tile. `a` and `b` may be what `prepare`
+    made of them; what was prepared for another side, transposition or layout is not used. The bits are the same.
 
     Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported, ParameterInvalid, ConfigInfeasible, OutOfDeviceMemory,
     DeviceError.
     """
-    on_cpu = same_library({"a": a, "b": b, "c": c, "out": out}) == "numpy"
+    on_cpu = same_library({"a": source_of(a), "b": source_of(b), "c": c, "out": out}) == "numpy"
     if on_cpu:
+        a, b = source_of(a), source_of(b)
         a, b, c = native(a), native(b), native(c) if c is not None else None
     options = {
         "alpha": alpha,
@@ -92,14 +95,37 @@ def _on_gpu(a: Any, b: Any, c: Any, out: Any, options: dict[str, Any]) -> Any:
     with a.device, device_errors():
         problem, plan = cached(_planned, ordinal, *keys, None, **options)
         c = c if problem.beta != 0 else None
-        result = _target(cupy, problem, a, b, c, out)
+        result = _target(cupy, problem, source_of(a), source_of(b), c, out)
         if result is out:
             problem, plan = cached(_planned, ordinal, *keys, ArrayKey.of(out), **options)
         if plan.blas is not None:
-            vendor.run_gemm(problem, plan.blas, a, b, c, result)
+            vendor.run_gemm(problem, plan.blas, source_of(a), source_of(b), c, result)
+        elif plan.algorithm == "simt":
+            launcher = CupyLauncher(DeviceSpec.of(ordinal))
+            simt.run_gemm(launcher, problem, plan.config, source_of(a), source_of(b), c, result)
         else:
-            simt.run_gemm(CupyLauncher(DeviceSpec.of(ordinal)), problem, plan.config, a, b, c, result)
+            _run_own(problem, plan, ordinal, a, b, c, result)
         return _deliver(result, out)
+
+
+def _run_own(problem: GemmProblem, plan: Plan, ordinal: int, a: Any, b: Any, c: Any, result: Any) -> None:
+    """Runs an algorithm that has a module of its own, on operands of one dtype."""
+    from gemmserve_kernels.launch import CupyLauncher
+
+    if plan.uniform:
+        problem = as_uniform(problem)[0]
+        a, b = source_of(a).astype(problem.a.dtype, order="C"), source_of(b).astype(problem.b.dtype, order="C")
+        c = c if c is None or problem.c is None else c.astype(problem.c.dtype, order="C")
+    a, b = _taken(plan, a), _taken(plan, b)
+    plan.module.run_gemm(CupyLauncher(DeviceSpec.of(ordinal)), problem, plan.config, a, b, c, result)
+
+
+def _taken(plan: Plan, operand: Any) -> Any:
+    """What the algorithm takes of an operand: all that was prepared, its residues, or the array alone."""
+    if not isinstance(operand, PreparedOperand) or plan.arithmetic in {"3xfp16", "3xfp16-3m", "1xfp16"}:
+        return operand
+    residues = plan.algorithm == "ozaki" and isinstance(operand.payload, plan.module.OzakiOperand)
+    return operand.payload if residues else operand.source
 
 
 def _target(xp: Any, problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> Any:

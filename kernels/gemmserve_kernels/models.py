@@ -63,7 +63,7 @@ def product(
             scaled_a, rows = _scale(a, axis=1)
             scaled_b, columns = _scale(b, axis=0)
             result = _by_parts(scaled_a, scaled_b, _compensated(_split_fp16, _FP16_K, promote))
-            result = _times_powers(result, rows + columns)
+            result = times_powers(result, rows + columns)
         finite = np.isfinite(a).all(axis=1, keepdims=True) & np.isfinite(b).all(axis=0, keepdims=True)
         return np.where(finite, result, plain)
 
@@ -162,14 +162,20 @@ def _accumulate(groups: list[list[Pair]], step: int, promote: int | None) -> Arr
     return total
 
 
+def accumulate(groups: list[list[Pair]], promote: int) -> Array:
+    """The sum of x y over all pairs of float16 values by matrix instructions, group after group within `promote` k."""
+    return _accumulate(groups, _FP16_K, promote)
+
+
 def _scale(x: Array, axis: int) -> tuple[Array, Array]:
     """`x` times powers of two along `axis`, and the exponents that undo it."""
     magnitude = np.maximum(np.abs(x.real), np.abs(x.imag)).max(axis=axis, keepdims=True, initial=0)
     exponent = np.frexp(magnitude)[1] - _SCALED_EXPONENT
-    return _times_powers(x, -exponent), exponent
+    return times_powers(x, -exponent), exponent
 
 
-def _times_powers(x: Array, exponent: Array) -> Array:
+def times_powers(x: Array, exponent: Array) -> Array:
+    """`x` times 2**`exponent`."""
     if x.dtype.kind != "c":
         return np.ldexp(x, exponent)
     scaled = np.empty(x.shape, x.dtype)

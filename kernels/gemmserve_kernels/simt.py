@@ -68,7 +68,7 @@ def _plan(
     operands = Operands.of(problem, a, b)
     shape = (*problem.batch_shape, problem.m, problem.n)
     c_view, d_view = (matrix_view(array, shape, planar=problem.planar) for array in (c, d))
-    swapped = _runs_along_rows(d_view)
+    swapped = runs_along_rows(d_view)
     if swapped:
         operands, c_view, d_view = operands.transposed(), c_view.transposed(), d_view.transposed()
         config = config.transposed() if config else None
@@ -81,7 +81,7 @@ def _plan(
     return _Plan(kernel, tuple(parts), swapped)
 
 
-def _runs_along_rows(d: MatrixView) -> bool:
+def runs_along_rows(d: MatrixView) -> bool:
     """Whether neighbours in memory are neighbours in a column of D: then the transposed product is computed."""
     if d.rows == 1 or d.columns == 1:
         return d.columns == 1 and d.rows > 1

@@ -188,24 +188,37 @@ def pieces(
     beta: complex = 0j,
 ) -> Iterator[Piece]:
     """The launches of a batch; `written` are the views of C and D where there are any."""
+    for first_matrix, inner, views in launches(batch_shape, [operands.a, operands.b, *written]):
+        params, tiles = gemm_params(kernel, operands, inner, views, alpha, beta)
+        yield Piece(params, first_matrix, tiles)
+
+
+def gemm_params(
+    kernel: TiledKernel,
+    operands: Operands,
+    inner: tuple[int, ...],
+    views: Sequence[MatrixView],
+    alpha: complex,
+    beta: complex,
+) -> tuple[GemmParams, int]:
+    """Arguments of one launch over `inner` of the batch, `views` being A, B and what is written; and its tiles."""
     tiles_m = -(-operands.m // kernel.tile.block_m)
     tiles_n = -(-operands.n // kernel.tile.block_n)
-    for first_matrix, inner, views in launches(batch_shape, [operands.a, operands.b, *written]):
-        params = GemmParams(
-            m=operands.m,
-            n=operands.n,
-            k=operands.k,
-            tiles_m=tiles_m,
-            tiles_n=tiles_n,
-            conjugate_a=operands.conjugate_a,
-            conjugate_b=operands.conjugate_b,
-        )
-        for name, view in zip("abcd", views, strict=False):
-            setattr(params, name, view.params())
-        params.batch_shape[:] = inner
-        params.alpha[:] = alpha.real, alpha.imag
-        params.beta[:] = beta.real, beta.imag
-        yield Piece(params, first_matrix, tiles_m * tiles_n * math.prod(inner))
+    params = GemmParams(
+        m=operands.m,
+        n=operands.n,
+        k=operands.k,
+        tiles_m=tiles_m,
+        tiles_n=tiles_n,
+        conjugate_a=operands.conjugate_a,
+        conjugate_b=operands.conjugate_b,
+    )
+    for name, view in zip("abcd", views, strict=False):
+        setattr(params, name, view.params())
+    params.batch_shape[:] = inner
+    params.alpha[:] = alpha.real, alpha.imag
+    params.beta[:] = beta.real, beta.imag
+    return params, tiles_m * tiles_n * math.prod(inner)
 
 
 def flag(value: bool) -> str:

@@ -24,6 +24,8 @@ Compute = Literal["auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", 
 Reduction = Literal["sum", "max", "min", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
 Axis = Literal["m", "n", "batch"]
 PreOp = Literal["identity", "abs", "square"]
+Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "ozaki"]
+Rounding = Literal["nearest", "toward_zero", "half_ulp_truncate", "half_ulp_truncate_flush"]
 
 Scalar = Annotated[
     complex,
@@ -79,7 +81,16 @@ class GemmConfigFields(Strict):
     thread_n: int | None = Field(None, ge=1, le=64)
     stages: int | None = Field(None, ge=1, le=16)
     split_k: int | None = Field(None, ge=1, le=1024)
-    algorithm: Literal["numpy", "vendor", "simt"] | None = None
+    warp_m: int | None = Field(None, ge=1, le=512)
+    warp_n: int | None = Field(None, ge=1, le=512)
+    instruction_k: int | None = Field(None, ge=1, le=64)
+    cluster: int | None = Field(None, ge=1, le=16)
+    raster: int | None = Field(None, ge=1, le=1024)
+    promote: int | None = Field(None, ge=1, le=1 << 20)
+    moduli: int | None = Field(None, ge=1, le=32)
+    rounding_big: Rounding | None = None
+    rounding_small: Rounding | None = None
+    algorithm: Algorithm | None = None
 
 
 class _OperationFields(Strict):

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-INITS: Final = ("none", "int", "normal", "positive", "wide")
+INITS: Final = ("none", "int", "normal", "positive", "wide", "graded", "ill-scaled")
 """none: whatever the memory holds, here zeros; int: -5 to 5, exact in every mode; normal; positive: uniform in [0, 1),
-so that nothing cancels; wide: normal times powers of two over 24 binades (8 for float16)."""
+so that nothing cancels; wide: normal times powers of two over 24 binades (8 for float16); graded: normal, column k of
+op(A) times 2**(40 k / K) and row k of op(B) divided by it (8 for float16); ill-scaled: normal, each row of op(A) and
+each column of op(B) times a power of two over 24 binades (8 for float16)."""
 
 _BINADES: Final = {"float16": 8}
 _WIDE_BINADES: Final = 24
+_GRADED_BINADES: Final = 40
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,29 @@ class Case:
     def operands(self) -> dict[str, Array]:
         """The data: the same for the same seed."""
         rng = np.random.default_rng(self.seed)
-        return {name: draw(rng, shape, self.stored_dtype, self.init) for name, shape in self.shapes().items()}
+        drawn = {name: draw(rng, shape, self.stored_dtype, self.init) for name, shape in self.shapes().items()}
+        if self.init in {"graded", "ill-scaled"}:
+            for name, trans, inner in (("a", self.trans_a, -1), ("b", self.trans_b, -2)):
+                axis = inner if trans in {"N", "R"} else -3 - inner
+                _scale(rng, drawn[name], axis, self.init, falling=name == "b")
+        return drawn
+
+
+def _scale(rng: np.random.Generator, x: Array, axis: int, init: str, *, falling: bool) -> None:
+    """Grades `x` along k, its `axis`, or scales the rows or columns across it, in place."""
+    half_range = _BINADES.get(x.dtype.name)
+    if init == "graded":
+        extent = x.shape[axis]
+        factors = np.exp2((half_range or _GRADED_BINADES) / max(1, extent) * np.arange(extent))
+        factors = 1 / factors if falling else factors
+    else:
+        axis, half = -3 - axis, (half_range or _WIDE_BINADES) // 2
+        factors = np.exp2(rng.integers(-half, half, x.shape[axis]))
+    x *= (factors[:, None] if axis == -2 else factors).astype(real_dtype(x.dtype))
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], init: str) -> Array:
-    """Random data, see INITS; real and imaginary parts alike."""
+    """Random data, see INITS; real and imaginary parts alike. What is scaled along an axis is normal here."""
     if init == "none":
         return np.zeros(shape, dtype)
     if dtype.kind == "c":

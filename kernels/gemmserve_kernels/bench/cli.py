@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from gemmserve_kernels.bench.accuracy import MODES, accuracy
 from gemmserve_kernels.bench.cases import INITS, Case
@@ -14,7 +14,7 @@ from gemmserve_kernels.bench.formats import FORMATS, accuracy_table, measurement
 from gemmserve_kernels.bench.run import measure
 from gemmserve_kernels.bench.targets import ServerTarget, open_target
 from gemmserve_kernels.checks import AXES, COMPUTE_MODES, LAYOUTS, ORDERS, PRE_OPS, REDUCTIONS, TRANS
-from gemmserve_kernels.config import GemmConfig
+from gemmserve_kernels.config import Algorithm, GemmConfig
 from gemmserve_kernels.errors import ComputeUnsupported, DeviceError, KernelError
 from gemmserve_kernels.gemm import gemm
 from gemmserve_kernels.models import ROUNDINGS
@@ -97,7 +97,7 @@ def _add_product(parser: argparse.ArgumentParser, op: str) -> None:
     sizes.add_argument("--init", choices=INITS, default="normal", help="the data (none: zeros, for time alone)")
     sizes.add_argument("--seed", type=int, default=0)
     tuning = parser.add_argument_group("algorithm")
-    tuning.add_argument("--algorithm", choices=("numpy", "vendor", "simt"))
+    tuning.add_argument("--algorithm", choices=get_args(Algorithm))
     tuning.add_argument("--block", type=_block, metavar="MxNxK", help="the tile of one block, for example 128x64x8")
     tuning.add_argument("--stages", type=_size, help="buffers of shared memory")
     how = parser.add_argument_group("measurement")

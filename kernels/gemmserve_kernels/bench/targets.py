@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _CACHES: Final = 3
 """Operands rotate through that many times the level-2 cache, so that no iteration finds the last one's."""
 _MAX_SETS: Final = 32
+_RIVAL_COMPUTE: Final = {"tf32": "tf32", "1xtf32": "tf32", "fp64": "fp64"}
+"""What the vendor's BLAS is asked for beside a mode of ours; plain arithmetic beside the others."""
 _FILL_BYTES: Final = 1 << 30
 _FILL_RATE: Final = 5e12
 """Bytes a second, not less than any device writes."""
@@ -105,28 +107,41 @@ class GpuTarget:
 
         cupy.cuda.Device(ordinal).use()
         self._cupy = cupy
+        self._sets: list[dict[str, Any]] = []
+        self._sets_of: Mapping[str, Array] | None = None
 
     def contenders(self, case: Case, operands: Mapping[str, Array], *, rival: bool) -> list[Contender]:
         """See Target."""
-        nbytes = sum(array.nbytes for array in operands.values())
-        count = min(_MAX_SETS, max(1, math.ceil(_CACHES * self.spec.l2_bytes / max(1, nbytes))))
-        first = {name: self._cupy.asarray(array) for name, array in operands.items()}
-        sets = [first] + [{name: array.copy() for name, array in first.items()} for _ in range(count - 1)]
-        algorithm = plan(case.problem(), self.spec).algorithm
-        found = [Contender("gemmserve", algorithm, lambda i: _ours(case, sets[i % count]))]
+        sets = self.sets(operands)
+        found = [self.ours(case, sets, "gemmserve", plan(case.problem(), self.spec).algorithm)]
         if rival:
             found.append(self._rival(case, sets))
         return found
 
+    def sets(self, operands: Mapping[str, Array]) -> list[dict[str, Any]]:
+        """The operands on the device as often as it takes to exceed the cache; those last asked for are kept."""
+        if self._sets_of is not operands:
+            nbytes = sum(array.nbytes for array in operands.values())
+            count = min(_MAX_SETS, max(1, math.ceil(_CACHES * self.spec.l2_bytes / max(1, nbytes))))
+            first = {name: self._cupy.asarray(array) for name, array in operands.items()}
+            self._sets_of = operands
+            self._sets = [first] + [{name: array.copy() for name, array in first.items()} for _ in range(count - 1)]
+        return self._sets
+
+    def ours(self, case: Case, sets: list[dict[str, Any]], who: str, algorithm: str) -> Contender:
+        """Our functions on that case."""
+        return Contender(who, algorithm, lambda i: _ours(case, sets[i % len(sets)]))
+
     def _rival(self, case: Case, sets: list[dict[str, Any]]) -> Contender:
         if case.op == "gemm":
-            vendor = replace(case, config=GemmConfig(algorithm="vendor"))
+            compute = _RIVAL_COMPUTE.get(case.compute, "auto")
+            vendor = replace(case, compute=compute, config=GemmConfig(algorithm="vendor"))
             try:
                 plan(vendor.problem(), self.spec)
             except ConfigInfeasible:
                 pass  # strides or conjugations that a BLAS call cannot express: CuPy copies instead
             else:
-                return Contender("vendor BLAS", "vendor", lambda i: _ours(vendor, sets[i % len(sets)]))
+                return self.ours(vendor, sets, "vendor BLAS", "vendor")
         return Contender("cupy", "cupy", lambda i: _by_hand(self._cupy, case, sets[i % len(sets)]))
 
     def seconds(self, contender: Contender, iterations: int) -> list[float]:
@@ -153,6 +168,7 @@ class GpuTarget:
 
     def release(self) -> None:
         """See Target."""
+        self._sets, self._sets_of = [], None
         self._cupy.get_default_memory_pool().free_all_blocks()
 
 

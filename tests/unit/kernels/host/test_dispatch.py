@@ -16,8 +16,9 @@ from gemmserve_kernels import (
     Operand,
     plan,
 )
+from gemmserve_kernels.checks import COMPUTE_MODES
 from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.dispatch import available, plan_gemm, plan_gemm_reduce
+from gemmserve_kernels.dispatch import as_uniform, available, candidates, plan_gemm, plan_gemm_reduce
 
 H200, MI300X, CPU = KNOWN["H200"], KNOWN["MI300X"], DeviceSpec.cpu()
 TURING = dataclasses.replace(KNOWN["A100"], arch="sm_75", compute_modes=("auto", "fp32", "fp64"))
@@ -33,13 +34,52 @@ def reduction(**options) -> GemmReduceProblem:
     return GemmReduceProblem.build(a, b, **options)
 
 
-@pytest.mark.parametrize("spec", [H200, MI300X, KNOWN["A100"]])
-def test_plain_products_go_to_the_vendor(spec):
+OWN = ("small", "wgmma", "mma", "ozaki")
+
+
+def algorithm(case, spec=H200) -> str:
+    return plan_gemm(case, spec).algorithm
+
+
+@pytest.mark.parametrize("spec", [MI300X, TURING])
+def test_plain_arithmetic_where_there_is_no_other(spec):
     for dtype in ("float16", "float32", "float64", "complex64", "complex128"):
-        found = plan_gemm(problem(dtype=dtype), spec)
-        assert found.algorithm == "vendor"
-        assert found.blas is not None
-        assert plan_gemm(problem(dtype=dtype, trans_a="T", order="F"), spec).algorithm == "vendor"
+        for found in (plan_gemm(problem(dtype=dtype), spec), plan_gemm(problem(dtype=dtype, trans_a="T"), spec)):
+            assert found.algorithm == "vendor"
+            assert found.blas is not None
+            assert found.arithmetic == "plain"
+
+
+@pytest.mark.parametrize("compute", ["fp32", "fp64"])
+def test_plain_modes_never_use_tensor_core_splits(compute):
+    for size in (16, 512, 4096):
+        for each in candidates(problem(size, size, size, compute=compute), H200):
+            assert each.arithmetic == "plain"
+
+
+def test_large_products_go_to_the_tensor_cores():
+    for dtype, expected in (("complex64", "wgmma"), ("float32", "wgmma"), ("complex128", "ozaki")):
+        assert algorithm(problem(8192, 8192, 8192, dtype=dtype)) == expected
+    assert algorithm(problem(8192, 8192, 8192), KNOWN["A100"]) == "mma"
+    assert algorithm(problem(8192, 8192, 8192, dtype="float16")) == "vendor"
+    assert algorithm(problem(8192, 8192, 8192), KNOWN["RTX5090"]) == "vendor"
+
+
+def test_small_batched_products_have_their_own_kernel():
+    for n in (4, 16, 32):
+        assert algorithm(problem(n, n, n, batch=(20_000,))) == "small"
+
+
+def test_auto_never_takes_what_is_less_accurate():
+    for dtype, modes in (
+        ("complex64", {"plain", "3xfp16"}),
+        ("float32", {"plain", "3xfp16"}),
+        ("float64", {"plain", "ozaki"}),
+        ("complex128", {"plain", "ozaki"}),
+        ("float16", {"plain"}),
+    ):
+        for spec in KNOWN.values():
+            assert {each.arithmetic for each in candidates(problem(dtype=dtype), spec)} <= modes
 
 
 @pytest.mark.parametrize(
@@ -48,34 +88,54 @@ def test_plain_products_go_to_the_vendor(spec):
         problem(k=0),
         problem(m=0),
         problem(alpha=0),
-        problem(4096, 8, 64, trans_a="R"),
-        problem(8, 4096, 64, trans_b="R"),
-        problem(4096, 4096, 4, batch=(3,), order="F"),
-        problem(7, 7, 7, batch=(9,), dtype="float16"),
+        problem(k=0, compute="3xfp16"),
+        problem(alpha=0, compute="ozaki"),
+        problem(7, 7, 700, batch=(9,), dtype="float16"),
     ],
 )
-def test_what_the_vendor_cannot_do_well_is_ours(case):
-    assert plan_gemm(case, H200).algorithm == "simt"
+def test_what_has_nothing_to_multiply_is_for_the_portable_kernel(case):
+    assert algorithm(case) == "simt"
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [("3xfp16", "wgmma"), ("3xfp16-3m", "wgmma"), ("3xtf32", "mma"), ("1xtf32", "mma"), ("ozaki", "ozaki")],
+)
+def test_a_mode_has_its_algorithm(compute, expected):
+    found = plan_gemm(problem(compute=compute), H200)
+    assert (found.algorithm, found.arithmetic) == (expected, compute)
+    assert found.config is not None
+    assert found.config.algorithm == expected
+    with pytest.raises(ComputeUnsupported) as error:
+        plan_gemm(problem(compute=compute), MI300X)
+    assert error.value.available == ["auto", "fp32", "fp64"]
+
+
+def test_ampere_multiplies_planes_by_mma_sync():
+    assert algorithm(problem(compute="3xfp16"), KNOWN["A100"]) == "mma"
+    with pytest.raises(ComputeUnsupported):
+        plan_gemm(problem(compute="3xfp16-3m"), KNOWN["A100"])
+
+
+def test_operands_of_two_types_are_made_one_first():
+    real, whole = Operand.contiguous((4096, 4096), "float32"), Operand.contiguous((4096, 4096), "complex64")
+    case = GemmProblem.build(real, whole, compute="3xfp16")
+    found = plan_gemm(case, H200)
+    assert found.uniform
+    assert as_uniform(case)[0].a == whole
+    assert as_uniform(problem()) == (problem(), False)
 
 
 def test_starved_kernels_are_worth_a_copy():
-    """64 x 64 is one tile of ours, on one multiprocessor, however long k is."""
-    assert plan_gemm(problem(64, 64, 65536, trans_a="R"), H200).algorithm == "vendor"
-
-
-def test_planar_and_mixed_operands_are_copied_for_large_products():
-    for size, algorithm in ((64, "simt"), (2048, "vendor")):
-        planes = Operand.contiguous((2, size, size), "float32")
-        assert plan_gemm(GemmProblem.build(planes, planes, layout="planar"), H200).algorithm == algorithm
-        real, whole = Operand.contiguous((size, size), "float32"), Operand.contiguous((size, size), "complex64")
-        assert plan_gemm(GemmProblem.build(real, whole), H200).algorithm == algorithm
+    """64 x 64 is one tile of the portable kernel, on one multiprocessor, however long k is."""
+    assert algorithm(problem(64, 64, 65536, trans_a="R")) != "simt"
 
 
 def test_the_result_s_strides_do_not_choose_the_algorithm():
-    case = problem(dtype="float32")
+    case = problem(dtype="float32", compute="fp32")
     gaps = Operand((512, 512), case.dtype, (2048, 2))
     found = plan_gemm(case, H200, gaps)
-    assert found.algorithm == "vendor"
+    assert found.algorithm == plan_gemm(case, H200).algorithm == "vendor"
     assert found.blas is not None
     assert found.blas.d.copied
 
@@ -90,9 +150,8 @@ def test_reductions_are_ours_on_every_device():
         assert plan(reduction(), spec).algorithm == "simt"
 
 
-def test_tf32_is_the_vendor_s_and_needs_its_hardware():
-    assert plan_gemm(problem(compute="tf32"), H200).algorithm == "vendor"
-    assert plan_gemm(problem(4096, 16, 4096, trans_a="R", compute="tf32"), H200).algorithm == "vendor"
+def test_tf32_needs_its_hardware():
+    assert plan_gemm(problem(compute="tf32"), H200).arithmetic in {"tf32", "1xfp16", "1xtf32"}
     for spec in (TURING, MI300X, CPU):
         with pytest.raises(ComputeUnsupported) as error:
             plan_gemm(problem(compute="tf32"), spec)
@@ -102,21 +161,17 @@ def test_tf32_is_the_vendor_s_and_needs_its_hardware():
     assert error.value.available == ["auto", "fp32", "fp64"]
 
 
-@pytest.mark.parametrize("compute", ["1xtf32", "3xtf32", "3xfp16", "3xfp16-3m", "ozaki"])
-def test_modes_without_a_kernel_name_those_with_one(compute):
-    with pytest.raises(ComputeUnsupported) as error:
-        plan_gemm(problem(compute=compute), H200)
-    assert error.value.available == ["auto", "fp32", "fp64", "tf32"]
-
-
 def test_available_modes():
     assert available(problem(dtype="float16").dtype, H200) == ("auto", "fp32")
-    assert available(problem(dtype="complex128").dtype, H200) == ("auto", "fp64")
+    assert available(problem(dtype="complex128").dtype, H200) == ("auto", "fp64", "ozaki")
+    assert set(available(problem().dtype, H200)) == set(COMPUTE_MODES)
 
 
 def test_an_override_is_obeyed():
     assert plan_gemm(problem(config=GemmConfig(algorithm="simt")), H200).algorithm == "simt"
     assert plan_gemm(problem(config=GemmConfig(block_m=64, block_n=64)), H200).algorithm == "simt"
+    for name in OWN[1:3]:
+        assert plan_gemm(problem(config=GemmConfig(algorithm=name)), H200).algorithm == name
     thin = problem(4096, 16, 4096, trans_a="R", config=GemmConfig(algorithm="vendor"))
     assert plan_gemm(thin, H200).algorithm == "vendor"
 
@@ -131,6 +186,13 @@ def test_an_override_is_obeyed():
         (problem(k=0, config=GemmConfig(algorithm="vendor")), H200, "empty"),
         (problem(config=GemmConfig(algorithm="vendor", block_m=64)), H200, "block_m"),
         (problem(config=GemmConfig(algorithm="simt"), compute="tf32"), H200, "tf32"),
+        (problem(config=GemmConfig(algorithm="wgmma")), KNOWN["A100"], "9.0"),
+        (problem(config=GemmConfig(algorithm="mma")), MI300X, "NVIDIA"),
+        (problem(config=GemmConfig(algorithm="wgmma"), dtype="float64"), H200, "float64"),
+        (problem(config=GemmConfig(algorithm="ozaki")), H200, "64-bit"),
+        (problem(config=GemmConfig(algorithm="small")), H200, "small"),
+        (problem(config=GemmConfig(algorithm="wgmma", thread_m=4)), H200, "thread_m"),
+        (problem(config=GemmConfig(algorithm="simt", warp_m=64)), H200, "warp_m"),
         (problem(config=GemmConfig(block_m=512, block_n=512, block_k=64)), H200, "limit|has"),
     ],
 )

@@ -1,0 +1,17 @@
+// What the host passes: gemmserve_kernels.mma_sync mirrors this structure with ctypes, field by field.
+#pragma once
+
+#include "../common/params.cuh"
+
+struct MmaParams {
+    GemmParams gemm;  // first_tile counts blocks: `splits` for each tile
+    Long k_part;      // steps of k of one split
+    int splits;
+    unsigned mask;       // TF32_MASK (see split_tf32); of planes, all bits (see Fp16Operand)
+    float* partial;      // splits > 1: one accumulator tile of each block, by tile and split
+    unsigned* arrivals;  // splits > 1: zero for each tile at the start
+    // Planes: the exponents of A's rows and B's columns, and the step between two matrices of the batch.
+    const int* exponents[2];
+    Long exponent_stride[2][BATCH_DIMS];
+    Long plane_stride[2];  // elements from one plane to the next
+};

@@ -1,0 +1,45 @@
+// Elements of an operand as doubles.
+#pragma once
+
+#include "../common/raster.cuh"
+#include "../common/types.cuh"
+#include "params.cuh"
+
+using Stored = GEMM_TYPE;
+constexpr bool PLANAR = GEMM_PLANAR;
+constexpr bool COMPLEX = GEMM_COMPLEX;
+constexpr bool ALONG_K = GEMM_ALONG_K;
+constexpr int PARTS = COMPLEX ? 2 : 1;
+
+struct Element {
+    double part[PARTS];
+};
+
+GEMM_DEVICE Element read(const LineParams& line, Long offset) {
+    Element x;
+    const Stored first = static_cast<const Stored*>(line.x.re)[offset];
+    x.part[0] = real_part(first);
+    if constexpr (COMPLEX) {
+        x.part[PARTS - 1] = PLANAR ? real_part(static_cast<const Stored*>(line.x.im)[offset]) : imaginary_part(first);
+    }
+    return x;
+}
+
+GEMM_DEVICE double from_bits(Long bits) {
+#if defined(GEMM_SHIM)
+    return __builtin_bit_cast(double, bits);
+#else
+    return __longlong_as_double(bits);
+#endif
+}
+
+GEMM_DEVICE Long to_bits(double x) {
+#if defined(GEMM_SHIM)
+    return __builtin_bit_cast(Long, x);
+#else
+    return __double_as_longlong(x);
+#endif
+}
+
+// 2^e, -1022 <= e <= 1023.
+GEMM_DEVICE double power(int e) { return from_bits(static_cast<Long>(e + 1023) << 52); }

@@ -1,0 +1,75 @@
+// What the host passes to the kernels of the residue scheme: ozaki_params.py mirrors these structures field by field.
+#pragma once
+
+#include "../common/params.cuh"
+
+constexpr int MAX_MODULI = 15;
+
+// An operand as lines along k: rows of op(A) or columns of op(B), where rows of the view are lines.
+// The scale of a line is n / 4 * 2^e, kept as 8 e + n: n = 4..7; ZERO_LINE for lines of zeros, FLAGGED_LINE where
+// something is not finite. 8 e is even in its lowest three bits, so that e = code >> 3.
+constexpr int FLAGGED_LINE = 0, ZERO_LINE = 1;
+
+struct LineParams {
+    MatrixParams x;
+    Long batch_shape[BATCH_DIMS];
+    Long first;  // matrix of the batch
+    Long lines;  // of the whole operand
+    Long k;
+    int* codes;  // [matrix][line]
+};
+
+struct ScaleParams {
+    LineParams line;
+    double target;  // the largest norm
+};
+
+struct ConvertParams {
+    LineParams line;
+    Long first_line, panel;  // the lines to convert
+    Long pitch;              // bytes of a line, a multiple of 128
+    Long plane;              // bytes of a plane: pitch times a multiple of 256 lines
+    unsigned char* residues; // [matrix][modulus][part][plane]
+    float modulus[MAX_MODULI], inverse[MAX_MODULI];
+    float digit[MAX_MODULI][3];  // 2^15, 2^30, 2^45 modulo each
+    int conjugate;
+    int reserved;
+};
+
+struct MultiplyParams {
+    const unsigned char* a;
+    const unsigned char* b;
+    unsigned char* products;  // [matrix][modulus][part][tile][word][thread], see layout.cuh
+    Long matrices;
+    Long a_planes, b_planes;  // planes between matrices; 0 where an operand is shared
+    Long a_plane, b_plane;    // bytes
+    Long a_first, b_first;    // line, a multiple of 128
+    Long rows, columns;
+    Long tiles_m, tiles_n;
+    Long pitch;
+    unsigned modulus[MAX_MODULI], reciprocal[MAX_MODULI], bias[MAX_MODULI];
+    unsigned reserved;
+};
+
+struct RemainderParams {
+    MatrixParams c, d;
+    Long batch_shape[BATCH_DIMS];
+    Long first, matrices;
+    Long first_row, first_column;  // of the panel
+    Long rows, columns;            // of the panel
+    Long m, n;                     // of the matrix: the lengths of the code arrays
+    Long tiles_m, tiles_n;
+    Long patches_m, patches_n;  // tiles of the patch kernel in one matrix
+    const unsigned char* products;
+    const int* a_codes;
+    const int* b_codes;
+    Long a_codes_step, b_codes_step;  // between matrices
+    unsigned char* patches;           // [matrix][patches_m][patches_n]: which to do again in plain arithmetic; then whether any
+    double weight[MAX_MODULI][3];     // limbs, the lowest first
+    double product[3];
+    double inverse_product;  // 2^78 / P
+    double unit;             // 1 / target^2
+    double alpha[2], beta[2];
+    float least;  // of |scaled product|^2 on average in a warp's elements
+    float least_alone;  // and in those of one thread
+};

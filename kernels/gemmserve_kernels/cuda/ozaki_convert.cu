@@ -1,0 +1,144 @@
+// Scaled integers of an operand as residues: for each modulus one byte of the real part, of the imaginary part and of their
+// sum (Karatsuba's third factor), or one of a real operand. Lines are padded with zeros to 128 steps.
+//
+// A scaled element is cut into four signed digits of 15 bits (at most 2^14 each, 2^13.5 the highest), and the residue is
+// a short sum of digits times powers of 2^15 modulo p: below 2^23, exact in float32, as are quotient and remainder.
+#include "ozaki/layout.cuh"
+#include "ozaki/lines.cuh"
+
+constexpr int MODULI = GEMM_MODULI;
+constexpr int PLANES = COMPLEX ? 3 : 1;
+constexpr int THREADS = 256, TILE_K = 128, TILE_LINES = ALONG_K ? 8 : 16;
+constexpr double ROUND = 6755399441055744.0;   // 1.5 * 2^52: adding and taking it away rounds to integers
+constexpr float ROUND_SINGLE = 12582912.0f;    // 1.5 * 2^23
+
+struct Digits {
+    float at[4];
+};
+
+struct LineScale {
+    double first, second;  // their product is the scale
+};
+
+GEMM_DEVICE LineScale scale_of(int code) {
+    const int n = code & 7, e = code >> 3;
+    if (n < 4) return {0.0, 0.0};
+    const int half = e < -1000 ? -1000 : e > 1000 ? 1000 : e;
+    return {power(half), power(e - half) * (0.25 * n)};
+}
+
+// The integer nearest to x * scale, in digits.
+GEMM_DEVICE Digits digits_of(double x, const LineScale& scale) {
+    double rest = x * scale.first * scale.second;
+    Digits digits;
+    constexpr double UNIT[3] = {32768.0, 1073741824.0, 35184372088832.0};  // 2^15, 2^30, 2^45
+    constexpr double INVERSE[3] = {1.0 / 32768.0, 1.0 / 1073741824.0, 1.0 / 35184372088832.0};
+#pragma unroll
+    for (int i = 3; i > 0; --i) {
+        const double digit = fma(rest, INVERSE[i - 1], ROUND) - ROUND;
+        rest = fma(-digit, UNIT[i - 1], rest);
+        digits.at[i] = static_cast<float>(digit);
+    }
+    digits.at[0] = static_cast<float>((rest + ROUND) - ROUND);
+    return digits;
+}
+
+// t modulo p, nearest to 0. |t| < 2^23, so the error of t / p is below 2^-9, less than the distance of a quotient from
+// the middle between two integers where p is odd.
+GEMM_DEVICE float remainder_of(float t, float modulus, float inverse) {
+    const float quotient = fmaf(t, inverse, ROUND_SINGLE) - ROUND_SINGLE;
+    return fmaf(-quotient, modulus, t);
+}
+
+GEMM_DEVICE float residue(const Digits& x, const ConvertParams& params, int i) {
+    float t = fmaf(x.at[1], params.digit[i][0], x.at[0]);
+    t = fmaf(x.at[2], params.digit[i][1], t);
+    t = fmaf(x.at[3], params.digit[i][2], t);
+    return remainder_of(t, params.modulus[i], params.inverse[i]);
+}
+
+GEMM_DEVICE unsigned byte_of(float x) { return static_cast<unsigned>(__float_as_int(x + ROUND_SINGLE)) & 255u; }
+
+GEMM_DEVICE unsigned pack(const float (&x)[4]) {
+    return byte_of(x[0]) | byte_of(x[1]) << 8 | byte_of(x[2]) << 16 | byte_of(x[3]) << 24;
+}
+
+// Four neighbours along k.
+GEMM_DEVICE void convert(const ConvertParams& params, const Element (&x)[4], int code, unsigned char* to, Long plane) {
+    const LineScale scale = scale_of(code);
+    Digits digits[PARTS][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+            // A line that is flagged may hold NaN.
+            const double value = (code & 7) < 4 ? 0.0 : x[i].part[p];
+            digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value, scale);
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < MODULI; ++m) {
+        float part[PARTS][4];
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) part[p][i] = residue(digits[p][i], params, m);
+            *reinterpret_cast<unsigned*>(to) = pack(part[p]);
+            to += plane;
+        }
+        if constexpr (COMPLEX) {
+            float sum[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sum[i] = remainder_of(part[0][i] + part[PARTS - 1][i], params.modulus[m], params.inverse[m]);
+            }
+            *reinterpret_cast<unsigned*>(to) = pack(sum);
+            to += plane;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParams params) {
+    const LineParams& line = params.line;
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+    const Long blocks_k = params.pitch / TILE_K, blocks = (params.panel + TILE_LINES - 1) / TILE_LINES;
+    const Quotient by_k = divide(static_cast<Long>(blockIdx.x), blocks_k);
+    const Quotient where = divide(by_k.quotient, blocks);
+    const Long matrix = where.quotient, first = where.remainder * TILE_LINES, first_k = by_k.remainder * TILE_K;
+    const Long offset = batch_offset(line.first + matrix, line.batch_shape, line.x.batch_stride);
+    const Long plane = params.plane;
+    unsigned char* residues = params.residues + matrix * (MODULI * PLANES) * plane;
+    const int* codes = line.codes + matrix * line.lines + params.first_line;
+    if constexpr (ALONG_K) {
+        const Long l = first + warp;
+        if (l >= params.panel) return;
+        const Long at = offset + (params.first_line + l) * line.x.row_stride;
+        Element x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const Long k = first_k + 4 * lane + i;
+            x[i] = k < line.k ? read(line, at + k * line.x.column_stride) : Element{};
+        }
+        convert(params, x, codes[l], residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
+    } else {
+        __shared__ Element tile[TILE_LINES][TILE_K + 1];
+        const int in_tile = thread % TILE_LINES;
+        const Long at = offset + (params.first_line + first + in_tile) * line.x.row_stride;
+#pragma unroll
+        for (int j = thread / TILE_LINES; j < TILE_K; j += THREADS / TILE_LINES) {
+            const Long k = first_k + j;
+            tile[in_tile][j] =
+                k < line.k && first + in_tile < params.panel ? read(line, at + k * line.x.column_stride) : Element{};
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int t = warp; t < TILE_LINES; t += THREADS / 32) {
+            const Long l = first + t;
+            if (l >= params.panel) return;
+            Element x[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[i] = tile[t][4 * lane + i];
+            convert(params, x, codes[l], residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
+        }
+    }
+}

@@ -1,0 +1,26 @@
+// What the host passes to the pre-pass: gemmserve_kernels.split mirrors these structures with ctypes.
+#pragma once
+
+#include "../common/params.cuh"
+
+// One operand of a product, as vectors of length k: the rows of op(A), the columns of op(B).
+struct SplitOperand {
+    MatrixParams source;  // row_stride from vector to vector, column_stride along k
+    Long batch_shape[BATCH_DIMS];
+    Half* planes;          // (matrices, planes, rows, pitch)
+    int* exponents;        // (matrices, rows)
+    unsigned* relative;    // (matrices, k): bits of the largest scaled magnitude at each k; zero before the launch
+    unsigned* absolute;    // (matrices, k): the same of the elements themselves
+    int* flags;            // (matrices, rows): 1 where a vector must not be multiplied by its planes
+    Long rows, k, pitch;
+    Long groups;           // clusters of one matrix
+    Long matrices;
+    int conjugate;
+    int rows_per_block;    // vectors that one block takes, where they lie along memory
+};
+
+struct SplitParams {
+    SplitOperand a, b;
+    int* status;       // [0]: not 0 where anything is flagged
+    Long first_group;  // of this launch: a grid may be too long for one
+};

@@ -1,0 +1,234 @@
+// From the sums in registers to D = alpha 2^(exponents) sum + beta C, or to the workspace where k is split over grids.
+#pragma once
+
+#include "../common/types.cuh"
+#include "mainloop.cuh"
+
+// x 2^exponent, rounded at most once. One float may not hold the power; the product of two does: sums lie between 2^-48
+// and 2^48, so that beyond 252 the result is 0 or infinite in any case, and what the first factor makes subnormal the
+// second makes 0.
+GEMM_DEVICE float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
+
+struct Power {
+    float first, second;
+
+    GEMM_DEVICE explicit Power(int exponent) {
+        const bool one_factor = exponent >= -126 && exponent <= 127;
+        exponent = exponent < -252 ? -252 : exponent > 252 ? 252 : exponent;
+        const int half = one_factor ? exponent : exponent >> 1;
+        first = power_of_two(half);
+        second = power_of_two(exponent - half);
+    }
+    GEMM_DEVICE float times(float x) const { return x * first * second; }
+    GEMM_DEVICE Complex<float> times(Complex<float> x) const { return {times(x.re), times(x.im)}; }
+};
+
+template <class Config>
+struct Store {
+    using Value = typename Config::Value;
+    using C = typename Config::C;
+    using D = typename Config::D;
+
+    const WgmmaParams& params;
+    Long c_offset, d_offset;
+    const int *left, *right;
+    float alpha_re, alpha_im, beta_re, beta_im;
+    bool scales, reads_c;
+
+    GEMM_DEVICE Store(const WgmmaParams& p, int batch)
+        : params(p),
+          c_offset(offset_of(batch, p.batch_shape, p.c.batch_stride)),
+          d_offset(offset_of(batch, p.batch_shape, p.d.batch_stride)),
+          left(p.left.exponents +
+               (p.left.first_matrix + offset_of(batch, p.batch_shape, p.left.batch_stride)) * p.m),
+          right(p.right.exponents +
+                (p.right.first_matrix + offset_of(batch, p.batch_shape, p.right.batch_stride)) * p.n),
+          alpha_re(static_cast<float>(p.alpha[0])),
+          alpha_im(static_cast<float>(p.alpha[1])),
+          beta_re(static_cast<float>(p.beta[0])),
+          beta_im(static_cast<float>(p.beta[1])),
+          scales(p.alpha[0] != 1 || p.alpha[1] != 0),
+          reads_c(p.beta[0] != 0 || p.beta[1] != 0) {}
+
+    // What a row has in common.
+    struct Row {
+        Long c, d;
+        int exponent;
+        bool inside;
+    };
+    GEMM_DEVICE Row row(Long index) const {
+        const bool inside = index < params.m;
+        return {
+            c_offset + index * params.c.row_stride, d_offset + index * params.d.row_stride, inside ? left[index] : 0,
+            inside};
+    }
+
+    GEMM_DEVICE Value finished(Value sum, const Row& row, Long column, int exponent) const {
+        Value value = Power(row.exponent + exponent).times(sum);
+        if (scales) value = scale(value, alpha_re, alpha_im);
+        if (reads_c) {
+            const Long offset = row.c + column * params.c.column_stride;
+            Value c;
+            if constexpr (Config::PLANAR) {
+                c = widen<Value>(
+                    static_cast<const C*>(params.c.re)[offset], static_cast<const C*>(params.c.im)[offset]);
+            } else {
+                c = widen<Value>(static_cast<const C*>(params.c.re)[offset]);
+            }
+            value = add(value, scale(c, beta_re, beta_im));
+        }
+        return value;
+    }
+
+    // Two neighbouring columns, and whether they lie inside.
+    struct Columns {
+        Long first;
+        bool any, both;
+        int exponents[2];
+    };
+    GEMM_DEVICE Columns columns(Long first) const {
+        const bool any = first < params.n, both = first + 1 < params.n;
+        return {first, any, both, {any ? right[first] : 0, both ? right[first + 1] : 0}};
+    }
+
+    GEMM_DEVICE void pair(const Row& row, const Columns& columns, Value first, Value second) const {
+        if (!row.inside || !columns.any) return;
+        first = finished(first, row, columns.first, columns.exponents[0]);
+        if (columns.both) second = finished(second, row, columns.first + 1, columns.exponents[1]);
+        const Long stride = Config::VECTOR_D ? 1 : params.d.column_stride, offset = row.d + columns.first * stride;
+        if constexpr (Config::PLANAR) {
+            put(static_cast<D*>(params.d.re) + offset, stride, columns.both, first.re, second.re);
+            put(static_cast<D*>(params.d.im) + offset, stride, columns.both, first.im, second.im);
+        } else {
+            put(static_cast<D*>(params.d.re) + offset, stride, columns.both, first, second);
+        }
+    }
+
+    GEMM_DEVICE void one(Long index, Long column, Value sum) const {
+        const Row at = row(index);
+        const Value value = finished(sum, at, column, right[column]);
+        const Long offset = at.d + column * params.d.column_stride;
+        if constexpr (Config::PLANAR) {
+            static_cast<D*>(params.d.re)[offset] = value.re;
+            static_cast<D*>(params.d.im)[offset] = value.im;
+        } else {
+            static_cast<D*>(params.d.re)[offset] = value;
+        }
+    }
+
+    template <class T>
+    static GEMM_DEVICE void put(D* target, Long stride, bool both, T first, T second) {
+        if constexpr (Config::VECTOR_D) {
+            if (both) {
+                *reinterpret_cast<Vector<D, 2>*>(target) = Vector<D, 2>{{first, second}};
+                return;
+            }
+        }
+        target[0] = first;
+        if (both) target[stride] = second;
+    }
+};
+
+// Sums as they are, (part, matrix, row, column).
+template <class Config>
+struct StorePartial {
+    using Value = typename Config::Value;
+    const WgmmaParams& params;
+    Value* target;
+
+    GEMM_DEVICE StorePartial(const WgmmaParams& p, const Unit& unit) : params(p) {
+        const Long matrix = static_cast<Long>(unit.part) * p.matrices + unit.batch;
+        target = reinterpret_cast<Value*>(p.workspace) + matrix * p.m * p.n;
+    }
+    struct Row {
+        Value* target;
+        bool inside;
+    };
+    GEMM_DEVICE Row row(Long index) const { return {target + index * params.n, index < params.m}; }
+    GEMM_DEVICE Long columns(Long first) const { return first; }
+    GEMM_DEVICE void pair(const Row& row, Long column, Value first, Value second) const {
+        if (!row.inside) return;
+        if (column < params.n) row.target[column] = first;
+        if (column + 1 < params.n) row.target[column + 1] = second;
+    }
+};
+
+// Where a thread's values lie: of eight columns, rows `row` and `row` + 8, two neighbours each (PTX ISA 9.7.15.5.1.1).
+struct Place {
+    Long row, column;
+    GEMM_DEVICE Place(const Unit& unit, int block_m, int block_n, int group, int thread)
+        : row(static_cast<Long>(unit.tile_m) * block_m + group * 64 + thread / 32 * 16 + thread % 32 / 4),
+          column(static_cast<Long>(unit.tile_n) * block_n + thread % 4 * 2) {}
+};
+
+template <class Config, class To>
+GEMM_DEVICE void write_eight(
+    const To& to, const typename To::Row& upper, const typename To::Row& lower, Long column, const float (&re)[4],
+    const float (&im)[4]) {
+    using Value = typename Config::Value;
+    const auto columns = to.columns(column);
+    to.pair(upper, columns, make<Value>(re[0], im[0]), make<Value>(re[1], im[1]));
+    to.pair(lower, columns, make<Value>(re[2], im[2]), make<Value>(re[3], im[3]));
+}
+
+// The sums of a block that had all of its part of k.
+template <class Config, class To>
+GEMM_DEVICE void write_sums(const To& to, const Place& place, const Sums<Config>& sums) {
+    constexpr int IM = Config::COMPONENTS - 1;
+    const auto upper = to.row(place.row), lower = to.row(place.row + 8);
+#pragma unroll
+    for (int part = 0; part < Config::PARTS; ++part) {
+#pragma unroll
+        for (int eight = 0; eight < Config::INSTRUCTION_N / 8; ++eight) {
+            const float* const from_re = &sums[0][part][4 * eight];
+            const float* const from_im = &sums[IM][part][4 * eight];
+            const float re[4] = {from_re[0], from_re[1], from_re[2], from_re[3]};
+            const float im[4] = {from_im[0], from_im[1], from_im[2], from_im[3]};
+            write_eight<Config>(
+                to, upper, lower, place.column + part * Config::INSTRUCTION_N + 8 * eight, re, im);
+        }
+    }
+}
+
+// Where k is split over the cluster: every block puts its sums into its own shared memory, where the stages were, and
+// adds up all blocks' sums of its share of the columns, in the order of k.
+template <class Config>
+GEMM_DEVICE void exchange_out(Address memory, int consumer, const Sums<Config>& sums) {
+#pragma unroll
+    for (int i = 0; i < Config::COMPONENTS; ++i) {
+#pragma unroll
+        for (int part = 0; part < Config::PARTS; ++part) {
+#pragma unroll
+            for (int e = 0; e < Config::VALUES; ++e) {
+                const int slot = (i * Config::PARTS + part) * Config::VALUES + e;
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(memory + (slot * Config::CONSUMER_THREADS + consumer) * 4),
+                             "f"(sums[i][part][e]) : "memory");
+            }
+        }
+    }
+}
+
+template <class Config, class To>
+GEMM_DEVICE void exchange_in(const To& to, const Place& place, Address memory, int consumer, unsigned rank) {
+    constexpr int EIGHTS = Config::BLOCK_N / 8, SHARE = EIGHTS / Config::SPLIT;
+    static_assert(SHARE * Config::SPLIT == EIGHTS, "every block of the cluster finishes as many columns");
+    const auto upper = to.row(place.row), lower = to.row(place.row + 8);
+#pragma unroll 1
+    for (int i = 0; i < SHARE; ++i) {
+        const int eight = static_cast<int>(rank) * SHARE + i;
+        float sum[2][4];
+#pragma unroll
+        for (int block = 0; block < Config::SPLIT; ++block) {
+#pragma unroll
+            for (int component = 0; component < Config::COMPONENTS; ++component) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int slot = component * Config::PARTS * Config::VALUES + 4 * eight + e;
+                    const float x = load_remote(memory + (slot * Config::CONSUMER_THREADS + consumer) * 4, block);
+                    sum[component][e] = block == 0 ? x : sum[component][e] + x;
+                }
+            }
+        }
+        write_eight<Config>(to, upper, lower, place.column + 8 * eight, sum[0], sum[Config::COMPONENTS - 1]);
+    }
+}

@@ -1,0 +1,329 @@
+// The two roles of a block: a producer that asks the copy engine for planes, and consumers that multiply them.
+//
+// A stage of shared memory holds BLOCK_K columns of k of some planes of both operands. What the consumers do with a
+// stage is the scheme's:
+//   3xfp16       hi hi + hi lo + lo hi of the real products; complex ones by four real products.
+//   3xfp16-3m    the same by three (Gauss): P0 = (ar + ai) br, P1 = ar (bi - br), P2 = ai (br + bi);
+//                re = P0 - P2, im = P0 + P1. Each product has a stage of its own, so that a stage is small.
+//   1xfp16       one product, accumulated by the tensor core alone.
+// Four planes of 64 columns of both operands would fill shared memory with one stage. QUARTERED, a stage is the two
+// planes of the real or of the imaginary part of one operand, and is free as soon as its own products are done.
+// The tensor core adds with truncation. So the sums of the 3x schemes start anew every PROMOTE columns and are added to
+// float32 sums rounding to nearest (Ootomo and Yokota 2022, section 3.2); small products come before the large ones.
+#pragma once
+
+#include "schedule.cuh"
+#include "instructions.cuh"
+
+struct Pipeline {
+    Address stages, full, empty;  // `full` and `empty`: a barrier for each stage
+};
+
+// Steps through the stages, round and round.
+template <int STAGES>
+struct Turn {
+    int stage = 0;
+    unsigned parity = 0;
+    GEMM_DEVICE void next() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// The first plane of product `phase` on either side.
+template <class Config>
+GEMM_DEVICE int first_plane(int phase, bool of_a) {
+    if constexpr (Config::PHASES == 1) return 0;
+    return of_a ? (phase == 0 ? 4 : 2 * phase - 2) : 2 * phase;
+}
+
+// Where a unit's operands are.
+struct Source {
+    int row_left, row_right, matrix_left, matrix_right;
+};
+
+// One stage: the planes of product `phase` of both operands.
+template <class Config>
+GEMM_DEVICE void fetch(
+    const WgmmaParams& params, const Source& from, Address target, Address full, int x, int phase, unsigned rank) {
+    copy_box(
+        target, params.map_left, x, from.row_left, first_plane<Config>(phase, !Config::SWAPPED), from.matrix_left,
+        full);
+    const Address to_right = target + Config::LEFT_BYTES;
+    const int plane = first_plane<Config>(phase, Config::SWAPPED);
+    if constexpr (Config::CLUSTER == 1) {
+        copy_box(to_right, params.map_right, x, from.row_right, plane, from.matrix_right, full);
+    } else {  // every block of the cluster fetches its share for all of them
+        constexpr bool BY_PLANES = Config::STAGE_PLANES % Config::CLUSTER == 0;
+        const int share = static_cast<int>(rank);
+        copy_box_multicast(
+            to_right + share * (Config::RIGHT_BYTES / Config::CLUSTER), params.map_right, x,
+            from.row_right + (BY_PLANES ? 0 : share * (Config::BLOCK_N / Config::CLUSTER)),
+            plane + (BY_PLANES ? share * (Config::STAGE_PLANES / Config::CLUSTER) : 0), from.matrix_right, full,
+            static_cast<unsigned short>((1 << Config::CLUSTER) - 1));
+    }
+}
+
+// One stage of a quartered tile: 0 re of the left operand, 1 re of the right one, 2 im of the left one, 3 of the right.
+template <class Config>
+GEMM_DEVICE void fetch_quarter(
+    const WgmmaParams& params, const Source& from, Address target, Address full, int x, int quarter) {
+    const int part = quarter / 2;
+    if (quarter % 2 == 0) {
+        copy_box(target, params.map_left, x, from.row_left, part, from.matrix_left, full);
+        copy_box(target + Config::LEFT_PLANE, params.map_left, x, from.row_left, part + 2, from.matrix_left, full);
+    } else {
+        copy_box(target, params.map_right, x, from.row_right, part, from.matrix_right, full);
+        copy_box(target + Config::RIGHT_PLANE, params.map_right, x, from.row_right, part + 2, from.matrix_right, full);
+    }
+}
+
+template <class Config>
+GEMM_DEVICE void produce(const WgmmaParams& params, const Pipeline& pipeline, unsigned rank) {
+    constexpr int STAGES_EACH = Config::QUARTERED ? 4 : Config::PHASES;
+    prefetch_map(params.map_left);
+    prefetch_map(params.map_right);
+    Turn<Config::STAGES> turn;
+    for_each_unit<Config>(params, rank, [&](const Unit& unit) {
+        const Slice slice = slice_of<Config>(params, unit, rank);
+        const Source from{
+            unit.tile_m * Config::BLOCK_M, unit.tile_n * Config::BLOCK_N,
+            static_cast<int>(
+                params.left.first_matrix + offset_of(unit.batch, params.batch_shape, params.left.batch_stride)),
+            static_cast<int>(
+                params.right.first_matrix + offset_of(unit.batch, params.batch_shape, params.right.batch_stride))};
+        for (int block = slice.first; block < slice.last; ++block) {
+#pragma unroll 1
+            for (int index = 0; index < STAGES_EACH; ++index, turn.next()) {
+                const Address full = pipeline.full + turn.stage * sizeof(Barrier);
+                const Address target = pipeline.stages + turn.stage * Config::STAGE_BYTES;
+                barrier_wait(pipeline.empty + turn.stage * sizeof(Barrier), turn.parity ^ 1);
+                barrier_arrive_expecting(full, Config::STAGE_BYTES);
+                if constexpr (Config::QUARTERED) {
+                    fetch_quarter<Config>(params, from, target, full, block * Config::BLOCK_K, index);
+                } else {
+                    fetch<Config>(params, from, target, full, block * Config::BLOCK_K, index, rank);
+                }
+            }
+        }
+    });
+}
+
+// The consumer's sums: COMPONENTS (re, im) of 64 x BLOCK_N, in PARTS instructions side by side.
+template <class Config>
+using Sums = float[Config::COMPONENTS][Config::PARTS][Config::VALUES];
+
+// d += SIGN left[PLANE_LEFT] right[PLANE_RIGHT] over COUNT steps of 16 columns from step `first` on.
+template <class Config, int LEFT, int RIGHT, int SIGN, int COUNT>
+GEMM_DEVICE void product(
+    float (&d)[Config::VALUES], Descriptor left, Descriptor right, int first, int part, bool fresh) {
+#pragma unroll
+    for (int step = 0; step < COUNT; ++step) {
+        const int along = (first + step) * 32;
+        Instruction<Config::INSTRUCTION_N>::template multiply<SIGN>(
+            d, left + (LEFT * Config::LEFT_PLANE + along) / 16,
+            right + (RIGHT * Config::RIGHT_PLANE + part * Config::INSTRUCTION_N * Config::ROW_BYTES + along) / 16,
+            fresh && step == 0 ? 0 : 1);
+    }
+}
+
+// Waits for what is in `temporary`.
+template <class Config>
+GEMM_DEVICE void finish(float (&temporary)[Config::VALUES]) {
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(temporary);
+}
+
+template <int SIGN, int COUNT>
+GEMM_DEVICE void promote(float (&sum)[COUNT], const float (&temporary)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) sum[i] = SIGN > 0 ? sum[i] + temporary[i] : sum[i] - temporary[i];
+}
+
+// One stage of a 3x scheme. `release` is called when the stage has been read.
+template <class Config, class Release>
+GEMM_DEVICE void multiply_promoted(
+    Sums<Config>& sums, float (&temporary)[Config::VALUES], Descriptor left, Descriptor right, int phase,
+    Release release) {
+    constexpr int STEPS = Config::PROMOTE / 16, ROUNDS = Config::BLOCK_K / Config::PROMOTE;
+#pragma unroll
+    for (int round = 0; round < ROUNDS; ++round) {
+#pragma unroll
+        for (int part = 0; part < Config::PARTS; ++part) {
+            const bool last = round == ROUNDS - 1 && part == Config::PARTS - 1;
+            const int first = round * STEPS;
+            wgmma_fence();
+            if constexpr (Config::COMPONENTS == 2 && Config::PHASES == 1) {
+                // planes: 0 re hi, 1 im hi, 2 re lo, 3 im lo
+                product<Config, 2, 0, 1, STEPS>(temporary, left, right, first, part, true);
+                product<Config, 0, 2, 1, STEPS>(temporary, left, right, first, part, false);
+                product<Config, 3, 1, -1, STEPS>(temporary, left, right, first, part, false);
+                product<Config, 1, 3, -1, STEPS>(temporary, left, right, first, part, false);
+                product<Config, 0, 0, 1, STEPS>(temporary, left, right, first, part, false);
+                product<Config, 1, 1, -1, STEPS>(temporary, left, right, first, part, false);
+                finish<Config>(temporary);
+                promote<1>(sums[0][part], temporary);
+                wgmma_fence();
+                product<Config, 2, 1, 1, STEPS>(temporary, left, right, first, part, true);
+                product<Config, 0, 3, 1, STEPS>(temporary, left, right, first, part, false);
+                product<Config, 3, 0, 1, STEPS>(temporary, left, right, first, part, false);
+                product<Config, 1, 2, 1, STEPS>(temporary, left, right, first, part, false);
+                product<Config, 0, 1, 1, STEPS>(temporary, left, right, first, part, false);
+                product<Config, 1, 0, 1, STEPS>(temporary, left, right, first, part, false);
+                finish<Config>(temporary);
+                if (last) release();
+                promote<1>(sums[Config::COMPONENTS - 1][part], temporary);
+            } else {
+                // planes: 0 hi, 1 lo
+                product<Config, 1, 0, 1, STEPS>(temporary, left, right, first, part, true);
+                product<Config, 0, 1, 1, STEPS>(temporary, left, right, first, part, false);
+                product<Config, 0, 0, 1, STEPS>(temporary, left, right, first, part, false);
+                finish<Config>(temporary);
+                if (last) release();
+                if (Config::PHASES == 1 || phase == 0) promote<1>(sums[0][part], temporary);
+                if (Config::PHASES > 1 && phase < 2) promote<1>(sums[Config::COMPONENTS - 1][part], temporary);
+                if (Config::PHASES > 1 && phase == 2) promote<-1>(sums[0][part], temporary);
+            }
+        }
+    }
+}
+
+// BLOCK_K columns of 3xfp16 by quarters, in the order in which they are fetched: each has `arrived` before it is read,
+// and is `release`d. Planes: 0 hi, 1 lo.
+template <class Config, class Arrived, class Release>
+GEMM_DEVICE void multiply_quarters(
+    Sums<Config>& sums, float (&temporary)[Config::VALUES], Turn<Config::STAGES>& turn, Arrived arrived,
+    Release release) {
+    constexpr int STEPS = Config::BLOCK_K / 16;
+    const int left_re_stage = turn.stage;
+    const Descriptor left_re = arrived(true);
+    const int right_re_stage = turn.stage;
+    const Descriptor right_re = arrived(false);
+    wgmma_fence();
+    product<Config, 1, 0, 1, STEPS>(temporary, left_re, right_re, 0, 0, true);
+    product<Config, 0, 1, 1, STEPS>(temporary, left_re, right_re, 0, 0, false);
+    const int left_im_stage = turn.stage;
+    const Descriptor left_im = arrived(true);
+    const int right_im_stage = turn.stage;
+    const Descriptor right_im = arrived(false);
+    wgmma_fence();
+    product<Config, 1, 0, -1, STEPS>(temporary, left_im, right_im, 0, 0, false);
+    product<Config, 0, 1, -1, STEPS>(temporary, left_im, right_im, 0, 0, false);
+    product<Config, 0, 0, 1, STEPS>(temporary, left_re, right_re, 0, 0, false);
+    product<Config, 0, 0, -1, STEPS>(temporary, left_im, right_im, 0, 0, false);
+    finish<Config>(temporary);
+    promote<1>(sums[0][0], temporary);
+    wgmma_fence();
+    product<Config, 1, 0, 1, STEPS>(temporary, left_re, right_im, 0, 0, true);
+    product<Config, 0, 1, 1, STEPS>(temporary, left_re, right_im, 0, 0, false);
+    product<Config, 1, 0, 1, STEPS>(temporary, left_im, right_re, 0, 0, false);
+    product<Config, 0, 1, 1, STEPS>(temporary, left_im, right_re, 0, 0, false);
+    product<Config, 0, 0, 1, STEPS>(temporary, left_re, right_im, 0, 0, false);
+    wgmma_commit();
+    product<Config, 0, 0, 1, STEPS>(temporary, left_im, right_re, 0, 0, false);
+    wgmma_commit();
+    wgmma_wait<1>();
+    release(left_re_stage);
+    release(right_im_stage);
+    wgmma_wait<0>();
+    pin(temporary);
+    release(right_re_stage);
+    release(left_im_stage);
+    promote<1>(sums[Config::COMPONENTS - 1][0], temporary);
+}
+
+// One stage of 1xfp16, left on its way.
+template <class Config>
+GEMM_DEVICE void multiply_plain(Sums<Config>& sums, Descriptor left, Descriptor right) {
+    constexpr int STEPS = Config::BLOCK_K / 16;
+    wgmma_fence();
+#pragma unroll
+    for (int part = 0; part < Config::PARTS; ++part) {
+        product<Config, 0, 0, 1, STEPS>(sums[0][part], left, right, 0, part, false);
+        if constexpr (Config::COMPONENTS == 2) {
+            product<Config, 1, 1, -1, STEPS>(sums[0][part], left, right, 0, part, false);
+            product<Config, 0, 1, 1, STEPS>(sums[1][part], left, right, 0, part, false);
+            product<Config, 1, 0, 1, STEPS>(sums[1][part], left, right, 0, part, false);
+        }
+    }
+    wgmma_commit();
+}
+
+// Multiplies all units of this block; `finish_unit(unit, sums)` gets each result. `group` counts the consumers.
+template <class Config, class Visitor>
+GEMM_DEVICE void consume(
+    const WgmmaParams& params, const Pipeline& pipeline, unsigned rank, int group, int thread, Visitor finish_unit) {
+    Turn<Config::STAGES> turn;
+    const auto release = [&](int stage) {
+        const Address empty = pipeline.empty + stage * sizeof(Barrier);
+        if constexpr (Config::CLUSTER == 1) {
+            if (thread == 0) barrier_arrive(empty);
+        } else {
+            if (thread < Config::CLUSTER) barrier_arrive_remote(empty, thread);
+        }
+    };
+    const auto arrived = [&]() {
+        barrier_wait(pipeline.full + turn.stage * sizeof(Barrier), turn.parity);
+        return pipeline.stages + turn.stage * Config::STAGE_BYTES;
+    };
+    const auto left_of = [&](Address stage) {
+        return describe<Config::ROW_BYTES>(stage + group * 64 * Config::ROW_BYTES);
+    };
+    const auto right_of = [&](Address stage) { return describe<Config::ROW_BYTES>(stage + Config::LEFT_BYTES); };
+
+    for_each_unit<Config>(params, rank, [&](const Unit& unit) {
+        const Slice slice = slice_of<Config>(params, unit, rank);
+        Sums<Config> sums;
+#pragma unroll
+        for (int i = 0; i < Config::COMPONENTS; ++i) {
+#pragma unroll
+            for (int part = 0; part < Config::PARTS; ++part) {
+#pragma unroll
+                for (int e = 0; e < Config::VALUES; ++e) sums[i][part][e] = 0.0f;
+            }
+        }
+        if constexpr (Config::QUARTERED) {
+            float temporary[Config::VALUES];
+            const auto next = [&](bool is_left) {
+                const Address stage = arrived();
+                turn.next();
+                return describe<Config::ROW_BYTES>(stage + (is_left ? group * 64 * Config::ROW_BYTES : 0));
+            };
+            for (int block = slice.first; block < slice.last; ++block) {
+                multiply_quarters<Config>(sums, temporary, turn, next, release);
+            }
+        } else if constexpr (Config::PROMOTE > 0) {
+            float temporary[Config::VALUES];
+            for (int block = slice.first; block < slice.last; ++block) {
+#pragma unroll
+                for (int phase = 0; phase < Config::PHASES; ++phase) {
+                    const Address stage = arrived();
+                    multiply_promoted<Config>(
+                        sums, temporary, left_of(stage), right_of(stage), phase, [&]() { release(turn.stage); });
+                    turn.next();
+                }
+            }
+        } else {
+            int previous = -1;
+            for (int block = slice.first; block < slice.last; ++block) {
+                const Address stage = arrived();
+                multiply_plain<Config>(sums, left_of(stage), right_of(stage));
+                wgmma_wait<1>();
+                if (previous >= 0) release(previous);
+                previous = turn.stage;
+                turn.next();
+            }
+            wgmma_wait<0>();
+#pragma unroll
+            for (int i = 0; i < Config::COMPONENTS; ++i) {
+#pragma unroll
+                for (int part = 0; part < Config::PARTS; ++part) pin(sums[i][part]);
+            }
+            if (previous >= 0) release(previous);
+        }
+        finish_unit(unit, sums);
+    });
+}

@@ -1,0 +1,29 @@
+// What the host passes: gemmserve_kernels.wgmma mirrors these structures with ctypes, field by field.
+#pragma once
+
+#include "../common/params.cuh"
+#include "hopper.cuh"
+
+// The planes of one operand: a tensor (k, row, plane, matrix), and for each row the exponent that scales it back.
+struct PlaneParams {
+    const int* exponents;  // (matrices, rows)
+    Long first_matrix;
+    Long batch_stride[BATCH_DIMS];  // matrices
+};
+
+// D = alpha L R^T 2^(exponents) + beta C: the rows of L are rows of D, the rows of R are its columns.
+struct WgmmaParams {
+    TensorMap map_left, map_right;
+    PlaneParams left, right;
+    MatrixParams c, d;
+    float* workspace;  // (parts, batch, m, n) sums, complex where the data are, where k is split over grids
+    Long m, n;
+    int batch_shape[BATCH_DIMS];
+    int k_blocks;
+    int parts;             // that k is split into beside the split over a cluster
+    int tiles_m, tiles_n;  // tiles of one matrix; a row of tiles_m is a cluster's
+    int matrices;          // of this launch
+    int units;             // matrices x tiles x parts
+    double alpha[2];
+    double beta[2];
+};

@@ -1,0 +1,182 @@
+"""Products through residues on INT8 tensor cores: Ozaki scheme II. The host side.
+
+    scale    the norm of every row of op(A) and column of op(B), rounded up -> a scale of 3 bits and an exponent
+    convert  scaled integers -> residues, one byte for each modulus (three for complex numbers: Karatsuba)
+    multiply residues modulo each p, exactly, in INT8 with 32-bit sums
+    combine  Chinese remainders, exactly, one rounding, then alpha, beta and C
+    patch    tiles that are marked, once more in plain arithmetic
+
+Sources: K. Ozaki, Y. Uchino, T. Imamura, arXiv 2504.08009; Y. Uchino et al., GEMMul8, for the complex variant. Unlike
+both, the scale of a row depends on that row alone (see ozaki_moduli), so that a prepared operand serves any partner,
+and products are reduced before they are written.
+
+A tile is marked on the device, without a look from the host, where a row or column has an element that is not finite,
+and where the product is so small beside the norms that the rounding to integers may show: operands graded along k
+against each other, deep cancellation, blocks of zeros.
+
+Workspace: at most `ozaki_plan.WORKSPACE` bytes for the residues of operands and products, or what the smallest panel
+takes; larger problems go panel by panel. Results do not depend on panels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from gemmserve_kernels.arguments import StoredArray, launches, matrix_view
+from gemmserve_kernels.config import GemmConfig
+from gemmserve_kernels.errors import ConfigInfeasible
+from gemmserve_kernels.ozaki_lines import Lines, Prepared, at
+from gemmserve_kernels.ozaki_moduli import MAX_K, MODULI, Moduli, needed
+from gemmserve_kernels.ozaki_plan import PATCH_TILES, SHARED, OzakiTile, Run
+from gemmserve_kernels.ozaki_trace import Program, Tracer
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.launch import Launcher
+    from gemmserve_kernels.problem import GemmProblem
+
+
+LEAST_K: Final = 128
+"""Of `auto`: scales that are no powers of two round every element once, an error of 3e-16 at k = 1."""
+
+
+@dataclass(frozen=True)
+class OzakiOperand:
+    """A prepared operand: residues that serve any partner, and the array itself for what residues cannot do.
+
+    `residues`: uint8 (matrices, moduli * parts, lines, pitch). `codes`: int32 (matrices, lines), the scales.
+    """
+
+    array: Any
+    side: Literal["a", "b"]
+    trans: str
+    planar: bool
+    moduli: int
+    residues: Any
+    codes: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory beside the array's own."""
+        return int(self.residues.nbytes + self.codes.nbytes)
+
+    def serves(self, problem: GemmProblem, side: int, tile: OzakiTile) -> bool:
+        """Whether it was prepared for this side of this product; otherwise `array` is used, to the same bits."""
+        wanted = ("ab"[side], (problem.trans_a, problem.trans_b)[side], problem.planar, tile.moduli)
+        own = self.array.shape[1:-2] if problem.planar else self.array.shape[:-2]
+        return (self.side, self.trans, self.planar, self.moduli) == wanted and (
+            self.codes.shape[0] == 1 or tuple(own) == problem.batch_shape
+        )
+
+
+def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
+    """Why this algorithm cannot run the problem on the device, or None."""
+    if spec.arch != "sm_90a":
+        return f"it needs INT8 wgmma (compute capability 9.0), and {spec.name} is {spec.arch}"
+    if problem.dtype.name not in PATCH_TILES:
+        return f"there are no residues of {problem.dtype.name}"
+    if any(operand.dtype != problem.a.dtype for operand in (problem.b, problem.c) if operand is not None):
+        return "A, B and C must have one dtype"
+    if problem.compute == "auto" and problem.k < LEAST_K:
+        return f"below k = {LEAST_K} the rounding of scaled elements shows beside {problem.dtype.name}'s own"
+    if problem.k > MAX_K:
+        return f"k is at most {MAX_K}"
+    return None
+
+
+def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> OzakiTile:
+    """The number of moduli from the accuracy of the dtype and k, or as `config` has it. Raises ConfigInfeasible."""
+    config = config or GemmConfig()
+    config.only("ozaki", ("moduli", "stages", "raster"))
+    moduli = config.moduli or needed(problem.k, problem.dtype)
+    if not 2 <= moduli <= len(MODULI):
+        raise ConfigInfeasible(f"moduli: from 2 to {len(MODULI)}, not {moduli}")
+    if Moduli.first(moduli).target(problem.k) < 1:
+        raise ConfigInfeasible(f"moduli: {moduli} are too few for k = {problem.k}")
+    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8)
+    if tile.shared + SHARED > spec.shared_per_block:
+        raise ConfigInfeasible(f"shared memory: {tile.stages} stages do not fit {spec.shared_per_block} bytes")
+    return tile
+
+
+def run_gemm(
+    launcher: Launcher,
+    problem: GemmProblem,
+    config: GemmConfig | OzakiTile | None,
+    a: Any,
+    b: Any,
+    c: Any | None,
+    out: Any,
+) -> None:
+    """Writes alpha op(a) op(b) + beta c into `out`, which overlaps no operand; `c` is not read where beta is 0.
+
+    `a` and `b` are arrays, or what `prepare_operand` made of them for this side and transposition. Raises
+    ConfigInfeasible, CompileError.
+    """
+    tile = config if isinstance(config, OzakiTile) else resolve(config, problem, launcher.spec)
+    arrays = [x.array if isinstance(x, OzakiOperand) else x for x in (a, b)]
+    found = [StoredArray.of(launcher, x) for x in (*arrays, out if c is None or problem.beta == 0 else c, out)]
+    addresses = [base for _, base in found]
+    prepared: list[tuple[int, int] | None] = []
+    for side, x in enumerate((a, b)):
+        usable = isinstance(x, OzakiOperand) and x.serves(problem, side, tile)
+        prepared.append((x.residues.shape[0], x.residues.shape[2]) if usable else None)
+        if usable:
+            addresses += [launcher.pointer(x.residues), launcher.pointer(x.codes)]
+    stored = tuple(each for each, _ in found)
+    program = _program(launcher.spec, launcher.max_grid, problem, tile, stored, tuple(prepared))
+    program.run(launcher, addresses)
+
+
+@lru_cache(maxsize=256)
+def _program(
+    spec: DeviceSpec,
+    max_grid: int,
+    problem: GemmProblem,
+    tile: OzakiTile,
+    stored: tuple[StoredArray, ...],
+    prepared: tuple[tuple[int, int] | None, ...],
+) -> Program:
+    """The launches for arrays stored like this; of prepared operands, matrices and lines of a plane."""
+    tracer = Tracer(spec, max_grid)
+    bases = tuple(tracer.argument(each.shape, each.dtype).address for each in stored)
+    operands: list[Prepared | None] = []
+    for shape in prepared:
+        if shape is None:
+            operands.append(None)
+            continue
+        matrices, lines = shape
+        residues = tracer.argument((matrices, 0, lines, 0), np.dtype(np.uint8))
+        operands.append(Prepared(residues, tracer.argument((matrices,), np.dtype(np.int32))))
+    Run(tracer, problem, tile, stored, bases, (operands[0], operands[1])).run()
+    return tracer.program()
+
+
+def prepare_operand(
+    launcher: Launcher, array: Any, side: Literal["a", "b"], trans: str = "N", *, planar: bool = False, moduli: int = 0
+) -> OzakiOperand:
+    """Residues of op(array), (..., rows, columns) behind the planar axis, for any partner.
+
+    `moduli`: as `needed` says where it is 0. `run_gemm` gives the same bits with them as without.
+    """
+    stored, base = StoredArray.of(launcher, array)
+    shape = stored.shape[1:] if planar else stored.shape
+    complex_ = planar or stored.dtype.kind == "c"
+    view = at(matrix_view(stored, shape, planar=planar), base)
+    view = view.transposed() if (trans in {"T", "C"}) != (side == "b") else view
+    dtype = np.dtype(f"c{2 * stored.dtype.itemsize}") if planar else stored.dtype
+    count = moduli or needed(view.columns, dtype)
+    lines = Lines(view, complex_=complex_, planar=planar, conjugate=trans in {"C", "R"}, moduli=Moduli.first(count))
+    matrices = int(np.prod(shape[:-2], dtype=np.int64))
+    codes = launcher.empty((matrices, view.rows), np.dtype(np.int32))
+    residues = lines.empty(launcher, matrices, view.rows)
+    for first, batch_shape, (piece,) in launches(shape[:-2], [view]):
+        here, count_here = replace(lines, view=piece), int(np.prod(batch_shape, dtype=np.int64))
+        part_codes, part = codes[first : first + count_here], residues[first : first + count_here]
+        here.scale(launcher, batch_shape, 0, part_codes, count_here)
+        here.convert(launcher, batch_shape, 0, part_codes, part, 0, view.rows)
+    return OzakiOperand(array, side, trans, planar, count, residues, codes)

@@ -1,0 +1,160 @@
+"""Operands prepared once for many products: the array, and what an algorithm wants to keep of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from gemmserve_kernels.arrays import library
+from gemmserve_kernels.checks import COMPUTE_MODES, LAYOUTS, TRANS, choice
+from gemmserve_kernels.planes import SCHEMES
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.launch import Launcher
+    from gemmserve_kernels.planes import Scheme
+
+_SIDES: Final = ("a", "b")
+
+
+@dataclass(frozen=True)
+class PreparedOperand:
+    """`source` as op(A) or op(B) of products to come. Its elements must not change meanwhile.
+
+    `payload` is what an algorithm keeps: a `SplitOperand` (float16 planes), an `OzakiOperand` (residues) or None. A
+    product takes it where it is what it would have made itself, so that the result has the same bits either way.
+    """
+
+    source: Any
+    side: Literal["a", "b"]
+    trans: str
+    layout: str
+    compute: str
+    payload: Any
+    kept: Any = None
+    """Arrays that the payload's addresses point into."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the array."""
+        return tuple(self.source.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the array."""
+        dtype: np.dtype[Any] = np.dtype(self.source.dtype)
+        return dtype
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Those of the array, in bytes."""
+        return tuple(self.source.strides)
+
+    @property
+    def ndim(self) -> int:
+        """That of the array."""
+        return len(self.shape)
+
+    @property
+    def device(self) -> Any:
+        """That of the array."""
+        return self.source.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the payload takes beside the array."""
+        payload = self.payload
+        if payload is None:
+            return 0
+        if hasattr(payload, "planes"):
+            arrays = (payload.planes.data, payload.planes.exponents, payload.flags, self.kept)
+            return sum(int(array.nbytes) for array in arrays)
+        return int(payload.nbytes)
+
+
+def source_of(operand: Any) -> Any:
+    """The array of an operand, prepared or not."""
+    return operand.source if isinstance(operand, PreparedOperand) else operand
+
+
+def prepare(
+    array: Any, side: str, compute: str = "auto", *, trans: str = "N", layout: str = "interleaved"
+) -> PreparedOperand:
+    """Prepares `array`, the operand "a" or "b" (`side`) of products with that transposition, layout and compute mode.
+
+    `gemm` takes what this returns in the place of the array, for any partner, with the same result. Waits for the
+    device. Only operands that are finite and need no balancing along k keep planes (a NumPy array, a dtype or a mode
+    that has nothing to prepare is merely carried along). Raises ParameterInvalid.
+    """
+    choice(side, _SIDES, "side")
+    choice(trans, TRANS, "trans")
+    choice(layout, LAYOUTS, "layout")
+    choice(compute, COMPUTE_MODES, "compute")
+    if library(array) != "cupy":
+        return _carried(array, side, trans, layout, compute)
+    from gemmserve_kernels.device import DeviceSpec, device_errors
+    from gemmserve_kernels.launch import CupyLauncher
+
+    with array.device, device_errors():
+        launcher = CupyLauncher(DeviceSpec.of(array.device.id))
+        return prepare_on(launcher, array, side, compute, trans=trans, layout=layout)
+
+
+def prepare_on(
+    launcher: Launcher, array: Any, side: str, compute: str = "auto", *, trans: str = "N", layout: str = "interleaved"
+) -> PreparedOperand:
+    """`prepare` on the device behind `launcher`, whose array it is."""
+    carried = _carried(array, side, trans, layout, compute)
+    if array.size == 0 or array.ndim < (3 if layout == "planar" else 2) or launcher.spec.kind != "cuda":
+        return carried
+    dtype = np.dtype(array.dtype)
+    if dtype.name in {"float64", "complex128"} or compute == "ozaki":
+        return _residues(launcher, carried)
+    scheme = SCHEMES.get(compute)
+    if dtype.name not in {"float32", "complex64"} or scheme is None:
+        return carried
+    return _planes(launcher, carried, scheme)
+
+
+def _carried(array: Any, side: str, trans: str, layout: str, compute: str) -> PreparedOperand:
+    return PreparedOperand(array, "a" if side == "a" else "b", trans, layout, compute, None)
+
+
+def _residues(launcher: Launcher, operand: PreparedOperand) -> PreparedOperand:
+    if launcher.spec.arch != "sm_90a" or operand.compute == "fp64":
+        return operand
+    from gemmserve_kernels import ozaki
+
+    planar = operand.layout == "planar"
+    payload = ozaki.prepare_operand(launcher, operand.source, operand.side, operand.trans, planar=planar)
+    return _with(operand, payload)
+
+
+def _planes(launcher: Launcher, operand: PreparedOperand, scheme: Scheme) -> PreparedOperand:
+    from gemmserve_kernels import split
+    from gemmserve_kernels.arguments import BATCH_DIMS, StoredArray, coalesce
+
+    planar = operand.layout == "planar"
+    stored, base = StoredArray.of(launcher, operand.source)
+    batch = stored.shape[1:-2] if planar else stored.shape[:-2]
+    left = operand.side == "a"
+    side = split.Side.of(stored, batch, operand.trans, left=left, planar=planar)
+    axes, _ = coalesce(side.batch_shape, [side.view.batch_strides])
+    if len(axes) > BATCH_DIMS or (scheme == "3xfp16-3m" and not side.complex):
+        return operand
+    words = side.matrices * side.k
+    kept = launcher.zeros((4 + 2 * words,), np.dtype(np.int32))
+    address = launcher.pointer(kept)
+    statistics = split.Statistics(address + 16, address + 16 + 4 * words)
+    payload = split.allocate(launcher, scheme, side, operand.side, statistics)
+    split.run(launcher, payload if left else None, None if left else payload, base, base, address)
+    host = kept if isinstance(kept, np.ndarray) else kept.get()
+    relative, absolute = host[4 : 4 + words].view(np.uint32), host[4 + words :].view(np.uint32)
+    if host[0] or not split.is_flat(relative, absolute, scheme):
+        return operand
+    return _with(operand, payload, kept)
+
+
+def _with(operand: PreparedOperand, payload: Any, kept: Any = None) -> PreparedOperand:
+    return PreparedOperand(operand.source, operand.side, operand.trans, operand.layout, operand.compute, payload, kept)

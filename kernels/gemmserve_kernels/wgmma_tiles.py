@@ -1,0 +1,351 @@
+"""Tiles of the Hopper tensor-core kernel: what it can run, and which tile suits which problem. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_kernels.config import GemmConfig
+from gemmserve_kernels.errors import ConfigInfeasible
+from gemmserve_kernels.operand import real_dtype
+from gemmserve_kernels.planes import PITCH
+from gemmserve_kernels.tensor_map import MAX_STRIDE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.planes import Scheme
+    from gemmserve_kernels.problem import GemmProblem
+
+_FIELDS: Final = ("block_m", "block_n", "block_k", "stages", "cluster", "raster", "split_k", "promote")
+_ALIGNMENT: Final = 1024
+_STATIC_SHARED: Final = 256
+"""Barriers of the stages, in bytes, rounded up."""
+_MAX_STAGES: Final = 12
+_MAX_REGISTERS: Final = 192
+"""32-bit registers of sums in one thread: of 232, what is left is for addresses (ptxas for sm_90a, no spills)."""
+_MAX_SPLIT: Final = 4
+"""Blocks of a cluster that splits k: larger ones leave too many multiprocessors without work."""
+
+
+@dataclass(frozen=True)
+class WgmmaTile:
+    """A tile with every choice made: block_m x block_n of the result, stages of block_k columns of k.
+
+    `cluster` blocks side by side along m share the right operand by multicast. `split` blocks of a cluster share k and
+    exchange sums through shared memory; `parts` grids share k through a workspace. `promote`: 0 where the tensor core
+    accumulates alone. `raster`: rows of tiles (of clusters) walked together.
+    """
+
+    scheme: Scheme
+    complex: bool
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    cluster: int = 1
+    split: int = 1
+    parts: int = 1
+    raster: int = 16
+    promote: int = 32
+
+    @property
+    def components(self) -> int:
+        """Sums of one element: real and imaginary part."""
+        return 2 if self.complex else 1
+
+    @property
+    def stage_planes(self) -> int:
+        """Planes of an operand in one stage."""
+        return (1 if self.scheme == "1xfp16" else 2) * (self.components if self.scheme != "3xfp16-3m" else 1)
+
+    @property
+    def instruction_n(self) -> int:
+        """Columns of one matrix instruction: what lets the sums stay in registers."""
+        return min(self.block_n, 256 if self.promote == 0 and not self.complex else 128)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: a warpgroup for 64 rows, and one that fetches."""
+        return 2 * self.block_m + 128
+
+    @property
+    def quartered(self) -> bool:
+        """Whether a stage is the real or the imaginary part of one operand: four whole ones would be too large."""
+        whole = self.scheme != "3xfp16" or not self.complex
+        return not whole and (self.block_m, self.block_n, self.block_k, self.cluster) == (128, 128, 64, 1)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage."""
+        if self.quartered:
+            return 2 * self.block_m * self.block_k * 2
+        return self.stage_planes * (self.block_m + self.block_n) * self.block_k * 2
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory that the sums take where a cluster splits k; the stages' memory is used again."""
+        return self.components * self.block_m * self.block_n * 4 if self.split > 1 else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return max(self.stages * self.stage_bytes, self.exchange_bytes) + _ALIGNMENT
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers of a thread that hold sums."""
+        temporary = self.instruction_n // 2 if self.promote else 0
+        return self.components * self.block_n // 2 + temporary
+
+    def broken_limit(self, spec: DeviceSpec) -> str | None:
+        """One line that names the first limit this tile breaks, or None."""
+        if self.block_m not in {64, 128}:
+            return f"block_m: the wgmma kernel has 64 and 128, not {self.block_m}"
+        if self.block_n not in {64, 128, 256}:
+            return f"block_n: the wgmma kernel has 64, 128 and 256, not {self.block_n}"
+        if self.block_k not in {16, 32, 64}:
+            return f"block_k: the wgmma kernel has 16, 32 and 64, not {self.block_k}"
+        if self.scheme == "1xfp16" and self.promote:
+            return "promote: 1xfp16 leaves its sums to the tensor core"
+        if self.scheme != "1xfp16" and (self.promote % 16 or not self.promote or self.block_k % self.promote):
+            return f"promote: must divide block_k={self.block_k} and be a multiple of 16, not {self.promote}"
+        if self.quartered and self.promote != self.block_k:
+            return f"promote: must be block_k={self.block_k} in this tile, not {self.promote}"
+        if self.cluster not in {1, 2}:
+            return f"cluster: the wgmma kernel has 1 and 2, not {self.cluster}"
+        if self.split not in {1, 2, 4}:
+            return f"split_k: a cluster has 1, 2 or 4 parts of k, not {self.split}"
+        if self.split > 1 and self.cluster > 1:
+            return "cluster: blocks share operands or split k, not both"
+        if self.registers > _MAX_REGISTERS:
+            return f"registers: the sums of the tile take {self.registers} a thread, the limit is {_MAX_REGISTERS}"
+        shared = self.shared_bytes + _STATIC_SHARED
+        least = 5 if self.quartered else 2
+        if self.stages < least:
+            return f"stages: the tile needs {least} at least, not {self.stages}"
+        if self.stages > _MAX_STAGES:
+            return f"stages: the wgmma kernel has {_MAX_STAGES} at most, not {self.stages}"
+        if shared > spec.shared_per_block:
+            return f"shared memory: the tile needs {shared} bytes a block, {spec.name} has {spec.shared_per_block}"
+        return None
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A tile that may be chosen, and its rate on a full device relative to the first of its scheme."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    cluster: int
+    promote: int
+    rate: float
+
+    def tile(self, scheme: Scheme, is_complex: bool) -> WgmmaTile:
+        return WgmmaTile(
+            scheme,
+            is_complex,
+            self.block_m,
+            self.block_n,
+            self.block_k,
+            self.stages,
+            self.cluster,
+            promote=self.promote,
+            raster=max(1, 16 // self.cluster),
+        )
+
+
+_PRODUCTS: Final = {
+    ("3xfp16", True): 12,
+    ("3xfp16-3m", True): 9,
+    ("1xfp16", True): 4,
+    ("3xfp16", False): 3,
+    ("1xfp16", False): 1,
+}
+"""Real float16 products in one product of the data."""
+_RATE: Final = 2048 * 0.8
+"""Fused multiply-adds of float16 in one cycle of a multiprocessor (Hopper tuning guide), and what is reached of it."""
+_UNIT_CYCLES: Final = 1500
+_EXCHANGE_CYCLES: Final = 500
+_EXCHANGE_BYTES: Final = 16
+_COMBINE_CYCLES: Final = 4500
+_COMBINE_BYTES: Final = 2000
+"""Beginning and end of a tile; meeting in a cluster, and bytes a cycle read of another block's memory; another
+kernel, and bytes a cycle of the workspace. Fitted to the same measurements."""
+_RESIDENT: Final = {1: 1.0, 2: 1.0, 4: 0.9}
+"""Share of the multiprocessors that clusters of a size can fill: they do not cross the borders of a GPC."""
+
+_CANDIDATES: Final[dict[tuple[Scheme, bool], tuple[_Candidate, ...]]] = {
+    ("3xfp16", True): (
+        _Candidate(128, 128, 32, 3, 1, 32, 1.0),
+        _Candidate(128, 64, 32, 4, 1, 32, 0.95),
+        _Candidate(64, 64, 32, 7, 1, 32, 0.76),
+        _Candidate(128, 128, 64, 7, 1, 64, 1.0),
+        _Candidate(128, 64, 64, 2, 1, 64, 0.96),
+        _Candidate(64, 64, 64, 3, 1, 64, 0.78),
+    ),
+    ("3xfp16-3m", True): (
+        _Candidate(128, 128, 64, 3, 1, 64, 1.0),
+        _Candidate(128, 64, 64, 4, 1, 64, 0.85),
+        _Candidate(64, 64, 64, 7, 1, 64, 0.65),
+    ),
+    ("1xfp16", True): (
+        _Candidate(128, 128, 64, 3, 1, 0, 1.0),
+        _Candidate(128, 64, 64, 4, 1, 0, 0.93),
+        _Candidate(64, 64, 64, 7, 1, 0, 0.77),
+    ),
+    ("3xfp16", False): (
+        _Candidate(128, 256, 64, 2, 1, 64, 1.0),
+        _Candidate(128, 128, 64, 3, 1, 64, 0.97),
+        _Candidate(128, 64, 64, 4, 1, 64, 0.85),
+        _Candidate(64, 64, 64, 7, 1, 64, 0.65),
+    ),
+    ("1xfp16", False): (
+        _Candidate(128, 256, 64, 4, 2, 0, 1.0),
+        _Candidate(128, 128, 64, 7, 1, 0, 0.92),
+        _Candidate(128, 64, 64, 9, 1, 0, 0.75),
+        _Candidate(64, 64, 64, 12, 1, 0, 0.6),
+    ),
+}
+"""Measured on one H200 (benchmarks/kernels/tune_wgmma.py)."""
+
+_LONG: Final = 6144
+"""From this k on, fewer promotions round less than what truncation takes in the longer sums between them (H200: 2.5e-7
+either way at k = 4096, 3.2e-7 against 2.9e-7 at 8192)."""
+
+
+def promotion(scheme: Scheme, is_complex: bool, k: int) -> int:
+    """Steps of k between promotions. Every tile has the same: only the split of k shows in the result's bits."""
+    if scheme == "1xfp16":
+        return 0
+    return 32 if scheme == "3xfp16" and is_complex and k < _LONG else 64
+
+
+def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
+    """None where the kernel can run `problem` on `spec`, else one line that says why not."""
+    if spec.kind != "cuda" or spec.arch != "sm_90a":
+        return f"wgmma: needs a Hopper GPU (sm_90a), and {spec.name} is none"
+    if problem.dtype.name not in {"complex64", "float32"}:
+        return f"wgmma: multiplies complex64 and float32, not {problem.dtype.name}"
+    stored = real_dtype(problem.dtype) if problem.planar else problem.dtype
+    if problem.a.dtype != stored or problem.b.dtype != stored:
+        return f"wgmma: multiplies operands of one dtype, not {problem.a.dtype.name} and {problem.b.dtype.name}"
+    if problem.c is not None and problem.beta != 0 and problem.c.dtype.name not in {"complex64", "float32", "float16"}:
+        return f"wgmma: adds a c of complex64, float32 or float16, not {problem.c.dtype.name}"
+    if 0 in {problem.m, problem.n, problem.k, problem.batch}:
+        return "wgmma: an extent is 0"
+    if max(problem.m, problem.n, problem.k, problem.batch) >= 1 << 30:
+        return "wgmma: an extent is 2^30 or more"
+    if 12 * max(problem.m, problem.n) * (problem.k + PITCH) >= MAX_STRIDE:
+        return "wgmma: an operand's planes are too large for a tensor map"
+    tiles = -(-problem.m // 64) * -(-problem.n // 64) * problem.batch
+    return "wgmma: more than 2^27 tiles" if tiles >= 1 << 27 else None
+
+
+@lru_cache(maxsize=1024)
+def resolve(
+    config: GemmConfig | WgmmaTile | None, problem: GemmProblem, spec: DeviceSpec, scheme: Scheme = "3xfp16"
+) -> WgmmaTile:
+    """The tile that runs: the overrides of `config`, the rest chosen for `problem` on `spec`.
+
+    Raises ConfigInfeasible where the overrides leave nothing that can run.
+    """
+    if isinstance(config, WgmmaTile):
+        if broken := config.broken_limit(spec):
+            raise ConfigInfeasible(broken)
+        return config
+    config = config or GemmConfig()
+    config.only("wgmma", _FIELDS)
+    is_complex = problem.dtype.kind == "c"
+    best = min(
+        _completions(config, scheme, is_complex, problem, spec),
+        key=lambda tile: _cycles(tile, problem, spec),
+        default=None,
+    )
+    if best is None:
+        raise ConfigInfeasible(_first_reason(config, scheme, is_complex, problem, spec))
+    return best
+
+
+def _completions(
+    config: GemmConfig, scheme: Scheme, is_complex: bool, problem: GemmProblem, spec: DeviceSpec
+) -> Iterator[WgmmaTile]:
+    """Every candidate with the overrides of `config` in place, and every way to split k, that `spec` can run."""
+    promote = config.promote or promotion(scheme, is_complex, problem.k)
+    candidates = _CANDIDATES[scheme, is_complex]
+    fitting = [candidate for candidate in candidates if candidate.promote == promote] or candidates
+    for candidate in fitting:
+        base = _overridden(candidate.tile(scheme, is_complex), config, spec)
+        for tile in _splits(base, config.split_k, problem, spec):
+            if tile.broken_limit(spec) is None:
+                yield tile
+
+
+def _overridden(tile: WgmmaTile, config: GemmConfig, spec: DeviceSpec) -> WgmmaTile:
+    """`tile` with the wishes of `config`; stages as fit where it has none."""
+    names = ("block_m", "block_n", "block_k", "stages", "cluster", "raster", "promote")
+    wishes = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+    if tile.promote and "block_k" in wishes and "promote" not in wishes:
+        wishes["promote"] = min(tile.promote, wishes["block_k"])
+    if tile.promote and "promote" in wishes and "block_k" not in wishes:
+        wishes["block_k"] = max(tile.block_k, wishes["promote"])
+    if not wishes:
+        return tile
+    changed = replace(tile, **wishes)
+    if config.stages is None:
+        room = spec.shared_per_block - _ALIGNMENT - _STATIC_SHARED
+        changed = replace(changed, stages=min(_MAX_STAGES, room // changed.stage_bytes))
+    return changed
+
+
+def _splits(tile: WgmmaTile, wanted: int | None, problem: GemmProblem, spec: DeviceSpec) -> Iterator[WgmmaTile]:
+    """A cluster splits k into 2 or 4; grids split it further."""
+    blocks = -(-problem.k // tile.block_k)
+    idle = spec.sm_count // max(1, _tiles(tile, problem))
+    counts = [wanted] if wanted else [1, 2, 4, 8, 16, 32, 64, 128]
+    for count in counts:
+        if not wanted and count > 1 and (tile.cluster > 1 or count > idle or blocks < count):
+            continue
+        split = math.gcd(count, _MAX_SPLIT) if tile.cluster == 1 else 1
+        yield replace(tile, split=split, parts=count // split)
+
+
+def _tiles(tile: WgmmaTile, problem: GemmProblem) -> int:
+    return -(-problem.m // tile.block_m) * -(-problem.n // tile.block_n) * problem.batch
+
+
+def _cycles(tile: WgmmaTile, problem: GemmProblem, spec: DeviceSpec) -> float:
+    """Estimated time in cycles of a multiprocessor."""
+    rates = {
+        (candidate.block_m, candidate.block_n): candidate.rate for candidate in _CANDIDATES[tile.scheme, tile.complex]
+    }
+    tiles = _tiles(tile, problem)
+    split = tile.split * tile.parts
+    resident = int(spec.sm_count * _RESIDENT[max(tile.cluster, tile.split)])
+    waves = math.ceil(tiles * split / resident)
+    blocks = math.ceil(math.ceil(problem.k / tile.block_k) / split)
+    products = _PRODUCTS[tile.scheme, tile.complex]
+    rate = rates.get((tile.block_m, tile.block_n), 0.5)
+    total = blocks * tile.block_k * products * tile.block_m * tile.block_n / _RATE / rate + _UNIT_CYCLES
+    if tile.split > 1:
+        total += _EXCHANGE_CYCLES + tile.exchange_bytes * (tile.split - 1) / tile.split / _EXCHANGE_BYTES
+    total *= waves
+    if tile.parts > 1:
+        bytes_moved = 8 * tile.components * tile.parts * problem.m * problem.n * problem.batch
+        total += _COMBINE_CYCLES + bytes_moved / _COMBINE_BYTES
+    return total
+
+
+def _first_reason(config: GemmConfig, scheme: Scheme, is_complex: bool, problem: GemmProblem, spec: DeviceSpec) -> str:
+    for candidate in _CANDIDATES[scheme, is_complex]:
+        for tile in _splits(
+            _overridden(candidate.tile(scheme, is_complex), config, spec), config.split_k, problem, spec
+        ):
+            if broken := tile.broken_limit(spec):
+                return broken
+    return "no tile fits"

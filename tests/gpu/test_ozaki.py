@@ -1,0 +1,152 @@
+"""Products through residues on the device: every case of the shim, sizes that fill it, the promised accuracy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ozaki_cases import CASES, Case, run
+
+from gemmserve_kernels import ozaki, reference, simt
+from gemmserve_kernels.launch import CupyLauncher
+from gemmserve_kernels.problem import GemmProblem, Operand
+
+pytestmark = pytest.mark.gpu
+
+EPSILON = {"complex128": 3e-15, "float64": 3e-15, "complex64": 3e-7, "float32": 3e-7}
+
+
+@pytest.fixture
+def launcher():
+    made = CupyLauncher.current()
+    if made.spec.arch != "sm_90a":
+        pytest.skip(f"INT8 wgmma: this is {made.spec.arch}")
+    return made
+
+
+def on_device(launcher, case, **options):
+    import cupy
+
+    def put(x):
+        # cupy.asarray keeps no strides but these.
+        return cupy.asarray(x, order="F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C")
+
+    return run(launcher, case, put, lambda x: x.get(), **options)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_case(launcher, case):
+    assert on_device(launcher, case).errors.rel_fro <= EPSILON[case.dtype]
+
+
+@pytest.mark.parametrize("name", ["normal", "float64", "AC BR", "planar", "batch", "scalars and C"])
+def test_the_tensor_cores_give_the_bits_of_the_plain_kernel(launcher, name):
+    fast, slow = (on_device(launcher, CASES[name], plain=plain).stored for plain in (False, True))
+    np.testing.assert_array_equal(fast, slow)
+
+
+def balanced(result, rows=slice(None), columns=slice(None)):
+    """Errors of some rows and columns, each scaled by the norm of its line: small ones count as much as large ones."""
+    a, b, _ = result.arrays
+    a, b = a[rows], b[:, columns]
+    weights = 1 / np.outer(
+        np.linalg.norm(a.astype(np.clongdouble), axis=1), np.linalg.norm(b.astype(np.clongdouble), axis=0)
+    )
+    part = GemmProblem.build(Operand.of(a), Operand.of(b), compute="fp64")
+    exact = reference.oracle_gemm(part, a, b) * weights.real
+    return lambda d: reference.errors(d[rows, columns] * weights.real, exact).rel_fro
+
+
+SHAPES = [(2, 3, 4096), (130, 258, 100), (256, 512, 128), (300, 700, 1000), (1111, 777, 513), (3, 5, 100_000)]
+
+
+@pytest.mark.parametrize("dtype", ["complex128", "float64"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shapes(launcher, shape, dtype):
+    m, n, k = shape
+    result = on_device(launcher, Case((m, k), (k, n), dtype))
+    assert result.errors.rel_fro <= (3e-15 if m * n > 100 else 1e-14)  # few elements, one of which may be small
+    np.testing.assert_array_equal(on_device(launcher, Case((m, k), (k, n), dtype)).stored, result.stored)
+
+
+def test_sums_past_65536_steps_are_reduced_in_between(launcher):
+    a = np.full((2, 200_000), 127.0)
+    result = on_device(launcher, Case((3, 300_000), (300_000, 5), "float64", "positive"))
+    assert result.errors.rel_fro <= 3e-15
+    import cupy
+
+    problem = GemmProblem.build(Operand.of(a), Operand.of(a.T), compute="ozaki")
+    out = cupy.empty((2, 2))
+    ozaki.run_gemm(launcher, problem, None, cupy.asarray(a), cupy.asarray(a).T, None, out)
+    np.testing.assert_array_equal(out.get(), a @ a.T)
+
+
+@pytest.mark.parametrize("kind", ["normal", "positive", "wide", "rows", "graded"])
+@pytest.mark.parametrize("dtype", ["complex128", "float64"])
+def test_it_is_no_less_accurate_than_plain_arithmetic(launcher, kind, dtype):
+    import cupy
+
+    # Large enough that the vendor's BLAS does not cut k, which helps its accuracy.
+    result = on_device(launcher, Case((1536, 2048), (2048, 1536), dtype, kind))
+    native = cupy.matmul(*result.device[:2]).get()
+    error = balanced(result, slice(0, 1536, 24), slice(0, 1536, 12))
+    assert error(result.value) <= 3e-15
+    # Graded operands end in the portable kernel, with the vendor's order of summation or a little worse.
+    assert error(result.value) <= (1.5 if kind == "graded" else 1) * error(native)
+
+
+@pytest.mark.parametrize("dtype", ["complex128", "float64"])
+def test_what_is_not_finite_ends_where_plain_arithmetic_has_it(launcher, dtype):
+    import cupy
+
+    result = on_device(launcher, Case((300, 500), (500, 700), dtype, "nonfinite"))
+    plain = cupy.empty((300, 700), dtype)
+    simt.run_gemm(launcher, result.problem, None, *result.device, plain)
+    assert not np.isfinite(result.stored).all()
+    np.testing.assert_allclose(result.stored, plain.get(), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("trans", ["NN", "TN", "NC", "RT"])
+def test_prepared_operands_and_panels_change_no_bit(launcher, trans):
+    a = (1000, 700) if trans[0] in "TC" else (700, 1000)
+    b = (600, 1000) if trans[1] in "TC" else (1000, 600)
+    options = {"trans_a": trans[0], "trans_b": trans[1]}
+    whole = on_device(launcher, Case(a, b, options=options)).stored
+    for prepared in ("a", "b", "ab"):
+        np.testing.assert_array_equal(on_device(launcher, Case(a, b, options=options), prepared=prepared).stored, whole)
+    small = Case(a, b, options=options, tile={"workspace": 32 << 20})
+    for prepared in ("", "ab"):
+        np.testing.assert_array_equal(on_device(launcher, small, prepared=prepared).stored, whole)
+
+
+def test_every_element_of_a_view_between_others_is_written_and_nothing_else(launcher):
+    import cupy
+
+    rng = np.random.default_rng(5)
+    store = cupy.asarray(rng.standard_normal(601 * 403 + 1))
+    a = store[1:].reshape(601, 403)[::-2, 1::3]  # one element off any alignment, backwards
+    b = cupy.asarray(rng.standard_normal((a.shape[1], 290)))
+    whole = cupy.full((2 * a.shape[0], 600), 7.0)
+    out = whole[1::2, 3:583:2]
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b), compute="ozaki")
+    ozaki.run_gemm(launcher, problem, None, a, b, None, out)
+    exact = reference.oracle_gemm(problem, a.get(), b.get())
+    assert reference.errors(out.get(), exact).rel_fro <= 3e-15
+    out[...] = 7.0
+    assert (whole == 7.0).all()
+
+
+def test_a_large_product_by_sampled_rows(launcher):
+    import cupy
+
+    n = 4096
+    generator = cupy.random.default_rng(2)
+    a, b = (generator.standard_normal((n, n)) + 1j * generator.standard_normal((n, n)) for _ in range(2))
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b), compute="ozaki")
+    out = cupy.full((n, n), cupy.nan, np.complex128)
+    ozaki.run_gemm(launcher, problem, None, a, b, None, out)
+    rows, columns = [0, 1, 127, 128, 2047, n - 1], slice(n - 300, n)
+    part = GemmProblem.build(Operand.of(a[rows]), Operand.of(b[:, columns]), compute="ozaki")
+    exact = reference.oracle_gemm(part, a[rows].get(), b[:, columns].get())
+    assert reference.errors(out[rows][:, columns].get(), exact).rel_fro <= 2e-15
+    native = cupy.matmul(a, b)
+    assert float(cupy.linalg.norm(out - native) / cupy.linalg.norm(native)) <= 5e-15

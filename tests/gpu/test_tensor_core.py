@@ -1,0 +1,181 @@
+"""Products from float16 planes on the device: accuracy by kind of data, what falls back, prepared operands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simt_cases import CupyMachine, random
+
+from gemmserve_kernels import plane_models, prepared, reference, simt, split, tensor_core
+from gemmserve_kernels.arguments import StoredArray
+from gemmserve_kernels.config import GemmConfig
+from gemmserve_kernels.launch import CupyLauncher
+from gemmserve_kernels.problem import GemmProblem, Operand
+
+pytestmark = pytest.mark.gpu
+
+ALGORITHMS = ["wgmma", "mma"]
+
+
+def on_device(array):
+    return CupyMachine(None).put(array)
+
+
+@pytest.fixture
+def launcher():
+    return CupyLauncher.current()
+
+
+def power(k, binades=40, *, shuffled=False):
+    exponents = binades * np.arange(k) / k
+    return np.exp2(np.random.default_rng(9).permutation(exponents) if shuffled else exponents)
+
+
+def operands(kind, m, n, k, dtype):
+    a, b = random(1, dtype, m, k), random(2, dtype, k, n)
+    rng = np.random.default_rng(3)
+    if kind == "positive":
+        a, b = (np.abs(x.real) + (1j * np.abs(x.imag) if x.dtype.kind == "c" else 0) for x in (a, b))
+    if kind == "wide":
+        a, b = (x / np.abs(x) * np.exp2(rng.uniform(-12, 12, x.shape)) for x in (a, b))
+    if kind.startswith("graded"):
+        scale = power(k, shuffled=kind.endswith("shuffled"))
+        a, b = a * scale, b / scale[:, None]
+    if kind == "ill-scaled":
+        a, b = a * np.exp2(rng.integers(-30, 30, (m, 1))), b * np.exp2(rng.integers(-30, 30, (1, n)))
+    if kind == "faint imaginary":
+        a, b = (x.real + 2.0**-20 * 1j * x.imag for x in (a, b))
+    if kind == "spike":
+        a[:, k // 3] *= 2.0**25
+    if kind == "huge":
+        a, b = a * 1e17, b * 1e17
+    if kind == "permutation":
+        a = np.zeros((m, k))
+        a[np.arange(m), rng.integers(0, k, m)] = 1
+    return a.astype(dtype), b.astype(dtype)
+
+
+def run(launcher, a, b, *, algorithm=None, compute="3xfp16", put=on_device, config=None, c=None, **options):
+    import cupy
+
+    problem = GemmProblem.build(
+        Operand.of(a), Operand.of(b), None if c is None else Operand.of(c), compute=compute, **options
+    )
+    config = config or GemmConfig(algorithm=algorithm)
+    if reason := tensor_core.supports(problem, launcher.spec):
+        pytest.skip(reason)
+    if algorithm == "wgmma" and launcher.spec.arch != "sm_90a":
+        pytest.skip("not a Hopper GPU")
+    out = cupy.empty(problem.result_shape, problem.result_dtype)
+    out.view(cupy.uint8)[...] = 0xFF
+    device_c = None if c is None else on_device(c)
+    with tensor_core.watch() as seen:
+        tensor_core.run_gemm(launcher, problem, config, put(a), put(b), device_c, out)
+    return problem, out.get(), seen.fallback_share()
+
+
+KINDS = [
+    "normal",
+    "positive",
+    "wide",
+    "graded",
+    "graded shuffled",
+    "ill-scaled",
+    "faint imaginary",
+    "spike",
+    "huge",
+    "permutation",
+]
+NEVER = {"normal", "positive", "wide", "graded", "graded shuffled", "ill-scaled", "huge", "permutation"}
+
+
+@pytest.mark.parametrize("k", [512, 4096, 16384])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["complex64", "float32"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_accuracy_by_kind_of_data(launcher, algorithm, dtype, kind, k):
+    a, b = operands(kind, 96, 80, k, dtype)
+    problem, d, share = run(launcher, a, b, algorithm=algorithm)
+    found = reference.errors(d, reference.oracle_gemm(problem, a, b))
+    assert found.rel_fro <= 5e-7
+    assert max(found.rel_real, found.rel_imag) <= 5e-7
+    if kind in NEVER:
+        assert share == 0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_one_product_is_of_the_class_of_tf32(launcher, algorithm):
+    a, b = operands("normal", 130, 140, 1024, "complex64")
+    problem, d, share = run(launcher, a, b, algorithm=algorithm, compute="tf32")
+    assert reference.errors(d, reference.oracle_gemm(problem, a, b)).rel_fro < 4e-4
+    assert share == 0
+
+
+@pytest.mark.parametrize("kind", ["normal", "wide", "graded"])
+def test_three_products(launcher, kind):
+    a, b = operands(kind, 130, 140, 2048, "complex64")
+    problem, d, share = run(launcher, a, b, algorithm="wgmma", compute="3xfp16-3m")
+    assert reference.errors(d, reference.oracle_gemm(problem, a, b)).rel_fro < 5e-7
+    assert share == 0
+
+
+@pytest.mark.parametrize("k", [70, 130, 260, 1000, 4096, 9000])
+@pytest.mark.parametrize("trans", "NC")
+@pytest.mark.parametrize(
+    ("scheme", "dtype"), [("3xfp16", "complex64"), ("3xfp16", "float32"), ("3xfp16-3m", "complex64")]
+)
+def test_planes_are_the_models(launcher, scheme, dtype, trans, k):
+    """The form for this architecture: clusters that share a strip, copies that bypass registers."""
+    import cupy
+
+    shape = (45, k) if trans == "N" else (k, 45)
+    array = random(1, dtype, *shape)
+    stored, base = StoredArray.of(launcher, device := cupy.asarray(array))
+    assert device.size
+    side = split.Side.of(stored, (), trans, left=True, planar=False)
+    words = cupy.zeros(4 + 2 * k, np.int32)
+    address = words.data.ptr
+    operand = split.allocate(launcher, scheme, side, "a", split.Statistics(address + 16, address + 16 + 4 * k))
+    split.run(launcher, operand, None, base, base, address)
+    model = plane_models.split(array if trans == "N" else array.conj().T, scheme, "a")
+    np.testing.assert_array_equal(operand.planes.data.get()[0, :, :, :k], model.planes)
+    np.testing.assert_array_equal(operand.planes.exponents.get()[0], model.exponents)
+    statistics = words.get()[4:].view(np.float32).reshape(2, k)
+    np.testing.assert_array_equal(statistics, [model.relative, model.absolute])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_not_finite_gives_what_plain_arithmetic_gives(launcher, algorithm):
+    import cupy
+
+    a, b, c = (random(s, "complex64", *shape) for s, shape in ((1, (150, 300)), (2, (300, 90)), (3, (150, 90))))
+    a[7, 11], b[13, 17], c[0, 0] = np.nan, -np.inf, np.nan
+    problem, d, share = run(launcher, a, b, algorithm=algorithm, c=c, beta=-1)
+    plain = cupy.empty_like(cupy.asarray(c))
+    simt.run_gemm(launcher, problem, None, cupy.asarray(a), cupy.asarray(b), cupy.asarray(c), plain)
+    np.testing.assert_array_equal(np.isnan(d.view("f4")), np.isnan(plain.get().view("f4")))
+    assert share == pytest.approx(1 - (149 / 150) * (89 / 90), abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["normal", "graded", "faint imaginary"])
+@pytest.mark.parametrize("compute", ["3xfp16", "tf32"])
+def test_prepared_operands_give_the_same_bits(launcher, compute, kind):
+    a, b = operands(kind, 200, 300, 700, "complex64")
+    _, plain, _ = run(launcher, a, b, compute=compute)
+    _, again, _ = run(launcher, a, b, compute=compute)
+    np.testing.assert_array_equal(again, plain)
+    sides = iter("ab")
+    _, ready, _ = run(
+        launcher, a, b, compute=compute, put=lambda x: prepared.prepare(on_device(x), next(sides), compute)
+    )
+    np.testing.assert_array_equal(ready, plain)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_batches_broadcast_and_are_cut(launcher, algorithm, monkeypatch):
+    a, b = random(1, "complex64", 3, 1, 70, 130), random(2, "complex64", 2, 130, 90)
+    problem, whole, _ = run(launcher, a, b, algorithm=algorithm, alpha=2j)
+    assert reference.errors(whole, reference.oracle_gemm(problem, a, b)).rel_fro < 5e-7
+    monkeypatch.setattr(tensor_core, "_WORKSPACE", 400000)
+    _, parts, _ = run(launcher, a, b, algorithm=algorithm, alpha=2j)
+    np.testing.assert_array_equal(parts, whole)

@@ -1,0 +1,293 @@
+"""Products of float16 planes on Hopper's tensor cores: schemes, tiles, splits and layouts against higher precision."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from simt_cases import CupyMachine, random, strided
+
+from gemmserve_kernels import reference, wgmma
+from gemmserve_kernels.config import GemmConfig
+from gemmserve_kernels.launch import CupyLauncher
+from gemmserve_kernels.planes import PITCH, PLANES, Planes
+from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.wgmma_tiles import _CANDIDATES
+
+pytestmark = pytest.mark.gpu
+
+SCHEMES = tuple(_CANDIDATES)
+LIMIT = {"3xfp16": 5e-7, "3xfp16-3m": 5e-7, "1xfp16": 1e-3}
+IDS = [f"{scheme}-{'complex' if is_complex else 'real'}" for scheme, is_complex in SCHEMES]
+every_scheme = pytest.mark.parametrize(("scheme", "is_complex"), SCHEMES, ids=IDS)
+
+
+@pytest.fixture
+def machine():
+    launcher = CupyLauncher.current()
+    if launcher.spec.arch != "sm_90a":
+        pytest.skip(f"needs a Hopper GPU, and this is {launcher.spec.name}")
+    return CupyMachine(launcher)
+
+
+def parts_of(x, scheme, side):
+    """The float32 numbers whose float16 parts are the planes."""
+    if x.dtype.kind != "c":
+        return [x]
+    if scheme != "3xfp16-3m":
+        return [x.real, x.imag]
+    return [x.real, x.imag, x.real + x.imag] if side == "a" else [x.real, x.imag - x.real, x.real + x.imag]
+
+
+def planes_of(x, scheme, side, batch_shape, put):
+    """`x`, (..., rows, k), as planes; axes of the batch that it lacks or that have length 1 are broadcast."""
+    lead, (rows, k) = x.shape[:-2], x.shape[-2:]
+    flat = np.ascontiguousarray(x).reshape(-1, rows, k)
+    largest = np.maximum(np.abs(flat.real), np.abs(flat.imag)).max(axis=2, keepdims=True)
+    exponents = np.frexp(largest)[1] - (14 if scheme == "3xfp16-3m" else 15)
+    factor = np.ldexp(np.float32(1), -exponents)
+    high = [(part * factor).astype(np.float16) for part in parts_of(flat, scheme, side)]
+    low = [
+        (part * factor - upper.astype(np.float32)).astype(np.float16)
+        for part, upper in zip(parts_of(flat, scheme, side), high, strict=True)
+    ]
+    stored = high
+    if scheme == "3xfp16":
+        stored = high + low
+    elif scheme == "3xfp16-3m":
+        stored = [plane for pair in zip(high, low, strict=True) for plane in pair]
+    pitch = -(-k // PITCH) * PITCH
+    data = np.zeros((len(flat), len(stored), rows, pitch), np.float16)
+    data[..., :k] = np.stack(stored, axis=1)
+    lead = (1,) * (len(batch_shape) - len(lead)) + lead
+    steps = [0 if extent == 1 else int(np.prod(lead[axis + 1 :])) for axis, extent in enumerate(lead)]
+    return Planes(
+        scheme, x.dtype.kind == "c", side, put(data), put(np.ascontiguousarray(exponents[..., 0], np.int32)),
+        len(flat), rows, k, pitch, tuple(steps),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product of m x k by k x n with batches `a` and `b`."""
+
+    extents: tuple[int, int, int]
+    a: tuple[int, ...] = ()
+    b: tuple[int, ...] = ()
+    c: tuple[int, ...] | None = None
+    out: str = "plain"
+    config: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def run(machine, scheme, is_complex, case):
+    """Runs `case` into an output full of NaN; (problem, a, b, c, result)."""
+    m, n, k = case.extents
+    planar = case.options.get("layout") == "planar"
+    lead, dtype = ((2,), "float32") if planar else ((), "complex64" if is_complex else "float32")
+    a, b = random(1, dtype, *lead, *case.a, m, k), random(2, dtype, *lead, *case.b, k, n)
+    c = None if case.c is None else random(3, dtype, *lead, *case.c)
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b), None if c is None else Operand.of(c), **case.options)
+    assert wgmma.supports(problem, machine.launcher.spec) is None
+    tile = wgmma.resolve(case.config, problem, machine.launcher.spec, scheme)
+    left = planes_of(reference.logical(problem, a), scheme, "a", problem.batch_shape, machine.put)
+    right = planes_of(
+        reference.logical(problem, b).swapaxes(-1, -2), scheme, "b", problem.batch_shape, machine.put
+    )  # fmt: skip
+    out = machine.put(strided(np.full(problem.result_shape, np.nan, problem.result_dtype), case.out))
+    held = None if c is None else machine.put(c)
+    wgmma.multiply(machine.launcher, problem, tile, left, right, held, out)
+    return problem, a, b, c, machine.get(out)
+
+
+def check(machine, scheme, is_complex, case):
+    problem, a, b, c, result = run(machine, scheme, is_complex, case)
+    d = reference.logical(problem, result)
+    expected = reference.oracle_gemm(problem, a, b, c)
+    assert np.isfinite(d).all()
+    # Where every element is far from cancelling, so is their norm; single elements may lose what the products had.
+    found = reference.errors(d, expected)
+    assert found.rel_fro <= LIMIT[scheme], found
+    worst = np.abs(d - expected).max() / np.abs(expected).max()
+    assert worst <= 4 * LIMIT[scheme], worst
+    return result
+
+
+@every_scheme
+@pytest.mark.parametrize(
+    "extents",
+    [(1, 1, 1), (1, 300, 7), (131, 77, 201), (64, 64, 64), (257, 129, 65), (300, 1, 300), (130, 260, 1), (5, 9, 2000)],
+    ids=str,
+)
+def test_odd_sizes(machine, scheme, is_complex, extents):
+    check(machine, scheme, is_complex, Case(extents))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "is_complex", "tile"),
+    [(*key, candidate.tile(*key)) for key, candidates in _CANDIDATES.items() for candidate in candidates],
+    ids=lambda value: f"{value.block_m}x{value.block_n}x{value.block_k}" if hasattr(value, "block_m") else str(value),
+)
+def test_every_tile(machine, scheme, is_complex, tile):
+    """Several tiles either way, more blocks of k than stages, tails everywhere."""
+    check(machine, scheme, is_complex, Case((300, 600, 850), config=tile))
+
+
+@every_scheme
+def test_multicast(machine, scheme, is_complex):
+    config = GemmConfig(cluster=2, block_m=128, block_n=128, block_k=32)
+    check(machine, scheme, is_complex, Case((300, 277, 390), config=config))
+
+
+@every_scheme
+@pytest.mark.parametrize("split_k", [2, 4, 3, 8, 24])
+def test_split_k(machine, scheme, is_complex, split_k):
+    """More parts than blocks of k too; with a batch, C and both factors."""
+    case = Case(
+        (100, 70, 700), a=(2,), c=(2, 100, 70), config=GemmConfig(split_k=split_k),
+        options={"alpha": 0.5, "beta": -2},
+    )  # fmt: skip
+    check(machine, scheme, is_complex, case)
+
+
+@pytest.mark.parametrize("out", ["fortran", "reversed", "gaps", "offset", "padded"])
+@pytest.mark.parametrize(("scheme", "is_complex"), [("3xfp16", True), ("3xfp16-3m", True), ("3xfp16", False)])
+def test_strides_of_the_result(machine, scheme, is_complex, out):
+    case = Case((150, 90, 130), c=(150, 1), out=out, options={"alpha": -1.5, "beta": 0.5})
+    check(machine, scheme, is_complex, case)
+
+
+@pytest.mark.parametrize("split_k", [1, 2, 6])
+@pytest.mark.parametrize("scheme", ["3xfp16", "3xfp16-3m", "1xfp16"])
+def test_planar(machine, scheme, split_k):
+    case = Case(
+        (133, 71, 200), a=(2,), c=(133, 71), config=GemmConfig(split_k=split_k),
+        options={"layout": "planar", "alpha": 1 - 2j, "beta": 0.5j},
+    )  # fmt: skip
+    check(machine, scheme, True, case)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c"),
+    [
+        ((3,), (), None),
+        ((), (3,), (1, 1, 60)),
+        ((4, 1, 2), (3, 1), (3, 1, 70, 60)),
+        ((2, 1, 2, 1, 2, 1), (2, 1, 2, 1, 2), None),
+        ((200,), (200,), (200, 70, 60)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("scheme", "is_complex"), [("3xfp16", True), ("1xfp16", False)])
+def test_batches_with_broadcasting(machine, scheme, is_complex, a, b, c):
+    options = {"alpha": 2, "beta": 1} if c else {}
+    check(machine, scheme, is_complex, Case((70, 60, 90), a=a, b=b, c=c, options=options))
+
+
+@every_scheme
+def test_the_same_bits_every_time(machine, scheme, is_complex):
+    for config in (None, GemmConfig(split_k=8)):
+        case = Case((190, 170, 900), a=(2,), config=config)
+        first, again = (run(machine, scheme, is_complex, case)[-1] for _ in range(2))
+        np.testing.assert_array_equal(first, again)
+
+
+def test_the_tile_does_not_show_in_the_bits(machine):
+    tiles = [candidate.tile("3xfp16", True) for candidate in _CANDIDATES["3xfp16", True] if candidate.promote == 32]
+    results = [run(machine, "3xfp16", True, Case((200, 150, 500), config=tile))[-1] for tile in tiles]
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
+
+
+def test_c_is_not_read_where_beta_is_0(machine):
+    m = n = k = 65
+    a, b = random(1, "complex64", m, k), random(2, "complex64", k, n)
+    c = np.full((m, n), np.nan, np.complex64)
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b), Operand.of(c))
+    tile = wgmma.resolve(None, problem, machine.launcher.spec, "3xfp16")
+    planes = [planes_of(x, "3xfp16", side, (), machine.put) for x, side in ((a, "a"), (b.T, "b"))]
+    out = machine.put(np.full((m, n), np.nan, np.complex64))
+    wgmma.multiply(machine.launcher, problem, tile, *planes, machine.put(c), out)
+    assert np.isfinite(machine.get(out)).all()
+
+
+@pytest.mark.parametrize("split_k", [1, 4, 12])
+def test_exponents_of_every_size(machine, split_k):
+    """Small integers are exact: the scaled result is the integer product, rounded once."""
+    m, n, k = 70, 66, 128
+    rng = np.random.default_rng(5)
+    a, b = (rng.integers(-3, 4, (rows, k)).astype(np.float32) for rows in (m, n))
+    exponents = [np.linspace(-165, 115, rows).astype(np.int32) for rows in (m, n)]
+    planes = []
+    for x, side, exponent in ((a, "a", exponents[0]), (b, "b", exponents[1])):
+        data = np.zeros((1, len(PLANES["3xfp16", False, side]), len(x), k), np.float16)
+        data[0, 0] = x
+        planes.append(
+            Planes("3xfp16", False, side, machine.put(data), machine.put(exponent[None]), 1, len(x), k, k, ())
+        )
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b.T))
+    tile = wgmma.resolve(GemmConfig(split_k=split_k), problem, machine.launcher.spec, "3xfp16")
+    out = machine.put(np.full((m, n), np.nan, np.float32))
+    wgmma.multiply(machine.launcher, problem, tile, *planes, None, out)
+    exact = a.astype(np.float64) @ b.T.astype(np.float64)
+    with np.errstate(over="ignore"):
+        expected = np.ldexp(exact, exponents[0][:, None] + exponents[1]).astype(np.float32)
+    np.testing.assert_array_equal(machine.get(out), expected)
+    assert np.isinf(expected).any()
+    assert ((expected != 0) & (np.abs(expected) < np.finfo(np.float32).tiny)).any()
+
+
+@every_scheme
+def test_large_k(machine, scheme, is_complex):
+    check(machine, scheme, is_complex, Case((64, 64, 65536)))
+    check(machine, scheme, is_complex, Case((200, 130, 16384)))
+
+
+@every_scheme
+def test_the_headline(machine, scheme, is_complex):
+    """3456 x 4096 x 4096: rows here and there."""
+    m, n, k = 3456, 4096, 4096
+    dtype = "complex64" if is_complex else "float32"
+    a, b = random(1, dtype, m, k), random(2, dtype, k, n)
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b))
+    tile = wgmma.resolve(None, problem, machine.launcher.spec, scheme)
+    planes = [planes_of(x, scheme, side, (), machine.put) for x, side in ((a, "a"), (b.T, "b"))]
+    out = machine.put(np.full((m, n), np.nan, dtype))
+    wgmma.multiply(machine.launcher, problem, tile, *planes, None, out)
+    result = machine.get(out)
+    assert np.isfinite(result).all()
+    rows = np.array([0, 63, 64, 127, 128, 1000, 3327, 3328, 3455])
+    wide = np.complex128 if is_complex else np.float64
+    expected = a[rows].astype(wide) @ b.astype(wide)
+    assert reference.errors(result[rows], expected).rel_fro <= LIMIT[scheme]
+
+
+def test_a_result_of_more_than_two_to_the_31_elements(machine):
+    """Offsets to the last rows need more than 32 bits."""
+    import cupy
+
+    m, n, k = 1 << 21, 1032, 16
+    assert m * n > 1 << 31
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    if free < 2 * m * n * 4:
+        pytest.skip(f"{free} bytes free on the device")
+    rng = np.random.default_rng(3)
+    few, b = (rng.standard_normal((rows, k)).astype(np.float32) for rows in (1 << 10, n))
+    small, right = (planes_of(x, "3xfp16", side, (), machine.put) for x, side in ((few, "a"), (b, "b")))
+    copies = m // len(few)
+    left = Planes(
+        "3xfp16", False, "a", cupy.tile(small.data, (1, 1, copies, 1)), cupy.tile(small.exponents, (1, copies)),
+        1, m, k, small.pitch, (),
+    )  # fmt: skip
+    shape = np.lib.stride_tricks.as_strided(np.empty(1, np.float32), (m, k), (4 * k, 4))
+    problem = GemmProblem.build(Operand.of(shape), Operand.of(b.T))
+    tile = wgmma.resolve(None, problem, machine.launcher.spec, "3xfp16")
+    out = cupy.full((m, n), cupy.nan, cupy.float32)
+    wgmma.multiply(machine.launcher, problem, tile, left, right, None, out)
+    expected = few.astype(np.float64) @ b.T.astype(np.float64)
+    for first in itertools.chain((0, m // 2), (m - len(few),)):
+        found = reference.errors(out[first : first + len(few)].get(), expected)
+        assert found.rel_fro <= LIMIT["3xfp16"], first

@@ -1,0 +1,145 @@
+"""The residue kernels on the CPU shim, with the plain multiplying kernel: the model bit for bit, and every problem."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ozaki_cases import CASES, Case, run
+from simt_shim import ORDERS, ShimLauncher
+
+from gemmserve_kernels import ozaki, ozaki_model, simt
+from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.ozaki_moduli import Moduli
+
+EPSILON = {"complex128": 3e-15, "float64": 3e-15, "complex64": 3e-7, "float32": 3e-7}
+
+
+def shim(**options):
+    return ShimLauncher(KNOWN["H200"], **options)
+
+
+def on_shim(case, launcher=None, **options):
+    launcher = launcher or shim()
+    return run(launcher, case, launcher.array, np.array, plain=True, **options)
+
+
+def untiled(prepared, lines, k):
+    """Residues as (planes, lines, k), out of the order of cuda/ozaki/layout.cuh."""
+    data = np.asarray(prepared.residues)[0]
+    planes, padded, pitch = data.shape
+    blocks = data.reshape(planes, padded // 128, pitch // 128, 128, 8, 16)
+    row = np.arange(128)
+    swizzled = np.arange(8)[None, :] ^ (row & 7)[:, None]
+    plain = blocks[:, :, :, row[:, None], swizzled].transpose(0, 1, 3, 2, 4, 5)
+    return plain.reshape(planes, padded, pitch).view(np.int8)[:, :lines], k
+
+
+@pytest.mark.parametrize("trans", ["N", "T"])
+@pytest.mark.parametrize("dtype", ["complex128", "float64", "float32"])
+@pytest.mark.parametrize("kind", ["normal", "wide", "huge", "zeros"])
+def test_codes_and_residues_are_the_models(kind, dtype, trans):
+    if dtype == "float32" and kind == "huge":
+        pytest.skip("beyond its range")
+    x, *_ = Case((20, 137), (137, 3), dtype, kind).arrays()
+    launcher, moduli = shim(), Moduli.first(14)
+    stored = launcher.array(np.ascontiguousarray(x.T) if trans == "T" else x)
+    prepared = ozaki.prepare_operand(launcher, stored, "a", trans, moduli=14)
+    codes = ozaki_model.codes(x, moduli)
+    np.testing.assert_array_equal(prepared.codes[0], codes)
+    found, k = untiled(prepared, 20, 137)
+    whole = ozaki_model.integers(x, codes)
+    expected = np.stack([r for p in moduli.moduli for r in ozaki_model.residues(whole, p)])
+    np.testing.assert_array_equal(found[:, :, :k], expected.astype(np.int8))
+    assert not found[:, :, k:].any()
+
+
+@pytest.mark.parametrize("kind", ["normal", "wide", "rows", "integers"])
+@pytest.mark.parametrize("dtype", ["complex128", "float64"])
+def test_the_result_has_the_models_bits(kind, dtype):
+    result = on_shim(Case((21, 150), (150, 18), dtype, kind))
+    a, b, _ = result.arrays
+    np.testing.assert_array_equal(result.value, ozaki_model.gemm(a, b, Moduli.first(14)))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_case(case):
+    assert on_shim(case).errors.rel_fro <= EPSILON[case.dtype]
+
+
+@pytest.mark.parametrize("name", ["AC BR", "planar", "batch", "broadcast batch", "scaled rows"])
+def test_prepared_operands_give_the_same_bits(name):
+    plain = on_shim(CASES[name]).stored
+    for prepared in ("a", "b", "ab"):
+        np.testing.assert_array_equal(on_shim(CASES[name], prepared=prepared).stored, plain)
+
+
+def test_an_operand_prepared_for_something_else_is_not_used():
+    launcher, case = shim(), Case((50, 50), (50, 20), options={"trans_a": "T"})
+    a, b, _ = case.arrays()
+    expected = on_shim(case)
+    other = ozaki.prepare_operand(launcher, launcher.array(a), "a", "N")
+    out = launcher.empty((50, 20), np.dtype(np.complex128))
+    ozaki.run_gemm(launcher, expected.problem, ozaki.OzakiTile(14, plain=True), other, launcher.array(b), None, out)
+    np.testing.assert_array_equal(out, expected.stored)
+
+
+def test_panels_do_not_change_a_bit():
+    whole = on_shim(Case((300, 20), (20, 520), "float64"))
+    np.testing.assert_array_equal(
+        on_shim(Case((300, 20), (20, 520), "float64", tile={"workspace": 1 << 20})).stored, whole.stored
+    )
+
+
+@pytest.mark.parametrize("dtype", ["complex128", "float64"])
+def test_what_is_not_finite_ends_where_plain_arithmetic_has_it(dtype):
+    launcher = shim()
+    value = on_shim(Case((40, 50), (50, 70), dtype, "nonfinite"), launcher)
+    plain = launcher.empty((40, 70), np.dtype(dtype))
+    simt.run_gemm(launcher, value.problem, None, *value.device, plain)
+    assert not np.isfinite(plain).all()
+    assert np.isfinite(plain).any()
+    np.testing.assert_allclose(value.stored, plain, rtol=0, atol=1e-12)
+
+
+def test_grading_along_k_is_found_and_done_in_plain_arithmetic():
+    case = Case((40, 50), (50, 70), kind="graded")
+    assert on_shim(case).errors.rel_fro <= 1e-15
+    a, b, _ = case.arrays()
+    without = ozaki_model.gemm(a, b, Moduli.first(14))
+    # Had it not been found: the test would show nothing.
+    assert np.linalg.norm(without - a @ b) > 1e-8 * np.linalg.norm(a @ b)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_c_is_not_read_where_beta_is_0(value):
+    launcher, case = shim(), Case((9, 20), (20, 12), c=(9, 12))
+    expected = on_shim(case)
+    a, b, c = case.arrays()
+    out = launcher.empty((9, 12), np.dtype(np.complex128))
+    operands = [launcher.array(x) for x in (a, b, np.full_like(c, value))]
+    ozaki.run_gemm(launcher, expected.problem, ozaki.OzakiTile(14, plain=True), *operands, out)
+    np.testing.assert_array_equal(out, expected.stored)
+
+
+def test_sums_past_65536_steps_are_reduced_in_between():
+    # Every residue of the first modulus is 127 or 128: 200,000 of their products pass 2**31.
+    a = np.full((2, 70_000), 127.0)
+    launcher = shim()
+    result = on_shim(Case((2, 70_000), (70_000, 2), "float64", "positive"), launcher)
+    assert result.errors.rel_fro <= 3e-15
+    out = launcher.empty((2, 2), np.dtype(np.float64))
+    ozaki.run_gemm(
+        launcher, result.problem, ozaki.OzakiTile(14, plain=True), launcher.array(a), launcher.array(a.T), None, out
+    )
+    np.testing.assert_array_equal(out, a @ a.T)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_thread_orders_do_not_matter(order):
+    case = Case((21, 150), (150, 18), kind="nonfinite")
+    np.testing.assert_array_equal(on_shim(case, shim(order=order)).stored, on_shim(case).stored)
+
+
+@pytest.mark.parametrize("name", ["AC BR", "planar"])
+def test_no_races_and_no_stray_accesses(name):
+    assert on_shim(CASES[name], shim(checked=True)).errors.rel_fro <= 3e-15

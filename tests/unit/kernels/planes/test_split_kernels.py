@@ -1,0 +1,244 @@
+"""Pre-pass, balancing and fallback on the CPU shim, against the NumPy model bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simt_cases import ShimMachine, random, strided
+from simt_shim import ShimLauncher
+
+from gemmserve_kernels import mma_sync, plane_models, prepared, reference, split, tensor_core
+from gemmserve_kernels.arguments import StoredArray
+from gemmserve_kernels.config import GemmConfig
+from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.problem import GemmProblem, Operand
+
+A100 = KNOWN["A100"]  # no clusters: the portable form of the kernels
+
+
+@pytest.fixture
+def launcher():
+    return ShimLauncher(A100)
+
+
+def op(x, trans):
+    x = x.swapaxes(-1, -2) if trans in "TC" else x
+    return x.conj() if trans in "CR" else x
+
+
+def run_split(launcher, array, scheme, name, trans="N", *, planar=False):
+    stored, base = StoredArray.of(launcher, array)
+    batch = stored.shape[1:-2] if planar else stored.shape[:-2]
+    side = split.Side.of(stored, batch, trans, left=name == "a", planar=planar)
+    words = launcher.zeros((4 + 2 * side.matrices * side.k,), np.dtype(np.int32))
+    address = launcher.pointer(words)
+    found = split.Statistics(address + 16, address + 16 + 4 * side.matrices * side.k)
+    operand = split.allocate(launcher, scheme, side, name, found)
+    left = name == "a"
+    split.run(launcher, operand if left else None, None if left else operand, base, base, address)
+    return operand, words[4:].view(np.float32).reshape(2, side.matrices, side.k), words[0]
+
+
+def check_split(launcher, array, scheme, name, trans="N", *, logical=None, planar=False):
+    operand, (relative, absolute), status = run_split(launcher, array, scheme, name, trans, planar=planar)
+    vectors = op(np.array(array) if logical is None else logical, trans)
+    vectors = vectors if name == "a" else vectors.swapaxes(-1, -2)
+    vectors = vectors.reshape(-1, *vectors.shape[-2:])
+    k = vectors.shape[-1]
+    flagged = False
+    for matrix, rows in enumerate(vectors):
+        model = plane_models.split(np.ascontiguousarray(rows), scheme, name)
+        planes = operand.planes.data[matrix]
+        usable = np.isfinite(rows).all(1)
+        np.testing.assert_array_equal(planes[:, usable, :k], model.planes[:, usable])
+        assert not planes[:, usable, k:].any()
+        np.testing.assert_array_equal(operand.planes.exponents[matrix][usable], model.exponents[usable])
+        np.testing.assert_array_equal(operand.flags[matrix].astype(bool), model.flags)
+        np.testing.assert_array_equal(relative[matrix], model.relative)
+        np.testing.assert_array_equal(absolute[matrix], model.absolute)
+        flagged |= bool(model.flags.any())
+    assert bool(status) == flagged
+    return operand
+
+
+SCHEMES = [("3xfp16", "complex64"), ("3xfp16", "float32"), ("3xfp16-3m", "complex64"), ("1xfp16", "complex64")]
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("trans", ["R", "C"])
+@pytest.mark.parametrize(("scheme", "dtype"), SCHEMES)
+def test_planes_are_the_models(launcher, scheme, dtype, trans, name):
+    array = random(1, dtype, 37, 150) * np.exp2(np.arange(37, dtype=np.float32) * 5 - 100)[:, None]
+    check_split(launcher, launcher.array(array.astype(dtype)), scheme, name, trans)
+
+
+@pytest.mark.parametrize("how", ["fortran", "reversed", "gaps"])
+@pytest.mark.parametrize("dtype", ["complex64", "float32"])
+def test_any_strides(launcher, dtype, how):
+    check_split(launcher, launcher.array(strided(random(2, dtype, 19, 70), how)), "3xfp16", "a")
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "float32"])
+@pytest.mark.parametrize("trans", ["N", "T"])
+def test_one_element_off_alignment(launcher, dtype, trans):
+    wide = launcher.array(random(3, dtype, 21, 131))
+    check_split(launcher, wide[:, 1:], "3xfp16", "a", trans)
+    check_split(launcher, wide[1:, 1:130], "3xfp16", "b", trans)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_planar_batches(launcher, name):
+    array = random(4, "float32", 2, 3, 18, 66)
+    check_split(launcher, launcher.array(array), "3xfp16", name, "C", logical=array[0] + 1j * array[1], planar=True)
+
+
+@pytest.mark.parametrize("trans", ["N", "T"])
+def test_k_beyond_one_chunk(launcher, trans):
+    check_split(launcher, launcher.array(random(5, "complex64", 5, 2100)), "3xfp16", "a", trans)
+    check_split(launcher, launcher.array(random(6, "complex64", 2100, 5)), "3xfp16", "a", trans)
+
+
+@pytest.mark.parametrize("trans", ["N", "T"])
+def test_extremes(launcher, trans):
+    x = random(7, "complex64", 24, 200)
+    x[0], x[1], x[2] = 0, x[1] * np.float32(1e-42), x[2] * np.float32(1e38 / 4)
+    x[3, 5], x[4, 6], x[5, 7] = np.nan, np.inf, complex(1, -np.inf)
+    x[6] = x[6].real + np.complex64(1e-9j) * x[6].imag  # imaginary parts that would drown
+    x[7, 1:] = 0
+    x[8] = x[8].real
+    x[9, 0], x[9, 1:] = 1e9, 9e-4  # what drowns adds up
+    operand = check_split(
+        launcher, launcher.array(x), "3xfp16", "a" if trans == "N" else "b", "N" if trans == "N" else "T"
+    )
+    flags = operand.flags[0].astype(bool)
+    assert flags[[3, 4, 5, 6, 9]].all()
+    assert not flags[[0, 2, 7, 8, *range(10, 24)]].any()
+
+
+def test_no_races(launcher):
+    checked = ShimLauncher(A100, checked=True)
+    check_split(checked, checked.array(random(8, "complex64", 20, 70)), "3xfp16", "a")
+    check_split(checked, checked.array(random(8, "complex64", 70, 20)), "3xfp16", "b")
+
+
+def test_long_grids_are_cut():
+    launcher = ShimLauncher(A100, max_grid=3)
+    check_split(launcher, launcher.array(random(9, "float32", 200, 40)), "3xfp16", "a")
+    assert len(launcher.launches) > 3
+
+
+# ---- all of a product, its multiplication being NumPy's
+
+
+def _multiply(launcher, problem, tile, a, b, c, out):
+    for index in np.ndindex(*problem.batch_shape):
+        first = sum(i * s for i, s in zip(index, a.batch_strides, strict=True))
+        second = sum(i * s for i, s in zip(index, b.batch_strides, strict=True))
+        with np.errstate(all="ignore"):
+            found = plane_models.multiply(a.data[first][..., : a.k], b.data[second][..., : b.k], a.scheme)
+            exponents = np.add.outer(a.exponents[first], b.exponents[second])
+            found = found.astype(np.complex128) * np.exp2(exponents.astype(float)) * problem.alpha
+        if c is not None:
+            found = found + problem.beta * np.broadcast_to(c, out.shape)[index]
+        out[index] = found.astype(out.dtype) if out.dtype.kind == "c" else found.real
+
+
+@pytest.fixture
+def numpy_multiply(monkeypatch):
+    monkeypatch.setattr(mma_sync, "multiply", _multiply)
+    tensor_core._plan.cache_clear()
+    yield
+    tensor_core._plan.cache_clear()
+
+
+def run(launcher, a, b, c=None, *, compute="3xfp16", prepare=False, **options):
+    machine = ShimMachine(launcher)
+    problem = GemmProblem.build(
+        Operand.of(a), Operand.of(b), None if c is None else Operand.of(c), compute=compute, **options
+    )
+    assert tensor_core.supports(problem, launcher.spec) is None
+    out = launcher.empty(problem.result_shape, problem.result_dtype)
+    held = [machine.put(a), machine.put(b)]
+    if prepare:
+        held = [
+            prepared.prepare_on(launcher, x, side, compute, trans=options.get(f"trans_{side}", "N"))
+            for x, side in zip(held, "ab", strict=True)
+        ]
+    with tensor_core.watch() as seen:
+        tensor_core.run_gemm(
+            launcher, problem, GemmConfig(algorithm="mma"), *held, None if c is None else machine.put(c), out
+        )
+    return problem, np.array(out), seen.fallback_share()
+
+
+def graded(m, n, k, dtype, binades=40):
+    power = np.exp2(binades * np.arange(k) / k)
+    return (random(1, dtype, m, k) * power).astype(dtype), (random(2, dtype, k, n) / power[:, None]).astype(dtype)
+
+
+@pytest.mark.usefixtures("numpy_multiply")
+class TestProducts:
+    @pytest.mark.parametrize("dtype", ["complex64", "float32"])
+    def test_normal_data_never_fall_back(self, launcher, dtype):
+        a, b, c = random(1, dtype, 40, 90), random(2, dtype, 90, 50), random(3, dtype, 40, 50)
+        problem, d, share = run(launcher, a, b, c, alpha=2, beta=-1)
+        assert share == 0
+        assert reference.errors(d, reference.oracle_gemm(problem, a, b, c)).rel_fro < 3e-7
+
+    @pytest.mark.parametrize("scheme", ["3xfp16", "3xfp16-3m"])
+    def test_grading_is_balanced(self, launcher, scheme):
+        a, b = graded(30, 26, 200, "complex64")
+        problem, d, share = run(launcher, a, b, compute=scheme) if scheme == "3xfp16" else (None, None, 0)
+        expected, flagged = plane_models.product(a, b, scheme)
+        wide = a.astype(complex) @ b.astype(complex)
+        assert reference.errors(expected, wide).rel_fro < 3e-7
+        assert not flagged.any()
+        if problem is not None:
+            assert share == 0
+            np.testing.assert_array_equal(d, expected)
+
+    def test_what_disagrees_with_its_scales_falls_back_whole(self, launcher):
+        k = 64
+        a = np.diag(np.exp2(np.arange(k, dtype=np.float32)))
+        b = (random(2, "float32", k, 20) / np.exp2(np.arange(k))[:, None]).astype(np.float32)
+        problem, d, share = run(launcher, a, b)
+        assert share == 1
+        assert reference.errors(d, reference.oracle_gemm(problem, a, b)).rel_fro < 1e-7
+
+    @pytest.mark.parametrize("order", ["C", "F"])
+    def test_flagged_rows_and_columns_alone_fall_back(self, launcher, order):
+        a, b, c = (random(s, "complex64", *shape) for s, shape in ((1, (45, 70)), (2, (70, 37)), (3, (45, 37))))
+        a[4, 3], b[6, 30] = np.nan, np.inf
+        with np.errstate(all="ignore"):
+            problem, d, share = run(launcher, a, b, c, beta=2, order=order)
+            expected = a @ b + 2 * c
+        assert share == pytest.approx(1 - (44 / 45) * (36 / 37), abs=1e-3)
+        bad = np.zeros((45, 37), bool)
+        bad[4], bad[:, 30] = True, True
+        assert not np.isfinite(d[bad]).any()
+        np.testing.assert_allclose(d[~bad], expected[~bad], rtol=1e-5, atol=1e-4)
+        assert problem.m == 45
+
+    @pytest.mark.parametrize("kind", ["normal", "graded", "one graded"])
+    def test_prepared_operands_give_the_same_bits(self, launcher, kind):
+        a, b = graded(20, 24, 150, "complex64", 0 if kind == "normal" else 40)
+        if kind == "one graded":
+            b = random(5, "complex64", 150, 24)
+        _, plain, _ = run(launcher, a, b)
+        _, ready, _ = run(launcher, a, b, prepare=True)
+        np.testing.assert_array_equal(ready, plain)
+
+    def test_batches_broadcast_and_are_cut(self, launcher, monkeypatch):
+        a, b = random(1, "complex64", 3, 1, 17, 66), random(2, "complex64", 2, 66, 9)
+        problem, whole, _ = run(launcher, a, b)
+        monkeypatch.setattr(tensor_core, "_WORKSPACE", 20000)
+        _, parts, _ = run(launcher, a, b)
+        np.testing.assert_array_equal(parts, whole)
+        assert reference.errors(whole, reference.oracle_gemm(problem, a, b)).rel_fro < 3e-7
+
+    def test_a_pair_that_shares_an_operand_is_not_balanced(self, launcher):
+        a, b = graded(12, 10, 90, "complex64")
+        b = np.stack([b, b])
+        problem, d, share = run(launcher, a, b)
+        assert share == 1
+        assert reference.errors(d, reference.oracle_gemm(problem, a, b)).rel_fro < 1e-6

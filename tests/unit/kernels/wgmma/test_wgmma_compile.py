@@ -1,0 +1,85 @@
+"""The Hopper kernel as NVRTC compiles it for sm_90a: registers, spills, what the assembler had to change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gemmserve_kernels import compiler
+from gemmserve_kernels.arguments import StoredArray
+from gemmserve_kernels.compiler import KernelSource
+from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.wgmma import _defines
+from gemmserve_kernels.wgmma_tiles import _CANDIDATES, WgmmaTile
+
+ARCH = "sm_90a"
+ENTRY_REGISTERS = 168
+"""65536 over 384 threads: what setmaxnreg deals out again. A block of 256 threads may have 255 without it."""
+COMBINE_REGISTERS = 48
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nvrtc():
+    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+
+
+def _source(tile, *, swapped=False, vector=True, planar=False, c=None):
+    dtype = np.dtype("complex64" if tile.complex and not planar else "float32")
+    array = np.empty((2, 8, 8) if planar else (8, 8), dtype)
+    problem = GemmProblem.build(*[Operand.of(array)] * 2, layout="planar" if planar else "interleaved")
+    stored = StoredArray(array.shape, array.strides, dtype, 0)
+    added = stored if c is None else replace(stored, dtype=np.dtype(c))
+    return KernelSource("wgmma_gemm", _defines(problem, tile, added, stored, swapped=swapped, vector=vector))
+
+
+def _check(source):
+    cubin = compiler.compile_cuda(source.text, ARCH, name="wgmma_gemm.cu")
+    assert cubin.spill_bytes == {"wgmma_gemm": 0, "wgmma_combine": 0}
+    assert cubin.registers["wgmma_gemm"] <= ENTRY_REGISTERS
+    assert cubin.registers["wgmma_combine"] <= COMBINE_REGISTERS
+    # ptxas says so where it waits after each wgmma, or does not honour setmaxnreg.
+    assert "serialized" not in cubin.log
+    assert "setmaxnreg" not in cubin.log
+
+
+SHIPPED = [(key, candidate) for key, candidates in _CANDIDATES.items() for candidate in candidates]
+SHIPPED_IDS = [f"{key[0]}-{'c' if key[1] else 'r'}-{c.block_m}x{c.block_n}x{c.block_k}" for key, c in SHIPPED]
+
+
+@pytest.mark.parametrize(("key", "candidate"), SHIPPED, ids=SHIPPED_IDS)
+def test_every_tile_that_may_be_chosen(key, candidate):
+    _check(_source(candidate.tile(*key)))
+
+
+FOURFOLD = WgmmaTile("3xfp16", True, 128, 128, 32, 3)
+VARIANTS = {
+    "split over a cluster": lambda: _source(replace(FOURFOLD, split=4)),
+    "quarters split over a cluster": lambda: _source(
+        replace(FOURFOLD, block_k=64, stages=7, promote=64, split=2)
+    ),
+    "small tile split": lambda: _source(replace(FOURFOLD, block_m=64, block_n=64, split=2)),
+    "split over grids": lambda: _source(replace(FOURFOLD, split=2, parts=3)),
+    "multicast": lambda: _source(replace(FOURFOLD, cluster=2)),
+    "two promotions a stage": lambda: _source(replace(FOURFOLD, promote=16)),
+    "planar": lambda: _source(FOURFOLD, planar=True),
+    "planar, single elements": lambda: _source(FOURFOLD, planar=True, vector=False),
+    "single elements": lambda: _source(FOURFOLD, vector=False),
+    "a real c": lambda: _source(FOURFOLD, c="float16"),
+    "three products swapped": lambda: _source(WgmmaTile("3xfp16-3m", True, 128, 128, 64, 3, promote=64), swapped=True),
+    "real multicast": lambda: _source(WgmmaTile("3xfp16", False, 128, 256, 64, 2, 2, promote=64)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(variant):
+    _check(VARIANTS[variant]())
+
+
+def test_the_variants_differ():
+    assert len({make() for make in VARIANTS.values()}) == len(VARIANTS)
