@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.planes import Scheme
     from gemmserve_kernels.split import Side, SplitOperand
 
-_THREADS: Final = 512
+_THREADS: Final = 256
 _SMALL_K: Final = 512
 _SMALL_THREADS: Final = 128
 

@@ -169,7 +169,7 @@ def _again(x: Array, mine: Split, other: Split, steps: Array, scheme: Scheme, si
     )
 
 
-def product(a: Array, b: Array, scheme: Scheme, promote: int = 32) -> tuple[Array, Array]:
+def product(a: Array, b: Array, scheme: Scheme, promote: int = 64) -> tuple[Array, Array]:
     """A B of float32 or complex64 (m, k) and (k, n), and which elements fell back to plain FP32."""
     columns = np.ascontiguousarray(b.T)
     left, right = split(a, scheme, "a"), split(columns, scheme, "b")
@@ -182,7 +182,7 @@ def product(a: Array, b: Array, scheme: Scheme, promote: int = 32) -> tuple[Arra
         return np.where(flagged, a @ b, result), flagged
 
 
-def multiply(left: Array, right: Array, scheme: Scheme, promote: int = 32) -> Array:
+def multiply(left: Array, right: Array, scheme: Scheme, promote: int = 64) -> Array:
     """Products of planes (planes, m, k) and (planes, n, k) on tensor cores that promote every `promote` steps of k."""
     a, b = left.astype(np.float32), right.astype(np.float32).swapaxes(1, 2)
     a, b = np.where(np.isfinite(a), a, 0), np.where(np.isfinite(b), b, 0)
