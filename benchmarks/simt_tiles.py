@@ -18,9 +18,10 @@ from pathlib import Path
 import cupy
 import numpy as np
 
-from gemmserve_kernels import compiler, config, simt
+from gemmserve_kernels import compiler, config
 from gemmserve_kernels.launch import CupyLauncher
 from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.simt import gemm as simt
 
 DTYPES = ("complex64", "float32", "float16", "float64", "complex128")
 

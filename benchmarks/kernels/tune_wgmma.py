@@ -19,12 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from gemmserve_kernels import compiler, wgmma
+from gemmserve_kernels import compiler
 from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.planes import PITCH, PLANES, Planes
+from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
 from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.wgmma_tiles import WgmmaTile, resolve
+from gemmserve_kernels.wgmma import gemm as wgmma
+from gemmserve_kernels.wgmma.tiles import WgmmaTile, resolve
 
 SCHEMES = ("3xfp16:complex64", "3xfp16-3m:complex64", "1xfp16:complex64", "3xfp16:float32", "1xfp16:float32")
 SHAPES = (

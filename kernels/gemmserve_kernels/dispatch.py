@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.blas import BlasPlan, NotExpressible, copied_bytes, lower
 from gemmserve_kernels.checks import compute_modes
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ComputeUnsupported, ConfigInfeasible
 from gemmserve_kernels.estimate import estimate
 from gemmserve_kernels.operand import Operand, real_dtype
 from gemmserve_kernels.problem import GemmProblem
+from gemmserve_kernels.vendor.blas import BlasPlan, NotExpressible, copied_bytes, lower
 
 if TYPE_CHECKING:
     from gemmserve_kernels.config import Algorithm
@@ -47,16 +47,16 @@ _REDUCE_MODES: Final = ("auto", "fp32", "fp64")
 _MODULES: Final = {
     ("small", "plain"): "small",
     ("small", "3xtf32"): "small",
-    ("wgmma", "3xfp16"): "tensor_core",
-    ("wgmma", "3xfp16-3m"): "tensor_core",
-    ("wgmma", "1xfp16"): "tensor_core",
-    ("mma", "3xfp16"): "tensor_core",
-    ("mma", "1xfp16"): "tensor_core",
-    ("mma", "3xtf32"): "mma_sync",
-    ("mma", "1xtf32"): "mma_sync",
+    ("wgmma", "3xfp16"): "planes",
+    ("wgmma", "3xfp16-3m"): "planes",
+    ("wgmma", "1xfp16"): "planes",
+    ("mma", "3xfp16"): "planes",
+    ("mma", "1xfp16"): "planes",
+    ("mma", "3xtf32"): "mma",
+    ("mma", "1xtf32"): "mma",
     ("ozaki", "ozaki"): "ozaki",
 }
-"""Where a route's `supports`, `resolve` and `run_gemm` are."""
+"""The package in whose `gemm` module a route's `supports`, `resolve` and `run_gemm` are."""
 _DOUBLE: Final = (np.dtype(np.float64), np.dtype(np.complex128))
 _COPY_RATE: Final = 3.5e12
 """Bytes a second of a strided copy on an H200."""
@@ -165,7 +165,7 @@ def _no_route(compute: str, wish: str | None) -> str:
 
 @lru_cache(maxsize=16)
 def _module(route: Route) -> Any:
-    return importlib.import_module(f"gemmserve_kernels.{_MODULES[route]}")
+    return importlib.import_module(f"gemmserve_kernels.{_MODULES[route]}.gemm")
 
 
 def _candidate(route: Route, problem: GemmProblem, spec: DeviceSpec) -> Plan:

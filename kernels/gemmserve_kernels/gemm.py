@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels import cpu
 from gemmserve_kernels.arrays import ArrayKey, check_out, native, overlaps, same_library
 from gemmserve_kernels.caching import cached
+from gemmserve_kernels.cpu import gemm as cpu
 from gemmserve_kernels.device import DeviceSpec, device_errors
 from gemmserve_kernels.dispatch import as_uniform, plan_gemm
 from gemmserve_kernels.prepared import PreparedOperand, source_of
@@ -87,8 +87,9 @@ def _on_cpu(a: Any, b: Any, c: Any, out: Any, options: dict[str, Any]) -> Any:
 def _on_gpu(a: Any, b: Any, c: Any, out: Any, options: dict[str, Any]) -> Any:
     import cupy
 
-    from gemmserve_kernels import simt, vendor
     from gemmserve_kernels.launch import CupyLauncher
+    from gemmserve_kernels.simt import gemm as simt
+    from gemmserve_kernels.vendor import gemm as vendor
 
     ordinal = a.device.id
     keys = ArrayKey.of(a), ArrayKey.of(b), None if c is None else ArrayKey.of(c)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels import cpu_reduce
 from gemmserve_kernels.arrays import ArrayKey, check_out, native, overlaps, same_library
 from gemmserve_kernels.caching import cached
+from gemmserve_kernels.cpu import gemm_reduce as cpu_reduce
 from gemmserve_kernels.device import DeviceSpec, device_errors
 from gemmserve_kernels.dispatch import plan_gemm_reduce
 from gemmserve_kernels.errors import ParameterInvalid
@@ -91,8 +91,8 @@ def _on_cpu(a: Any, b: Any, given: dict[str, Any], options: dict[str, Any]) -> d
 def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     import cupy
 
-    from gemmserve_kernels import simt
     from gemmserve_kernels.launch import CupyLauncher
+    from gemmserve_kernels.simt import gemm as simt
 
     ordinal = a.device.id
     with a.device, device_errors():

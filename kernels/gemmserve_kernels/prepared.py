@@ -9,11 +9,11 @@ import numpy as np
 
 from gemmserve_kernels.arrays import library
 from gemmserve_kernels.checks import COMPUTE_MODES, LAYOUTS, TRANS, choice
-from gemmserve_kernels.planes import SCHEMES
+from gemmserve_kernels.planes.layout import SCHEMES
 
 if TYPE_CHECKING:
     from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.planes import Scheme
+    from gemmserve_kernels.planes.layout import Scheme
 
 _SIDES: Final = ("a", "b")
 
@@ -124,7 +124,7 @@ def _carried(array: Any, side: str, trans: str, layout: str, compute: str) -> Pr
 def _residues(launcher: Launcher, operand: PreparedOperand) -> PreparedOperand:
     if launcher.spec.arch != "sm_90a" or operand.compute == "fp64":
         return operand
-    from gemmserve_kernels import ozaki
+    from gemmserve_kernels.ozaki import gemm as ozaki
 
     planar = operand.layout == "planar"
     payload = ozaki.prepare_operand(launcher, operand.source, operand.side, operand.trans, planar=planar)
@@ -132,8 +132,8 @@ def _residues(launcher: Launcher, operand: PreparedOperand) -> PreparedOperand:
 
 
 def _planes(launcher: Launcher, operand: PreparedOperand, scheme: Scheme) -> PreparedOperand:
-    from gemmserve_kernels import split
     from gemmserve_kernels.arguments import BATCH_DIMS, StoredArray, coalesce
+    from gemmserve_kernels.planes import split
 
     planar = operand.layout == "planar"
     stored, base = StoredArray.of(launcher, operand.source)

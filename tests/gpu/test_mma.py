@@ -7,9 +7,10 @@ import pytest
 from mma_cases import BOUNDS, build, check, check_not_finite, check_planes, run
 from simt_cases import CupyMachine, random, strided
 
-from gemmserve_kernels import mma_sync, models
+from gemmserve_kernels import models
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.launch import CupyLauncher
+from gemmserve_kernels.mma import gemm as mma_sync
 
 pytestmark = pytest.mark.gpu
 

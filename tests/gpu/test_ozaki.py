@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from ozaki_cases import CASES, Case, run
 
-from gemmserve_kernels import ozaki, reference, simt
+from gemmserve_kernels import reference
 from gemmserve_kernels.launch import CupyLauncher
+from gemmserve_kernels.ozaki import gemm as ozaki
 from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.simt import gemm as simt
 
 pytestmark = pytest.mark.gpu
 

@@ -7,9 +7,10 @@ import pytest
 from simt_cases import COMPLEX_ALPHA, CupyMachine, random
 from small_cases import SMALL_CASES, check_small, product, run_small
 
-from gemmserve_kernels import reference, small
+from gemmserve_kernels import reference
 from gemmserve_kernels.launch import CupyLauncher
 from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.small import gemm as small
 
 pytestmark = pytest.mark.gpu
 

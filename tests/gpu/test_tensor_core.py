@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 from simt_cases import CupyMachine, random
 
-from gemmserve_kernels import plane_models, prepared, reference, simt, split, tensor_core
+from gemmserve_kernels import prepared, reference
 from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.launch import CupyLauncher
+from gemmserve_kernels.planes import gemm as tensor_core
+from gemmserve_kernels.planes import models as plane_models
+from gemmserve_kernels.planes import split
 from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.simt import gemm as simt
 
 pytestmark = pytest.mark.gpu
 

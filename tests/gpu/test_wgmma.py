@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from simt_cases import CupyMachine, random, strided
 
-from gemmserve_kernels import reference, wgmma
+from gemmserve_kernels import reference
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.planes import PITCH, PLANES, Planes
+from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
 from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.wgmma_tiles import _CANDIDATES
+from gemmserve_kernels.wgmma import gemm as wgmma
+from gemmserve_kernels.wgmma.tiles import _CANDIDATES
 
 pytestmark = pytest.mark.gpu
 

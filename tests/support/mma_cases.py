@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 from simt_cases import random
 
-from gemmserve_kernels import mma_sync, reference
-from gemmserve_kernels.planes import PITCH, PLANES, Planes
+from gemmserve_kernels import reference
+from gemmserve_kernels.mma import gemm as mma_sync
+from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 BOUNDS = {"3xtf32": 4e-7, "1xtf32": 5e-4, "3xfp16": 4e-7, "1xfp16": 5e-4}

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmserve_kernels import ozaki, reference
+from gemmserve_kernels import reference
+from gemmserve_kernels.ozaki import gemm as ozaki
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 

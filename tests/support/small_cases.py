@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from simt_cases import COMPLEX_ALPHA, Gemm, assert_within, strided
 
-from gemmserve_kernels import reference, small
+from gemmserve_kernels import reference
 from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.small import gemm as small
 
 
 def run_small(machine, case, operands=None, config=None):

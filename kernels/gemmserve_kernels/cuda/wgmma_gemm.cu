@@ -2,7 +2,7 @@
 //
 // After NVIDIA CUTLASS, sm90 warp-specialised persistent kernels (include/cutlass/gemm/kernel): the copy engine fills
 // stages of shared memory, warpgroups multiply them, and a block walks over tiles until none is left. The host's side
-// is gemmserve_kernels.wgmma.
+// is gemmserve_kernels.wgmma.gemm.
 #include "wgmma/epilogue.cuh"
 
 enum Scheme { SCHEME_3XFP16, SCHEME_3XFP16_3M, SCHEME_1XFP16 };

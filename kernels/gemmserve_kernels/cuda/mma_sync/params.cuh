@@ -1,4 +1,4 @@
-// What the host passes: gemmserve_kernels.mma_sync mirrors this structure with ctypes, field by field.
+// What the host passes: gemmserve_kernels.mma.gemm mirrors this structure with ctypes, field by field.
 #pragma once
 
 #include "../common/params.cuh"

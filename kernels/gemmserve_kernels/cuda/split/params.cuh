@@ -1,4 +1,4 @@
-// What the host passes to the pre-pass: gemmserve_kernels.split mirrors these structures with ctypes.
+// What the host passes to the pre-pass: gemmserve_kernels.planes.split mirrors these structures with ctypes.
 #pragma once
 
 #include "../common/params.cuh"

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from gemmserve_kernels import compiler, config, simt
+from gemmserve_kernels import compiler, config
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand
+from gemmserve_kernels.simt import gemm as simt
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128")

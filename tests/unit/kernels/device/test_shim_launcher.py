@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from simt_shim import ORDERS, LaunchError, MemoryFault, Order, ShimError, ShimLauncher
 
-from gemmserve_kernels import simt
 from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand
+from gemmserve_kernels.simt import gemm as simt
 
 DEVICES = {32: KNOWN["H200"], 64: KNOWN["MI300X"]}
 TILE = GemmConfig(block_m=16, block_n=16, block_k=4, thread_m=2, thread_n=2)

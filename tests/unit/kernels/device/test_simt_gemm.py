@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from simt_cases import COMPLEX_ALPHA, GEMM_CASES, SMALL, Gemm, ShimMachine, check_gemm, random, run_gemm
 from simt_shim import ORDERS, ShimLauncher
 
-from gemmserve_kernels import simt
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.simt import gemm as simt
 
 H200, MI300X = KNOWN["H200"], KNOWN["MI300X"]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmserve_kernels import GemmProblem, Operand
-from gemmserve_kernels.blas import BlasPlan, NotExpressible, copied_bytes, lower
+from gemmserve_kernels.vendor.blas import BlasPlan, NotExpressible, copied_bytes, lower
 
 
 class Memory:

@@ -14,9 +14,9 @@ from gemmserve_kernels import (
     GemmConfig,
     ParameterInvalid,
     ShapeMismatch,
-    cpu,
     gemm,
 )
+from gemmserve_kernels.cpu import gemm as cpu
 
 SMALL = 512
 """Bytes of a block in tests of blocking: every loop then runs more than once."""

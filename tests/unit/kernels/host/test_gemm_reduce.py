@@ -15,9 +15,9 @@ from gemmserve_kernels import (
     ConfigInfeasible,
     GemmConfig,
     ParameterInvalid,
-    cpu_reduce,
     gemm_reduce,
 )
+from gemmserve_kernels.cpu import gemm_reduce as cpu_reduce
 
 ALL = ["sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin", "max", "min"]
 

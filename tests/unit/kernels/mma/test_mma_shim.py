@@ -8,9 +8,10 @@ from mma_cases import build, check, check_not_finite, check_planes, run
 from simt_cases import ShimMachine, random, strided
 from simt_shim import ShimLauncher
 
-from gemmserve_kernels import mma_sync, models
+from gemmserve_kernels import models
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.mma import gemm as mma_sync
 
 SMALL = GemmConfig(block_m=32, block_n=32, block_k=16, warp_m=16, warp_n=16, promote=16, stages=2)
 SMALL_PLANES = GemmConfig(block_m=32, block_n=32, block_k=32, warp_m=16, warp_n=16, promote=32, stages=2)

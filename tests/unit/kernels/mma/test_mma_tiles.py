@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from mma_cases import build
 
-from gemmserve_kernels import compiler, mma_sync
+from gemmserve_kernels import compiler
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.errors import ConfigInfeasible
-from gemmserve_kernels.mma_tiles import _CANDIDATES, ARITHMETIC, MmaTile, resolve_tile
-from gemmserve_kernels.planes import PLANES, Planes
+from gemmserve_kernels.mma import gemm as mma_sync
+from gemmserve_kernels.mma.tiles import _CANDIDATES, ARITHMETIC, MmaTile, resolve_tile
+from gemmserve_kernels.planes.layout import PLANES, Planes
 
 DEVICES = ["A100", "H200", "B200", "RTX5090"]
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")

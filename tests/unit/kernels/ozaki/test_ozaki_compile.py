@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from gemmserve_kernels import compiler, ozaki
+from gemmserve_kernels import compiler
 from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.ozaki import gemm as ozaki
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 PORTABLE = ("sm_80", "sm_90a", "sm_100a", "sm_120")

@@ -10,13 +10,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gemmserve_kernels import ozaki_model, reference
+from gemmserve_kernels import reference
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.errors import ConfigInfeasible
-from gemmserve_kernels.ozaki import resolve, supports
-from gemmserve_kernels.ozaki_moduli import DIGIT, LIMB, MODULI, Moduli, limbs, needed
-from gemmserve_kernels.ozaki_plan import WORKSPACE, panels
+from gemmserve_kernels.ozaki import model as ozaki_model
+from gemmserve_kernels.ozaki.gemm import resolve, supports
+from gemmserve_kernels.ozaki.moduli import DIGIT, LIMB, MODULI, Moduli, limbs, needed
+from gemmserve_kernels.ozaki.plan import WORKSPACE, panels
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 COUNTS = range(2, len(MODULI) + 1)

@@ -7,9 +7,11 @@ import pytest
 from ozaki_cases import CASES, Case, run
 from simt_shim import ORDERS, ShimLauncher
 
-from gemmserve_kernels import ozaki, ozaki_model, simt
 from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.ozaki_moduli import Moduli
+from gemmserve_kernels.ozaki import gemm as ozaki
+from gemmserve_kernels.ozaki import model as ozaki_model
+from gemmserve_kernels.ozaki.moduli import Moduli
+from gemmserve_kernels.simt import gemm as simt
 
 EPSILON = {"complex128": 3e-15, "float64": 3e-15, "complex64": 3e-7, "float32": 3e-7}
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gemmserve_kernels import balance, compiler, fallback, split
+from gemmserve_kernels import compiler
 from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.device import KNOWN, cuda_arch
+from gemmserve_kernels.planes import balance, fallback, split
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 SPECS = {"sm_80": KNOWN["A100"], "sm_90a": KNOWN["H200"], "sm_120": KNOWN["RTX5090"]}

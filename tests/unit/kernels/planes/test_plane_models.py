@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simt_cases import random
 
-from gemmserve_kernels import plane_models
+from gemmserve_kernels.planes import models as plane_models
 from gemmserve_kernels.reference import errors
 
 M, N = 24, 20

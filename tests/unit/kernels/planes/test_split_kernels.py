@@ -7,10 +7,14 @@ import pytest
 from simt_cases import ShimMachine, random, strided
 from simt_shim import ShimLauncher
 
-from gemmserve_kernels import mma_sync, plane_models, prepared, reference, split, tensor_core
+from gemmserve_kernels import prepared, reference
 from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.mma import gemm as mma_sync
+from gemmserve_kernels.planes import gemm as tensor_core
+from gemmserve_kernels.planes import models as plane_models
+from gemmserve_kernels.planes import split
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 A100 = KNOWN["A100"]  # no clusters: the portable form of the kernels

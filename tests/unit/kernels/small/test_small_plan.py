@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from gemmserve_kernels import compiler, small
+from gemmserve_kernels import compiler
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN, DeviceSpec
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.small import gemm as small
 
 H200, MI300X = KNOWN["H200"], KNOWN["MI300X"]
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128")

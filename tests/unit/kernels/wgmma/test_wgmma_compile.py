@@ -11,8 +11,8 @@ from gemmserve_kernels import compiler
 from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.wgmma import _defines
-from gemmserve_kernels.wgmma_tiles import _CANDIDATES, WgmmaTile
+from gemmserve_kernels.wgmma.gemm import _defines
+from gemmserve_kernels.wgmma.tiles import _CANDIDATES, WgmmaTile
 
 ARCH = "sm_90a"
 ENTRY_REGISTERS = 168

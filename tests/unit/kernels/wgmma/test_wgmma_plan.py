@@ -8,12 +8,14 @@ import math
 import numpy as np
 import pytest
 
-from gemmserve_kernels import reference, tensor_map, wgmma
+from gemmserve_kernels import reference
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.planes import PITCH, PLANES, Planes
+from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
 from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.wgmma import WgmmaParams
+from gemmserve_kernels.wgmma import gemm as wgmma
+from gemmserve_kernels.wgmma import tensor_map
+from gemmserve_kernels.wgmma.gemm import WgmmaParams
 
 H200 = KNOWN["H200"]
 TYPES = {"Half": "f2", "float": "f4", "Complex<float>": "c8"}

@@ -12,7 +12,7 @@ from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.wgmma_tiles import _CANDIDATES, WgmmaTile, promotion, resolve, supports
+from gemmserve_kernels.wgmma.tiles import _CANDIDATES, WgmmaTile, promotion, resolve, supports
 
 H200 = KNOWN["H200"]
 SCHEMES = tuple(_CANDIDATES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.compiler import KernelSource
-from gemmserve_kernels.ozaki_params import (
+from gemmserve_kernels.ozaki.params import (
     ConvertParams,
     LineParams,
     ScaleParams,
@@ -20,7 +20,7 @@ from gemmserve_kernels.tiling import TYPES, flag
 if TYPE_CHECKING:
     from gemmserve_kernels.arguments import MatrixView
     from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.ozaki_moduli import Moduli
+    from gemmserve_kernels.ozaki.moduli import Moduli
 
 UNIT: Final = 256
 """Lines of a plane, and rows and columns of a panel, are multiples of this."""

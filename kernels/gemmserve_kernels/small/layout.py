@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gemmserve_kernels.arguments import MatrixView
-    from gemmserve_kernels.small_tile import SmallTile
+    from gemmserve_kernels.small.tile import SmallTile
 
 WARP: Final = 32
 """Lanes of a warp of a CUDA device."""

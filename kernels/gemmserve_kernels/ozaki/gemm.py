@@ -29,10 +29,10 @@ import numpy as np
 from gemmserve_kernels.arguments import StoredArray, launches, matrix_view
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ConfigInfeasible
-from gemmserve_kernels.ozaki_lines import Lines, Prepared, at
-from gemmserve_kernels.ozaki_moduli import MAX_K, MODULI, Moduli, needed
-from gemmserve_kernels.ozaki_plan import PATCH_TILES, SHARED, OzakiTile, Run
-from gemmserve_kernels.ozaki_trace import Program, Tracer
+from gemmserve_kernels.ozaki.lines import Lines, Prepared, at
+from gemmserve_kernels.ozaki.moduli import MAX_K, MODULI, Moduli, needed
+from gemmserve_kernels.ozaki.plan import PATCH_TILES, SHARED, OzakiTile, Run
+from gemmserve_kernels.ozaki.trace import Program, Tracer
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device import DeviceSpec

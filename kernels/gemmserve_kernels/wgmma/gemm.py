@@ -16,13 +16,13 @@ import numpy as np
 
 from gemmserve_kernels.arguments import BATCH_DIMS, MatrixParams, MatrixView, StoredArray, launches, matrix_view
 from gemmserve_kernels.compiler import KernelSource
-from gemmserve_kernels.tensor_map import Box, TensorMap
 from gemmserve_kernels.tiling import TYPES, flag
-from gemmserve_kernels.wgmma_tiles import WgmmaTile, resolve, supports
+from gemmserve_kernels.wgmma.tensor_map import Box, TensorMap
+from gemmserve_kernels.wgmma.tiles import WgmmaTile, resolve, supports
 
 if TYPE_CHECKING:
     from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.planes import Planes, Scheme
+    from gemmserve_kernels.planes.layout import Planes, Scheme
     from gemmserve_kernels.problem import GemmProblem
 
 __all__ = ["WgmmaTile", "multiply", "resolve", "supports"]

@@ -6,10 +6,10 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from gemmserve_kernels.arguments import BATCH_DIMS, GemmParams, MatrixParams
-from gemmserve_kernels.ozaki_moduli import LIMB, LIMBS, MODULI, limbs
+from gemmserve_kernels.ozaki.moduli import LIMB, LIMBS, MODULI, limbs
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.ozaki_moduli import Moduli
+    from gemmserve_kernels.ozaki.moduli import Moduli
 
 _COUNT = len(MODULI)
 

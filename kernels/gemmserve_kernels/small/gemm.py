@@ -27,7 +27,7 @@ from gemmserve_kernels.arguments import (
 from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ConfigInfeasible
-from gemmserve_kernels.small_layout import (
+from gemmserve_kernels.small.layout import (
     OperandLayout,
     Reads,
     Stored,
@@ -36,7 +36,7 @@ from gemmserve_kernels.small_layout import (
     power_of_two,
     shared_bytes,
 )
-from gemmserve_kernels.small_tile import LIMIT, SmallTile, choose_tile
+from gemmserve_kernels.small.tile import LIMIT, SmallTile, choose_tile
 from gemmserve_kernels.tiling import TYPES, Operands, flag
 
 if TYPE_CHECKING:

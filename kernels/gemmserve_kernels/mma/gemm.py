@@ -22,8 +22,8 @@ import numpy as np
 from gemmserve_kernels.arguments import BATCH_DIMS, GemmParams, MatrixView, StoredArray, launches, matrix_view
 from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.mma_tiles import ARITHMETIC, MmaTile, check_device, resolve_tile
-from gemmserve_kernels.planes import PLANES
+from gemmserve_kernels.mma.tiles import ARITHMETIC, MmaTile, check_device, resolve_tile
+from gemmserve_kernels.planes.layout import PLANES
 from gemmserve_kernels.tiling import TYPES, Operands, flag
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.planes import Planes, Scheme
+    from gemmserve_kernels.planes.layout import Planes, Scheme
     from gemmserve_kernels.problem import GemmProblem
 
 __all__ = ["MmaTile", "multiply", "resolve", "resolve_planes", "run_gemm", "supports", "supports_planes"]

@@ -14,7 +14,7 @@ import numpy as np
 from gemmserve_kernels import models
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.planes import Scheme
+    from gemmserve_kernels.planes.layout import Scheme
 
     Array = np.ndarray[Any, Any]
     Pair = tuple[Array, Array]

@@ -10,9 +10,9 @@ import numpy as np
 from gemmserve_kernels.arguments import GemmParams, MatrixView, StoredArray, launches, matrix_view
 from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.config import SimtTile
-from gemmserve_kernels.ozaki_lines import PITCH, UNIT, Lines, Panel, Prepared, Residues, Side, at, line_source
-from gemmserve_kernels.ozaki_moduli import Moduli
-from gemmserve_kernels.ozaki_params import (
+from gemmserve_kernels.ozaki.lines import PITCH, UNIT, Lines, Panel, Prepared, Residues, Side, at, line_source
+from gemmserve_kernels.ozaki.moduli import Moduli
+from gemmserve_kernels.ozaki.params import (
     MultiplyParams,
     PatchParams,
     RemainderParams,

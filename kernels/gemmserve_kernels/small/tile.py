@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_kernels.arguments import VECTOR_BYTES
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ConfigInfeasible
-from gemmserve_kernels.small_layout import WARP, OperandLayout, shared_bytes
+from gemmserve_kernels.small.layout import WARP, OperandLayout, shared_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

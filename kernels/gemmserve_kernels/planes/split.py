@@ -23,13 +23,13 @@ import numpy as np
 
 from gemmserve_kernels.arguments import BATCH_DIMS, MatrixParams, MatrixView, StoredArray, launches, matrix_view
 from gemmserve_kernels.compiler import KernelSource
-from gemmserve_kernels.planes import PITCH, PLANES, Planes
+from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
 from gemmserve_kernels.tiling import flag
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.planes import Scheme
+    from gemmserve_kernels.planes.layout import Scheme
     from gemmserve_kernels.problem import GemmProblem
 
 _WARP: Final = 32

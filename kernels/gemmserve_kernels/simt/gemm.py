@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmserve_kernels.arguments import MatrixView, StoredArray, matrix_view
 from gemmserve_kernels.config import resolve_simt
-from gemmserve_kernels.simt_reduce import run_gemm_reduce
+from gemmserve_kernels.simt.gemm_reduce import run_gemm_reduce
 from gemmserve_kernels.tiling import Operands, Piece, TiledKernel, pieces
 
 if TYPE_CHECKING:

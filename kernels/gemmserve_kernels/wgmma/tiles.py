@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.operand import real_dtype
-from gemmserve_kernels.planes import PITCH
-from gemmserve_kernels.tensor_map import MAX_STRIDE
+from gemmserve_kernels.planes.layout import PITCH
+from gemmserve_kernels.wgmma.tensor_map import MAX_STRIDE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gemmserve_kernels.device import DeviceSpec
-    from gemmserve_kernels.planes import Scheme
+    from gemmserve_kernels.planes.layout import Scheme
     from gemmserve_kernels.problem import GemmProblem
 
 _FIELDS: Final = ("block_m", "block_n", "block_k", "stages", "cluster", "raster", "split_k", "promote")

@@ -33,17 +33,17 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_kernels import split
 from gemmserve_kernels.arguments import BATCH_DIMS, coalesce
 from gemmserve_kernels.compiler import KernelSource
-from gemmserve_kernels.split import SplitOperandParams
+from gemmserve_kernels.planes import split
+from gemmserve_kernels.planes.split import SplitOperandParams
 from gemmserve_kernels.tiling import flag
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.planes import Scheme
-    from gemmserve_kernels.split import Side, SplitOperand
+    from gemmserve_kernels.planes.layout import Scheme
+    from gemmserve_kernels.planes.split import Side, SplitOperand
 
 _THREADS: Final = 256
 _SMALL_K: Final = 512

@@ -1,6 +1,6 @@
 """FP32-accurate products (and TF32's class) from float16 planes on tensor cores: pre-pass, product, fallback.
 
-Four launches: `split` makes planes of both operands, `balance` looks whether they will do, `wgmma` or `mma_sync`
+Four launches: `split` makes planes of both operands, `balance` looks whether they will do, `wgmma` or `mma`
 multiplies them, and `fallback` computes in plain FP32 what was flagged: nothing, on usual data. The host never waits.
 Schemes: "3xfp16" (`auto` and "3xfp16"; real and imaginary parts each as accurate as FP32's), "3xfp16-3m" (Gauss's three
 products; accurate in norm only), "1xfp16" ("tf32": one product, TF32's class of error).
@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels import balance, fallback, mma_sync, split, wgmma
 from gemmserve_kernels.arguments import BATCH_DIMS, StoredArray, coalesce
 from gemmserve_kernels.errors import ConfigInfeasible
-from gemmserve_kernels.fallback import Flags
-from gemmserve_kernels.planes import PLANES, SCHEMES
+from gemmserve_kernels.mma import gemm as mma_sync
+from gemmserve_kernels.planes import balance, fallback, split
+from gemmserve_kernels.planes.fallback import Flags
+from gemmserve_kernels.planes.layout import PLANES, SCHEMES
+from gemmserve_kernels.planes.split import Side, SplitOperand, Statistics
 from gemmserve_kernels.prepared import PreparedOperand, source_of
-from gemmserve_kernels.split import Side, SplitOperand, Statistics
+from gemmserve_kernels.wgmma import gemm as wgmma
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.operand import Operand
-    from gemmserve_kernels.planes import Scheme
+    from gemmserve_kernels.planes.layout import Scheme
     from gemmserve_kernels.problem import GemmProblem
 
 _WORKSPACE: Final = 256 << 20

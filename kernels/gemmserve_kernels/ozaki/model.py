@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.ozaki_moduli import Moduli
+    from gemmserve_kernels.ozaki.moduli import Moduli
 
     Array = np.ndarray[Any, Any]
 

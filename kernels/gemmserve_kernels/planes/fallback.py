@@ -15,7 +15,7 @@ import numpy as np
 
 from gemmserve_kernels.arguments import GemmParams, MatrixParams, MatrixView, StoredArray, launches, matrix_view
 from gemmserve_kernels.config import SimtTile
-from gemmserve_kernels.simt import runs_along_rows
+from gemmserve_kernels.simt.gemm import runs_along_rows
 from gemmserve_kernels.tiling import Operands, TiledKernel, gemm_params
 
 if TYPE_CHECKING:

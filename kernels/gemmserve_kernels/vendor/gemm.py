@@ -17,8 +17,8 @@ from gemmserve_kernels.errors import DeviceError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gemmserve_kernels.blas import BlasPlan
     from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.vendor.blas import BlasPlan
 
 _ALIGNMENT: Final = 16
 

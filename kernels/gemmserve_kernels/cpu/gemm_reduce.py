@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.cpu import Planes, Product, Scratch, scalar
+from gemmserve_kernels.cpu.gemm import Planes, Product, Scratch, scalar
 from gemmserve_kernels.operand import real_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gemmserve_kernels.cpu import Block
+    from gemmserve_kernels.cpu.gemm import Block
     from gemmserve_kernels.problem import GemmReduceProblem
 
     Array = np.ndarray[Any, Any]

@@ -1,0 +1,1 @@
+"""Tensor cores since Ampere by mma.sync."""

@@ -1,0 +1,1 @@
+"""Ozaki scheme II: products by residues on INT8 tensor cores."""

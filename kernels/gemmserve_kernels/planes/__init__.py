@@ -1,0 +1,1 @@
+"""Float16 planes: scaling, splitting, balancing, fallback, and products of them."""

@@ -1,0 +1,1 @@
+"""Portable kernels: single source for CUDA and ROCm, plain FMA."""

@@ -1,0 +1,1 @@
+"""Hopper's kernel on planes: TMA, warp groups, clusters."""
