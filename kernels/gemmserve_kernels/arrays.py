@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +13,12 @@ from gemmserve_kernels.errors import ParameterInvalid
 
 def library(array: Any) -> str:
     """Whose array this is: "cupy", or "numpy" for everything else that NumPy makes an array of."""
-    return "cupy" if type(array).__module__.partition(".")[0] == "cupy" else "numpy"
+    return _library_of(type(array))
+
+
+@cache
+def _library_of(kind: type) -> str:
+    return "cupy" if kind.__module__.partition(".")[0] == "cupy" else "numpy"
 
 
 def same_library(arrays: dict[str, Any]) -> str:
@@ -54,7 +61,9 @@ def check_out(name: str, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any])
         raise ParameterInvalid(
             f"{name} is {np.dtype(out.dtype).name} {tuple(out.shape)}; the result is {dtype.name} {shape}", name
         )
-    if out.size and any(stride == 0 and extent > 1 for stride, extent in zip(out.strides, out.shape, strict=True)):
+    if math.prod(out.shape) and any(
+        stride == 0 and extent > 1 for stride, extent in zip(out.strides, out.shape, strict=True)
+    ):
         raise ParameterInvalid(f"{name} has elements that share memory", name)
     if isinstance(out, np.ndarray) and not (out.flags.writeable and out.flags.aligned):
         raise ParameterInvalid(f"{name} must be writeable and aligned", name)

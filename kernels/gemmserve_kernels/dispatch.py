@@ -79,6 +79,11 @@ class Plan:
     uniform: bool = False
 
     @property
+    def takes_prepared(self) -> bool:
+        """Whether its module has a use for what `prepare` makes (`takes` says of which payloads)."""
+        return self.arithmetic in {"3xfp16", "3xfp16-3m", "1xfp16", "ozaki"}
+
+    @property
     def module(self) -> Any:
         """The module that runs it, for algorithms that have one of their own."""
         return _module((self.algorithm, self.arithmetic))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from gemmserve_kernels.arrays import library
 from gemmserve_kernels.checks import COMPUTE_MODES, LAYOUTS, TRANS, choice
 from gemmserve_kernels.planes.layout import SCHEMES
+from gemmserve_kernels.trace import Symbol
 
 if TYPE_CHECKING:
     from gemmserve_kernels.launch import Launcher
@@ -32,8 +34,6 @@ class PreparedOperand:
     layout: str
     compute: str
     payload: Any
-    kept: Any = None
-    """Arrays that the payload's addresses point into."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,13 +64,31 @@ class PreparedOperand:
     @property
     def nbytes(self) -> int:
         """Bytes that the payload takes beside the array."""
-        payload = self.payload
-        if payload is None:
-            return 0
-        if hasattr(payload, "planes"):
-            arrays = (payload.planes.data, payload.planes.exponents, payload.flags, self.kept)
-            return sum(int(array.nbytes) for array in arrays)
-        return int(payload.nbytes)
+        return sum(int(array.nbytes) for array in self.arrays)
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """Those of the payload."""
+        return () if self.payload is None else self.payload.arrays
+
+    @cached_property
+    def outline(self) -> Outline | None:
+        """What a plan may know of the payload: all but where its arrays are. Those of like payloads are one object."""
+        if self.payload is None:
+            return None
+        shapes = [Symbol(-1, tuple(x.shape), np.dtype(x.dtype), tuple(x.strides), 0) for x in self.arrays]
+        payload = self.payload.with_arrays(None, shapes)
+        return _outlines.setdefault(payload, Outline(payload))
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """A payload whose arrays are not there."""
+
+    payload: Any
+
+
+_outlines: Final[dict[Any, Outline]] = {}
 
 
 def source_of(operand: Any) -> Any:
@@ -145,16 +163,14 @@ def _planes(launcher: Launcher, operand: PreparedOperand, scheme: Scheme) -> Pre
         return operand
     words = side.matrices * side.k
     kept = launcher.zeros((4 + 2 * words,), np.dtype(np.int32))
-    address = launcher.pointer(kept)
-    statistics = split.Statistics(address + 16, address + 16 + 4 * words)
-    payload = split.allocate(launcher, scheme, side, operand.side, statistics)
-    split.run(launcher, payload if left else None, None if left else payload, base, base, address)
+    payload = split.allocate(launcher, scheme, side, operand.side, split.Statistics(kept, 4))
+    split.run(launcher, payload if left else None, None if left else payload, base, base, launcher.pointer(kept))
     host = kept if isinstance(kept, np.ndarray) else kept.get()
     relative, absolute = host[4 : 4 + words].view(np.uint32), host[4 + words :].view(np.uint32)
     if host[0] or not split.is_flat(relative, absolute, scheme):
         return operand
-    return _with(operand, payload, kept)
+    return _with(operand, payload)
 
 
-def _with(operand: PreparedOperand, payload: Any, kept: Any = None) -> PreparedOperand:
-    return PreparedOperand(operand.source, operand.side, operand.trans, operand.layout, operand.compute, payload, kept)
+def _with(operand: PreparedOperand, payload: Any) -> PreparedOperand:
+    return PreparedOperand(operand.source, operand.side, operand.trans, operand.layout, operand.compute, payload)

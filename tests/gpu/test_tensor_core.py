@@ -13,6 +13,7 @@ from gemmserve_kernels.launch import CupyLauncher
 from gemmserve_kernels.planes import gemm as tensor_core
 from gemmserve_kernels.planes import models as plane_models
 from gemmserve_kernels.planes import split
+from gemmserve_kernels.planes.watch import watch
 from gemmserve_kernels.problem import GemmProblem, Operand
 from gemmserve_kernels.simt import gemm as simt
 
@@ -73,7 +74,7 @@ def run(launcher, a, b, *, algorithm=None, compute="3xfp16", put=on_device, conf
     out = cupy.empty(problem.result_shape, problem.result_dtype)
     out.view(cupy.uint8)[...] = 0xFF
     device_c = None if c is None else on_device(c)
-    with tensor_core.watch() as seen:
+    with watch() as seen:
         tensor_core.run_gemm(launcher, problem, config, put(a), put(b), device_c, out)
     return problem, out.get(), seen.fallback_share()
 
@@ -138,9 +139,8 @@ def test_planes_are_the_models(launcher, scheme, dtype, trans, k):
     assert device.size
     side = split.Side.of(stored, (), trans, left=True, planar=False)
     words = cupy.zeros(4 + 2 * k, np.int32)
-    address = words.data.ptr
-    operand = split.allocate(launcher, scheme, side, "a", split.Statistics(address + 16, address + 16 + 4 * k))
-    split.run(launcher, operand, None, base, base, address)
+    operand = split.allocate(launcher, scheme, side, "a", split.Statistics(words, 4))
+    split.run(launcher, operand, None, base, base, words.data.ptr)
     model = plane_models.split(array if trans == "N" else array.conj().T, scheme, "a")
     np.testing.assert_array_equal(operand.planes.data.get()[0, :, :, :k], model.planes)
     np.testing.assert_array_equal(operand.planes.exponents.get()[0], model.exponents)

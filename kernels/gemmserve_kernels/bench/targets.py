@@ -80,10 +80,10 @@ class CpuTarget:
 
     def contenders(self, case: Case, operands: Mapping[str, Array], *, rival: bool) -> list[Contender]:
         """See Target."""
-        ours = Contender("gemmserve", plan(case.problem(), self.spec).algorithm, lambda _: _ours(case, operands))
+        ours = Contender("gemmserve", plan(case.problem(), self.spec).algorithm, lambda _: run_case(case, operands))
         if not rival or case.layout == "planar":
             return [ours]
-        return [ours, Contender("np.matmul", "numpy", lambda _: _by_hand(np, case, operands))]
+        return [ours, Contender("np.matmul", "numpy", lambda _: by_hand(np, case, operands))]
 
     def seconds(self, contender: Contender, iterations: int) -> list[float]:
         """See Target."""
@@ -130,7 +130,7 @@ class GpuTarget:
 
     def ours(self, case: Case, sets: list[dict[str, Any]], who: str, algorithm: str) -> Contender:
         """Our functions on that case."""
-        return Contender(who, algorithm, lambda i: _ours(case, sets[i % len(sets)]))
+        return Contender(who, algorithm, lambda i: run_case(case, sets[i % len(sets)]))
 
     def _rival(self, case: Case, sets: list[dict[str, Any]]) -> Contender:
         if case.op == "gemm":
@@ -142,7 +142,7 @@ class GpuTarget:
                 pass  # strides or conjugations that a BLAS call cannot express: CuPy copies instead
             else:
                 return self.ours(vendor, sets, "vendor BLAS", "vendor")
-        return Contender("cupy", "cupy", lambda i: _by_hand(self._cupy, case, sets[i % len(sets)]))
+        return Contender("cupy", "cupy", lambda i: by_hand(self._cupy, case, sets[i % len(sets)]))
 
     def seconds(self, contender: Contender, iterations: int) -> list[float]:
         """See Target. The device is kept busy until every iteration is enqueued: it never waits for the host."""
@@ -223,14 +223,15 @@ def _wall(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _ours(case: Case, operands: Mapping[str, Any]) -> dict[str, Any]:
+def run_case(case: Case, operands: Mapping[str, Any]) -> dict[str, Any]:
+    """Our functions on that case, results by name."""
     if case.op == "gemm":
         return {"d": gemm(operands["a"], operands["b"], operands.get("c"), **case.options())}
     found = gemm_reduce(operands["a"], operands["b"], **case.options())
     return found if isinstance(found, dict) else {case.reduce[0]: found}
 
 
-def _by_hand(xp: Any, case: Case, operands: Mapping[str, Any]) -> dict[str, Any]:
+def by_hand(xp: Any, case: Case, operands: Mapping[str, Any]) -> dict[str, Any]:
     """What a user of NumPy or CuPy would write."""
     planar = case.layout == "planar"
     joined = {name: x[0] + 1j * x[1] if planar else x for name, x in operands.items()}

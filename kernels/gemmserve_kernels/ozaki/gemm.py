@@ -21,7 +21,6 @@ takes; larger problems go panel by panel. Results do not depend on panels.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -32,9 +31,11 @@ from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.ozaki.lines import Lines, Prepared, at
 from gemmserve_kernels.ozaki.moduli import MAX_K, MODULI, Moduli, needed
 from gemmserve_kernels.ozaki.plan import PATCH_TILES, SHARED, OzakiTile, Run
-from gemmserve_kernels.ozaki.trace import Program, Tracer
+from gemmserve_kernels.prepared import PreparedOperand, source_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.problem import GemmProblem
@@ -58,6 +59,15 @@ class OzakiOperand:
     moduli: int
     residues: Any
     codes: Any
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """All that it holds beside the array."""
+        return self.residues, self.codes
+
+    def with_arrays(self, source: Any, arrays: Sequence[Any]) -> OzakiOperand:
+        """The same with other arrays, made of `source`."""
+        return replace(self, array=source, residues=arrays[0], codes=arrays[1])
 
     @property
     def nbytes(self) -> int:
@@ -118,42 +128,20 @@ def run_gemm(
     ConfigInfeasible, CompileError.
     """
     tile = config if isinstance(config, OzakiTile) else resolve(config, problem, launcher.spec)
-    arrays = [x.array if isinstance(x, OzakiOperand) else x for x in (a, b)]
+    payloads = [x.payload if isinstance(x, PreparedOperand) else x for x in (a, b)]
+    arrays = [x.array if isinstance(x, OzakiOperand) else source_of(y) for x, y in zip(payloads, (a, b), strict=True)]
     found = [StoredArray.of(launcher, x) for x in (*arrays, out if c is None or problem.beta == 0 else c, out)]
-    addresses = [base for _, base in found]
-    prepared: list[tuple[int, int] | None] = []
-    for side, x in enumerate((a, b)):
+    prepared: list[Prepared | None] = []
+    for side, x in enumerate(payloads):
         usable = isinstance(x, OzakiOperand) and x.serves(problem, side, tile)
-        prepared.append((x.residues.shape[0], x.residues.shape[2]) if usable else None)
-        if usable:
-            addresses += [launcher.pointer(x.residues), launcher.pointer(x.codes)]
-    stored = tuple(each for each, _ in found)
-    program = _program(launcher.spec, launcher.max_grid, problem, tile, stored, tuple(prepared))
-    program.run(launcher, addresses)
+        prepared.append(Prepared(x.residues, x.codes) if usable else None)
+    stored, bases = tuple(each for each, _ in found), tuple(base for _, base in found)
+    Run(launcher, problem, tile, stored, bases, (prepared[0], prepared[1])).run()
 
 
-@lru_cache(maxsize=256)
-def _program(
-    spec: DeviceSpec,
-    max_grid: int,
-    problem: GemmProblem,
-    tile: OzakiTile,
-    stored: tuple[StoredArray, ...],
-    prepared: tuple[tuple[int, int] | None, ...],
-) -> Program:
-    """The launches for arrays stored like this; of prepared operands, matrices and lines of a plane."""
-    tracer = Tracer(spec, max_grid)
-    bases = tuple(tracer.argument(each.shape, each.dtype).address for each in stored)
-    operands: list[Prepared | None] = []
-    for shape in prepared:
-        if shape is None:
-            operands.append(None)
-            continue
-        matrices, lines = shape
-        residues = tracer.argument((matrices, 0, lines, 0), np.dtype(np.uint8))
-        operands.append(Prepared(residues, tracer.argument((matrices,), np.dtype(np.int32))))
-    Run(tracer, problem, tile, stored, bases, (operands[0], operands[1])).run()
-    return tracer.program()
+def takes(payload: Any) -> bool:
+    """Whether a prepared operand's payload is this algorithm's."""
+    return isinstance(payload, OzakiOperand)
 
 
 def prepare_operand(

@@ -8,10 +8,7 @@ products; accurate in norm only), "1xfp16" ("tf32": one product, TF32's class of
 
 from __future__ import annotations
 
-import math
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +21,7 @@ from gemmserve_kernels.planes import balance, fallback, split
 from gemmserve_kernels.planes.fallback import Flags
 from gemmserve_kernels.planes.layout import PLANES, SCHEMES
 from gemmserve_kernels.planes.split import Side, SplitOperand, Statistics
+from gemmserve_kernels.planes.watch import note
 from gemmserve_kernels.prepared import PreparedOperand, source_of
 from gemmserve_kernels.wgmma import gemm as wgmma
 
@@ -162,7 +160,7 @@ def _inner(problem: GemmProblem, array: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What does not depend on addresses. Offsets count bytes in the workspace that is zero before the launches."""
+    """What does not depend on addresses. Offsets count words of what is zero before the launches."""
 
     scheme: Scheme
     a: Side
@@ -189,7 +187,7 @@ def _plan(spec: DeviceSpec, problem: GemmProblem, config: GemmConfig | None, a: 
         2 * side_a.matrices * side_a.k,
         2 * side_b.matrices * side_b.k,
     ):
-        offsets.append(at * _INT.itemsize)
+        offsets.append(at)
         at += words
     module = wgmma if _algorithm(config, spec) == "wgmma" else mma_sync
     tile = resolve(config, problem, spec)
@@ -209,6 +207,11 @@ def _plan(spec: DeviceSpec, problem: GemmProblem, config: GemmConfig | None, a: 
     )
 
 
+def takes(payload: Any) -> bool:
+    """Whether a prepared operand's payload is this algorithm's."""
+    return isinstance(payload, SplitOperand)
+
+
 def _run(launcher: Launcher, problem: GemmProblem, config: GemmConfig | None, a: Any, b: Any, c: Any, out: Any) -> None:
     source_a, source_b = source_of(a), source_of(b)
     (stored_a, base_a), (stored_b, base_b) = (StoredArray.of(launcher, x) for x in (source_a, source_b))
@@ -216,13 +219,13 @@ def _run(launcher: Launcher, problem: GemmProblem, config: GemmConfig | None, a:
     words = launcher.zeros((plan.words,), _INT)
     status = launcher.pointer(words)
     ready_a, ready_b = (_ready(x, plan.scheme, side, name) for x, side, name in ((a, plan.a, "a"), (b, plan.b, "b")))
-    fresh_a = None if ready_a else _fresh(launcher, plan.scheme, plan.a, "a", status + plan.statistics_a)
-    fresh_b = None if ready_b else _fresh(launcher, plan.scheme, plan.b, "b", status + plan.statistics_b)
+    fresh_a = None if ready_a else _fresh(launcher, plan.scheme, plan.a, "a", words, plan.statistics_a)
+    fresh_b = None if ready_b else _fresh(launcher, plan.scheme, plan.b, "b", words, plan.statistics_b)
     split.run(launcher, fresh_a, fresh_b, base_a, base_b, status)
     left, right = ready_a or fresh_a, ready_b or fresh_b
     assert left is not None
     assert right is not None
-    more_a, more_b, pairs = status + plan.more_a, status + plan.more_b, status + plan.pairs
+    more_a, more_b, pairs = (status + _INT.itemsize * at for at in (plan.more_a, plan.more_b, plan.pairs))
     balance.run(
         launcher,
         problem.batch_shape,
@@ -239,14 +242,11 @@ def _run(launcher: Launcher, problem: GemmProblem, config: GemmConfig | None, a:
     rows, columns = ((launcher.pointer(s.flags), more) for s, more in ((left, more_a), (right, more_b)))
     strides = left.planes.batch_strides, right.planes.batch_strides
     fallback.run(launcher, problem, source_a, source_b, c, out, Flags(rows, columns, pairs, status), *strides)
-    watched = _watched.get()
-    if watched is not None:
-        watched.calls.append(_Call(problem, plan, left, right, words))
+    note(problem, left, right, words, (plan.more_a, plan.more_b, plan.pairs))
 
 
-def _fresh(launcher: Launcher, scheme: Scheme, side: Side, name: str, address: int) -> SplitOperand:
-    statistics = Statistics(address, address + side.matrices * side.k * _INT.itemsize)
-    return split.allocate(launcher, scheme, side, name, statistics)
+def _fresh(launcher: Launcher, scheme: Scheme, side: Side, name: str, words: Any, first: int) -> SplitOperand:
+    return split.allocate(launcher, scheme, side, name, Statistics(words, first))
 
 
 def _ready(operand: Any, scheme: Scheme, side: Side, name: str) -> SplitOperand | None:
@@ -261,64 +261,3 @@ def _ready(operand: Any, scheme: Scheme, side: Side, name: str) -> SplitOperand 
     if not alike or [n for n in mine.batch_shape if n > 1] != [n for n in side.batch_shape if n > 1]:
         return None
     return replace(payload, side=side, planes=replace(payload.planes, batch_strides=side.batch_strides))
-
-
-# ---- what fell back, for benchmarks and tests
-
-
-@dataclass(frozen=True)
-class _Call:
-    problem: GemmProblem
-    plan: _Plan
-    a: SplitOperand
-    b: SplitOperand
-    words: Any
-
-    def flagged(self) -> int:
-        """Elements of the result that plain FP32 computed. Waits for the device."""
-        words, plan, batch = _host(self.words), self.plan, self.problem.batch_shape
-
-        def flags(operand: SplitOperand, more: int) -> Any:
-            side = operand.side
-            first = more // _INT.itemsize
-            extra = words[first : first + side.matrices * side.rows].reshape(side.matrices, side.rows)
-            found = (_host(operand.flags) | extra) != 0
-            steps = operand.planes.batch_strides
-            index = sum((np.indices(batch)[axis] * step for axis, step in enumerate(steps)), np.zeros(batch, int))
-            return found[index.reshape(-1)].mean(axis=1)
-
-        rows, columns = flags(self.a, plan.more_a), flags(self.b, plan.more_b)
-        first = plan.pairs // _INT.itemsize
-        whole = words[first : first + self.problem.batch] != 0
-        share = np.where(whole, 1.0, 1 - (1 - rows) * (1 - columns))
-        return round(float(share.sum()) * self.problem.m * self.problem.n)
-
-
-@dataclass
-class Watch:
-    """The products that ran while it was watching."""
-
-    calls: list[_Call] = field(default_factory=list)
-
-    def fallback_share(self) -> float:
-        """The share of the results' elements that plain FP32 computed, 0 to 1. Waits for the device."""
-        elements = sum(math.prod((*call.problem.batch_shape, call.problem.m, call.problem.n)) for call in self.calls)
-        return sum(call.flagged() for call in self.calls) / elements if elements else 0.0
-
-
-_watched: ContextVar[Watch | None] = ContextVar("watched", default=None)
-
-
-@contextmanager
-def watch() -> Iterator[Watch]:
-    """Keeps what the products inside leave behind, for `Watch.fallback_share`."""
-    watched = Watch()
-    token = _watched.set(watched)
-    try:
-        yield watched
-    finally:
-        _watched.reset(token)
-
-
-def _host(array: Any) -> Any:
-    return array if isinstance(array, np.ndarray) else array.get()

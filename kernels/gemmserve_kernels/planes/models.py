@@ -7,17 +7,20 @@ in `models`, whose docstring gives the sources. Vectors are rows of op(A) and co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from gemmserve_kernels import models
+from gemmserve_kernels.wgmma.tiles import promotion
 
 if TYPE_CHECKING:
     from gemmserve_kernels.planes.layout import Scheme
 
     Array = np.ndarray[Any, Any]
     Pair = tuple[Array, Array]
+
+Kernel = Literal["wgmma", "mma"]
 
 DEEPEST: Final = 60
 """Binades that a step of k is moved at most."""
@@ -169,46 +172,118 @@ def _again(x: Array, mine: Split, other: Split, steps: Array, scheme: Scheme, si
     )
 
 
-def product(a: Array, b: Array, scheme: Scheme, promote: int = 64) -> tuple[Array, Array]:
+def product(
+    a: Array,
+    b: Array,
+    scheme: Scheme,
+    promote: int | None = None,
+    *,
+    kernel: Kernel = "wgmma",
+    unit: models.MatrixUnit = models.HOPPER,
+) -> tuple[Array, Array]:
     """A B of float32 or complex64 (m, k) and (k, n), and which elements fell back to plain FP32."""
     columns = np.ascontiguousarray(b.T)
     left, right = split(a, scheme, "a"), split(columns, scheme, "b")
     left, right, whole = balance(a, columns, left, right, scheme)
     flagged = left.flags[:, None] | right.flags | whole
     with np.errstate(all="ignore"):
-        result = multiply(left.planes, right.planes, scheme, promote)
+        result = multiply(left.planes, right.planes, scheme, promote, kernel=kernel, unit=unit)
         exponent = left.exponents[:, None] + right.exponents
         result = models.times_powers(result, exponent)
         return np.where(flagged, a @ b, result), flagged
 
 
-def multiply(left: Array, right: Array, scheme: Scheme, promote: int = 64) -> Array:
-    """Products of planes (planes, m, k) and (planes, n, k) on tensor cores that promote every `promote` steps of k."""
+def multiply(
+    left: Array,
+    right: Array,
+    scheme: Scheme,
+    promote: int | None = None,
+    *,
+    kernel: Kernel = "wgmma",
+    unit: models.MatrixUnit = models.HOPPER,
+) -> Array:
+    """Products of planes (planes, m, k) and (planes, n, k) as `kernel` has them on tensor cores like `unit`.
+
+    Partial sums are promoted every `promote` steps of k, by default as often as the kernel does; k is not split.
+    """
     a, b = left.astype(np.float32), right.astype(np.float32).swapaxes(1, 2)
     a, b = np.where(np.isfinite(a), a, 0), np.where(np.isfinite(b), b, 0)
+    k = a.shape[2]
+    complex_ = len(a) > (1 if scheme == "1xfp16" else 2)
+    if scheme == "1xfp16" and kernel == "wgmma":
+        return _unpromoted(a, b, unit, complex_=complex_)
+    promote = promote or (promotion(scheme, complex_, k) if kernel == "wgmma" else _MMA_PROMOTE)
+    parts = _SCHEDULES[scheme, kernel, complex_](a, b)
+    sums = [models.promoted(schedule, k, promote, unit.fp16, unit) for schedule in parts]
+    if scheme == "3xfp16":
+        together = 2 if complex_ and kernel == "wgmma" else 1
+        sums = [models.restored(x, models.accumulations(promote, together)) for x in sums]
+    return np.asarray(sums[0] + 1j * sums[1], np.complex64) if complex_ else sums[0]
 
-    def terms(pairs: list[tuple[int, int, int]]) -> Array:
-        low = [(sign * a[i], b[j]) for i, j, sign in pairs[: len(pairs) - high]]
-        big = [(sign * a[i], b[j]) for i, j, sign in pairs[len(pairs) - high :]]
-        return models.accumulate([group for group in (low, big) if group], promote)
 
-    high = 1
-    if scheme == "3xfp16-3m":
-        first, second, third = (
-            terms([(2 * i + 1, 2 * j, 1), (2 * i, 2 * j + 1, 1), (2 * i, 2 * j, 1)])
-            for i, j in ((2, 0), (0, 1), (1, 2))
-        )
-        return np.asarray((first - third) + 1j * (first + second), np.complex64)
-    count = len(a)
-    if scheme == "1xfp16":
-        if count == 1:
-            return terms([(0, 0, 1)])
-        high = 2
-        re, im = terms([(0, 0, 1), (1, 1, -1)]), terms([(0, 1, 1), (1, 0, 1)])
-        return np.asarray(re + 1j * im, np.complex64)
-    if count == 2:
-        return terms([(1, 0, 1), (0, 1, 1), (0, 0, 1)])
-    high = 2
-    re = terms([(2, 0, 1), (0, 2, 1), (3, 1, -1), (1, 3, -1), (0, 0, 1), (1, 1, -1)])
-    im = terms([(2, 1, 1), (0, 3, 1), (3, 0, 1), (1, 2, 1), (0, 1, 1), (1, 0, 1)])
-    return np.asarray(re + 1j * im, np.complex64)
+def _terms(a: Array, b: Array, of_a: int, of_b: int, step: int, sign: int = 1) -> list[Pair]:
+    """Low times high, high times low, high times high of two numbers whose low parts are `step` planes further."""
+    x, y = np.float32(sign) * a, b
+    return [(x[of_a + step], y[of_b]), (x[of_a], y[of_b + step]), (x[of_a], y[of_b])]
+
+
+def _real(a: Array, b: Array) -> list[models.Schedule]:
+    only = [(1, [_terms(a, b, 0, 0, 1) if len(a) == 2 else [(a[0], b[0])]])]
+    return [lambda _: only]
+
+
+def _complex_wgmma(a: Array, b: Array) -> list[models.Schedule]:
+    """All products of one part in one partial sum; real and imaginary parts take turns at being the first."""
+
+    def schedules(number: int) -> tuple[list[models.Promotion], list[models.Promotion]]:
+        first, second = number % 2, 1 - number % 2
+        sign = -1 if first else 1
+        re = [_terms(a, b, first, first, 2), _terms(a, b, second, second, 2, -1)]
+        im = [_terms(a, b, first, second, 2), _terms(a, b, second, first, 2)]
+        return [(sign, [_low_first(re)])], [(1, [_low_first(im)])]
+
+    return [lambda number: schedules(number)[0], lambda number: schedules(number)[1]]
+
+
+def _low_first(products: list[list[Pair]]) -> list[Pair]:
+    return [term for terms in products for term in terms[:2]] + [terms[2] for terms in products]
+
+
+def _complex_mma(a: Array, b: Array) -> list[models.Schedule]:
+    if len(a) == 2:
+        re, im = [[(a[0], b[0])], [(-a[1], b[1])]], [[(a[1], b[0])], [(a[0], b[1])]]
+    else:
+        re = [_terms(a, b, 0, 0, 2), _terms(a, b, 1, 1, 2, -1)]
+        im = [_terms(a, b, 1, 0, 2), _terms(a, b, 0, 1, 2)]
+    return [lambda _: [(1, re)], lambda _: [(1, im)]]
+
+
+def _gauss(a: Array, b: Array) -> list[models.Schedule]:
+    first, second, third = (_terms(a, b, 2 * i, 2 * j, 1) for i, j in ((2, 0), (0, 1), (1, 2)))
+    return [lambda _: [(1, [first]), (-1, [third])], lambda _: [(1, [first]), (1, [second])]]
+
+
+_SCHEDULES: Final = {
+    ("3xfp16", "wgmma", True): _complex_wgmma,
+    ("3xfp16", "wgmma", False): _real,
+    ("3xfp16", "mma", True): _complex_mma,
+    ("3xfp16", "mma", False): _real,
+    ("1xfp16", "mma", True): _complex_mma,
+    ("1xfp16", "mma", False): _real,
+    ("3xfp16-3m", "wgmma", True): _gauss,
+}
+_MMA_PROMOTE: Final = 32
+_STAGE: Final = 64
+
+
+def _unpromoted(a: Array, b: Array, unit: models.MatrixUnit, *, complex_: bool) -> Array:
+    """One product that the tensor core accumulates alone, stage after stage."""
+    parts = [[(a[0], b[0])]]
+    if complex_:
+        parts = [[(a[0], b[0]), (-a[1], b[1])], [(a[0], b[1]), (a[1], b[0])]]
+    sums: list[Array | None] = [None] * len(parts)
+    for first in range(0, a.shape[2], _STAGE):
+        here = slice(first, min(first + _STAGE, a.shape[2]))
+        sums = [models.chain(terms, here, unit.fp16, unit, x) for terms, x in zip(parts, sums, strict=True)]
+    found = [np.asarray(x, np.float32) for x in sums]
+    return np.asarray(found[0] + 1j * found[1], np.complex64) if complex_ else found[0]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +27,8 @@ from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
 from gemmserve_kernels.tiling import flag
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.planes.layout import Scheme
@@ -227,10 +229,12 @@ def _source(
 
 @dataclass(frozen=True)
 class Statistics:
-    """Addresses of what the pre-pass learns of one operand: zero before it."""
+    """Where the pre-pass writes what it learns of one operand: in `words`, int32 and zero before it, the relative ones
+    (matrices, k) from number `first` on, behind them the absolute ones.
+    """
 
-    relative: int
-    absolute: int
+    words: Any
+    first: int
 
 
 @dataclass(frozen=True)
@@ -241,6 +245,18 @@ class SplitOperand:
     planes: Planes
     flags: Any
     statistics: Statistics
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """All that it holds."""
+        return self.planes.data, self.planes.exponents, self.flags, self.statistics.words
+
+    def with_arrays(self, source: Any, arrays: Sequence[Any]) -> SplitOperand:
+        """The same with other arrays, made of `source`."""
+        del source  # the planes are all there is to know of it
+        data, exponents, flags, words = arrays
+        planes = replace(self.planes, data=data, exponents=exponents)
+        return replace(self, planes=planes, flags=flags, statistics=replace(self.statistics, words=words))
 
 
 @dataclass(frozen=True)
@@ -315,8 +331,9 @@ def place(launcher: Launcher, params: SplitOperandParams, operand: SplitOperand,
     params.planes = launcher.pointer(operand.planes.data)
     params.exponents = launcher.pointer(operand.planes.exponents)
     params.flags = launcher.pointer(operand.flags)
-    params.relative = operand.statistics.relative
-    params.absolute = operand.statistics.absolute
+    statistics, side = operand.statistics, operand.side
+    params.relative = launcher.pointer(statistics.words) + _INT.itemsize * statistics.first
+    params.absolute = params.relative + _INT.itemsize * side.matrices * side.k
 
 
 def run(

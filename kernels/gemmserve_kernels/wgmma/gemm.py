@@ -138,8 +138,8 @@ def multiply(
     left, right = (b, a) if plan.swapped else (a, b)
     for piece in plan.pieces:
         params = WgmmaParams.from_buffer_copy(piece.params)
-        params.map_left = plan.left.encode(launcher.pointer(left.data))
-        params.map_right = plan.right.encode(launcher.pointer(right.data))
+        params.map_left = launcher.tensor_map(plan.left, launcher.pointer(left.data))
+        params.map_right = launcher.tensor_map(plan.right, launcher.pointer(right.data))
         params.left.exponents = launcher.pointer(left.exponents)
         params.right.exponents = launcher.pointer(right.exponents)
         for matrix, (_, base) in zip((params.c, params.d), found, strict=True):

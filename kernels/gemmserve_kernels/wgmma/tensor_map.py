@@ -1,17 +1,15 @@
 """Tensor maps: how the copy engine of Hopper finds boxes of an array, encoded by the driver (CUDA driver API 6.31).
 
-The driver is called through ctypes; encoding touches no device memory, and a map depends on nothing but its arguments,
-so the last few hundred are kept.
+Encoding touches no device memory, and a map depends on nothing but its arguments.
 """
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Any, Final
+from typing import Final
 
-from gemmserve_kernels.errors import DeviceError
+from gemmserve_kernels import driver
 
 MAP_BYTES: Final = 128
 MAX_BOX: Final = 256
@@ -19,7 +17,6 @@ MAX_BOX: Final = 256
 MAX_STRIDE: Final = 1 << 40
 """Bytes between neighbours along any axis must be fewer."""
 
-_LIBRARIES: Final = ("libcuda.so.1", "nvcuda.dll")
 _FLOAT16: Final = 6
 _NO_INTERLEAVE: Final = 0
 _SWIZZLE: Final = {32: 1, 64: 2, 128: 3}
@@ -47,42 +44,26 @@ class Box:
 
     def encode(self, address: int) -> TensorMap:
         """The map of the array at `address`. Raises DeviceError where the driver is missing or refuses."""
-        return _encoded(self, address)
-
-
-@lru_cache(maxsize=1024)
-def _encoded(box: Box, address: int) -> TensorMap:
-    rank = len(box.extents)
-    strides = [2 * box.extents[0]]
-    for extent in box.extents[1:-1]:
-        strides.append(strides[-1] * extent)
-    # The driver wants its result aligned to 64 bytes, which ctypes cannot promise.
-    memory = (ctypes.c_uint8 * (2 * MAP_BYTES))()
-    start = -ctypes.addressof(memory) % 64
-    code = _encoder()(
-        ctypes.byref(memory, start),
-        _FLOAT16,
-        rank,
-        ctypes.c_void_p(address),
-        (ctypes.c_uint64 * rank)(*box.extents),
-        (ctypes.c_uint64 * (rank - 1))(*strides),
-        (ctypes.c_uint32 * rank)(*box.box),
-        (ctypes.c_uint32 * rank)(*[1] * rank),
-        _NO_INTERLEAVE,
-        _SWIZZLE[2 * box.box[0]],
-        _PROMOTE_TO_256,
-        _ZERO_FILL,
-    )
-    if code:
-        raise DeviceError(f"cuTensorMapEncodeTiled: error {code} for {box} at {address:#x}")
-    return TensorMap.from_buffer_copy(memory, start)
-
-
-@cache
-def _encoder() -> Any:
-    for name in _LIBRARIES:
-        try:
-            return ctypes.CDLL(name).cuTensorMapEncodeTiled
-        except (OSError, AttributeError):
-            continue
-    raise DeviceError("the CUDA driver has no cuTensorMapEncodeTiled")
+        rank = len(self.extents)
+        strides = [2 * self.extents[0]]
+        for extent in self.extents[1:-1]:
+            strides.append(strides[-1] * extent)
+        # The driver wants its result aligned to 64 bytes, which ctypes cannot promise.
+        memory = (ctypes.c_uint8 * (2 * MAP_BYTES))()
+        start = -ctypes.addressof(memory) % 64
+        code = driver.map_encoder()(
+            ctypes.byref(memory, start),
+            _FLOAT16,
+            rank,
+            ctypes.c_void_p(address),
+            (ctypes.c_uint64 * rank)(*self.extents),
+            (ctypes.c_uint64 * (rank - 1))(*strides),
+            (ctypes.c_uint32 * rank)(*self.box),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            _NO_INTERLEAVE,
+            _SWIZZLE[2 * self.box[0]],
+            _PROMOTE_TO_256,
+            _ZERO_FILL,
+        )
+        driver.check(code, f"a tensor map of {self} at {address:#x}")
+        return TensorMap.from_buffer_copy(memory, start)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemmserve_kernels.errors import DeviceError
+
 from .memory import GuardedBlock
 from .module import FORWARD, LaunchError, MemoryFault, Order, Region, ShimModule, compile_source, extent_of
 
@@ -87,10 +89,25 @@ class ShimLauncher:
             self._foreign[low] = Region(low, high - low, f"an array of shape {array.shape}")
         return address
 
+    def tensor_map(self, box: Any, address: int) -> Any:
+        """See Launcher. There is no copy engine: raises DeviceError."""
+        raise DeviceError("the shim has no tensor maps")
+
     def launch(
-        self, source: KernelSource, entry: str, *, grid: int, block: int, shared: int, params: ctypes.Structure
+        self,
+        source: KernelSource,
+        entry: str,
+        *,
+        grid: int,
+        block: int,
+        shared: int,
+        params: ctypes.Structure,
+        dependent: bool = False,
     ) -> None:
-        """See Launcher. Raises the errors of ShimModule.launch, and MemoryFault for a write next to a buffer."""
+        """See Launcher: one launch ends before the next begins.
+
+        Raises the errors of ShimModule.launch, and MemoryFault for a write next to a buffer.
+        """
         module = _module(source, self.spec.warp_size, self.checked, self._compiler)
         self._check_limits(entry, grid, block, shared + module.static_shared_bytes)
         regions = [

@@ -15,6 +15,7 @@ from gemmserve_kernels.mma import gemm as mma_sync
 from gemmserve_kernels.planes import gemm as tensor_core
 from gemmserve_kernels.planes import models as plane_models
 from gemmserve_kernels.planes import split
+from gemmserve_kernels.planes.watch import watch
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 A100 = KNOWN["A100"]  # no clusters: the portable form of the kernels
@@ -36,8 +37,7 @@ def run_split(launcher, array, scheme, name, trans="N", *, planar=False):
     side = split.Side.of(stored, batch, trans, left=name == "a", planar=planar)
     words = launcher.zeros((4 + 2 * side.matrices * side.k,), np.dtype(np.int32))
     address = launcher.pointer(words)
-    found = split.Statistics(address + 16, address + 16 + 4 * side.matrices * side.k)
-    operand = split.allocate(launcher, scheme, side, name, found)
+    operand = split.allocate(launcher, scheme, side, name, split.Statistics(words, 4))
     left = name == "a"
     split.run(launcher, operand if left else None, None if left else operand, base, base, address)
     return operand, words[4:].view(np.float32).reshape(2, side.matrices, side.k), words[0]
@@ -168,7 +168,7 @@ def run(launcher, a, b, c=None, *, compute="3xfp16", prepare=False, **options):
             prepared.prepare_on(launcher, x, side, compute, trans=options.get(f"trans_{side}", "N"))
             for x, side in zip(held, "ab", strict=True)
         ]
-    with tensor_core.watch() as seen:
+    with watch() as seen:
         tensor_core.run_gemm(
             launcher, problem, GemmConfig(algorithm="mma"), *held, None if c is None else machine.put(c), out
         )
