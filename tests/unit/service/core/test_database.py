@@ -7,10 +7,11 @@ import sqlite3
 
 import pytest
 
-from gemmserve_service.database import SCHEMA_VERSION, Database, DatabaseError, load_sql
+from gemmserve_service.database import Database, load_sql
 from gemmserve_service.errors import StoreFull
+from gemmserve_service.migrations import DatabaseError
 
-INSERT = "INSERT INTO idempotency (key, digest, job_id, created_at) VALUES (?, 'd', 'j', 0)"
+INSERT = "INSERT INTO idempotency (owner, key, digest, job_id, created_at) VALUES ('', ?, 'd', 'j', 0)"
 COUNT = "SELECT count(*) FROM idempotency"
 
 
@@ -75,16 +76,6 @@ async def test_a_full_disk_is_a_store_full_and_nothing_of_it_stays(database):
         await database.write(lambda db: db.execute(INSERT, ("x" * 100_000,)))
     await database.write(lambda db: db.execute(INSERT, ("small",)))
     assert await database.read(count) == 1
-
-
-async def test_a_newer_schema_is_refused_and_left_alone(tmp_path):
-    path = tmp_path / "db.sqlite"
-    with sqlite3.connect(path) as db:
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    database = Database(path)
-    with pytest.raises(DatabaseError, match="newer gemmserve"):
-        await database.start()
-    await database.stop()
 
 
 async def test_what_is_no_database_is_refused(tmp_path):

@@ -126,7 +126,7 @@ async def test_a_submission_that_cannot_be_recorded_leaves_nothing(core, gemm, a
         await core.jobs.submit(gemm(a, a), idempotency_key="k")
     await core.database.write(lambda db: db.execute("ALTER TABLE away RENAME TO jobs"))
     await idle()
-    assert not core.jobs._keys_in_flight
+    assert not core.jobs._keys._arriving
 
 
 async def test_an_end_that_cannot_be_recorded_is_a_failure_and_nothing_stays(core, fake, gemm, a, idle):

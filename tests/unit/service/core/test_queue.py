@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 from gemmserve_service.catalog import to_row
+from gemmserve_service.idempotency import RememberedKey
 from gemmserve_service.ids import new_id
-from gemmserve_service.queue import RememberedKey, SqliteQueue
+from gemmserve_service.queue import SqliteQueue
 from gemmserve_service.schemas import ArrayInfo, GemmJob, JobInfo, JobState, Problem, Timings
 
 ADAPTERS = {"sqlite": SqliteQueue}
@@ -31,7 +32,7 @@ def add(queue):
             created_at=MOMENT,
             request=request.model_dump(mode="json"),
         )
-        remembered = None if key is None else RememberedKey(key, "digest", info.id, MOMENT.timestamp())
+        remembered = None if key is None else RememberedKey("", key, "digest", info.id, MOMENT.timestamp())
         await queue.insert(info, request.model_dump_json(), deadline_at, remembered)
         return info, request
 
@@ -102,7 +103,7 @@ async def test_recovery_gives_back_what_is_unfinished(queue, add):
     first = next(job for job in unfinished if job.info.id == running.id)
     assert (first.info.state, first.info.attempt, first.info.started_at) == (JobState.QUEUED, 2, None)
     assert (first.request, first.deadline_at) == (request, 5.0)
-    assert keys == [RememberedKey("k", "digest", waiting.id, MOMENT.timestamp())]
+    assert keys == [RememberedKey("", "k", "digest", waiting.id, MOMENT.timestamp())]
 
 
 async def test_requeued_waits_again(queue, add):

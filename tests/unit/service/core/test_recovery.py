@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemmserve_service.core import Core
-from gemmserve_service.database import DatabaseError
+from gemmserve_service.migrations import DatabaseError
 from gemmserve_service.schemas import JobState
 
 A = np.arange(16.0).reshape(4, 4)

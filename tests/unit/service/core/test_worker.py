@@ -179,7 +179,7 @@ def test_the_verified_product():
 
 @pytest.mark.parametrize("wrong", [0, np.nan])
 def test_a_device_that_multiplies_wrongly_takes_no_task(monkeypatch, wrong):
-    monkeypatch.setattr(CpuBackend, "run", lambda self, params, operands, results: results["d"].fill(wrong))
+    monkeypatch.setattr(CpuBackend, "run", lambda self, params, operands, results, *_: results["d"].fill(wrong))
     with pytest.raises(DeviceUnavailable, match="came out wrong"):
         verified_error(CpuBackend())
 
@@ -194,7 +194,7 @@ def conversation(tmp_path):
     """A worker's loop in a thread, and the front's end of its socket."""
     near, far = socket.socketpair()
     runner = Runner(CpuBackend())
-    thread = threading.Thread(target=loop._converse, args=(far, runner))
+    thread = threading.Thread(target=loop._converse, args=(far, runner, 60))
     with near, far:
         near.settimeout(10)
         thread.start()
@@ -224,7 +224,7 @@ def test_a_conversation(conversation, run):
 
 def test_a_broken_context_ends_the_process_without_an_answer(run, monkeypatch):
     class Broken(CpuBackend):
-        def run(self, params, operands, results):
+        def run(self, params, operands, results, checkpoint):
             raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
 
         def usable(self):
@@ -242,7 +242,7 @@ def test_a_broken_context_ends_the_process_without_an_answer(run, monkeypatch):
     with near, far:
         near.sendall(encode(message))
         with pytest.raises(Ended, match=str(loop.BROKEN_CONTEXT)):
-            loop._converse(far, Runner(Broken()))
+            loop._converse(far, Runner(Broken()), 60)
         near.setblocking(False)
         with pytest.raises(BlockingIOError):
             near.recv(1)

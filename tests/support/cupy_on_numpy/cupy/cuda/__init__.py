@@ -1,0 +1,73 @@
+import time
+
+from cupy._array import alloc
+from cupy.cuda import compiler, cublas, device, driver, memory, nvrtc, runtime
+from cupy.cuda.device import Device
+
+__all__ = ["Device", "Event", "Stream", "alloc", "compiler", "cublas", "device", "driver", "memory", "nvrtc", "runtime"]
+
+
+class Event:
+    def __init__(self, block=False, disable_timing=False, interprocess=False):
+        self.at = None
+        self.ptr = 0
+
+    def record(self, stream=None):
+        self.at = time.perf_counter()
+
+    def synchronize(self):
+        assert self.at is not None, "an event that was never recorded"
+
+    done = True
+
+
+def get_elapsed_time(start, end):
+    """Milliseconds."""
+    return 1e3 * (end.at - start.at)
+
+
+class Graph:
+    def launch(self, stream=None):
+        pass
+
+    def upload(self, stream=None):
+        pass
+
+
+class Stream:
+    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
+        self.ptr = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def use(self):
+        return self
+
+    def synchronize(self):
+        pass
+
+    def record(self, event=None):
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def begin_capture(self, mode=None):
+        pass
+
+    def end_capture(self):
+        return Graph()
+
+
+Stream.null = Stream()
+
+
+def get_current_stream(device_id=-1):
+    return Stream.null
+
+
+def runtimeGetVersion():  # noqa: N802
+    return runtime.runtimeGetVersion()

@@ -1,0 +1,6 @@
+class NVRTCError(RuntimeError):
+    pass
+
+
+def getVersion():
+    return 13, 0

@@ -1,0 +1,81 @@
+"""Runs a script as if this machine had an H200: python run.py SCRIPT [ARGUMENTS ...].
+
+Kernels are neither compiled nor run. What they would have been is appended, one name a line, to the file
+$CUPY_ON_NUMPY_SOURCES, if that is set.
+"""
+
+import ctypes
+import os
+import pathlib
+import runpy
+import sys
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from gemmserve_kernels import compiler, driver  # noqa: E402
+
+MAX_SHARED = 227 << 10
+SOURCES = os.environ.get("CUPY_ON_NUMPY_SOURCES")
+
+
+def launch(config_at, function, pointer, extra):
+    """cuLaunchKernelEx: looks at the configuration."""
+    config = driver.LaunchConfig.from_address(config_at)
+    ok = 0 < config.grid[0] < 1 << 31 and 0 < config.block[0] <= 1024 and config.shared <= MAX_SHARED
+    return 0 if ok and ctypes.c_void_p.from_address(pointer).value else 1
+
+
+def fill(address, value, nbytes, stream):
+    """cuMemsetD8Async."""
+    ctypes.memset(address, value, nbytes)
+    return 0
+
+
+def encode(*arguments):
+    """cuTensorMapEncodeTiled: checks what the driver would refuse."""
+    _, _, rank, address, extents, strides, box, *_ = arguments
+    ok = address.value % 16 == 0 and all(0 < box[i] <= 256 for i in range(rank))
+    ok = ok and all(strides[i] % 16 == 0 and strides[i] < 1 << 40 for i in range(rank - 1))
+    return 0 if ok and all(0 < extents[i] <= 1 << 32 for i in range(rank)) else 1
+
+
+def explain(code, text):
+    """cuGetErrorString."""
+    return 0
+
+
+FUNCTIONS = {
+    "cuLaunchKernelEx": launch,
+    "cuMemsetD8Async": fill,
+    "cuTensorMapEncodeTiled": encode,
+    "cuGetErrorString": explain,
+}
+
+
+def cubin_file(source, arch):
+    """The name alone."""
+    if SOURCES:
+        with open(SOURCES, "a", encoding="utf-8") as file:
+            file.write(f"{source.name} {sorted(source.defines)}\n")
+    return pathlib.Path(f"{source.name}.cubin")
+
+
+driver._function = FUNCTIONS.__getitem__
+compiler.cubin_file = cubin_file
+
+
+class Blas:
+    """cuBLAS for ctypes."""
+
+    def __getattr__(self, name):
+        return lambda *_: 0
+
+
+if __name__ == "__main__":
+    script, *arguments = sys.argv[1:]
+    sys.argv = [script, *arguments]
+    sys.path.insert(1, str(pathlib.Path(script).parent))
+    real_cdll = ctypes.CDLL
+    ctypes.CDLL = lambda name, *args, **kwargs: Blas() if "cublas" in str(name) else real_cdll(name, *args, **kwargs)
+    runpy.run_path(script, run_name="__main__")

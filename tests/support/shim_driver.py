@@ -1,0 +1,245 @@
+"""`gemm` on CuPy arrays with the CPU shim behind the CUDA driver: what `Call` and the launcher hand over really runs.
+
+A process of its own (`python shim_driver.py`), because it puts stand-ins for CuPy and the driver in their places. Runs
+every function below that is named `check_...` and prints their outcomes as JSON, by name: null, or what went wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "cupy_on_numpy"), str(HERE)]
+
+import cupy  # noqa: E402
+import numpy as np  # noqa: E402
+from simt_cases import random  # noqa: E402
+from simt_shim.module import compile_source  # noqa: E402
+
+from gemmserve_kernels import GemmConfig, compiler, driver, gemm, prepare  # noqa: E402
+from gemmserve_kernels.arguments import GemmParams  # noqa: E402
+from gemmserve_kernels.device import KNOWN, DeviceSpec  # noqa: E402
+from gemmserve_kernels.mma.gemm import MmaParams  # noqa: E402
+from gemmserve_kernels.planes.balance import BalanceParams  # noqa: E402
+from gemmserve_kernels.planes.fallback import FallbackParams  # noqa: E402
+from gemmserve_kernels.planes.split import SplitParams  # noqa: E402
+from gemmserve_kernels.planes.watch import watch  # noqa: E402
+from gemmserve_kernels.small.gemm import SmallParams  # noqa: E402
+
+PARAMS = {
+    "gemm": GemmParams,
+    "mma_gemm": MmaParams,
+    "balance": BalanceParams,
+    "fallback": FallbackParams,
+    "split": SplitParams,
+    "small_gemm": SmallParams,
+}
+kernels: list[tuple[str, object]] = []
+launched: list[str] = []
+streams: list[int] = []
+
+
+def load(source, entry, arch, device):
+    kernels.append((entry, compile_source(source.text)))
+    return SimpleNamespace(kernel=SimpleNamespace(ptr=len(kernels)), max_dynamic_shared_size_bytes=227 << 10)
+
+
+def launch(config, function, pointers, extra):
+    entry, module = kernels[function - 1]
+    config = driver.LaunchConfig.from_address(config)
+    (pointer,) = (ctypes.c_void_p * 1).from_address(pointers)
+    params = PARAMS[entry].from_buffer_copy((ctypes.c_char * ctypes.sizeof(PARAMS[entry])).from_address(pointer))
+    module.launch(entry, tuple(config.grid), tuple(config.block), (params,), shared=config.shared)
+    launched.append(entry)
+    streams.append(config.stream or 0)
+    return 0
+
+
+def fill(address, value, nbytes, stream):
+    ctypes.memset(address, value, nbytes)
+    return 0
+
+
+compiler.load = load
+driver.launcher = lambda: launch
+driver.filler = lambda: fill
+DeviceSpec.of = classmethod(lambda cls, ordinal: KNOWN["A100"])
+
+
+def pair(seed=1, m=40, n=30, k=70, dtype="c8"):
+    return random(seed, dtype, m, k), random(seed + 1, dtype, k, n)
+
+
+def put(array):
+    return cupy.array(array)
+
+
+def agree(result, expected, places=1e-5):
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(result.get(), expected, rtol=0, atol=places * scale)
+
+
+CONFIGS = {
+    "simt": {"config": GemmConfig(algorithm="simt")},
+    "planes": {"config": GemmConfig(algorithm="mma"), "compute": "3xfp16"},
+    "3xtf32": {"config": GemmConfig(algorithm="mma"), "compute": "3xtf32"},
+}
+
+
+def check_other_arrays_take_the_same_launches():
+    for options in CONFIGS.values():
+        counts = []
+        for seed in (1, 5, 9):
+            a, b = pair(seed)
+            before = len(launched)
+            agree(gemm(put(a), put(b), **options), a.astype("c16") @ b)
+            counts.append(launched[before:])
+        assert counts[0] == counts[1] == counts[2], counts
+
+
+def check_everything_at_once():
+    a, b = pair()
+    c = random(3, "c8", 40, 30)
+    for options in CONFIGS.values():
+        d = gemm(put(a.T.copy()), put(b.conj()), put(c), alpha=2j, beta=0.5, trans_a="T", trans_b="R", **options)
+        agree(d, 2j * (a.astype("c16") @ b) + 0.5 * c)
+
+
+def check_out_of_any_strides():
+    a, b = pair()
+    for options in CONFIGS.values():
+        wide = put(np.full((80, 93), np.nan, "c8"))
+        view = wide[::2, 1::3][:40, :30]
+        assert gemm(put(a), put(b), out=view, **options) is view
+        agree(view, a.astype("c16") @ b)
+
+
+def check_out_that_overlaps_an_operand():
+    a, b = random(1, "c8", 32, 32), random(2, "c8", 32, 32)
+    for options in CONFIGS.values():
+        x = put(a)
+        gemm(x, put(b), out=x, **options)
+        agree(x, a.astype("c16") @ b)
+
+
+def check_c_is_not_read_where_beta_is_zero():
+    a, b = pair()
+    c = put(np.full((40, 30), np.nan, "c8"))
+    for options in CONFIGS.values():
+        agree(gemm(put(a), put(b), c, beta=0, **options), a.astype("c16") @ b)
+
+
+def check_batches_in_turns():
+    from gemmserve_kernels.planes import gemm as planes
+
+    planes._WORKSPACE = 70000  # of planes at once: two matrices of five
+    a, b = random(1, "c8", 5, 20, 70), random(2, "c8", 70, 33)
+    before = len(launched)
+    agree(gemm(put(a), put(b), **CONFIGS["planes"]), a.astype("c16") @ b)
+    assert launched[before:].count("split") > 1
+    planes._WORKSPACE = 256 << 20
+
+
+def check_mixed_dtypes_are_converted():
+    a, b = random(1, "f4", 40, 70), random(2, "c8", 70, 30)
+    agree(gemm(put(a), put(b), **CONFIGS["planes"]), a.astype("f8") @ b)
+
+
+def check_unaligned_operands():
+    a, b = pair()
+    wide = put(np.zeros((40, 71), "c8"))
+    wide[:, 1:] = put(a)
+    for options in CONFIGS.values():
+        agree(gemm(wide[:, 1:], put(b), **options), a.astype("c16") @ b)
+
+
+def check_prepared_operands_have_the_same_bits():
+    a, b = pair()
+    options = CONFIGS["planes"]
+    plain = gemm(put(a), put(b), **options).get()
+    left, right = prepare(put(a), "a", "3xfp16"), prepare(put(b), "b", "3xfp16")
+    assert left.payload is not None
+    assert right.payload is not None
+    for x, y in ((left, put(b)), (put(a), right), (left, right)):
+        np.testing.assert_array_equal(gemm(x, y, **options).get(), plain)
+    # Another one of the same shape, at another address, in the same launches.
+    other = random(7, "c8", 40, 70)
+    agree(gemm(prepare(put(other), "a", "3xfp16"), right, **options), other.astype("c16") @ b)
+    # Prepared for the other side, it is taken for what it is: an array.
+    square = random(8, "c8", 32, 32)
+    agree(gemm(prepare(put(square), "b", "3xfp16"), put(square), **options), square.astype("c16") @ square)
+
+
+def check_what_falls_back_is_seen():
+    a, b = pair()
+    a[3, 4] = np.inf
+    with watch() as seen, np.errstate(invalid="ignore"):
+        result = gemm(put(a), put(b), **CONFIGS["planes"]).get()
+    assert seen.fallback_share() > 0
+    assert not np.isfinite(result[3]).any()
+    np.testing.assert_allclose(result[:3], a[:3].astype("c16") @ b, rtol=0, atol=1e-4)
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(gemm(put(a), put(b), **CONFIGS["planes"]).get()))
+
+
+def check_threads():
+    a, b = pair()
+    x, y, expected = put(a), put(b), a.astype("c16") @ b
+    wrong = []
+
+    def work():
+        try:
+            for _ in range(3):
+                agree(gemm(x, y, **CONFIGS["planes"]), expected)
+        except AssertionError as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[0]
+
+
+def check_the_stream_of_the_moment():
+    a, b = pair()
+    x, y = put(a), put(b)
+    of = cupy.cuda.get_current_stream
+    try:
+        for handle in (0, 7, 7, 9):
+            cupy.cuda.get_current_stream = lambda handle=handle: SimpleNamespace(ptr=handle)
+            before = len(streams)
+            gemm(x, y, **CONFIGS["planes"])
+            assert set(streams[before:]) == {handle}
+    finally:
+        cupy.cuda.get_current_stream = of
+
+
+def check_small_batches():
+    a, b = random(1, "c8", 9, 7, 5), random(2, "c8", 9, 5, 6)
+    agree(gemm(put(a), put(b), config=GemmConfig(algorithm="small")), a.astype("c16") @ b)
+
+
+def check_empty_products():
+    a, b = np.zeros((4, 0), "c8"), np.zeros((0, 5), "c8")
+    c = random(1, "c8", 4, 5)
+    agree(gemm(put(a), put(b), put(c), beta=2), 2 * c.astype("c16"))
+    assert gemm(put(np.zeros((0, 3), "c8")), put(np.zeros((3, 2), "c8"))).shape == (0, 2)
+
+
+if __name__ == "__main__":
+    outcomes: dict[str, str | None] = {}
+    for name, function in list(globals().items()):
+        if name.startswith("check_"):
+            try:
+                function()
+                outcomes[name] = None
+            except Exception:
+                outcomes[name] = traceback.format_exc()
+    print(json.dumps(outcomes))
