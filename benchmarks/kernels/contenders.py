@@ -1,99 +1,157 @@
-"""The suite's machine: ours as dispatched, each of our algorithms by name, prepared operands, and every rival."""
+"""Who competes in a case of the suite: ours as dispatched, each of our algorithms by name, prepared operands, rivals."""
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from gemmserve_kernels import ConfigInfeasible, DeviceError, GemmConfig, gemm, prepare
-from gemmserve_kernels.bench.targets import Contender, GpuTarget
+from gemmserve_kernels.bench.targets import by_hand, run_case
 from gemmserve_kernels.dispatch import candidates, plan
+from gemmserve_kernels.errors import KernelError
 
+PREPARABLE = ("3xfp16", "3xfp16-3m", "1xfp16", "ozaki")
+"""What the tensor cores multiply where operands can be prepared."""
+RIVAL_COMPUTE = {"tf32": "tf32", "1xtf32": "tf32", "fp64": "fp64"}
+"""What the vendor's BLAS is asked for beside a mode of ours; plain arithmetic beside the others."""
+VENDOR = GemmConfig(algorithm="vendor")
 BLAS_LIBRARIES = ("libcublas.so.13", "libcublas.so.12")
-PREPARED_FROM = 4e8
-"""Operations of the smallest product whose operands are worth preparing."""
 
 
-class SuiteTarget(GpuTarget):
-    """A GPU with more contenders than `gemmserve bench` shows."""
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute a case. `run(i)` uses the i-th set of operands and returns the results by name.
 
-    forced = True
-    """Whether to show our other algorithms by name."""
-    prepared = False
-    """Whether to show ours on operands that were prepared beforehand."""
+    `arithmetic` is what the tensor cores multiply, "plain", or "" where it is not ours to say.
+    """
 
-    def contenders(self, case, operands, *, rival):
-        """Ours first, then our algorithms by name, ours on prepared operands, the rivals."""
-        base = super().contenders(case, operands, rival=rival)
-        if case.op != "gemm":
-            return base
-        sets = self.sets(operands)
-        ours, rivals = base[:1], base[1:]
-        if self.forced:
-            ours += [self._named(case, sets, each.algorithm) for each in candidates(case.problem(), self.spec)]
-        if self.prepared and case.layout == "interleaved" and case.problem().flops() > PREPARED_FROM:
-            ours.append(self._with_prepared(case, sets))
-        if rival and case.compute in {"auto", "3xfp16"} and case.dtype in {"complex64", "float32"}:
-            rivals.append(self._vendor(case, sets, "tf32", "cuBLAS FAST_TF32"))
-        if rival and case.dtype == "complex128" and case.batch == 1 and case.trans_a == case.trans_b == "N":
-            rivals.append(Contender("cuBLAS zgemm3m", "vendor", lambda i: zgemm3m(**sets[i % len(sets)])))
-        return [each for each in ours + rivals if each is not None]
+    who: str
+    algorithm: str
+    arithmetic: str
+    run: Callable[[int], dict[str, Any]]
 
-    def _named(self, case, sets, algorithm):
-        named = replace(case, config=GemmConfig(algorithm=algorithm))
-        if plan(case.problem(), self.spec).algorithm == algorithm or algorithm == "vendor":
-            return None  # that is ours, or the rival
-        return self.ours(named, sets, algorithm, algorithm)
 
-    def _with_prepared(self, case, sets):
-        chosen = plan(case.problem(), self.spec)
-        if chosen.arithmetic == "plain":
-            return None
-        kept = [
-            {
-                side: prepare(arrays[side], side, case.compute, trans=getattr(case, f"trans_{side}"))
-                for side in ("a", "b")
-            }
-            for arrays in sets[:2]
+def contenders(case, sets, spec, *, forced=True, prepared=False):
+    """Ours first, then our other algorithms by name, ours on prepared operands, the rivals. Raises KernelError."""
+    if case.op != "gemm":
+        return [_ours(case, sets, "gemmserve", plan(case.problem(), spec)), _by_hand(case, sets)]
+    chosen = plan(case.problem(), spec)
+    found = [_ours(case, sets, "gemmserve", chosen)]
+    if forced and case.config is None:
+        others = {each.algorithm: each for each in candidates(case.problem(), spec)}
+        found += [
+            _ours(replace(case, config=GemmConfig(algorithm=name)), sets, name, each)
+            for name, each in others.items()
+            if name not in {chosen.algorithm, "vendor"}
         ]
-        options = case.options()
-        return Contender(
-            "prepared",
-            chosen.algorithm,
-            lambda i: {"d": gemm(kept[i % len(kept)]["a"], kept[i % len(kept)]["b"], **options)},
-        )
+    if prepared and chosen.arithmetic in PREPARABLE:
+        found.append(_prepared(case, sets, chosen))
+    return found + _rivals(case, sets, spec)
 
-    def _vendor(self, case, sets, compute, who):
-        named = replace(case, compute=compute, config=GemmConfig(algorithm="vendor"))
+
+def modes(case, sets, spec, computes):
+    """Ours in each mode that the device and the data have, and the rivals: what the tables of errors compare."""
+    found = []
+    for compute in computes:
+        named = replace(case, compute=compute)
         try:
-            plan(named.problem(), self.spec)
-        except ConfigInfeasible:
-            return None
-        return self.ours(named, sets, who, "vendor")
+            found.append(_ours(named, sets, compute, plan(named.problem(), spec)))
+        except KernelError:
+            continue
+    return found + _rivals(case, sets, spec)
+
+
+def _rivals(case, sets, spec):
+    found = [_vendor(case, sets, spec, RIVAL_COMPUTE.get(case.compute, "auto"), "vendor BLAS")]
+    if found == [None]:  # strides or conjugations that a BLAS call cannot express: CuPy copies instead
+        found = [_by_hand(case, sets)]
+    if case.compute in {"auto", "3xfp16"} and case.dtype in {"complex64", "float32"}:
+        found.append(_vendor(case, sets, spec, "tf32", "cuBLAS FAST_TF32"))
+    plain = case.batch == 1 and case.trans_a == case.trans_b == "N" and (case.alpha, case.beta) == (1, 0)
+    if case.dtype == "complex128" and case.layout == "interleaved" and plain and spec.kind == "cuda":
+        found.append(Contender("cuBLAS zgemm3m", "vendor", "", lambda i: zgemm3m(**sets[i % len(sets)])))
+    return [each for each in found if each is not None]
+
+
+def _ours(case, sets, who, chosen):
+    return Contender(who, chosen.algorithm, chosen.arithmetic, lambda i: run_case(case, sets[i % len(sets)]))
+
+
+def _by_hand(case, sets):
+    import cupy
+
+    return Contender("cupy", "cupy", "", lambda i: by_hand(cupy, case, sets[i % len(sets)]))
+
+
+def _vendor(case, sets, spec, compute, who):
+    named = replace(case, compute=compute, config=VENDOR)
+    try:
+        chosen = plan(named.problem(), spec)
+    except (ConfigInfeasible, KernelError):
+        return None
+    return Contender(who, "vendor", "", _ours(named, sets, who, chosen).run)
+
+
+def _prepared(case, sets, chosen):
+    """The sets' first few: planes or residues are larger than what they are made of."""
+    kept = [
+        {
+            side: prepare(arrays[side], side, case.compute, trans=getattr(case, f"trans_{side}"), layout=case.layout)
+            for side in "ab"
+        }
+        for arrays in sets[:4]
+    ]
+    options = case.options()
+    arguments = [(pair["a"], pair["b"], arrays.get("c")) for pair, arrays in zip(kept, sets, strict=False)]
+    return Contender(
+        "prepared",
+        chosen.algorithm,
+        chosen.arithmetic,
+        lambda i: {"d": gemm(*arguments[i % len(arguments)], **options)},
+    )
+
+
+# ---- cuBLAS's Gauss variant, which CuPy does not wrap
 
 
 def zgemm3m(a, b):
-    """A B of complex128 matrices in C order by cuBLAS's Gauss variant, which CuPy does not wrap."""
+    """A B of complex128 matrices in C order."""
     import cupy
 
     (m, k), n = a.shape, b.shape[1]
     d = cupy.empty((m, n), np.complex128)
-    factors = np.array([1, 0], np.complex128)
-    one, zero = (ctypes.c_void_p(factors.ctypes.data + 16 * i) for i in (0, 1))
-    handle = ctypes.c_void_p(cupy.cuda.device.get_cublas_handle())
-    pointers = [ctypes.c_void_p(x.data.ptr) for x in (b, a, d)]
-    status = _blas().cublasZgemm3m(handle, 0, 0, n, m, k, one, pointers[0], n, pointers[1], k, zero, pointers[2], n)
-    if status:
-        raise DeviceError(f"cublasZgemm3m: status {status}")
+    library, handle = _blas()
+    _check(library.cublasSetStream_v2(handle, ctypes.c_void_p(cupy.cuda.get_current_stream().ptr)))
+    left, right, result = (ctypes.c_void_p(x.data.ptr) for x in (b, a, d))
+    one, zero = (ctypes.byref(_factors(), offset) for offset in (0, 16))
+    _check(library.cublasZgemm3m(handle, 0, 0, n, m, k, one, left, n, right, k, zero, result, n))
     return {"d": d}
 
 
+@cache
+def _factors():
+    return (ctypes.c_double * 4)(1, 0, 0, 0)
+
+
+@cache
 def _blas():
+    """The library and a handle of its own: it may be another copy than CuPy's."""
     for name in BLAS_LIBRARIES:
         try:
-            return ctypes.CDLL(name)
+            library = ctypes.CDLL(name)
         except OSError:
             continue
+        handle = ctypes.c_void_p()
+        _check(library.cublasCreate_v2(ctypes.byref(handle)))
+        return library, handle
     raise DeviceError("cuBLAS cannot be loaded")
+
+
+def _check(status):
+    if status:
+        raise DeviceError(f"cuBLAS: status {status}")

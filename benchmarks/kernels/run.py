@@ -1,194 +1,312 @@
-"""Our kernels beside the vendor's BLAS on this machine's GPU, in one run: time, rate and error; writes JSON.
+"""Our kernels beside the vendor's BLAS on this machine's GPU, in one run: times, rates, errors; writes JSON.
 
-    python benchmarks/kernels/run.py [--quick] [--device cuda:0|cpu] [--output docs/benchmarks/kernels-<device>.json]
+    python benchmarks/kernels/run.py [--tables headline square ...] [--quick] [--seconds 480] [--output FILE]
 
-Times are medians of device events over operands that rotate through three times the level-2 cache. Every row is checked
-against an oracle in double precision (long double for 64-bit data), on as many rows as that takes a few seconds for.
-Exits 2 where there is no GPU, unless --device cpu asks for NumPy.
+Every case's contenders take turns on operands that rotate through three times the level-2 cache; see timing.py for what
+`seconds` (the device's) and `wall` (the caller's) are. Results are compared, on the device, with the product in double
+precision (64-bit data: exact). Ceilings are measured first. The JSON is written after every case: run again, it goes on
+where it stopped, and passes over a case in which it died. Exits 2 where there is no GPU (--device cpu measures NumPy),
+3 where a case failed, 4 where the time was up.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
+import math
 import re
-import statistics
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from contenders import SuiteTarget
+import ceilings
+import data
+import numpy as np
+import timing
+from contenders import Contender, contenders, modes
+from results import Results, digest
+from suite import MODES, label, suite
+from summary import summary
 
-from gemmserve_kernels import DeviceError, GemmConfig
-from gemmserve_kernels.bench.cases import Case
+from gemmserve_kernels import DeviceError
 from gemmserve_kernels.bench.environment import environment
-from gemmserve_kernels.bench.formats import fields
-from gemmserve_kernels.bench.run import measure
-from gemmserve_kernels.bench.targets import CpuTarget
+from gemmserve_kernels.bench.targets import by_hand, run_case
+from gemmserve_kernels.device import DeviceSpec, device_errors
 from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.planes.watch import watch
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
-KINDS = ("normal", "positive", "wide", "graded", "ill-scaled")
-MODES = ("fp32", "3xfp16", "3xfp16-3m", "3xtf32", "1xtf32", "tf32")
+CACHES = 3
+"""Operands rotate through that many times the level-2 cache."""
+MOST_SETS = 32
+PLANES = ("3xfp16", "3xfp16-3m", "1xfp16")
 
 
-def square(*sizes, **options):
-    return [Case(m=n, n=n, k=n, **options) for n in sizes]
+class Gpu:
+    """The current CUDA or ROCm device."""
+
+    def __init__(self, ordinal, shrink=1):
+        self._shrink = shrink
+        self.spec = DeviceSpec.of(ordinal)
+        import cupy
+
+        cupy.cuda.Device(ordinal).use()
+        self.xp = cupy
+        self.clock = timing.GpuClock(cupy, timing.GpuClock.FILL_BYTES // shrink**3)
+
+    def sets(self, arrays):
+        """The operands as often as it takes to exceed the cache."""
+        nbytes = sum(array.nbytes for array in arrays.values())
+        count = min(MOST_SETS, max(1, math.ceil(CACHES * self.spec.l2_bytes / max(1, nbytes))))
+        return [arrays] + [{name: array.copy() for name, array in arrays.items()} for _ in range(count - 1)]
+
+    def contenders(self, case, sets, table):
+        """Who competes, ours first."""
+        if not table.timed:
+            return modes(case, sets, self.spec, MODES[case.dtype])
+        return contenders(case, sets, self.spec, forced=table.forced, prepared=table.prepared)
+
+    def rates(self):
+        """Ceilings."""
+        return ceilings.measured(self.xp, self.clock, 8192 // self._shrink)
+
+    def poison(self, nbytes):
+        """What the pool gives out next for so many bytes is NaN: an element that is not written shows."""
+        self.xp.full(max(1, nbytes), 0xFF, self.xp.uint8)
+
+    def release(self):
+        """What the last case left."""
+        self.xp.get_default_memory_pool().free_all_blocks()
+
+    def state(self):
+        """Clocks, power and temperature now; empty where the driver does not say."""
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            return {
+                "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+                "watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+                "celsius": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+            }
+        except Exception:  # not installed, or a driver that refuses: the figures are only a remark
+            return {}
 
 
-def suite(quick):
-    """(name, cases): the figures of one table each."""
-    half, double = {"dtype": "float16"}, {"dtype": "complex128"}
-    large = 2048 if quick else 4096
-    headline = Case(m=3456, n=4096, k=4096)
-    return [
-        ("headline", [headline]),
-        ("square", square(256, 512, 1024, 2048, *([] if quick else [4096, 8192, 16384]))),
-        ("modes", [replace(headline, compute=mode) for mode in MODES[1:]]),
-        ("mma", [replace(headline, compute="3xfp16", config=GemmConfig(algorithm="mma"))]),
-        ("float32", square(512, 1024, large, *([] if quick else [8192]), dtype="float32")),
-        (
-            "thin",
-            [
-                Case(m=m, n=n, k=k)
-                for m, n, k in (
-                    (16384, 256, 4096),
-                    (256, 16384, 4096),
-                    (8192, 8192, 64),
-                    (4096, 16, 4096),
-                    (16, 4096, 4096),
-                    (64, 64, 65536),
-                )
-            ],
-        ),
-        ("double", square(1024, large, *([] if quick else [8192]), **double) + square(large, dtype="float64")),
-        ("ozaki", [replace(case, compute="ozaki") for case in square(large, **double)]),
-        (
-            "batched",
-            [Case(m=n, n=n, k=n, batch=b) for n, b in ((4, 200_000), (8, 100_000), (16, 50_000), (32, 20_000))]
-            + [
-                Case(m=n, n=n, k=n, batch=b)
-                for n, b in ((33, 16384), (64, 4096), (128, 1024), (256, 256), (512, 64), (1024, 16))
-            ]
-            + [Case(m=512, n=512, k=512, batch=256, **half)],
-        ),
-        ("data", [Case(m=1024, n=1024, k=k, init=init) for init in KINDS for k in (512, 4096, 16384)]),
-        ("float32 data", [Case(m=1024, n=1024, k=4096, init=init, dtype="float32") for init in KINDS]),
-        ("double data", [Case(m=512, n=512, k=4096, init=init, compute="ozaki", **double) for init in KINDS]),
-        (
-            "error by k",
-            [
-                Case(m=256, n=256, k=k, compute=mode)
-                for mode in MODES
-                for k in (256, 512, 1024, 2048, 4096, 8192, 16384)
-            ],
-        ),
-        ("half", square(large, **half)),
-        ("ops", [replace(case, trans_a=t) for case in square(2048) for t in ("T", "C", "R")]),
-        ("planar", square(2048, layout="planar")),
-        ("tf32", square(1024, large, compute="tf32") + square(large, compute="tf32", dtype="float32")),
-        (
-            "gemm_reduce",
-            [
-                Case(op="gemm_reduce", batch=b, m=m, n=n, k=k, dtype=dtype, reduce=reduce)
-                for dtype, shapes in (
-                    ("complex64", ((16, 2048, 2048, 1024), (64, 1024, 1024, 256), (256, 512, 512, 64))),
-                    ("float32", ((64, 1024, 1024, 256), (256, 512, 512, 64))),
-                )
-                for b, m, n, k in (shapes[-1:] if quick else shapes)
-                for reduce in (("absmax",), ("sum",), ("sum", "sumsq", "absmax"))
-            ],
-        ),
-    ]
+class Cpu:
+    """NumPy."""
+
+    xp = np
+    clock = timing.CpuClock()
+
+    def __init__(self):
+        self.spec = DeviceSpec.cpu()
+
+    def sets(self, arrays):
+        """One: whatever the cache."""
+        return [arrays]
+
+    def contenders(self, case, sets, table):
+        """Ours and `np.matmul`."""
+        found = [Contender("gemmserve" if table.timed else "auto", "numpy", "plain", lambda _: run_case(case, sets[0]))]
+        if case.layout == "planar":
+            return found
+        return [*found, Contender("np.matmul", "numpy", "", lambda _: by_hand(np, case, sets[0]))]
+
+    def rates(self):
+        """None measured."""
+        return {}
+
+    def poison(self, nbytes):
+        """Nothing: NumPy's own product writes every element."""
+
+    def release(self):
+        """Nothing is kept."""
+
+    def state(self):
+        """Not known."""
+        return {}
 
 
-LONG_FLOPS = 1e13
-"""Products of more operations are timed five times only."""
-PREPARED = ("headline", "modes", "square")
-"""Tables that show operands prepared beforehand too."""
-UNFORCED = ("error by k", "gemm_reduce", "data", "float32 data", "double data")
-"""Tables that do without our other algorithms by name."""
+def measure(machine, table, case, rates, *, rounds, budget):
+    """One row for each contender. Raises KernelError where the device cannot run the case at all."""
+    problem = case.problem()
+    arrays = data.operands(machine.xp, case)
+    sets = machine.sets(arrays) if table.timed else [arrays]
+    found, failures = checked(machine, case, sets, machine.contenders(case, sets, table))
+    times = {}
+    if table.timed:
+        runs = {each.who: each.run for each, *_ in found}
+        times = timing.in_turns(machine.clock, runs, rounds=rounds, budget=budget)
+    state = machine.state()
+    rows = []
+    for each, errors, share in found:
+        took = times.get(each.who)
+        row = {
+            "table": table.name, "label": label(case), "case": case.label, "op": case.op, "dtype": case.dtype,
+            "compute": case.compute if table.timed else each.who if each.who in MODES[case.dtype] else "auto",
+            "init": case.init, "batch": case.batch, "m": case.m, "n": case.n, "k": case.k,
+            "who": each.who, "algorithm": each.algorithm, "arithmetic": each.arithmetic,
+            "flops": problem.flops(), "nbytes": problem.nbytes(),
+            "seconds": took and took.seconds, "fastest": took and took.fastest, "spread": took and took.spread,
+            "wall": took and took.wall, "rounds": took and took.rounds, "calls": took and took.calls,
+            "rel_fro": errors.rel_fro, "worst_row": errors.worst_row, "rel_real": errors.rel_real,
+            "rel_imag": errors.rel_imag, "checked": errors.checked, "fallback": share, "state": state,
+        }  # fmt: skip
+        rows.append(row | derived(row, rates))
+    return rows, failures
+
+
+def derived(row, rates):
+    """Rates from a row's time: TFLOP/s, bytes a second, shares of the ceiling and of a copy's bandwidth."""
+    seconds, ceiling = row["seconds"], ceilings.seconds(row, rates) if rates else None
+    if not seconds:
+        return {"tflops": None, "bytes_per_s": None, "ceiling_s": ceiling, "ceiling_share": None, "bandwidth_share": None}
+    rate = row["nbytes"] / seconds
+    return {
+        "tflops": row["flops"] / seconds / 1e12,
+        "bytes_per_s": rate,
+        "ceiling_s": ceiling,
+        "ceiling_share": ceiling and ceiling / seconds,
+        "bandwidth_share": rate / rates["copy"] if rates and rates.get("copy") else None,
+    }
+
+
+def checked(machine, case, sets, every):
+    """Each contender's errors, and the share of elements that fell back to plain arithmetic (None: it has none)."""
+    oracle = (data.Oracle if case.op == "gemm" else data.ReduceOracle)(machine.xp, case, sets[0])
+    found, failures = [], []
+    for each in every:
+        machine.poison(case.batch * case.m * case.n * np.dtype(case.dtype).itemsize)
+        try:
+            results = each.run(0)
+            errors = oracle.errors(results["d"] if case.op == "gemm" else results)
+            found.append((each, errors, fallback_share(each)))
+        except (KernelError, DeviceError) as error:
+            failures.append(f"{each.who}: {type(error).__name__}: {error}")
+    return found, failures
+
+
+def fallback_share(contender):
+    """The share of elements that products from float16 planes left to plain arithmetic; None for other products.
+
+    A run of its own: what is timed and checked is not watched.
+    """
+    if contender.arithmetic not in PLANES:
+        return None
+    with watch() as seen:
+        contender.run(0)
+    return seen.fallback_share()
 
 
 def describe(row):
-    rate = f"{row.gflops / 1e3:8.2f} TF" if row.flops else " " * 11
-    error = "" if row.rel_fro is None else f"  relF {row.rel_fro:.1e}"
-    return f"  {row.who:16} {row.algorithm:7} {row.seconds * 1e3:9.4f} ms {rate} {row.gib_per_s:8.0f} GiB/s{error}"
+    errors = f"relF {row['rel_fro']:.1e}"
+    if row["rel_real"] is not None:
+        errors += f" re {row['rel_real']:.1e} im {row['rel_imag']:.1e}"
+    if row["fallback"]:
+        errors += f" fallback {row['fallback']:.1%}"
+    if not row["seconds"]:
+        return f"  {row['who']:16} {row['algorithm']:7} {errors}"
+    wall = f" wall {row['wall'] * 1e3:9.4f}" if row["wall"] else " " * 15
+    share = f" {row['ceiling_share']:4.0%}" if row["ceiling_share"] else " " * 5
+    return (
+        f"  {row['who']:16} {row['algorithm']:7} {row['seconds'] * 1e3:9.4f} ms{wall} {row['tflops']:7.2f} TF{share}"
+        f" {row['bytes_per_s'] / 1e9:6.0f} GB/s ±{row['spread']:.1%}  {errors}"
+    )
 
 
-def summary(rows):
-    """What the rows say together: ours as dispatched against cuBLAS's plain arithmetic, and against the best of it and
-    of our own algorithms by name ("auto_over_best": the best time over that of `auto`, at worst, and where)."""
-    by_case = {}
-    for row in rows:
-        if row["compute"] == "auto" and row["op"] == "gemm":
-            key = (row["table"], row["case"], row["dtype"], row["label"])
-            by_case.setdefault(key, {})[row["who"]] = row["seconds"]
-    ratios, worst = [], (float("inf"), "")
-    for (table, *names), times in by_case.items():
-        ours = times.pop("gemmserve")
-        rivals = [seconds for who, seconds in times.items() if who in PLAIN_RIVALS]
-        ratios += [min(rivals) / ours] if rivals else []
-        same = [seconds for who, seconds in times.items() if who not in {"prepared", "cuBLAS FAST_TF32"}]
-        if same and table != "half":
-            worst = min(worst, (min(same) / ours, " ".join(filter(None, (table, *names)))))
-    mean = statistics.geometric_mean(ratios) if ratios else None
-    return {"rival_over_auto": mean, "auto_over_best": worst[0], "auto_over_best_at": worst[1]}
+def shrunk(case, by):
+    """The case with every extent divided, at least 4: to try the script."""
+    extents = {name: max(4, getattr(case, name) // by) for name in "mnk"}
+    return replace(case, batch=max(1, case.batch // by // by), **extents)
 
 
-PLAIN_RIVALS = ("vendor BLAS", "cupy", "np.matmul")
-
-
-def label(case):
-    """What tells cases of one size apart."""
-    parts = [case.init if case.init != "normal" else "", f"{case.trans_a}{case.trans_b}".replace("NN", "")]
-    parts += [case.config.algorithm if case.config else ""]
-    parts += [case.layout if case.layout == "planar" else "", "+".join(case.reduce) if case.op != "gemm" else ""]
-    return " ".join(part for part in parts if part)
+def parsed(argv):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer rounds")
+    parser.add_argument("--device", default="auto", help="auto (a GPU), cuda:0, rocm:0, cpu")
+    parser.add_argument("--tables", nargs="+", help="only these")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each contender at most")
+    parser.add_argument("--budget", type=float, default=0.3, help="seconds of device time of each contender, about")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after that time")
+    parser.add_argument("--fresh", action="store_true", help="do not go on where the last run stopped")
+    parser.add_argument("--shrink", type=int, default=1, help="divide every extent, to try the script")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args(argv)
+    names = [table.name for table in suite()]
+    if unknown := set(args.tables or ()) - set(names):
+        parser.error(f"no table {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    return args
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer iterations")
-    parser.add_argument("--device", default="auto", help="auto (a GPU), cuda:0, rocm:0, cpu")
-    parser.add_argument("--tables", nargs="+", help="only these")
-    parser.add_argument("--iterations", type=int, default=20)
-    parser.add_argument("--output", type=Path)
-    args = parser.parse_args(argv)
+    args = parsed(argv)
     try:
-        target = CpuTarget() if args.device == "cpu" else SuiteTarget(int(args.device.partition(":")[2] or 0))
+        machine = Cpu() if args.device == "cpu" else Gpu(int(args.device.partition(":")[2] or 0), args.shrink)
     except DeviceError as error:
         print(f"no such device: {error} (--device cpu measures NumPy instead)", file=sys.stderr)
         return 2
-    iterations = min(args.iterations, 5) if args.quick else args.iterations
-    rows, began = [], time.perf_counter()
-    for name, cases in suite(args.quick):
-        if args.tables and name not in args.tables:
+    slug = re.sub(r"[^a-z0-9]+", "-", machine.spec.name.lower()).strip("-")
+    about = environment(machine.spec) | {"rounds": args.rounds, "quick": args.quick}
+    results = Results(args.output or DOCS / f"kernels-{slug}.json", about, digest(), fresh=args.fresh)
+    began, status = time.perf_counter(), 0
+    if results.document.get("rates") is None:
+        results.document["rates"] = machine.rates()
+        print(f"ceilings: {results.document['rates']}", flush=True)
+    failed = results.document.setdefault("failed", {})
+    if stopped := results.document.pop("running", None):
+        failed[stopped] = "the run stopped in it"
+        status = 3
+    rounds = min(args.rounds, 5) if args.quick else args.rounds
+    for table in suite(args.quick):
+        if args.tables and table.name not in args.tables:
             continue
-        if isinstance(target, SuiteTarget):
-            target.forced, target.prepared = name not in UNFORCED, name in PREPARED
-        for case in cases:
-            print(f"{name}: {case.op} {case.label} {case.dtype} {case.compute} {label(case)}", flush=True)
-            try:
-                repeats = iterations if case.problem().flops() < LONG_FLOPS else min(iterations, 5)
-                found = measure(case, target, iterations=repeats)
-            except KernelError as error:
-                print(f"  not on this device: {error}")
+        for whole in table.cases:
+            case = shrunk(whole, args.shrink) if args.shrink > 1 else whole
+            key = " ".join(f"{table.name} {whole.op} {whole.label} {whole.dtype} {whole.compute} {label(whole)}".split())
+            if results.done(key) or key in failed:
                 continue
-            print("\n".join(map(describe, found)), flush=True)
-            rows += [{"table": name, "label": label(case), **fields(row)} for row in found]
-    document = {
-        "environment": environment(target.spec) | {"iterations": iterations, "quick": args.quick},
-        "summary": summary(rows),
-        "rows": rows,
-    }
-    slug = re.sub(r"[^a-z0-9]+", "-", target.name.lower()).strip("-")
-    output = args.output or DOCS / f"kernels-{slug}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(f"{document['summary']}\n{output}, {time.perf_counter() - began:.0f} s")
-    return 0
+            if time.perf_counter() - began > args.seconds:
+                results.document["summary"] = summary(results.document["rows"])
+                results.save()
+                print("out of time", file=sys.stderr)
+                return 4
+            print(key, flush=True)
+            results.document["running"] = key
+            results.save()
+            status = max(status, one(machine, table, case, results, key, rounds, args.budget))
+    results.document["summary"] = summary(results.document["rows"])
+    results.document["failed"] = failed
+    results.save()
+    for each in results.document["summary"]["targets"]:
+        print(f"{each['name']}: {each['found']} {each['unit']} (target {each['target']}, stretch {each['stretch']})")
+    print(f"{results.path}, {time.perf_counter() - began:.0f} s")
+    return status
+
+
+def one(machine, table, case, results, key, rounds, budget):
+    """Measures and keeps one case; 3 where something failed in it."""
+    failures = []
+    try:
+        with device_errors() if machine.spec.kind != "cpu" else contextlib.nullcontext():
+            rates = results.document["rates"]
+            rows, failures = measure(machine, table, case, rates, rounds=rounds, budget=budget)
+            machine.release()
+    except (KernelError, DeviceError) as error:
+        rows, failures = [], [f"{type(error).__name__}: {error}"]
+    del results.document["running"]
+    for failure in failures:
+        print(f"  failed: {failure}", flush=True)
+    if failures:
+        results.document["failed"][key if not rows else f"{key} (part)"] = "; ".join(failures)
+    if rows:
+        results.add(key, rows)
+        print("\n".join(map(describe, rows)), flush=True)
+    else:
+        results.save()
+    return 3 if failures else 0
 
 
 if __name__ == "__main__":

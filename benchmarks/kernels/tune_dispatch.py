@@ -1,10 +1,13 @@
 """Measures every algorithm on a grid of shapes: the table that `auto` decides by on this architecture.
 
     python benchmarks/kernels/tune_dispatch.py [--dtypes complex64 float32 ...] [--seconds 240] [--output FILE]
+    python benchmarks/kernels/tune_dispatch.py --check [--output FILE]
 
-Writes kernels/gemmserve_kernels/tables/<arch>.json: for each point the dtype, batch, m, n, k and the seconds of each
-route, "algorithm:arithmetic". Points are kept from the file that is there unless they are measured again. Times are
-medians of device events over operands that rotate through three times the level-2 cache; nothing is checked here.
+Writes kernels/gemmserve_kernels/tables/<arch>.json, after every shape: for each point the dtype, batch, m, n, k, and of
+each route, "algorithm:arithmetic", the device's seconds and, for short products, the caller's (see timing.py). Points
+are kept from the file that is there unless they are measured again (--missing: measures only those that are not there).
+`--check` needs no device: it leaves out one point after another and says how much slower than the best route the one
+is that the others would have chosen.
 """
 
 from __future__ import annotations
@@ -12,133 +15,202 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import timing
+from suite import suite
 
 from gemmserve_kernels import GemmConfig, KernelError
 from gemmserve_kernels.bench.cases import Case
 from gemmserve_kernels.bench.environment import environment
-from gemmserve_kernels.bench.targets import GpuTarget
+from gemmserve_kernels.bench.targets import run_case
+from gemmserve_kernels.device import DeviceSpec
 from gemmserve_kernels.dispatch import candidates
+from gemmserve_kernels.errors import DeviceError
+from gemmserve_kernels.estimate import Table, left_out
 
 TABLES = Path(__file__).parents[2] / "kernels" / "gemmserve_kernels" / "tables"
-EXTENTS = (64, 256, 1024, 4096)
+EXTENTS = ((64, 256, 1024, 4096), (128, 512, 2048))
+"""All combinations of the first, and of the second between them."""
+SQUARES = (96, 128, 192, 384, 512, 768, 1536, 2048, 3072, 6144, 8192)
 BATCHES = {
     4: (1, 256, 200_000),
-    8: (100_000,),
+    8: (4096, 100_000),
     16: (1, 256, 50_000),
     32: (1, 256, 20_000),
     33: (16, 16_384),
+    48: (256, 8192),
     64: (16, 4096),
+    96: (64,),
     128: (4, 64, 1024),
     256: (8, 256),
     512: (8, 64),
     1024: (16,),
 }
-MOST_FLOPS = {"complex64": 2.5e12, "float32": 1.2e12, "complex128": 1.2e12, "float64": 3e11, "float16": 1e12}
-BOTH = {"complex64": ("auto", "tf32"), "float32": ("auto", "tf32")}
+MOST_FLOPS = {"complex64": 5e12, "float32": 1.2e12, "complex128": 4.5e12, "float64": 3e11, "float16": 1e12}
+COMPUTES = {"complex64": ("auto", "tf32", "1xtf32"), "float32": ("auto", "tf32", "1xtf32")}
+"""`auto` has every route of its dtype; the routes of tf32, of which one has a mode of its own too."""
+BUFFER_BYTES = 4 << 30
+LEAST_BYTES = 16 << 20
+CACHES, MOST_SETS = 3, 32
 
 
 def grid(dtype):
-    """Shapes (batch, m, n, k): all combinations of EXTENTS, large squares, batches of small ones."""
-    shapes = [(1, m, n, k) for m, n, k in itertools.product(EXTENTS, repeat=3)]
-    shapes += [(1, n, n, n) for n in (128, 384, 512, 768, 1536, 2048, 3072, 6144, 8192)]
-    shapes += [(1, 4096, 16, 4096), (1, 16, 4096, 4096), (1, 64, 64, 65536), (1, 8192, 8192, 64)]
-    shapes += [(1, 3456, 4096, 4096), (1, 16384, 256, 4096), (1, 256, 16384, 4096)]
+    """Shapes (batch, m, n, k): those of the suite, all combinations of EXTENTS, squares, batches of small ones."""
+    cases = [case for table in suite() for case in table.cases if case.op == "gemm" and case.dtype == dtype]
+    shapes = [(case.batch, case.m, case.n, case.k) for case in cases]
+    shapes += [(1, *extents) for every in EXTENTS for extents in itertools.product(every, repeat=3)]
+    shapes += [(1, n, n, n) for n in SQUARES]
     shapes += [(batch, n, n, n) for n, batches in BATCHES.items() for batch in batches]
     unit = 8 if dtype.startswith("complex") else 2
-    return [shape for shape in shapes if unit * float(np.prod(shape)) <= MOST_FLOPS[dtype]]
+    return [shape for shape in dict.fromkeys(shapes) if unit * float(np.prod(shape)) <= MOST_FLOPS[dtype]]
 
 
-def measure(target, case, buffer, iterations):
-    """Seconds by route, "algorithm:arithmetic"."""
-    problem = case.problem()
-    sets = rotated(target, case, buffer)
-    times = {}
-    for plan in candidates(problem, target.spec):
-        named = replace(case, config=GemmConfig(algorithm=plan.algorithm))
-        contender = target.ours(named, sets, plan.algorithm, plan.algorithm)
-        contender.run(0)
-        found = target.seconds(contender, iterations)
-        times[f"{plan.algorithm}:{plan.arithmetic}"] = statistics.median(found)
-    return times
+def routes(case, spec):
+    """By "algorithm:arithmetic", the case that forces that route. Where an algorithm has several, none of them can be
+    forced by its name, and they are left out."""
+    plans = candidates(case.problem(), spec)
+    names = [plan.algorithm for plan in plans]
+    return {
+        f"{plan.algorithm}:{plan.arithmetic}": replace(case, config=GemmConfig(algorithm=plan.algorithm))
+        for plan in plans
+        if names.count(plan.algorithm) == 1
+    }
 
 
-def rotated(target, case, buffer):
+def measure(clock, case, spec, buffer, *, rounds, budget):
+    """(device seconds, wall seconds) by route."""
+    sets = rotated(spec, case, buffer)
+    runs = {
+        route: lambda i, forced=forced: run_case(forced, sets[i % len(sets)])
+        for route, forced in routes(case, spec).items()
+    }
+    times = timing.in_turns(clock, runs, rounds=rounds, budget=budget)
+    walls = {route: found.wall for route, found in times.items() if found.wall}
+    return {route: found.seconds for route, found in times.items()}, walls
+
+
+def rotated(spec, case, buffer):
     """Operand sets as views of one buffer of random numbers, far enough apart to leave the cache."""
     item = np.dtype(case.dtype).itemsize
     flat = buffer.view(case.dtype)
     sizes = {name: int(np.prod(shape)) for name, shape in case.shapes().items()}
-    step = -(-sum(sizes.values()) // 64) * 64
-    count = max(1, min(32, -(-3 * target.spec.l2_bytes // (step * item)), flat.size // step))
+    step = sum(-(-size // 64) * 64 for size in sizes.values())
+    count = max(1, min(MOST_SETS, -(-CACHES * spec.l2_bytes // (step * item)), flat.size // step))
     sets = []
     for i in range(count):
         offset, arrays = i * step, {}
         for name, shape in case.shapes().items():
             arrays[name] = flat[offset : offset + sizes[name]].reshape(shape)
-            offset += sizes[name]
+            offset += -(-sizes[name] // 64) * 64
         sets.append(arrays)
     return sets
 
 
-def random_buffer(dtype, nbytes):
-    import cupy
-
+def random_buffer(cupy, dtype, nbytes):
     rng = cupy.random.default_rng(0)
     real = {"complex64": np.float32, "complex128": np.float64}.get(dtype, np.dtype(dtype).type)
     wide = np.float64 if real == np.float64 else np.float32
     return rng.standard_normal(nbytes // np.dtype(wide).itemsize, wide).astype(real, copy=False)
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtypes", nargs="+", default=list(MOST_FLOPS))
-    parser.add_argument("--iterations", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=240, help="stop cleanly after that time")
-    parser.add_argument("--output", type=Path)
-    args = parser.parse_args(argv)
-    target = GpuTarget(0)
-    output = args.output or TABLES / f"{target.spec.arch}.json"
-    source = TABLES / f"{target.spec.arch}.json"
-    kept = json.loads(source.read_text(encoding="utf-8"))["points"] if source.is_file() else []
-    points = {point_key(point): point for point in kept}
-    began = time.perf_counter()
-    for dtype in args.dtypes:
-        buffer = random_buffer(dtype, 4 << 30)
-        for shape in grid(dtype):
-            if time.perf_counter() - began > args.seconds:
-                print("out of time", file=sys.stderr)
-                break
-            batch, m, n, k = shape
-            seconds = {}
-            for compute in BOTH.get(dtype, ("auto",)):
-                try:
-                    case = Case(batch=batch, m=m, n=n, k=k, dtype=dtype, compute=compute)
-                    seconds |= measure(target, case, buffer, args.iterations)
-                except KernelError as error:
-                    print(f"{dtype} {shape} {compute}: {error}", file=sys.stderr)
-            point = {"dtype": dtype, "batch": batch, "m": m, "n": n, "k": k, "seconds": seconds}
-            points[point_key(point)] = point
-            times = "  ".join(f"{who} {s * 1e6:.1f}" for who, s in seconds.items())
-            print(f"{dtype} {batch}x{m}x{n}x{k} us: {times}", flush=True)
-        del buffer
-        target.release()
-    document = {"environment": environment(target.spec), "points": list(points.values())}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(point) for point in document["points"])
-    head = json.dumps(document["environment"])
-    output.write_text(f'{{"environment": {head},\n"points": [\n{lines}\n]}}\n', encoding="utf-8")
-    print(f"{output}: {len(points)} points, {time.perf_counter() - began:.0f} s")
-    return 0
-
-
 def point_key(point):
     return tuple(point[name] for name in ("dtype", "batch", "m", "n", "k"))
+
+
+def write(path, about, points):
+    """One point a line; under another name first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(point) for point in points)
+    temporary = path.with_suffix(".part")
+    temporary.write_text(f'{{"environment": {json.dumps(about)},\n"points": [\n{lines}\n]}}\n', encoding="utf-8")
+    temporary.replace(path)
+
+
+def tune(args, spec):
+    """Measures; 0, or 3 where a route failed, 4 where the time was up."""
+    import cupy
+
+    began, status = time.perf_counter(), 0
+    clock = timing.GpuClock(cupy, timing.GpuClock.FILL_BYTES // args.shrink**3)
+    output = args.output or TABLES / f"{spec.arch}.json"
+    source = output if output.is_file() else TABLES / f"{spec.arch}.json"
+    kept = json.loads(source.read_text(encoding="utf-8"))["points"] if source.is_file() else []
+    points = {point_key(point): point for point in kept}
+    about = environment(spec)
+    for dtype in args.dtypes:
+        buffer = random_buffer(cupy, dtype, max(LEAST_BYTES, BUFFER_BYTES // args.shrink**3))
+        for shape in grid(dtype):
+            batch, m, n, k = (max(1, extent // args.shrink) for extent in shape)
+            key = (dtype, batch, m, n, k)
+            if args.missing and key in points:
+                continue
+            if time.perf_counter() - began > args.seconds:
+                print("out of time", file=sys.stderr)
+                return 4
+            point = {"dtype": dtype, "batch": batch, "m": m, "n": n, "k": k, "seconds": {}, "wall": {}}
+            for compute in COMPUTES.get(dtype, ("auto",)):
+                case = Case(batch=batch, m=m, n=n, k=k, dtype=dtype, compute=compute)
+                try:
+                    found = measure(clock, case, spec, buffer, rounds=args.rounds, budget=args.budget)
+                except (KernelError, DeviceError) as error:
+                    print(f"{dtype} {batch}x{m}x{n}x{k} {compute}: {type(error).__name__}: {error}", file=sys.stderr)
+                    status = 3
+                    continue
+                point["seconds"] |= found[0]
+                point["wall"] |= found[1]
+            points[key] = point
+            write(output, about, points.values())
+            cupy.get_default_memory_pool().free_all_blocks()
+            print(f"{dtype} {batch}x{m}x{n}x{k} us: {shown(point)}", flush=True)
+        del buffer
+        cupy.get_default_memory_pool().free_all_blocks()
+    print(f"{output}: {len(points)} points, {time.perf_counter() - began:.0f} s")
+    return status
+
+
+def shown(point):
+    walls = {route: f"/{seconds * 1e6:.1f}" for route, seconds in point["wall"].items()}
+    return "  ".join(f"{route} {s * 1e6:.1f}{walls.get(route, '')}" for route, s in point["seconds"].items())
+
+
+def check(path, worst):
+    """Prints what leaving out each point costs, by dtype and mode."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    found = left_out(Table.of(document), document)
+    for kind in dict.fromkeys((each.dtype, each.mode) for each in found):
+        ratios = sorted(each.ratio for each in found if (each.dtype, each.mode) == kind)
+        good = sum(ratio >= 0.97 for ratio in ratios)
+        print(f"{' '.join(kind)}: {good} of {len(ratios)} within 0.97 of the best, worst {ratios[0]:.2f}")
+    for each in sorted(found, key=lambda each: each.ratio)[:worst]:
+        print(f"  {each.ratio:.2f} {each.dtype} {each.mode} {each.shape}: {each.chosen} for {each.best}")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dtypes", nargs="+", default=list(MOST_FLOPS), choices=list(MOST_FLOPS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--budget", type=float, default=0.03, help="seconds of device time of each route, about")
+    parser.add_argument("--seconds", type=float, default=240, help="stop cleanly after that time")
+    parser.add_argument("--missing", action="store_true", help="only shapes that the table lacks")
+    parser.add_argument("--shrink", type=int, default=1, help="divide every extent, to try the script")
+    parser.add_argument("--check", action="store_true", help="measure nothing: how good is the table between its points")
+    parser.add_argument("--worst", type=int, default=20, help="points that --check shows")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args(argv)
+    if args.check:
+        check(args.output or TABLES / "sm_90a.json", args.worst)
+        return 0
+    try:
+        spec = DeviceSpec.current()
+    except DeviceError as error:
+        print(f"no device: {error}", file=sys.stderr)
+        return 2
+    return tune(args, spec)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,18 @@ class PartialParams(ctypes.Structure):
     _fields_ = (("values", ctypes.c_uint64 * len(KINDS)), ("indices", ctypes.c_uint64 * 2))
 
 
+class RowReduceParams(ctypes.Structure):
+    """Mirror of RowReduceParams."""
+
+    _fields_ = (
+        ("partial", PartialParams),
+        ("outputs", ctypes.c_int64),
+        ("first_batch", ctypes.c_int64),
+        ("reduce_batch", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    )
+
+
 class GemmReduceParams(ctypes.Structure):
     """Mirror of GemmReduceParams."""
 

@@ -13,12 +13,12 @@ from gemmserve_kernels.errors import ParameterInvalid
 
 def library(array: Any) -> str:
     """Whose array this is: "cupy", or "numpy" for everything else that NumPy makes an array of."""
-    return _library_of(type(array))
+    return _library_of(type(array).__module__)
 
 
 @cache
-def _library_of(kind: type) -> str:
-    return "cupy" if kind.__module__.partition(".")[0] == "cupy" else "numpy"
+def _library_of(module: str) -> str:
+    return "cupy" if module.partition(".")[0] == "cupy" else "numpy"
 
 
 def same_library(arrays: dict[str, Any]) -> str:

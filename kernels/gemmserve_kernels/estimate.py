@@ -3,15 +3,22 @@
 The model is the larger of arithmetic and memory traffic, plus launches. `tables/<arch>.json`, which
 `benchmarks/kernels/tune_dispatch.py` writes on the device, holds measured times; the ratio of measured to modelled
 time varies slowly with the sizes, so it is interpolated between the nearest points (weights 1 / distance^4 in log2 of
-m, n, k and batch) and the model is multiplied with it. At a measured point the estimate is the measurement. A device
-without a table has the model alone, its rates scaled by the number of multiprocessors.
+m, n, k and batch; a point stands for its transpose too, a little further away) and the model is multiplied with it. At
+a measured point the estimate is the measurement.
+
+A caller who enqueues one product after another waits for the slower of the device and the host, so the estimate is not
+less than what the route takes on the host, which is much the same for every shape: the median of what was measured
+where the host was the slower of the two.
+
+A device without a table has the model alone, its rates scaled by the number of multiprocessors.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+import statistics
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device import DeviceSpec
 
     Point = tuple[int, int, int, int]
+    Route = tuple[str, str, str]
 
 _MEASURED_SMS: Final = 132
 _BANDWIDTH: Final = 3.6e12
@@ -28,26 +36,35 @@ _LAUNCH_S: Final = 3e-6
 """Seconds that one more kernel of a sequence costs on the device."""
 _NEIGHBOURS: Final = 6
 _EXACT: Final = 1e-9
+_TRANSPOSED: Final = 0.5
+"""What a transposed point is further away, in binary orders of magnitude."""
+_HOST_BOUND: Final = 1.25
+"""From this many times the device's time on, the caller's is the host's."""
+_SPLIT_K: Final = 512
+"""Steps of k that one part of a split product has at least."""
 
 
 @dataclass(frozen=True)
 class _Model:
-    """Operations a second of a full H200, launches, tile (extent of one block), passes over A and B beforehand."""
+    """Operations a second of a full H200, launches, tile (extent of one block), passes over A and B beforehand, and the
+    most parts that k is split into where there are fewer tiles than multiprocessors.
+    """
 
     rate: float
     launches: int = 1
     tile: int = 128
     passes: float = 0.0
+    parts: int = 1
 
 
 MODELS: Final[dict[tuple[str, str, str], _Model]] = {
-    ("vendor", "plain", "float16"): _Model(7.0e14, tile=64),
-    ("vendor", "plain", "float32"): _Model(5.1e13, tile=64),
-    ("vendor", "plain", "float64"): _Model(6.0e13, tile=32),
-    ("vendor", "plain", "complex64"): _Model(5.4e13, tile=64),
-    ("vendor", "plain", "complex128"): _Model(5.2e13, tile=32),
-    ("vendor", "tf32", "float32"): _Model(2.4e14),
-    ("vendor", "tf32", "complex64"): _Model(1.65e14),
+    ("vendor", "plain", "float16"): _Model(7.0e14, tile=64, parts=16),
+    ("vendor", "plain", "float32"): _Model(5.1e13, tile=64, parts=16),
+    ("vendor", "plain", "float64"): _Model(6.0e13, tile=32, parts=16),
+    ("vendor", "plain", "complex64"): _Model(5.4e13, tile=64, parts=16),
+    ("vendor", "plain", "complex128"): _Model(5.2e13, tile=32, parts=16),
+    ("vendor", "tf32", "float32"): _Model(2.4e14, parts=16),
+    ("vendor", "tf32", "complex64"): _Model(1.65e14, parts=16),
     ("simt", "plain", "float16"): _Model(4.0e13, tile=64),
     ("simt", "plain", "float32"): _Model(3.7e13, tile=64),
     ("simt", "plain", "float64"): _Model(1.9e13, tile=64),
@@ -59,19 +76,19 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("small", "plain", "complex64"): _Model(2.5e13, tile=4),
     ("small", "plain", "complex128"): _Model(1.5e13, tile=4),
     ("small", "3xtf32", "complex64"): _Model(4.5e13, tile=16),
-    ("wgmma", "3xfp16", "float32"): _Model(2.3e14, 5, 128, 1.5),
-    ("wgmma", "3xfp16", "complex64"): _Model(2.5e14, 5, 64, 1.5),
-    ("wgmma", "3xfp16-3m", "complex64"): _Model(3.1e14, 5, 64, 2.0),
-    ("wgmma", "1xfp16", "float32"): _Model(5.5e14, 5, 128, 1.0),
-    ("wgmma", "1xfp16", "complex64"): _Model(6.8e14, 5, 64, 1.0),
-    ("mma", "3xfp16", "float32"): _Model(9.6e13, 5, 128, 1.5),
-    ("mma", "3xfp16", "complex64"): _Model(1.2e14, 5, 64, 1.5),
-    ("mma", "1xfp16", "float32"): _Model(1.9e14, 5, 128, 1.0),
-    ("mma", "1xfp16", "complex64"): _Model(2.3e14, 5, 128, 1.0),
-    ("mma", "3xtf32", "float32"): _Model(6.0e13, tile=128),
-    ("mma", "3xtf32", "complex64"): _Model(6.6e13, tile=64),
-    ("mma", "1xtf32", "float32"): _Model(1.1e14, tile=128),
-    ("mma", "1xtf32", "complex64"): _Model(1.1e14, tile=64),
+    ("wgmma", "3xfp16", "float32"): _Model(2.3e14, 5, 128, 1.5, parts=16),
+    ("wgmma", "3xfp16", "complex64"): _Model(2.5e14, 5, 64, 1.5, parts=16),
+    ("wgmma", "3xfp16-3m", "complex64"): _Model(3.1e14, 5, 64, 2.0, parts=16),
+    ("wgmma", "1xfp16", "float32"): _Model(5.5e14, 5, 128, 1.0, parts=16),
+    ("wgmma", "1xfp16", "complex64"): _Model(6.8e14, 5, 64, 1.0, parts=16),
+    ("mma", "3xfp16", "float32"): _Model(9.6e13, 5, 128, 1.5, parts=8),
+    ("mma", "3xfp16", "complex64"): _Model(1.2e14, 5, 64, 1.5, parts=8),
+    ("mma", "1xfp16", "float32"): _Model(1.9e14, 5, 128, 1.0, parts=8),
+    ("mma", "1xfp16", "complex64"): _Model(2.3e14, 5, 128, 1.0, parts=8),
+    ("mma", "3xtf32", "float32"): _Model(6.0e13, tile=128, parts=8),
+    ("mma", "3xtf32", "complex64"): _Model(6.6e13, tile=64, parts=8),
+    ("mma", "1xtf32", "float32"): _Model(1.1e14, tile=128, parts=8),
+    ("mma", "1xtf32", "complex64"): _Model(1.1e14, tile=64, parts=8),
     ("ozaki", "ozaki", "float32"): _Model(6.0e13, 8, 256, 8.0),
     ("ozaki", "ozaki", "float64"): _Model(1.05e14, 7, 256, 7.0),
     ("ozaki", "ozaki", "complex64"): _Model(8.0e13, 8, 256, 8.0),
@@ -85,12 +102,18 @@ and B200). On other architectures `auto` stays with plain arithmetic: theirs are
 
 
 def estimate(spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str, shape: Point) -> float:
-    """Seconds of a product of `shape` = (batch, m, n, k), all at least 1; inf where nothing is known of it.
+    """Seconds of a product of `shape` = (batch, m, n, k), all at least 1, for one who enqueues many of them; inf where
+    nothing is known of it.
 
     `arithmetic`: "plain", or what the tensor cores multiply ("3xfp16", "1xfp16", "3xtf32", "ozaki" ...).
     """
-    modelled = model_seconds(spec, algorithm, arithmetic, dtype, shape)
-    return modelled * correction(table(spec.arch), algorithm, arithmetic, dtype, shape)
+    return predicted(spec, table(spec.arch), (algorithm, arithmetic, dtype), shape)
+
+
+def predicted(spec: DeviceSpec, measured: Table, route: Route, shape: Point, *, without: Point | None = None) -> float:
+    """`estimate` by a table, as if it lacked the point `without`."""
+    device = model_seconds(spec, *route, shape) * correction(measured, *route, shape, without=without)
+    return max(device, measured.host.get(route[:2], 0.0))
 
 
 def model_seconds(spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str, shape: Point) -> float:
@@ -105,6 +128,8 @@ def model_seconds(spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str,
     if speed == 0.0:
         return math.inf
     tiles = math.ceil(m / model.tile) * math.ceil(n / model.tile) * batch
+    if tiles < spec.sm_count:
+        tiles *= max(1, min(model.parts, k // _SPLIT_K, spec.sm_count // tiles))
     filled = math.ceil(m / model.tile) * model.tile * math.ceil(n / model.tile) * model.tile * batch
     busy = min(1.0, tiles / spec.sm_count)
     complexity = 8 if dtype.startswith("complex") else 2
@@ -116,46 +141,133 @@ def model_seconds(spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str,
     return model.launches * _LAUNCH_S + max(arithmetic_s + passes_s, memory_s)
 
 
-def correction(measured: Table, algorithm: str, arithmetic: str, dtype: str, shape: Point) -> float:
-    """Measured over modelled time near `shape`; 1 where nothing was measured."""
-    points = measured.ratios.get((algorithm, arithmetic, dtype), ())
-    if not points:
+def correction(
+    measured: Table, algorithm: str, arithmetic: str, dtype: str, shape: Point, *, without: Point | None = None
+) -> float:
+    """Measured over modelled time near `shape`; 1 where nothing was measured.
+
+    A route that was not measured has the ratios of the same algorithm's other arithmetic. `without`: a point to pass
+    over.
+    """
+    points = measured.ratios.get((algorithm, arithmetic, dtype)) or measured.sibling(algorithm, dtype)
+    here, gone = _place(shape), None if without is None else _place(without)
+    distances = sorted((_distance(here, there), ratio) for there, ratio in points if there != gone)[:_NEIGHBOURS]
+    if not distances:
         return 1.0
-    here = tuple(math.log2(extent) for extent in shape)
-    nearest = sorted((math.dist(here, there), ratio) for there, ratio in points)[:_NEIGHBOURS]
-    if nearest[0][0] < _EXACT:
-        return math.exp(nearest[0][1])
-    weights = [distance**-4 for distance, _ in nearest]
-    mean = sum(weight * ratio for weight, (_, ratio) in zip(weights, nearest, strict=True)) / sum(weights)
+    if distances[0][0] < _EXACT:
+        return math.exp(distances[0][1])
+    weights = [distance**-4 for distance, _ in distances]
+    mean = sum(weight * ratio for weight, (_, ratio) in zip(weights, distances, strict=True)) / sum(weights)
     return math.exp(mean)
+
+
+def _place(shape: Point) -> tuple[float, ...]:
+    return tuple(math.log2(extent) for extent in shape)
+
+
+def _distance(here: tuple[float, ...], there: tuple[float, ...]) -> float:
+    """Binary orders of magnitude to a point, or to its transpose and a little further."""
+    batch, m, n, k = there
+    return min(math.dist(here, there), math.hypot(math.dist(here, (batch, n, m, k)), _TRANSPOSED))
 
 
 @dataclass(frozen=True)
 class Table:
-    """By algorithm, arithmetic and dtype: (log2 of the shape, log of measured over modelled time)."""
+    """What was measured on an architecture.
 
-    ratios: dict[tuple[str, str, str], tuple[tuple[tuple[float, ...], float], ...]]
+    `ratios`, by algorithm, arithmetic and dtype: (log2 of the shape, log of measured over modelled time). `host`, by
+    algorithm and arithmetic: seconds of the caller's thread for one product.
+    """
+
+    ratios: dict[Route, tuple[tuple[tuple[float, ...], float], ...]]
+    host: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def sibling(self, algorithm: str, dtype: str) -> tuple[tuple[tuple[float, ...], float], ...]:
+        """The ratios of the algorithm's first measured arithmetic on that dtype."""
+        same = (points for key, points in self.ratios.items() if (key[0], key[2]) == (algorithm, dtype))
+        return next(same, ())
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Table:
         """From the JSON of tune_dispatch.py. Raises KeyError, ValueError where it is none."""
         # The table is of the device that it was measured on: its own model is what the times are compared with.
-        spec = _measured_device(document)
-        found: dict[tuple[str, str, str], list[tuple[tuple[float, ...], float]]] = {}
+        spec = measured_device(document)
+        found: dict[Route, list[tuple[tuple[float, ...], float]]] = {}
+        hosts: dict[tuple[str, str], list[float]] = {}
         for point in document["points"]:
-            shape = (point["batch"], point["m"], point["n"], point["k"])
+            shape = _shape(point)
             for who, seconds in point["seconds"].items():
                 algorithm, arithmetic = who.split(":")
                 modelled = model_seconds(spec, algorithm, arithmetic, point["dtype"], shape)
-                entry = (tuple(math.log2(extent) for extent in shape), math.log(seconds / modelled))
+                if not 0 < modelled < math.inf:
+                    continue
+                entry = (_place(shape), math.log(seconds / modelled))
                 found.setdefault((algorithm, arithmetic, point["dtype"]), []).append(entry)
-        return cls({key: tuple(entries) for key, entries in found.items()})
+                wall = point.get("wall", {}).get(who, 0.0)
+                if wall > _HOST_BOUND * seconds:
+                    hosts.setdefault((algorithm, arithmetic), []).append(wall)
+        host = {route: statistics.median(walls) for route, walls in hosts.items()}
+        return cls({key: tuple(entries) for key, entries in found.items()}, host)
 
 
-def _measured_device(document: dict[str, Any]) -> DeviceSpec:
+def _shape(point: dict[str, Any]) -> Point:
+    return point["batch"], point["m"], point["n"], point["k"]
+
+
+def measured_device(document: dict[str, Any]) -> DeviceSpec:
+    """As much of the device that a table was measured on as the models need. Raises ValueError for an unknown one."""
     from gemmserve_kernels.device import KNOWN
 
-    return next(spec for spec in KNOWN.values() if spec.name == document["environment"]["device"])
+    about = document["environment"]
+    alike = [spec for spec in KNOWN.values() if spec.arch == about["arch"]]
+    if not alike:
+        raise ValueError(f"no model of {about['arch']}")
+    found = next((spec for spec in alike if about["device"].startswith(spec.name)), alike[0])
+    return replace(found, sm_count=about.get("sm_count", found.sm_count))
+
+
+# ---- how good a table is between its points
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A point, the route that the others would choose for it, the best one there, and the best one's time over it."""
+
+    dtype: str
+    mode: str
+    shape: Point
+    chosen: str
+    best: str
+    ratio: float
+
+
+_MODES: Final[dict[str, tuple[str, ...]]] = {"auto": ("plain", "3xfp16", "ozaki"), "tf32": ("tf32", "1xfp16", "1xtf32")}
+"""The arithmetic that routes of a mode do."""
+
+
+def left_out(measured: Table, document: dict[str, Any]) -> list[LeftOut]:
+    """For every point of `document`, whose table is `measured`, what the table would choose without it."""
+    spec = measured_device(document)
+    found = []
+    for point in document["points"]:
+        shape, dtype, walls = _shape(point), point["dtype"], point.get("wall", {})
+        for mode, arithmetics in _MODES.items():
+            times = {
+                who: max(seconds, walls.get(who, 0.0))
+                for who, seconds in point["seconds"].items()
+                if who.split(":")[1] in arithmetics
+            }
+            if len(times) < 2:
+                continue
+            guesses = {who: _guess(spec, measured, who, dtype, shape) for who in times}
+            chosen, best = min(guesses, key=lambda who: guesses[who]), min(times, key=lambda who: times[who])
+            found.append(LeftOut(dtype, mode, shape, chosen, best, times[best] / times[chosen]))
+    return found
+
+
+def _guess(spec: DeviceSpec, measured: Table, who: str, dtype: str, shape: Point) -> float:
+    algorithm, arithmetic = who.split(":")
+    return predicted(spec, measured, (algorithm, arithmetic, dtype), shape, without=shape)
 
 
 @cache

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Pair = tuple[Array, Array]
     Promotion = tuple[int, Sequence[Sequence[Pair]]]
-    Schedule = Callable[[int], Sequence[Promotion]]
+    Turn = Sequence[Promotion]
 
 ROUNDINGS: Final = ("nearest", "toward_zero", "half_ulp_truncate", "half_ulp_truncate_flush")
 """How a float32 becomes TF32: to nearest even; truncated; half a unit added, then truncated (ties away from zero); the
@@ -64,6 +64,8 @@ _EXPONENT: Final = 0x7F800000
 _TF32_K: Final = 8
 _FP16_K: Final = 16
 """Steps of k in one matrix instruction (PTX ISA: mma m16n8k8 for tf32, wgmma k16 for f16)."""
+_TOGETHER: Final = 1 << 22
+"""Products that are held at once."""
 _NOTHING: Final = -2000
 """Stands for the exponent of zero."""
 
@@ -154,50 +156,75 @@ def _only_tf32(style: str) -> Callable[[Array], Sequence[Array]]:
 
 
 def step(accumulator: Array, x: Array, y: Array, unit: MatrixUnit) -> Array:
-    """accumulator + x y as one matrix instruction has it: `x` (m, few), `y` (few, n) of 11 significant bits at most.
+    """The accumulator (..., m, n) plus x y as one matrix instruction has it: `x` (..., m, few), `y` (..., few, n).
 
-    The accumulator is float64 that holds float32. Numbers far from subnormal.
+    The accumulator is float64 that holds float32; `x` and `y` have 11 significant bits at most. Numbers far from
+    subnormal.
     """
-    right = np.ascontiguousarray(y.T)
+    right = np.ascontiguousarray(np.swapaxes(y, -1, -2))
     of_x, of_y = (np.where(part == 0, _NOTHING, np.frexp(part)[1]) for part in (x, right))
     # frexp counts from 1/2: significands of products are in [1, 4) two powers below the sum of its exponents.
-    largest = (of_x[:, None, :] + of_y[None]).max(axis=-1) - 2
+    largest = (of_x[..., :, None, :] + of_y[..., None, :, :]).max(axis=-1) - 2
     largest = np.maximum(largest, np.where(accumulator == 0, _NOTHING, np.frexp(accumulator)[1] - 1))
-    shift = np.where(largest > _NOTHING, unit.bits - largest, 0)
-    scale = np.ldexp(1.0, shift)
-    products = x[:, None, :].astype(np.float64) * right[None]
+    scale = np.ldexp(1.0, np.where(largest > _NOTHING // 2, unit.bits - largest, 0))
+    products = x[..., :, None, :].astype(np.float64) * right[..., None, :, :]
     products *= scale[..., None]
     total = np.trunc(products, out=products).sum(axis=-1) + np.trunc(accumulator * scale)
     return truncate(total / scale)
 
 
-def chain(terms: Sequence[Pair], here: slice, width: int, unit: MatrixUnit, start: Array | None = None) -> Array:
-    """The sum of x y over `terms`, one after the other, over the steps `here` of k, `width` of them at once."""
+def chain(terms: Sequence[Pair], width: int, unit: MatrixUnit, start: Array | None = None) -> Array:
+    """The sum of x y over `terms`, (..., m, k) and (..., k, n), one after the other, `width` steps of k at once."""
     left, right = terms[0]
-    total = np.zeros((left.shape[0], right.shape[1])) if start is None else start
+    total = np.zeros((*left.shape[:-1], right.shape[-1])) if start is None else start
     for x, y in terms:
-        for first in range(here.start, min(here.stop, x.shape[1]), width):
-            few = slice(first, min(first + width, here.stop))
-            total = step(total, x[:, few], y[few], unit)
+        for first in range(0, x.shape[-1], width):
+            total = step(total, x[..., first : first + width], y[..., first : first + width, :], unit)
     return total
 
 
-def promoted(schedule: Schedule, k: int, promote: int, width: int, unit: MatrixUnit) -> Array:
+def promoted(turns: Sequence[Turn], k: int, promote: int, width: int, unit: MatrixUnit) -> Array:
     """float32 sums of partial sums over `promote` steps of k each.
 
-    `schedule(i)` tells what the i-th of them promotes: signs, and the terms of the partial sums that are added to each
-    other, rounding to nearest, before they are promoted.
+    The i-th of them promotes what `turns[i % len(turns)]` says: signs, and the terms of the partial sums that are added
+    to each other, rounding to nearest, before they are promoted.
     """
-    total: Array | None = None
-    for number, first in enumerate(range(0, k, promote)):
-        here = slice(first, min(first + promote, k))
-        for sign, partials in schedule(number):
-            found = [chain(terms, here, width, unit) for terms in partials]
-            value = found[0] if len(found) == 1 else sum(found[1:], found[0]).astype(np.float32).astype(np.float64)
-            total = np.zeros(value.shape, np.float32) if total is None else total
-            total = (total + sign * value).astype(np.float32)
-    assert total is not None
+    found = [_partial_sums(turn, k, promote, number, len(turns), width, unit) for number, turn in enumerate(turns)]
+    total = np.zeros(found[0][0].shape[1:], np.float32)
+    for number in range(-(-k // promote)):
+        turn = number % len(turns)
+        for (sign, _), values in zip(turns[turn], found[turn], strict=True):
+            total = (total + sign * values[number // len(turns)]).astype(np.float32)
     return total
+
+
+def _partial_sums(
+    turn: Turn, k: int, promote: int, first: int, every: int, width: int, unit: MatrixUnit
+) -> list[Array]:
+    """What is promoted, (numbers, m, n), in the turns `first`, `first` + `every` ..."""
+    count = -(-k // promote)
+
+    def cut(x: Array, numbers: slice) -> Array:
+        padded = np.zeros((x.shape[0], count * promote), np.float32)
+        padded[:, :k] = x
+        return np.ascontiguousarray(padded.reshape(-1, count, promote).swapaxes(0, 1)[numbers])
+
+    results = []
+    for _, partials in turn:
+        left, right = partials[0][0]
+        elements = left.shape[0] * right.shape[1]
+        together = max(1, _TOGETHER // (elements * width)) * every
+        pieces = []
+        for begin in range(first, count, together):
+            numbers = slice(begin, min(begin + together, count), every)
+            sums = [
+                chain([(cut(x, numbers), cut(y.T, numbers).swapaxes(1, 2)) for x, y in terms], width, unit)
+                for terms in partials
+            ]
+            together_sum = np.asarray(sum(sums[1:], sums[0]))
+            pieces.append(together_sum.astype(np.float32).astype(np.float64))
+        results.append(np.concatenate(pieces) if pieces else np.zeros((0, left.shape[0], right.shape[1])))
+    return results
 
 
 def separately(
@@ -217,12 +244,12 @@ def separately(
     k = a.shape[1]
     if a.dtype.kind != "c":
         only = [(1, [terms(a, b)])]
-        return promoted(lambda _: only, k, promote, width, unit)
+        return promoted([only], k, promote, width, unit)
     re = [(1, [terms(a.real, b.real), terms(a.imag, b.imag, -1)])]
     im = [(1, [terms(a.imag, b.real), terms(a.real, b.imag)])]
     result = np.empty((a.shape[0], b.shape[1]), np.complex64)
-    result.real = promoted(lambda _: re, k, promote, width, unit)
-    result.imag = promoted(lambda _: im, k, promote, width, unit)
+    result.real = promoted([re], k, promote, width, unit)
+    result.imag = promoted([im], k, promote, width, unit)
     return result
 
 
@@ -241,7 +268,7 @@ def restored(x: Array, count: int) -> Array:
         result.real, result.imag = restored(x.real, count), restored(x.imag, count)
         return result
     x = np.ascontiguousarray(x, np.float32)
-    more = (x.astype(np.float64) * (1 + max(1, count // 4) * 2.0**-24)).astype(np.float32)
+    more = (x.astype(np.float64) * (1 + (1 if count <= 4 else count // 2) * 2.0**-24)).astype(np.float32)
     return np.where(x.view(np.uint32) & np.uint32(7), more, x)
 
 

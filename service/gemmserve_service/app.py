@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from gemmserve_service import documentation, problems
-from gemmserve_service.hosts import HostRule
+from gemmserve_service.access import Access
+from gemmserve_service.audit import Audit, AuditLog
+from gemmserve_service.body_rate import BodyRate
 from gemmserve_service.metrics import Metrics
-from gemmserve_service.middleware import Guard, Observe
+from gemmserve_service.middleware import Observe
 from gemmserve_service.routes import arrays, devices, health, jobs, oneshot
 
 if TYPE_CHECKING:
@@ -44,12 +46,16 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
     )
     app.state.core = core
     app.state.metrics = Metrics(core)
+    app.state.audit = AuditLog(settings.audit_log)
     core.observers.append(app.state.metrics)
+    core.keyring.on_change.append(app.state.audit.keys_changed)
     problems.install(app)
     documentation.install(app)
     for module in (oneshot, arrays, jobs, devices, health):
         app.include_router(module.router)
     # The last one added is the outermost.
-    app.add_middleware(Guard, rule=HostRule(settings))
+    app.add_middleware(Access, settings=settings, keyring=core.keyring)
+    app.add_middleware(BodyRate, settings=settings)
+    app.add_middleware(Audit, log=app.state.audit)
     app.add_middleware(Observe, metrics=app.state.metrics)
     return app

@@ -5,12 +5,12 @@ from __future__ import annotations
 import bisect
 import heapq
 import json
-import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from gemmserve_service import clock
 from gemmserve_service.errors import Gone, NotFound
 from gemmserve_service.schemas import ArrayInfo
 
@@ -38,10 +38,10 @@ class Record:
     """Committed as deleted or expired: the extent may go with the last pin."""
     freed: bool = False
 
-    def expired(self, clock: float | None = None) -> bool:
+    def expired(self, now: float | None = None) -> bool:
         """Whether its time has passed."""
         expires = self.info.expires_at
-        return expires is not None and expires.timestamp() <= (time.time() if clock is None else clock)
+        return expires is not None and expires.timestamp() <= (clock.time() if now is None else now)
 
 
 class Catalog:
@@ -50,12 +50,17 @@ class Catalog:
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
         self._ids: list[str] = []
-        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._owned: dict[str, list[str]] = {}
+        self._tombstones: OrderedDict[str, str] = OrderedDict()
         self._expiries: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
         """Arrays that can be seen."""
         return len(self._ids)
+
+    def count(self, owner: str) -> int:
+        """One owner's arrays that can be seen."""
+        return len(self._owned.get(owner, ()))
 
     def __iter__(self) -> Iterator[Record]:
         """Every record, hidden ones too."""
@@ -65,24 +70,32 @@ class Catalog:
         """The record, hidden or not."""
         return self._records.get(array_id)
 
-    def live(self, array_id: str) -> Record:
-        """The record of an array that can be seen. Raises Gone (expired), NotFound (unknown or deleted)."""
+    def live(self, array_id: str, owner: str = "") -> Record:
+        """The record of an array that `owner` can see ("": everybody's).
+
+        Raises Gone (expired), NotFound (unknown, deleted or another owner's).
+        """
         record = self._records.get(array_id)
+        if record is not None and owner and record.info.owner != owner:
+            raise NotFound(f"no array {array_id}")
+        if owner and self._tombstones.get(array_id, owner) != owner:
+            raise NotFound(f"no array {array_id}")
         if array_id in self._tombstones or (record is not None and record.state == "live" and record.expired()):
             raise Gone(f"array {array_id} has expired")
         if record is None or record.state != "live":
             raise NotFound(f"no array {array_id}")
         return record
 
-    def page(self, limit: int, cursor: str | None) -> tuple[list[ArrayInfo], str | None]:
-        """Infos below `cursor`, newest first, and the cursor of the next page."""
-        end = len(self._ids) if cursor is None else bisect.bisect_left(self._ids, cursor)
+    def page(self, limit: int, cursor: str | None, owner: str = "") -> tuple[list[ArrayInfo], str | None]:
+        """Infos below `cursor`, newest first, and the cursor of the next page; of one owner, or of all ("")."""
+        ids = self._owned.get(owner, []) if owner else self._ids
+        end = len(ids) if cursor is None else bisect.bisect_left(ids, cursor)
         page: list[ArrayInfo] = []
-        clock = time.time()
+        now = clock.time()
         while end > 0 and len(page) < limit:
             end -= 1
-            record = self._records[self._ids[end]]
-            if not record.expired(clock) and isinstance(record.info, ArrayInfo):
+            record = self._records[ids[end]]
+            if not record.expired(now) and isinstance(record.info, ArrayInfo):
                 page.append(record.info)
         return page, (page[-1].id if end > 0 and page else None)
 
@@ -96,21 +109,26 @@ class Catalog:
         """Makes a record visible."""
         record.state = "live"
         bisect.insort(self._ids, record.info.id)
+        bisect.insort(self._owned.setdefault(record.info.owner, []), record.info.id)
         if record.info.expires_at is not None:
             heapq.heappush(self._expiries, (record.info.expires_at.timestamp(), record.info.id))
 
     def hide(self, record: Record, state: Literal["deleted", "expired"]) -> None:
         """Makes a record invisible."""
         record.state = state
-        index = bisect.bisect_left(self._ids, record.info.id)
-        if index < len(self._ids) and self._ids[index] == record.info.id:
-            del self._ids[index]
+        owned = self._owned.get(record.info.owner, [])
+        for ids in (self._ids, owned):
+            index = bisect.bisect_left(ids, record.info.id)
+            if index < len(ids) and ids[index] == record.info.id:
+                del ids[index]
+        if not owned:
+            self._owned.pop(record.info.owner, None)
         if state == "expired":
-            self.bury(record.info.id)
+            self.bury(record.info.id, record.info.owner)
 
-    def bury(self, array_id: str) -> None:
-        """Remembers that the id has expired."""
-        self._tombstones[array_id] = None
+    def bury(self, array_id: str, owner: str) -> None:
+        """Remembers that the id has expired, and whose it was."""
+        self._tombstones[array_id] = owner
         if len(self._tombstones) > _MOST_TOMBSTONES:
             self._tombstones.popitem(last=False)
 
@@ -122,10 +140,21 @@ class Catalog:
         """The moment at which `due` has something to say."""
         return self._expiries[0][0] if self._expiries else None
 
-    def due(self, clock: float) -> list[Record]:
-        """Hides and returns what has expired by `clock`."""
+    def shift(self, seconds: float) -> None:
+        """Moves every expiry: the clock was set."""
+        self._expiries = []
+        for record in self._records.values():
+            expires = record.info.expires_at
+            if record.state == "live" and expires is not None and isinstance(record.info, ArrayInfo):
+                expires += timedelta(seconds=seconds)
+                record.info = record.info.model_copy(update={"expires_at": expires})
+                self._expiries.append((expires.timestamp(), record.info.id))
+        heapq.heapify(self._expiries)
+
+    def due(self, now: float) -> list[Record]:
+        """Hides and returns what has expired by `now`."""
         found: list[Record] = []
-        while self._expiries and self._expiries[0][0] <= clock:
+        while self._expiries and self._expiries[0][0] <= now:
             record = self._records.get(heapq.heappop(self._expiries)[1])
             if record is not None and record.state == "live":
                 self.hide(record, "expired")
@@ -145,6 +174,7 @@ def to_row(info: ArrayInfo, extent: Extent | None) -> dict[str, Any]:
         "created_at": info.created_at.timestamp(),
         "expires_at": None if info.expires_at is None else info.expires_at.timestamp(),
         "extent": None if extent is None else extent.name,
+        "owner": info.owner,
     }
 
 
@@ -159,4 +189,5 @@ def from_row(row: sqlite3.Row) -> ArrayInfo:
         sha256=row["sha256"],
         created_at=datetime.fromtimestamp(row["created_at"], UTC),
         expires_at=None if row["expires_at"] is None else datetime.fromtimestamp(row["expires_at"], UTC),
+        owner=row["owner"],
     )

@@ -54,7 +54,8 @@ class Serve:
         settings = _settings(given, context.console)
         if settings is None:
             return _USAGE
-        from gemmserve_service.supervisor import StartError, run
+        from gemmserve_service.errors import StartError
+        from gemmserve_service.supervisor import run
 
         try:
             return run(settings)

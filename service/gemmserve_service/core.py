@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from gemmserve_service import clock
 from gemmserve_service.database import Database
 from gemmserve_service.jobs import Jobs
+from gemmserve_service.keyring import KeyringWatch
 from gemmserve_service.observers import DeviceInfo, Observer, Snapshot
 from gemmserve_service.queue import SqliteQueue
+from gemmserve_service.quotas import Quotas
 from gemmserve_service.scheduler import Scheduler
 from gemmserve_service.store import ArrayStore
 
@@ -32,10 +35,13 @@ class Core:
         self.executor = executor
         self.observers: list[Observer] = []
         self.database = Database(settings.data_dir / "gemmserve.sqlite", durability=settings.durability)
-        self.store = ArrayStore(settings, self.database)
+        self.keyring = KeyringWatch(settings.data_dir)
+        self.quotas = Quotas(self.keyring.quota, self.database)
+        self.store = ArrayStore(settings, self.database, self.quotas)
         self.scheduler = Scheduler(settings, self.store, executor)
+        self.scheduler.queue.weight_of = self.keyring.weight
         self.jobs = Jobs(settings, self.store, SqliteQueue(self.database, self.store), self.scheduler, self.observers)
-        self.started_at = time.time()
+        self.started_at = clock.time()
 
     @property
     def draining(self) -> bool:
@@ -45,10 +51,13 @@ class Core:
     async def start(self) -> None:
         """Opens the database, recovers arrays and jobs, and starts the executor. What it raises leaves nothing open."""
         try:
+            await self.keyring.start()
             await self.database.start()
+            await self.quotas.start()
             await self.store.start()
             await self.jobs.start()
             await self.executor.start(self.scheduler)
+            self.scheduler.watchdog.start()
         except BaseException:
             await self.stop()
             raise
@@ -65,11 +74,14 @@ class Core:
     async def stop(self) -> None:
         """Stops at once; durable jobs that run are queued again at the next start."""
         self.scheduler.stop()
+        await self.scheduler.watchdog.stop()
         self.jobs.release_waiters()
         await self.executor.stop()
         await self.jobs.stop()
         await self.store.stop()
+        self.quotas.stop()
         await self.database.stop()
+        await self.keyring.stop()
 
     def ready(self) -> tuple[bool, list[str]]:
         """Whether work is admitted and can run, and if not, why not."""
@@ -97,18 +109,38 @@ class Core:
             for worker in self.executor.workers()
         ]
 
-    def usage(self) -> dict[str, Any]:
-        """Bytes and counts against their limits (null: no limit of its own)."""
+    def usage(self, owner: str) -> dict[str, Any]:
+        """What an owner uses against its quotas and the server's limits ("": everybody together; null: no limit)."""
+        everybody = not owner
+        scheduler, quotas = self.scheduler, self.quotas
+        running = [task for worker in self.executor.workers() for task in worker.tasks.values()]
+        queued = scheduler.queued if everybody else scheduler.queue.waiting(owner)
+        limits = quotas.limits(owner)
+        stored = self.store.used_bytes if everybody else quotas.stored_bytes(owner)
+        used = {
+            "stored_bytes": stored,
+            "inflight_bytes": quotas.inflight_bytes(owner),
+            "queued_jobs": queued,
+            "device_seconds_per_day": round(quotas.device_seconds(owner), 6),
+        }
         return {
-            "arrays": self.store.count,
-            "store_bytes": self.store.used_bytes,
+            "owner": owner or None,
+            "arrays": self.store.count if everybody else self.store.count_of(owner),
+            "store_bytes": stored,
             "max_store_bytes": self.settings.max_store_bytes,
             "max_array_bytes": self.settings.max_array_bytes,
-            "scratch_bytes": self.store.scratch_bytes,
-            "jobs_queued": self.scheduler.queued,
+            "scratch_bytes": self.store.scratch_bytes if everybody else quotas.scratch_bytes(owner),
+            "jobs_queued": queued,
             "max_queued_jobs": self.settings.max_queued_jobs,
-            "jobs_running": self.scheduler.running,
+            "jobs_running": sum(everybody or task.owner == owner for task in running),
+            "quotas": {name: {"used": used[name], "limit": getattr(limits, name)} for name in used},
+            "resets_at": datetime.fromtimestamp(quotas.resets_at(), UTC).isoformat(),
         }
+
+    def usage_by_owner(self) -> list[dict[str, Any]]:
+        """`usage` of every owner that has a key or uses anything."""
+        owners = {*self.keyring.current.owners, *self.quotas.owners()} - {""}
+        return [self.usage(owner) for owner in sorted(owners)]
 
     def snapshot(self) -> Snapshot:
         """Gauges for the metrics."""

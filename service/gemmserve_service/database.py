@@ -8,6 +8,7 @@ function that raises is rolled back alone.
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import re
 import sqlite3
@@ -17,6 +18,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmserve_service.errors import StoreFull
+from gemmserve_service.migrations import DatabaseError, SchemaTooNew, migrate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,13 +27,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Write = tuple["Callable[[sqlite3.Connection], Any]", "asyncio.Future[Any]"]
 
-SCHEMA_VERSION: Final = 1
 _MOST_IN_ONE_COMMIT: Final = 256  # bounds how long the first of a burst waits; no measurement behind the figure
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
-
-class DatabaseError(RuntimeError):
-    """The file is no database of ours, or made by a newer version."""
+log = logging.getLogger(__name__)
 
 
 def load_sql(name: str) -> dict[str, str]:
@@ -54,7 +53,7 @@ class Database:
         self._read_connection: sqlite3.Connection | None = None
 
     async def start(self) -> None:
-        """Opens the file, creating the schema where it is new. Raises DatabaseError."""
+        """Opens the file, bringing its schema up to date. Raises DatabaseError, SchemaTooNew."""
         self._loop = asyncio.get_running_loop()
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="gemmserve-read")
@@ -125,20 +124,14 @@ class Database:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Creates the tables in a new file. Raises DatabaseError for one of a later version."""
+        """Brings the schema up to date, or makes it. Raises SchemaTooNew."""
         connection.execute("PRAGMA journal_mode = WAL")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            raise DatabaseError(
-                f"{self.path} has schema version {version}, this program reads up to {SCHEMA_VERSION}: "
-                "use the newer gemmserve, or another --data-dir"
-            )
-        if version == 0:
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in load_sql("schema").values():
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.execute("COMMIT")
+        try:
+            applied = migrate(connection)
+        except SchemaTooNew as error:
+            raise SchemaTooNew(f"{self.path}: {error}") from None
+        if applied:
+            log.info("%s: schema brought to version %d", self.path.name, applied[-1])
 
     def _run(self, connection: sqlite3.Connection) -> None:
         open_ = True

@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ, OCTET_STREAM, PROBLEM
-from gemmserve_service.problems import catalogue
+from gemmserve_service.problems import catalogue, statuses
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceJob, GemmReduceParams, Problem
 
 if TYPE_CHECKING:
@@ -68,11 +68,12 @@ def header_documents(headers: Mapping[str, str]) -> Document:
 def problems(*slugs: str) -> dict[int | str, Document]:
     """Error answers by status, each with the slugs it may carry and an example. Raises KeyError for an unknown slug."""
     known = catalogue()
-    # Every route: an unexpected failure, and a page of another site (see `middleware.Guard`).
-    by_status: dict[int, list[str]] = defaultdict(list)
-    for slug in (*slugs, "host-not-allowed", "origin-not-allowed", "internal"):
-        by_status[known[slug]["status"]].append(slug)
-    return {status: _problem_document(status, [known[slug] for slug in group]) for status, group in by_status.items()}
+    # Every route: an unexpected failure, and what `middleware` refuses before any route is found.
+    by_status: dict[int, list[Document]] = defaultdict(list)
+    for slug in (*slugs, "unauthorized", "forbidden", "host-not-allowed", "origin-not-allowed", "internal"):
+        for status in statuses(slug) or {known[slug]["status"]}:
+            by_status[status].append(known[slug] | {"status": status})
+    return {status: _problem_document(status, group) for status, group in by_status.items()}
 
 
 def _problem_document(status: int, documents: list[Document]) -> Document:
@@ -82,6 +83,8 @@ def _problem_document(status: int, documents: list[Document]) -> Document:
         "examples": {document["type"].removeprefix("/problems/"): {"value": document} for document in documents},
     }
     headers = {"Allow": "the methods there are"} if status == 405 else {}
+    if status in {401, 403}:
+        headers["WWW-Authenticate"] = "RFC 6750, where a key was wanted or lacks a scope"
     if status in {429, 503}:
         headers["Retry-After"] = "seconds after which another attempt makes sense"
     return {

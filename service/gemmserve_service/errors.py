@@ -6,6 +6,8 @@
     ├── DigestMismatch                            400 digest-mismatch
     ├── InvalidNpy                                400 invalid-npy
     ├── InvalidRequest                            400 invalid-request
+    ├── Unauthorized                              401 unauthorized
+    ├── Forbidden                                 403 forbidden
     ├── NotFound                                  404 not-found
     ├── IdempotencyConflict                       409 idempotency-conflict
     ├── JobCancelled                              409 cancelled
@@ -15,6 +17,8 @@
     ├── UnsupportedMediaType                      415 unsupported-media-type
     ├── IdempotencyMismatch                       422 idempotency-mismatch
     ├── QueueFull                                 429 queue-full
+    ├── QuotaExceeded                             429 quota-exceeded
+    │   └── StorageQuotaExceeded                  507 quota-exceeded
     ├── WorkerCrashed                             500 worker-crashed
     ├── NotReady, Draining                        503 not-ready, draining
     ├── JobTimeout                                504 timeout
@@ -46,6 +50,10 @@ class ServiceError(Exception):
         self.detail = detail
         self.retry_after_s = retry_after_s
         self.extra = extra
+
+
+class StartError(RuntimeError):
+    """The server cannot start; the message says what to do."""
 
 
 class BodyLength(ServiceError):
@@ -88,8 +96,28 @@ class InvalidRequest(ServiceError):
     title = "Malformed request"
 
 
+class Unauthorized(ServiceError):
+    """The server has API keys, and the request carries none, or one that is malformed, unknown, expired or revoked."""
+
+    slug = "unauthorized"
+    status = 401
+    title = "A valid API key is needed"
+
+    def __init__(self, detail: str, *, presented: bool = True) -> None:
+        super().__init__(detail)
+        self.presented = presented
+
+
+class Forbidden(ServiceError):
+    """The API key is valid and lacks a scope; `scope` names it."""
+
+    slug = "forbidden"
+    status = 403
+    title = "The API key does not permit this"
+
+
 class NotFound(ServiceError):
-    """Unknown id, or one that was deleted."""
+    """Unknown id, one that was deleted, or one that belongs to another API key's owner."""
 
     slug = "not-found"
     status = 404
@@ -158,6 +186,20 @@ class QueueFull(ServiceError):
     slug = "queue-full"
     status = 429
     title = "The queue is full"
+
+
+class QuotaExceeded(ServiceError):
+    """A quota of the API key's owner is used up; `quota` names it, `limit` and `used` how far. 429: time heals it."""
+
+    slug = "quota-exceeded"
+    status = 429
+    title = "The quota is used up"
+
+
+class StorageQuotaExceeded(QuotaExceeded):
+    """507: of stored bytes; arrays must go first."""
+
+    status = 507
 
 
 class WorkerCrashed(ServiceError):

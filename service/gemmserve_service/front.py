@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
@@ -17,25 +18,19 @@ from gemmserve_service.app import create_app
 from gemmserve_service.core import Core
 from gemmserve_service.executor.local import LocalExecutor
 from gemmserve_service.handoff import FrontHandoff
+from gemmserve_service.serving import main_server, renew_certificate, side_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from gemmserve_service.serving import Server
 
-_CLOSE_S: Final = 5  # responses under way when everything else has ended
+_SIDE_CLOSE_S: Final = 1.0
 _READY_POLL_S: Final = 0.02
+_PULSE_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to `_drain`, which must run before connections are closed."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-async def _drain(core: Core, server: uvicorn.Server, drain_s: float) -> None:
+async def _drain(core: Core, server: Server, drain_s: float) -> None:
     """New work is refused at once; what runs gets `drain_s`; then the server closes."""
     log.info("draining: new work is refused, running jobs get %g s", drain_s)
     if not await core.drain(drain_s):
@@ -43,11 +38,17 @@ async def _drain(core: Core, server: uvicorn.Server, drain_s: float) -> None:
     server.should_exit = True
 
 
-async def _announce(core: Core, ready_fd: int) -> None:
-    while not core.ready()[0]:  # noqa: ASYNC110 (once, at the start; workers and draining both decide)
-        await asyncio.sleep(_READY_POLL_S)
-    os.write(ready_fd, b"1")
-    os.close(ready_fd)
+async def _pulse(core: Core, pulse_fd: int) -> None:
+    """Tells the supervisor every second that this loop turns, and once that the server is ready."""
+    os.set_blocking(pulse_fd, False)
+    ready, told = False, 0.0
+    while True:
+        became_ready = not ready and core.ready()[0]
+        if became_ready or time.monotonic() - told >= _PULSE_S:
+            ready, told = ready or became_ready, time.monotonic()
+            with contextlib.suppress(BlockingIOError):  # a supervisor that is stopped does not read
+                os.write(pulse_fd, b"1" if became_ready else b".")
+        await asyncio.sleep(_PULSE_S if ready else _READY_POLL_S)
 
 
 async def _serve(handoff: FrontHandoff) -> bool:
@@ -55,16 +56,8 @@ async def _serve(handoff: FrontHandoff) -> bool:
     settings = handoff.settings
     executor = LocalExecutor(socket.socket(fileno=handoff.control_fd), handoff.devices)
     core = Core(settings, executor)
-    config = uvicorn.Config(
-        create_app(settings, core),
-        lifespan="on",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=_CLOSE_S,
-    )
-    server = _Server(config)
+    app = create_app(settings, core)
+    server = main_server(app, settings)
     tasks: set[asyncio.Task[None]] = set()
 
     def on_signal() -> None:
@@ -76,11 +69,20 @@ async def _serve(handoff: FrontHandoff) -> bool:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    announcement = asyncio.create_task(_announce(core, handoff.ready_fd))
+    beside = [asyncio.create_task(_pulse(core, handoff.ready_fd)), asyncio.create_task(renew_certificate(server))]
+    side = None
+    if handoff.side_fd is not None:
+        side = side_server(app, settings)
+        beside.append(asyncio.create_task(side.serve(sockets=[socket.socket(fileno=handoff.side_fd)])))
     try:
         await server.serve(sockets=[socket.socket(fileno=handoff.listen_fd)])
     finally:
-        announcement.cancel()
+        # Last, so that operators see the drain to its end.
+        if side is not None:
+            side.should_exit = True
+            await asyncio.wait(beside[-1:], timeout=_SIDE_CLOSE_S)
+        for task in beside:
+            task.cancel()
     return server.started
 
 

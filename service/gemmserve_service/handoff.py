@@ -35,9 +35,11 @@ class FrontHandoff(_Handoff):
     """For the front process."""
 
     listen_fd: int
+    side_fd: int | None = None
+    """The second port's socket, where there is one."""
     control_fd: int
     ready_fd: int
-    """One byte is written to it once the front answers and a worker is ready."""
+    """A pipe to the supervisor: "1" once the front answers and a worker is ready, "." every second besides."""
     devices: list[str]
 
 

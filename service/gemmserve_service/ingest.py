@@ -52,8 +52,9 @@ class Declared:
         ttl_s: float | None = None,
         scratch: bool = False,
         digest_prefix: bytes | None = None,
+        owner: str = "",
     ) -> Upload:
-        """Space for exactly the declared bytes. Raises TooLarge, StoreFull."""
+        """Space for exactly the declared bytes. Raises TooLarge, StoreFull, QuotaExceeded."""
         return await store.reserve(
             self.dtype.newbyteorder("<"),
             self.shape,
@@ -62,6 +63,7 @@ class Declared:
             byteswap=self.byteswap,
             scratch=scratch,
             digest_prefix=digest_prefix,
+            owner=owner,
         )
 
 
@@ -101,9 +103,16 @@ def content_length(request: Request) -> int:
 
 
 async def receive_array(
-    request: Request, core: Core, *, dtype: str | None, shape: str | None, order: Order | None, ttl_s: float | None
+    request: Request,
+    core: Core,
+    *,
+    dtype: str | None,
+    shape: str | None,
+    order: Order | None,
+    ttl_s: float | None,
+    owner: str,
 ) -> ArrayInfo:
-    """Reads the whole body of `request` into a new array.
+    """Reads the whole body of `request` into a new array of `owner`.
 
     Raises what is wrong with the headers before the first byte is read, what is wrong with the .npy header before any
     space is taken, and frees the space when the body breaks off or does not match its digest.
@@ -131,15 +140,16 @@ async def receive_array(
         )
     _check_length(declared, length)
     prefix = None if expected is None else declared.header
-    upload = await declared.reserve(core.store, ttl_s=ttl_s, digest_prefix=prefix)
-    try:
-        upload.write(first)
-        async for piece in body:
-            upload.write(piece)
-        return cast("ArrayInfo", await upload.commit(expected))
-    except BaseException:
-        upload.abort()
-        raise
+    with core.quotas.moving(owner, declared.nbytes):
+        upload = await declared.reserve(core.store, ttl_s=ttl_s, digest_prefix=prefix, owner=owner)
+        try:
+            upload.write(first)
+            async for piece in body:
+                upload.write(piece)
+            return cast("ArrayInfo", await upload.commit(expected))
+        except BaseException:
+            upload.abort()
+            raise
 
 
 def _declare(dtype: str, shape: str, order: Order) -> Declared:

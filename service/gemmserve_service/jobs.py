@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import math
 import time
@@ -16,29 +15,23 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_service import operations
+from gemmserve_service import clock, operations
 from gemmserve_service.catalog import to_row
-from gemmserve_service.errors import (
-    IdempotencyConflict,
-    IdempotencyMismatch,
-    JobFailed,
-    NotFound,
-    ServiceError,
-    describe,
-)
+from gemmserve_service.errors import JobFailed, NotFound, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
+from gemmserve_service.idempotency import IdempotencyKeys, RememberedKey, digest_of
 from gemmserve_service.ids import new_id
-from gemmserve_service.queue import RememberedKey
-from gemmserve_service.scheduler import Task
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobInfo, JobState
 from gemmserve_service.single import OneShot, final_fields, reserve_results, run_once
+from gemmserve_service.tasks import Task
 from gemmserve_service.uploads import now
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from gemmserve_kernels.errors import KernelError
     from gemmserve_service.observers import Observer
+    from gemmserve_service.operations import Problem
     from gemmserve_service.pins import Pinned
     from gemmserve_service.queue import JobQueue, Unfinished
     from gemmserve_service.scheduler import Scheduler
@@ -88,8 +81,7 @@ class Jobs:
         self.observers = observers
         self._live: dict[str, _Live] = {}
         self._recent: OrderedDict[str, JobInfo] = OrderedDict()
-        self._keys: dict[str, RememberedKey] = {}
-        self._keys_in_flight: dict[str, str] = {}
+        self._keys = IdempotencyKeys(settings.idempotency_ttl_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._released = asyncio.Event()
 
@@ -98,11 +90,12 @@ class Jobs:
     async def start(self) -> None:
         """Takes up what an earlier process left."""
         unfinished, keys = await self.queue.recover()
-        self._keys = {key.key: key for key in keys}
+        self._keys.load(keys)
         for job in unfinished:
             self._resume(job)
         if unfinished:
             log.info("recovery: %d unfinished jobs are queued again", len(unfinished))
+        self.store.expiry.on_jump.append(self._follow_clock)
         self.store.finish_recovery()
         self._spawn(self._purge())
 
@@ -122,43 +115,49 @@ class Jobs:
     # -- durable jobs -----------------------------------------------------------------------------------------------
 
     async def submit(
-        self, request: GemmJob | GemmReduceJob, *, idempotency_key: str | None = None
+        self, request: GemmJob | GemmReduceJob, *, idempotency_key: str | None = None, owner: str = ""
     ) -> tuple[JobInfo, bool]:
         """Queues a product of stored arrays; on record when this returns. False: the key had made this job before.
 
+        `owner`: whose job it is and whose operands it may use ("": everybody's, where the server has no API keys).
         Raises KernelError, NotFound, Gone, TooLarge, StoreFull, QueueFull, NotReady, Draining, IdempotencyConflict,
         IdempotencyMismatch.
         """
+        arrived = time.monotonic()
         text = request.model_dump_json()
         if idempotency_key is None:
-            with self.scheduler.admission():
-                return await self._submit(request, text, None), True
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        known = self._keys.get(idempotency_key)
-        if known is not None and known.created_at > time.time() - self.settings.idempotency_ttl_s:
-            if known.digest != digest:
-                raise IdempotencyMismatch("this Idempotency-Key was used for another request")
-            return await self.get(known.job_id), False
-        if idempotency_key in self._keys_in_flight:
-            if self._keys_in_flight[idempotency_key] != digest:
-                raise IdempotencyMismatch("this Idempotency-Key was used for another request")
-            raise IdempotencyConflict("the first request with this key is being taken in", retry_after_s=1.0)
-        self._keys_in_flight[idempotency_key] = digest
-        try:
-            with self.scheduler.admission():
-                return await self._submit(request, text, (idempotency_key, digest)), True
-        finally:
-            del self._keys_in_flight[idempotency_key]
+            with self.scheduler.admission(owner) as claim:
+                return await self._submit(request, text, None, owner, arrived, claim), True
+        digest = digest_of(text)
+        known = self._keys.job_of(owner, idempotency_key, digest)
+        if known is not None:
+            return await self.get(known), False
+        with self._keys.arriving(owner, idempotency_key, digest), self.scheduler.admission(owner) as claim:
+            return await self._submit(request, text, (idempotency_key, digest), owner, arrived, claim), True
 
-    async def _submit(self, request: GemmJob | GemmReduceJob, text: str, key: tuple[str, str] | None) -> JobInfo:
+    async def _submit(
+        self,
+        request: GemmJob | GemmReduceJob,
+        text: str,
+        key: tuple[str, str] | None,
+        owner: str,
+        arrived: float,
+        claim: Callable[[Problem], None],
+    ) -> JobInfo:
         job_id = new_id("job")
         created = now()
-        task = self._prepare(job_id, request)
+        task = self._prepare(job_id, request, owner, claim=claim)
+        task.submitted = arrived
         info = JobInfo(
-            id=job_id, state=JobState.QUEUED, op=request.op, created_at=created, request=request.model_dump(mode="json")
+            id=job_id,
+            state=JobState.QUEUED,
+            op=request.op,
+            created_at=created,
+            request=request.model_dump(mode="json"),
+            owner=owner,
         )
         deadline_at = None if request.timeout_s is None else created.timestamp() + request.timeout_s
-        remembered = None if key is None else RememberedKey(*key, job_id, created.timestamp())
+        remembered = None if key is None else RememberedKey(owner, *key, job_id, created.timestamp())
         try:
             await self.queue.insert(info, text, deadline_at, remembered)
         except asyncio.CancelledError:
@@ -173,24 +172,35 @@ class Jobs:
 
     def _admit(self, info: JobInfo, request: GemmJob | GemmReduceJob, task: Task, key: RememberedKey | None) -> None:
         if key is not None:
-            self._keys[key.key] = key
+            self._keys.remember(key)
         self._live[info.id] = _Live([info], request, asyncio.Event(), task)
         self._observe(info, task.size)
         self.scheduler.submit(task)
 
-    def _prepare(self, job_id: str, request: GemmJob | GemmReduceJob, *, recovered: bool = False) -> Task:
+    def _prepare(
+        self,
+        job_id: str,
+        request: GemmJob | GemmReduceJob,
+        owner: str,
+        *,
+        recovered: bool = False,
+        claim: Callable[[Problem], None] | None = None,
+    ) -> Task:
         """Pins the operands, checks the product and reserves its results. Whatever it raises, nothing stays held."""
         with contextlib.ExitStack() as undo:
             operands: dict[str, Pinned] = {}
             names = {"a": request.a, "b": request.b} | ({"c": request.c} if isinstance(request, GemmJob) else {})
             for name, array_id in names.items():
                 if array_id is not None:
-                    operands[name] = undo.enter_context(self.store.pin(array_id, hidden=recovered))
+                    operands[name] = undo.enter_context(self.store.pin(array_id, hidden=recovered, owner=owner))
             params = _params(request)
             problem = operations.build_stored(params, operands)
             plans = {} if recovered else self.scheduler.check(problem)
+            if claim is not None:
+                claim(problem)
             ttl_s = self.settings.result_ttl_s if request.ttl_s is None else request.ttl_s
-            results = reserve_results(self.store, problem, math.inf if ttl_s is None else ttl_s, undo)
+            life_s = math.inf if ttl_s is None else ttl_s
+            results = reserve_results(self.store, problem, life_s, undo, owner=owner, granted=recovered)
             undo.pop_all()
         return Task(
             job_id,
@@ -199,6 +209,7 @@ class Jobs:
             operands,
             results,
             self,
+            owner=owner,
             priority=request.priority,
             timeout_s=request.timeout_s,
             verify=request.verify,
@@ -210,46 +221,49 @@ class Jobs:
         live = _Live([info], job.request, asyncio.Event())
         self._live[info.id] = live
         try:
-            task = self._prepare(info.id, job.request, recovered=True)
+            task = self._prepare(info.id, job.request, info.owner, recovered=True)
         except (ServiceError, ValueError) as error:  # KernelError is a ValueError
             self._spawn(self._conclude(live, _failed(error), None, []))
             return
-        task.attempt = info.attempt
+        task.attempt, task.crashes = info.attempt, job.crashes
         live.task = task
         if job.deadline_at is not None:
-            task.timeout_s = max(job.deadline_at - time.time(), 0.0)
+            task.timeout_s = max(job.deadline_at - clock.time(), 0.0)
         self.scheduler.submit(task)
 
-    async def get(self, job_id: str) -> JobInfo:
+    # `owner`: who asks. Another's job is not found; "" sees everybody's.
+
+    async def get(self, job_id: str, *, owner: str = "") -> JobInfo:
         """The job now. Raises NotFound."""
         live = self._live.get(job_id)
-        if live is not None:
-            return live.info
-        recent = self._recent.get(job_id)
-        if recent is not None:
-            return recent
-        info = await self.queue.get(job_id)
+        info = self._recent.get(job_id) if live is None else live.info
         if info is None:
+            info = await self.queue.get(job_id)
+        if info is None or (owner and info.owner != owner):
             raise NotFound(f"no job {job_id}")
         return info
 
-    async def list(self, *, state: JobState | None, limit: int, cursor: str | None) -> tuple[list[JobInfo], str | None]:
+    async def list(
+        self, *, state: JobState | None, limit: int, cursor: str | None, owner: str = ""
+    ) -> tuple[list[JobInfo], str | None]:
         """A page, newest first, and the cursor of the next one."""
-        page = await self.queue.page(state=state, limit=limit + 1, before=cursor)
+        page = await self.queue.page(state=state, limit=limit + 1, before=cursor, owner=owner)
         more = len(page) > limit
         items = [self._live[info.id].info if info.id in self._live else info for info in page[:limit]]
         return items, (page[limit - 1].id if more else None)
 
-    async def cancel(self, job_id: str) -> JobInfo:
+    async def cancel(self, job_id: str, *, owner: str = "") -> JobInfo:
         """Cancels a job that is not final; returns it as it is then. Raises NotFound."""
+        await self.get(job_id, owner=owner)
         live = self._live.get(job_id)
         if live is not None and live.task is not None:
             self.scheduler.cancel(live.task)
             await live.recorded.wait()
         return await self.get(job_id)
 
-    async def wait(self, job_id: str, timeout_s: float) -> JobInfo:
+    async def wait(self, job_id: str, timeout_s: float, *, owner: str = "") -> JobInfo:
         """The job once it is final, or as it is after `timeout_s` or when the server drains. Raises NotFound."""
+        await self.get(job_id, owner=owner)
         live = self._live.get(job_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -257,8 +271,9 @@ class Jobs:
                     await live.changed.wait()
         return await self.get(job_id)
 
-    async def events(self, job_id: str) -> AsyncIterator[JobInfo]:
+    async def events(self, job_id: str, *, owner: str = "") -> AsyncIterator[JobInfo]:
         """The job now and after each change; ends after a final state, or when the server drains. Raises NotFound."""
+        await self.get(job_id, owner=owner)
         live = self._live.get(job_id)
         if live is None:
             yield await self.get(job_id)
@@ -285,7 +300,7 @@ class Jobs:
         """Its worker was lost."""
         live = self._live[task.id]
         self._change(live, live.info.model_copy(update={"state": JobState.QUEUED, "started_at": None}), task.size)
-        self.queue.requeued(live.info).add_done_callback(_report)
+        self.queue.requeued(live.info, task.crashes).add_done_callback(_report)
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """It is over; the rest is putting that on record."""
@@ -340,6 +355,7 @@ class Jobs:
         operands: dict[str, Upload],
         *,
         timeout_s: float | None = None,
+        owner: str = "",
     ) -> OneShot:
         """Runs a product of uploads that are filled, through the same scheduler, without the database.
 
@@ -347,7 +363,13 @@ class Jobs:
         StoreFull, QueueFull, NotReady, Draining, JobTimeout, JobFailed, WorkerCrashed.
         """
         return await run_once(
-            params, operands, timeout_s=timeout_s, store=self.store, scheduler=self.scheduler, observe=self._observe
+            params,
+            operands,
+            timeout_s=timeout_s,
+            owner=owner,
+            store=self.store,
+            scheduler=self.scheduler,
+            observe=self._observe,
         )
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -363,15 +385,19 @@ class Jobs:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(_report)
 
+    async def _follow_clock(self, seconds: float) -> None:
+        self._keys.shift(seconds)
+        await self.queue.shift(seconds)
+
     async def _purge(self) -> None:
         while True:
-            clock = time.time()
-            keys_before = clock - self.settings.idempotency_ttl_s
+            moment = clock.time()
+            keys_before = moment - self.settings.idempotency_ttl_s
             try:
-                await self.queue.purge(jobs_before=clock - self.settings.job_history_s, keys_before=keys_before)
+                await self.queue.purge(jobs_before=moment - self.settings.job_history_s, keys_before=keys_before)
             except Exception:  # a full disk, say: the next round may find room
                 log.exception("old jobs could not be removed")
-            self._keys = {name: key for name, key in self._keys.items() if key.created_at >= keys_before}
+            self._keys.forget(keys_before)
             await asyncio.sleep(_PURGE_EVERY_S)
 
 

@@ -57,6 +57,12 @@ class Metrics:
         )
         self._received = Counter("gemmserve_http_received_bytes", "Bytes of request bodies.", registry=self.registry)
         self._sent = Counter("gemmserve_http_sent_bytes", "Bytes of answer bodies.", registry=self.registry)
+        self._refused_connections = Counter(
+            "gemmserve_http_refused_connections",
+            "Connections that were refused or cut off before a request of theirs reached a route.",
+            ["problem"],
+            registry=self.registry,
+        )
         self.registry.register(_Gauges(core))
 
     def job_changed(self, job: JobInfo, nbytes: int, flops: int) -> None:
@@ -75,6 +81,10 @@ class Metrics:
         self._durations.labels(route, method).observe(seconds)
         self._received.inc(received)
         self._sent.inc(sent)
+
+    def connection_refused(self, problem: str) -> None:
+        """Counts one; `problem` is the slug of the reason."""
+        self._refused_connections.labels(problem).inc()
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """The exposition and its content type: OpenMetrics where `accept` asks for it, else Prometheus text."""

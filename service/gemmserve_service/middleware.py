@@ -1,4 +1,7 @@
-"""What every request passes, as plain ASGI: observation (id, log line, metrics, unexpected errors), then the guard."""
+"""What every request passes first, as plain ASGI: its id, its log line, its count, and the answer to unexpected errors.
+
+`audit`, `body_rate` and `access` follow.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,11 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 
-from gemmserve_service.errors import InvalidRequest
-from gemmserve_service.problems import HostNotAllowed, OriginNotAllowed, problem_response
+from gemmserve_service.problems import problem_response
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from gemmserve_service.hosts import HostRule
     from gemmserve_service.metrics import Metrics
 
 log = structlog.get_logger("gemmserve.access")
@@ -138,34 +139,3 @@ class _Exchange:
             self.sent += len(message.get("body", b""))
             self.complete = not message.get("more_body", False)
         await self._send(message)
-
-
-class Guard:
-    """While there are no API keys: Host, and Origin if sent, must be this machine's or allowed by the settings."""
-
-    def __init__(self, app: ASGIApp, rule: HostRule) -> None:
-        self._app = app
-        self._rule = rule
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        refusal = self._refusal(Headers(scope=scope)) if scope["type"] == "http" else None
-        if refusal is None:
-            await self._app(scope, receive, send)
-        else:
-            await problem_response(refusal)(scope, receive, send)
-
-    def _refusal(self, headers: Headers) -> Exception | None:
-        hosts = headers.getlist("host")
-        if len(hosts) != 1:
-            return InvalidRequest("a request has exactly one Host header")
-        if not self._rule.host(hosts[0]):
-            return HostNotAllowed(
-                f"Host {hosts[0][:100]!r} is not this machine's; GEMMSERVE_ALLOWED_HOSTS admits further names"
-            )
-        for origin in headers.getlist("origin"):
-            if not self._rule.origin(origin):
-                return OriginNotAllowed(
-                    f"Origin {origin[:100]!r} is not this machine's; GEMMSERVE_ALLOWED_HOSTS admits further sites"
-                )
-        return None

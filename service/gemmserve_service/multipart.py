@@ -45,8 +45,10 @@ class OneShotForm:
         *,
         names: tuple[str, ...],
         check: Callable[[bytes, dict[str, Declared]], None],
+        owner: str = "",
     ) -> None:
         self._store = store
+        self._owner = owner
         self._names = names
         self._check = check
         self.operands: dict[str, Upload] = {}
@@ -180,7 +182,7 @@ class OneShotForm:
         self.declared[part.name] = declared
         if self.params is not None:
             self._check(self.params, self.declared)
-        part.upload = await declared.reserve(self._store, scratch=True)
+        part.upload = await declared.reserve(self._store, scratch=True, owner=self._owner)
         self.operands[part.name] = part.upload
         _write(part, memoryview(first))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from gemmserve.wire import PROBLEM, NpyError
 from gemmserve_kernels.errors import DeviceError, KernelError, ParameterInvalid
-from gemmserve_service.errors import JobFailed, NotFound, ServiceError, describe
+from gemmserve_service.errors import Forbidden, JobFailed, NotFound, ServiceError, Unauthorized, describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 T = TypeVar("T")
+
+_CHALLENGE: Final = 'Bearer realm="gemmserve"'
 
 
 class MalformedJson(ServiceError):
@@ -102,6 +104,34 @@ class OriginNotAllowed(ServiceError):
     title = "The Origin is not allowed"
 
 
+class RequestTimeout(ServiceError):
+    """The body came more slowly than GEMMSERVE_MIN_BODY_RATE allows; what was reserved for it is free again."""
+
+    slug = "request-timeout"
+    status = 408
+    title = "The body came too slowly"
+
+
+class HeadTooSlow(RequestTimeout):
+    """Or the head was not whole within GEMMSERVE_HEAD_TIMEOUT_S."""
+
+
+class HeadTooLarge(ServiceError):
+    """Request line and headers together have more bytes than GEMMSERVE_MAX_HEAD_BYTES."""
+
+    slug = "head-too-large"
+    status = 431
+    title = "The request's head is too large"
+
+
+class TooManyConnections(ServiceError):
+    """Every connection that this address, or the server, may have is in the middle of a request."""
+
+    slug = "too-many-connections"
+    status = 503
+    title = "Too many connections"
+
+
 def problem_response(error: BaseException, headers: Mapping[str, str] | None = None) -> Response:
     """The answer to an exception: its document, and Retry-After where the client may come back."""
     description = describe(error)
@@ -110,6 +140,12 @@ def problem_response(error: BaseException, headers: Mapping[str, str] | None = N
         sent.setdefault("Retry-After", str(max(1, math.ceil(description.retry_after_s))))
     elif description.status in {429, 503}:
         sent.setdefault("Retry-After", "1")
+    if isinstance(error, Unauthorized):
+        # RFC 6750, section 3: no error code where no key was sent.
+        sent.setdefault("WWW-Authenticate", _CHALLENGE + (', error="invalid_token"' if error.presented else ""))
+    elif isinstance(error, Forbidden):
+        scope = error.extra.get("scope", "")
+        sent.setdefault("WWW-Authenticate", f'{_CHALLENGE}, error="insufficient_scope", scope="{scope}"')
     # ASCII, so that a lone surrogate quoted from a request cannot break the answer.
     document = json.dumps(description.problem().model_dump(exclude_none=True))
     return Response(document.encode("ascii"), description.status, sent, media_type=PROBLEM)
@@ -193,6 +229,11 @@ def catalogue() -> dict[str, dict[str, Any]]:
         else:
             entries[slug] = {"type": f"/problems/{slug}", "title": title, "status": status, "detail": meaning}
     return dict(sorted(entries.items()))
+
+
+def statuses(slug: str) -> set[int]:
+    """Every status that goes with a slug: one, but for quota-exceeded."""
+    return {kind.status for kind in _subclasses(ServiceError) if kind.slug == slug}
 
 
 def _subclasses(kind: type[T]) -> Iterator[type[T]]:

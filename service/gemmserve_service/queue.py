@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pydantic import TypeAdapter
 
 from gemmserve_service.database import load_sql
+from gemmserve_service.idempotency import RememberedKey
 from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobRequest, JobState
 
 if TYPE_CHECKING:
@@ -32,16 +33,8 @@ class Unfinished:
     info: JobInfo
     request: GemmJob | GemmReduceJob
     deadline_at: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class RememberedKey:
-    """An Idempotency-Key: the digest of its first request's body and the job that came of it."""
-
-    key: str
-    digest: str
-    job_id: str
-    created_at: float
+    crashes: int = 0
+    """Workers that were lost while they had it."""
 
 
 class JobQueue(Protocol):
@@ -53,8 +46,8 @@ class JobQueue(Protocol):
     def started(self, info: JobInfo) -> asyncio.Future[Any]:
         """Records state, attempt and start; without effect on a finished job."""
 
-    def requeued(self, info: JobInfo) -> asyncio.Future[Any]:
-        """Records that it waits again; without effect on a finished job."""
+    def requeued(self, info: JobInfo, crashes: int) -> asyncio.Future[Any]:
+        """Records that it waits again, and how many workers it has lost; without effect on a finished job."""
 
     async def finish(self, info: JobInfo, arrays: Iterable[dict[str, Any]]) -> None:
         """Records the final state and the rows of the result arrays, all or nothing."""
@@ -62,11 +55,14 @@ class JobQueue(Protocol):
     async def get(self, job_id: str) -> JobInfo | None:
         """The job of that id."""
 
-    async def page(self, *, state: JobState | None, limit: int, before: str | None) -> list[JobInfo]:
-        """Jobs with ids below `before`, newest first."""
+    async def page(self, *, state: JobState | None, limit: int, before: str | None, owner: str = "") -> list[JobInfo]:
+        """Jobs with ids below `before`, newest first; of one owner, or of all ("")."""
 
     async def recover(self) -> tuple[list[Unfinished], list[RememberedKey]]:
         """At the start: running jobs are queued again; all that are unfinished, oldest first, and the keys."""
+
+    async def shift(self, seconds: float) -> None:
+        """The clock was set: moves deadlines, ends and keys along."""
 
     async def purge(self, *, jobs_before: float, keys_before: float) -> None:
         """Forgets what is older."""
@@ -86,13 +82,13 @@ class SqliteQueue:
             "request": request,
             "created_at": info.created_at.timestamp(),
             "deadline_at": deadline_at,
+            "owner": info.owner,
         }
 
         def write(db: sqlite3.Connection) -> None:
             db.execute(_SQL["insert"], row)
             if key is not None:
-                fields = {"key": key.key, "digest": key.digest, "job_id": key.job_id, "created_at": key.created_at}
-                db.execute(_SQL["remember_key"], fields)
+                db.execute(_SQL["remember_key"], asdict(key))
 
         await self._database.write(write)
 
@@ -100,8 +96,8 @@ class SqliteQueue:
         fields = {"id": info.id, "attempt": info.attempt, "started_at": _timestamp(info.started_at)}
         return self._database.write_soon(lambda db: db.execute(_SQL["start"], fields))
 
-    def requeued(self, info: JobInfo) -> asyncio.Future[Any]:
-        fields = {"id": info.id, "attempt": info.attempt}
+    def requeued(self, info: JobInfo, crashes: int) -> asyncio.Future[Any]:
+        fields = {"id": info.id, "attempt": info.attempt, "crashes": crashes}
         return self._database.write_soon(lambda db: db.execute(_SQL["requeue"], fields))
 
     async def finish(self, info: JobInfo, arrays: Iterable[dict[str, Any]]) -> None:
@@ -130,9 +126,12 @@ class SqliteQueue:
         row = await self._database.read(lambda db: db.execute(_SQL["get"], {"id": job_id}).fetchone())
         return None if row is None else _info(row)
 
-    async def page(self, *, state: JobState | None, limit: int, before: str | None) -> list[JobInfo]:
-        fields = {"before": before or _AFTER_EVERY_ID, "limit": limit, "state": state}
-        statement = _SQL["page" if state is None else "page_of_state"]
+    async def page(self, *, state: JobState | None, limit: int, before: str | None, owner: str = "") -> list[JobInfo]:
+        fields = {"before": before or _AFTER_EVERY_ID, "limit": limit, "state": state, "owner": owner}
+        if owner:
+            statement = _SQL["page_of_owner" if state is None else "page_of_owner_and_state"]
+        else:
+            statement = _SQL["page" if state is None else "page_of_state"]
         rows = await self._database.read(lambda db: db.execute(statement, fields).fetchall())
         return [_info(row) for row in rows]
 
@@ -143,8 +142,18 @@ class SqliteQueue:
             return db.execute(_SQL["unfinished"]).fetchall(), db.execute(_SQL["keys"]).fetchall()
 
         jobs, keys = await self._database.read(read)
-        unfinished = [Unfinished(_info(row), REQUEST.validate_json(row["request"]), row["deadline_at"]) for row in jobs]
+        unfinished = [
+            Unfinished(_info(row), REQUEST.validate_json(row["request"]), row["deadline_at"], row["crashes"])
+            for row in jobs
+        ]
         return unfinished, [RememberedKey(**dict(row)) for row in keys]
+
+    async def shift(self, seconds: float) -> None:
+        def write(db: sqlite3.Connection) -> None:
+            db.execute(_SQL["shift"], {"seconds": seconds})
+            db.execute(_SQL["shift_keys"], {"seconds": seconds})
+
+        await self._database.write(write)
 
     async def purge(self, *, jobs_before: float, keys_before: float) -> None:
         def write(db: sqlite3.Connection) -> None:
@@ -177,4 +186,5 @@ def _info(row: sqlite3.Row) -> JobInfo:
         algorithm=row["algorithm"],
         residual=row["residual"],
         request=json.loads(row["request"]),
+        owner=row["owner"],
     )

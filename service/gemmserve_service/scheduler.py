@@ -1,4 +1,4 @@
-"""Which task runs next, and where: priority, then first come first served, one task at a time on each worker.
+"""Which task runs next, and where: fair shares between owners, one task at a time on each worker.
 
 Everything here happens in the event loop's thread. A task is told of its fate exactly once, through its listener; its
 operands and the space for its results stay held until no worker can touch them any more.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import itertools
-import math
 import time
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gemmserve_kernels import KernelError, Plan, plan
+from gemmserve_service.admission import Admission
 from gemmserve_service.errors import (
     Description,
     Draining,
@@ -24,91 +21,26 @@ from gemmserve_service.errors import (
     JobFailed,
     JobTimeout,
     NotReady,
-    QueueFull,
     ServiceError,
     WorkerCrashed,
     describe,
 )
+from gemmserve_service.estimates import Estimates, device_seconds
 from gemmserve_service.executor.protocol import ArrayRef, Done, Failed, Run
+from gemmserve_service.fairness import FairQueue
 from gemmserve_service.schemas import ArrayInfo
+from gemmserve_service.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_service.executor.base import Executor, Worker
     from gemmserve_service.extents import Extent
     from gemmserve_service.operations import Problem
-    from gemmserve_service.pins import Pinned
-    from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.settings import Settings
     from gemmserve_service.store import ArrayStore
-    from gemmserve_service.uploads import Upload
-
-_SMOOTHING: Final = 0.1  # of the running mean of the time between two ends; no measurement behind the figure
-_RETRY_SHARE: Final = 0.1  # a refused client comes back when a tenth of the queue has gone
-_LONGEST_RETRY_S: Final = 60.0
-_MOST_ENDED: Final = 256  # entries of ended tasks that the heap may hold beside as many as wait
-
-
-class Listener(Protocol):
-    """Told what becomes of a task."""
-
-    def started(self, task: Task) -> None:
-        """A worker was sent it; `task.attempt` counts."""
-
-    def requeued(self, task: Task) -> None:
-        """Its worker was lost; it waits again."""
-
-    def ended(self, task: Task, outcome: Done | ServiceError) -> None:
-        """Nothing more happens. On Done the listener takes `operands` and `results` over; otherwise they go."""
-
-
-@dataclass(eq=False)
-class Task:
-    """One product on its way: what to compute, on what, into what."""
-
-    id: str
-    params: GemmParams | GemmReduceParams
-    problem: Problem
-    operands: dict[str, Pinned]
-    results: dict[str, Upload]
-    listener: Listener
-    priority: int = 0
-    timeout_s: float | None = None
-    """Seconds from now until the deadline."""
-    verify: bool = False
-    durable: bool = True
-    """Whether it starts again with the server; others are refused when it drains."""
-    attempt: int = 0
-    submitted: float = field(default_factory=time.monotonic)
-    queue_s: float = 0.0
-    over: bool = False
-    """The listener has been told; a worker may still be at it."""
-    worker: Worker | None = None
-    order: tuple[int, int] = (0, 0)
-    timer: asyncio.TimerHandle | None = None
-    plans: dict[str, Plan | KernelError] = field(default_factory=dict)
-    """By worker, how its device runs this, or why it cannot."""
-
-    @cached_property
-    def size(self) -> tuple[int, int]:
-        """Bytes and operations of the problem."""
-        return self.problem.nbytes(), self.problem.flops()
-
-    def close(self, *, reusable: bool = True) -> None:
-        """Gives operands and results back. Not `reusable`: a lost process may still write to the results."""
-        for upload in self.results.values():
-            if reusable:
-                upload.abort()
-            else:
-                upload.discard()
-        self.unpin()
-
-    def unpin(self) -> None:
-        """Lets the operands go."""
-        for pinned in self.operands.values():
-            pinned.release()
+    from gemmserve_service.tasks import Task
 
 
 class Scheduler:
@@ -118,13 +50,15 @@ class Scheduler:
         self.settings = settings
         self.executor = executor
         self.draining = False
-        self._heap: list[tuple[tuple[int, int], Task]] = []
-        self._queued: set[Task] = set()
+        self.queue = FairQueue()
+        self.quotas = store.quotas
+        self.admissions = Admission(settings, self.queue, self.quotas)
+        self.estimates = Estimates()
+        self.watchdog = Watchdog(executor, silence_s=settings.heartbeat_timeout_s, hang_s=settings.hang_s)
         self._sequence = itertools.count()
-        self._arriving = 0
         self._idle = asyncio.Event()
-        self._interval_s: float | None = None
-        self._last_end = 0.0
+        self._culprits: dict[str, tuple[str, float]] = {}
+        """By worker that is lost, whose task it had, and since when it is gone."""
         store.on_extent_destroyed(self._forget)
 
     # -- admission --------------------------------------------------------------------------------------------------
@@ -132,7 +66,7 @@ class Scheduler:
     @property
     def queued(self) -> int:
         """Tasks that wait."""
-        return len(self._queued)
+        return len(self.queue)
 
     @property
     def running(self) -> int:
@@ -140,22 +74,17 @@ class Scheduler:
         return sum(len(worker.tasks) for worker in self.executor.workers())
 
     @contextlib.contextmanager
-    def admission(self) -> Iterator[None]:
-        """A place in the queue for a task that is being prepared. Raises Draining, NotReady or QueueFull."""
-        self._admit()
-        self._arriving += 1
-        try:
-            yield
-        finally:
-            self._arriving -= 1
+    def admission(self, owner: str = "") -> Iterator[Callable[[Problem], None]]:
+        """A place in the queue for a task that is being prepared; yields what claims room for its problem's bytes.
 
-    def _admit(self) -> None:
+        Raises Draining, NotReady or QueueFull; the claim QueueFull.
+        """
         if self.draining:
-            raise Draining("the server is shutting down", retry_after_s=self.settings.drain_s)
+            raise self._draining()
         if not any(worker.spec for worker in self.executor.workers()):
             raise NotReady("no worker has answered a verified product yet", retry_after_s=1.0)
-        if self.queued + self._arriving >= self.settings.max_queued_jobs:
-            raise QueueFull(f"{self.queued} jobs are waiting already", retry_after_s=self._retry_after_s())
+        with self.admissions.place(owner) as claim:
+            yield lambda problem: claim(problem.nbytes())
 
     def check(self, problem: Problem) -> dict[str, Plan | KernelError]:
         """`Task.plans` for every device that is known. Raises the KernelError of one if none can run the problem."""
@@ -171,13 +100,15 @@ class Scheduler:
             self._drop(task, self._draining())
             return
         task.order = (-task.priority, next(self._sequence))
+        task.cost_s = min((self.estimates.seconds(task, worker) for worker in self.executor.workers()), default=0.0)
         if task.timeout_s is not None:
-            task.timer = asyncio.get_running_loop().call_later(task.timeout_s, self._expire, task)
-        self._enqueue(task)
+            left_s = max(task.submitted + task.timeout_s - time.monotonic(), 0.0)
+            task.timer = asyncio.get_running_loop().call_later(left_s, self._expire, task)
+        self.queue.push(task)
         self._dispatch()
 
     def cancel(self, task: Task) -> None:
-        """Ends a task with JobCancelled: a queued one is never run, a running one's result is dropped."""
+        """Ends a task with JobCancelled: a queued one is never run, a running one's worker stops at its next panel."""
         self._drop(task, JobCancelled("the job was cancelled"))
 
     # -- shutting down ----------------------------------------------------------------------------------------------
@@ -185,8 +116,9 @@ class Scheduler:
     def drain(self) -> None:
         """Nothing new is admitted or started. Tasks of one request end with Draining; durable ones stay queued."""
         self.draining = True
-        for task in [task for task in self._queued if not task.durable]:
-            self._drop(task, self._draining())
+        for task in self.queue:
+            if not task.durable:
+                self._drop(task, self._draining())
 
     async def idle(self, timeout_s: float) -> bool:
         """Waits until no task runs whose outcome anybody wants; False if one still does after `timeout_s`."""
@@ -202,7 +134,7 @@ class Scheduler:
     def stop(self) -> None:
         """No deadline fires after this, and no request waits for an answer that will not come."""
         self.draining = True
-        for task in [*self._queued, *self._wanted()]:
+        for task in [*self.queue, *self._wanted()]:
             if not task.durable:
                 self._drop(task, self._draining())
             elif task.timer is not None:
@@ -212,27 +144,33 @@ class Scheduler:
 
     def worker_ready(self, worker: Worker) -> None:
         """It takes tasks from now on. Its device may be another than before."""
-        for task in self._queued:
+        for task in self.queue:
             task.plans.pop(worker.id, None)
+        culprit = self._culprits.pop(worker.id, None)
+        if culprit is not None:  # whose task took the device away pays for the time without it
+            self.queue.charge(culprit[0], time.monotonic() - culprit[1])
         self._dispatch()
 
     def worker_lost(self, worker: Worker) -> None:
-        """What it had is queued again, in its old place, or fails after `max_attempts`."""
+        """What it had is queued again, in its old place, or fails after `max_attempts` losses."""
         tasks = list(worker.tasks.values())
         worker.tasks.clear()
         for task in tasks:
+            self._culprits[worker.id] = (task.owner, time.monotonic())
+            self._settle_cost(task, time.monotonic() - task.began)
             task.worker = None
+            task.crashes += 1
             if task.over:
                 task.close(reusable=False)
-            elif task.attempt >= self.settings.max_attempts:
-                self._end(task, WorkerCrashed(f"its worker died, and it has been tried {task.attempt} times"))
+            elif task.crashes >= self.settings.max_attempts:
+                self._end(task, WorkerCrashed(f"{task.crashes} workers died or hung while they had this job"))
                 task.close(reusable=False)
             elif self.draining and not task.durable:
                 self._end(task, self._draining())
                 task.close(reusable=False)
             else:
                 task.listener.requeued(task)
-                self._enqueue(task)
+                self.queue.push(task)
         self._settle()
 
     def task_ended(self, worker: Worker, answer: Done | Failed) -> None:
@@ -242,7 +180,12 @@ class Scheduler:
         if task is None:
             return
         task.worker = None
-        self._measure()
+        self.admissions.ended()
+        if isinstance(answer, Done):
+            self.estimates.learn(task, worker, answer.timings)
+            self._settle_cost(task, device_seconds(answer.timings))
+        else:
+            self._settle_cost(task, time.monotonic() - task.began)
         if task.over:
             task.close()
         elif isinstance(answer, Done):
@@ -262,43 +205,29 @@ class Scheduler:
     def _wanted(self) -> list[Task]:
         return [task for worker in self.executor.workers() for task in worker.tasks.values() if not task.over]
 
-    def _enqueue(self, task: Task) -> None:
-        self._queued.add(task)
-        if len(self._heap) > 2 * len(self._queued) + _MOST_ENDED:  # mostly tasks that ended while they waited
-            self._heap = [entry for entry in self._heap if entry[1] in self._queued and entry[1] is not task]
-            heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (task.order, task))
-
     def _dispatch(self) -> None:
         """Gives every idle worker the first task that its device can run."""
         if self.draining:
             return
         for worker in self.executor.workers():
-            if worker.ready and not worker.tasks and self._queued:
+            if worker.ready and not worker.tasks and self.queue:
                 task = self._take(worker)
                 if task is not None:
                     self._send(worker, task)
 
     def _take(self, worker: Worker) -> Task | None:
-        others: list[tuple[tuple[int, int], Task]] = []
-        found: Task | None = None
         hopeless: list[Task] = []
-        while self._heap and found is None:
-            entry = heapq.heappop(self._heap)
-            task = entry[1]
-            if task not in self._queued:
-                continue
+
+        def runs(task: Task) -> bool:
             if worker.id not in task.plans and worker.spec is not None:
                 task.plans[worker.id] = _plan(task.problem, worker.spec)
             if isinstance(task.plans[worker.id], Plan):
-                found = task
-                self._queued.discard(task)
-            else:
-                others.append(entry)
-                if all(isinstance(task.plans.get(other.id), KernelError) for other in self.executor.workers()):
-                    hopeless.append(task)
-        for entry in others:
-            heapq.heappush(self._heap, entry)
+                return True
+            if all(isinstance(task.plans.get(other.id), KernelError) for other in self.executor.workers()):
+                hopeless.append(task)
+            return False
+
+        found = self.queue.take(runs)
         for task in hopeless:  # admitted by an earlier server that had another device
             self._drop(task, JobFailed(describe(next(e for e in task.plans.values() if isinstance(e, KernelError)))))
         return found
@@ -306,8 +235,11 @@ class Scheduler:
     def _send(self, worker: Worker, task: Task) -> None:
         task.attempt += 1
         task.worker = worker
-        task.queue_s = time.monotonic() - task.submitted
+        task.began = time.monotonic()
+        task.queue_s = task.began - task.submitted
+        task.limit_s = self.settings.hang_s + self.settings.hang_factor * self.estimates.cautious_seconds(task, worker)
         worker.tasks[task.id] = task
+        worker.began()
         chosen = task.plans[worker.id]
         assert isinstance(chosen, Plan)  # _take saw to it
         # Without validation: everything here was validated when it came in.
@@ -330,39 +262,35 @@ class Scheduler:
         self._drop(task, JobTimeout(f"the deadline of {task.timeout_s:g} s passed"))
 
     def _drop(self, task: Task, error: ServiceError) -> None:
-        """Ends a task that has not ended; a worker that is at it finishes for nothing."""
+        """Ends a task that has not ended; a worker that is at it stops as soon as it can."""
         if task.over:
             return
         self._end(task, error)
         if task.worker is None:
             task.close()
-        elif not self._wanted():
+            return
+        self.executor.cancel(task.worker, task.id)
+        if not self._wanted():
             self._idle.set()
 
     def _end(self, task: Task, outcome: Done | ServiceError) -> None:
         task.over = True
-        self._queued.discard(task)
+        self.queue.discard(task)
         if task.timer is not None:
             task.timer.cancel()
         task.listener.ended(task, outcome)
 
+    def _settle_cost(self, task: Task, seconds: float) -> None:
+        """Sets right what its owner was charged with when it was sent."""
+        self.queue.charge(task.owner, seconds - task.cost_s)
+        self.quotas.charge_device(task.owner, seconds, durable=task.durable)
+
     def _settle(self) -> None:
         self._dispatch()
+        if not self.running:
+            self.queue.rest()
         if not self._wanted():
             self._idle.set()
-
-    def _measure(self) -> None:
-        """Keeps a running mean of the time between two ends while tasks wait."""
-        clock = time.monotonic()
-        if self._queued and self._last_end:
-            interval = clock - self._last_end
-            mean = self._interval_s if self._interval_s is not None else interval
-            self._interval_s = mean + _SMOOTHING * (interval - mean)
-        self._last_end = clock
-
-    def _retry_after_s(self) -> float:
-        interval = self._interval_s if self._interval_s is not None else 1.0
-        return float(math.ceil(min(max(_RETRY_SHARE * self.queued * interval, 1.0), _LONGEST_RETRY_S)))
 
     def _forget(self, extent: str) -> None:
         if any(worker.ready for worker in self.executor.workers()):

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
 
 from gemmserve.wire import decode_scalar, encode_scalar
 
@@ -42,6 +43,8 @@ Scalar = Annotated[
     ),
 ]
 ArrayId = Annotated[str, Field(pattern=r"^arr_[0-9a-z]{26}$", examples=["arr_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
+Owner = Annotated[SkipJsonSchema[str], Field(exclude=True)]
+"""Id of the API key that something belongs to, "" where the server has none. Never in an answer."""
 JobId = Annotated[str, Field(pattern=r"^job_[0-9a-z]{26}$", examples=["job_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 
 
@@ -62,6 +65,7 @@ class ArrayInfo(Strict):
     sha256: str | None = Field(None, description="of the data bytes as stored (little-endian); null until known")
     created_at: datetime
     expires_at: datetime | None = Field(None, description="null: kept until deleted")
+    owner: Owner = ""
 
 
 class ArrayPage(Strict):
@@ -202,6 +206,7 @@ class JobInfo(BaseModel):
     algorithm: str | None = None
     residual: float | None = None
     request: dict[str, Any] | None = None
+    owner: Owner = ""
 
 
 class JobPage(BaseModel):

@@ -11,6 +11,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from gemmserve_service.keyring import KeyringError, read_keyring
+
 _DEVICE = re.compile(r"cpu|(cuda|rocm):\d{1,3}")
 
 
@@ -39,6 +41,42 @@ class Settings(BaseSettings):
         default_factory=list, description="further Host names that are answered besides the loopback ones"
     )
 
+    tls_certificate: Path | None = Field(
+        None, description="PEM file of the server's certificate and its chain: HTTPS instead of HTTP"
+    )
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's private key, without a passphrase")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="a second port, without keys and TLS, for /metrics, /docs and health; they then leave the main one "
+        "but for health. 0 picks a free one",
+    )
+    metrics_host: str = Field("127.0.0.1", description="address that the second port listens on")
+    trusted_proxies: Annotated[list[str], NoDecode] = Field(
+        default_factory=list,
+        description="addresses or networks of reverse proxies: their X-Forwarded-For and -Proto are believed, and the "
+        "limit of connections per address does not hold for them",
+    )
+    audit_log: Path | None = Field(
+        None, description="file to append the audit's JSON lines to; default: standard error, with the other logs"
+    )
+
+    max_connections: int = Field(
+        4096, ge=1, description="connections at one time; a further one takes the place of the longest idle"
+    )
+    max_connections_per_address: int = Field(1024, ge=1, description="of one address, likewise")
+    max_head_bytes: int = Field(32 << 10, ge=1024, description="bytes of a request's line and headers")
+    head_timeout_s: float = Field(10.0, gt=0, description="within which a request's line and headers must have come")
+    keep_alive_s: float = Field(30.0, gt=0, description="how long a connection may stay idle between requests")
+    min_body_rate: int = Field(
+        1024, ge=0, description="bytes per second that a body must come with, or it is answered 408; 0: any"
+    )
+    body_window_s: float = Field(10.0, gt=0, description="span over which the body's rate is taken")
+    send_stall_s: float = Field(
+        60.0, gt=0, description="a client that takes nothing of its answer for so long is cut off"
+    )
+
     max_array_bytes: int = Field(16 << 30, ge=1, description="largest single array, in bytes")
     max_store_bytes: int | None = Field(
         None, ge=0, description="bytes of all arrays together; null: what the disk holds"
@@ -58,7 +96,17 @@ class Settings(BaseSettings):
     )
 
     max_queued_jobs: int = Field(10_000, ge=1, description="jobs that may wait; one more is answered 429")
+    max_queued_bytes: int = Field(
+        1 << 36, ge=1, description="bytes of operands and results of the jobs that wait; past them 429, for all but one"
+    )
     max_attempts: int = Field(3, ge=1, description="workers a job may lose before it fails with worker-crashed")
+    heartbeat_timeout_s: float = Field(
+        30.0, gt=0, description="a worker that gave no sign of life for so long is killed and started again"
+    )
+    hang_s: float = Field(
+        120.0, gt=0, description="a job's worker is killed when the job has not got on for so long and hang_factor"
+    )
+    hang_factor: float = Field(20.0, ge=0, description="... times its estimated time more")
     max_wait_s: float = Field(60.0, ge=0, description="longest long poll, in seconds")
     oneshot_timeout_s: float | None = Field(300.0, gt=0, description="deadline of a one-shot request; null: none")
     idempotency_ttl_s: float = Field(
@@ -95,22 +143,41 @@ class Settings(BaseSettings):
             raise ValueError(f"device {value!r} names one device twice")
         return value
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "trusted_proxies", mode="before")
     @classmethod
-    def _split_hosts(cls, value: object) -> object:
+    def _split_list(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
-    @field_validator("data_dir", "runtime_dir")
+    @field_validator("data_dir", "runtime_dir", "tls_certificate", "tls_key", "audit_log")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser().absolute()
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, value: list[str]) -> list[str]:
+        for text in value:
+            ipaddress.ip_network(text, strict=False)
+        return value
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together")
+        return self
+
     @model_validator(mode="after")
     def _check_exposure(self) -> Self:
-        if not self.loopback and not self.allow_unauthenticated:
+        if self.loopback or self.allow_unauthenticated:
+            return self
+        try:
+            closed = read_keyring(self.data_dir).closed
+        except KeyringError as error:
+            raise ValueError(str(error)) from error
+        if not closed:
             raise ValueError(
-                f"host {self.host} can be reached by others and there are no API keys: "
-                "listen on 127.0.0.1, or give --allow-unauthenticated"
+                f"host {self.host} can be reached by others and there are no API keys: make one with "
+                "`gemmserve keys create`, listen on 127.0.0.1, or give --allow-unauthenticated"
             )
         return self
 

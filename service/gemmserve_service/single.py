@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ from gemmserve_service import operations
 from gemmserve_service.errors import JobCancelled, JobTimeout, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.ids import new_id
-from gemmserve_service.scheduler import Task
 from gemmserve_service.schemas import JobInfo, JobState
+from gemmserve_service.tasks import Task
 from gemmserve_service.uploads import now
 
 if TYPE_CHECKING:
@@ -68,22 +69,25 @@ async def run_once(
     operands: dict[str, Upload],
     *,
     timeout_s: float | None,
+    owner: str,
     store: ArrayStore,
     scheduler: Scheduler,
     observe: Callable[[JobInfo, tuple[int, int]], None],
 ) -> OneShot:
     """See `Jobs.run`."""
+    arrived = time.monotonic()
     with contextlib.ExitStack() as undo:
         for upload in operands.values():
             undo.callback(upload.abort)
-        with scheduler.admission():
+        with scheduler.admission(owner) as claim:
             pins: dict[str, Pinned] = {}
             for name, upload in operands.items():
                 await upload.commit()
                 pins[name] = undo.enter_context(store.pin_upload(upload))
             problem = operations.build_stored(params, pins)
             plans = scheduler.check(problem)
-            results = reserve_results(store, problem, math.inf, undo, scratch=True)
+            claim(problem)
+            results = reserve_results(store, problem, math.inf, undo, scratch=True, owner=owner)
         undo.pop_all()
     waiter = _Waiter(asyncio.get_running_loop().create_future())
     task = Task(
@@ -93,8 +97,10 @@ async def run_once(
         pins,
         results,
         waiter,
+        owner=owner,
         timeout_s=scheduler.settings.oneshot_timeout_s if timeout_s is None else timeout_s,
         durable=False,
+        submitted=arrived,
         plans=plans,
     )
     created = now()
@@ -121,12 +127,22 @@ async def run_once(
 
 
 def reserve_results(
-    store: ArrayStore, problem: Problem, ttl_s: float, undo: contextlib.ExitStack, *, scratch: bool = False
+    store: ArrayStore,
+    problem: Problem,
+    ttl_s: float,
+    undo: contextlib.ExitStack,
+    *,
+    scratch: bool = False,
+    owner: str = "",
+    granted: bool = False,
 ) -> dict[str, Upload]:
-    """Space for every result of `problem`, given back by `undo`. Raises TooLarge, StoreFull."""
+    """Space for every result of `problem`, given back by `undo`. Raises TooLarge, StoreFull, QuotaExceeded.
+
+    `granted`: limits were asked when the job was accepted.
+    """
     results: dict[str, Upload] = {}
     for name, (shape, dtype, order) in operations.outputs(problem).items():
-        upload = store.allocate(dtype, shape, order, ttl_s=ttl_s, scratch=scratch)
+        upload = store.allocate(dtype, shape, order, ttl_s=ttl_s, scratch=scratch, owner=owner, granted=granted)
         undo.callback(upload.abort)
         results[name] = upload
     return results
@@ -154,5 +170,6 @@ def _summary(task: Task, created: datetime, outcome: Done | ServiceError) -> Job
         op=task.params.op,
         attempt=task.attempt,
         created_at=created,
+        owner=task.owner,
         **({"timings": None, "algorithm": None, "error": None} | final_fields(outcome)),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -17,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from gemmserve_service.catalog import Catalog, Record, from_row, to_row
 from gemmserve_service.database import load_sql
 from gemmserve_service.errors import NotFound, StoreFull, TooLarge
+from gemmserve_service.expiry import Expiry
 from gemmserve_service.extents import Extent, ExtentPool, memory_extents_supported
 from gemmserve_service.hashing import RunningHash, hash_pool
 from gemmserve_service.ids import new_id
 from gemmserve_service.pins import Pinned
+from gemmserve_service.quotas import Quotas
 from gemmserve_service.runtime import host_memory
 from gemmserve_service.schemas import ArrayInfo
 from gemmserve_service.uploads import ArraySpec, ScratchArray, Upload, now
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from gemmserve_service.settings import Settings
 
 _SQL: Final = load_sql("arrays")
-_SWEEP_AT_LEAST_S: Final = 60.0  # the sweeper looks at the clock at least this often: clocks jump
-
-_RETRY_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +43,15 @@ log = logging.getLogger(__name__)
 class ArrayStore:
     """All arrays of one data directory. Its methods belong to the event loop's thread."""
 
-    def __init__(self, settings: Settings, database: Database) -> None:
+    def __init__(self, settings: Settings, database: Database, quotas: Quotas | None = None) -> None:
         self.settings = settings
         self.database = database
+        self.quotas = quotas or Quotas()
         self.hash_pool = hash_pool()
         self.used_bytes = 0
         """Bytes of stored arrays, of reservations for them, and of scratch arrays that went to files."""
         self._catalog = Catalog()
-        self._unrecorded: list[Record] = []
-        self._wake = asyncio.Event()
+        self.expiry = Expiry(self._catalog, database, self.settle, history_s=settings.job_history_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._destroyed: list[Callable[[str], None]] = []
         self._files = ExtentPool(
@@ -78,7 +76,7 @@ class ArrayStore:
         lost = []
         for row in rows:
             if row["state"] == "expired":
-                self._catalog.bury(row["id"])
+                self._catalog.bury(row["id"], row["owner"])
             if not self._recover(row):
                 lost.append(row["id"])
         for array_id in lost:
@@ -91,7 +89,7 @@ class ArrayStore:
         """Frees hidden arrays that no job needs any more; from here on arrays expire."""
         for record in self._catalog:
             self.settle(record)
-        self._spawn(self._sweep())
+        self._spawn(self.expiry.run())
 
     async def stop(self) -> None:
         """Stops the sweeper and the hash threads; arrays stay where they are."""
@@ -119,14 +117,23 @@ class ArrayStore:
         byteswap: bool = False,
         scratch: bool = False,
         digest_prefix: bytes | None = None,
+        owner: str = "",
     ) -> Upload:
-        """Space for an array; costs no memory, however large. Raises TooLarge, StoreFull.
+        """Space for an array; costs no memory, however large. Raises TooLarge, StoreFull, QuotaExceeded.
 
         `ttl_s`: None takes the server's default. `byteswap`: the bytes come big-endian. `digest_prefix`: what preceded
         the data in the body (b"" if nothing), given when `commit` will be told a digest of the whole body.
+        `owner`: whose array it will be (the id of an API key).
         """
         return self.allocate(
-            dtype, shape, order, ttl_s=ttl_s, byteswap=byteswap, scratch=scratch, digest_prefix=digest_prefix
+            dtype,
+            shape,
+            order,
+            ttl_s=ttl_s,
+            byteswap=byteswap,
+            scratch=scratch,
+            digest_prefix=digest_prefix,
+            owner=owner,
         )
 
     def allocate(
@@ -139,40 +146,45 @@ class ArrayStore:
         byteswap: bool = False,
         scratch: bool = False,
         digest_prefix: bytes | None = None,
+        owner: str = "",
+        granted: bool = False,
     ) -> Upload:
-        """`reserve`, for callers that cannot await."""
+        """`reserve`, for callers that cannot await. `granted`: a recovered job's result, whose limits were asked."""
         nbytes = math.prod(shape) * dtype.itemsize
-        self.check_size(nbytes, scratch=scratch)
+        if not granted:
+            self.check_size(nbytes, scratch=scratch, owner=owner)
         extent = self._take(nbytes, scratch=scratch) if nbytes else None
+        self.quotas.charge_bytes(owner, nbytes, scratch=scratch)
         if ttl_s is None:
             ttl_s = self.settings.default_ttl_s
         elif ttl_s == math.inf:
             ttl_s = None
         name = dtype.newbyteorder("=").name
-        spec = ArraySpec(new_id("arr"), name, tuple(shape), order, nbytes, ttl_s, scratch)
+        spec = ArraySpec(new_id("arr"), name, tuple(shape), order, nbytes, ttl_s, scratch, owner)
         return Upload(self, spec, extent, byteswap=byteswap, digest_prefix=digest_prefix)
 
-    def check_size(self, nbytes: int, *, scratch: bool = False) -> None:
-        """Raises TooLarge or StoreFull if `nbytes` more could not be reserved now."""
+    def check_size(self, nbytes: int, *, scratch: bool = False, owner: str = "") -> None:
+        """Raises TooLarge, StoreFull or QuotaExceeded if `nbytes` more could not be reserved now."""
         if nbytes > self.settings.max_array_bytes:
             raise TooLarge(f"an array of {nbytes} bytes; this server takes at most {self.settings.max_array_bytes}")
         limit = self.settings.max_store_bytes
         if not scratch and limit is not None and self.used_bytes + nbytes > limit:
             raise StoreFull(f"{nbytes} bytes do not fit: {self.used_bytes} of {limit} are taken")
+        self.quotas.check_bytes(owner, nbytes, scratch=scratch)
 
-    async def info(self, array_id: str) -> ArrayInfo:
-        """Metadata. Raises NotFound (also when deleted), Gone (expired)."""
-        info = self._catalog.live(array_id).info
+    async def info(self, array_id: str, *, owner: str = "") -> ArrayInfo:
+        """Metadata. Raises NotFound (also when deleted, or not of `owner`; "" sees everybody's), Gone (expired)."""
+        info = self._catalog.live(array_id, owner).info
         assert isinstance(info, ArrayInfo)  # scratch arrays are not in the index
         return info
 
-    async def list(self, *, limit: int, cursor: str | None) -> tuple[list[ArrayInfo], str | None]:
-        """A page, newest first, and the cursor of the next one."""
-        return self._catalog.page(limit, cursor)
+    async def list(self, *, limit: int, cursor: str | None, owner: str = "") -> tuple[list[ArrayInfo], str | None]:
+        """A page, newest first, and the cursor of the next one; of one owner, or of all ("")."""
+        return self._catalog.page(limit, cursor, owner)
 
-    async def delete(self, array_id: str) -> None:
+    async def delete(self, array_id: str, *, owner: str = "") -> None:
         """Hides the array at once; its bytes go with the last pin. Raises NotFound, Gone."""
-        record = self._catalog.live(array_id)
+        record = self._catalog.live(array_id, owner)
         self._catalog.hide(record, "deleted")
 
         def deleted(done: asyncio.Future[Any]) -> None:
@@ -187,7 +199,7 @@ class ArrayStore:
         write.add_done_callback(deleted)
         await asyncio.shield(write)
 
-    def pin(self, array: str | ArrayInfo, *, hidden: bool = False) -> Pinned:
+    def pin(self, array: str | ArrayInfo, *, hidden: bool = False, owner: str = "") -> Pinned:
         """Holds an array's bytes. Raises NotFound, Gone. `hidden`: also one that was deleted (a recovered job's)."""
         array_id = array if isinstance(array, str) else array.id
         if hidden:
@@ -195,12 +207,16 @@ class ArrayStore:
             if record is None:
                 raise NotFound(f"no array {array_id}")
             return Pinned(self, record)
-        return Pinned(self, self._catalog.live(array_id))
+        return Pinned(self, self._catalog.live(array_id, owner))
 
     def pin_upload(self, upload: Upload) -> Pinned:
         """Takes a committed scratch upload over: its bytes go when this pin (and others) are released."""
         upload.seal()
         return Pinned(self, Record(upload.info, upload.extent, state="deleted", hidden=True))
+
+    def count_of(self, owner: str) -> int:
+        """One owner's arrays that can be seen."""
+        return self._catalog.count(owner)
 
     @property
     def count(self) -> int:
@@ -223,7 +239,7 @@ class ArrayStore:
         """Makes a full upload an array: `Upload.commit`'s last step."""
         spec = upload.spec
         if spec.scratch:
-            return ScratchArray(spec.id, spec.dtype, spec.shape, spec.order, spec.nbytes, now())
+            return ScratchArray(spec.id, spec.dtype, spec.shape, spec.order, spec.nbytes, now(), owner=spec.owner)
         await self.secure(upload)
         info = self.describe(upload)
         row = to_row(info, upload.extent)
@@ -260,6 +276,7 @@ class ArrayStore:
             sha256=None,
             created_at=created,
             expires_at=None if spec.ttl_s is None else created + timedelta(seconds=spec.ttl_s),
+            owner=spec.owner,
         )
 
     @staticmethod
@@ -271,11 +288,11 @@ class ArrayStore:
         """Shows an array whose row is committed."""
         self._catalog.add(Record(info, extent))
         if info.expires_at is not None:
-            self._wake.set()
+            self.expiry.wake()
 
     def release(self, upload: Upload, *, reusable: bool = True) -> None:
         """Gives the space of an upload back that was never published (or was scratch)."""
-        self._free(upload.extent, upload.spec.nbytes, reusable=reusable)
+        self._free(upload.extent, upload.spec, reusable=reusable)
 
     def settle(self, record: Record) -> None:
         """Frees a hidden array once nobody holds it."""
@@ -286,12 +303,12 @@ class ArrayStore:
             return  # the next start frees it
         record.freed = True
         if isinstance(info, ScratchArray):
-            self._free(record.extent, info.nbytes)
+            self._free(record.extent, info)
             return
         statement = _SQL["remove" if record.state == "deleted" else "forget_extent"]
         self.database.write_soon(lambda db: db.execute(statement, {"id": info.id})).add_done_callback(_report)
         self._catalog.remove(record)
-        self._free(record.extent, info.nbytes)
+        self._free(record.extent, info)
 
     def touch(self, extent: Extent) -> None:
         """Marks a file extent's mapping as used."""
@@ -310,14 +327,17 @@ class ArrayStore:
         self.used_bytes += nbytes
         return extent
 
-    def _free(self, extent: Extent | None, nbytes: int, *, reusable: bool = True) -> None:
+    def _free(
+        self, extent: Extent | None, array: ArrayInfo | ScratchArray | ArraySpec, *, reusable: bool = True
+    ) -> None:
         if extent is None:
             return
+        self.quotas.charge_bytes(array.owner, -array.nbytes, scratch=not isinstance(array, ArrayInfo) and array.scratch)
         if extent.fd is not None:
             assert self._memory is not None  # it came from there
             self._memory.give(extent, reusable=reusable)
             return
-        self.used_bytes -= nbytes
+        self.used_bytes -= array.nbytes
         self._files.give(extent, reusable=reusable)
 
     def _on_destroy(self, name: str) -> None:
@@ -338,6 +358,7 @@ class ArrayStore:
                 return False
             extent = self._files.adopt(row["extent"], capacity)
             self.used_bytes += row["nbytes"]
+            self.quotas.charge_bytes(row["owner"], row["nbytes"], scratch=False)
         self._catalog.add(Record(from_row(row), extent, state=row["state"], hidden=row["state"] != "live"))
         return True
 
@@ -356,48 +377,6 @@ class ArrayStore:
             return
         record.info = record.info.model_copy(update={"sha256": digest})
         await self.database.write(lambda db: db.execute(_SQL["set_sha256"], {"id": array_id, "sha256": digest}))
-
-    async def _sweep(self) -> None:
-        """Hides arrays as they expire."""
-        while True:
-            self._wake.clear()
-            delay = _SWEEP_AT_LEAST_S
-            upcoming = self._catalog.next_expiry()
-            if upcoming is not None:
-                delay = min(delay, max(upcoming - time.time(), 0.0))
-            if self._unrecorded:
-                delay = 0.0
-            if delay > 0:
-                try:
-                    # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the wake-up.
-                    async with asyncio.timeout(delay):
-                        await self._wake.wait()
-                except TimeoutError:
-                    pass
-            try:
-                await self._expire_due()
-            except Exception:  # a full disk, say: the arrays are hidden already, their rows follow later
-                log.exception("could not record expiries")
-                await asyncio.sleep(_RETRY_S)
-
-    async def _expire_due(self) -> None:
-        clock = time.time()
-        self._unrecorded += self._catalog.due(clock)
-        due = list(self._unrecorded)
-        if not due:
-            return
-        rows = [{"id": record.info.id, "state": "expired"} for record in due]
-        before = clock - self.settings.job_history_s
-
-        def expire(db: sqlite3.Connection) -> None:
-            db.executemany(_SQL["set_state"], rows)
-            db.execute(_SQL["purge_expired"], {"before": before})
-
-        await self.database.write(expire)
-        self._unrecorded = []
-        for record in due:
-            record.hidden = True
-            self.settle(record)
 
 
 def _remove(array_id: str, db: sqlite3.Connection) -> None:

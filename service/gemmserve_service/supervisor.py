@@ -8,7 +8,6 @@ the last process of this one is gone, not before.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -17,6 +16,7 @@ import selectors
 import shutil
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -28,6 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gemmserve_service.datadir import lock
+from gemmserve_service.errors import StartError
 from gemmserve_service.handoff import FrontHandoff, WorkerHandoff
 
 if TYPE_CHECKING:
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     from gemmserve_service.settings import Settings
 
 _BACKLOG: Final = 2048
-_LOCK_WAIT_S: Final = 5.0  # for processes that end because their supervisor did
-_LOCK_POLL_S: Final = 0.02
 _PATH_MAX: Final = 107  # sun_path holds 108 bytes, the last of them 0
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 10.0
@@ -45,10 +45,6 @@ _STEADY_S: Final = 10.0  # a child that lived this long starts again without del
 _UNAVAILABLE_DELAY_S: Final = 60.0
 _FRONT_TRIES: Final = 3  # starts of the front before the first success
 _KILL_AFTER_S: Final = 7.0  # past the drain: the front closes connections for up to 5 s
-
-
-class StartError(RuntimeError):
-    """The server cannot start; the message says what to do."""
 
 
 @dataclass(eq=False)
@@ -89,13 +85,17 @@ class _Child:
 def run(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status. Raises StartError."""
     with ExitStack() as stack:
-        lock_fd = _lock(settings.data_dir, stack)
-        listener = stack.enter_context(_listen(settings))
+        _check_certificate(settings)
+        lock_fd = lock(settings.data_dir, stack)
+        listener = stack.enter_context(_listen(settings.host, settings.port))
+        side = None
+        if settings.metrics_port is not None:
+            side = stack.enter_context(_listen(settings.metrics_host, settings.metrics_port))
         folder = _runtime_folder(settings, stack)
         control_path = str(folder / "control.sock")
         control = stack.enter_context(_control(control_path))
         devices = _devices(settings.device)
-        return _Supervisor(settings, lock_fd, listener, control, control_path, devices).run()
+        return _Supervisor(settings, lock_fd, listener, side, control, control_path, devices).run()
 
 
 @dataclass(eq=False)
@@ -103,12 +103,16 @@ class _Supervisor:
     settings: Settings
     lock_fd: int
     listener: socket.socket
+    side: socket.socket | None
     control: socket.socket
     control_path: str
     devices: list[str]
     pipe: tuple[int, int] = field(default_factory=os.pipe)
     ready: tuple[int, int] = field(default_factory=os.pipe)
     announced: bool = False
+    heard: float | None = None
+    """When the front that runs now last gave a sign of life; None before its first."""
+    looked: float = field(default_factory=time.monotonic)
     stopping: float | None = None
     signals: int = 0
 
@@ -125,16 +129,15 @@ class _Supervisor:
             signal.signal(number, lambda *_: None)
         selector = selectors.DefaultSelector()
         selector.register(wake_read, selectors.EVENT_READ, self._on_signals)
-        selector.register(self.ready[0], selectors.EVENT_READ, self._on_ready)
+        selector.register(self.ready[0], selectors.EVENT_READ, self._on_pulse)
         pipe_read, pipe_write = self.pipe
         try:
             while self.stopping is None or self.front.process is not None:
                 self._start_due()
                 for key, _ in selector.select(self._pause()):
                     key.data(key.fd)
-                    if key.fd == self.ready[0]:
-                        selector.unregister(key.fd)
                 self._reap()
+                self._watch_front()
                 if self.stopping is not None and time.monotonic() > self.stopping:
                     self._kill_all()
             return 0
@@ -158,12 +161,27 @@ class _Supervisor:
             if self.front.process is not None:
                 self.front.process.terminate()
 
-    def _on_ready(self, fd: int) -> None:
-        if os.read(fd, 1):
+    def _on_pulse(self, fd: int) -> None:
+        pulse = os.read(fd, 4096)
+        if self.front.process is not None:
+            self.heard = time.monotonic()
+        if b"1" in pulse and not self.announced:
             self.announced = True
-            host, port = self.listener.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            print(f"gemmserve ready on http://{shown}:{port} (devices: {', '.join(self.devices)})", flush=True)
+            scheme = "http" if self.settings.tls_certificate is None else "https"
+            side = "" if self.side is None else f"; metrics and docs: {_url('http', self.side)}"
+            where = _url(scheme, self.listener)
+            print(f"gemmserve ready on {where} (devices: {', '.join(self.devices)}{side})", flush=True)
+
+    def _watch_front(self) -> None:
+        """Kills a front that has fallen silent: its event loop stands still, and with it every client."""
+        now, timeout_s = time.monotonic(), self.settings.heartbeat_timeout_s
+        if now - self.looked > timeout_s / 2 and self.heard is not None:
+            self.heard = now  # this process was stopped itself, or the machine slept
+        self.looked = now
+        if self.heard is not None and now - self.heard > timeout_s and self.front.process is not None:
+            _say(f"the front gave no sign of life for {now - self.heard:.1f} s; killing it")
+            self.front.process.kill()
+            self.heard = None
 
     def _start_due(self) -> None:
         if self.stopping is not None:
@@ -175,7 +193,8 @@ class _Supervisor:
 
     def _pause(self) -> float | None:
         """Seconds until something is due."""
-        moments = [self.stopping] if self.stopping is not None else []
+        moments = [] if self.heard is None else [time.monotonic() + self.settings.heartbeat_timeout_s / 4]
+        moments += [self.stopping] if self.stopping is not None else []
         if self.stopping is None:
             moments += [child.due for child in (*self.workers, self.front) if child.process is None]
         return max(0.0, min(moments) - time.monotonic()) if moments else None
@@ -205,15 +224,18 @@ class _Supervisor:
     # -- children ---------------------------------------------------------------------------------------------------
 
     def _spawn_front(self) -> subprocess.Popen[bytes]:
+        self.heard = None
         handoff = FrontHandoff(
             settings=self.settings,
             pipe_fd=self.pipe[0],
             listen_fd=self.listener.fileno(),
+            side_fd=None if self.side is None else self.side.fileno(),
             control_fd=self.control.fileno(),
             ready_fd=self.ready[1],
             devices=self.devices,
         )
-        fds = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
+        fds: tuple[int, ...] = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
+        fds += () if handoff.side_fd is None else (handoff.side_fd,)
         # The front multiplies nothing: a pool of BLAS threads in it would only cost memory.
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         return _spawn("gemmserve_service.front", handoff.model_dump_json(), fds, environment)
@@ -240,61 +262,42 @@ def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, 
     return process
 
 
-def _lock(data_dir: Path, stack: ExitStack) -> int:
-    """The descriptor that holds the lock. Waits for what a killed server left behind; raises StartError at once for a
-    server that lives.
-    """
+def _check_certificate(settings: Settings) -> None:
+    """Raises StartError for a certificate or key that the front could not use."""
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return
     try:
-        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StartError(f"the data directory {data_dir} cannot be used: {error.strerror}") from error
-    stack.callback(os.close, fd)
-    give_up = time.monotonic() + _LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
-            if _alive(owner) or time.monotonic() > give_up:
-                name = f"pid {owner}" if owner else "of unknown pid"
-                raise StartError(f"another server ({name}) uses the data directory {data_dir}") from None
-            time.sleep(_LOCK_POLL_S)
-        else:
-            break
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            settings.tls_certificate, settings.tls_key, _no_passphrase
+        )
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise StartError(f"{settings.tls_certificate} and {settings.tls_key} cannot be used: {error}") from error
 
 
-def _alive(pid: str) -> bool:
-    """Whether that process exists; true if it cannot be known."""
-    if not pid.isdigit():
-        return True
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+def _no_passphrase() -> str:
+    raise ValueError("the key has a passphrase, and nobody is there to type it")
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _url(scheme: str, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise StartError(f"cannot listen on {settings.host}: {error.strerror}") from error
+        raise StartError(f"cannot listen on {host}: {error.strerror}") from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise StartError(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}") from error
+        raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return listener
 
 

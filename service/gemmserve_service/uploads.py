@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from gemmserve_service import clock
 from gemmserve_service.errors import BodyTooLong, BodyTooShort, DigestMismatch
 from gemmserve_service.hashing import RunningHash
 
@@ -33,6 +34,8 @@ class ScratchArray:
     created_at: datetime
     sha256: str | None = None
     expires_at: datetime | None = None
+    owner: str = ""
+    scratch: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class ArraySpec:
     nbytes: int
     ttl_s: float | None
     scratch: bool
+    owner: str = ""
 
 
 class Upload:
@@ -195,5 +199,5 @@ def _swap_chunks(parts: np.ndarray) -> None:
 
 
 def now() -> datetime:
-    """The wall clock, in UTC."""
-    return datetime.now(UTC)
+    """The service's time, in UTC."""
+    return datetime.fromtimestamp(clock.time(), UTC)

@@ -25,7 +25,7 @@ from simt_shim.module import compile_source  # noqa: E402
 from gemmserve_kernels import GemmConfig, compiler, driver, gemm, prepare  # noqa: E402
 from gemmserve_kernels.arguments import GemmParams  # noqa: E402
 from gemmserve_kernels.device import KNOWN, DeviceSpec  # noqa: E402
-from gemmserve_kernels.mma.gemm import MmaParams  # noqa: E402
+from gemmserve_kernels.mma.plan import MmaParams  # noqa: E402
 from gemmserve_kernels.planes.balance import BalanceParams  # noqa: E402
 from gemmserve_kernels.planes.fallback import FallbackParams  # noqa: E402
 from gemmserve_kernels.planes.split import SplitParams  # noqa: E402
@@ -35,6 +35,7 @@ from gemmserve_kernels.small.gemm import SmallParams  # noqa: E402
 PARAMS = {
     "gemm": GemmParams,
     "mma_gemm": MmaParams,
+    "mma_reduce": MmaParams,
     "balance": BalanceParams,
     "fallback": FallbackParams,
     "split": SplitParams,

@@ -34,6 +34,7 @@ def environment(spec: DeviceSpec | None) -> dict[str, Any]:
         "driver": _driver() or runtime.driverGetVersion(),
         "runtime": runtime.runtimeGetVersion(),
         "blas": f"{'rocBLAS' if runtime.is_hip else 'cuBLAS'} {_vendor_version(cupy)}",
+        "sm_count": spec.sm_count,
         "memory_bytes": spec.memory_bytes,
     }
 

@@ -2,7 +2,7 @@
 //
 // Launched after the pre-pass for every product and over at once where both operands are flat: at every k some vector
 // of each reaches 2^-4 of its own largest magnitude. A block takes its share of the vectors of one matrix pair.
-#include "split/element.cuh"
+#include "split/source.cuh"
 
 constexpr int DEEPEST = 60;  // binades that one step of k is moved at most
 constexpr int AGREE = 8;     // binades by which scaled and unscaled magnitudes may differ from k to k
@@ -79,6 +79,12 @@ GEMM_DEVICE bool regular(const Statistic& of, Long length, int thread, int* shar
     return !vanished && (highest == NONE || highest + lowest <= AGREE);
 }
 
+// Of the real or of the imaginary parts of a vector, as one warp has seen them.
+struct Found {
+    Part part;
+    bool present;  // whether any is not 0
+};
+
 template <bool SIDE_B>
 struct Vectors {
     const SplitOperand& operand;
@@ -94,7 +100,8 @@ struct Vectors {
         return depth < -DEEPEST ? -DEEPEST : depth;
     }
 
-    GEMM_DEVICE void element(const Source& source, Long k, const Scaling& by, float& x, float& y, Tally& tally) const {
+    GEMM_DEVICE void element(
+        const Source& source, Long k, const Scaling& by, float& x, float& y, unsigned (&present)[PARTS]) const {
         x = y = 0.0f;
         // What meets only zeros adds nothing, and should not set the scale.
         if (k >= operand.k || other.absolute[k] == 0) return;
@@ -113,8 +120,8 @@ struct Vectors {
         const float factor = power_of_two(SIDE_B ? depth : -depth);
         x = scaled(re, by) * factor;
         y = (operand.conjugate ? -1.0f : 1.0f) * scaled(im, by) * factor;
-        tally.any[0] |= bits_of(re);
-        if constexpr (COMPLEX) tally.any[1] |= bits_of(im);
+        present[0] |= magnitude_bits(re);
+        if constexpr (COMPLEX) present[1] |= magnitude_bits(im);
     }
 
     GEMM_DEVICE float weight_of(Long k) const {
@@ -123,7 +130,7 @@ struct Vectors {
         return float_of(other.relative[k]) * power_of_two(SIDE_B ? -depth : depth);
     }
 
-    GEMM_DEVICE void run(Long matrix, Long row, int* more, int* status, int* shared, Tally* tallies) const {
+    GEMM_DEVICE void run(Long matrix, Long row, int* more, int* status, int* shared, Found (*found)[PARTS]) const {
         const Long vector = matrix * operand.rows + row;
         const Long base = batch_offset(matrix, operand.batch_shape, operand.source.batch_stride);
         const Source source(operand.source, base + row * operand.source.row_stride);
@@ -152,7 +159,7 @@ struct Vectors {
             int top = 0;
             for (Long k = thread; k < operand.k; k += THREADS) {
                 float x, y;
-                Tally unused = {};
+                unsigned unused[PARTS] = {};
                 element(source, k, by, x, y, unused);
                 const int bits = static_cast<int>(larger(magnitude_bits(x), magnitude_bits(y)));
                 top = bits > top ? bits : top;
@@ -162,17 +169,18 @@ struct Vectors {
         const Scaling again = scaling_of(-deeper);
 
         Tally tally = {};
+        unsigned present[PARTS] = {};
         for (Long k = 2 * thread; k < operand.pitch; k += 2 * THREADS) {
             float x[2], y[2], weight[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                element(source, k + i, by, x[i], y[i], tally);
+                element(source, k + i, by, x[i], y[i], present);
                 weight[i] = weight_of(k + i);
                 x[i] = x[i] * again.first * again.second;
                 y[i] = y[i] * again.first * again.second;
             }
             unsigned out[PLANES];
-            cut_pair<SIDE_B>(x, y, weight, out, tally);
+            cut_pair<SIDE_B>(x, y, weight, true, out, tally);
             if (balance) {
 #pragma unroll
                 for (int p = 0; p < PLANES; ++p) {
@@ -180,13 +188,23 @@ struct Vectors {
                 }
             }
         }
-        tally.reduce<32>();
-        if (thread % 32 == 0) tallies[thread / 32] = tally;
+        const Part sum = sum_of_lanes<32>(tally, thread % 32);
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) present[p] = __any_sync(ALL_LANES, present[p] != 0);
+        if (thread % 32 < PARTS) {
+            found[thread / 32][thread % 32] = {sum, thread % 32 == 0 ? present[0] != 0 : present[PARTS - 1] != 0};
+        }
         __syncthreads();
         if (thread == 0) {
-            Tally sum = {};
-            for (int w = 0; w < WARPS; ++w) sum.add(tallies[w]);
-            const bool flag = sum.too_much();
+            bool flag = false;
+            for (int p = 0; p < PARTS; ++p) {
+                Found all = {};
+                for (int w = 0; w < WARPS; ++w) {
+                    all.part.add(found[w][p].part);
+                    all.present = all.present || found[w][p].present;
+                }
+                flag = flag || all.part.too_much(all.present);
+            }
             if (balance) {
                 operand.exponents[vector] = undo_exponent(all) + deeper;
                 operand.flags[vector] = flag;  // the pre-pass knew no weights
@@ -201,8 +219,10 @@ struct Vectors {
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS) balance(BalanceParams params) {
     __shared__ int words[WARPS];
-    __shared__ Tally tallies[WARPS];
+    __shared__ Found found[WARPS][PARTS];
     const int thread = static_cast<int>(threadIdx.x);
+    let_next_start();
+    wait_for_previous();
     const Quotient where = divide(params.first_block + static_cast<Long>(blockIdx.x), params.parts);
     const Long pair = where.quotient, length = params.a.k;
     const Long matrix_a = batch_offset(pair, params.pair_shape, params.matrix_a);
@@ -229,9 +249,9 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS) balance(BalanceParams
     const Vectors<true> columns{params.b, b, a, flat == 0, thread};
     for (Long v = where.remainder; v < params.a.rows + params.b.rows; v += params.parts) {
         if (v < params.a.rows) {
-            rows.run(matrix_a, v, params.more_a, params.status, words, tallies);
+            rows.run(matrix_a, v, params.more_a, params.status, words, found);
         } else {
-            columns.run(matrix_b, v - params.a.rows, params.more_b, params.status, words, tallies);
+            columns.run(matrix_b, v - params.a.rows, params.more_b, params.status, words, found);
         }
     }
 }

@@ -1,5 +1,6 @@
 // D = alpha op(A) op(B) + beta C in plain arithmetic, where the rows, columns or products are flagged. Launched after
 // every tensor-core product, over at once where nothing is.
+#include "common/dependent.cuh"
 #include "mma/simt.cuh"
 #include "epilogue/store.cuh"
 
@@ -95,6 +96,8 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fall
     __shared__ int wanted;
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::STAGE_BYTES * Config::STAGES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
+    let_next_start();
+    wait_for_previous();
     if (*params.status == 0) return;
     const int thread = static_cast<int>(threadIdx.x);
     const Config::Threads threads(thread);

@@ -29,6 +29,8 @@ struct Config {
     static constexpr int PARTS = BLOCK_N / INSTRUCTION_N, VALUES = INSTRUCTION_N / 2;
     static constexpr int CONSUMERS = BLOCK_M / 64, CONSUMER_THREADS = CONSUMERS * 128;
     static constexpr int THREADS = CONSUMER_THREADS + 128;
+    // What `restored` gives back; Gauss's products are too different in size for it.
+    static constexpr int ACCUMULATIONS = SCHEME == SCHEME_3XFP16 ? PROMOTE / 16 * COMPONENTS : 0;
     static_assert(CLUSTER == 1 || SPLIT == 1, "a cluster shares operands or splits k");
     static_assert(
         !QUARTERED || (PROMOTE == BLOCK_K && BLOCK_M == BLOCK_N && PARTS == 1 && CLUSTER == 1),

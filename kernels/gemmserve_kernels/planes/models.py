@@ -214,7 +214,7 @@ def multiply(
         return _unpromoted(a, b, unit, complex_=complex_)
     promote = promote or (promotion(scheme, complex_, k) if kernel == "wgmma" else _MMA_PROMOTE)
     parts = _SCHEDULES[scheme, kernel, complex_](a, b)
-    sums = [models.promoted(schedule, k, promote, unit.fp16, unit) for schedule in parts]
+    sums = [models.promoted(turns, k, promote, unit.fp16, unit) for turns in parts]
     if scheme == "3xfp16":
         together = 2 if complex_ and kernel == "wgmma" else 1
         sums = [models.restored(x, models.accumulations(promote, together)) for x in sums]
@@ -227,40 +227,36 @@ def _terms(a: Array, b: Array, of_a: int, of_b: int, step: int, sign: int = 1) -
     return [(x[of_a + step], y[of_b]), (x[of_a], y[of_b + step]), (x[of_a], y[of_b])]
 
 
-def _real(a: Array, b: Array) -> list[models.Schedule]:
-    only = [(1, [_terms(a, b, 0, 0, 1) if len(a) == 2 else [(a[0], b[0])]])]
-    return [lambda _: only]
+def _real(a: Array, b: Array) -> list[list[models.Turn]]:
+    return [[[(1, [_terms(a, b, 0, 0, 1) if len(a) == 2 else [(a[0], b[0])]])]]]
 
 
-def _complex_wgmma(a: Array, b: Array) -> list[models.Schedule]:
+def _complex_wgmma(a: Array, b: Array) -> list[list[models.Turn]]:
     """All products of one part in one partial sum; real and imaginary parts take turns at being the first."""
-
-    def schedules(number: int) -> tuple[list[models.Promotion], list[models.Promotion]]:
-        first, second = number % 2, 1 - number % 2
-        sign = -1 if first else 1
-        re = [_terms(a, b, first, first, 2), _terms(a, b, second, second, 2, -1)]
-        im = [_terms(a, b, first, second, 2), _terms(a, b, second, first, 2)]
-        return [(sign, [_low_first(re)])], [(1, [_low_first(im)])]
-
-    return [lambda number: schedules(number)[0], lambda number: schedules(number)[1]]
+    re: list[models.Turn] = []
+    im: list[models.Turn] = []
+    for first, second, sign in ((0, 1, 1), (1, 0, -1)):
+        re.append([(sign, [_low_first([_terms(a, b, first, first, 2), _terms(a, b, second, second, 2, -1)])])])
+        im.append([(1, [_low_first([_terms(a, b, first, second, 2), _terms(a, b, second, first, 2)])])])
+    return [re, im]
 
 
 def _low_first(products: list[list[Pair]]) -> list[Pair]:
     return [term for terms in products for term in terms[:2]] + [terms[2] for terms in products]
 
 
-def _complex_mma(a: Array, b: Array) -> list[models.Schedule]:
+def _complex_mma(a: Array, b: Array) -> list[list[models.Turn]]:
     if len(a) == 2:
         re, im = [[(a[0], b[0])], [(-a[1], b[1])]], [[(a[1], b[0])], [(a[0], b[1])]]
     else:
         re = [_terms(a, b, 0, 0, 2), _terms(a, b, 1, 1, 2, -1)]
         im = [_terms(a, b, 1, 0, 2), _terms(a, b, 0, 1, 2)]
-    return [lambda _: [(1, re)], lambda _: [(1, im)]]
+    return [[[(1, re)]], [[(1, im)]]]
 
 
-def _gauss(a: Array, b: Array) -> list[models.Schedule]:
+def _gauss(a: Array, b: Array) -> list[list[models.Turn]]:
     first, second, third = (_terms(a, b, 2 * i, 2 * j, 1) for i, j in ((2, 0), (0, 1), (1, 2)))
-    return [lambda _: [(1, [first]), (-1, [third])], lambda _: [(1, [first]), (1, [second])]]
+    return [[[(1, [first]), (-1, [third])]], [[(1, [first]), (1, [second])]]]
 
 
 _SCHEDULES: Final = {
@@ -284,6 +280,9 @@ def _unpromoted(a: Array, b: Array, unit: models.MatrixUnit, *, complex_: bool) 
     sums: list[Array | None] = [None] * len(parts)
     for first in range(0, a.shape[2], _STAGE):
         here = slice(first, min(first + _STAGE, a.shape[2]))
-        sums = [models.chain(terms, here, unit.fp16, unit, x) for terms, x in zip(parts, sums, strict=True)]
+        sums = [
+            models.chain([(x[:, here], y[here]) for x, y in terms], unit.fp16, unit, start)
+            for terms, start in zip(parts, sums, strict=True)
+        ]
     found = [np.asarray(x, np.float32) for x in sums]
     return np.asarray(found[0] + 1j * found[1], np.complex64) if complex_ else found[0]

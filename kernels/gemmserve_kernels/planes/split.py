@@ -23,6 +23,7 @@ import numpy as np
 
 from gemmserve_kernels.arguments import BATCH_DIMS, MatrixParams, MatrixView, StoredArray, launches, matrix_view
 from gemmserve_kernels.compiler import KernelSource
+from gemmserve_kernels.planes.geometry import Geometry, geometry_of
 from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
 from gemmserve_kernels.tiling import flag
 
@@ -34,23 +35,10 @@ if TYPE_CHECKING:
     from gemmserve_kernels.planes.layout import Scheme
     from gemmserve_kernels.problem import GemmProblem
 
-_WARP: Final = 32
-_STRIP_BYTES: Final = 128
-_PIECE_BYTES: Final = 16
-_STAGES: Final = 2
-"""Chunks on their way (cuda/split/along.cuh)."""
-_CHUNK: Final = 8
-"""Elements of a chunk there for each step of k of a tile."""
-_RESIDENT: Final = 1024
-"""Threads of a multiprocessor: what shared memory lets run together at the largest tile."""
-_PIECES: Final = 8
-"""Pieces of 16 bytes in a strip (cuda/split/across.cuh)."""
-_WAVES: Final = 1
-"""Blocks for each multiprocessor that the vectors along memory are dealt to, so that the last ones end together."""
-
-_FEWEST_ROWS: Final = 4
-_MOST_ROWS: Final = 32
-"""Vectors of one block, where they lie along memory: each block raises the statistics once."""
+DEPENDENT: Final = True
+"""The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
+_FILL: Final = 0.92
+"""Clusters to launch, of what multiprocessors could hold: they do not divide evenly into clusters."""
 _HALF: Final = np.dtype(np.float16)
 _INT: Final = np.dtype(np.int32)
 
@@ -69,10 +57,10 @@ class SplitOperandParams(ctypes.Structure):
         ("rows", ctypes.c_int64),
         ("k", ctypes.c_int64),
         ("pitch", ctypes.c_int64),
-        ("groups", ctypes.c_int64),
+        ("units", ctypes.c_int64),
         ("matrices", ctypes.c_int64),
         ("conjugate", ctypes.c_int32),
-        ("rows_per_block", ctypes.c_int32),
+        ("groups", ctypes.c_int32),
     )
 
 
@@ -83,7 +71,6 @@ class SplitParams(ctypes.Structure):
         ("a", SplitOperandParams),
         ("b", SplitOperandParams),
         ("status", ctypes.c_int64),
-        ("first_group", ctypes.c_int64),
     )
 
 
@@ -171,63 +158,6 @@ def sides(problem: GemmProblem, a: StoredArray, b: StoredArray) -> tuple[Side, S
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """Threads of a block, steps of k it holds, blocks of a cluster: by k alone, and so is the order of every sum."""
-
-    threads: int
-    tile_k: int
-    cluster: int
-
-    @classmethod
-    def of(cls, k: int, spec: DeviceSpec) -> Geometry:
-        """Eight blocks hold a strip of 4096 steps of k in their shared memory; without clusters one block walks it."""
-        if spec.arch == "sm_90a":
-            cluster = 8 if k > 256 else 4 if k > 128 else 2 if k > 64 else 1
-            tile_k = next((t for t in (64, 128, 256) if t * cluster >= k), 512)
-            return cls(tile_k, tile_k, cluster)
-        tile_k = next((t for t in (64, 128) if t >= k), 256)
-        return cls(tile_k, tile_k, 1)
-
-    def shared_bytes(self, *, complex_data: bool, along: bool) -> int:
-        """At least sizeof(AlongShared) or sizeof(AcrossShared) of cuda/split."""
-        warps, parts, strip = self.threads // _WARP, 2 if complex_data else 1, 16 if complex_data else 32
-        tally = 12 * parts
-        if along:
-            return _STAGES * 8 * self.tile_k * (8 if complex_data else 4) + 2 * warps * (4 + tally) + _PIECE_BYTES
-        slices = max(1, self.threads // _PIECES // _WARP)
-        fixed = strip * (4 * warps + tally * slices + 8 + tally + 8)
-        return self.tile_k * (_STRIP_BYTES + 8) + fixed + _PIECE_BYTES
-
-
-def _source(
-    scheme: Scheme, geometry: Geometry, *, complex_data: bool, planar: bool, a: Side | None, b: Side | None
-) -> tuple[KernelSource, int]:
-    """The kernel for operands that lie this way, and its shared memory; a missing one is compiled as the other."""
-    a, b = a or b, b or a
-    assert a is not None
-    assert b is not None
-    kinds = {a.along_k, b.along_k}
-    shared = max(geometry.shared_bytes(complex_data=complex_data, along=along) for along in kinds)
-    defines = {
-        "COMPLEX": flag(complex_data),
-        "PLANAR": flag(planar),
-        "LOW": flag(scheme != "1xfp16"),
-        "GAUSS": flag(scheme == "3xfp16-3m"),
-        "THREADS": str(geometry.threads),
-        "TILE_K": str(geometry.tile_k),
-        "CLUSTER": str(geometry.cluster),
-        "WHOLE": flag(a.pitch <= _CHUNK * geometry.tile_k),
-        "MIN_BLOCKS": str(max(1, _RESIDENT // geometry.threads)),
-        "SHARED_BYTES": str(shared),
-        "A_ALONG_K": flag(a.along_k),
-        "B_ALONG_K": flag(b.along_k),
-        "VECTOR_A": flag(a.vector),
-        "VECTOR_B": flag(b.vector),
-    }
-    return KernelSource("split", tuple(defines.items())), shared
-
-
-@dataclass(frozen=True)
 class Statistics:
     """Where the pre-pass writes what it learns of one operand: in `words`, int32 and zero before it, the relative ones
     (matrices, k) from number `first` on, behind them the absolute ones.
@@ -265,27 +195,24 @@ class SplitPlan:
 
     source: KernelSource
     geometry: Geometry
+    cluster: int
     shared: int
     params: SplitParams
-    groups: int
+    grid: int
 
 
-def operand_params(side: Side, blocks: int = 1, cluster: int = 1) -> SplitOperandParams:
+def operand_params(side: Side) -> SplitOperandParams:
     """Arguments for one operand, of BATCH_DIMS batch axes at most; addresses count from its arrays' beginnings."""
     ((first, inner, (view,)), *more) = launches(side.batch_shape, [side.view])
     if more or first:
         raise ValueError(f"a batch of more than {BATCH_DIMS} axes")
-    per_block = max(_FEWEST_ROWS, min(_MOST_ROWS, side.rows * side.matrices // max(1, blocks)))
-    strip = _STRIP_BYTES // (8 if side.complex else 4)
     params = SplitOperandParams(
         source=view.params(),
         rows=side.rows,
         k=side.k,
         pitch=side.pitch,
-        groups=-(-side.rows // (per_block * cluster)) if side.along_k else -(-side.rows // strip),
         matrices=side.matrices,
         conjugate=side.conjugate,
-        rows_per_block=per_block,
     )
     params.batch_shape[:] = inner
     return params
@@ -294,14 +221,64 @@ def operand_params(side: Side, blocks: int = 1, cluster: int = 1) -> SplitOperan
 @lru_cache(maxsize=1024)
 def plan(spec: DeviceSpec, scheme: Scheme, a: Side | None, b: Side | None) -> SplitPlan:
     """How to split `a`, `b` or both (of the same k, dtype and layout) on `spec`. Pure."""
-    side = a or b
-    assert side is not None
-    geometry = Geometry.of(side.k, spec)
-    source, shared = _source(scheme, geometry, complex_data=side.complex, planar=side.planar, a=a, b=b)
-    blocks = spec.sm_count * _WAVES * _RESIDENT // geometry.threads
-    both = [SplitOperandParams() if one is None else operand_params(one, blocks, geometry.cluster) for one in (a, b)]
-    groups = sum(one.groups * one.matrices for one in both)
-    return SplitPlan(source, geometry, shared, SplitParams(a=both[0], b=both[1]), groups)
+    sides = [side for side in (a, b) if side is not None]
+    one = sides[0]
+    geometry = geometry_of(one.k, spec)
+    cluster = max(geometry.ranks if side.along_k else geometry.cluster for side in sides)
+    shared = max(geometry.shared_bytes(one.k, complex_data=one.complex, along=side.along_k) for side in sides)
+    left, right = a or one, b or one  # a missing operand is compiled as the other
+    defines = {
+        "COMPLEX": flag(one.complex),
+        "PLANAR": flag(one.planar),
+        "LOW": flag(scheme != "1xfp16"),
+        "GAUSS": flag(scheme == "3xfp16-3m"),
+        "THREADS": str(geometry.threads),
+        "MIN_BLOCKS": str(geometry.blocks),
+        "CLUSTER": str(cluster),
+        "SHARED_BYTES": str(shared),
+        "HELD_ALONG": str(geometry.held),
+        "RANKS": str(geometry.ranks),
+        "TEAM": str(geometry.team(one.k)),
+        "STAGES": str(geometry.stages),
+        "WHOLE_ALONG": flag(one.k <= geometry.along_k),
+        "HELD_ACROSS": str(geometry.patches),
+        "STRIP": str(geometry.strip),
+        "WHOLE_ACROSS": flag(one.k <= geometry.across_k),
+        "A_ALONG_K": flag(left.along_k),
+        "B_ALONG_K": flag(right.along_k),
+        "VECTOR_A": flag(left.vector),
+        "VECTOR_B": flag(right.vector),
+        "STREAM": "0",
+    }
+    both = [SplitOperandParams() if side is None else operand_params(side) for side in (a, b)]
+    wanted = [0, 0]  # groups that would have one unit each
+    for i, (side, params) in enumerate(zip((a, b), both, strict=True)):
+        if side is None:
+            continue
+        if side.along_k:
+            together = geometry.ranks > 1
+            step = geometry.threads // geometry.team(one.k) * (cluster // geometry.ranks if together else 1)
+            params.units = -(-side.rows // step)
+            wanted[i] = -(-params.units * side.matrices // (1 if together else cluster))
+        else:
+            params.units = -(-side.rows // geometry.columns(complex_data=one.complex))
+            wanted[i] = params.units * side.matrices
+    resident = max(2, int(spec.sm_count * geometry.blocks / cluster * (_FILL if cluster > 1 else 1)))
+    both[0].groups, both[1].groups = _shares(wanted, [p.rows * p.matrices for p in both], resident)
+    source = KernelSource("split", tuple(defines.items()))
+    grid = (both[0].groups + both[1].groups) * cluster
+    return SplitPlan(source, geometry, cluster, shared, SplitParams(a=both[0], b=both[1]), grid)
+
+
+def _shares(wanted: list[int], work: list[int], most: int) -> tuple[int, int]:
+    """Groups for either operand: all that are wanted, or `most` by the work of each."""
+    if sum(wanted) <= most:
+        return wanted[0], wanted[1]
+    if not wanted[0] or not wanted[1]:
+        return min(wanted[0], most), min(wanted[1], most)
+    first = min(max(1, round(most * work[0] / sum(work))), most - 1, wanted[0])
+    second = min(most - first, wanted[1])
+    return min(most - second, wanted[0]), second
 
 
 def allocate(launcher: Launcher, scheme: Scheme, side: Side, name: str, statistics: Statistics) -> SplitOperand:
@@ -340,24 +317,27 @@ def run(
     launcher: Launcher, a: SplitOperand | None, b: SplitOperand | None, base_a: int, base_b: int, status: int
 ) -> None:
     """Fills the planes of one or both operands. `base_*`: what the views' addresses count from; `status`: the address
-    of an int32, 0 before, not 0 after where a vector is flagged.
+    of four int32, 0 before; the first is not 0 after where a vector is flagged, two more count what blocks have taken.
     """
     one = a or b
     if one is None:
         return
     how = plan(launcher.spec, one.planes.scheme, a and a.side, b and b.side)
-    cluster = how.geometry.cluster
-    most = max(1, launcher.max_grid // cluster)
     params = SplitParams.from_buffer_copy(how.params)
     if a is not None:
         place(launcher, params.a, a, base_a)
     if b is not None:
         place(launcher, params.b, b, base_b)
     params.status = status
-    for first in range(0, how.groups, most):
-        params.first_group = first
-        grid = min(most, how.groups - first) * cluster
-        launcher.launch(how.source, "split", grid=grid, block=how.geometry.threads, shared=how.shared, params=params)
+    launcher.launch(
+        how.source,
+        "split",
+        grid=how.grid,
+        block=how.geometry.threads,
+        shared=how.shared,
+        params=params,
+        dependent=DEPENDENT,
+    )
 
 
 def is_flat(relative: Any, absolute: Any, scheme: Scheme) -> bool:

@@ -217,13 +217,20 @@ _CANDIDATES: Final[dict[tuple[Scheme, bool], tuple[_Candidate, ...]]] = {
 _LONG: Final = 6144
 """From this k on, fewer promotions round less than what truncation takes in the longer sums between them (H200: 2.5e-7
 either way at k = 4096, 3.2e-7 against 2.9e-7 at 8192)."""
+_SHORT: Final = {True: 512, False: 1024}
+"""Up to this k, of complex and of real data, few roundings meet few: what truncation takes from sums of one sign would
+exceed the rounding of a BLAS that splits k (model: 1.0e-7 against 1.4e-7 at k = 512; cuBLAS 1.0e-7 on an H200)."""
 
 
 def promotion(scheme: Scheme, is_complex: bool, k: int) -> int:
     """Steps of k between promotions. Every tile has the same: only the split of k shows in the result's bits."""
     if scheme == "1xfp16":
         return 0
-    return 32 if scheme == "3xfp16" and is_complex and k < _LONG else 64
+    if scheme == "3xfp16-3m":
+        return 64
+    if k <= _SHORT[is_complex]:
+        return 16 if is_complex else 32
+    return 32 if is_complex and k < _LONG else 64
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
@@ -277,13 +284,19 @@ def _completions(
 ) -> Iterator[WgmmaTile]:
     """Every candidate with the overrides of `config` in place, and every way to split k, that `spec` can run."""
     promote = config.promote or promotion(scheme, is_complex, problem.k)
-    candidates = _CANDIDATES[scheme, is_complex]
-    fitting = [candidate for candidate in candidates if candidate.promote == promote] or candidates
-    for candidate in fitting:
+    for candidate in _fitting(_CANDIDATES[scheme, is_complex], promote):
         base = _overridden(candidate.tile(scheme, is_complex), config, spec)
         for tile in _splits(base, config.split_k, problem, spec):
             if tile.broken_limit(spec) is None:
                 yield tile
+
+
+def _fitting(candidates: tuple[_Candidate, ...], promote: int) -> list[_Candidate]:
+    """Those that are as good with sums of `promote` steps, which must divide a stage; all where none are."""
+    longer = [candidate.promote for candidate in candidates if candidate.promote >= promote]
+    least = min(longer, default=0)
+    fitting = [replace(candidate, promote=promote) for candidate in candidates if candidate.promote == least]
+    return fitting or list(candidates)
 
 
 def _overridden(tile: WgmmaTile, config: GemmConfig, spec: DeviceSpec) -> WgmmaTile:

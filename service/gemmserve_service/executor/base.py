@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,6 +31,12 @@ class Worker:
     """Hellos after the first."""
     tasks: dict[str, Any] = field(default_factory=dict)
     """What it was sent and has not answered, oldest first; the scheduler's bookkeeping."""
+    heard: float = 0.0
+    """When its process last gave a sign of life (time.monotonic)."""
+    progress: int = 0
+    """Parts of its task that are done, as it said last."""
+    moved: float = 0.0
+    """When its task began or last got on (time.monotonic)."""
 
     def greeted(self, hello: Hello) -> None:
         """Takes over what the process said about itself."""
@@ -39,6 +46,16 @@ class Worker:
         self.verified_error = hello.verified_error
         self.memory_used = hello.memory_used
         self.restarts += 1
+        self.heard = time.monotonic()
+
+    def beat(self, task: str | None, progress: int) -> None:
+        """It lives, and has done so many parts of that task."""
+        if task in self.tasks and progress != self.progress:
+            self.progress, self.moved = progress, time.monotonic()
+
+    def began(self) -> None:
+        """It was sent a task."""
+        self.progress, self.moved = 0, time.monotonic()
 
 
 class ExecutorOwner(Protocol):
@@ -68,6 +85,12 @@ class Executor(Protocol):
 
     def send(self, worker: Worker, task: Run) -> None:
         """Hands a task over; the answer comes through the owner."""
+
+    def cancel(self, worker: Worker, task: str) -> None:
+        """Nobody wants that task's result: the worker stops at its next panel, and answers then."""
+
+    def kill(self, worker: Worker, reason: str) -> None:
+        """Ends the worker's process, which hangs; `owner.worker_lost` follows at once, a new process later."""
 
     def forget(self, extent: str) -> None:
         """The extent is gone: workers drop their mapping of it."""

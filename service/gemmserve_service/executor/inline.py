@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -19,14 +21,15 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.base import ExecutorOwner
     from gemmserve_service.executor.protocol import Done, Failed
 
+log = logging.getLogger(__name__)
+
 
 class InlineExecutor:
     """One worker named "cpu"."""
 
     def __init__(self) -> None:
         self._worker = Worker("cpu")
-        self._runner = Runner(CpuBackend())
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gemmserve-inline")
+        self._replace()
         self._owner: ExecutorOwner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -35,14 +38,14 @@ class InlineExecutor:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         error = await self._loop.run_in_executor(self._thread, verified_error, self._runner.backend)
-        spec = self._runner.backend.spec_fields()
-        self._worker.greeted(Hello(worker="cpu", pid=os.getpid(), spec=spec, verified_error=error))
-        owner.worker_ready(self._worker)
+        self._greet(error)
 
     async def stop(self) -> None:
-        """Waits for the task that runs, drops the others."""
+        """Waits for the task that runs to reach its next panel, drops the others."""
         self._owner = None
         self._worker.ready = False
+        for task in self._worker.tasks:
+            self._runner.cancel(task)
         await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
 
     def workers(self) -> Sequence[Worker]:
@@ -52,20 +55,55 @@ class InlineExecutor:
     def send(self, worker: Worker, task: Run) -> None:
         """Queues the task for the thread, through the same JSON as over a socket."""
         del worker
-        self._thread.submit(self._run, task.model_dump_json())
+        self._thread.submit(self._run, self._runner, task.model_dump_json())
+
+    def cancel(self, worker: Worker, task: str) -> None:
+        """Sets the flag that is looked at between panels."""
+        del worker
+        self._runner.cancel(task)
+
+    def kill(self, worker: Worker, reason: str) -> None:
+        """A thread cannot be ended: it is left alone, and another takes its place."""
+        log.error("worker %s is given up: %s", worker.id, reason)
+        owner, self._owner = self._owner, None
+        if owner is None:
+            return
+        for task in worker.tasks:
+            self._runner.cancel(task)
+        worker.ready = False
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._replace()
+        owner.worker_lost(worker)
+        self._owner = owner
+        self._greet(worker.verified_error or 0.0)
 
     def forget(self, extent: str) -> None:
         """Drops the runner's mapping."""
         self._thread.submit(self._runner.forget, [extent])
 
-    def _run(self, text: str) -> None:
+    def _replace(self) -> None:
+        self._runner = Runner(CpuBackend())
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gemmserve-inline")
+
+    def _greet(self, error: float) -> None:
+        spec = self._runner.backend.spec_fields()
+        self._worker.greeted(Hello(worker="cpu", pid=os.getpid(), spec=spec, verified_error=error))
+        self._worker.heard = math.inf  # it lives as long as this process does
+        if self._owner is not None:
+            self._owner.worker_ready(self._worker)
+
+    def _run(self, runner: Runner, text: str) -> None:
         message = TO_WORKER.validate_json(text)
         assert isinstance(message, Run)
-        answer = self._runner.run(message).model_dump_json()
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._answer, answer)
+        if self._loop is None:
+            return
+        loop = self._loop
+        runner.look = lambda: loop.call_soon_threadsafe(self._worker.beat, message.task, runner.progress)
+        answer = runner.run(message).model_dump_json()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._answer, runner, answer)
 
-    def _answer(self, text: str) -> None:
+    def _answer(self, runner: Runner, text: str) -> None:
         answer: Done | Failed = TO_FRONT.validate_json(text)  # type: ignore[assignment]
-        if self._owner is not None:
+        if self._owner is not None and runner is self._runner:
             self._owner.task_ended(self._worker, answer)

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import signal
 import socket
 import struct
 import sys
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
 from gemmserve_service.executor.base import Worker
-from gemmserve_service.executor.protocol import TO_FRONT, Decoder, Forget, Hello, ProtocolError, Run, Stop, encode
+from gemmserve_service.executor.protocol import (
+    TO_FRONT,
+    Beat,
+    Cancel,
+    Decoder,
+    Forget,
+    Hello,
+    ProtocolError,
+    Run,
+    Stop,
+    encode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +77,20 @@ class LocalExecutor:
         link = self._links.get(worker.id)
         if link is not None:
             link.write(encode(task))
+
+    def cancel(self, worker: Worker, task: str) -> None:
+        """Tells it; it looks between panels."""
+        link = self._links.get(worker.id)
+        if link is not None:
+            link.write(encode(Cancel(task=task)))
+
+    def kill(self, worker: Worker, reason: str) -> None:
+        """SIGKILL. The connection is given up at once: a process that the driver holds may take its time to end."""
+        log.error("worker %s is killed: %s", worker.id, reason)
+        link = self._links.get(worker.id)
+        if link is not None:
+            link.kill()
+            self.disconnected(link)
 
     def forget(self, extent: str) -> None:
         """Tells every worker."""
@@ -116,6 +144,8 @@ class _Link(asyncio.Protocol):
         self._executor = executor
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
+        self._process: int | None = None
+        """Descriptor of the process at the other end, where the system has such (Linux 5.3)."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -123,9 +153,12 @@ class _Link(asyncio.Protocol):
             log.error("a process of another user connected to the control socket: closed")
             self._transport.abort()
             return
+        self._process = _process_of(transport.get_extra_info("socket"))
         self._executor.accepted(self)
 
     def data_received(self, data: bytes) -> None:
+        if self.worker is not None:
+            self.worker.heard = time.monotonic()
         try:
             for body in self._decoder.feed(data):
                 message = TO_FRONT.validate_json(body)
@@ -134,6 +167,8 @@ class _Link(asyncio.Protocol):
                 elif self.worker is None:
                     log.error("a worker answered before it said hello: closing its connection")
                     self.close()
+                elif isinstance(message, Beat):
+                    self.worker.beat(message.task, message.progress)
                 elif self._executor.owner is not None:
                     self._executor.owner.task_ended(self.worker, message)
         except (ProtocolError, ValidationError):
@@ -143,11 +178,26 @@ class _Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._executor.disconnected(self)
+        self._forget_process()
 
     def write(self, frame: bytes) -> None:
         """Sends one frame."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
+
+    def kill(self) -> None:
+        """Ends the process, and the connection without waiting for it."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        self._forget_process()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _forget_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            os.close(process)
 
     def close(self, last: Stop | None = None) -> None:
         """Closes after what was written, and after `last`."""
@@ -161,6 +211,25 @@ def _same_user(connection: socket.socket | None) -> bool:
     """Whether the peer runs as this user (SO_PEERCRED); where the system cannot say, the folder's mode 0700 must do."""
     if connection is None or not hasattr(socket, "SO_PEERCRED"):
         return True
+    return _peer(connection)[1] == os.getuid()
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", credentials)
-    return bool(uid == os.getuid())
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid
+
+
+def _process_of(connection: socket.socket | None) -> int | None:
+    """A descriptor of the peer's process, which no other process can come to stand for; None where there is none.
+
+    Without one a hung worker is only given up, not ended.
+    """
+    if connection is None or not hasattr(socket, "SO_PEERCRED") or not hasattr(os, "pidfd_open"):
+        return None
+    pid = _peer(connection)[0]
+    try:
+        return os.pidfd_open(pid) if pid != os.getpid() else None
+    except OSError:  # it is gone already, or the system has no such call
+        return None

@@ -60,6 +60,13 @@ class Forget(_Message):
     extents: list[str]
 
 
+class Cancel(_Message):
+    """Front to worker: nobody wants this task's result; it answers as soon as it can, whatever it answers."""
+
+    kind: Literal["cancel"] = "cancel"
+    task: str
+
+
 class Stop(_Message):
     """Front to worker: end after what was sent before this."""
 
@@ -75,6 +82,14 @@ class Hello(_Message):
     spec: dict[str, Any]
     verified_error: float
     memory_used: int = 0
+
+
+class Beat(_Message):
+    """Worker to front, every few seconds: the process lives; and how far its task is."""
+
+    kind: Literal["beat"] = "beat"
+    task: str | None = Field(None, description="that it is at")
+    progress: int = Field(0, description="parts of the task that are done; grows")
 
 
 class Done(_Message):
@@ -100,10 +115,10 @@ class Failed(_Message):
     extra: dict[str, Any] = Field(default_factory=dict)
 
 
-ToWorker = Annotated[Run | Forget | Stop, Field(discriminator="kind")]
-ToFront = Annotated[Hello | Done | Failed, Field(discriminator="kind")]
-TO_WORKER: Final[TypeAdapter[Run | Forget | Stop]] = TypeAdapter(ToWorker)
-TO_FRONT: Final[TypeAdapter[Hello | Done | Failed]] = TypeAdapter(ToFront)
+ToWorker = Annotated[Run | Cancel | Forget | Stop, Field(discriminator="kind")]
+ToFront = Annotated[Hello | Beat | Done | Failed, Field(discriminator="kind")]
+TO_WORKER: Final[TypeAdapter[Run | Cancel | Forget | Stop]] = TypeAdapter(ToWorker)
+TO_FRONT: Final[TypeAdapter[Hello | Beat | Done | Failed]] = TypeAdapter(ToFront)
 
 
 def encode(message: BaseModel) -> bytes:

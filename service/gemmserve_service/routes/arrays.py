@@ -15,7 +15,16 @@ from gemmserve_service.ingest import receive_array
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable, RangeNotSatisfiable, problem_response
 from gemmserve_service.ranges import UnsatisfiableError, if_range_holds, none_match, parse_range
-from gemmserve_service.routes.common import ArrayPath, PageQuery, core_of, page_headers, render
+from gemmserve_service.routes.common import (
+    ArrayPath,
+    PageQuery,
+    ViewQuery,
+    caller_of,
+    core_of,
+    page_headers,
+    render,
+    view_of,
+)
 from gemmserve_service.schemas import ArrayInfo, ArrayPage, Dtype
 from gemmserve_service.sending import PiecesResponse, npy_parts, pieces
 
@@ -53,6 +62,7 @@ class UploadQuery(BaseModel):
         **doc.problems(
             "invalid-npy", "body-length", "digest-mismatch", "invalid-request", "length-required", "too-large",
             "unsupported-media-type", "dtype-unsupported", "parameter-invalid", "draining", "store-full",
+            "quota-exceeded", "request-timeout",
         ),
     },
     openapi_extra=doc.array_body()
@@ -72,7 +82,13 @@ async def upload(request: Request, query: Annotated[UploadQuery, Query()]) -> Re
     read; it is freed if the body breaks off.
     """
     info = await receive_array(
-        request, core_of(request), dtype=query.dtype, shape=query.shape, order=query.order, ttl_s=query.ttl_s
+        request,
+        core_of(request),
+        dtype=query.dtype,
+        shape=query.shape,
+        order=query.order,
+        ttl_s=query.ttl_s,
+        owner=caller_of(request).owner,
     )
     return render(info, 201, {"Location": f"/v1/arrays/{info.id}"})
 
@@ -86,8 +102,9 @@ async def upload(request: Request, query: Annotated[UploadQuery, Query()]) -> Re
     },
 )
 async def listing(request: Request, query: Annotated[PageQuery, Query()]) -> Response:
-    """The arrays there are; `next_cursor` is null on the last page."""
-    items, next_cursor = await core_of(request).store.list(limit=query.limit, cursor=query.cursor)
+    """The arrays there are, of the key's owner; `next_cursor` is null on the last page."""
+    owner = view_of(request, query)
+    items, next_cursor = await core_of(request).store.list(limit=query.limit, cursor=query.cursor, owner=owner)
     return render(ArrayPage(items=items, next_cursor=next_cursor), headers=page_headers(request, query, next_cursor))
 
 
@@ -99,9 +116,9 @@ async def listing(request: Request, query: Annotated[PageQuery, Query()]) -> Res
         **doc.problems("not-found", "gone", "parameter-invalid"),
     },
 )
-async def metadata(request: Request, array_id: ArrayPath) -> Response:
+async def metadata(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
     """Type, shape, order, size, digest (null until known), when it was made and when it expires."""
-    return render(await core_of(request).store.info(array_id))
+    return render(await core_of(request).store.info(array_id, owner=view_of(request, query)))
 
 
 @router.delete(
@@ -110,9 +127,9 @@ async def metadata(request: Request, array_id: ArrayPath) -> Response:
     summary="Delete an array",
     responses={204: {"description": "Hidden."}, **doc.problems("not-found", "gone", "parameter-invalid")},
 )
-async def delete(request: Request, array_id: ArrayPath) -> Response:
+async def delete(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
     """Hides the array at once; its bytes are freed after the last job and the last download that use it."""
-    await core_of(request).store.delete(array_id)
+    await core_of(request).store.delete(array_id, owner=view_of(request, query))
     return Response(status_code=204)
 
 
@@ -149,9 +166,9 @@ _DATA_PARAMETERS = {
 
 
 @router.get("/v1/arrays/{array_id}/data", summary="Download", responses=_DATA_DOCS, openapi_extra=_DATA_PARAMETERS)
-async def download(request: Request, array_id: ArrayPath) -> Response:
+async def download(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
     """The array's bytes: as a .npy file, or bare (`Accept: application/octet-stream`) in the order of the metadata."""
-    return await _data(request, array_id)
+    return await _data(request, array_id, view_of(request, query))
 
 
 @router.head(
@@ -159,17 +176,17 @@ async def download(request: Request, array_id: ArrayPath) -> Response:
     summary="Size and ETag of a download",
     responses=_HEAD_DOCS,
 )
-async def head(request: Request, array_id: ArrayPath) -> Response:
+async def head(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
     """What GET would send, without the bytes."""
-    return await _data(request, array_id)
+    return await _data(request, array_id, view_of(request, query))
 
 
-async def _data(request: Request, array_id: str) -> Response:
+async def _data(request: Request, array_id: str, owner: str) -> Response:
     media_type = choose_media_type(request.headers.get("accept"), (NPY, OCTET_STREAM))
     if media_type is None:
         raise NotAcceptable(f"an array is {NPY} or {OCTET_STREAM}")
     core = core_of(request)
-    info = await core.store.info(array_id)
+    info = await core.store.info(array_id, owner=owner)
     etag = f'"{info.id}.{"npy" if media_type == NPY else "bin"}"'
     headers = {"ETag": etag, "Vary": "Accept", "Cache-Control": "private, no-cache"}
     if none_match(request.headers.get("if-none-match"), etag):

@@ -15,16 +15,25 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from gemmserve_service.core import Core
+    from gemmserve_service.identity import Caller
     from gemmserve_service.schemas import Timings
 
 ArrayPath = Annotated[str, Path(description="id of an array", examples=["arr_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 JobPath = Annotated[str, Path(description="id of a job", examples=["job_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 
 
-class PageQuery(BaseModel):
-    """Where in a listing."""
+class ViewQuery(BaseModel):
+    """Whose things are looked at."""
 
     model_config = ConfigDict(extra="forbid")
+
+    all: bool = Field(
+        default=False, description="everybody's, not only what belongs to the key's owner; needs the scope admin"
+    )
+
+
+class PageQuery(ViewQuery):
+    """Where in a listing."""
 
     limit: int = Field(100, ge=1, le=1000, description="entries on a page")
     cursor: str | None = Field(None, max_length=256, description="next_cursor of the page before")
@@ -33,6 +42,16 @@ class PageQuery(BaseModel):
 def core_of(request: Request) -> Core:
     """The core that the app was made with."""
     return cast("Core", request.app.state.core)
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sends the request; `access.Access` found out."""
+    return cast("Caller", request.state.caller)
+
+
+def view_of(request: Request, query: ViewQuery) -> str:
+    """Whose things the request may see: an owner's, or everybody's (""). Raises Forbidden."""
+    return caller_of(request).view(everybody=query.all)
 
 
 def render(model: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -46,7 +65,7 @@ def page_headers(request: Request, query: BaseModel, next_cursor: str | None) ->
     """The Link to the next page (RFC 8288), if there is one."""
     if next_cursor is None:
         return {}
-    fields = {**query.model_dump(mode="json", exclude_none=True), "cursor": next_cursor}
+    fields = {**query.model_dump(mode="json", exclude_defaults=True), "cursor": next_cursor}
     return {"Link": f'<{request.url.path}?{urlencode(fields)}>; rel="next"'}
 
 

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime  # noqa: TC003 (pydantic resolves it at run time)
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from gemmserve_service import documentation as doc
-from gemmserve_service.routes.common import core_of, render
+from gemmserve_service.routes.common import ViewQuery, core_of, render, view_of
 from gemmserve_service.schemas import Device, DeviceList
 
 router = APIRouter(tags=["service"], default_response_class=Response)
 
 
-class Usage(BaseModel):
-    """Use against limits; null: no limit of its own."""
+class Quota(BaseModel):
+    """One quota of the key's owner."""
 
+    used: float
+    limit: float | None = Field(description="null: none")
+
+
+class Quotas(BaseModel):
+    """Every quota of the key's owner."""
+
+    stored_bytes: Quota = Field(description="stored arrays, and room for uploads and results on their way")
+    inflight_bytes: Quota = Field(description="bodies that are being read, one-shot operands and results")
+    queued_jobs: Quota = Field(description="jobs that wait")
+    device_seconds_per_day: Quota = Field(description="device time since midnight, UTC")
+
+
+class Usage(BaseModel):
+    """Use against limits, of the key's owner; without keys of everybody together. null: no limit of its own."""
+
+    owner: str | None = Field(description="null without keys")
     arrays: int = Field(description="arrays stored")
     store_bytes: int
     max_store_bytes: int | None
@@ -26,6 +44,9 @@ class Usage(BaseModel):
     jobs_queued: int
     max_queued_jobs: int
     jobs_running: int
+    quotas: Quotas
+    resets_at: datetime = Field(description="when device_seconds_per_day begins anew")
+    owners: list[Usage] | None = Field(None, description="with all=true: each owner's")
 
 
 @router.get(
@@ -38,10 +59,18 @@ async def devices(request: Request) -> Response:
     return render(DeviceList(devices=[_device(info) for info in core_of(request).devices()]))
 
 
-@router.get("/v1/usage", summary="Use and limits", responses={200: doc.model(Usage, "Now."), **doc.problems()})
-async def usage(request: Request) -> Response:
-    """Bytes and jobs against their limits."""
-    return JSONResponse(core_of(request).usage(), headers={"Cache-Control": "no-store"})
+@router.get(
+    "/v1/usage",
+    summary="Use and limits",
+    responses={200: doc.model(Usage, "Now."), **doc.problems("parameter-invalid")},
+)
+async def usage(request: Request, query: Annotated[ViewQuery, Query()]) -> Response:
+    """Bytes, jobs and device seconds against their limits: the key's owner's, or with `all` everybody's."""
+    core = core_of(request)
+    document = core.usage(view_of(request, query))
+    if query.all:
+        document["owners"] = core.usage_by_owner()
+    return JSONResponse(document, headers={"Cache-Control": "no-store"})
 
 
 def _device(info: Any) -> Device:

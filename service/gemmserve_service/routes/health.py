@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from importlib.metadata import version
 from typing import Annotated
 
@@ -10,7 +9,7 @@ from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from gemmserve_service import docs_page
+from gemmserve_service import clock, docs_page
 from gemmserve_service import documentation as doc
 from gemmserve_service.errors import Draining, NotFound, NotReady
 from gemmserve_service.problems import catalogue
@@ -29,7 +28,7 @@ class Health(BaseModel):
 
 
 def _alive(request: Request) -> Response:
-    uptime_s = time.time() - core_of(request).started_at
+    uptime_s = clock.time() - core_of(request).started_at
     return render(Health(status="ok", version=version("gemmserve"), uptime_s=round(uptime_s, 3)))
 
 

@@ -6,14 +6,24 @@ import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 from starlette.responses import Response, StreamingResponse
 
 from gemmserve.wire import IDEMPOTENCY_HEADER
 from gemmserve_service import documentation as doc
 from gemmserve_service.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 from gemmserve_service.preferences import parse_prefer
-from gemmserve_service.routes.common import JobPath, PageQuery, core_of, page_headers, render, server_timing
+from gemmserve_service.routes.common import (
+    JobPath,
+    PageQuery,
+    ViewQuery,
+    caller_of,
+    core_of,
+    page_headers,
+    render,
+    server_timing,
+    view_of,
+)
 from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobPage, JobRequest, JobState
 from gemmserve_service.strict_json import parse_object, validate
 
@@ -62,10 +72,10 @@ class JobsQuery(PageQuery):
     state: JobState | None = Field(None, description="only jobs in this state")
 
 
-class WaitQuery(BaseModel):
+class WaitQuery(ViewQuery):
     """How long a poll may last."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     wait: float = Field(
         0, ge=0, le=86_400, description="seconds to wait for a final state; the server's setting caps it"
@@ -83,6 +93,7 @@ class WaitQuery(BaseModel):
             "malformed-json", "invalid-request", "not-found", "idempotency-conflict", "gone", "too-large",
             "unsupported-media-type", "parameter-invalid", "shape-mismatch", "dtype-unsupported", "compute-unsupported",
             "config-infeasible", "idempotency-mismatch", "queue-full", "not-ready", "draining", "store-full",
+            "quota-exceeded", "request-timeout",
         ),
     },
     openapi_extra=doc.json_body(GemmJob, GemmReduceJob, examples=_EXAMPLES),
@@ -107,7 +118,7 @@ async def submit(
     """
     core = core_of(request)
     job = validate(_REQUEST, parse_object(await _body(request)), tags=_TAGS)
-    info, created = await core.jobs.submit(job, idempotency_key=idempotency_key)
+    info, created = await core.jobs.submit(job, idempotency_key=idempotency_key, owner=caller_of(request).owner)
     preference = parse_prefer(prefer or [])
     wait_s = min(float(preference.wait_s or 0), core.settings.max_wait_s)
     if wait_s > 0 and not info.state.final:
@@ -130,8 +141,10 @@ async def submit(
     },
 )
 async def listing(request: Request, query: Annotated[JobsQuery, Query()]) -> Response:
-    """The jobs there are; `next_cursor` is null on the last page."""
-    items, next_cursor = await core_of(request).jobs.list(state=query.state, limit=query.limit, cursor=query.cursor)
+    """The jobs there are, of the key's owner; `next_cursor` is null on the last page."""
+    items, next_cursor = await core_of(request).jobs.list(
+        state=query.state, limit=query.limit, cursor=query.cursor, owner=view_of(request, query)
+    )
     return render(JobPage(items=items, next_cursor=next_cursor), headers=page_headers(request, query, next_cursor))
 
 
@@ -145,9 +158,9 @@ async def listing(request: Request, query: Annotated[JobsQuery, Query()]) -> Res
 )
 async def state(request: Request, job_id: JobPath, query: Annotated[WaitQuery, Query()]) -> Response:
     """The job; with `wait` once it is final, or as it is after that time."""
-    core = core_of(request)
+    core, owner = core_of(request), view_of(request, query)
     wait_s = min(query.wait, core.settings.max_wait_s)
-    info = await (core.jobs.wait(job_id, wait_s) if wait_s > 0 else core.jobs.get(job_id))
+    info = await (core.jobs.wait(job_id, wait_s, owner=owner) if wait_s > 0 else core.jobs.get(job_id, owner=owner))
     return _render_job(info)
 
 
@@ -167,18 +180,19 @@ async def state(request: Request, job_id: JobPath, query: Annotated[WaitQuery, Q
 async def events(
     request: Request,
     job_id: JobPath,
+    query: Annotated[ViewQuery, Query()],
     last_event_id: Annotated[
         str | None, Header(description="of the event that came last; any value is accepted")
     ] = None,
 ) -> Response:
     """Every event is a whole JobInfo, so after a reconnect the state now is all that was missed."""
-    core = core_of(request)
-    info = await core.jobs.get(job_id)
+    core, owner = core_of(request), view_of(request, query)
+    info = await core.jobs.get(job_id, owner=owner)
     if info.state.final and last_event_id == _event_id(info):
         # The HTML standard: 204 tells an EventSource to stop reconnecting.
         return Response(status_code=204)
     return StreamingResponse(
-        _event_stream(core.jobs.events(job_id)),
+        _event_stream(core.jobs.events(job_id, owner=owner)),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -189,9 +203,9 @@ async def events(
     summary="Cancel a job",
     responses={200: doc.model(JobInfo, "The job now."), **doc.problems("not-found", "gone", "parameter-invalid")},
 )
-async def cancel(request: Request, job_id: JobPath) -> Response:
+async def cancel(request: Request, job_id: JobPath, query: Annotated[ViewQuery, Query()]) -> Response:
     """Cancels a job that is not final; one that is stays as it is, and its results stay too."""
-    return _render_job(await core_of(request).jobs.cancel(job_id))
+    return _render_job(await core_of(request).jobs.cancel(job_id, owner=view_of(request, query)))
 
 
 def _render_job(info: JobInfo, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -18,7 +18,7 @@ from gemmserve_service import operations
 from gemmserve_service.multipart import OneShotForm
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable
-from gemmserve_service.routes.common import core_of, server_timing
+from gemmserve_service.routes.common import caller_of, core_of, server_timing
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.sending import PiecesResponse, npy_parts, npz_pieces, pieces, until_disconnect
 from gemmserve_service.strict_json import parse_object, validate
@@ -36,7 +36,7 @@ _PROBLEMS = (
     "malformed-json", "malformed-multipart", "invalid-request", "invalid-npy", "body-length", "not-acceptable",
     "length-required", "too-large", "unsupported-media-type", "parameter-invalid", "shape-mismatch",
     "dtype-unsupported", "compute-unsupported", "config-infeasible", "queue-full", "worker-crashed", "device-error",
-    "not-ready", "draining", "timeout", "store-full",
+    "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout",
 )  # fmt: skip
 
 
@@ -101,7 +101,10 @@ async def _one_shot(
         raise NotAcceptable(f"the result is {NPY}, several are {NPZ}")
     core = core_of(request)
     began = time.perf_counter()
-    form = OneShotForm(core.store, names=names, check=lambda text, declared: _check(_params(kind, text), declared))
+    owner = caller_of(request).owner
+    form = OneShotForm(
+        core.store, names=names, check=lambda text, declared: _check(_params(kind, text), declared), owner=owner
+    )
     try:
         await form.read(request)
         received_s = time.perf_counter() - began
@@ -137,7 +140,9 @@ async def _run_while_connected(
     timeout_s: float | None,
 ) -> OneShot:
     """Runs the job; cancels it when the client hangs up. Raises ClientDisconnect then."""
-    run = asyncio.ensure_future(core.jobs.run(params, form.operands, timeout_s=timeout_s))
+    run = asyncio.ensure_future(
+        core.jobs.run(params, form.operands, timeout_s=timeout_s, owner=caller_of(request).owner)
+    )
     hangup = asyncio.ensure_future(until_disconnect(request.receive))
     try:
         await asyncio.wait([run, hangup], return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
 -- name: insert
-INSERT INTO arrays (id, dtype, shape, memory_order, nbytes, sha256, created_at, expires_at, extent)
-VALUES (:id, :dtype, :shape, :memory_order, :nbytes, :sha256, :created_at, :expires_at, :extent)
+INSERT INTO arrays (id, dtype, shape, memory_order, nbytes, sha256, created_at, expires_at, extent, owner)
+VALUES (:id, :dtype, :shape, :memory_order, :nbytes, :sha256, :created_at, :expires_at, :extent, :owner)
 
 -- name: load
 SELECT * FROM arrays ORDER BY id
@@ -19,3 +19,6 @@ DELETE FROM arrays WHERE id = :id
 
 -- name: purge_expired
 DELETE FROM arrays WHERE state = 'expired' AND extent IS NULL AND expires_at < :before
+
+-- name: shift
+UPDATE arrays SET expires_at = expires_at + :seconds WHERE expires_at IS NOT NULL

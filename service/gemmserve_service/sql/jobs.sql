@@ -1,13 +1,14 @@
 -- name: insert
-INSERT INTO jobs (id, op, state, request, created_at, deadline_at)
-VALUES (:id, :op, 'queued', :request, :created_at, :deadline_at)
+INSERT INTO jobs (id, op, state, request, created_at, deadline_at, owner)
+VALUES (:id, :op, 'queued', :request, :created_at, :deadline_at, :owner)
 
 -- name: start
 UPDATE jobs SET state = 'running', attempt = :attempt, started_at = :started_at
 WHERE id = :id AND state IN ('queued', 'running')
 
 -- name: requeue
-UPDATE jobs SET state = 'queued', attempt = :attempt, started_at = NULL WHERE id = :id AND state IN ('queued', 'running')
+UPDATE jobs SET state = 'queued', attempt = :attempt, crashes = :crashes, started_at = NULL
+WHERE id = :id AND state IN ('queued', 'running')
 
 -- name: finish
 UPDATE jobs SET state = :state, attempt = :attempt, started_at = :started_at, finished_at = :finished_at,
@@ -29,14 +30,27 @@ SELECT * FROM jobs WHERE id < :before ORDER BY id DESC LIMIT :limit
 -- name: page_of_state
 SELECT * FROM jobs WHERE state = :state AND id < :before ORDER BY id DESC LIMIT :limit
 
+-- name: page_of_owner
+SELECT * FROM jobs WHERE owner = :owner AND id < :before ORDER BY id DESC LIMIT :limit
+
+-- name: page_of_owner_and_state
+SELECT * FROM jobs WHERE owner = :owner AND state = :state AND id < :before ORDER BY id DESC LIMIT :limit
+
 -- name: purge
 DELETE FROM jobs WHERE finished_at < :before
 
 -- name: remember_key
-INSERT OR REPLACE INTO idempotency (key, digest, job_id, created_at) VALUES (:key, :digest, :job_id, :created_at)
+INSERT OR REPLACE INTO idempotency (owner, key, digest, job_id, created_at)
+VALUES (:owner, :key, :digest, :job_id, :created_at)
 
 -- name: keys
 SELECT * FROM idempotency ORDER BY created_at
 
 -- name: purge_keys
 DELETE FROM idempotency WHERE created_at < :before
+
+-- name: shift
+UPDATE jobs SET deadline_at = deadline_at + :seconds, finished_at = finished_at + :seconds
+
+-- name: shift_keys
+UPDATE idempotency SET created_at = created_at + :seconds

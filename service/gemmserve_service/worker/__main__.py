@@ -28,7 +28,8 @@ def main() -> int:
     except DeviceUnavailable as unavailable:
         log.error("%s cannot be used: %s", handoff.device, unavailable)  # noqa: TRY400 (the message says it all)
         return os.EX_UNAVAILABLE
-    serve(Path(handoff.control_path), handoff.device, Runner(backend), error)
+    timeout_s = handoff.settings.heartbeat_timeout_s
+    serve(Path(handoff.control_path), handoff.device, Runner(backend), error, timeout_s)
     return 0
 
 

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels import DeviceSpec
+from gemmserve_kernels import DeviceSpec, Operand
 from gemmserve_kernels.errors import DeviceError, OutOfDeviceMemory
 from gemmserve_service.executor.base import spec_adapter
+from gemmserve_service.operations import build
 from gemmserve_service.schemas import Timings
-from gemmserve_service.worker.device import DeviceUnavailable, call
+from gemmserve_service.worker.device import DeviceUnavailable, HostArray, call, go_on
+from gemmserve_service.worker.memory import within_memory
+from gemmserve_service.worker.panels import panels, plan_cut
 from gemmserve_service.worker.residency import Residency
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
-    from gemmserve_service.worker.device import HostArray
 
 _IS_HIP: Final = {"cuda": False, "rocm": True}
+
+log = logging.getLogger(__name__)
 
 
 class CupyBackend:
@@ -62,17 +66,18 @@ class CupyBackend:
         params: GemmParams | GemmReduceParams,
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
+        checkpoint: Callable[[], None] = go_on,
     ) -> Timings:
-        out_of_memory = self._cupy.cuda.memory.OutOfMemoryError
-        with contextlib.suppress(out_of_memory, OutOfDeviceMemory):
-            return self._run(params, operands, results)
-        # Only here, where the failed attempt's frames are gone, nothing refers to its arrays any more.
+        return within_memory(
+            lambda: self._run(params, operands, results, checkpoint),
+            lambda count: self._run_panels(params, operands, results, checkpoint, count),
+            self._make_room,
+            (self._cupy.cuda.memory.OutOfMemoryError, OutOfDeviceMemory),
+        )
+
+    def _make_room(self) -> None:
         self._resident.clear()
         self._cupy.get_default_memory_pool().free_all_blocks()
-        try:
-            return self._run(params, operands, results)
-        except out_of_memory as error:
-            raise OutOfDeviceMemory(f"the product does not fit into the device's memory: {error}") from error
 
     def usable(self) -> bool:
         """Whether the context survived the last error; a sticky one ends it for good."""
@@ -88,11 +93,14 @@ class CupyBackend:
         params: GemmParams | GemmReduceParams,
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
+        checkpoint: Callable[[], None],
     ) -> Timings:
         cupy = self._cupy
         begin = time.perf_counter()
+        checkpoint()
         device = {name: self._load(operand) for name, operand in operands.items()}
         cupy.cuda.get_current_stream().synchronize()
+        checkpoint()
         loaded = time.perf_counter()
         outs = {name: cupy.empty(out.shape, out.dtype, order=_order(out)) for name, out in results.items()}
         self._start.record()
@@ -100,11 +108,43 @@ class CupyBackend:
         self._stop.record()
         self._stop.synchronize()
         kernel_s = cupy.cuda.get_elapsed_time(self._start, self._stop) / 1e3
+        checkpoint()
         computed = time.perf_counter()
         for name, out in results.items():
-            if out.size:
-                outs[name].get(out=out, order=_order(out))
+            if out.flags.c_contiguous or out.flags.f_contiguous:
+                if out.size:
+                    outs[name].get(out=out, order=_order(out))
+            else:  # part of a result
+                out[...] = outs[name].get(order=_order(out))
         return Timings(h2d_s=loaded - begin, kernel_s=kernel_s, d2h_s=time.perf_counter() - computed)
+
+    def _run_panels(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, HostArray],
+        results: Mapping[str, np.ndarray[Any, Any]],
+        checkpoint: Callable[[], None],
+        count: int,
+    ) -> Timings | None:
+        """In about `count` panels, one on the device at a time; None if the product cannot be cut into so many."""
+        problem = build(params, {name: Operand.of(operand.data) for name, operand in operands.items()})
+        cut, fewer = plan_cut(problem, count), plan_cut(problem, count // 2)
+        if cut is None or (fewer is not None and len(fewer) == len(cut)):
+            return None
+        log.info("out of device memory: computing %d panels along %s", len(cut), cut.axis)
+        total = Timings()
+        names = {id(operand.data): operand.cache_id for operand in operands.values()}
+        arrays = {name: operand.data for name, operand in operands.items()}
+        for some, outs in panels(problem, cut, arrays, results):
+            # What is not cut keeps its name: one copy of it serves every panel, as long as it fits.
+            parts = {name: HostArray(array, names.get(id(array))) for name, array in some.items()}
+            spent = self._run(params, parts, outs, checkpoint)
+            total = Timings(
+                h2d_s=total.h2d_s + spent.h2d_s,
+                kernel_s=total.kernel_s + spent.kernel_s,
+                d2h_s=total.d2h_s + spent.d2h_s,
+            )
+        return total
 
     def _load(self, operand: HostArray) -> Any:
         data = operand.data
@@ -119,7 +159,10 @@ class CupyBackend:
 
 
 def _order(array: np.ndarray[Any, Any]) -> str:
-    return "C" if array.flags.c_contiguous else "F"
+    """Of the memory; of a part of an array, that of the whole."""
+    if array.flags.c_contiguous or array.ndim < 2:
+        return "C"
+    return "F" if array.flags.f_contiguous or array.strides[-2] < array.strides[-1] else "C"
 
 
 def _extra(kind: str) -> str:

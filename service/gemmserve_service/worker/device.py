@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gemmserve_kernels import DeviceSpec, gemm, gemm_reduce
+from gemmserve_kernels import DeviceSpec, Operand, gemm, gemm_reduce
 from gemmserve_service.executor.base import spec_adapter
-from gemmserve_service.operations import options
+from gemmserve_service.operations import build, options
 from gemmserve_service.schemas import GemmParams, Timings
 from gemmserve_service.worker.blas import BlasThreads, flops_per_call
+from gemmserve_service.worker.panels import panels, plan_cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
 
     from gemmserve_service.schemas import GemmReduceParams
+
+
+_PANEL_FLOPS: Final = 1 << 33  # a tenth of a second to one second on a processor: how long a cancellation may wait
+
+
+def go_on() -> None:
+    """The checkpoint of those whom nobody stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +52,12 @@ class DeviceBackend(Protocol):
         params: GemmParams | GemmReduceParams,
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
+        checkpoint: Callable[[], None] = go_on,
     ) -> Timings:
-        """Computes into `results`, every byte of them. Raises KernelError, DeviceError, MemoryError."""
+        """Computes into `results`, every byte of them. Raises KernelError, DeviceError, MemoryError.
+
+        `checkpoint` is called between parts of the work; what it raises ends it.
+        """
 
 
 def call(params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], results: Mapping[str, Any]) -> None:
@@ -75,11 +87,30 @@ class CpuBackend:
         params: GemmParams | GemmReduceParams,
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
+        checkpoint: Callable[[], None] = go_on,
     ) -> Timings:
         start = time.perf_counter()
-        with self._threads.limited(flops_per_call(params, operands["a"].data, operands["b"].data)):
-            call(params, {name: operand.data for name, operand in operands.items()}, results)
+        arrays = {name: operand.data for name, operand in operands.items()}
+        checkpoint()
+        with self._threads.limited(flops_per_call(params, arrays["a"], arrays["b"])):
+            for some, outs in _panels(params, arrays, results):
+                call(params, some, outs)
+                checkpoint()
         return Timings(kernel_s=time.perf_counter() - start)
+
+
+def _panels(
+    params: GemmParams | GemmReduceParams, arrays: dict[str, Any], results: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
+    """Operands and results of each panel; of small products, everything."""
+    # An upper bound of the operations first: to build the problem takes longer than a small product does.
+    if 8 * arrays["a"].size * arrays["b"].size > _PANEL_FLOPS:
+        problem = build(params, {name: Operand.of(array) for name, array in arrays.items()})
+        cut = plan_cut(problem, -(-problem.flops() // _PANEL_FLOPS))
+        if cut is not None:
+            yield from panels(problem, cut, arrays, results)
+            return
+    yield arrays, results
 
 
 def open_backend(device: str, cache_share: float) -> DeviceBackend:

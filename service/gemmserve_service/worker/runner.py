@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmserve_kernels import GemmProblem, Operand
-from gemmserve_service.errors import ServiceError, describe
+from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done, Failed
 from gemmserve_service.operations import build
 from gemmserve_service.worker.device import HostArray
 from gemmserve_service.worker.mappings import Mappings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gemmserve_service.executor.protocol import Run
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.worker.device import DeviceBackend
@@ -27,37 +29,55 @@ class Runner:
 
     def __init__(self, backend: DeviceBackend) -> None:
         self.backend = backend
+        self.look: Callable[[], object] = lambda: None
+        """Called between panels: where word of a cancellation may come from. What it raises ends the task unanswered
+        if it is an OSError."""
+        self.task: str | None = None
+        """The task that runs."""
+        self.progress = 0
+        """Its panels that are done."""
         self._mappings = Mappings()
+        self._cancelled: set[str] = set()
+
+    def cancel(self, task: str) -> None:
+        """That task's result is wanted no more. May be called from another thread."""
+        self._cancelled.add(task)
 
     def run(self, message: Run) -> Done | Failed:
-        """Computes and answers."""
+        """Computes and answers. Raises ConnectionError if the front is gone."""
+        self.task, self.progress = message.task, 0
         try:
             return self._run(message)
+        except ConnectionError:
+            raise
+        except JobCancelled as error:
+            log.info("task %s stopped after %d panels", message.task, self.progress)
+            return _failed(message, error)
         except Exception as error:
-            description = describe(error)
-            if description.slug == ServiceError.slug:
-                log.exception("task %s failed", message.task)
-            return Failed(
-                task=message.task,
-                slug=description.slug,
-                status=description.status,
-                title=description.title,
-                detail=description.detail,
-                extra=description.extra,
-            )
+            return _failed(message, error)
+        finally:
+            self.task = None
+            self._cancelled.discard(message.task)
+
+    def _checkpoint(self) -> None:
+        self.look()
+        if self.task in self._cancelled:
+            raise JobCancelled("the job was cancelled")
+        self.progress += 1
 
     def forget(self, extents: list[str]) -> None:
         """Drops mappings."""
         self._mappings.forget(extents)
 
     def forget_all(self) -> None:
-        """Drops every mapping."""
+        """Drops every mapping, and what an earlier front wanted no more."""
         self._mappings.clear()
+        self._cancelled.clear()
 
     def _run(self, message: Run) -> Done:
         operands = {name: HostArray(self._mappings.array(ref), ref.cache_id) for name, ref in message.operands.items()}
         results = {name: self._mappings.array(ref, writable=True) for name, ref in message.results.items()}
-        timings = self.backend.run(message.params, operands, results)
+        timings = self.backend.run(message.params, operands, results, self._checkpoint)
         return Done.model_construct(
             task=message.task,
             algorithm=message.algorithm,
@@ -65,6 +85,20 @@ class Runner:
             residual=_residual(message.params, operands, results) if message.verify else None,
             memory_used=self.backend.memory_used(),
         )
+
+
+def _failed(message: Run, error: Exception) -> Failed:
+    description = describe(error)
+    if description.slug == ServiceError.slug:
+        log.error("task %s failed", message.task, exc_info=error)
+    return Failed(
+        task=message.task,
+        slug=description.slug,
+        status=description.status,
+        title=description.title,
+        detail=description.detail,
+        extra=description.extra,
+    )
 
 
 def _residual(

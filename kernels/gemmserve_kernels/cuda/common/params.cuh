@@ -34,6 +34,15 @@ struct PartialParams {
     Long* indices[2];
 };
 
+// What a tensor-core kernel is told that leaves partials: of each row of its product, over a share of the columns.
+struct RowReduceParams {
+    PartialParams partial;
+    Long outputs;
+    Long first_batch;
+    int reduce_batch;
+    int reserved;
+};
+
 struct GemmReduceParams {
     GemmParams gemm;
     PartialParams partial;

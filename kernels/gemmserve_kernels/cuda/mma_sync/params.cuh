@@ -14,4 +14,5 @@ struct MmaParams {
     const int* exponents[2];
     Long exponent_stride[2][BATCH_DIMS];
     Long plane_stride[2];  // elements from one plane to the next
+    RowReduceParams reduce;  // of mma_reduce
 };

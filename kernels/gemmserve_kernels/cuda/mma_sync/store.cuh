@@ -1,6 +1,7 @@
 // D = alpha sums + beta C, element by element of one warp's accumulators.
 #pragma once
 
+#include "../common/truncation.cuh"
 #include "multiply.cuh"
 #include "params.cuh"
 
@@ -97,6 +98,49 @@ class Store {
         if constexpr (!Config::PLANES) repair(wrong, row, column, g, t);
     }
 
+    // Calls visit(column - first_column, value) for a lane's finished elements of one row that lie inside. `sums` are
+    // those of its 16 rows, `r` says which of the lane's two.
+    template <class RowSums, class Visit>
+    GEMM_DEVICE void row(const RowSums& sums, int r, Long row, Long first_column, int t, const Visit& visit) const {
+#pragma unroll
+        for (int j = 0; j < Config::Multiply::PAIRS; ++j) {
+#pragma unroll
+            for (int p = 0; p < 4; ++p) {
+                const int column = 16 * j + column_of(p, t);
+                if (first_column + column >= gemm_.n) continue;
+                visit(column, finished(element(sums[j], r, p), row, first_column + column));
+            }
+        }
+    }
+
+    // Puts what plain float32 has into the place of sums that are infinite or NaN (see `repair`).
+    GEMM_DEVICE void mend(typename Config::Multiply::Sums& sums, Long row, Long column, int lane) const {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int i = 0; i < Config::Multiply::ROWS; ++i) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const Long here = row + fragment_row<Config::A::ALONG_K>(16 * i, r, g);
+                unsigned wrong = 0;
+#pragma unroll
+                for (int bit = 0; bit < 4 * Config::Multiply::PAIRS; ++bit) {
+                    const bool inside = here < gemm_.m && column + 16 * (bit / 4) + column_of(bit % 4, t) < gemm_.n;
+                    if (inside && !finite_element(element(sums[i][bit / 4], r, bit % 4))) wrong |= 1u << bit;
+                }
+#pragma unroll 1
+                while (wrong != 0) {
+                    const int which = __ffs(static_cast<int>(wrong)) - 1;
+                    wrong &= wrong - 1;
+                    const Acc value = plain(here, column + 16 * (which / 4) + column_of(which % 4, t));
+#pragma unroll
+                    for (int bit = 0; bit < 4 * Config::Multiply::PAIRS; ++bit) {
+                        if (bit == which) set_element(sums[i][bit / 4], r, bit % 4, value);
+                    }
+                }
+            }
+        }
+    }
+
   private:
     const MmaParams& params_;
     const GemmParams& gemm_;
@@ -111,9 +155,32 @@ class Store {
         return Config::B::ALONG_K ? 4 * first + 2 * t : 4 * t + first;
     }
 
+    // The p-th of a lane's four columns of a pair of tiles.
+    static GEMM_DEVICE int column_of(int p, int t) {
+        return Config::B::ALONG_K ? first_column(p & 2, t) + (p & 1) : first_column(0, t) + p;
+    }
+
+    // That column's sum in row `r` of two.
+    template <class PairSums>
+    static GEMM_DEVICE Acc element(const PairSums& sums, int r, int p) {
+        const int half = Config::B::ALONG_K ? p / 2 : p % 2, e = Config::B::ALONG_K ? p % 2 : p / 2;
+        return make<Acc>(sums[half][0][2 * r + e], sums[half][Config::COMPONENTS - 1][2 * r + e]);
+    }
+    template <class PairSums>
+    static GEMM_DEVICE void set_element(PairSums& sums, int r, int p, Acc value) {
+        const int half = Config::B::ALONG_K ? p / 2 : p % 2, e = Config::B::ALONG_K ? p % 2 : p / 2;
+        if constexpr (is_complex<Acc>) {
+            sums[half][0][2 * r + e] = value.re;
+            sums[half][1][2 * r + e] = value.im;
+        } else {
+            sums[half][0][2 * r + e] = value;
+        }
+    }
+
     GEMM_DEVICE Acc finished(Acc value, Long row, Long column) const {
         if constexpr (Config::PLANES) {
             const int exponent = a_exponents_[row] + b_exponents_[column];
+            if constexpr (Config::PARTS == 2) value = whole(value);
             if constexpr (is_complex<Acc>) {
                 value = Acc{times_power(value.re, exponent), times_power(value.im, exponent)};
             } else {
@@ -127,6 +194,15 @@ class Store {
             value = add(value, scale(c, static_cast<float>(gemm_.beta[0]), static_cast<float>(gemm_.beta[1])));
         }
         return value;
+    }
+
+    static GEMM_DEVICE Acc whole(Acc sum) {
+        constexpr int ACCUMULATIONS = Config::A::GROUP / 16;
+        if constexpr (is_complex<Acc>) {
+            return Acc{restored<ACCUMULATIONS>(sum.re), restored<ACCUMULATIONS>(sum.im)};
+        } else {
+            return restored<ACCUMULATIONS>(sum);
+        }
     }
 
     GEMM_DEVICE Long d_offset(Long row, Long column) const {

@@ -1,234 +1,266 @@
-// Vectors that lie across memory: a strip of neighbouring ones, 128 bytes wide, goes through shared memory transposed.
+// Vectors that lie across memory: a strip of neighbouring ones, STRIP bytes wide, goes through shared memory transposed.
 //
-// The blocks of a cluster share a strip, each some of its k. Where all of it fits into their shared memory it is read
-// once; otherwise the maxima take a sweep of their own, and the second one finds most of the strip in L2.
+// The blocks of a cluster share a strip, each some of its k; a warp fetches and converts the same steps of k of one
+// strip after another. As soon as it has converted them, those of the next strip are on their way to their place.
 #pragma once
 
-#include "along.cuh"
+#include "queue.cuh"
 
-constexpr int PIECES = 8;                  // of 16 bytes, in 128
-constexpr int STRIP = PIECES * WIDTH;      // vectors of a strip
-constexpr int TILE_K = GEMM_TILE_K;        // steps of k in shared memory: 128 bytes each
-constexpr int LOADS = TILE_K * PIECES / THREADS;
-constexpr int DEPTH = 4;                   // steps of k that a thread converts at once
-constexpr int GROUPS = THREADS / PIECES;   // threads that work on one piece
-constexpr int TURNS = TILE_K / (GROUPS * DEPTH);
-constexpr int LANES = GROUPS < 32 ? GROUPS : 32;  // lanes of a warp that work on one piece
+namespace across {
 
-struct AcrossShared {
-    Piece tile[TILE_K * PIECES];
-    float largest[WARPS][STRIP];
-    unsigned relative[TILE_K], absolute[TILE_K];
-    Tally tally[GROUPS / LANES][STRIP];
-    float block_largest[STRIP];  // read by the other blocks of the cluster
-    float strip_largest[STRIP];
-    Tally block_tally[STRIP];
-    Scaling scaling[STRIP];
+constexpr int HELD = GEMM_HELD_ACROSS;     // patches of a warp
+constexpr bool WHOLE = GEMM_WHOLE_ACROSS;  // whether a cluster holds all of a strip
+constexpr int PATCH = 64;                  // steps of k: what a warp holds of a strip, 128 bytes of a plane
+constexpr int ROW = GEMM_STRIP / 16;       // pieces of the strip at one step of k
+constexpr int FLOATS = GEMM_STRIP / 4, COLUMNS = FLOATS / PARTS;
+constexpr int LANES = PATCH / RUN;         // that convert one vector's part of a patch
+constexpr int TURNS = COLUMNS * LANES / 32;
+constexpr int LOADS = PATCH * ROW / 32;
+constexpr Long TILE = static_cast<Long>(CLUSTER) * WARPS * HELD * PATCH;
+static_assert(COLUMNS * LANES % 32 == 0 && COLUMNS <= 32 && ROW <= 8, "strips of 32 to 128 bytes");
+
+struct Shared {
+    Piece patch[HELD * WARPS][PATCH * ROW];  // each warp reads what it has fetched: no barriers
+    Piece largest[WARPS][ROW];
+    Part tally[WARPS][COLUMNS][PARTS];
+    float block_largest[2][COLUMNS][PARTS];  // read by the other blocks of the cluster
+    Part block_tally[2][COLUMNS][PARTS];
+    float strip_largest[2][COLUMNS][PARTS];
+    Scaling scaling[COLUMNS];
+    int next[2];
 };
-
-#if GEMM_CLUSTER > 1
-GEMM_DEVICE unsigned cluster_rank() {
-    unsigned rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-GEMM_DEVICE void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-// The same word of shared memory in another block of the cluster.
-GEMM_DEVICE unsigned remote_word(const void* word, int rank) {
-    unsigned address, value;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;"
-        : "=r"(address)
-        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(word))), "r"(rank));
-    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
-#else
-GEMM_DEVICE unsigned cluster_rank() { return 0; }
-GEMM_DEVICE void cluster_barrier() { __syncthreads(); }
-GEMM_DEVICE unsigned remote_word(const void* word, int) { return *static_cast<const unsigned*>(word); }
-#endif
 
 template <bool SIDE_B, bool VECTOR>
-struct Across {
+struct Split {
     const SplitOperand& operand;
-    AcrossShared& shared;
-    const int thread;
+    Shared& shared;
+    const int thread, lane, warp, rank;
+    const bool look;  // before maxima are raised
 
-    GEMM_DEVICE Across(const SplitOperand& o, AcrossShared& s, int t) : operand(o), shared(s), thread(t) {}
+    GEMM_DEVICE Split(const SplitOperand& o, Shared& s, int t)
+        : operand(o), shared(s), thread(t), lane(t % 32), warp(t / 32), rank(cluster_rank()),
+          look(o.units * o.matrices > 2ll * o.groups) {}
 
-    // A vector's piece of step k lies where eight threads, DEPTH steps apart, find theirs in different banks.
-    static GEMM_DEVICE int slot(int k, int piece) { return k * PIECES + (piece ^ (k / DEPTH & 7)); }
+    GEMM_DEVICE Long first_k(Long tile, int h) const {
+        return tile * TILE + ((rank * HELD + h) * WARPS + warp) * PATCH;
+    }
+    // The same piece of steps that are RUN apart lies in different banks.
+    static GEMM_DEVICE int slot(int k, int piece) { return (k * ROW + piece) ^ (k / RUN & 7); }
 
-    GEMM_DEVICE Piece& own(int i) const { return shared.tile[slot((i * THREADS + thread) / PIECES, thread % PIECES)]; }
+    struct Place {
+        Long matrix, row;
+    };
+    GEMM_DEVICE Place place(Long unit) const {
+        const Quotient at = divide(unit, operand.units);
+        return {at.quotient, at.remainder * COLUMNS};
+    }
 
-    GEMM_DEVICE void load(const Source& source, Long first_k, Long left) const {
-        const Long column = thread % PIECES * WIDTH;
+    // This warp's patches of a strip; nothing past the last unit.
+    GEMM_DEVICE void begin(const Place& at, Long tile, bool exists) const {
+        if (exists) {
+            const Long base = batch_offset(at.matrix, operand.batch_shape, operand.source.batch_stride);
+            const Source source(operand.source, base + at.row * operand.source.row_stride);
+            const int piece = lane % ROW;
+            const Long left = operand.rows - at.row - piece * WIDTH;
+            const Long across = piece * WIDTH * operand.source.row_stride;
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i) {
-            const Long k = first_k + (i * THREADS + thread) / PIECES;
-            fetch<VECTOR>(
-                &own(i), source, k * operand.source.column_stride + column * operand.source.row_stride,
-                operand.source.row_stride, k < operand.k ? left - column : 0);
+            for (int h = 0; h < HELD; ++h) {
+#pragma unroll
+                for (int i = 0; i < LOADS; ++i) {
+                    const int k = (i * 32 + lane) / ROW;
+                    const Long at_k = first_k(tile, h) + k;
+                    fetch<VECTOR>(
+                        &shared.patch[h * WARPS + warp][slot(k, piece)], source,
+                        at_k * operand.source.column_stride + across, operand.source.row_stride,
+                        at_k < operand.k ? left : 0);
+                }
+            }
         }
         commit_async();
+    }
+
+    GEMM_DEVICE void run(bool first, Long group, int* status, int* counter) {
+        using Units = Queue<1, (CLUSTER > 1)>;
+        Units units(operand.units * operand.matrices, first, group, operand.groups, counter, &shared.next, thread);
+        const Long tiles = WHOLE ? 1 : (operand.pitch + TILE - 1) / TILE;
+        if constexpr (WHOLE) begin(place(units.current()), 0, !units.done());
+        Peaks peaks[HELD] = {};
+        Place before = {};
+        Long step = 0;
+        for (; !units.done(); ++step) {
+            const int parity = static_cast<int>(step & 1);
+            const Place at = place(units.current());
+            if (step > 0 && at.matrix != before.matrix) flush(before.matrix, 0, peaks);
+            Piece most = {};
+            for (Long tile = 0; tile < tiles; ++tile) {
+                if constexpr (!WHOLE) begin(at, tile, true);
+                wait_async<0>();
+                __syncwarp();
+#pragma unroll
+                for (int h = 0; h < HELD; ++h) {
+#pragma unroll
+                    for (int i = 0; i < LOADS; ++i) {
+                        const int k = (i * 32 + lane) / ROW;
+                        raise(most, shared.patch[h * WARPS + warp][slot(k, lane % ROW)]);
+                    }
+                }
+                if constexpr (!WHOLE) __syncwarp();
+            }
+            share_largest(most);
+            units.publish(step);
+            __syncthreads();
+            gather(parity, step > 0);
+            cluster_barrier();
+            find_scaling(at, parity);
+            if (step > 0) finish(before, parity ^ 1, status);
+            units.advance(step);
+            __syncthreads();
+            before = at;
+            for (Long tile = tiles; tile-- > 0;) {
+                if constexpr (!WHOLE) {
+                    if (tile + 1 < tiles) {
+                        __syncwarp();
+                        begin(at, tile, true);
+                        wait_async<0>();
+                        __syncwarp();
+                    }
+                }
+                convert(at, tile, tile + 1 == tiles, peaks);
+                if constexpr (!WHOLE) flush(at.matrix, tile, peaks);
+            }
+            if constexpr (WHOLE) {
+                __syncwarp();  // all lanes have read the patches
+                begin(place(units.current()), 0, !units.done());
+            }
+        }
         wait_async<0>();
-    }
-
-    GEMM_DEVICE void run(Long matrix, Long first_row, int* status) {
-        const int rank = static_cast<int>(cluster_rank());
-        const Long left = operand.rows - first_row;
-        const Long base = batch_offset(matrix, operand.batch_shape, operand.source.batch_stride);
-        const Source source(operand.source, base + first_row * operand.source.row_stride);
-        const Long tiles = (operand.pitch + TILE_K * CLUSTER - 1) / (TILE_K * CLUSTER);
-
-        // Each thread looks at what it has fetched itself: no barrier.
-        float largest[WIDTH] = {};
-        for (Long tile = 0; tile < tiles; ++tile) {
-            load(source, (tile * CLUSTER + rank) * TILE_K, left);
-#pragma unroll
-            for (int i = 0; i < LOADS; ++i) {
-                const Piece piece = own(i);
-#pragma unroll
-                for (int e = 0; e < WIDTH; ++e) largest[e] = fmaxf(largest[e], piece_magnitude(piece, e));
-            }
-        }
-        share_largest(largest);
-        cluster_barrier();
-        if (thread < STRIP) {
-            float all = 0;
-#pragma unroll
-            for (int r = 0; r < CLUSTER; ++r) all = fmaxf(all, float_of(remote_word(shared.block_largest + thread, r)));
-            shared.scaling[thread] = scaling_for(bits_of(all));
-            shared.strip_largest[thread] = all;
-            if (rank == 0 && thread < left) {
-                operand.exponents[matrix * operand.rows + first_row + thread] = undo_exponent(bits_of(all));
-            }
-        }
-
-        Tally tally[WIDTH] = {};
-        for (Long tile = tiles; tile-- > 0;) {
-            const Long first_k = (tile * CLUSTER + rank) * TILE_K;
-            if (tile + 1 < tiles) {
-                __syncthreads();
-                load(source, first_k, left);
-            }
-            for (int k = thread; k < TILE_K; k += THREADS) shared.relative[k] = shared.absolute[k] = 0;
-            __syncthreads();
-            convert(matrix, first_row, first_k, left, tally);
-            __syncthreads();
-            for (int k = thread; k < TILE_K && first_k + k < operand.k; k += THREADS) {
-                raise(operand.relative + matrix * operand.k + first_k + k, shared.relative[k]);
-                raise(operand.absolute + matrix * operand.k + first_k + k, shared.absolute[k]);
-            }
-        }
-        finish(matrix, first_row, left, tally, rank, status);
-    }
-
-    // The largest magnitudes of the block's part of the strip.
-    GEMM_DEVICE void share_largest(float (&largest)[WIDTH]) const {
-#pragma unroll
-        for (int e = 0; e < WIDTH; ++e) {
-#pragma unroll
-            for (int step = 16; step >= PIECES; step /= 2) {
-                largest[e] = fmaxf(largest[e], __shfl_xor_sync(0xffffffffu, largest[e], step));
-            }
-            if (thread % 32 < PIECES) shared.largest[thread / 32][thread % 32 * WIDTH + e] = largest[e];
-        }
+        if (step == 0) return;
         __syncthreads();
-        if (thread < STRIP) {
+        gather_tally(static_cast<int>((step - 1) & 1));
+        cluster_barrier();
+        finish(before, static_cast<int>((step - 1) & 1), status);
+        flush(before.matrix, 0, peaks);
+        cluster_barrier();  // shared memory may be read no more, and serve the other operand
+    }
+
+    GEMM_DEVICE void share_largest(Piece& most) const {
+#pragma unroll
+        for (int step = 16; step >= ROW; step /= 2) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) most.at[i] = fmaxf(most.at[i], __shfl_xor_sync(ALL_LANES, most.at[i], step));
+        }
+        if (lane < ROW) shared.largest[warp][lane] = most;
+    }
+
+    // What the block knows of this strip and, where there is one, of the strip before.
+    GEMM_DEVICE void gather(int parity, bool more) const {
+        if (thread < FLOATS) {
             float all = 0;
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) all = fmaxf(all, shared.largest[w][thread]);
-            shared.block_largest[thread] = all;
+            for (int w = 0; w < WARPS; ++w) all = fmaxf(all, shared.largest[w][thread / 4].at[thread % 4]);
+            shared.block_largest[parity][thread / PARTS][thread % PARTS] = all;
+        }
+        if (more) gather_tally(parity ^ 1);
+    }
+
+    GEMM_DEVICE void gather_tally(int parity) const {
+        const int at = thread - (THREADS >= 2 * FLOATS ? THREADS - FLOATS : 0);  // other warps, where there are any
+        if (at < 0 || at >= FLOATS) return;
+        Part all = {};
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) all.add(shared.tally[w][at / PARTS][at % PARTS]);
+        shared.block_tally[parity][at / PARTS][at % PARTS] = all;
+    }
+
+    GEMM_DEVICE void find_scaling(const Place& at, int parity) const {
+        if (thread >= COLUMNS) return;
+        float all[PARTS] = {};
+#pragma unroll
+        for (int r = 0; r < CLUSTER; ++r) {
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p) all[p] = fmaxf(all[p], remote_float(&shared.block_largest[parity][thread][p], r));
+        }
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) shared.strip_largest[parity][thread][p] = all[p];
+        const unsigned most = bits_of(fmaxf(all[0], all[PARTS - 1]));
+        shared.scaling[thread] = scaling_for(most);
+        if (rank == 0 && at.row + thread < operand.rows) {
+            operand.exponents[at.matrix * operand.rows + at.row + thread] = undo_exponent(most);
         }
     }
 
-    GEMM_DEVICE void convert(Long matrix, Long first_row, Long first_k, Long left, Tally (&tally)[WIDTH]) const {
-        const int piece = thread / GROUPS;
-        const Long plane = operand.rows * operand.pitch;
+    GEMM_DEVICE void convert(const Place& at, Long tile, bool fresh, Peaks (&peaks)[HELD]) const {
+        const int lane_k = lane % LANES * RUN;
 #pragma unroll 1
         for (int turn = 0; turn < TURNS; ++turn) {
-            const int here = (turn * GROUPS + thread % GROUPS) * DEPTH;
-            if (first_k + here >= operand.pitch) return;
-            Piece mine[DEPTH];
-            float relative[DEPTH] = {}, absolute[DEPTH] = {};
+            const int column = turn * (32 / LANES) + lane / LANES;
+            const Scaling by = shared.scaling[column];
+            Tally tally = {};
 #pragma unroll
-            for (int j = 0; j < DEPTH; ++j) mine[j] = shared.tile[slot(here + j, piece)];
+            for (int h = 0; h < HELD; ++h) {
+                if (first_k(tile, h) >= operand.pitch) continue;  // for all lanes
+                float re[RUN], im[RUN] = {};
 #pragma unroll
-            for (int e = 0; e < WIDTH; ++e) {
-                const int column = piece * WIDTH + e;
-                if (column >= left) continue;
-                const Scaling by = shared.scaling[column], by_im = conjugated(by, operand.conjugate);
-                Vector<unsigned, DEPTH / 2> words[PLANES];
-#pragma unroll
-                for (int pair = 0; pair < DEPTH / 2; ++pair) {
-                    float re[2], im[2] = {}, magnitude[2];
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        re[i] = mine[2 * pair + i].at[COMPLEX ? 2 * e : e];
-                        if constexpr (COMPLEX) im[i] = mine[2 * pair + i].at[2 * e + 1];
-                    }
-                    unsigned out[PLANES];
-                    convert_pair<SIDE_B>(re, im, by, by_im, out, tally[e], magnitude);
-#pragma unroll
-                    for (int p = 0; p < PLANES; ++p) words[p].at[pair] = out[p];
-                    if (by.first == 0.0f) continue;
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        const int j = 2 * pair + i;
-                        relative[j] = fmaxf(relative[j], magnitude[i]);
-                        absolute[j] = fmaxf(absolute[j], piece_magnitude(mine[j], e));
+                for (int i = 0; i < RUN; ++i) {
+                    const float* piece = shared.patch[h * WARPS + warp][slot(lane_k + i, column / WIDTH)].at;
+                    if constexpr (COMPLEX) {
+                        const auto both = *reinterpret_cast<const Vector<float, 2>*>(piece + column % WIDTH * 2);
+                        re[i] = both.at[0], im[i] = both.at[1];
+                    } else {
+                        re[i] = piece[column % WIDTH];
                     }
                 }
-                Half* to = operand.planes + (matrix * PLANES * operand.rows + first_row + column) * operand.pitch + first_k;
-#pragma unroll
-                for (int p = 0; p < PLANES; ++p) {
-                    *reinterpret_cast<Vector<unsigned, DEPTH / 2>*>(to + p * plane + here) = words[p];
+                Vector<unsigned, RUN / 2> words[PLANES];
+                convert_run<SIDE_B>(re, im, by, operand.conjugate, peaks[h], words, tally);
+                if (at.row + column < operand.rows) {
+                    store_run(operand, at.matrix, at.row + column, first_k(tile, h) + lane_k, words);
                 }
             }
-#pragma unroll
-            for (int j = 0; j < DEPTH; ++j) {
-                atomicMax(shared.relative + here + j, bits_of(relative[j]));
-                atomicMax(shared.absolute + here + j, bits_of(absolute[j]));
+            Part sum = sum_of_lanes<LANES>(tally, lane);
+            if (lane % LANES < PARTS) {
+                Part& to = shared.tally[warp][column][lane % LANES];
+                if (!fresh) sum.add(to);
+                to = sum;
             }
         }
     }
 
-    GEMM_DEVICE void finish(Long matrix, Long first_row, Long left, Tally (&tally)[WIDTH], int rank, int* status) const {
-        const int piece = thread / GROUPS, group = thread % GROUPS;
+    // The maxima of all lanes that have the same steps of k.
+    GEMM_DEVICE void flush(Long matrix, Long tile, Peaks (&peaks)[HELD]) const {
 #pragma unroll
-        for (int e = 0; e < WIDTH; ++e) {
-            tally[e].template reduce<LANES>();
-            if (group % LANES == 0) shared.tally[group / LANES][piece * WIDTH + e] = tally[e];
-        }
-        __syncthreads();
-        if (thread < STRIP) {
-            Tally all = {};
+        for (int h = 0; h < HELD; ++h) {
 #pragma unroll
-            for (int g = 0; g < GROUPS / LANES; ++g) all.add(shared.tally[g][thread]);
-            shared.block_tally[thread] = all;
-        }
-        cluster_barrier();
-        if (rank == 0 && thread < STRIP && thread < left) {
-            Tally all = {};
+            for (int i = 0; i < RUN; ++i) {
 #pragma unroll
-            for (int r = 0; r < CLUSTER; ++r) {
-                const Tally& from = shared.block_tally[thread];
-                Tally part;
-#pragma unroll
-                for (int p = 0; p < PARTS; ++p) {
-                    part.lost[p] = float_of(remote_word(&from.lost[p], r));
-                    part.norm[p] = float_of(remote_word(&from.norm[p], r));
-                    part.any[p] = remote_word(&from.any[p], r);
+                for (int step = 16; step >= LANES; step /= 2) {
+                    peaks[h].relative[i] = fmaxf(peaks[h].relative[i], __shfl_xor_sync(ALL_LANES, peaks[h].relative[i], step));
+                    peaks[h].absolute[i] = fmaxf(peaks[h].absolute[i], __shfl_xor_sync(ALL_LANES, peaks[h].absolute[i], step));
                 }
-                all.add(part);
             }
-            const bool flag = bits_of(shared.strip_largest[thread]) >= INFINITE || all.too_much();
-            operand.flags[matrix * operand.rows + first_row + thread] = flag;
-            if (flag) atomicOr(status, 1);
+            if (lane < LANES) {
+                raise(operand, matrix, first_k(tile, h) + lane * RUN, peaks[h], look);
+            } else {
+                peaks[h] = {};
+            }
         }
-        if constexpr (CLUSTER > 1) cluster_barrier();  // no block may end while another reads its shared memory
+    }
+
+    GEMM_DEVICE void finish(const Place& at, int parity, int* status) const {
+        const int column = thread - (THREADS >= 64 ? 32 : 0);  // another warp than finds the scaling, where there is one
+        if (rank != 0 || column < 0 || column >= COLUMNS || at.row + column >= operand.rows) return;
+        bool flag = false;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+            const Part& from = shared.block_tally[parity][column][p];
+            Part all = {};
+#pragma unroll
+            for (int r = 0; r < CLUSTER; ++r) all.add({remote_float(&from.lost, r), remote_float(&from.norm, r)});
+            const float largest = shared.strip_largest[parity][column][p];
+            flag = flag || all.too_much(largest != 0.0f) || bits_of(largest) >= INFINITE;
+        }
+        operand.flags[at.matrix * operand.rows + at.row + column] = flag;
+        if (flag) atomicOr(status, 1);
     }
 };
+
+}  // namespace across

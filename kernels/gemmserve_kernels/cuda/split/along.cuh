@@ -1,175 +1,243 @@
-// Vectors that lie along memory: a block takes one after another, whole, while the next ones are on their way.
+// Vectors that lie along memory. A team of threads has the same steps of k of one vector after another, while the next
+// ones are on their way; where one block is too short, blocks of a cluster share a vector.
 #pragma once
 
-#include "element.cuh"
+#include "queue.cuh"
 
-constexpr int HELD = 8 * GEMM_TILE_K / (THREADS * WIDTH);  // pieces of one thread in a chunk
-constexpr int CHUNK = THREADS * HELD * WIDTH;
-constexpr bool WHOLE = GEMM_WHOLE;  // whether a chunk is a vector
-constexpr int STAGES = 2;  // chunks on their way
+namespace along {
 
-struct AlongShared {
-    Piece stage[STAGES][HELD * THREADS];  // each thread reads what it has fetched: no barriers
-    float largest[2][WARPS];
-    Tally tally[2][WARPS];
+constexpr int HELD = GEMM_HELD_ALONG;  // runs of a thread
+constexpr int RANKS = GEMM_RANKS;      // blocks that share a vector
+constexpr bool WHOLE = GEMM_WHOLE_ALONG;  // whether they hold all of it
+constexpr int TEAM = GEMM_TEAM;        // threads of a block that share one
+constexpr int TEAMS = THREADS / TEAM, TEAM_WARPS = TEAM / 32;
+constexpr int STEP = (RANKS > 1 ? CLUSTER / RANKS : 1) * TEAMS;  // vectors taken at a time
+constexpr int STAGES = WHOLE ? GEMM_STAGES : 1;
+constexpr Long TILE = static_cast<Long>(RANKS) * TEAM * HELD * RUN;  // steps of k
+static_assert(RANKS == 1 || TEAM == THREADS, "several blocks or a part of one");
+
+struct Shared {
+    Piece stage[STAGES][HELD * WARPS][32 * PIECES];  // each warp reads what it has fetched: no barriers
+    float largest[2][WARPS][PARTS];
+    Part tally[2][WARPS][PARTS];
+    int next[2];
 };
 
 template <bool SIDE_B, bool VECTOR>
-struct Along {
+struct Split {
     const SplitOperand& operand;
-    AlongShared& shared;
-    const int thread;
+    Shared& shared;
+    const int lane, warp, team, rank;
+    const bool look;  // before maxima are raised
 
-    GEMM_DEVICE Along(const SplitOperand& o, AlongShared& s, int t) : operand(o), shared(s), thread(t) {}
+    GEMM_DEVICE Split(const SplitOperand& o, Shared& s, int thread)
+        : operand(o), shared(s), lane(thread % 32), warp(thread / 32), team(thread / TEAM + teams_before()),
+          rank(RANKS > 1 ? cluster_rank() % RANKS : 0),
+          look(o.units * o.matrices > 2ll * o.groups * (RANKS > 1 ? 1 : CLUSTER)) {}
 
-    GEMM_DEVICE Long k_of(Long chunk, int h) const { return chunk * CHUNK + (h * THREADS + thread) * WIDTH; }
+    static GEMM_DEVICE int teams_before() { return RANKS > 1 ? cluster_rank() / RANKS : 0; }
 
-    // Chunk number `step` of the block's vectors, all chunks of one after another, or nothing past the end.
-    GEMM_DEVICE void begin(Long base, Long first_row, Long chunks, Long step, Long steps) {
-        if (step < steps) {
-            const Quotient at = divide(step, chunks);
-            const Source source(operand.source, base + (first_row + at.quotient) * operand.source.row_stride);
-            Piece* stage = shared.stage[step % STAGES];
+    // Where run `h` of lane 0 begins.
+    GEMM_DEVICE Long chunk(Long tile, int h) const {
+        return tile * TILE + ((rank * HELD + h) * TEAM_WARPS + warp % TEAM_WARPS) * (32 * RUN);
+    }
+    // Pieces that eight lanes read at once, a run apart, lie in different banks.
+    static GEMM_DEVICE int slot(int piece) { return piece ^ (piece >> 3 & (PIECES - 1)); }
+
+    struct Place {
+        Long matrix, row;
+    };
+    GEMM_DEVICE Place place(Long unit) const {
+        const Quotient at = divide(unit, operand.units);
+        return {at.quotient, at.remainder * STEP + team};
+    }
+
+    // A tile of the vector of a unit into a stage; nothing past the last unit.
+    GEMM_DEVICE void begin(const Place& at, Long tile, int stage, bool exists) const {
+        if (exists) {
+            const Long base = batch_offset(at.matrix, operand.batch_shape, operand.source.batch_stride);
+            const Source source(operand.source, base + at.row * operand.source.row_stride);
+            const Long stride = operand.source.column_stride;
 #pragma unroll
             for (int h = 0; h < HELD; ++h) {
-                const Long k = k_of(at.remainder, h);
-                fetch<VECTOR>(
-                    stage + h * THREADS + thread, source, k * operand.source.column_stride, operand.source.column_stride,
-                    operand.k - k);
+#pragma unroll
+                for (int i = 0; i < PIECES; ++i) {
+                    const Long k = chunk(tile, h) + (i * 32 + lane) * WIDTH;
+                    fetch<VECTOR>(
+                        &shared.stage[stage][h * WARPS + warp][slot(i * 32 + lane)], source, k * stride, stride,
+                        at.row < operand.rows ? operand.k - k : 0);
+                }
             }
         }
         commit_async();
     }
 
-    GEMM_DEVICE Piece* own(Long step) const { return shared.stage[step % STAGES] + thread; }
-
-    GEMM_DEVICE void run(Long matrix, Long first_row, int* status) {
-        const Long base = batch_offset(matrix, operand.batch_shape, operand.source.batch_stride);
-        const Long chunks = WHOLE ? 1 : (operand.pitch + CHUNK - 1) / CHUNK;
-        const Long left = operand.rows - first_row;
-        const Long rows = left < operand.rows_per_block ? left : operand.rows_per_block;
-        const Long steps = rows * chunks;
-        const int warp = thread / 32, lane = thread % 32;
-        float relative[HELD][WIDTH] = {}, absolute[HELD][WIDTH] = {};
-        if (rows <= 0) return;
-        for (int step = 0; step < STAGES; ++step) begin(base, first_row, chunks, step, steps);
-        float previous = 0;
-        for (Long count = 0; count < rows; ++count) {
-            const int parity = static_cast<int>(count & 1);
-            const Long row = first_row + count;
-            float largest = 0;
-            for (Long chunk = 0; chunk < chunks; ++chunk) {
-                const Long step = count * chunks + chunk;
+    GEMM_DEVICE void run(bool first, Long group, int* status, int* counter) {
+        using Units = Queue<WHOLE ? GEMM_STAGES : 1, (RANKS > 1)>;
+        const bool together = RANKS > 1;
+        const Long own = together ? group : group * CLUSTER + cluster_rank();
+        const Long groups = static_cast<Long>(operand.groups) * (together ? 1 : CLUSTER);
+        Units units(operand.units * operand.matrices, first, own, groups, counter, &shared.next, warp * 32 + lane);
+        const Long tiles = WHOLE ? 1 : (operand.pitch + TILE - 1) / TILE;
+        if constexpr (WHOLE) {
+#pragma unroll
+            for (int s = 0; s < STAGES; ++s) begin(place(units.number[s]), 0, s, units.number[s] < units.all);
+        }
+        Peaks peaks[HELD] = {};
+        Place before = {0, operand.rows};
+        float largest[PARTS] = {};
+        int stage = 0;
+        Long step = 0;
+        for (; !units.done(); ++step) {
+            const int parity = static_cast<int>(step & 1);
+            const Place at = place(units.current());
+            if (step > 0 && at.matrix != before.matrix) flush(before.matrix, 0, peaks);
+            Piece most = {};
+            for (Long tile = 0; tile < tiles; ++tile) {
+                if constexpr (!WHOLE) begin(at, tile, 0, true);
                 wait_async<STAGES - 1>();
+                __syncwarp();
 #pragma unroll
                 for (int h = 0; h < HELD; ++h) {
-                    const Piece piece = own(step)[h * THREADS];
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(piece.at[i]));
+                    for (int i = 0; i < PIECES; ++i) raise(most, shared.stage[stage][h * WARPS + warp][i * 32 + lane]);
                 }
-                if (chunk + 1 < chunks) begin(base, first_row, chunks, step + STAGES, steps);
+                if constexpr (!WHOLE) __syncwarp();
             }
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2) {
-                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-            }
-            if (lane == 0) shared.largest[parity][warp] = largest;
-            __syncthreads();
-            if (count > 0 && thread == 0) finish(matrix, row - 1, previous, shared.tally[parity ^ 1], status);
-#pragma unroll
-            for (int w = 0; w < WARPS; ++w) largest = fmaxf(largest, shared.largest[parity][w]);
-            previous = largest;
-            const Scaling by = scaling_for(bits_of(largest));
+            share_largest(most, parity);
+            units.publish(step);
+            Units::barrier();
+            if (step > 0) finish(before, largest, parity ^ 1, status);
+            units.advance(step);
+            find_largest(parity, largest);
+            before = at;
+            const Scaling by = scaling_for(bits_of(fmaxf(largest[0], largest[PARTS - 1])));
             Tally tally = {};
-            // The last chunk is still here. The others come from L2.
-            const Long last = count * chunks + chunks - 1;
-            convert<true>(matrix, row, chunks - 1, own(last), Source(operand.source, 0), by, tally, relative, absolute);
-            begin(base, first_row, chunks, last + STAGES, steps);
-            if constexpr (!WHOLE) {
-                const Source source(operand.source, base + row * operand.source.row_stride);
-                for (Long chunk = 0; chunk + 1 < chunks; ++chunk) {
-                    convert<false>(matrix, row, chunk, nullptr, source, by, tally, relative, absolute);
+            for (Long tile = tiles; tile-- > 0;) {
+                if constexpr (!WHOLE) {
+                    if (tile + 1 < tiles) {
+                        __syncwarp();
+                        begin(at, tile, 0, true);
+                        wait_async<0>();
+                        __syncwarp();
+                    }
+                }
+                convert(at, tile, stage, by, peaks, tally);
+                if constexpr (!WHOLE) flush(at.matrix, tile, peaks);
+            }
+            if constexpr (WHOLE) {
+                __syncwarp();  // all lanes have read the stage
+                const Long coming = units.number[STAGES - 1];
+                begin(place(coming), 0, stage, coming < units.all);
+                stage = stage + 1 == STAGES ? 0 : stage + 1;
+            }
+            const Part sum = sum_of_lanes<32>(tally, lane);
+            if (lane < PARTS) shared.tally[parity][warp][lane] = sum;
+        }
+        wait_async<0>();
+        if (step == 0) return;
+        Units::barrier();
+        finish(before, largest, static_cast<int>((step - 1) & 1), status);
+        flush(before.matrix, 0, peaks);
+        Units::barrier();  // shared memory may be read no more, and serve the other operand
+    }
+
+    GEMM_DEVICE void share_largest(const Piece& most, int parity) const {
+        float first, second;  // of even and odd floats
+        if constexpr (COMPLEX) {
+            first = fmaxf(most.at[0], most.at[2]), second = fmaxf(most.at[1], most.at[3]);
+        } else {
+            first = second = fmaxf(fmaxf(most.at[0], most.at[1]), fmaxf(most.at[2], most.at[3]));
+        }
+        const bool odd = lane & 1;
+        float mine = odd ? second : first;
+        mine = fmaxf(mine, __shfl_xor_sync(ALL_LANES, odd ? first : second, 1));
+#pragma unroll
+        for (int step = 2; step < 32; step *= 2) mine = fmaxf(mine, __shfl_xor_sync(ALL_LANES, mine, step));
+        if (lane < PARTS) shared.largest[parity][warp][lane] = mine;
+    }
+
+    // The largest magnitudes of the vector's real and imaginary parts, in all threads of its team.
+    GEMM_DEVICE void find_largest(int parity, float (&largest)[PARTS]) const {
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) largest[p] = 0.0f;
+        if constexpr (RANKS > 1) {
+            const int base = cluster_rank() / RANKS * RANKS;
+#pragma unroll
+            for (int i = 0; i < (RANKS * WARPS + 31) / 32; ++i) {
+                const int w = i * 32 + lane;
+                if (w >= RANKS * WARPS) continue;
+#pragma unroll
+                for (int p = 0; p < PARTS; ++p) {
+                    largest[p] = fmaxf(largest[p], remote_float(&shared.largest[parity][w % WARPS][p], base + w / WARPS));
                 }
             }
-            tally.reduce<32>();
-            if (lane == 0) shared.tally[parity][warp] = tally;
-        }
-        __syncthreads();
-        if (thread == 0) finish(matrix, first_row + rows - 1, previous, shared.tally[(rows - 1) & 1], status);
-        if constexpr (!WHOLE) return;
 #pragma unroll
-        for (int h = 0; h < HELD; ++h) {
+            for (int p = 0; p < PARTS; ++p) {
 #pragma unroll
-            for (int e = 0; e < WIDTH; ++e) record(matrix, k_of(0, h) + e, relative[h][e], absolute[h][e]);
+                for (int step = 16; step > 0; step /= 2) {
+                    largest[p] = fmaxf(largest[p], __shfl_xor_sync(ALL_LANES, largest[p], step));
+                }
+            }
+        } else {
+#pragma unroll
+            for (int w = 0; w < TEAM_WARPS; ++w) {
+#pragma unroll
+                for (int p = 0; p < PARTS; ++p) {
+                    largest[p] = fmaxf(largest[p], shared.largest[parity][warp / TEAM_WARPS * TEAM_WARPS + w][p]);
+                }
+            }
         }
     }
 
-    GEMM_DEVICE void record(Long matrix, Long k, float relative, float absolute) const {
-        if (k >= operand.k) return;
-        raise(operand.relative + matrix * operand.k + k, bits_of(relative));
-        raise(operand.absolute + matrix * operand.k + k, bits_of(absolute));
-    }
-
-    // HERE: the chunk is in shared memory, at `stage`; otherwise it is read from `source`.
-    template <bool HERE>
     GEMM_DEVICE void convert(
-        Long matrix, Long row, Long chunk, const Piece* stage, const Source& source, const Scaling& by, Tally& tally,
-        float (&relative)[HELD][WIDTH], float (&absolute)[HELD][WIDTH]) const {
-        const Scaling by_im = conjugated(by, operand.conjugate);
-        const bool finite = by.first != 0.0f;
-        const Long plane = operand.rows * operand.pitch;
-        Half* to = operand.planes + (matrix * PLANES * operand.rows + row) * operand.pitch;
+        const Place& at, Long tile, int stage, const Scaling& by, Peaks (&peaks)[HELD], Tally& tally) const {
 #pragma unroll
         for (int h = 0; h < HELD; ++h) {
-            const Long k = k_of(chunk, h);
-            if (k >= operand.pitch) continue;
-            const Long stride = operand.source.column_stride;
-            const Piece piece = HERE ? stage[h * THREADS] : source.load<VECTOR>(k * stride, stride, operand.k - k);
-            unsigned packed[PLANES][WIDTH / 2];
-            float size[WIDTH];
+            const Long k = chunk(tile, h) + lane * RUN;
+            if (chunk(tile, h) >= operand.pitch) continue;  // for all lanes
+            float re[RUN], im[RUN] = {};
 #pragma unroll
-            for (int pair = 0; pair < WIDTH / 2; ++pair) {
-                float re[2], im[2] = {}, magnitude[2];
+            for (int i = 0; i < PIECES; ++i) {
+                const Piece piece = shared.stage[stage][h * WARPS + warp][slot(lane * PIECES + i)];
 #pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    re[i] = piece.at[COMPLEX ? 2 * i : 2 * pair + i];
-                    if constexpr (COMPLEX) im[i] = piece.at[2 * i + 1];
-                }
-                unsigned out[PLANES];
-                convert_pair<SIDE_B>(re, im, by, by_im, out, tally, magnitude);
-#pragma unroll
-                for (int p = 0; p < PLANES; ++p) packed[p][pair] = out[p];
-                size[2 * pair] = magnitude[0];
-                size[2 * pair + 1] = magnitude[1];
-            }
-#pragma unroll
-            for (int p = 0; p < PLANES; ++p) {
-                Vector<unsigned, WIDTH / 2> words;
-#pragma unroll
-                for (int pair = 0; pair < WIDTH / 2; ++pair) words.at[pair] = packed[p][pair];
-                *reinterpret_cast<Vector<unsigned, WIDTH / 2>*>(to + p * plane + k) = words;
-            }
-            if (!finite) continue;
-#pragma unroll
-            for (int e = 0; e < WIDTH; ++e) {
-                const float here = piece_magnitude(piece, e);
-                if constexpr (WHOLE) {
-                    relative[h][e] = fmaxf(relative[h][e], size[e]);
-                    absolute[h][e] = fmaxf(absolute[h][e], here);
-                } else {
-                    record(matrix, k + e, size[e], here);
+                for (int e = 0; e < WIDTH; ++e) {
+                    re[i * WIDTH + e] = piece.at[COMPLEX ? 2 * e : e];
+                    if constexpr (COMPLEX) im[i * WIDTH + e] = piece.at[2 * e + 1];
                 }
             }
+            Vector<unsigned, RUN / 2> words[PLANES];
+            convert_run<SIDE_B>(re, im, by, operand.conjugate, peaks[h], words, tally);
+            if (k < operand.pitch && at.row < operand.rows) store_run(operand, at.matrix, at.row, k, words);
         }
     }
 
-    GEMM_DEVICE void finish(Long matrix, Long row, float largest, const Tally (&parts)[WARPS], int* status) const {
-        Tally tally = {};
+    GEMM_DEVICE void flush(Long matrix, Long tile, Peaks (&peaks)[HELD]) const {
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) tally.add(parts[w]);
-        const bool flag = tally.too_much();
-        operand.exponents[matrix * operand.rows + row] = undo_exponent(bits_of(largest));
-        operand.flags[matrix * operand.rows + row] = flag || bits_of(largest) >= INFINITE;
-        if (flag || bits_of(largest) >= INFINITE) atomicOr(status, 1);
+        for (int h = 0; h < HELD; ++h) raise(operand, matrix, chunk(tile, h) + lane * RUN, peaks[h], look);
+    }
+
+    GEMM_DEVICE void finish(const Place& at, const float (&largest)[PARTS], int parity, int* status) const {
+        if (lane != 0 || warp % TEAM_WARPS != 0 || rank != 0 || at.row >= operand.rows) return;
+        bool flag = false;
+        const int base = RANKS > 1 ? cluster_rank() / RANKS * RANKS : 0;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+            Part all = {};
+            for (int r = 0; r < RANKS; ++r) {
+                for (int w = 0; w < TEAM_WARPS; ++w) {
+                    const Part& part = shared.tally[parity][warp + w][p];
+                    all.add(RANKS > 1 ? Part{remote_float(&part.lost, base + r), remote_float(&part.norm, base + r)} : part);
+                }
+            }
+            flag = flag || all.too_much(largest[p] != 0.0f);
+        }
+        const unsigned most = bits_of(fmaxf(largest[0], largest[PARTS - 1]));
+        flag = flag || most >= INFINITE;
+        operand.exponents[at.matrix * operand.rows + at.row] = undo_exponent(most);
+        operand.flags[at.matrix * operand.rows + at.row] = flag;
+        if (flag) atomicOr(status, 1);
     }
 };
+
+}  // namespace along

@@ -13,14 +13,13 @@ struct SplitOperand {
     unsigned* absolute;    // (matrices, k): the same of the elements themselves
     int* flags;            // (matrices, rows): 1 where a vector must not be multiplied by its planes
     Long rows, k, pitch;
-    Long groups;           // clusters of one matrix
+    Long units;            // of one matrix: what is taken at a time, see Queue
     Long matrices;
     int conjugate;
-    int rows_per_block;    // vectors that one block takes, where they lie along memory
+    int groups;            // that begin with this operand
 };
 
 struct SplitParams {
     SplitOperand a, b;
-    int* status;       // [0]: not 0 where anything is flagged
-    Long first_group;  // of this launch: a grid may be too long for one
+    int* status;  // [0]: not 0 where anything is flagged; [1], [2]: units taken of a, of b
 };

@@ -1,6 +1,7 @@
 // From the sums in registers to D = alpha 2^(exponents) sum + beta C, or to the workspace where k is split over grids.
 #pragma once
 
+#include "../common/truncation.cuh"
 #include "../common/types.cuh"
 #include "mainloop.cuh"
 
@@ -64,6 +65,7 @@ struct Store {
     }
 
     GEMM_DEVICE Value finished(Value sum, const Row& row, Long column, int exponent) const {
+        if constexpr (Config::ACCUMULATIONS > 0) sum = whole(sum);
         Value value = Power(row.exponent + exponent).times(sum);
         if (scales) value = scale(value, alpha_re, alpha_im);
         if (reads_c) {
@@ -78,6 +80,14 @@ struct Store {
             value = add(value, scale(c, beta_re, beta_im));
         }
         return value;
+    }
+
+    static GEMM_DEVICE Value whole(Value sum) {
+        if constexpr (Config::COMPONENTS == 2) {
+            return {restored<Config::ACCUMULATIONS>(sum.re), restored<Config::ACCUMULATIONS>(sum.im)};
+        } else {
+            return restored<Config::ACCUMULATIONS>(sum);
+        }
     }
 
     // Two neighbouring columns, and whether they lie inside.

@@ -10,6 +10,11 @@
 // planes of the real or of the imaginary part of one operand, and is free as soon as its own products are done.
 // The tensor core adds with truncation. So the sums of the 3x schemes start anew every PROMOTE columns and are added to
 // float32 sums rounding to nearest (Ootomo and Yokota 2022, section 3.2); small products come before the large ones.
+//
+// Real parts of complex sums are differences, re re - im im. While such a sum climbs and falls again, truncation takes
+// from it what depends on which of the two came first; where all numbers have one sign, it is the same every time. So
+// the parts take turns: im im - re re is taken away every other time. This is what makes a real part that cancels as
+// accurate as plain float32's (gemmserve_kernels.models).
 #pragma once
 
 #include "schedule.cuh"
@@ -66,11 +71,12 @@ GEMM_DEVICE void fetch(
     }
 }
 
-// One stage of a quartered tile: 0 re of the left operand, 1 re of the right one, 2 im of the left one, 3 of the right.
+// One stage of a quartered tile: 0 re of the left operand, 1 re of the right one, 2 im of the left one, 3 of the right;
+// im first in every other block of k.
 template <class Config>
 GEMM_DEVICE void fetch_quarter(
-    const WgmmaParams& params, const Source& from, Address target, Address full, int x, int quarter) {
-    const int part = quarter / 2;
+    const WgmmaParams& params, const Source& from, Address target, Address full, int block, int quarter) {
+    const int x = block * Config::BLOCK_K, part = (quarter / 2) ^ (block & 1);
     if (quarter % 2 == 0) {
         copy_box(target, params.map_left, x, from.row_left, part, from.matrix_left, full);
         copy_box(target + Config::LEFT_PLANE, params.map_left, x, from.row_left, part + 2, from.matrix_left, full);
@@ -102,7 +108,7 @@ GEMM_DEVICE void produce(const WgmmaParams& params, const Pipeline& pipeline, un
                 barrier_wait(pipeline.empty + turn.stage * sizeof(Barrier), turn.parity ^ 1);
                 barrier_arrive_expecting(full, Config::STAGE_BYTES);
                 if constexpr (Config::QUARTERED) {
-                    fetch_quarter<Config>(params, from, target, full, block * Config::BLOCK_K, index);
+                    fetch_quarter<Config>(params, from, target, full, block, index);
                 } else {
                     fetch<Config>(params, from, target, full, block * Config::BLOCK_K, index, rank);
                 }
@@ -143,10 +149,17 @@ GEMM_DEVICE void promote(float (&sum)[COUNT], const float (&temporary)[COUNT]) {
     for (int i = 0; i < COUNT; ++i) sum[i] = SIGN > 0 ? sum[i] + temporary[i] : sum[i] - temporary[i];
 }
 
-// One stage of a 3x scheme. `release` is called when the stage has been read.
+// sum += sign temporary, `sign` 1 or -1: the product is exact.
+template <int COUNT>
+GEMM_DEVICE void promote(float (&sum)[COUNT], const float (&temporary)[COUNT], float sign) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) sum[i] = fmaf(temporary[i], sign, sum[i]);
+}
+
+// One stage of a 3x scheme, columns BLOCK_K `block` of k. `release` is called when the stage has been read.
 template <class Config, class Release>
 GEMM_DEVICE void multiply_promoted(
-    Sums<Config>& sums, float (&temporary)[Config::VALUES], Descriptor left, Descriptor right, int phase,
+    Sums<Config>& sums, float (&temporary)[Config::VALUES], Descriptor left, Descriptor right, int block, int phase,
     Release release) {
     constexpr int STEPS = Config::PROMOTE / 16, ROUNDS = Config::BLOCK_K / Config::PROMOTE;
 #pragma unroll
@@ -157,22 +170,27 @@ GEMM_DEVICE void multiply_promoted(
             const int first = round * STEPS;
             wgmma_fence();
             if constexpr (Config::COMPONENTS == 2 && Config::PHASES == 1) {
-                // planes: 0 re hi, 1 im hi, 2 re lo, 3 im lo
-                product<Config, 2, 0, 1, STEPS>(temporary, left, right, first, part, true);
-                product<Config, 0, 2, 1, STEPS>(temporary, left, right, first, part, false);
-                product<Config, 3, 1, -1, STEPS>(temporary, left, right, first, part, false);
-                product<Config, 1, 3, -1, STEPS>(temporary, left, right, first, part, false);
-                product<Config, 0, 0, 1, STEPS>(temporary, left, right, first, part, false);
-                product<Config, 1, 1, -1, STEPS>(temporary, left, right, first, part, false);
+                // planes: 0 re hi, 1 im hi, 2 re lo, 3 im lo; of the first part and of the second
+                const int turn = (block * ROUNDS + round) & 1;
+                const Descriptor left_1 = left + turn * (Config::LEFT_PLANE / 16);
+                const Descriptor left_2 = left + (1 - turn) * (Config::LEFT_PLANE / 16);
+                const Descriptor right_1 = right + turn * (Config::RIGHT_PLANE / 16);
+                const Descriptor right_2 = right + (1 - turn) * (Config::RIGHT_PLANE / 16);
+                product<Config, 2, 0, 1, STEPS>(temporary, left_1, right_1, first, part, true);
+                product<Config, 0, 2, 1, STEPS>(temporary, left_1, right_1, first, part, false);
+                product<Config, 2, 0, -1, STEPS>(temporary, left_2, right_2, first, part, false);
+                product<Config, 0, 2, -1, STEPS>(temporary, left_2, right_2, first, part, false);
+                product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_1, first, part, false);
+                product<Config, 0, 0, -1, STEPS>(temporary, left_2, right_2, first, part, false);
                 finish<Config>(temporary);
-                promote<1>(sums[0][part], temporary);
+                promote(sums[0][part], temporary, turn ? -1.0f : 1.0f);
                 wgmma_fence();
-                product<Config, 2, 1, 1, STEPS>(temporary, left, right, first, part, true);
-                product<Config, 0, 3, 1, STEPS>(temporary, left, right, first, part, false);
-                product<Config, 3, 0, 1, STEPS>(temporary, left, right, first, part, false);
-                product<Config, 1, 2, 1, STEPS>(temporary, left, right, first, part, false);
-                product<Config, 0, 1, 1, STEPS>(temporary, left, right, first, part, false);
-                product<Config, 1, 0, 1, STEPS>(temporary, left, right, first, part, false);
+                product<Config, 2, 0, 1, STEPS>(temporary, left_1, right_2, first, part, true);
+                product<Config, 0, 2, 1, STEPS>(temporary, left_1, right_2, first, part, false);
+                product<Config, 2, 0, 1, STEPS>(temporary, left_2, right_1, first, part, false);
+                product<Config, 0, 2, 1, STEPS>(temporary, left_2, right_1, first, part, false);
+                product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_2, first, part, false);
+                product<Config, 0, 0, 1, STEPS>(temporary, left_2, right_1, first, part, false);
                 finish<Config>(temporary);
                 if (last) release();
                 promote<1>(sums[Config::COMPONENTS - 1][part], temporary);
@@ -192,46 +210,46 @@ GEMM_DEVICE void multiply_promoted(
 }
 
 // BLOCK_K columns of 3xfp16 by quarters, in the order in which they are fetched: each has `arrived` before it is read,
-// and is `release`d. Planes: 0 hi, 1 lo.
+// and is `release`d. Planes: 0 hi, 1 lo. `sign` is -1 where imaginary parts are the first.
 template <class Config, class Arrived, class Release>
 GEMM_DEVICE void multiply_quarters(
-    Sums<Config>& sums, float (&temporary)[Config::VALUES], Turn<Config::STAGES>& turn, Arrived arrived,
+    Sums<Config>& sums, float (&temporary)[Config::VALUES], Turn<Config::STAGES>& turn, float sign, Arrived arrived,
     Release release) {
     constexpr int STEPS = Config::BLOCK_K / 16;
-    const int left_re_stage = turn.stage;
-    const Descriptor left_re = arrived(true);
-    const int right_re_stage = turn.stage;
-    const Descriptor right_re = arrived(false);
+    const int left_1_stage = turn.stage;
+    const Descriptor left_1 = arrived(true);
+    const int right_1_stage = turn.stage;
+    const Descriptor right_1 = arrived(false);
     wgmma_fence();
-    product<Config, 1, 0, 1, STEPS>(temporary, left_re, right_re, 0, 0, true);
-    product<Config, 0, 1, 1, STEPS>(temporary, left_re, right_re, 0, 0, false);
-    const int left_im_stage = turn.stage;
-    const Descriptor left_im = arrived(true);
-    const int right_im_stage = turn.stage;
-    const Descriptor right_im = arrived(false);
+    product<Config, 1, 0, 1, STEPS>(temporary, left_1, right_1, 0, 0, true);
+    product<Config, 0, 1, 1, STEPS>(temporary, left_1, right_1, 0, 0, false);
+    const int left_2_stage = turn.stage;
+    const Descriptor left_2 = arrived(true);
+    const int right_2_stage = turn.stage;
+    const Descriptor right_2 = arrived(false);
     wgmma_fence();
-    product<Config, 1, 0, -1, STEPS>(temporary, left_im, right_im, 0, 0, false);
-    product<Config, 0, 1, -1, STEPS>(temporary, left_im, right_im, 0, 0, false);
-    product<Config, 0, 0, 1, STEPS>(temporary, left_re, right_re, 0, 0, false);
-    product<Config, 0, 0, -1, STEPS>(temporary, left_im, right_im, 0, 0, false);
+    product<Config, 1, 0, -1, STEPS>(temporary, left_2, right_2, 0, 0, false);
+    product<Config, 0, 1, -1, STEPS>(temporary, left_2, right_2, 0, 0, false);
+    product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_1, 0, 0, false);
+    product<Config, 0, 0, -1, STEPS>(temporary, left_2, right_2, 0, 0, false);
     finish<Config>(temporary);
-    promote<1>(sums[0][0], temporary);
+    promote(sums[0][0], temporary, sign);
     wgmma_fence();
-    product<Config, 1, 0, 1, STEPS>(temporary, left_re, right_im, 0, 0, true);
-    product<Config, 0, 1, 1, STEPS>(temporary, left_re, right_im, 0, 0, false);
-    product<Config, 1, 0, 1, STEPS>(temporary, left_im, right_re, 0, 0, false);
-    product<Config, 0, 1, 1, STEPS>(temporary, left_im, right_re, 0, 0, false);
-    product<Config, 0, 0, 1, STEPS>(temporary, left_re, right_im, 0, 0, false);
+    product<Config, 1, 0, 1, STEPS>(temporary, left_1, right_2, 0, 0, true);
+    product<Config, 0, 1, 1, STEPS>(temporary, left_1, right_2, 0, 0, false);
+    product<Config, 1, 0, 1, STEPS>(temporary, left_2, right_1, 0, 0, false);
+    product<Config, 0, 1, 1, STEPS>(temporary, left_2, right_1, 0, 0, false);
+    product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_2, 0, 0, false);
     wgmma_commit();
-    product<Config, 0, 0, 1, STEPS>(temporary, left_im, right_re, 0, 0, false);
+    product<Config, 0, 0, 1, STEPS>(temporary, left_2, right_1, 0, 0, false);
     wgmma_commit();
     wgmma_wait<1>();
-    release(left_re_stage);
-    release(right_im_stage);
+    release(left_1_stage);
+    release(right_2_stage);
     wgmma_wait<0>();
     pin(temporary);
-    release(right_re_stage);
-    release(left_im_stage);
+    release(right_1_stage);
+    release(left_2_stage);
     promote<1>(sums[Config::COMPONENTS - 1][0], temporary);
 }
 
@@ -293,7 +311,7 @@ GEMM_DEVICE void consume(
                 return describe<Config::ROW_BYTES>(stage + (is_left ? group * 64 * Config::ROW_BYTES : 0));
             };
             for (int block = slice.first; block < slice.last; ++block) {
-                multiply_quarters<Config>(sums, temporary, turn, next, release);
+                multiply_quarters<Config>(sums, temporary, turn, block % 2 ? -1.0f : 1.0f, next, release);
             }
         } else if constexpr (Config::PROMOTE > 0) {
             float temporary[Config::VALUES];
@@ -302,7 +320,8 @@ GEMM_DEVICE void consume(
                 for (int phase = 0; phase < Config::PHASES; ++phase) {
                     const Address stage = arrived();
                     multiply_promoted<Config>(
-                        sums, temporary, left_of(stage), right_of(stage), phase, [&]() { release(turn.stage); });
+                        sums, temporary, left_of(stage), right_of(stage), block, phase,
+                        [&]() { release(turn.stage); });
                     turn.next();
                 }
             }

@@ -51,7 +51,7 @@ def _table(*points):
         {"dtype": KEY[2], **dict(zip(("batch", "m", "n", "k"), shape, strict=True)), "seconds": {"simt:plain": seconds}}
         for shape, seconds in points
     ]
-    return Table.of({"environment": {"device": H200.name}, "points": documents})
+    return Table.of({"environment": {"device": H200.name, "arch": H200.arch}, "points": documents})
 
 
 def test_a_measured_point_is_its_own_estimate():

@@ -30,13 +30,29 @@ def problem(m, n, k, *, batch=(), dtype="complex64", **options):
 
 
 @pytest.mark.parametrize(("scheme", "is_complex"), SCHEMES)
-def test_every_candidate_fits_and_every_promotion_has_one(scheme, is_complex):
+def test_every_candidate_fits_and_has_the_promotion_of_its_k(scheme, is_complex):
     candidates = _CANDIDATES[scheme, is_complex]
     assert [candidate.tile(scheme, is_complex).broken_limit(H200) for candidate in candidates] == [None] * len(
         candidates
     )
-    for k in (64, 1 << 20):
-        assert promotion(scheme, is_complex, k) in {candidate.promote for candidate in candidates}
+    for k in (64, 1000, 4000, 1 << 20):
+        tile = resolve(None, problem(1000, 1000, k, dtype=DTYPE[is_complex]), H200, scheme)
+        assert tile.promote == promotion(scheme, is_complex, k)
+
+
+def test_promotions_by_k():
+    """What the models found: short sums where k is short, long ones where rounding is what counts."""
+    assert [promotion("3xfp16", True, k) for k in (1, 512, 513, 6143, 6144, 1 << 24)] == [16, 16, 32, 32, 64, 64]
+    assert [promotion("3xfp16", False, k) for k in (1, 1024, 1025, 1 << 24)] == [32, 32, 64, 64]
+    assert {promotion("3xfp16-3m", True, k) for k in (1, 1024, 1 << 24)} == {64}
+    assert {promotion("1xfp16", c, k) for c in (True, False) for k in (1, 1024)} == {0}
+
+
+@pytest.mark.parametrize("k", [500, 5000, 50000])
+def test_a_promotion_that_was_asked_for(k):
+    for promote in (16, 32, 64):
+        tile = resolve(GemmConfig(promote=promote), problem(1000, 1000, k), H200, "3xfp16")
+        assert (tile.promote, tile.block_k % promote) == (promote, 0)
 
 
 @pytest.mark.parametrize(("scheme", "is_complex"), SCHEMES)

@@ -25,6 +25,8 @@ class FakeExecutor:
         self.fleet = {name: Worker(name) for name in names or ("cpu",)}
         self.sent: list[tuple[Worker, Run]] = []
         self.forgotten: list[str] = []
+        self.cancelled: list[tuple[str, str]] = []
+        self.killed: list[tuple[str, str]] = []
         self.owner = None
         self.stopped = False
 
@@ -41,6 +43,13 @@ class FakeExecutor:
 
     def send(self, worker, task):
         self.sent.append((worker, task))
+
+    def cancel(self, worker, task):
+        self.cancelled.append((worker.id, task))
+
+    def kill(self, worker, reason):
+        self.killed.append((worker.id, reason))
+        self.lose(worker.id)
 
     def forget(self, extent):
         self.forgotten.append(extent)

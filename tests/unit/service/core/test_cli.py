@@ -9,6 +9,7 @@ import pytest
 
 from gemmserve.cli import main
 from gemmserve_service import supervisor
+from gemmserve_service.errors import StartError
 from gemmserve_service.settings import Settings
 
 
@@ -89,7 +90,7 @@ def test_every_reason_is_told(served, capsys):
 
 def test_a_server_that_cannot_start_says_why(monkeypatch, capsys):
     def refuse(settings):
-        raise supervisor.StartError("another server (pid 1) uses the data directory")
+        raise StartError("another server (pid 1) uses the data directory")
 
     monkeypatch.setattr(supervisor, "run", refuse)
     assert main(["serve"]) == 1

@@ -49,6 +49,13 @@ class Fleet:
         assert worker.ready
         assert list(worker.tasks) == [task.task], "one task at a time"
 
+    def cancel(self, worker, task):
+        assert task in worker.tasks
+
+    def kill(self, worker, reason):
+        worker.ready = False
+        self.owner.worker_lost(worker)
+
     def forget(self, extent):
         pass
 

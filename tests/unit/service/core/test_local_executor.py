@@ -17,7 +17,7 @@ import pytest
 from gemmserve_kernels.device import DeviceSpec
 from gemmserve_service.executor.base import spec_adapter
 from gemmserve_service.executor.local import LocalExecutor
-from gemmserve_service.executor.protocol import TO_WORKER, Decoder, Done, Failed, Hello, encode
+from gemmserve_service.executor.protocol import TO_WORKER, Beat, Decoder, Done, Failed, Hello, encode
 from gemmserve_service.handoff import WorkerHandoff
 from gemmserve_service.schemas import GemmParams, JobState, Timings
 
@@ -235,3 +235,59 @@ async def test_the_real_worker_killed(core, start_worker, put, gemm, eventually)
     start_worker()
     done = await core.jobs.wait(info.id, 20)
     assert (done.state, done.attempt) == (JobState.SUCCEEDED, 2)
+
+
+async def test_a_worker_that_is_cancelled_hears_of_it(core, worker, put, gemm):
+    a = await put(core.store, A)
+    info, _ = await core.jobs.submit(gemm(a, a))
+    assert (await worker.hear()).task == info.id
+    await core.jobs.cancel(info.id)
+    message = await worker.hear()
+    assert (message.kind, message.task) == ("cancel", info.id)
+
+
+async def test_beats_are_signs_of_life_and_of_progress(core, worker, put, gemm, eventually):
+    a = await put(core.store, A)
+    info, _ = await core.jobs.submit(gemm(a, a))
+    device = core.executor.workers()[0]
+    device.heard = device.moved = 0.0
+    worker.say(Beat(task=info.id, progress=0))
+    await eventually(lambda: device.heard)
+    assert device.moved == 0.0
+    worker.say(Beat(task=info.id, progress=1))
+    await eventually(lambda: device.moved)
+
+
+async def test_a_hung_process_is_killed_and_its_job_runs_elsewhere(core, path, put, gemm, eventually):
+    """The real worker, stopped: killed by the descriptor of its process, whatever may have taken its number."""
+    process, handoff = None, WorkerHandoff(settings=core.settings, pipe_fd=0, device="cpu", control_path=path)
+
+    def spawn():
+        read, write = os.pipe()
+        started = subprocess.Popen(
+            [sys.executable, "-m", "gemmserve_service.worker"], stdin=subprocess.PIPE, pass_fds=[read]
+        )
+        started.stdin.write(handoff.model_copy(update={"pipe_fd": read}).model_dump_json().encode())
+        started.stdin.close()
+        os.close(read)
+        return started, write
+
+    process, pipe = spawn()
+    try:
+        await eventually(lambda: core.ready()[0], 20)
+        process.send_signal(signal.SIGSTOP)
+        a = await put(core.store, A)
+        info, _ = await core.jobs.submit(gemm(a, a))
+        device = core.executor.workers()[0]
+        await eventually(lambda: device.tasks)
+        core.scheduler.watchdog.look(device.heard + core.settings.heartbeat_timeout_s + 1)
+        assert not core.ready()[0]
+        assert await asyncio.to_thread(process.wait, 10) == -signal.SIGKILL
+        os.close(pipe)
+        process, pipe = spawn()
+        finished = await core.jobs.wait(info.id, 20)
+        assert (finished.state, finished.attempt) == (JobState.SUCCEEDED, 2)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(pipe)

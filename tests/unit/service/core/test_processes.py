@@ -109,6 +109,71 @@ if "gemmserve_service.worker" in sys.orig_argv:
 """
 
 
+HANGS = """
+import sys, time
+if "gemmserve_service.worker" in sys.orig_argv:
+    from gemmserve_service.worker.device import CpuBackend
+    run = CpuBackend.run
+    def hang(self, params, *rest):
+        while params.alpha == 666:
+            time.sleep(0.05)  # the heart goes on beating
+        return run(self, params, *rest)
+    CpuBackend.run = hang
+"""
+
+
+def test_a_job_that_hangs_costs_its_worker_then_fails_and_takes_no_other_along(tmp_path, a):
+    (tmp_path / "fault").mkdir()
+    (tmp_path / "fault" / "sitecustomize.py").write_text(HANGS)
+    environment = {
+        "PYTHONPATH": str(tmp_path / "fault"),
+        "GEMMSERVE_HANG_S": "0.5",
+        "GEMMSERVE_HANG_FACTOR": "0",
+        "GEMMSERVE_MAX_ATTEMPTS": "2",
+    }
+    with server_on(tmp_path / "data", **environment) as (server, http):
+        operand = upload(http, a)
+        hangs, behind = submit(http, operand, alpha=666), submit(http, operand)
+        failed = job(http, hangs, wait=30)
+        assert (failed["state"], failed["attempt"]) == ("failed", 2)
+        assert failed["error"]["type"] == "/problems/worker-crashed"
+        check(http, job(http, behind, wait=30), a @ a)
+        assert "has not got on for" in server.text
+
+
+def test_processes_that_stand_still_are_replaced_and_readyz_says_so_meanwhile(tmp_path, a):
+    with server_on(tmp_path, GEMMSERVE_HEARTBEAT_TIMEOUT_S="1.2") as (server, http):
+        operand = upload(http, a)
+        (worker,) = server.workers()
+        worker.suspend()  # idle: no job would have told
+        unready = until(lambda: answer if (answer := http.get("/readyz")).status_code == 503 else None)
+        assert unready.json()["type"] == "/problems/not-ready"
+        server.wait_ready()
+        assert server.workers()[0].pid != worker.pid
+        (front,) = of_kind(server, "gemmserve_service.front")
+        front.suspend()
+        with httpx.Client(base_url=server.url, timeout=30) as fresh:  # waits in the backlog
+            check(fresh, job(fresh, submit(fresh, operand), wait=30), a @ a)
+        assert of_kind(server, "gemmserve_service.front")[0].pid != front.pid
+        assert "the front gave no sign of life" in server.text
+
+
+def test_a_cancelled_job_frees_its_worker_long_before_its_end(tmp_path):
+    """Of about 1.1 Tflop, a minute of this machine, the worker does no more than a panel or two."""
+    with server_on(tmp_path) as (server, http):
+        large, small = upload(http, np.ones((4096, 4096))), upload(http, np.eye(8))
+        began = time.monotonic()
+        assert job(http, submit(http, small), wait=30)["state"] == "succeeded"
+        large_id = submit(http, large, compute="fp64", alpha=8)
+        second_id = submit(http, large, compute="fp64", alpha=9)
+        until(lambda: job(http, large_id)["state"] == "running")
+        for cancelled in (large_id, second_id):
+            assert http.delete(f"/v1/jobs/{cancelled}").json()["state"] == "cancelled"
+        check(http, job(http, submit(http, small), wait=30), np.eye(8))
+        assert time.monotonic() - began < 15
+        until(lambda: "stopped after" in server.text)
+
+
 @pytest.fixture
 def fatal(tmp_path):
     """An environment in which a product with alpha = 666 kills its worker."""

@@ -76,7 +76,7 @@ async def test_no_transition_leaves_a_final_state(queue, add):
     end = moved(info, JobState.CANCELLED, finished_at=MOMENT)
     await queue.finish(end, [])
     await queue.started(moved(info, JobState.RUNNING, attempt=1, started_at=MOMENT))
-    await queue.requeued(info)
+    await queue.requeued(info, 0)
     await queue.finish(moved(info, JobState.FAILED, finished_at=MOMENT), [])
     assert (await queue.get(info.id)).state == JobState.CANCELLED
 
@@ -110,7 +110,7 @@ async def test_requeued_waits_again(queue, add):
     info, _ = await add()
     await queue.started(moved(info, JobState.RUNNING, attempt=1, started_at=MOMENT))
     assert (await queue.get(info.id)).state == JobState.RUNNING
-    await queue.requeued(moved(info, JobState.QUEUED, attempt=1))
+    await queue.requeued(moved(info, JobState.QUEUED, attempt=1), 1)
     found = await queue.get(info.id)
     assert (found.state, found.attempt, found.started_at) == (JobState.QUEUED, 1, None)
 

@@ -107,7 +107,7 @@ async def test_expiry_is_gone_not_unknown(store, put, eventually, database):
 
 async def test_an_expired_array_is_gone_before_the_sweeper_has_seen_it(store, put, monkeypatch):
     info = await put(store, ARRAY, ttl_s=3600)
-    monkeypatch.setattr("time.time", lambda: info.expires_at.timestamp() + 1)
+    monkeypatch.setattr("gemmserve_service.clock.time", lambda: info.expires_at.timestamp() + 1)
     with pytest.raises(Gone):
         store.pin(info.id)
     assert await store.list(limit=10, cursor=None) == ([], None)

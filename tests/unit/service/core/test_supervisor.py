@@ -15,8 +15,8 @@ import psutil
 import pytest
 from live_server import LiveServer
 
-from gemmserve_service import supervisor
-from gemmserve_service.supervisor import StartError
+from gemmserve_service import datadir, supervisor
+from gemmserve_service.errors import StartError
 
 
 def ended(tmp_path, *arguments, **environment):
@@ -92,7 +92,7 @@ def test_the_lock_waits_for_what_a_killed_server_left(tmp_path):
     assert child.stdout.readline()
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        supervisor._lock(tmp_path, stack)
+        datadir.lock(tmp_path, stack)
         assert time.monotonic() - began > 0.1
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
     child.wait()
@@ -100,25 +100,25 @@ def test_the_lock_waits_for_what_a_killed_server_left(tmp_path):
 
 
 def test_the_lock_gives_up_after_a_while_and_at_once_when_the_owner_lives(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "_LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr(datadir, "_WAIT_S", 0.1)
     with (tmp_path / "lock").open("w+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         held.write("999999999\n")
         held.flush()
         with contextlib.ExitStack() as stack, pytest.raises(StartError, match="another server"):
-            supervisor._lock(tmp_path, stack)
+            datadir.lock(tmp_path, stack)
         held.seek(0)
         held.write(f"{os.getpid()}\n     ")
         held.flush()
-        monkeypatch.setattr(supervisor, "_LOCK_WAIT_S", 1e9)
+        monkeypatch.setattr(datadir, "_WAIT_S", 1e9)
         with contextlib.ExitStack() as stack, pytest.raises(StartError, match=f"pid {os.getpid()}"):
-            supervisor._lock(tmp_path, stack)
+            datadir.lock(tmp_path, stack)
 
 
 def test_a_data_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with contextlib.ExitStack() as stack, pytest.raises(StartError, match="cannot be used"):
-        supervisor._lock(tmp_path / "file" / "data", stack)
+        datadir.lock(tmp_path / "file" / "data", stack)
 
 
 def test_a_runtime_folder_of_others_is_refused(make_settings, tmp_path):

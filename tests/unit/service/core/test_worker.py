@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Decoder, Forget, Run, Stop, encode
+from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Cancel, Decoder, Forget, Run, Stop, encode
 from gemmserve_service.extents import ExtentPool
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.worker import loop
@@ -220,6 +220,100 @@ def test_a_conversation(conversation, run):
     near.sendall(encode(Forget(extents=[name])) + encode(Stop()))
     thread.join(10)
     assert name not in runner._mappings._maps
+
+
+class Slow(CpuBackend):
+    """Many panels, each begun when the test says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.turns = threading.Semaphore(0)
+        self.panels = 0
+
+    def run(self, params, operands, results, checkpoint):
+        for _ in range(100):
+            assert self.turns.acquire(timeout=10)
+            checkpoint()
+            self.panels += 1
+        return super().run(params, operands, results)
+
+
+@pytest.fixture
+def slow(run):
+    """A worker in the middle of a long task, after two panels."""
+    near, far = socket.socketpair()
+    backend = Slow()
+    runner = Runner(backend)
+    ended = []
+
+    def converse():
+        try:
+            loop._converse(far, runner, 0.02)
+        except OSError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=converse)
+    message, _ = run(GemmParams(trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A)
+    with near, far:
+        near.settimeout(10)
+        thread.start()
+        near.sendall(encode(message))
+        backend.turns.release(2)
+        while hear(near, "beat").progress < 2:
+            pass
+        yield near, backend, message, ended, thread
+        near.close()
+        backend.turns.release(1000)
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def hear(near, kind):
+    """The next message of that kind; heartbeats come in between."""
+    decoder = Decoder()
+    while True:
+        for body in decoder.feed(near.recv(1 << 16)):
+            message = TO_FRONT.validate_json(body)
+            if message.kind == kind:
+                return message
+
+
+def test_a_cancelled_task_stops_at_its_next_panel_and_the_next_one_runs(slow):
+    near, backend, message, _, _ = slow
+    near.sendall(encode(Cancel(task="t")))
+    backend.turns.release(1)
+    answer = hear(near, "failed")
+    assert (answer.task, answer.slug, answer.status) == ("t", "cancelled", 409)
+    assert backend.panels == 2
+    near.sendall(encode(message.model_copy(update={"task": "next"})))
+    backend.turns.release(100)
+    assert hear(near, "done").task == "next"
+
+
+def test_a_task_that_is_cancelled_before_it_begins_is_not_begun(run):
+    near, far = socket.socketpair()
+    message, _ = run(GemmParams(trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A)
+    with near, far:
+        near.sendall(encode(message) + encode(Cancel(task="t")) + encode(message) + encode(Stop()))
+        loop._converse(far, Runner(CpuBackend()), 60)
+        kinds = [TO_FRONT.validate_json(body).kind for body in Decoder().feed(near.recv(1 << 16))]
+    assert kinds == ["failed", "done"], "a cancellation holds for one run"
+
+
+def test_a_worker_says_that_it_lives_and_how_far_it_is(slow):
+    near, _, _, _, _ = slow
+    beat = hear(near, "beat")
+    assert (beat.task, beat.progress) == ("t", 2)
+
+
+def test_a_task_ends_when_the_front_is_gone(slow):
+    near, backend, _, ended, thread = slow
+    near.close()
+    backend.turns.release(2)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert isinstance(ended[0], OSError)
+    assert backend.panels <= 3
 
 
 def test_a_broken_context_ends_the_process_without_an_answer(run, monkeypatch):

@@ -13,11 +13,13 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-import uvicorn
+from fastapi import FastAPI
 
 from gemmserve_service.app import create_app
 from gemmserve_service.core import Core
 from gemmserve_service.executor.inline import InlineExecutor
+from gemmserve_service.keyring import create_key
+from gemmserve_service.serving import Server, main_server
 from gemmserve_service.settings import Settings
 
 
@@ -81,8 +83,40 @@ async def client(app):
         yield client
 
 
+@pytest.fixture
+def make_key(settings, core):
+    """make_key("alice", scopes=...) -> the key's text; in force at once."""
+
+    def make(name="somebody", **fields):
+        _, text = create_key(settings.data_dir, name, **fields)
+        core.keyring.refresh()
+        return text
+
+    return make
+
+
+@pytest.fixture
+def as_(app, make_key):
+    """as_("alice", scopes=...) -> a client with a key of its own, and the key's id."""
+    clients = []
+
+    def make(name="somebody", **fields):
+        text = make_key(name, **fields)
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app),
+            base_url="http://gemmserve.example",
+            headers={"Authorization": f"Bearer {text}"},
+            timeout=30,
+        )
+        client.key, client.key_id = text, text.split("_")[1]
+        clients.append(client)
+        return client
+
+    return make
+
+
 class LiveApp:
-    """The app under uvicorn in a thread of its own."""
+    """The app as it is served, in a thread of its own."""
 
     def __init__(self, settings: Settings, executor: SpyExecutor) -> None:
         self.executor = executor
@@ -90,9 +124,10 @@ class LiveApp:
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.core: Core | None = None
+        self.app: FastAPI | None = None
         self._settings = settings
         self._started = threading.Event()
-        self._server: uvicorn.Server | None = None
+        self._server: Server | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
@@ -100,10 +135,9 @@ class LiveApp:
 
     async def _serve(self) -> None:
         self.core = Core(self._settings, self.executor)
-        config = uvicorn.Config(
-            create_app(self._settings, self.core), log_config=None, access_log=False, timeout_graceful_shutdown=1
-        )
-        self._server = uvicorn.Server(config)
+        self.app = create_app(self._settings, self.core)
+        self._server = main_server(self.app, self._settings)
+        self._server.config.timeout_graceful_shutdown = 1
         serving = asyncio.ensure_future(self._server.serve([self.socket]))
         while not self._server.started and not serving.done():  # noqa: ASYNC110 (uvicorn has no event for it)
             await asyncio.sleep(0.01)
@@ -127,12 +161,22 @@ class LiveApp:
 
 
 @pytest.fixture
-def live(settings, spy):
-    live = LiveApp(settings, spy)
-    live.start()
-    with contextlib.closing(live.socket):
-        yield live
-        live.stop()
+def serve(make_settings, spy):
+    """serve(head_timeout_s=0.5) -> the app, live, under these settings; ended with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**fields):
+            live = LiveApp(make_settings(**fields), spy)
+            live.start()
+            stack.callback(live.stop)
+            return live
+
+        yield start
+
+
+@pytest.fixture
+def live(serve):
+    return serve()
 
 
 @pytest.fixture

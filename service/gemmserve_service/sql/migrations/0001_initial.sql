@@ -1,6 +1,5 @@
--- name: arrays
--- state: live, deleted or expired. A deleted array whose bytes a job still needs keeps its row until the job ends;
--- an expired one keeps it (without an extent) so that its id is answered with 410.
+-- State of an array: live, deleted or expired. A deleted array whose bytes a job still needs keeps its row until the
+-- job ends; an expired one keeps it (without an extent) so that its id is answered with 410.
 CREATE TABLE arrays (
     id          TEXT PRIMARY KEY,
     dtype       TEXT NOT NULL,
@@ -12,9 +11,8 @@ CREATE TABLE arrays (
     expires_at  REAL,
     extent      TEXT,
     state       TEXT NOT NULL DEFAULT 'live'
-) WITHOUT ROWID
+) WITHOUT ROWID;
 
--- name: jobs
 CREATE TABLE jobs (
     id          TEXT PRIMARY KEY,
     op          TEXT NOT NULL,
@@ -30,15 +28,13 @@ CREATE TABLE jobs (
     timings     TEXT,
     algorithm   TEXT,
     residual    REAL
-) WITHOUT ROWID
+) WITHOUT ROWID;
 
--- name: jobs_by_state
-CREATE INDEX jobs_by_state ON jobs (state, id)
+CREATE INDEX jobs_by_state ON jobs (state, id);
 
--- name: idempotency
 CREATE TABLE idempotency (
     key         TEXT PRIMARY KEY,
     digest      TEXT NOT NULL,
     job_id      TEXT NOT NULL,
     created_at  REAL NOT NULL
-) WITHOUT ROWID
+) WITHOUT ROWID;

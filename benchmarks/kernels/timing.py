@@ -1,0 +1,175 @@
+"""Times of several ways to do the same thing on a GPU, taken in turns.
+
+Two times of each, which are not the same for small products:
+
+`seconds`  the device's share: events around calls that were enqueued while the device was kept busy with something
+           else, so that it never waits for the host;
+`wall`     the caller's: the clock around many calls one after another and the wait for the last, over their number.
+           Where the host needs longer to enqueue a call than the device to run it, this is the larger one.
+
+The contenders take turns, in another order every round: a device that throttles under one slows all of them. Operands
+rotate, see `targets.GpuTarget.sets`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass
+
+LEAST_S = 3e-4
+"""Of one measurement: the calls between two events take that long together, or are MOST_CALLS."""
+MOST_CALLS = 24
+"""Enqueued at once: a stream takes about a thousand launches before the host has to wait."""
+WALL_S = 2e-3
+WALL_CALLS = 200
+WALL_BELOW = 2e-3
+"""Products longer than that on the device take the same time on the wall."""
+LONG_S = 5e-3
+"""From there on one probe is enough."""
+HOPELESS = 4.0
+"""A contender that takes so many times the best one's time is timed in one round only."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often: `rounds` of turns of `calls` each."""
+
+    rounds: int
+    calls: int
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds a call. `spread` is the distance between the quartiles over the median."""
+
+    seconds: float
+    fastest: float
+    spread: float
+    wall: float | None
+    rounds: int
+    calls: int
+
+
+def plan_of(seconds, best, *, rounds, budget):
+    """For a contender of about `seconds` beside one of `best`; `budget` seconds of device time a contender."""
+    calls = min(MOST_CALLS, max(1, math.ceil(LEAST_S / max(seconds, 1e-7))))
+    if seconds > HOPELESS * best:
+        return Plan(1, calls)
+    return Plan(max(3, min(rounds, int(budget / (calls * max(seconds, 1e-7))))), calls)
+
+
+def in_turns(clock, contenders, *, rounds=15, budget=0.4):
+    """Times by name. `contenders`: name -> run(i), where i counts the sets of operands."""
+    probes = {}
+    for name, run in contenders.items():
+        clock.host(lambda run=run: run(0), 1)  # loads, compiles, chooses
+        probes[name] = clock.device(run, 1, 1)
+        if probes[name] < LONG_S:
+            probes[name] = min(probes[name], clock.device(run, 2, 1))
+    best = min(probes.values())
+    plans = {name: plan_of(probe, best, rounds=rounds, budget=budget) for name, probe in probes.items()}
+    found = {name: [] for name in contenders}
+    names = list(contenders)
+    for turn in range(max(plan.rounds for plan in plans.values())):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            if turn < plans[name].rounds:
+                found[name].append(clock.device(contenders[name], turn * plans[name].calls, plans[name].calls))
+    return {
+        name: summarized(times, plans[name], _wall(clock, contenders[name], statistics.median(times)))
+        for name, times in found.items()
+    }
+
+
+def _wall(clock, run, seconds):
+    if seconds > WALL_BELOW:
+        return None
+    once = clock.host(lambda: run(0), 3)
+    calls = max(3, min(WALL_CALLS, math.ceil(WALL_S / once)))
+    return min(clock.host_of_many(run, calls) for _ in range(3))
+
+
+def summarized(times, plan, wall):
+    median = statistics.median(times)
+    quartiles = statistics.quantiles(times, n=4) if len(times) > 2 else [median] * 3
+    return Times(median, min(times), (quartiles[2] - quartiles[0]) / median, wall, plan.rounds, plan.calls)
+
+
+class CpuClock:
+    """For functions that return when they are done."""
+
+    def device(self, run, first, calls):
+        """Seconds of one call of `calls`."""
+        start = time.perf_counter()
+        for i in range(first, first + calls):
+            run(i)
+        return (time.perf_counter() - start) / calls
+
+    def host(self, function, calls):
+        """Seconds until one call returns, at best."""
+        return min(_clocked(function) for _ in range(calls))
+
+    def host_of_many(self, run, calls):
+        """Seconds a call, one after another, the wait for the last included."""
+        return self.device(run, 0, calls)
+
+
+class GpuClock:
+    """For functions that enqueue work on CuPy's current stream."""
+
+    FILL_BYTES = 1 << 30
+    FILL_RATE = 5e12
+    """Bytes a second, not less than any device writes."""
+    MOST_FILLS = 400
+
+    def __init__(self, cupy, fill_bytes=FILL_BYTES):
+        self._cuda = cupy.cuda
+        self._fill = cupy.empty(fill_bytes, cupy.uint8)
+        self._enqueue = {}
+
+    def device(self, run, first, calls):
+        """Seconds of one call of `calls`, enqueued behind writes that last until all of them are."""
+        start, stop = self._cuda.Event(), self._cuda.Event()
+        fills = math.ceil(2 * calls * self._host_seconds(run) * self.FILL_RATE / self._fill.nbytes)
+        for _ in range(min(fills, self.MOST_FILLS)):
+            self._fill.fill(0)
+        start.record()
+        began = time.perf_counter()
+        for i in range(first, first + calls):
+            run(i)
+        self._enqueue[run] = (time.perf_counter() - began) / calls
+        stop.record()
+        stop.synchronize()
+        return self._cuda.get_elapsed_time(start, stop) / 1e3 / calls
+
+    def _host_seconds(self, run):
+        if run not in self._enqueue:
+            self.synchronize()
+            self._enqueue[run] = _clocked(lambda: run(0))
+        # A call that waits for the device itself would be followed by as long a wait every time.
+        return min(self._enqueue[run], 2e-3)
+
+    def host(self, function, calls):
+        """Seconds until the host and the device are done with one call, at best."""
+        return min(_clocked(lambda: (function(), self.synchronize())) for _ in range(calls))
+
+    def host_of_many(self, run, calls):
+        """Seconds a call, one after another, the wait for the last included."""
+        self.synchronize()
+
+        def all_of_them():
+            for i in range(calls):
+                run(i)
+            self.synchronize()
+
+        return _clocked(all_of_them) / calls
+
+    def synchronize(self):
+        self._cuda.Device().synchronize()
+
+
+def _clocked(function):
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start

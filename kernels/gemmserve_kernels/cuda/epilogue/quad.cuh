@@ -1,0 +1,49 @@
+// Reductions along the rows of accumulators: a quad, four neighbouring lanes, holds a row's columns of a warp's tile
+// (PTX ISA, fragments of mma.m16n8 and wgmma.m64nN). Partials go from registers to global memory, by shuffles alone.
+#pragma once
+
+#include "pre_op.cuh"
+#include "reductions.cuh"
+
+// The same variable of lane `lane ^ step`.
+template <class T>
+GEMM_DEVICE T of_neighbour(T x, int step) {
+    static_assert(sizeof(T) % 4 == 0, "whole words");
+    union Words {
+        T value;
+        unsigned word[sizeof(T) / 4];
+        GEMM_DEVICE Words() {}
+    } words;
+    words.value = x;
+#pragma unroll
+    for (unsigned i = 0; i < sizeof(T) / 4; ++i) words.word[i] = __shfl_xor_sync(0xffffffffu, words.word[i], step);
+    return words.value;
+}
+
+// Where the partials of one row go.
+struct RowSlot {
+    Long output;  // of the row, in a result
+    Long number;  // of the partial among those of an output
+    Long first;   // index of the columns' first one in what is reduced
+    bool inside;  // whether the row exists
+};
+
+// Every reduction in MASK of one row. `each(fold)` calls fold(column, value) for the lane's own elements; all lanes of
+// the warp come here together. `lane` counts in the quad.
+template <unsigned MASK, PreOp OP, bool ATOMIC, class Acc, class Elements>
+GEMM_DEVICE void reduce_row(const RowReduceParams& params, const RowSlot& slot, int lane, const Elements& each) {
+    for_each_reduction<MASK, PreOpValue<OP, Acc>>([&](auto reduction) {
+        using Each = decltype(reduction);
+        typename Each::Local local = Each::start();
+        each([&](int column, Acc value) { Each::fold(local, apply<OP>(value), column); });
+        typename Each::Partial partial = Each::lift(local, slot.first);
+        Each::merge(partial, of_neighbour(partial, 1));
+        Each::merge(partial, of_neighbour(partial, 2));
+        if (lane != 0 || !slot.inside) return;
+        if constexpr (ATOMIC && Each::ADDS) {
+            Each::store_atomically(params.partial, slot.output, partial);
+        } else {
+            Each::store(params.partial, slot.number * params.outputs + slot.output, partial);
+        }
+    });
+}

@@ -1,0 +1,353 @@
+"""What the host of the mma.sync kernels hands over: argument structures, plans of launches, defines."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gemmserve_kernels.arguments import (
+    BATCH_DIMS,
+    GemmParams,
+    MatrixView,
+    RowReduceParams,
+    StoredArray,
+    launches,
+    matrix_view,
+)
+from gemmserve_kernels.compiler import KernelSource
+from gemmserve_kernels.config import GemmConfig
+from gemmserve_kernels.mma.tiles import ARITHMETIC, MmaTile, resolve_tile
+from gemmserve_kernels.planes.layout import PLANES
+from gemmserve_kernels.problem import GemmReduceProblem
+from gemmserve_kernels.reduction import Partials, epilogue_defines, outputs_of
+from gemmserve_kernels.tiling import TYPES, Operands, flag
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.launch import Launcher
+    from gemmserve_kernels.planes.layout import Planes, Scheme
+    from gemmserve_kernels.problem import GemmProblem
+
+_WORKSPACE_BYTES: Final = 256 << 20
+"""Partial sums of one launch at most; a batch that needs more is launched in turns."""
+_TF32_MASK: Final = 0xFFFFE000
+"""The bits of a float32 that TF32 has."""
+TF32_MODES: Final = {"3xtf32": "3xtf32", "1xtf32": "1xtf32", "tf32": "1xtf32"}
+"""Arithmetic by compute mode."""
+
+
+class MmaParams(ctypes.Structure):
+    """Mirror of MmaParams in cuda/mma_sync/params.cuh."""
+
+    _fields_ = (
+        ("gemm", GemmParams),
+        ("k_part", ctypes.c_int64),
+        ("splits", ctypes.c_int32),
+        ("mask", ctypes.c_uint32),
+        ("partial", ctypes.c_uint64),
+        ("arrivals", ctypes.c_uint64),
+        ("exponents", ctypes.c_uint64 * 2),
+        ("exponent_stride", ctypes.c_int64 * BATCH_DIMS * 2),
+        ("plane_stride", ctypes.c_int64 * 2),
+        ("reduce", RowReduceParams),
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where planes lie in their arrays."""
+
+    scheme: Scheme
+    complex: bool
+    side: str
+    rows: int
+    k: int
+    pitch: int
+    batch_strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, planes: Planes) -> Layout:
+        return cls(
+            planes.scheme, planes.complex, planes.side, planes.rows, planes.k, planes.pitch, planes.batch_strides
+        )
+
+    @property
+    def matrix(self) -> int:
+        """Elements of all planes of one matrix."""
+        return len(PLANES[self.scheme, self.complex, self.side]) * self.rows * self.pitch
+
+    def planes(self) -> MatrixView:
+        """The first plane, as rows x k."""
+        strides = tuple(step * self.matrix for step in self.batch_strides)
+        return MatrixView(0, 0, np.dtype(np.float16), self.rows, self.k, self.pitch, 1, strides)
+
+    def exponents(self) -> MatrixView:
+        """The exponents of the rows, as a matrix of one column."""
+        strides = tuple(step * self.rows for step in self.batch_strides)
+        return MatrixView(0, 0, np.dtype(np.int32), self.rows, 1, 1, 0, strides)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The launches of one product; addresses in `pieces` count from the arrays' bases.
+
+    `swapped` where it is the transposed product, so that A and B change places.
+    """
+
+    source: KernelSource
+    tile: MmaTile
+    shared: int
+    tile_bytes: int
+    pieces: tuple[tuple[MmaParams, int], ...]
+    swapped: bool
+    length: int = 0
+
+    def launch(
+        self,
+        launcher: Launcher,
+        bases: Sequence[int],
+        exponents: Sequence[int] = (0, 0),
+        *,
+        partials: Partials | None = None,
+        first_matrix: int = 0,
+    ) -> None:
+        """Enqueues everything; `bases` in the order a, b, c, d, where A and B have changed places if `swapped`."""
+        splits = self.tile.split_k
+        per_launch = launcher.max_grid // splits
+        partial = arrivals = None
+        if splits > 1:
+            most = max(tiles for _, tiles in self.pieces)
+            per_launch = max(1, min(per_launch, most, _WORKSPACE_BYTES // (self.tile_bytes * splits)))
+            partial = launcher.empty((per_launch * splits * self.tile_bytes // 4,), np.dtype(np.float32))
+            arrivals = launcher.zeros((sum(tiles for _, tiles in self.pieces),), np.dtype(np.uint32))
+        done = 0
+        for piece, tiles in self.pieces:
+            params = MmaParams.from_buffer_copy(piece)
+            gemm = params.gemm
+            for matrix, base in zip((gemm.a, gemm.b, gemm.c, gemm.d), bases, strict=False):
+                matrix.re += base
+                matrix.im += base
+            if partials is not None:
+                params.reduce.partial = partials.params(launcher)
+                params.reduce.first_batch += first_matrix
+            for side in range(2):
+                params.exponents[side] += exponents[side]
+            for first in range(0, tiles, per_launch):
+                if splits > 1:
+                    params.partial = launcher.pointer(partial)
+                    params.arrivals = launcher.pointer(arrivals) + 4 * (done + first)
+                gemm.first_tile = first * splits
+                grid = min(tiles - first, per_launch) * splits
+                launcher.launch(
+                    self.source, self.source.name, grid=grid, block=self.tile.threads, shared=self.shared, params=params
+                )
+            done += tiles
+
+
+def resolve_tf32(
+    config: GemmConfig | None, problem: GemmProblem | GemmReduceProblem, shape: tuple[int, int], spec: DeviceSpec
+) -> MmaTile:
+    """The tile for a product of that many rows and columns. Raises ConfigInfeasible."""
+    arithmetic = TF32_MODES[problem.compute]
+    return resolve_tile(config, arithmetic, (*shape, problem.k), spec, is_complex=problem.dtype.kind == "c")
+
+
+@lru_cache(maxsize=1024)
+def tf32_plan(
+    spec: DeviceSpec,
+    problem: GemmProblem | GemmReduceProblem,
+    config: GemmConfig | MmaTile | None,
+    a: StoredArray,
+    b: StoredArray,
+    c: StoredArray | None,
+    d: StoredArray | None,
+) -> _Plan:
+    operands = Operands.of(problem, a, b)
+    c_view, d_view = _written(problem, c, d)
+    swapped = _turned(problem, d_view)
+    if swapped:
+        operands, c_view, d_view = operands.transposed(), c_view.transposed(), d_view.transposed()
+        config = config.transposed() if isinstance(config, GemmConfig) else config
+    tile = config if isinstance(config, MmaTile) else resolve_tf32(config, problem, (operands.m, operands.n), spec)
+    is_complex = problem.dtype.kind == "c"
+    views = [operands.a, operands.b, c_view, d_view]
+    along = [_along_k(operands.a, k_is_row=False), _along_k(operands.b, k_is_row=True)]
+    units = [
+        _unit(operands.a, along_k=along[0], k_is_row=False),
+        _unit(operands.b, along_k=along[1], k_is_row=True),
+    ]
+    arithmetic = TF32_MODES[problem.compute]
+    defines = {
+        **_defines(problem, tile, arithmetic, c, d, d_view, pair=2 if along[1] or is_complex else 4),
+        "CONJUGATE_A": flag(is_complex and operands.conjugate_a),
+        "CONJUGATE_B": flag(is_complex and operands.conjugate_b),
+        "A_ALONG_K": flag(along[0]),
+        "B_ALONG_K": flag(along[1]),
+        "UNIT_A": str(units[0]),
+        "UNIT_B": str(units[1]),
+        "ROUNDING_BIG": tile.rounding_big.upper(),
+        "ROUNDING_SMALL": tile.rounding_small.upper(),
+        "INSTRUCTION_K": str(tile.instruction_k),
+    }
+    conjugates = (operands.conjugate_a, operands.conjugate_b)
+    return _finish(problem, tile, arithmetic, defines, views, conjugates, swapped=swapped)
+
+
+@lru_cache(maxsize=1024)
+def planes_plan(
+    spec: DeviceSpec,
+    problem: GemmProblem | GemmReduceProblem,
+    tile: MmaTile,
+    a: Layout,
+    b: Layout,
+    c: StoredArray | None,
+    d: StoredArray | None,
+) -> _Plan:
+    del spec
+    c_view, d_view = _written(problem, c, d)
+    swapped = _turned(problem, d_view)
+    if swapped:
+        a, b, c_view, d_view = b, a, c_view.transposed(), d_view.transposed()
+    views = [a.planes(), b.planes().transposed(), c_view, d_view, a.exponents(), b.exponents()]
+    defines = _defines(problem, tile, a.scheme, c, d, d_view, pair=2)
+    strides = (a.rows * a.pitch, b.rows * b.pitch)
+    return _finish(problem, tile, a.scheme, defines, views, (False, False), swapped=swapped, plane_strides=strides)
+
+
+def _written(
+    problem: GemmProblem | GemmReduceProblem, c: StoredArray | None, d: StoredArray | None
+) -> list[MatrixView]:
+    shape = (*problem.batch_shape, problem.m, problem.n)
+    nowhere = MatrixView(0, 0, _stored_dtype(problem), problem.m, problem.n, 0, 0, (0,) * len(problem.batch_shape))
+    return [nowhere if array is None else matrix_view(array, shape, planar=problem.planar) for array in (c, d)]
+
+
+def _stored_dtype(problem: GemmProblem | GemmReduceProblem) -> np.dtype[Any]:
+    return problem.stored((), problem.dtype)[1]
+
+
+def _turned(problem: GemmProblem | GemmReduceProblem, d: MatrixView) -> bool:
+    """Whether the transposed product is computed: columns are what is reduced, or what lies along memory."""
+    return problem.over_rows if isinstance(problem, GemmReduceProblem) else _runs_along_rows(d)
+
+
+def warp_columns(tile: MmaTile, columns: int) -> int:
+    """Warps side by side over that many columns: each leaves a partial of every row."""
+    return -(-columns // tile.block_n) * (tile.block_n // tile.warp_n)
+
+
+def _defines(
+    problem: GemmProblem | GemmReduceProblem,
+    tile: MmaTile,
+    arithmetic: str,
+    c: StoredArray | None,
+    d: StoredArray | None,
+    d_view: MatrixView,
+    *,
+    pair: int,
+) -> dict[str, str]:
+    """What both families tell the compiler; `pair`: neighbouring columns that one lane writes at once."""
+    is_complex = problem.dtype.kind == "c"
+    shape = ARITHMETIC[arithmetic]
+    return {
+        "COMPLEX": flag(is_complex),
+        "PLANES": flag(shape.planes),
+        "PLANAR": flag(problem.planar),
+        "PARTS": str(shape.parts),
+        "TYPE_C": TYPES[(c.dtype if c else _stored_dtype(problem)).name],
+        "TYPE_D": TYPES[(d.dtype if d else _stored_dtype(problem)).name],
+        "VECTOR_D": flag(d is not None and d_view.column_stride == 1 and d_view.aligned(pair, d_view.row_stride)),
+        "BLOCK_M": str(tile.block_m),
+        "BLOCK_N": str(tile.block_n),
+        "BLOCK_K": str(tile.block_k),
+        "WARP_M": str(tile.warp_m),
+        "WARP_N": str(tile.warp_n),
+        "STAGES": str(tile.stages),
+        "GROUP": str(tile.raster),
+        "PROMOTE": str(tile.promote),
+        "MIN_BLOCKS": str(tile.min_blocks),
+        "THREADS": str(tile.threads),
+        "SHARED_BYTES": str(tile.shared_bytes(arithmetic, is_complex=is_complex)),
+        **(epilogue_defines(problem) if isinstance(problem, GemmReduceProblem) else {}),
+    }
+
+
+def _finish(
+    problem: GemmProblem | GemmReduceProblem,
+    tile: MmaTile,
+    arithmetic: str,
+    defines: dict[str, str],
+    views: Sequence[MatrixView],
+    conjugates: tuple[bool, bool],
+    *,
+    swapped: bool,
+    plane_strides: tuple[int, int] = (0, 0),
+) -> _Plan:
+    """The plan for `views`: A, B, C, D and, of planes, the exponents of A and B."""
+    is_complex = problem.dtype.kind == "c"
+    m, n, k = views[0].rows, views[1].columns, problem.k
+    tiles_m, tiles_n = -(-m // tile.block_m), -(-n // tile.block_n)
+    reduces = isinstance(problem, GemmReduceProblem)
+    alpha, beta = complex(problem.alpha), 0j if isinstance(problem, GemmReduceProblem) else complex(problem.beta)
+    pieces = []
+    for first_matrix, inner, cut in launches(problem.batch_shape, views):
+        gemm = GemmParams(m=m, n=n, k=k, tiles_m=tiles_m, tiles_n=tiles_n)
+        gemm.conjugate_a, gemm.conjugate_b = conjugates
+        gemm.a, gemm.b, gemm.c, gemm.d = (view.params() for view in cut[:4])
+        gemm.batch_shape[:] = inner
+        gemm.alpha[:] = alpha.real, alpha.imag
+        gemm.beta[:] = beta.real, beta.imag
+        mask = 0xFFFFFFFF if ARITHMETIC[arithmetic].planes else _TF32_MASK
+        params = MmaParams(gemm=gemm, k_part=tile.k_part(k), splits=tile.split_k, mask=mask)
+        params.plane_stride[:] = plane_strides
+        if isinstance(problem, GemmReduceProblem):
+            params.reduce.outputs, params.reduce.first_batch = outputs_of(problem), first_matrix
+            params.reduce.reduce_batch = problem.over_batch
+        for side, view in enumerate(cut[4:]):
+            matrix = view.params()
+            params.exponents[side] = matrix.re
+            params.exponent_stride[side][:] = matrix.batch_stride[:]
+        pieces.append((params, tiles_m * tiles_n * math.prod(inner)))
+    shared = tile.shared_bytes(arithmetic, is_complex=is_complex)
+    tile_bytes = tile.block_m * tile.block_n * (8 if is_complex else 4)
+    source = KernelSource("mma_reduce" if reduces else "mma_gemm", tuple(defines.items()))
+    length = 0
+    if isinstance(problem, GemmReduceProblem):
+        length = warp_columns(tile, n) * (problem.batch if problem.over_batch else 1)
+    return _Plan(source, tile, shared, tile_bytes, tuple(pieces), swapped, length)
+
+
+def _runs_along_rows(d: MatrixView) -> bool:
+    """Whether neighbours in memory are neighbours in a column of D: then the transposed product is computed."""
+    if d.rows == 1 or d.columns == 1:
+        return d.columns == 1 and d.rows > 1
+    return abs(d.row_stride) < abs(d.column_stride)
+
+
+def _along_k(view: MatrixView, *, k_is_row: bool) -> bool:
+    """Whether neighbours in memory are neighbours in k; a stride over one element says nothing."""
+    k_extent, extent = (view.rows, view.columns) if k_is_row else (view.columns, view.rows)
+    k_stride, stride = (view.row_stride, view.column_stride) if k_is_row else (view.column_stride, view.row_stride)
+    return extent == 1 if 1 in {k_extent, extent} else abs(k_stride) <= abs(stride)
+
+
+def _unit(view: MatrixView, *, along_k: bool, k_is_row: bool) -> int:
+    """Bytes that one cp.async may copy: 16, 8 or 4. Its end may be cut off, its address must be a multiple."""
+    fast, slow = (view.row_stride, view.column_stride) if along_k == k_is_row else (view.column_stride, view.row_stride)
+    itemsize = view.dtype.itemsize
+    for unit in (16, 8):
+        steps = [view.re, view.im, *(stride * itemsize for stride in (slow, *view.batch_strides))]
+        if unit > itemsize and fast != 1:
+            continue
+        if unit <= itemsize:
+            steps.append(fast * itemsize)
+        if all(step % unit == 0 for step in steps):
+            return unit
+    return 4

@@ -1,0 +1,68 @@
+"""How long a task will keep its device: a plain model, corrected by what the device has shown.
+
+Serves fair sharing, where a wrong estimate is set right when the time is known, and the watchdog, which takes many
+times the estimate. It chooses nothing: which algorithm runs is decided by the kernels' own, finer estimates.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_kernels import Plan
+
+if TYPE_CHECKING:
+    from gemmserve_service.executor.base import Worker
+    from gemmserve_service.schemas import Timings
+    from gemmserve_service.tasks import Task
+
+# Operations and bytes per second, and seconds of every task: on the slow side of what processors and accelerators do.
+_CPU: Final = (5e9, 2e9, 1e-4)
+_ACCELERATOR: Final = (1e12, 4e9, 1e-4)
+_SMOOTHING: Final = 0.2  # of the running mean of logarithms; no measurement behind the figure
+_FACTOR: Final = math.log(1e4)  # what is corrected is at most so far from the model
+
+Key = tuple[str, str]
+
+
+class Estimates:
+    """Seconds of a task on a worker's device."""
+
+    def __init__(self) -> None:
+        self._corrections: dict[Key, float] = {}
+
+    def seconds(self, task: Task, worker: Worker) -> float:
+        """Expected device time, transfers included."""
+        return _model(task, worker) * math.exp(self._corrections.get(_key(task, worker), 0.0))
+
+    def cautious_seconds(self, task: Task, worker: Worker) -> float:
+        """For the watchdog: never less than the model says, however fast the device was with other products."""
+        return _model(task, worker) * math.exp(max(self._corrections.get(_key(task, worker), 0.0), 0.0))
+
+    def learn(self, task: Task, worker: Worker, timings: Timings) -> None:
+        """Takes in what a task took."""
+        seconds = device_seconds(timings)
+        if seconds > 0:
+            found = math.log(seconds / _model(task, worker))
+            found = min(max(found, -_FACTOR), _FACTOR)
+            key = _key(task, worker)
+            mean = self._corrections.get(key, found)
+            self._corrections[key] = mean + _SMOOTHING * (found - mean)
+
+
+def device_seconds(timings: Timings) -> float:
+    """What a task kept its device busy for."""
+    return timings.h2d_s + timings.kernel_s + timings.d2h_s
+
+
+def _model(task: Task, worker: Worker) -> float:
+    cpu = worker.spec is None or worker.spec.kind == "cpu"
+    rate, bandwidth, base = _CPU if cpu else _ACCELERATOR
+    nbytes, flops = task.size
+    return base + flops / rate + nbytes / bandwidth
+
+
+def _key(task: Task, worker: Worker) -> Key:
+    chosen = task.plans.get(worker.id)
+    algorithm = f"{chosen.algorithm}:{chosen.arithmetic}" if isinstance(chosen, Plan) else ""
+    return worker.id, f"{task.problem.dtype.name}:{algorithm}"

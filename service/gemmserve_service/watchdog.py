@@ -1,0 +1,73 @@
+"""Workers that hang: silent ones, and those whose task does not get on. They are killed; the task is tried again.
+
+A task's lease is `hang_s` and `hang_factor` times its estimated time; each panel that its worker reports renews it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gemmserve_service.executor.base import Executor, Worker
+    from gemmserve_service.tasks import Task
+
+_LOOKS: Final = 10  # in the shortest time that it watches for
+_LONGEST_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Watchdog:
+    """Looks at the workers every second, or more often where settings ask for shorter times."""
+
+    def __init__(self, executor: Executor, *, silence_s: float, hang_s: float) -> None:
+        self.executor = executor
+        self.silence_s = silence_s
+        self.killed = 0
+        """Workers that were killed."""
+        self._every_s = min(silence_s / _LOOKS, hang_s / _LOOKS, _LONGEST_S)
+        self._excused = 0.0
+        self._last_look: float | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._task = asyncio.get_running_loop().create_task(self._watch(), name="watchdog")
+
+    async def stop(self) -> None:
+        """Looks no more."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def look(self, now: float) -> None:
+        """Kills every worker that hangs; `now` by time.monotonic."""
+        if self._last_look is not None and now - self._last_look > self.silence_s / 2:
+            # This process was stopped itself, or the machine slept: the workers could not be heard.
+            log.warning("nobody watched the workers for %.1f s", now - self._last_look)
+            self._excused = now
+        self._last_look = now
+        for worker in list(self.executor.workers()):
+            if worker.ready and (reason := self._hung(worker, now)):
+                self.killed += 1
+                self.executor.kill(worker, reason)
+
+    def _hung(self, worker: Worker, now: float) -> str | None:
+        silent_s = now - max(worker.heard, self._excused)
+        if silent_s > self.silence_s:
+            return f"no sign of life for {silent_s:.1f} s"
+        task: Task | None = next(iter(worker.tasks.values()), None)
+        if task is not None:
+            still_s = now - max(worker.moved, self._excused)
+            if still_s > task.limit_s:
+                return f"task {task.id} has not got on for {still_s:.1f} s"
+        return None
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            self.look(time.monotonic())

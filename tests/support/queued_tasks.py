@@ -1,0 +1,26 @@
+"""Tasks that are nothing but what a queue looks at."""
+
+from __future__ import annotations
+
+import itertools
+
+_NUMBERS = itertools.count()
+
+
+class QueuedTask:
+    """One of `owner`, in the order of its making."""
+
+    def __init__(self, owner: str = "", cost: float = 1.0, *, priority: int = 0, nbytes: int = 10, name: str = ""):
+        self.owner = owner
+        self.cost_s = cost
+        self.order = (-priority, next(_NUMBERS))
+        self.size = (nbytes, 0)
+        self.name = name or owner
+
+
+def drain(queue, most: int = 10**9) -> list[QueuedTask]:
+    """Takes what a FairQueue gives, in its order."""
+    order = []
+    while len(order) < most and (found := queue.take(lambda _: True)) is not None:
+        order.append(found)
+    return order

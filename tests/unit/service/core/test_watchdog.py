@@ -1,0 +1,140 @@
+"""The watchdog: who is killed, and who is not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gemmserve_service.estimates import Estimates
+from gemmserve_service.executor.inline import InlineExecutor
+from gemmserve_service.schemas import JobState, Timings
+from gemmserve_service.watchdog import Watchdog
+from gemmserve_service.worker.device import CpuBackend
+
+A = np.ones((4, 4), "c8")
+
+
+@pytest.fixture
+def dog(fake):
+    fake.owner = SimpleNamespace(worker_ready=lambda _: None, worker_lost=lambda worker: worker.tasks.clear())
+    fake.hello()
+    return Watchdog(fake, silence_s=30, hang_s=100)
+
+
+@pytest.fixture
+def worker(dog, fake):
+    worker = fake.fleet["cpu"]
+    worker.heard = worker.moved = 1000.0
+    return worker
+
+
+def test_a_silent_worker_is_killed_whether_it_has_a_task_or_not(dog, worker, fake):
+    for now in range(1000, 1030, 1):
+        dog.look(now)
+    assert fake.killed == []
+    dog.look(1031)
+    assert [name for name, _ in fake.killed] == ["cpu"]
+    assert "no sign of life for 31.0 s" in fake.killed[0][1]
+    dog.look(1032)  # it is being replaced
+    assert dog.killed == len(fake.killed) == 1
+
+
+def test_a_task_that_does_not_get_on_costs_its_worker(dog, worker, fake):
+    worker.tasks["t"] = SimpleNamespace(id="t", limit_s=50)
+    for now in range(1000, 1050):
+        worker.heard = now
+        dog.look(now)
+    assert fake.killed == []
+    worker.heard = 1051
+    dog.look(1051)
+    assert "task t has not got on for 51.0 s" in fake.killed[0][1]
+
+
+def test_each_panel_renews_the_lease(dog, worker, fake, monkeypatch):
+    worker.tasks["t"] = SimpleNamespace(id="t", limit_s=50)
+    for now in range(1000, 2000, 10):
+        monkeypatch.setattr("gemmserve_service.executor.base.time.monotonic", lambda now=now: float(now))
+        worker.heard = now
+        worker.beat("t", now // 40)
+        dog.look(now)
+    assert fake.killed == []
+    worker.beat("another", 10**6)  # a late word of an earlier task is no progress
+    assert worker.progress == 49
+
+
+def test_who_was_stopped_himself_blames_nobody(dog, worker, fake):
+    worker.tasks["t"] = SimpleNamespace(id="t", limit_s=50)
+    dog.look(1001)
+    dog.look(1500)  # the machine slept
+    assert fake.killed == []
+    for now in range(1501, 1530):
+        dog.look(now)
+    assert fake.killed == []
+    dog.look(1531)
+    assert len(fake.killed) == 1
+
+
+def test_estimates_follow_what_was_measured_and_the_cautious_ones_only_upwards(fake):
+    fake.owner = SimpleNamespace(worker_ready=lambda _: None)
+    fake.hello()
+    worker = fake.fleet["cpu"]
+    task = SimpleNamespace(size=(1 << 20, 10**10), plans={}, problem=SimpleNamespace(dtype=np.dtype("c8")))
+    estimates = Estimates()
+    model = estimates.seconds(task, worker)
+    assert 1 < model < 10
+    for _ in range(50):
+        estimates.learn(task, worker, Timings(kernel_s=model / 16))
+    assert estimates.seconds(task, worker) == pytest.approx(model / 16)
+    assert estimates.cautious_seconds(task, worker) == pytest.approx(model)
+    for _ in range(50):
+        estimates.learn(task, worker, Timings(kernel_s=model * 16))
+    assert estimates.cautious_seconds(task, worker) == pytest.approx(model * 16, rel=0.01)
+    other = SimpleNamespace(size=(1 << 20, 10**10), plans={}, problem=SimpleNamespace(dtype=np.dtype("c16")))
+    assert estimates.seconds(other, worker) == model, "another dtype is another matter"
+    estimates.learn(task, worker, Timings())
+    assert math.isfinite(estimates.seconds(task, worker))
+
+
+async def test_a_hung_job_is_tried_again_then_fails_and_the_next_one_runs(
+    make_core, make_settings, put, gemm, fake, eventually
+):
+    core = await make_core(make_settings(hang_s=0.2, hang_factor=0, max_attempts=2), fake)
+    a = await put(core.store, A)
+    hangs, _ = await core.jobs.submit(gemm(a, a))
+    good, _ = await core.jobs.submit(gemm(a, a))
+    await asyncio.sleep(0.1)
+    assert fake.killed == []
+    for attempt in (1, 2):
+        await eventually(lambda attempt=attempt: len(fake.killed) == attempt)
+        fake.hello()
+    failed = await core.jobs.wait(hangs.id, 5)
+    assert (failed.state, failed.attempt, failed.error.type) == (JobState.FAILED, 2, "/problems/worker-crashed")
+    assert fake.running() == [good.id]
+    fake.done()
+    assert (await core.jobs.wait(good.id, 5)).state == JobState.SUCCEEDED
+    assert core.scheduler.watchdog.killed == 2
+
+
+async def test_a_thread_that_hangs_is_given_up(make_core, make_settings, put, gemm, monkeypatch):
+    run, hung = CpuBackend.run, []
+
+    def hang_once(self, *arguments):
+        if not hung:
+            hung.append(True)
+            time.sleep(1.0)
+        return run(self, *arguments)
+
+    core = await make_core(make_settings(hang_s=0.2, hang_factor=0), InlineExecutor())
+    monkeypatch.setattr(CpuBackend, "run", hang_once)
+    a = await put(core.store, A)
+    info, _ = await core.jobs.submit(gemm(a, a))
+    finished = await core.jobs.wait(info.id, 5)
+    assert (finished.state, finished.attempt) == (JobState.SUCCEEDED, 2)
+    assert core.ready()[0]
+    await asyncio.sleep(1.0)  # the one that was given up answers, to nobody
+    assert (await core.jobs.get(info.id)).attempt == 2
