@@ -17,7 +17,7 @@ RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve test gpu-test bench lint python
+.PHONY: help demo serve test gpu-test sanitize bench lint python
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,11 @@ test: python  ## the test suite (tests that need a GPU say so when they are skip
 gpu-test: python  ## the tests that need a GPU, on this machine's GPU
 	$(call environment,dev)
 	$(RUN) -m pytest -m gpu $(PYTEST_ARGS)
+
+sanitize: python  ## NVIDIA's compute-sanitizer over every kernel, on this machine's GPU
+	$(call environment,dev)
+	for tool in memcheck racecheck initcheck; do \
+		compute-sanitizer --tool $$tool --error-exitcode 9 $(RUN) tests/gpu/sanitize.py $(ARGS) || exit; done
 
 bench: python  ## our kernels beside the vendor's, with errors (ARGS='--compute fp32')
 	$(call environment,dev)

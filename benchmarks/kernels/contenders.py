@@ -1,12 +1,11 @@
-"""Who competes in a case of the suite: ours as dispatched, each of our algorithms by name, prepared operands, rivals."""
+"""Who competes in a case of the suite: ours as dispatched, our algorithms by name, prepared operands, rivals."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +13,9 @@ from gemmserve_kernels import ConfigInfeasible, DeviceError, GemmConfig, gemm, p
 from gemmserve_kernels.bench.targets import by_hand, run_case
 from gemmserve_kernels.dispatch import candidates, plan
 from gemmserve_kernels.errors import KernelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PREPARABLE = ("3xfp16", "3xfp16-3m", "1xfp16", "ozaki")
 """What the tensor cores multiply where operands can be prepared."""

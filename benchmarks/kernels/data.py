@@ -143,13 +143,21 @@ class Oracle:
         return float(norm(x.ravel())), float(norm(x.real.ravel())), imaginary, host.tolist()
 
 
+REDUCE = {
+    "sum": lambda x: x.sum(axis=-2),
+    "sumsq": lambda x: (abs(x) ** 2).sum(axis=-2),
+    "absmax": lambda x: abs(x).max(axis=-2),
+}
+"""Over m of a product."""
+
+
 class ReduceOracle:
     """What reductions over m of a product should be, for some columns of some matrices."""
 
     COLUMNS, MATRICES = 32, 8
 
     def __init__(self, xp, case, arrays):
-        if case.axis != ("m",) or case.pre_op != "identity" or not set(case.reduce) <= set(self._REDUCE):
+        if case.axis != ("m",) or case.pre_op != "identity" or not set(case.reduce) <= set(REDUCE):
             raise ValueError(f"no oracle of {case.reduce} over {case.axis}")
         self._xp, self._case = xp, case
         matrices, columns = min(case.batch, self.MATRICES), min(case.n, self.COLUMNS)
@@ -161,17 +169,11 @@ class ReduceOracle:
         a, b = _op(a, case.trans_a).astype(wide), _op(b, case.trans_b)[..., self._columns].astype(wide)
         self._product = a @ b if case.alpha == 1 else wide.type(case.alpha) * (a @ b)
 
-    _REDUCE = {
-        "sum": lambda xp, x: x.sum(axis=-2),
-        "sumsq": lambda xp, x: xp.square(abs(x)).sum(axis=-2),
-        "absmax": lambda xp, x: abs(x).max(axis=-2),
-    }
-
     def errors(self, results):
         """The largest of the named results' relative errors."""
         norm, worst = self._xp.linalg.norm, 0.0
         for name in self._case.reduce:
-            expected = self._REDUCE[name](self._xp, self._product)
+            expected = REDUCE[name](self._product)
             found = results[name]
             found = found if self._matrices is None else found[self._matrices]
             found = found[..., self._columns].astype(expected.dtype)

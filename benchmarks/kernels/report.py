@@ -33,14 +33,13 @@ TITLES = {
     "tf32": "compute=tf32",
     "gemm_reduce": "gemm_reduce (batch, m, n, k) over m; the rival multiplies, then reduces",
 }
-NOTE = (
-    'Complex flops are 8 m n k. "gemmserve" is what dispatch chose, "prepared" the same on operands prepared '
-    'beforehand, an algorithm\'s name that algorithm whatever dispatch chose. "ms" is the device\'s time, from operands '
-    'to result, "wall ms" the caller\'s for calls one after another (where it is not given it is the same). "ceiling" is '
-    "the share of the time that the arithmetic at the rate of the unit it uses, or the traffic at that of a copy, would "
-    "take: both measured in the same run. Errors are relative Frobenius norms against a reference in higher precision; "
-    "re and im are those of the real and the imaginary part, each against its own norm."
-)
+NOTE = """\
+Complex flops are 8 m n k. "gemmserve" is what dispatch chose, "prepared" the same on operands prepared beforehand, an
+algorithm's name that algorithm whatever dispatch chose. "ms" is the device's time, from operands to result, "wall ms"
+the caller's for calls one after another (where it is not given it is the same). "ceiling" is the share of the time that
+the arithmetic at the rate of the unit it uses, or the traffic at that of a copy, would take: both measured in the same
+run. Errors are relative Frobenius norms against a reference in higher precision; re and im are those of the real and
+the imaginary part, each against its own norm."""
 COLUMNS = (
     "size", "", "dtype", "compute", "who", "algorithm", "ms", "wall ms", "TFLOP/s", "GB/s", "ceiling",
     "rival's time / this", "error", "worst row", "re", "im",
@@ -129,10 +128,12 @@ def markdown(document, picture):
     lines += ["", "## In one look", ""]
     for suffix, where in (("", "on the device"), ("_wall", "on the wall")):
         mean, worst = found[f"rival_over_auto{suffix}"], found[f"auto_over_best{suffix}"]
+        at = found[f"auto_over_best_at{suffix}"]
         lines += [
-            f"- cuBLAS's time over that of `auto`, {where}, geometric mean over all products: {number(mean, '.2f')}",
-            f"- the best of cuBLAS and our algorithms over `auto`, {where}, at worst: {number(worst, '.2f')}"
-            f" ({found[f'auto_over_best_at{suffix}']})",
+            f"- cuBLAS's time over that of `auto`, {where}, geometric mean of all products: {number(mean, '.2f')}"
+        ]
+        lines += [
+            f"- the best of cuBLAS and our algorithms over `auto`, {where}, at worst: {number(worst, '.2f')} ({at})"
         ]
     lines += ["", *table_lines(("what", "unit", "target", "stretch", "found", "met"), target_lines(found)), ""]
     lines += [NOTE, "", f"![TFLOP/s by size, errors by k]({picture})", ""]

@@ -13,7 +13,9 @@ import gemmserve_kernels
 def digest():
     """Of every source of the kernels: figures of other sources are not continued."""
     root = Path(gemmserve_kernels.__file__).parent
-    sources = sorted(path for kind in ("*.py", "*.cu", "*.cuh") for path in root.rglob(kind) if "bench" not in path.parts)
+    sources = sorted(
+        path for kind in ("*.py", "*.cu", "*.cuh") for path in root.rglob(kind) if "bench" not in path.parts
+    )
     total = hashlib.sha256()
     for path in sources:
         total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())

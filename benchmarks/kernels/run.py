@@ -163,7 +163,13 @@ def derived(row, rates):
     """Rates from a row's time: TFLOP/s, bytes a second, shares of the ceiling and of a copy's bandwidth."""
     seconds, ceiling = row["seconds"], ceilings.seconds(row, rates) if rates else None
     if not seconds:
-        return {"tflops": None, "bytes_per_s": None, "ceiling_s": ceiling, "ceiling_share": None, "bandwidth_share": None}
+        return {
+            "tflops": None,
+            "bytes_per_s": None,
+            "ceiling_s": ceiling,
+            "ceiling_share": None,
+            "bandwidth_share": None,
+        }
     rate = row["nbytes"] / seconds
     return {
         "tflops": row["flops"] / seconds / 1e12,
@@ -265,7 +271,9 @@ def main(argv=None):
             continue
         for whole in table.cases:
             case = shrunk(whole, args.shrink) if args.shrink > 1 else whole
-            key = " ".join(f"{table.name} {whole.op} {whole.label} {whole.dtype} {whole.compute} {label(whole)}".split())
+            key = " ".join(
+                f"{table.name} {whole.op} {whole.label} {whole.dtype} {whole.compute} {label(whole)}".split()
+            )
             if results.done(key) or key in failed:
                 continue
             if time.perf_counter() - began > args.seconds:

@@ -62,7 +62,14 @@ def targets(rows):
     """What was aimed at, on an H200, beside what was found: [{name, target, stretch, found, unit, met}]."""
     every = list(_speed(rows)) + list(_batched(rows)) + list(_errors(rows))
     return [
-        {"name": name, "unit": unit, "target": target, "stretch": stretch, "found": found, "met": met(found, target, unit)}
+        {
+            "name": name,
+            "unit": unit,
+            "target": target,
+            "stretch": stretch,
+            "found": found,
+            "met": met(found, target, unit),
+        }
         for name, unit, target, stretch, found in every
     ]
 
@@ -137,9 +144,7 @@ def worst_part(rows, mine):
         rival = next((r for r in rows if r["who"] == "vendor BLAS" and _same(r, row)), None)
         if rival is None:
             continue
-        for part in ("rel_real", "rel_imag"):
-            if rival[part]:
-                ratios.append(row[part] / rival[part])
+        ratios += [row[part] / rival[part] for part in ("rel_real", "rel_imag") if rival[part]]
     return largest(ratios) if ratios else None
 
 

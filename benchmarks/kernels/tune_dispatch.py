@@ -198,7 +198,9 @@ def main(argv=None):
     parser.add_argument("--seconds", type=float, default=240, help="stop cleanly after that time")
     parser.add_argument("--missing", action="store_true", help="only shapes that the table lacks")
     parser.add_argument("--shrink", type=int, default=1, help="divide every extent, to try the script")
-    parser.add_argument("--check", action="store_true", help="measure nothing: how good is the table between its points")
+    parser.add_argument(
+        "--check", action="store_true", help="measure nothing: how good is the table between its points"
+    )
     parser.add_argument("--worst", type=int, default=20, help="points that --check shows")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args(argv)

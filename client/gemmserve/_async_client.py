@@ -14,6 +14,7 @@ from gemmserve._remote import AsyncRemoteArray
 from gemmserve._retry import RetryPolicy
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping, Sequence
     from typing import TypeAlias, Unpack
 
@@ -49,12 +50,13 @@ class AsyncClient:
         url: str = DEFAULT_URL,
         *,
         api_key: str | None = None,
+        verify: bool | str | ssl.SSLContext = True,
         timeout: float = 30.0,
         retry: RetryPolicy | None = None,
         progress: bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._io = AsyncIO(url, api_key=api_key, timeout=timeout, progress=progress, transport=transport)
+        self._io = AsyncIO(url, api_key=api_key, verify=verify, timeout=timeout, progress=progress, transport=transport)
         self._flows = Flows(retry or RetryPolicy())
 
     @property

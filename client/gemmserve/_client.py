@@ -14,6 +14,7 @@ from gemmserve._remote import RemoteArray
 from gemmserve._retry import RetryPolicy
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping, Sequence
     from typing import TypeAlias, Unpack
 
@@ -41,6 +42,10 @@ T = TypeVar("T")
 class Client:
     """A connection to a gemmserve server; close it, or use it in a `with` block. Safe to share between threads.
 
+    `api_key`: by default the variable GEMMSERVE_API_KEY; "" sends none. It goes to this server alone, never after a
+    redirect. `verify`: whose certificates are trusted over https: True the system's, a path the CA certificates of that
+    PEM file, or an SSLContext; False anybody's, which protects from nobody on the way.
+
     `timeout` is how many seconds the server may be silent when it has nothing to wait for; products and long polls add
     their own time. `retry` says how often what fails in passing is repeated (every request may safely be).
     `progress=False` keeps large transfers from drawing a bar on a terminal's stderr. `transport` is httpx's, for tests
@@ -52,12 +57,13 @@ class Client:
         url: str = DEFAULT_URL,
         *,
         api_key: str | None = None,
+        verify: bool | str | ssl.SSLContext = True,
         timeout: float = 30.0,
         retry: RetryPolicy | None = None,
         progress: bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._io = SyncIO(url, api_key=api_key, timeout=timeout, progress=progress, transport=transport)
+        self._io = SyncIO(url, api_key=api_key, verify=verify, timeout=timeout, progress=progress, transport=transport)
         self._flows = Flows(retry or RetryPolicy())
 
     @property

@@ -24,7 +24,7 @@
         ├── StoreFull               507
         ├── Overloaded              .retry_after
         │   ├── QueueFull           429
-        │   ├── QuotaExceeded       429
+        │   ├── QuotaExceeded       429, or 507 of stored bytes: .quota .limit .used
         │   └── NotReady            503, draining too
         ├── JobFailed               .job, .problem
         ├── JobCancelled            .job
@@ -160,15 +160,20 @@ class DigestMismatch(InvalidRequest):
 
 
 class Unauthorized(APIError):
-    """No API key, or a wrong one."""
+    """The server wants an API key: none was sent, or one that is mistyped, unknown, expired or revoked."""
 
     default_slug = "unauthorized"
 
 
 class Forbidden(APIError):
-    """The key, Host or Origin is not allowed to do this."""
+    """The key lacks a scope (named by `scope`), or the Host or Origin is not allowed to do this."""
 
     default_slug = "forbidden"
+
+    @property
+    def scope(self) -> str | None:
+        """The scope that is missing: "read", "submit" or "admin"."""
+        return self.problem.get("scope")
 
 
 class NotFound(APIError, LookupError):
@@ -214,9 +219,24 @@ class QueueFull(Overloaded):
 
 
 class QuotaExceeded(Overloaded):
-    """Your quota is used up."""
+    """A quota of the API key's owner is used up. `retry_after` is None where time heals nothing: of stored bytes."""
 
     default_slug = "quota-exceeded"
+
+    @property
+    def quota(self) -> str | None:
+        """Which: "stored_bytes", "inflight_bytes", "queued_jobs" or "device_seconds_per_day"."""
+        return self.problem.get("quota")
+
+    @property
+    def limit(self) -> float | None:
+        """How much there is of it."""
+        return self.problem.get("limit")
+
+    @property
+    def used(self) -> float | None:
+        """How much is used."""
+        return self.problem.get("used")
 
 
 class NotReady(Overloaded):
@@ -304,6 +324,7 @@ _BY_STATUS: Final[dict[int, type[APIError]]] = {
     415: InvalidRequest,
     422: InvalidRequest,
     429: Overloaded,
+    431: InvalidRequest,
     503: NotReady,
     507: StoreFull,
 }

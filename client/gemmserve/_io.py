@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import ipaddress
+import ssl
 import time
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 
 from gemmserve import _errors
+from gemmserve._auth import auth_of
 from gemmserve._progress import Progress, watched
 from gemmserve._requests import Pause, Request
 from gemmserve._sse import EventParser
@@ -35,8 +37,11 @@ _HTTPX_ERRORS = _errors.httpx_errors()
 class _Connection:
     """The base URL, the headers of every request, timeouts, and how a Request becomes httpx's arguments."""
 
-    def __init__(self, url: str, *, api_key: str | None, timeout: float, progress: bool) -> None:
+    def __init__(
+        self, url: str, *, api_key: str | None, verify: bool | str | ssl.SSLContext, timeout: float, progress: bool
+    ) -> None:
         self.url = normal_url(url)
+        self.verify = trust(verify)
         self.timeout = timeout
         self.progress = Progress(enabled=progress)
         self.headers = {
@@ -45,8 +50,7 @@ class _Connection:
             # Arrays do not compress, and their bytes are copied as they come.
             "Accept-Encoding": "identity",
         }
-        if api_key is not None:
-            self.headers["Authorization"] = f"Bearer {api_key}"
+        self.auth = auth_of(api_key, self.url)
 
     def headers_of(self, request: Request[Any]) -> dict[str, str]:
         headers = dict(request.headers)
@@ -88,6 +92,16 @@ def normal_url(url: str) -> str:
     return full.rstrip("/")
 
 
+def trust(verify: bool | str | ssl.SSLContext) -> bool | ssl.SSLContext:
+    """What httpx is told. Raises ParameterInvalid for a file that holds no certificates."""
+    if not isinstance(verify, str):
+        return verify
+    try:
+        return ssl.create_default_context(cafile=verify)
+    except OSError as error:  # ssl.SSLError too
+        raise _errors.ParameterInvalid(f"{verify!r} is no file of CA certificates: {error}") from error
+
+
 def is_loopback(url: str) -> bool:
     """Whether `url` names this machine: then no HTTP_PROXY is asked, which would look for the server on itself."""
     host = httpx.URL(url).host
@@ -108,7 +122,12 @@ class SyncIO(_Connection):
     def __init__(self, url: str, *, transport: httpx.BaseTransport | None, **options: Any) -> None:
         super().__init__(url, **options)
         self._http = httpx.Client(
-            base_url=self.url, headers=self.headers, transport=transport, trust_env=not is_loopback(self.url)
+            base_url=self.url,
+            headers=self.headers,
+            auth=self.auth,
+            verify=self.verify,
+            transport=transport,
+            trust_env=not is_loopback(self.url),
         )
         self._sleep = time.sleep
 
@@ -184,7 +203,12 @@ class AsyncIO(_Connection):
     def __init__(self, url: str, *, transport: httpx.AsyncBaseTransport | None, **options: Any) -> None:
         super().__init__(url, **options)
         self._http = httpx.AsyncClient(
-            base_url=self.url, headers=self.headers, transport=transport, trust_env=not is_loopback(self.url)
+            base_url=self.url,
+            headers=self.headers,
+            auth=self.auth,
+            verify=self.verify,
+            transport=transport,
+            trust_env=not is_loopback(self.url),
         )
         self._sleep = asyncio.sleep
 

@@ -41,7 +41,9 @@ def may_help(error: _errors.GemmserveError) -> bool:
     match error:
         case _errors.TransportError():
             return error.retriable
-        case _errors.Overloaded() | _errors.DigestMismatch():
+        case _errors.Overloaded():
+            return error.status != 507  # a quota of stored bytes: arrays must go first
+        case _errors.DigestMismatch():
             return True
         case _errors.IdempotencyConflict():
             # 409: the first attempt of this very submission is still being taken in. 422 is another body: a mistake.
@@ -49,7 +51,7 @@ def may_help(error: _errors.GemmserveError) -> bool:
         case _errors.JobTimeout():
             return False
         case _errors.APIError():
-            return error.status in {429, 502, 503, 504}
+            return error.status in {408, 429, 502, 503, 504}
         case _:
             return False
 

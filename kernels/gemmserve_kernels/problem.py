@@ -7,7 +7,7 @@ device that has the compute mode). The service validates submissions with them b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
@@ -210,6 +210,12 @@ class GemmReduceProblem(_Product):
         for name, (shape, dtype) in problem.results.items():
             check_size(f"the result {name}", shape, dtype)
         return problem
+
+    @property
+    def product(self) -> GemmProblem:
+        """The product by itself."""
+        common = {field.name: getattr(self, field.name) for field in fields(_Product)}
+        return GemmProblem(**common, c=None, beta=0, order="C")
 
     @property
     def over_batch(self) -> bool:

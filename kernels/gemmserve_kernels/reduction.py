@@ -91,6 +91,7 @@ class Partials:
     asked for no order), sums have one slot for each output, which is 0 before.
     """
 
+    outputs: int
     length: int
     sums_length: int
     values: dict[int, Any]
@@ -109,7 +110,7 @@ class Partials:
             values[kind] = create((count,), _partial_dtype(problem, kind))
             if KINDS[kind].startswith("arg"):
                 indices[kind] = launcher.empty((count,), np.dtype(np.int64))
-        return cls(length, sums_length, values, indices)
+        return cls(outputs, length, sums_length, values, indices)
 
     def params(self, launcher: Launcher) -> PartialParams:
         """The kernel's form."""

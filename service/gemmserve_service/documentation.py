@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ, OCTET_STREAM, PROBLEM
+from gemmserve_service.identity import needed_scope
 from gemmserve_service.problems import catalogue, statuses
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceJob, GemmReduceParams, Problem
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 _MODELS: Final = (GemmJob, GemmReduceJob, GemmParams, GemmReduceParams, Problem)
+_SECURITY: Final[Document] = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer gs_..., on servers with keys"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},
+}
 BINARY: Final[Document] = {"type": "string", "format": "binary"}
 
 TAGS: Final = [
@@ -161,6 +166,12 @@ def _build(app: FastAPI) -> Document:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name, schema in definitions["$defs"].items():
         schemas.setdefault(name, schema)
+    document["components"]["securitySchemes"] = _SECURITY
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            # Any of them, or none: a server without keys wants none.
+            public = needed_scope(method.upper(), path) is None
+            operation["security"] = [] if public else [*({name: []} for name in _SECURITY), {}]
     # FastAPI's own shape of validation errors is never sent.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)

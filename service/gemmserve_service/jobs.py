@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_service import clock, operations
+from gemmserve_service import clock
 from gemmserve_service.catalog import to_row
 from gemmserve_service.errors import JobFailed, NotFound, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.idempotency import IdempotencyKeys, RememberedKey, digest_of
 from gemmserve_service.ids import new_id
+from gemmserve_service.preparing import prepare
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobInfo, JobState
-from gemmserve_service.single import OneShot, final_fields, reserve_results, run_once
-from gemmserve_service.tasks import Task
+from gemmserve_service.single import OneShot, final_fields, run_once
 from gemmserve_service.uploads import now
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from gemmserve_service.schemas import GemmReduceJob
     from gemmserve_service.settings import Settings
     from gemmserve_service.store import ArrayStore
+    from gemmserve_service.tasks import Task
     from gemmserve_service.uploads import Upload
 
 _MOST_RECENT: Final = 4096  # finished jobs kept in memory, so that those who wait for them need no database
@@ -146,7 +146,7 @@ class Jobs:
     ) -> JobInfo:
         job_id = new_id("job")
         created = now()
-        task = self._prepare(job_id, request, owner, claim=claim)
+        task = self._prepare(job_id, request, owner, claim)
         task.submitted = arrived
         info = JobInfo(
             id=job_id,
@@ -178,50 +178,16 @@ class Jobs:
         self.scheduler.submit(task)
 
     def _prepare(
-        self,
-        job_id: str,
-        request: GemmJob | GemmReduceJob,
-        owner: str,
-        *,
-        recovered: bool = False,
-        claim: Callable[[Problem], None] | None = None,
+        self, job_id: str, request: GemmJob | GemmReduceJob, owner: str, claim: Callable[[Problem], None] | None
     ) -> Task:
-        """Pins the operands, checks the product and reserves its results. Whatever it raises, nothing stays held."""
-        with contextlib.ExitStack() as undo:
-            operands: dict[str, Pinned] = {}
-            names = {"a": request.a, "b": request.b} | ({"c": request.c} if isinstance(request, GemmJob) else {})
-            for name, array_id in names.items():
-                if array_id is not None:
-                    operands[name] = undo.enter_context(self.store.pin(array_id, hidden=recovered, owner=owner))
-            params = _params(request)
-            problem = operations.build_stored(params, operands)
-            plans = {} if recovered else self.scheduler.check(problem)
-            if claim is not None:
-                claim(problem)
-            ttl_s = self.settings.result_ttl_s if request.ttl_s is None else request.ttl_s
-            life_s = math.inf if ttl_s is None else ttl_s
-            results = reserve_results(self.store, problem, life_s, undo, owner=owner, granted=recovered)
-            undo.pop_all()
-        return Task(
-            job_id,
-            params,
-            problem,
-            operands,
-            results,
-            self,
-            owner=owner,
-            priority=request.priority,
-            timeout_s=request.timeout_s,
-            verify=request.verify,
-            plans=plans,
-        )
+        return prepare(job_id, request, owner, store=self.store, scheduler=self.scheduler, listener=self, claim=claim)
 
     def _resume(self, job: Unfinished) -> None:
         info = job.info.model_copy(update={"state": JobState.QUEUED, "started_at": None})
         live = _Live([info], job.request, asyncio.Event())
         self._live[info.id] = live
         try:
-            task = self._prepare(info.id, job.request, info.owner, recovered=True)
+            task = self._prepare(info.id, job.request, info.owner, None)
         except (ServiceError, ValueError) as error:  # KernelError is a ValueError
             self._spawn(self._conclude(live, _failed(error), None, []))
             return
@@ -399,11 +365,6 @@ class Jobs:
                 log.exception("old jobs could not be removed")
             self._keys.forget(keys_before)
             await asyncio.sleep(_PURGE_EVERY_S)
-
-
-def _params(request: GemmJob | GemmReduceJob) -> GemmParams | GemmReduceParams:
-    kind = GemmParams if isinstance(request, GemmJob) else GemmReduceParams
-    return kind.model_construct(**{name: getattr(request, name) for name in kind.model_fields})
 
 
 def _failed(error: Exception | KernelError) -> ServiceError:

@@ -140,6 +140,8 @@ def problem_response(error: BaseException, headers: Mapping[str, str] | None = N
         sent.setdefault("Retry-After", str(max(1, math.ceil(description.retry_after_s))))
     elif description.status in {429, 503}:
         sent.setdefault("Retry-After", "1")
+    if description.status == RequestTimeout.status:
+        sent.setdefault("Connection", "close")  # RFC 9110, section 15.5.9: the rest of the body is not waited for
     if isinstance(error, Unauthorized):
         # RFC 6750, section 3: no error code where no key was sent.
         sent.setdefault("WWW-Authenticate", _CHALLENGE + (', error="invalid_token"' if error.presented else ""))

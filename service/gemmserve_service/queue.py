@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SQL: Final = load_sql("jobs")
 _AFTER_EVERY_ID: Final = "job_~"  # sorts after every id: the alphabet ends at z
-REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob]] = TypeAdapter(JobRequest)
+_REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob]] = TypeAdapter(JobRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,7 @@ class SqliteQueue:
 
         jobs, keys = await self._database.read(read)
         unfinished = [
-            Unfinished(_info(row), REQUEST.validate_json(row["request"]), row["deadline_at"], row["crashes"])
-            for row in jobs
+            Unfinished(_info(row), request_of(row["request"]), row["deadline_at"], row["crashes"]) for row in jobs
         ]
         return unfinished, [RememberedKey(**dict(row)) for row in keys]
 
@@ -161,6 +160,11 @@ class SqliteQueue:
             db.execute(_SQL["purge_keys"], {"before": keys_before})
 
         await self._database.write(write)
+
+
+def request_of(stored: str | dict[str, Any]) -> GemmJob | GemmReduceJob:
+    """The request that a row holds, as JSON or parsed."""
+    return _REQUEST.validate_json(stored) if isinstance(stored, str) else _REQUEST.validate_python(stored)
 
 
 def _timestamp(moment: datetime | None) -> float | None:

@@ -271,7 +271,8 @@ def _check_certificate(settings: Settings) -> None:
             settings.tls_certificate, settings.tls_key, _no_passphrase
         )
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise StartError(f"{settings.tls_certificate} and {settings.tls_key} cannot be used: {error}") from error
+        names = f"the certificate {settings.tls_certificate} and the key {settings.tls_key}"
+        raise StartError(f"{names} cannot be used: {error}") from error
 
 
 def _no_passphrase() -> str:

@@ -12,14 +12,16 @@ import httpx
 import numpy as np
 import pytest
 import schemathesis
-import uvicorn
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from gemmserve_service.api_keys import Quota, Scope
 from gemmserve_service.app import create_app
 from gemmserve_service.core import Core
+from gemmserve_service.keyring import create_key
+from gemmserve_service.serving import main_server
 from gemmserve_service.settings import Settings
 
 DTYPES = ["<f2", "<f4", ">f8", "<c8", ">c16"]
@@ -39,18 +41,23 @@ def npy_files(draw):
 schemathesis.openapi.media_type("application/x-npy", npy_files())
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    """The app under uvicorn in a thread, on the CPU backend."""
+@pytest.fixture(scope="module", params=["open", "keys"])
+def service(request, tmp_path_factory):
+    """The app as it is served, in a thread, on the CPU backend: its URL, and the headers that let one in."""
     options = Settings(data_dir=tmp_path_factory.mktemp("schema"), max_array_bytes=1 << 20, max_wait_s=0.05)
+    allowed = {}
+    if request.param == "keys":
+        # With quotas, so that their refusals are met too.
+        quota = Quota(stored_bytes=1 << 20, inflight_bytes=1 << 20, queued_jobs=1000)
+        _, key = create_key(options.data_dir, "schemathesis", scopes=list(Scope), quota=quota)
+        allowed = {"Authorization": f"Bearer {key}"}
     listener = socket.create_server(("127.0.0.1", 0))
     started = threading.Event()
     servers = []
 
     async def serve():
-        server = uvicorn.Server(
-            uvicorn.Config(create_app(options, Core(options)), log_config=None, timeout_graceful_shutdown=1)
-        )
+        server = main_server(create_app(options, Core(options)), options)
+        server.config.timeout_graceful_shutdown = 1
         servers.append(server)
         serving = asyncio.ensure_future(server.serve([listener]))
         while not server.started and not serving.done():  # noqa: ASYNC110 (uvicorn has no event for it)
@@ -62,25 +69,27 @@ def url(tmp_path_factory):
     thread.start()
     with contextlib.closing(listener):
         assert started.wait(20)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", allowed
         servers[0].should_exit = True
         thread.join(20)
 
 
 @pytest.fixture(scope="module")
-def existing(url):
+def existing(service):
     """Lets a generated request meet what exists: ids of arrays and jobs instead of invented ones.
 
     Without it nearly every answer would be 404, and the documents of successes would never be checked.
     """
 
+    url, allowed = service
+
     def put():
         query = {"dtype": "complex64", "shape": "2,2"}
-        headers = {"Content-Type": "application/octet-stream"}
+        headers = {"Content-Type": "application/octet-stream", **allowed}
         return httpx.post(f"{url}/v1/arrays", params=query, content=bytes(32), headers=headers).json()["id"]
 
     def submit():
-        return httpx.post(f"{url}/v1/jobs", json={"op": "gemm", "a": put(), "b": put()}).json()["id"]
+        return httpx.post(f"{url}/v1/jobs", json={"op": "gemm", "a": put(), "b": put()}, headers=allowed).json()["id"]
 
     def adapt(case):
         if "array_id" in case.path_parameters:
@@ -116,7 +125,8 @@ UNSUITABLE = [positive_data_acceptance]
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_the_document_is_true(url, existing, case):
+def test_the_document_is_true(service, existing, case):
+    url, allowed = service
     if case.meta.generation.mode is GenerationMode.POSITIVE:
         existing(case)
-    case.call_and_validate(base_url=url, excluded_checks=UNSUITABLE, timeout=20)
+    case.call_and_validate(base_url=url, excluded_checks=UNSUITABLE, timeout=20, headers=allowed)

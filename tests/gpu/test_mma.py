@@ -11,6 +11,7 @@ from gemmserve_kernels import models
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.launch import CupyLauncher
 from gemmserve_kernels.mma import gemm as mma_sync
+from gemmserve_kernels.mma import plan
 
 pytestmark = pytest.mark.gpu
 
@@ -74,7 +75,7 @@ def test_splits_in_turns(machine, monkeypatch):
     a, b = random(1, "c8", 200, 700), random(2, "c8", 700, 190)
     config = GemmConfig(split_k=4)
     _, whole = run(machine, "3xtf32", a, b, config=config)
-    monkeypatch.setattr(mma_sync, "_WORKSPACE_BYTES", 1 << 18)
+    monkeypatch.setattr(plan, "_WORKSPACE_BYTES", 1 << 18)
     _, turns = run(machine, "3xtf32", a, b, config=config)
     np.testing.assert_array_equal(whole, turns)
 

@@ -96,7 +96,10 @@ class Context:
 
         server = url or self._setting("server") or DEFAULT_URL
         progress = not getattr(self._args, "no_progress", False)
-        return self._open.enter_context(Client(server, api_key=self._setting("api_key"), progress=progress))
+        verify = self._setting("ca_file") or True
+        return self._open.enter_context(
+            Client(server, api_key=self._setting("api_key"), verify=verify, progress=progress)
+        )
 
     def _setting(self, name: str) -> str | None:
         """From the arguments; a command without that flag still honours its variable."""
@@ -109,8 +112,9 @@ class Context:
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """--server, --api-key and --no-progress."""
+    """--server, --api-key, --ca-file and --no-progress."""
     group = parser.add_argument_group("connection")
     group.add_argument("--server", metavar="URL", help="the server (default http://127.0.0.1:8000)")
     group.add_argument("--api-key", metavar="KEY", help="the key; better in the variable, where `ps` does not show it")
+    group.add_argument("--ca-file", metavar="FILE", help="trust the CA certificates of this PEM file, over https")
     group.add_argument("--no-progress", action="store_true", help="draw no progress bars")

@@ -1,22 +1,15 @@
 // D = alpha op(A) op(B) + beta C in plain arithmetic, where the rows, columns or products are flagged. Launched after
 // every tensor-core product, over at once where nothing is.
 #include "common/dependent.cuh"
-#include "mma/simt.cuh"
+#include "mma/runs.cuh"
+#include "epilogue/flags.cuh"
 #include "epilogue/store.cuh"
 
-// Flags as matrices: two arrays of the same strides in `re` and `im`, of which either may say so.
 struct FallbackParams {
     GemmParams gemm;
-    MatrixParams rows;     // of op(A)
-    MatrixParams columns;  // of op(B)
-    MatrixParams pairs;
-    const int* status;
+    FlagParams flags;
     Long tiles;
 };
-
-GEMM_DEVICE bool flagged(const MatrixParams& flags, Long at) {
-    return (static_cast<const int*>(flags.re)[at] | static_cast<const int*>(flags.im)[at]) != 0;
-}
 
 template <class Config>
 struct FallbackEpilogue {
@@ -34,15 +27,15 @@ struct FallbackEpilogue {
     GEMM_DEVICE FallbackEpilogue(const FallbackParams& f, Long batch)
         : fallback(f),
           params(f.gemm),
-          row_flags(batch_offset(batch, f.gemm.batch_shape, f.rows.batch_stride)),
-          column_flags(batch_offset(batch, f.gemm.batch_shape, f.columns.batch_stride)),
-          all(flagged(f.pairs, batch_offset(batch, f.gemm.batch_shape, f.pairs.batch_stride))),
+          row_flags(batch_offset(batch, f.gemm.batch_shape, f.flags.rows.batch_stride)),
+          column_flags(batch_offset(batch, f.gemm.batch_shape, f.flags.columns.batch_stride)),
+          all(flagged(f.flags.pairs, batch_offset(batch, f.gemm.batch_shape, f.flags.pairs.batch_stride))),
           c_offset(batch_offset(batch, f.gemm.batch_shape, f.gemm.c.batch_stride)),
           d_offset(batch_offset(batch, f.gemm.batch_shape, f.gemm.d.batch_stride)),
           reads_c(f.gemm.beta[0] != 0 || f.gemm.beta[1] != 0) {}
 
-    GEMM_DEVICE bool row(Long i) const { return i < params.m && flagged(fallback.rows, row_flags + i); }
-    GEMM_DEVICE bool column(Long j) const { return j < params.n && flagged(fallback.columns, column_flags + j); }
+    GEMM_DEVICE bool row(Long i) const { return i < params.m && flagged(fallback.flags.rows, row_flags + i); }
+    GEMM_DEVICE bool column(Long j) const { return j < params.n && flagged(fallback.flags.columns, column_flags + j); }
 
     GEMM_DEVICE void visit(Long i, Long first, int count, Acc (&values)[N]) const {
         const bool whole = all || row(i);
@@ -61,36 +54,6 @@ struct FallbackEpilogue {
     }
 };
 
-constexpr Long RUN = 64;  // steps of k that are summed up one after another
-
-GEMM_DEVICE void advance(MatrixParams& matrix, Long elements, int itemsize) {
-    matrix.re = static_cast<char*>(matrix.re) + elements * itemsize;
-    matrix.im = static_cast<char*>(matrix.im) + elements * itemsize;
-}
-
-// acc = op(A) op(B) for one tile, runs of k first: what stands in for tensor cores must not be less accurate than they
-// are, and one long sum would be.
-GEMM_DEVICE void accumulate_in_runs(
-    const GemmParams& params, const TileCoordinate& where, const Config::Threads& threads, int thread,
-    unsigned char* shared, Config::Acc (&acc)[Config::THREAD_M][Config::THREAD_N]) {
-    GemmParams run = params;
-    run.k = params.k < RUN ? params.k : RUN;
-    accumulate<Config>(run, where, threads, thread, shared, acc);
-    for (Long done = RUN; done < params.k; done += RUN) {
-        advance(run.a, RUN * params.a.column_stride, sizeof(Config::A));
-        advance(run.b, RUN * params.b.row_stride, sizeof(Config::B));
-        run.k = params.k - done < RUN ? params.k - done : RUN;
-        Config::Acc part[Config::THREAD_M][Config::THREAD_N];
-        __syncthreads();  // the last stage has been read
-        accumulate<Config>(run, where, threads, thread, shared, part);
-#pragma unroll
-        for (int i = 0; i < Config::THREAD_M; ++i) {
-#pragma unroll
-            for (int j = 0; j < Config::THREAD_N; ++j) acc[i][j] = add(acc[i][j], part[i][j]);
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fallback(FallbackParams params) {
     GEMM_DYNAMIC_SHARED(shared);
     __shared__ int wanted;
@@ -98,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fall
     static_assert(Config::STAGE_BYTES * Config::STAGES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
     let_next_start();
     wait_for_previous();
-    if (*params.status == 0) return;
+    if (*params.flags.status == 0) return;
     const int thread = static_cast<int>(threadIdx.x);
     const Config::Threads threads(thread);
     const Long grid = static_cast<Long>(gridDim.x);

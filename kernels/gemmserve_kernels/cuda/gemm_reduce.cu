@@ -15,7 +15,17 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) gemm
     const Config::Threads threads(thread);
     Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
     accumulate<Config>(params.gemm, where, threads, thread, shared, acc);
-    reduce_tile<Config, GEMM_REDUCTIONS, GEMM_PRE_OP, GEMM_ATOMIC>(params, where, threads, thread, shared, acc);
+    const Long batch = params.first_batch + where.batch;
+    const Long row = (params.reduce_batch ? batch * params.gemm.tiles_m : 0) + where.tile_m;
+    const auto keep = [&](auto reduction, Long output, auto partial) {
+        using Each = decltype(reduction);
+        if constexpr (GEMM_ATOMIC && Each::ADDS) {
+            Each::store_atomically(params.partial, output, partial);
+        } else {
+            Each::store(params.partial, row * params.outputs + output, partial);
+        }
+    };
+    reduce_tile<Config, GEMM_REDUCTIONS, GEMM_PRE_OP>(params, where, threads, thread, shared, acc, keep);
 #if GEMM_RETURN_C
     visit_tile<Config>(params.gemm, where, threads, acc, StoreEpilogue<Config>(params.gemm, where.batch));
 #endif

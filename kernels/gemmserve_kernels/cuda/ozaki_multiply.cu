@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(shared_address(&full[s]), 1);
             barrier_init(shared_address(&empty[s]), 2);  // both groups
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barrier_init_fence();
     }
     __syncthreads();
 

@@ -3,8 +3,9 @@
 #include "split/along.cuh"
 
 template <bool SIDE_B, bool ALONG_K, bool VECTOR>
-GEMM_DEVICE void split_operand(const SplitOperand& operand, bool first, Long group, unsigned char* shared, int* status) {
-    const int thread = static_cast<int>(threadIdx.x);
+GEMM_DEVICE void split_operand(const SplitOperand& operand, bool first, int group, unsigned char* shared, int* status) {
+    if (operand.matrices == 0) return;  // prepared already
+    const int thread = block_thread();
     int* counter = status + (SIDE_B ? 2 : 1);
     if constexpr (ALONG_K) {
         along::Split<SIDE_B, VECTOR> split(operand, *reinterpret_cast<along::Shared*>(shared), thread);
@@ -15,16 +16,17 @@ GEMM_DEVICE void split_operand(const SplitOperand& operand, bool first, Long gro
     }
 }
 
-#if GEMM_CLUSTER > 1
+#if GEMM_CLUSTER > 1 && !defined(GEMM_SHIM)
 extern "C" __cluster_dims__(GEMM_CLUSTER, 1, 1) __global__ void split(SplitParams params);
 #endif
 
 // Some groups begin with A, the others with B; who has run out of one helps with the other.
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) split(SplitParams params) {
-    GEMM_DYNAMIC_SHARED(shared);
+    GEMM_DYNAMIC_SHARED(all_shared);
+    unsigned char* const shared = block_shared(all_shared);
     static_assert(!(GEMM_A_ALONG_K || GEMM_B_ALONG_K) || sizeof(along::Shared) <= GEMM_SHARED_BYTES, "as the host counts");
     static_assert((GEMM_A_ALONG_K && GEMM_B_ALONG_K) || sizeof(across::Shared) <= GEMM_SHARED_BYTES, "as the host counts");
-    const Long group = static_cast<Long>(blockIdx.x) / CLUSTER;
+    const int group = cluster_number();
     const bool begins_with_b = group >= params.a.groups;
     wait_for_previous();
 #pragma unroll 1

@@ -3,101 +3,23 @@
 // After NVIDIA CUTLASS, sm90 warp-specialised persistent kernels (include/cutlass/gemm/kernel): the copy engine fills
 // stages of shared memory, warpgroups multiply them, and a block walks over tiles until none is left. The host's side
 // is gemmserve_kernels.wgmma.gemm.
-#include "wgmma/epilogue.cuh"
-
-enum Scheme { SCHEME_3XFP16, SCHEME_3XFP16_3M, SCHEME_1XFP16 };
-
-// The configuration of the prelude as one type.
-struct Config {
-    static constexpr Scheme SCHEME = static_cast<Scheme>(GEMM_SCHEME);
-    static constexpr int COMPONENTS = GEMM_COMPLEX ? 2 : 1;
-    static constexpr int BLOCK_M = GEMM_BLOCK_M, BLOCK_N = GEMM_BLOCK_N, BLOCK_K = GEMM_BLOCK_K;
-    static constexpr int INSTRUCTION_N = GEMM_INSTRUCTION_N, STAGES = GEMM_STAGES, PROMOTE = GEMM_PROMOTE;
-    static constexpr int CLUSTER = GEMM_CLUSTER, SPLIT = GEMM_SPLIT, RASTER = GEMM_RASTER;
-    static constexpr bool SWAPPED = GEMM_SWAPPED, PLANAR = GEMM_PLANAR, VECTOR_D = GEMM_VECTOR_D;
-    using C = GEMM_TYPE_C;
-    using D = GEMM_TYPE_D;
-    using Value = Select<COMPONENTS == 2, Complex<float>, float>;
-
-    static constexpr int PHASES = SCHEME == SCHEME_3XFP16_3M ? 3 : 1;
-    static constexpr int STAGE_PLANES = (SCHEME == SCHEME_1XFP16 ? 1 : 2) * (PHASES == 1 ? COMPONENTS : 1);
-    static constexpr int ROW_BYTES = BLOCK_K * 2;
-    static constexpr int LEFT_PLANE = BLOCK_M * ROW_BYTES, RIGHT_PLANE = BLOCK_N * ROW_BYTES;
-    static constexpr int LEFT_BYTES = STAGE_PLANES * LEFT_PLANE, RIGHT_BYTES = STAGE_PLANES * RIGHT_PLANE;
-    static constexpr bool QUARTERED = GEMM_QUARTERED;
-    static constexpr int STAGE_BYTES = QUARTERED ? LEFT_BYTES / 2 : LEFT_BYTES + RIGHT_BYTES;
-    static constexpr int PARTS = BLOCK_N / INSTRUCTION_N, VALUES = INSTRUCTION_N / 2;
-    static constexpr int CONSUMERS = BLOCK_M / 64, CONSUMER_THREADS = CONSUMERS * 128;
-    static constexpr int THREADS = CONSUMER_THREADS + 128;
-    // What `restored` gives back; Gauss's products are too different in size for it.
-    static constexpr int ACCUMULATIONS = SCHEME == SCHEME_3XFP16 ? PROMOTE / 16 * COMPONENTS : 0;
-    static_assert(CLUSTER == 1 || SPLIT == 1, "a cluster shares operands or splits k");
-    static_assert(
-        !QUARTERED || (PROMOTE == BLOCK_K && BLOCK_M == BLOCK_N && PARTS == 1 && CLUSTER == 1),
-        "a quarter is one side of a square tile");
-    static_assert(PROMOTE == 0 || BLOCK_K % PROMOTE == 0, "sums are promoted within a stage");
-};
-
-static_assert(sizeof(WgmmaParams) == GEMM_PARAMS_BYTES, "the host mirrors the structure");
-
-constexpr int ALIGNMENT = 1024;  // of a 128-byte swizzle
-
-#if GEMM_CLUSTER * GEMM_SPLIT > 1
-#define GEMM_CLUSTER_ATTRIBUTE __cluster_dims__(GEMM_CLUSTER * GEMM_SPLIT, 1, 1)
-#else
-#define GEMM_CLUSTER_ATTRIBUTE
-#endif
+#include "wgmma/kernel.cuh"
 
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
     wgmma_gemm(const __grid_constant__ WgmmaParams params) {
-    extern __shared__ unsigned char dynamic[];
-    __shared__ __align__(8) Barrier full[Config::STAGES], empty[Config::STAGES];
-    constexpr bool CLUSTERED = Config::CLUSTER * Config::SPLIT > 1;
-    const Pipeline pipeline{
-        (shared_address(dynamic) + ALIGNMENT - 1) & ~(ALIGNMENT - 1u), shared_address(full), shared_address(empty)};
-    // The same in all lanes, which the compiler cannot see: descriptors then live in uniform registers.
-    const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
-    const unsigned rank = CLUSTERED ? cluster_rank() : 0;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < Config::STAGES; ++i) {
-            barrier_init(shared_address(&full[i]), 1);
-            barrier_init(shared_address(&empty[i]), Config::CONSUMERS * Config::CLUSTER);
-        }
-        barrier_init_fence();
-    }
-    __syncthreads();
-    if constexpr (CLUSTERED) cluster_sync();
-
-    if (group == 0) {
-        if constexpr (Config::CONSUMERS > 1) give_registers<40>();
-        if (thread == 0) produce<Config>(params, pipeline, rank);
-        __syncwarp();
-        if constexpr (Config::SPLIT > 1) {
-            cluster_sync();
-            cluster_sync();
-        }
-    } else {
-        if constexpr (Config::CONSUMERS > 1) take_registers<232>();
-        consume<Config>(params, pipeline, rank, group - 1, thread, [&](const Unit& unit, const Sums<Config>& sums) {
-            const Place place(unit, Config::BLOCK_M, Config::BLOCK_N, group - 1, thread);
+    multiply_block(params, [&](const Unit& unit, const Consumer& who, const Sums<Config>& sums) {
+        const Place place(unit, Config::BLOCK_M, Config::BLOCK_N, who.group, who.thread);
 #if GEMM_PARTIAL
-            const StorePartial<Config> to(params, unit);
+        const StorePartial<Config> to(params, unit);
 #else
-            const Store<Config> to(params, unit.batch);
+        const Store<Config> to(params, unit.batch);
 #endif
-            if constexpr (Config::SPLIT > 1) {
-                const int consumer = (group - 1) * 128 + thread;
-                cluster_sync();  // all stages of all consumers have been read
-                exchange_out<Config>(pipeline.stages, consumer, sums);
-                cluster_sync();
-                exchange_in<Config>(to, place, pipeline.stages, consumer, rank);
-            } else {
-                write_sums<Config>(to, place, sums);
-            }
-        });
-    }
-    // Others may still write to this block's memory, or read it.
-    if constexpr (CLUSTERED) cluster_sync();
+        if constexpr (Config::SPLIT > 1) {
+            exchange_in<Config>(to, place, who.memory, who.number(), who.rank);
+        } else {
+            write_sums<Config>(to, place, sums);
+        }
+    });
 }
 
 // D from the workspace: adds up the parts of k in their order.

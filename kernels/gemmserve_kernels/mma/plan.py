@@ -24,7 +24,7 @@ from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.mma.tiles import ARITHMETIC, MmaTile, resolve_tile
 from gemmserve_kernels.planes.layout import PLANES
 from gemmserve_kernels.problem import GemmReduceProblem
-from gemmserve_kernels.reduction import Partials, epilogue_defines, outputs_of
+from gemmserve_kernels.reduction import Partials, epilogue_defines
 from gemmserve_kernels.tiling import TYPES, Operands, flag
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class _Plan:
                 matrix.re += base
                 matrix.im += base
             if partials is not None:
-                params.reduce.partial = partials.params(launcher)
+                params.reduce.partial, params.reduce.outputs = partials.params(launcher), partials.outputs
                 params.reduce.first_batch += first_matrix
             for side in range(2):
                 params.exponents[side] += exponents[side]
@@ -308,7 +308,7 @@ def _finish(
         params = MmaParams(gemm=gemm, k_part=tile.k_part(k), splits=tile.split_k, mask=mask)
         params.plane_stride[:] = plane_strides
         if isinstance(problem, GemmReduceProblem):
-            params.reduce.outputs, params.reduce.first_batch = outputs_of(problem), first_matrix
+            params.reduce.first_batch = first_matrix
             params.reduce.reduce_batch = problem.over_batch
         for side, view in enumerate(cut[4:]):
             matrix = view.params()

@@ -8,21 +8,20 @@ products; accurate in norm only), "1xfp16" ("tf32": one product, TF32's class of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.arguments import BATCH_DIMS, StoredArray, coalesce
+from gemmserve_kernels.arguments import BATCH_DIMS, coalesce
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.mma import gemm as mma_sync
-from gemmserve_kernels.planes import balance, fallback, split
-from gemmserve_kernels.planes.fallback import Flags
+from gemmserve_kernels.planes import fallback, prepass
 from gemmserve_kernels.planes.layout import PLANES, SCHEMES
-from gemmserve_kernels.planes.split import Side, SplitOperand, Statistics
+from gemmserve_kernels.planes.split import SplitOperand
 from gemmserve_kernels.planes.watch import note
-from gemmserve_kernels.prepared import PreparedOperand, source_of
+from gemmserve_kernels.prepared import source_of
 from gemmserve_kernels.wgmma import gemm as wgmma
 
 if TYPE_CHECKING:
@@ -32,13 +31,10 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.operand import Operand
-    from gemmserve_kernels.planes.layout import Scheme
     from gemmserve_kernels.problem import GemmProblem
 
 _WORKSPACE: Final = 256 << 20
 """Bytes of planes of one turn through a batch; a single pair of matrices is never cut."""
-_INT: Final = np.dtype(np.int32)
-_STATUS_WORDS: Final = 4
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
@@ -100,11 +96,18 @@ def run_gemm(
     """
     if c is not None and (problem.beta == 0 or launcher.pointer(c) == launcher.pointer(out)):
         c = None if problem.beta == 0 else c.copy()
+    for part in parts_of(problem, a, b, c, out):
+        _run(launcher, part[0], config, *part[1:])
+
+
+def parts_of(
+    problem: GemmProblem, a: Any, b: Any, c: Any, out: Any
+) -> Iterator[tuple[GemmProblem, Any, Any, Any, Any]]:
+    """The problem with its operands, or shares of its batch in their order, so that planes fit the workspace."""
     if problem.batch > 1 and _plane_bytes(problem) > _WORKSPACE:
-        for part in _parts(problem, a, b, c, out):
-            _run(launcher, part[0], config, *part[1:])
-        return
-    _run(launcher, problem, config, a, b, c, out)
+        yield from _parts(problem, a, b, c, out)
+    else:
+        yield problem, a, b, c, out
 
 
 @lru_cache(maxsize=256)
@@ -158,106 +161,20 @@ def _inner(problem: GemmProblem, array: Any) -> Any:
     return source_of(array)[:, 0] if problem.planar else source_of(array)[0]
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What does not depend on addresses. Offsets count words of what is zero before the launches."""
-
-    scheme: Scheme
-    a: Side
-    b: Side
-    tile: Any
-    multiply: Any
-    pairs: int
-    more_a: int
-    more_b: int
-    statistics_a: int
-    statistics_b: int
-    words: int
-
-
-@lru_cache(maxsize=1024)
-def _plan(spec: DeviceSpec, problem: GemmProblem, config: GemmConfig | None, a: StoredArray, b: StoredArray) -> _Plan:
-    side_a, side_b = split.sides(problem, a, b)
-    at = _STATUS_WORDS
-    offsets: list[int] = []
-    for words in (
-        problem.batch,
-        side_a.matrices * side_a.rows,
-        side_b.matrices * side_b.rows,
-        2 * side_a.matrices * side_a.k,
-        2 * side_b.matrices * side_b.k,
-    ):
-        offsets.append(at)
-        at += words
-    module = wgmma if _algorithm(config, spec) == "wgmma" else mma_sync
-    tile = resolve(config, problem, spec)
-    pairs, more_a, more_b, statistics_a, statistics_b = offsets
-    return _Plan(
-        SCHEMES[problem.compute],
-        side_a,
-        side_b,
-        tile,
-        module.multiply,
-        pairs,
-        more_a,
-        more_b,
-        statistics_a,
-        statistics_b,
-        at,
-    )
-
-
 def takes(payload: Any) -> bool:
     """Whether a prepared operand's payload is this algorithm's."""
     return isinstance(payload, SplitOperand)
 
 
 def _run(launcher: Launcher, problem: GemmProblem, config: GemmConfig | None, a: Any, b: Any, c: Any, out: Any) -> None:
-    source_a, source_b = source_of(a), source_of(b)
-    (stored_a, base_a), (stored_b, base_b) = (StoredArray.of(launcher, x) for x in (source_a, source_b))
-    plan = _plan(launcher.spec, problem, config, stored_a, stored_b)
-    words = launcher.zeros((plan.words,), _INT)
-    status = launcher.pointer(words)
-    ready_a, ready_b = (_ready(x, plan.scheme, side, name) for x, side, name in ((a, plan.a, "a"), (b, plan.b, "b")))
-    fresh_a = None if ready_a else _fresh(launcher, plan.scheme, plan.a, "a", words, plan.statistics_a)
-    fresh_b = None if ready_b else _fresh(launcher, plan.scheme, plan.b, "b", words, plan.statistics_b)
-    split.run(launcher, fresh_a, fresh_b, base_a, base_b, status)
-    left, right = ready_a or fresh_a, ready_b or fresh_b
-    assert left is not None
-    assert right is not None
-    more_a, more_b, pairs = (status + _INT.itemsize * at for at in (plan.more_a, plan.more_b, plan.pairs))
-    balance.run(
-        launcher,
-        problem.batch_shape,
-        left,
-        right,
-        base_a,
-        base_b,
-        more_a=more_a,
-        more_b=more_b,
-        pairs=pairs,
-        status=status,
-    )
-    plan.multiply(launcher, problem, plan.tile, left.planes, right.planes, c, out)
-    rows, columns = ((launcher.pointer(s.flags), more) for s, more in ((left, more_a), (right, more_b)))
-    strides = left.planes.batch_strides, right.planes.batch_strides
-    fallback.run(launcher, problem, source_a, source_b, c, out, Flags(rows, columns, pairs, status), *strides)
-    note(problem, left, right, words, (plan.more_a, plan.more_b, plan.pairs))
+    ready = prepass.run(launcher, problem, SCHEMES[problem.compute], a, b)
+    module = module_of(config, launcher.spec)
+    tile = resolve(config, problem, launcher.spec)
+    module.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out)
+    fallback.run(launcher, problem, source_of(a), source_of(b), c, out, ready.flags)
+    note(problem, ready.a, ready.b, ready.words, ready.firsts)
 
 
-def _fresh(launcher: Launcher, scheme: Scheme, side: Side, name: str, words: Any, first: int) -> SplitOperand:
-    return split.allocate(launcher, scheme, side, name, Statistics(words, first))
-
-
-def _ready(operand: Any, scheme: Scheme, side: Side, name: str) -> SplitOperand | None:
-    """The planes that a prepared operand brings along, if they are these."""
-    if not isinstance(operand, PreparedOperand):
-        return None
-    payload = operand.payload
-    if not isinstance(payload, SplitOperand) or (payload.planes.scheme, payload.planes.side) != (scheme, name):
-        return None
-    mine = payload.side
-    alike = (mine.conjugate, mine.rows, mine.k, mine.planar) == (side.conjugate, side.rows, side.k, side.planar)
-    if not alike or [n for n in mine.batch_shape if n > 1] != [n for n in side.batch_shape if n > 1]:
-        return None
-    return replace(payload, side=side, planes=replace(payload.planes, batch_strides=side.batch_strides))
+def module_of(config: GemmConfig | None, spec: DeviceSpec) -> Any:
+    """The module that multiplies planes."""
+    return wgmma if _algorithm(config, spec) == "wgmma" else mma_sync

@@ -26,7 +26,8 @@ class Geometry:
 
     `blocks`: that are to run together on a multiprocessor. For vectors along memory: `held` runs a thread, `ranks`
     blocks that share a vector, `stages` vectors on their way. For those across: `strip` bytes at each step of k,
-    `patches` of a warp, `cluster` blocks that share a strip.
+    `patches` of a warp, `cluster` blocks that share a strip. `stream`: what is read gives way to planes in L2;
+    `prefetch`: bytes that a miss brings there at once, 0 for the device's choice. Neither changes any result.
     """
 
     threads: int
@@ -37,6 +38,8 @@ class Geometry:
     cluster: int
     ranks: int = 1
     stages: int = 2
+    stream: bool = False
+    prefetch: int = 0
 
     @property
     def along_k(self) -> int:
@@ -60,15 +63,19 @@ class Geometry:
         return self.strip // (8 if complex_data else 4)
 
     def shared_bytes(self, k: int, *, complex_data: bool, along: bool) -> int:
-        """At least sizeof(along::Shared) or sizeof(across::Shared) of cuda/split."""
+        """At least sizeof(along::Shared) or sizeof(across::Shared) of cuda/split; whole pieces."""
         warps, parts = self.threads // _WARP, 2 if complex_data else 1
         if along:
             stages = self.stages if k <= self.along_k else 1
             run = RUN * 4 * parts
-            return stages * self.threads * self.held * run + 2 * warps * parts * 12 + _PIECE_BYTES
+            return _whole_pieces(stages * self.threads * self.held * run + 2 * warps * parts * 12 + 8)
         columns = self.columns(complex_data=complex_data)
         tallies = warps * (self.strip + columns * parts * 8) + 2 * columns * parts * 16 + columns * 8
-        return warps * self.patches * _PATCH * self.strip + tallies + _PIECE_BYTES
+        return _whole_pieces(warps * self.patches * _PATCH * self.strip + tallies + 8)
+
+
+def _whole_pieces(size: int) -> int:
+    return -(-size // _PIECE_BYTES) * _PIECE_BYTES
 
 
 def geometry_of(k: int, spec: DeviceSpec) -> Geometry:

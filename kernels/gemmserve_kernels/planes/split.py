@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.planes.layout import Scheme
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
 
 DEPENDENT: Final = True
 """The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
@@ -148,7 +148,7 @@ class Side:
         return (view.row_stride == 1 or view.rows == 1) and view.aligned(width, view.column_stride)
 
 
-def sides(problem: GemmProblem, a: StoredArray, b: StoredArray) -> tuple[Side, Side]:
+def sides(problem: GemmProblem | GemmReduceProblem, a: StoredArray, b: StoredArray) -> tuple[Side, Side]:
     """Both operands of a product."""
     shape = problem.batch_shape
     return (
@@ -248,7 +248,8 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: Side | None, b: Side | None) -> Sp
         "B_ALONG_K": flag(right.along_k),
         "VECTOR_A": flag(left.vector),
         "VECTOR_B": flag(right.vector),
-        "STREAM": "0",
+        "STREAM": flag(geometry.stream),
+        "PREFETCH": str(geometry.prefetch),
     }
     both = [SplitOperandParams() if side is None else operand_params(side) for side in (a, b)]
     wanted = [0, 0]  # groups that would have one unit each

@@ -14,16 +14,29 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from gemmserve_kernels.arguments import BATCH_DIMS, MatrixParams, MatrixView, StoredArray, launches, matrix_view
+from gemmserve_kernels.arguments import (
+    BATCH_DIMS,
+    MatrixParams,
+    MatrixView,
+    RowReduceParams,
+    StoredArray,
+    launches,
+    matrix_view,
+)
 from gemmserve_kernels.compiler import KernelSource
+from gemmserve_kernels.problem import GemmReduceProblem
+from gemmserve_kernels.reduction import epilogue_defines
 from gemmserve_kernels.tiling import TYPES, flag
 from gemmserve_kernels.wgmma.tensor_map import Box, TensorMap
 from gemmserve_kernels.wgmma.tiles import WgmmaTile, resolve, supports
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.planes.layout import Planes, Scheme
     from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.reduction import Partials
 
 __all__ = ["WgmmaTile", "multiply", "resolve", "supports"]
 
@@ -64,6 +77,8 @@ class WgmmaParams(ctypes.Structure):
         ("units", ctypes.c_int32),
         ("alpha", ctypes.c_double * 2),
         ("beta", ctypes.c_double * 2),
+        ("reduce", RowReduceParams),
+        ("reserved", ctypes.c_int64 * 3),  # up to a whole multiple of a tensor map's alignment
     )
 
 
@@ -124,6 +139,27 @@ class _Plan:
     pieces: tuple[_Piece, ...]
     swapped: bool
 
+    def placed(
+        self, launcher: Launcher, a: Planes, b: Planes, bases: Sequence[int]
+    ) -> Iterator[tuple[_Piece, WgmmaParams]]:
+        """The launches and their arguments; `bases` of C and D where there are any."""
+        left, right = (b, a) if self.swapped else (a, b)
+        for piece in self.pieces:
+            params = WgmmaParams.from_buffer_copy(piece.params)
+            params.map_left = launcher.tensor_map(self.left, launcher.pointer(left.data))
+            params.map_right = launcher.tensor_map(self.right, launcher.pointer(right.data))
+            params.left.exponents = launcher.pointer(left.exponents)
+            params.right.exponents = launcher.pointer(right.exponents)
+            for matrix, base in zip((params.c, params.d), bases, strict=False):
+                matrix.re += base
+                matrix.im += base
+            yield piece, params
+
+    def launch(self, launcher: Launcher, piece: _Piece, params: WgmmaParams) -> None:
+        """Enqueues one."""
+        name = self.source.name
+        launcher.launch(self.source, name, grid=piece.grid, block=self.threads, shared=self.shared, params=params)
+
 
 def multiply(
     launcher: Launcher, problem: GemmProblem, tile: WgmmaTile, a: Planes, b: Planes, c: Any | None, out: Any
@@ -135,39 +171,64 @@ def multiply(
     """
     found = [StoredArray.of(launcher, array) for array in (out if c is None or problem.beta == 0 else c, out)]
     plan = _plan(launcher.spec.sm_count, problem, tile, _Side.of(a), _Side.of(b), *(stored for stored, _ in found))
-    left, right = (b, a) if plan.swapped else (a, b)
-    for piece in plan.pieces:
-        params = WgmmaParams.from_buffer_copy(piece.params)
-        params.map_left = launcher.tensor_map(plan.left, launcher.pointer(left.data))
-        params.map_right = launcher.tensor_map(plan.right, launcher.pointer(right.data))
-        params.left.exponents = launcher.pointer(left.exponents)
-        params.right.exponents = launcher.pointer(right.exponents)
-        for matrix, (_, base) in zip((params.c, params.d), found, strict=True):
-            matrix.re += base
-            matrix.im += base
+    for piece, params in plan.placed(launcher, a, b, [base for _, base in found]):
         if piece.workspace:
             workspace = launcher.empty((piece.workspace,), np.dtype(np.float32))
             params.workspace = launcher.pointer(workspace)
-        launcher.launch(
-            plan.source,
-            "wgmma_gemm",
-            grid=piece.grid,
-            block=plan.threads,
-            shared=plan.shared,
-            params=params,
-        )
+        plan.launch(launcher, piece, params)
         if piece.workspace:
             blocks = -(-piece.elements // _COMBINE_THREADS)
             launcher.launch(plan.source, "wgmma_combine", grid=blocks, block=_COMBINE_THREADS, shared=0, params=params)
 
 
+def partials_length(problem: GemmReduceProblem, tile: WgmmaTile) -> int:
+    """Partials that `multiply_reduce` leaves for each output of one product."""
+    return -(-(problem.m if problem.over_rows else problem.n) // tile.block_n) * tile.split
+
+
+def multiply_reduce(
+    launcher: Launcher,
+    problem: GemmReduceProblem,
+    tile: WgmmaTile,
+    a: Planes,
+    b: Planes,
+    partials: Partials,
+    first_matrix: int,
+    c: Any | None,
+) -> None:
+    """`multiply`, leaving partials of the problem's batch from number `first_matrix` on; the product in `c` if any.
+
+    `tile.parts` is 1.
+    """
+    stored, base = (None, 0) if c is None else StoredArray.of(launcher, c)
+    plan = _plan(launcher.spec.sm_count, problem, tile, _Side.of(a), _Side.of(b), stored, stored)
+    for piece, params in plan.placed(launcher, a, b, [base, base] if c is not None else []):
+        params.reduce.partial, params.reduce.outputs = partials.params(launcher), partials.outputs
+        params.reduce.first_batch += first_matrix
+        plan.launch(launcher, piece, params)
+
+
 @lru_cache(maxsize=1024)
 def _plan(
-    sm_count: int, problem: GemmProblem, tile: WgmmaTile, a: _Side, b: _Side, c: StoredArray, d: StoredArray
+    sm_count: int,
+    problem: GemmProblem | GemmReduceProblem,
+    tile: WgmmaTile,
+    a: _Side,
+    b: _Side,
+    c: StoredArray | None,
+    d: StoredArray | None,
 ) -> _Plan:
     shape = (*problem.batch_shape, problem.m, problem.n)
-    c_view, d_view = (matrix_view(array, shape, planar=problem.planar) for array in (c, d))
-    swapped = d_view.columns > 1 and d_view.rows > 1 and abs(d_view.row_stride) < abs(d_view.column_stride)
+    stored = problem.stored((), problem.dtype)[1]
+    nowhere = MatrixView(0, 0, stored, problem.m, problem.n, 0, 0, (0,) * len(problem.batch_shape))
+    c_view, d_view = (
+        nowhere if array is None else matrix_view(array, shape, planar=problem.planar) for array in (c, d)
+    )
+    if isinstance(problem, GemmReduceProblem):  # rows remain
+        swapped, beta = problem.over_rows, 0j
+    else:
+        swapped = d_view.columns > 1 and d_view.rows > 1 and abs(d_view.row_stride) < abs(d_view.column_stride)
+        beta = complex(problem.beta)
     left, right = (b, a) if swapped else (a, b)
     if swapped:
         c_view, d_view = c_view.transposed(), d_view.transposed()
@@ -175,7 +236,7 @@ def _plan(
     tiles_m, tiles_n = -(-m // (tile.block_m * tile.cluster)), -(-n // tile.block_n)
     k_blocks = -(-left.k // tile.block_k)
     pieces = []
-    for _, inner, views in launches(problem.batch_shape, [left.view(), right.view(), c_view, d_view]):
+    for first_matrix, inner, views in launches(problem.batch_shape, [left.view(), right.view(), c_view, d_view]):
         matrices = math.prod(inner)
         params = WgmmaParams(
             m=m,
@@ -193,7 +254,9 @@ def _plan(
             side.first_matrix = view.re
             side.batch_stride[:] = (0,) * (BATCH_DIMS - len(view.batch_strides)) + view.batch_strides
         params.batch_shape[:] = inner
-        alpha, beta = complex(problem.alpha), complex(problem.beta)
+        if isinstance(problem, GemmReduceProblem):
+            params.reduce.first_batch, params.reduce.reduce_batch = first_matrix, problem.over_batch
+        alpha = complex(problem.alpha)
         params.alpha[:] = alpha.real, alpha.imag
         params.beta[:] = beta.real, beta.imag
         elements = matrices * m * n
@@ -203,8 +266,9 @@ def _plan(
         pieces.append(_Piece(params, groups * tile.cluster * tile.split, workspace, elements))
     stage_planes = tile.stage_planes
     by_planes = stage_planes % tile.cluster == 0
-    vector = d_view.column_stride == 1 and d_view.aligned(2, d_view.row_stride)
-    source = KernelSource("wgmma_gemm", _defines(problem, tile, c, d, swapped=swapped, vector=vector))
+    vector = d is not None and d_view.column_stride == 1 and d_view.aligned(2, d_view.row_stride)
+    name = "wgmma_reduce" if isinstance(problem, GemmReduceProblem) else "wgmma_gemm"
+    source = KernelSource(name, _defines(problem, tile, c_view.dtype, d_view.dtype, swapped=swapped, vector=vector))
     return _Plan(
         source,
         tile.threads,
@@ -221,7 +285,13 @@ def _plan(
 
 
 def _defines(
-    problem: GemmProblem, tile: WgmmaTile, c: StoredArray, d: StoredArray, *, swapped: bool, vector: bool
+    problem: GemmProblem | GemmReduceProblem,
+    tile: WgmmaTile,
+    c: np.dtype[Any],
+    d: np.dtype[Any],
+    *,
+    swapped: bool,
+    vector: bool,
 ) -> tuple[tuple[str, str], ...]:
     defines = {
         "SCHEME": str(_SCHEMES[tile.scheme]),
@@ -240,8 +310,9 @@ def _defines(
         "SWAPPED": flag(swapped),
         "PLANAR": flag(problem.planar and tile.complex),
         "VECTOR_D": flag(vector),
-        "TYPE_C": TYPES[c.dtype.name],
-        "TYPE_D": TYPES[d.dtype.name],
+        "TYPE_C": TYPES[c.name],
+        "TYPE_D": TYPES[d.name],
         "PARAMS_BYTES": str(ctypes.sizeof(WgmmaParams)),
+        **(epilogue_defines(problem) if isinstance(problem, GemmReduceProblem) else {}),
     }
     return tuple(defines.items())

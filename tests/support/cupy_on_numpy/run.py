@@ -1,10 +1,11 @@
-"""Runs a script as if this machine had an H200: python run.py SCRIPT [ARGUMENTS ...].
+"""Runs a script as if this machine had an H200: python run.py SCRIPT [ARGUMENTS ...], or -m MODULE [ARGUMENTS ...].
 
-Kernels are neither compiled nor run. What they would have been is appended, one name a line, to the file
-$CUPY_ON_NUMPY_SOURCES, if that is set.
+Kernels are neither compiled nor run. What they would have been is appended to the file $CUPY_ON_NUMPY_SOURCES, if that
+is set, one JSON object a line, as benchmarks/kernels/precompile.py reads it.
 """
 
 import ctypes
+import json
 import os
 import pathlib
 import runpy
@@ -56,8 +57,8 @@ FUNCTIONS = {
 def cubin_file(source, arch):
     """The name alone."""
     if SOURCES:
-        with open(SOURCES, "a", encoding="utf-8") as file:
-            file.write(f"{source.name} {sorted(source.defines)}\n")
+        with pathlib.Path(SOURCES).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"name": source.name, "defines": source.defines}) + "\n")
     return pathlib.Path(f"{source.name}.cubin")
 
 
@@ -72,10 +73,18 @@ class Blas:
         return lambda *_: 0
 
 
-if __name__ == "__main__":
-    script, *arguments = sys.argv[1:]
+def main(script, *arguments):
+    """Runs it."""
+    real = ctypes.CDLL
+    ctypes.CDLL = lambda name, *args, **kwargs: Blas() if "cublas" in str(name) else real(name, *args, **kwargs)
+    if script == "-m":
+        sys.argv = list(arguments)
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        return
     sys.argv = [script, *arguments]
     sys.path.insert(1, str(pathlib.Path(script).parent))
-    real_cdll = ctypes.CDLL
-    ctypes.CDLL = lambda name, *args, **kwargs: Blas() if "cublas" in str(name) else real_cdll(name, *args, **kwargs)
     runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -27,6 +27,21 @@ def _module(source: KernelSource, warp_size: int, checked: bool, compiler: Compi
     return compile_source(source.text, warp_size=warp_size, checked=checked, compiler=compiler)
 
 
+_CLUSTERED = ("wgmma_gemm", "wgmma_reduce")
+
+
+def _cluster(source: KernelSource, entry: str) -> int:
+    """Blocks of a cluster: what the source's __cluster_dims__ says, which no C++ compiler passes on."""
+    defines = dict(source.defines)
+    return int(defines.get("CLUSTER", 1)) * int(defines.get("SPLIT", 1)) if entry in _CLUSTERED else 1
+
+
+def _pairs(values: tuple[int, ...]) -> list[int]:
+    """Numbers of 32 bits as words of 64."""
+    padded = [*values, *[1] * (6 - len(values))]
+    return [low | high << 32 for low, high in zip(padded[::2], padded[1::2], strict=True)]
+
+
 class ShimLauncher:
     """A device of the shim.
 
@@ -90,8 +105,13 @@ class ShimLauncher:
         return address
 
     def tensor_map(self, box: Any, address: int) -> Any:
-        """See Launcher. There is no copy engine: raises DeviceError."""
-        raise DeviceError("the shim has no tensor maps")
+        """See Launcher: what device/hopper.hpp reads in the place of what a driver would write."""
+        from gemmserve_kernels.wgmma.tensor_map import TensorMap
+
+        words = [address, len(box.extents), *_pairs(box.extents), *_pairs(box.box)]
+        found = TensorMap()
+        found.words[: len(words)] = words
+        return found
 
     def launch(
         self,
@@ -114,7 +134,10 @@ class ShimLauncher:
             *(Region(b.address, b.nbytes, f"a buffer of {b.nbytes} bytes") for b in self._blocks),
             *self._foreign.values(),
         ]
-        module.launch(entry, (grid,), (block,), (params,), shared=shared, order=self.order, regions=regions)
+        module.launch(
+            entry, (grid,), (block,), (params,), shared=shared, order=self.order, regions=regions,
+            cluster=_cluster(source, entry),
+        )  # fmt: skip
         self.launches.append(entry)
         for buffer in self._blocks:
             if (damage := buffer.damage()) is not None:

@@ -82,6 +82,7 @@ class _Request(ctypes.Structure):
     _fields_ = [
         ("grid", _Dim),
         ("block", _Dim),
+        ("cluster", ctypes.c_uint),
         ("order", ctypes.c_int),
         ("seed", ctypes.c_uint64),
         ("dynamic_shared", ctypes.c_void_p),
@@ -172,6 +173,7 @@ class ShimModule:
         order: Order = FORWARD,
         regions: Iterable[Region] = (),
         seconds: float = 120,
+        cluster: int = 1,
     ) -> int:
         """Runs a kernel and returns how often a thread was resumed.
 
@@ -179,7 +181,7 @@ class ShimModule:
         first element), ints (a C int), floats (a double) and None (a null pointer); their sizes must be those of the
         parameters. `shared` is the dynamic shared memory in bytes. `regions` are the buffers that a checked build lets
         the kernel touch, next to the ndarrays among `args`. A launch that takes more than `seconds` of processor time
-        is a Trap. Raises ShimError's subclasses.
+        is a Trap. `cluster` blocks run together (kernels of Hopper's clusters). Raises ShimError's subclasses.
         """
         if kernel not in self.kernels:
             raise LaunchError(f"no kernel {kernel!r} in this source: it has {', '.join(self.kernels)}")
@@ -187,18 +189,19 @@ class ShimModule:
         if np.prod(block3, dtype=np.int64) > 1024:
             raise LaunchError(f"a block of {block3} has more than 1024 threads")
         keep = [_argument(arg) for arg in args]
-        pointers = (ctypes.c_void_p * max(len(keep), 1))(*(ctypes.addressof(value) for value in keep))
+        copies = [_aligned(value) for value in keep]
+        pointers = (ctypes.c_void_p * max(len(keep), 1))(*(ctypes.addressof(value) for value in copies))
         sizes = (ctypes.c_size_t * max(len(keep), 1))(*(ctypes.sizeof(value) for value in keep))
         arrays = [(i, arg) for i, arg in enumerate(args) if isinstance(arg, np.ndarray)]
         known = [*regions, *(_region_of(array, f"argument {i}") for i, array in arrays)]
         buffers = _disjoint(known)
         report = _Report()
         with _machine:
-            threads = int(np.prod(block3))
+            threads = int(np.prod(block3)) * cluster
             _stacks.reserve(threads)
-            memory = _shared_block(shared)
+            memory = _shared_block(shared * cluster)
             request = _Request(
-                _Dim(*grid3), _Dim(*block3), order.code, order.seed, memory.address, shared,
+                _Dim(*grid3), _Dim(*block3), cluster, order.code, order.seed, memory.address, shared,
                 _stacks.address, _stacks.stack_bytes, PAGE, buffers, len(buffers), seconds,
             )  # fmt: skip
             function = getattr(self._library, f"simt_launch_{kernel}")
@@ -278,7 +281,7 @@ def _load(path: Path, kernels: tuple[str, ...], warp_size: int, checked: bool) -
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _BOUNDS = re.compile(r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)")
-_KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(\w+)\s*\(')
+_KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:[A-Z_]+\s+)*(\w+)\s*\(')  # macros may stand before it
 
 
 def kernel_names(source: str) -> tuple[str, ...]:
@@ -312,6 +315,15 @@ def _argument(value: Any) -> Any:
         raw = value.tobytes()
         return (ctypes.c_char * len(raw)).from_buffer_copy(raw)
     raise TypeError(f"an argument of type {type(value).__name__} has no form in C")
+
+
+def _aligned(value: Any) -> Any:
+    """The bytes of a ctypes object at an address that suits any parameter: tensor maps want multiples of 64."""
+    size = ctypes.sizeof(value)
+    memory = (ctypes.c_char * (size + 64))()
+    copy = (ctypes.c_char * size).from_buffer(memory, -ctypes.addressof(memory) % 64)
+    ctypes.memmove(copy, ctypes.addressof(value), size)
+    return copy
 
 
 def extent_of(array: np.ndarray) -> tuple[int, int]:

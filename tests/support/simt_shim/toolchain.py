@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HERE = Path(__file__).parent
-RUNTIME = ("machine.cpp", "faults.cpp")
+RUNTIME = ("machine.cpp", "hopper.cpp", "faults.cpp")
 CHECKER = "checker.cpp"
 
 # Device code has no exceptions, no type information, no guarded statics; it puns types (NVRTC has no type-based alias

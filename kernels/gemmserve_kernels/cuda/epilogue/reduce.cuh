@@ -5,10 +5,11 @@
 #include "pre_op.cuh"
 #include "reductions.cuh"
 
-template <class Config, unsigned MASK, PreOp OP, bool ATOMIC>
+// `keep(reduction, output, partial)` is called once for each reduction and output of the tile.
+template <class Config, unsigned MASK, PreOp OP, class Keep>
 GEMM_DEVICE void reduce_tile(
     const GemmReduceParams& params, const TileCoordinate& where, const typename Config::Threads& threads, int thread,
-    unsigned char* shared, const typename Config::Acc (&acc)[Config::THREAD_M][Config::THREAD_N]) {
+    unsigned char* shared, const typename Config::Acc (&acc)[Config::THREAD_M][Config::THREAD_N], const Keep& keep) {
     using Value = PreOpValue<OP, typename Config::Acc>;
     using R = Real<typename Config::Acc>;
     constexpr int COLUMNS = Config::BLOCK_N, ROWS = Config::Threads::THREADS_M;
@@ -16,7 +17,6 @@ GEMM_DEVICE void reduce_tile(
     const int rows = params.gemm.m - first_row < Config::BLOCK_M ? static_cast<int>(params.gemm.m - first_row)
                                                                  : Config::BLOCK_M;
     const Long batch = params.first_batch + where.batch;
-    const Long partial_row = (params.reduce_batch ? batch * params.gemm.tiles_m : 0) + where.tile_m;
     const Long first_output = (params.reduce_batch ? 0 : batch * params.gemm.n) + first_column;
     const Long first_index = (params.reduce_batch ? batch * params.gemm.m : 0) + first_row;
 
@@ -41,14 +41,7 @@ GEMM_DEVICE void reduce_tile(
             if (first_column + column >= params.gemm.n) continue;
             typename Each::Partial partial = Each::identity();
             for (int r = 0; r < ROWS; ++r) Each::merge(partial, Each::lift(locals[r * COLUMNS + column], first_index));
-            const Long output = first_output + column;
-            if constexpr (ATOMIC) {
-                if constexpr (Each::ADDS) {
-                    Each::store_atomically(params.partial, output, partial);
-                    continue;
-                }
-            }
-            Each::store(params.partial, partial_row * params.outputs + output, partial);
+            keep(reduction, first_output + column, partial);
         }
     });
 }

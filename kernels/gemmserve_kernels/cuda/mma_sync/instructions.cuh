@@ -1,5 +1,5 @@
 // The instructions of sm_80 that CUDA C++ has no word for without headers: asynchronous copies, matrix multiply-add.
-// On the CPU shim (GEMM_SHIM) the same names come from the header that its users put before this text.
+// On the CPU shim (GEMM_SHIM) the same names come from the shim.
 #pragma once
 
 #include "../common/platform.cuh"
@@ -80,60 +80,5 @@ struct MultiplyFp16 {
 };
 
 #else
-
-// The CPU shim: a copy is done at once, and a product by the lanes telling each other what they hold.
-
-template <int BYTES>
-GEMM_DEVICE void copy_async(void* shared, const void* global, int bytes) {
-    const auto* from = static_cast<const unsigned char*>(global);
-    for (int i = 0; i < BYTES; ++i) static_cast<unsigned char*>(shared)[i] = i < bytes ? from[i] : 0;
-}
-GEMM_DEVICE void copy_commit() {}
-template <int PENDING>
-GEMM_DEVICE void copy_wait() {}
-GEMM_DEVICE int thread_again() { return static_cast<int>(threadIdx.x); }
-GEMM_DEVICE unsigned block_again() { return blockIdx.x; }
-
-// Towards zero, as the tensor core cuts its sums.
-GEMM_DEVICE float cut(double x) {
-    const float nearest = static_cast<float>(x);
-    const double magnitude = x < 0 ? -x : x, found = nearest < 0 ? -static_cast<double>(nearest) : nearest;
-    if (!(found > magnitude) || nearest - nearest != 0.0f) return nearest;
-    return __builtin_bit_cast(float, __builtin_bit_cast(unsigned, nearest) - 1u);
-}
-GEMM_DEVICE double tf32_value(unsigned bits) { return __builtin_bit_cast(float, bits & 0xffffe000u); }
-GEMM_DEVICE double fp16_value(unsigned bits, int half) {
-    return half_to_float(Half{static_cast<unsigned short>(bits >> (16 * half))});
-}
-
-// VALUES numbers in a register, the registers of k after those of the rows.
-template <int A_, int B_, int VALUES>
-struct ShimMultiply {
-    static constexpr int A = A_, B = B_;
-    static GEMM_DEVICE double value(unsigned bits, int v) { return VALUES == 2 ? fp16_value(bits, v) : tf32_value(bits); }
-    static GEMM_DEVICE void run(float (&d)[4], const unsigned (&a)[A], const unsigned (&b)[B], const float (&c)[4]) {
-        __shared__ unsigned held[32][32][A_ + B_];
-        const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-        auto& warp = held[threadIdx.x / 32];
-        for (int i = 0; i < A; ++i) warp[lane][i] = a[i];
-        for (int i = 0; i < B; ++i) warp[lane][A + i] = b[i];
-        __syncwarp();
-        float sums[4];
-        for (int e = 0; e < 4; ++e) {
-            double sum = static_cast<double>(c[e]);
-            for (int h = 0; h < B; ++h)
-                for (int lane_k = 0; lane_k < 4; ++lane_k)
-                    for (int v = 0; v < VALUES; ++v)
-                        sum += value(warp[g * 4 + lane_k][2 * h + e / 2], v) *
-                               value(warp[(2 * t + e % 2) * 4 + lane_k][A + h], v);
-            sums[e] = cut(sum);
-        }
-        __syncwarp();
-        for (int e = 0; e < 4; ++e) d[e] = sums[e];
-    }
-};
-template <int K>
-struct MultiplyTf32 : ShimMultiply<K / 2, K / 4, 1> {};
-struct MultiplyFp16 : ShimMultiply<4, 2, 2> {};
-
+using namespace simt::ampere;
 #endif

@@ -5,12 +5,14 @@
 
 typedef unsigned long long Word64;
 
-GEMM_DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
-
 // Of rows of 128 bytes, swizzled over 128; eight rows are 1024 bytes.
 GEMM_DEVICE Word64 matrix_descriptor(unsigned address) {
     return static_cast<Word64>((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
+
+#if defined(GEMM_CUDA)
+
+GEMM_DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
 // d += A B: 64 x 32 by 32 x 256.
 GEMM_DEVICE void multiply_bytes(unsigned (&d)[128], Word64 a, Word64 b) {
@@ -78,6 +80,9 @@ GEMM_DEVICE void barrier_arrive_remote(unsigned barrier, unsigned rank) {
         : "memory");
 }
 
+// Makes the initialised barriers visible to the copy engine.
+GEMM_DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
 // `bytes` of straight memory, announced at the barrier.
 GEMM_DEVICE void copy_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
     asm volatile(
@@ -85,3 +90,7 @@ GEMM_DEVICE void copy_bytes(unsigned to, const void* from, int bytes, unsigned b
         "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
         : "memory");
 }
+
+#else
+using namespace simt::hopper;  // the CPU shim plays them
+#endif

@@ -16,16 +16,12 @@ struct Split {
     unsigned big, small;
 };
 
+#if defined(GEMM_CUDA)
+
 GEMM_DEVICE unsigned to_tf32(float x) {
     unsigned y;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
     return y;
-}
-
-// Rounding by hand costs less than a conversion. It would lose the NaN of all ones, but the small part does not.
-GEMM_DEVICE Split split(float x) {
-    const unsigned big = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-    return {big, to_tf32(x - __uint_as_float(big))};
 }
 
 // d += A B for 16 x 8 x 8. A: rows g and g + 8, steps t and t + 4 of k; B: steps t and t + 4, column g; d: rows g and
@@ -36,6 +32,16 @@ GEMM_DEVICE void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#else
+using namespace simt::ampere;  // the CPU shim has both
+#endif
+
+// Rounding by hand costs less than a conversion. It would lose the NaN of all ones, but the small part does not.
+GEMM_DEVICE Split split(float x) {
+    const unsigned big = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+    return {big, to_tf32(x - __uint_as_float(big))};
 }
 
 // Steps k and k + 1 of a row of op(A), or of a column of op(B); zeros past the end.

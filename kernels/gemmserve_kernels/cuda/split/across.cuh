@@ -16,8 +16,8 @@ constexpr int FLOATS = GEMM_STRIP / 4, COLUMNS = FLOATS / PARTS;
 constexpr int LANES = PATCH / RUN;         // that convert one vector's part of a patch
 constexpr int TURNS = COLUMNS * LANES / 32;
 constexpr int LOADS = PATCH * ROW / 32;
-constexpr Long TILE = static_cast<Long>(CLUSTER) * WARPS * HELD * PATCH;
-static_assert(COLUMNS * LANES % 32 == 0 && COLUMNS <= 32 && ROW <= 8, "strips of 32 to 128 bytes");
+constexpr int TILE = CLUSTER * WARPS * HELD * PATCH;
+static_assert(COLUMNS * LANES % 32 == 0 && COLUMNS <= 32 && ROW <= 16, "strips of 32 to 256 bytes");
 
 struct Shared {
     Piece patch[HELD * WARPS][PATCH * ROW];  // each warp reads what it has fetched: no barriers
@@ -41,69 +41,61 @@ struct Split {
         : operand(o), shared(s), thread(t), lane(t % 32), warp(t / 32), rank(cluster_rank()),
           look(o.units * o.matrices > 2ll * o.groups) {}
 
-    GEMM_DEVICE Long first_k(Long tile, int h) const {
-        return tile * TILE + ((rank * HELD + h) * WARPS + warp) * PATCH;
-    }
+    GEMM_DEVICE int first_k(int tile, int h) const { return tile * TILE + ((rank * HELD + h) * WARPS + warp) * PATCH; }
     // The same piece of steps that are RUN apart lies in different banks.
     static GEMM_DEVICE int slot(int k, int piece) { return (k * ROW + piece) ^ (k / RUN & 7); }
 
-    struct Place {
-        Long matrix, row;
-    };
-    GEMM_DEVICE Place place(Long unit) const {
-        const Quotient at = divide(unit, operand.units);
-        return {at.quotient, at.remainder * COLUMNS};
-    }
-
     // This warp's patches of a strip; nothing past the last unit.
-    GEMM_DEVICE void begin(const Place& at, Long tile, bool exists) const {
+    GEMM_DEVICE void begin(int unit, int tile, bool exists) const {
         if (exists) {
-            const Long base = batch_offset(at.matrix, operand.batch_shape, operand.source.batch_stride);
-            const Source source(operand.source, base + at.row * operand.source.row_stride);
-            const int piece = lane % ROW;
-            const Long left = operand.rows - at.row - piece * WIDTH;
-            const Long across = piece * WIDTH * operand.source.row_stride;
+            const Place at = place_of(operand, unit, COLUMNS);
+            const int lane = afresh(this->lane), piece = lane % ROW, column = at.row + piece * WIDTH;
+            const int left = column < operand.rows ? static_cast<int>(operand.rows) - column : 0;
+            const Long stride = VECTOR ? 1 : operand.source.row_stride, down = operand.source.column_stride;
+            const Long base = offset_of(operand, at) + piece * WIDTH * stride;
 #pragma unroll
             for (int h = 0; h < HELD; ++h) {
+                const int k = first_k(tile, h) + lane / ROW;
+                Source source(operand.source, base + k * down);
+                Piece* const to = shared.patch[h * WARPS + warp];
+                if (ASYNC<VECTOR> && first_k(tile, h) + PATCH <= operand.k && left >= WIDTH) {
 #pragma unroll
+                    for (int i = 0; i < LOADS; ++i) {
+                        copy_async(to + slot(i * (32 / ROW) + lane / ROW, piece), source.re);
+                        source.step(32 / ROW * down);
+                    }
+                    continue;
+                }
+#pragma unroll 2
                 for (int i = 0; i < LOADS; ++i) {
-                    const int k = (i * 32 + lane) / ROW;
-                    const Long at_k = first_k(tile, h) + k;
                     fetch<VECTOR>(
-                        &shared.patch[h * WARPS + warp][slot(k, piece)], source,
-                        at_k * operand.source.column_stride + across, operand.source.row_stride,
-                        at_k < operand.k ? left : 0);
+                        to + slot(i * (32 / ROW) + lane / ROW, piece), source, 0, stride,
+                        k + i * (32 / ROW) < operand.k ? left : 0);
+                    source.step(32 / ROW * down);
                 }
             }
         }
         commit_async();
     }
 
-    GEMM_DEVICE void run(bool first, Long group, int* status, int* counter) {
+    GEMM_DEVICE void run(bool first, int group, int* status, int* counter) {
         using Units = Queue<1, (CLUSTER > 1)>;
-        Units units(operand.units * operand.matrices, first, group, operand.groups, counter, &shared.next, thread);
-        const Long tiles = WHOLE ? 1 : (operand.pitch + TILE - 1) / TILE;
-        if constexpr (WHOLE) begin(place(units.current()), 0, !units.done());
+        Units units(operand.units * operand.matrices, first, group, operand.groups, counter, shared.next, thread);
+        const int tiles = WHOLE ? 1 : static_cast<int>((operand.pitch + TILE - 1) / TILE);
+        if constexpr (WHOLE) begin(units.current(), 0, !units.done());
         Peaks peaks[HELD] = {};
         Place before = {};
-        Long step = 0;
+        int step = 0;
         for (; !units.done(); ++step) {
-            const int parity = static_cast<int>(step & 1);
-            const Place at = place(units.current());
-            if (step > 0 && at.matrix != before.matrix) flush(before.matrix, 0, peaks);
+            const int parity = step & 1;
+            const int unit = units.current();
+            const Place at = place_of(operand, unit, COLUMNS);
             Piece most = {};
-            for (Long tile = 0; tile < tiles; ++tile) {
-                if constexpr (!WHOLE) begin(at, tile, true);
+            for (int tile = 0; tile < tiles; ++tile) {
+                if constexpr (!WHOLE) begin(unit, tile, true);
                 wait_async<0>();
                 __syncwarp();
-#pragma unroll
-                for (int h = 0; h < HELD; ++h) {
-#pragma unroll
-                    for (int i = 0; i < LOADS; ++i) {
-                        const int k = (i * 32 + lane) / ROW;
-                        raise(most, shared.patch[h * WARPS + warp][slot(k, lane % ROW)]);
-                    }
-                }
+                look_at(most);
                 if constexpr (!WHOLE) __syncwarp();
             }
             share_largest(most);
@@ -116,31 +108,41 @@ struct Split {
             units.advance(step);
             __syncthreads();
             before = at;
-            for (Long tile = tiles; tile-- > 0;) {
+            for (int tile = tiles; tile-- > 0;) {
                 if constexpr (!WHOLE) {
                     if (tile + 1 < tiles) {
-                        __syncwarp();
-                        begin(at, tile, true);
+                        begin(unit, tile, true);
                         wait_async<0>();
                         __syncwarp();
                     }
                 }
                 convert(at, tile, tile + 1 == tiles, peaks);
-                if constexpr (!WHOLE) flush(at.matrix, tile, peaks);
-            }
-            if constexpr (WHOLE) {
                 __syncwarp();  // all lanes have read the patches
-                begin(place(units.current()), 0, !units.done());
+                if (!WHOLE || units.done() || place_of(operand, units.current(), COLUMNS).matrix != at.matrix) {
+                    flush(at.matrix, tile, peaks);
+                }
             }
+            if constexpr (WHOLE) begin(units.current(), 0, !units.done());
         }
         wait_async<0>();
         if (step == 0) return;
         __syncthreads();
-        gather_tally(static_cast<int>((step - 1) & 1));
+        gather_tally((step - 1) & 1);
         cluster_barrier();
-        finish(before, static_cast<int>((step - 1) & 1), status);
-        flush(before.matrix, 0, peaks);
+        finish(before, (step - 1) & 1, status);
         cluster_barrier();  // shared memory may be read no more, and serve the other operand
+    }
+
+    // The largest magnitudes of what this thread has fetched.
+    GEMM_DEVICE void look_at(Piece& most) const {
+        const int lane = afresh(this->lane);
+#pragma unroll
+        for (int h = 0; h < HELD; ++h) {
+#pragma unroll
+            for (int i = 0; i < LOADS; ++i) {
+                raise(most, shared.patch[h * WARPS + warp][slot(i * (32 / ROW) + lane / ROW, lane % ROW)]);
+            }
+        }
     }
 
     GEMM_DEVICE void share_largest(Piece& most) const {
@@ -189,8 +191,10 @@ struct Split {
         }
     }
 
-    GEMM_DEVICE void convert(const Place& at, Long tile, bool fresh, Peaks (&peaks)[HELD]) const {
+    GEMM_DEVICE void convert(const Place& at, int tile, bool fresh, Peaks (&peaks)[HELD]) const {
         const int lane_k = lane % LANES * RUN;
+        const Long plane = operand.rows * operand.pitch;
+        Half* to = planes_of(operand, {at.matrix, at.row + lane / LANES}) + lane_k;
 #pragma unroll 1
         for (int turn = 0; turn < TURNS; ++turn) {
             const int column = turn * (32 / LANES) + lane / LANES;
@@ -212,10 +216,9 @@ struct Split {
                 }
                 Vector<unsigned, RUN / 2> words[PLANES];
                 convert_run<SIDE_B>(re, im, by, operand.conjugate, peaks[h], words, tally);
-                if (at.row + column < operand.rows) {
-                    store_run(operand, at.matrix, at.row + column, first_k(tile, h) + lane_k, words);
-                }
+                if (at.row + column < operand.rows) store_run(to + first_k(tile, h), plane, words);
             }
+            to += 32 / LANES * operand.pitch;
             Part sum = sum_of_lanes<LANES>(tally, lane);
             if (lane % LANES < PARTS) {
                 Part& to = shared.tally[warp][column][lane % LANES];
@@ -225,8 +228,8 @@ struct Split {
         }
     }
 
-    // The maxima of all lanes that have the same steps of k.
-    GEMM_DEVICE void flush(Long matrix, Long tile, Peaks (&peaks)[HELD]) const {
+    // The maxima of all lanes that have the same steps of k to memory, through what the patch has been read of.
+    GEMM_DEVICE void flush(int matrix, int tile, Peaks (&peaks)[HELD]) const {
 #pragma unroll
         for (int h = 0; h < HELD; ++h) {
 #pragma unroll
@@ -237,11 +240,8 @@ struct Split {
                     peaks[h].absolute[i] = fmaxf(peaks[h].absolute[i], __shfl_xor_sync(ALL_LANES, peaks[h].absolute[i], step));
                 }
             }
-            if (lane < LANES) {
-                raise(operand, matrix, first_k(tile, h) + lane * RUN, peaks[h], look);
-            } else {
-                peaks[h] = {};
-            }
+            float* scratch = reinterpret_cast<float*>(shared.patch[h * WARPS + warp]);
+            raise<LANES>(operand, matrix, first_k(tile, h), peaks[h], scratch, look, lane);
         }
     }
 

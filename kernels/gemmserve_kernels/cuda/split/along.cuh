@@ -13,7 +13,7 @@ constexpr int TEAM = GEMM_TEAM;        // threads of a block that share one
 constexpr int TEAMS = THREADS / TEAM, TEAM_WARPS = TEAM / 32;
 constexpr int STEP = (RANKS > 1 ? CLUSTER / RANKS : 1) * TEAMS;  // vectors taken at a time
 constexpr int STAGES = WHOLE ? GEMM_STAGES : 1;
-constexpr Long TILE = static_cast<Long>(RANKS) * TEAM * HELD * RUN;  // steps of k
+constexpr int TILE = RANKS * TEAM * HELD * RUN;  // steps of k
 static_assert(RANKS == 1 || TEAM == THREADS, "several blocks or a part of one");
 
 struct Shared {
@@ -38,62 +38,65 @@ struct Split {
     static GEMM_DEVICE int teams_before() { return RANKS > 1 ? cluster_rank() / RANKS : 0; }
 
     // Where run `h` of lane 0 begins.
-    GEMM_DEVICE Long chunk(Long tile, int h) const {
+    GEMM_DEVICE int chunk(int tile, int h) const {
         return tile * TILE + ((rank * HELD + h) * TEAM_WARPS + warp % TEAM_WARPS) * (32 * RUN);
     }
     // Pieces that eight lanes read at once, a run apart, lie in different banks.
     static GEMM_DEVICE int slot(int piece) { return piece ^ (piece >> 3 & (PIECES - 1)); }
 
-    struct Place {
-        Long matrix, row;
-    };
-    GEMM_DEVICE Place place(Long unit) const {
-        const Quotient at = divide(unit, operand.units);
-        return {at.quotient, at.remainder * STEP + team};
+    GEMM_DEVICE Place place(int unit) const {
+        Place at = place_of(operand, unit, STEP);
+        at.row += team;
+        return at;
     }
 
     // A tile of the vector of a unit into a stage; nothing past the last unit.
-    GEMM_DEVICE void begin(const Place& at, Long tile, int stage, bool exists) const {
+    GEMM_DEVICE void begin(const Place& at, int tile, int stage, bool exists) const {
         if (exists) {
-            const Long base = batch_offset(at.matrix, operand.batch_shape, operand.source.batch_stride);
-            const Source source(operand.source, base + at.row * operand.source.row_stride);
-            const Long stride = operand.source.column_stride;
+            const Long stride = VECTOR ? 1 : operand.source.column_stride;
+            const Long base = offset_of(operand, at);
+            const int length = at.row < operand.rows ? static_cast<int>(operand.k) : 0;
 #pragma unroll
             for (int h = 0; h < HELD; ++h) {
+                const int k = chunk(tile, h) + lane * WIDTH;
+                const Source source(operand.source, base + k * stride);
+                Piece* const to = shared.stage[stage][h * WARPS + warp];
+                if (ASYNC<VECTOR> && chunk(tile, h) + 32 * RUN <= length) {
+#pragma unroll
+                    for (int i = 0; i < PIECES; ++i) copy_async(to + slot(i * 32 + lane), source.re + i * 32 * 4);
+                    continue;
+                }
 #pragma unroll
                 for (int i = 0; i < PIECES; ++i) {
-                    const Long k = chunk(tile, h) + (i * 32 + lane) * WIDTH;
                     fetch<VECTOR>(
-                        &shared.stage[stage][h * WARPS + warp][slot(i * 32 + lane)], source, k * stride, stride,
-                        at.row < operand.rows ? operand.k - k : 0);
+                        to + slot(i * 32 + lane), source, i * 32 * WIDTH * stride, stride, length - k - i * 32 * WIDTH);
                 }
             }
         }
         commit_async();
     }
 
-    GEMM_DEVICE void run(bool first, Long group, int* status, int* counter) {
+    GEMM_DEVICE void run(bool first, int group, int* status, int* counter) {
         using Units = Queue<WHOLE ? GEMM_STAGES : 1, (RANKS > 1)>;
         const bool together = RANKS > 1;
-        const Long own = together ? group : group * CLUSTER + cluster_rank();
-        const Long groups = static_cast<Long>(operand.groups) * (together ? 1 : CLUSTER);
-        Units units(operand.units * operand.matrices, first, own, groups, counter, &shared.next, warp * 32 + lane);
-        const Long tiles = WHOLE ? 1 : (operand.pitch + TILE - 1) / TILE;
+        const int own = together ? group : group * CLUSTER + cluster_rank();
+        const int groups = operand.groups * (together ? 1 : CLUSTER);
+        Units units(operand.units * operand.matrices, first, own, groups, counter, shared.next, warp * 32 + lane);
+        const int tiles = WHOLE ? 1 : static_cast<int>((operand.pitch + TILE - 1) / TILE);
         if constexpr (WHOLE) {
 #pragma unroll
             for (int s = 0; s < STAGES; ++s) begin(place(units.number[s]), 0, s, units.number[s] < units.all);
         }
         Peaks peaks[HELD] = {};
-        Place before = {0, operand.rows};
+        Place before = {};
         float largest[PARTS] = {};
         int stage = 0;
-        Long step = 0;
+        int step = 0;
         for (; !units.done(); ++step) {
-            const int parity = static_cast<int>(step & 1);
+            const int parity = step & 1;
             const Place at = place(units.current());
-            if (step > 0 && at.matrix != before.matrix) flush(before.matrix, 0, peaks);
             Piece most = {};
-            for (Long tile = 0; tile < tiles; ++tile) {
+            for (int tile = 0; tile < tiles; ++tile) {
                 if constexpr (!WHOLE) begin(at, tile, 0, true);
                 wait_async<STAGES - 1>();
                 __syncwarp();
@@ -113,21 +116,22 @@ struct Split {
             before = at;
             const Scaling by = scaling_for(bits_of(fmaxf(largest[0], largest[PARTS - 1])));
             Tally tally = {};
-            for (Long tile = tiles; tile-- > 0;) {
+            for (int tile = tiles; tile-- > 0;) {
                 if constexpr (!WHOLE) {
                     if (tile + 1 < tiles) {
-                        __syncwarp();
                         begin(at, tile, 0, true);
                         wait_async<0>();
                         __syncwarp();
                     }
                 }
                 convert(at, tile, stage, by, peaks, tally);
-                if constexpr (!WHOLE) flush(at.matrix, tile, peaks);
+                __syncwarp();  // all lanes have read the stage
+                if (!WHOLE || units.done() || place(units.current()).matrix != at.matrix) {
+                    flush(at.matrix, tile, stage, peaks);
+                }
             }
             if constexpr (WHOLE) {
-                __syncwarp();  // all lanes have read the stage
-                const Long coming = units.number[STAGES - 1];
+                const int coming = units.last();
                 begin(place(coming), 0, stage, coming < units.all);
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
             }
@@ -137,8 +141,7 @@ struct Split {
         wait_async<0>();
         if (step == 0) return;
         Units::barrier();
-        finish(before, largest, static_cast<int>((step - 1) & 1), status);
-        flush(before.matrix, 0, peaks);
+        finish(before, largest, (step - 1) & 1, status);
         Units::barrier();  // shared memory may be read no more, and serve the other operand
     }
 
@@ -191,10 +194,10 @@ struct Split {
     }
 
     GEMM_DEVICE void convert(
-        const Place& at, Long tile, int stage, const Scaling& by, Peaks (&peaks)[HELD], Tally& tally) const {
+        const Place& at, int tile, int stage, const Scaling& by, Peaks (&peaks)[HELD], Tally& tally) const {
+        Half* const to = planes_of(operand, at) + lane * RUN;
 #pragma unroll
         for (int h = 0; h < HELD; ++h) {
-            const Long k = chunk(tile, h) + lane * RUN;
             if (chunk(tile, h) >= operand.pitch) continue;  // for all lanes
             float re[RUN], im[RUN] = {};
 #pragma unroll
@@ -208,13 +211,19 @@ struct Split {
             }
             Vector<unsigned, RUN / 2> words[PLANES];
             convert_run<SIDE_B>(re, im, by, operand.conjugate, peaks[h], words, tally);
-            if (k < operand.pitch && at.row < operand.rows) store_run(operand, at.matrix, at.row, k, words);
+            if (chunk(tile, h) + lane * RUN < operand.pitch && at.row < operand.rows) {
+                store_run(to + chunk(tile, h), operand.rows * operand.pitch, words);
+            }
         }
     }
 
-    GEMM_DEVICE void flush(Long matrix, Long tile, Peaks (&peaks)[HELD]) const {
+    // The maxima of the thread's runs to memory, through what the stage has been read of.
+    GEMM_DEVICE void flush(int matrix, int tile, int stage, Peaks (&peaks)[HELD]) const {
 #pragma unroll
-        for (int h = 0; h < HELD; ++h) raise(operand, matrix, chunk(tile, h) + lane * RUN, peaks[h], look);
+        for (int h = 0; h < HELD; ++h) {
+            float* scratch = reinterpret_cast<float*>(shared.stage[stage][h * WARPS + warp]);
+            raise<32>(operand, matrix, chunk(tile, h), peaks[h], scratch, look, lane);
+        }
     }
 
     GEMM_DEVICE void finish(const Place& at, const float (&largest)[PARTS], int parity, int* status) const {

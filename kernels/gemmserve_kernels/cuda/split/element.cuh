@@ -236,34 +236,52 @@ GEMM_DEVICE void convert_run(
     }
 }
 
-// Raises a maximum in memory that only ever rises. LOOK first where many have done so before: the atomic is then seldom
-// needed.
-GEMM_DEVICE void raise(unsigned* place, float value, bool look) {
-    const unsigned bits = bits_of(value);
+// Raises maxima in memory, which only ever rise, of COUNT neighbouring words of which `length` exist. All lanes of a warp
+// come here. LOOK first where many have done so before: atomics are then seldom needed.
+template <int COUNT>
+GEMM_DEVICE void raise(unsigned* place, const float* values, int length, bool look, int lane) {
+    unsigned seen[COUNT / 32] = {};
 #if !defined(GEMM_SHIM)  // its race checker would report the read
-    if (look && bits <= *static_cast<volatile unsigned*>(place)) return;
-#endif
-    if (bits != 0) atomicMax(place, bits);
-}
-
-// The maxima of `length` steps of k, of which this thread has RUN from `k` on, to memory; they begin again.
-GEMM_DEVICE void raise(const SplitOperand& operand, Long matrix, Long k, Peaks& peaks, bool look) {
-    const Long at = matrix * operand.k + k;
+    if (look) {
 #pragma unroll
-    for (int i = 0; i < RUN; ++i) {
-        if (k + i < operand.k) {
-            raise(operand.relative + at + i, peaks.relative[i], look);
-            raise(operand.absolute + at + i, peaks.absolute[i], look);
+        for (int i = 0; i < COUNT / 32; ++i) {
+            if (i * 32 + lane < length) seen[i] = static_cast<volatile unsigned*>(place)[i * 32 + lane];
         }
-        peaks.relative[i] = peaks.absolute[i] = 0.0f;
+    }
+#endif
+#pragma unroll
+    for (int i = 0; i < COUNT / 32; ++i) {
+        if (i * 32 + lane >= length) continue;
+        const unsigned bits = bits_of(values[i * 32 + lane]);
+        if (bits > seen[i]) atomicMax(place + i * 32 + lane, bits);
     }
 }
 
-// RUN steps of a vector, the planes of a row of `operand` from `k` on.
-GEMM_DEVICE void store_run(const SplitOperand& operand, Long matrix, Long row, Long k, const Vector<unsigned, RUN / 2> (&words)[PLANES]) {
-    Half* to = operand.planes + (matrix * PLANES * operand.rows + row) * operand.pitch + k;
-    const Long plane = operand.rows * operand.pitch;
+// The maxima that the first LANES lanes have of successive runs, at steps of k from `k` on, to memory; all lanes begin
+// again. `scratch` in shared memory is the warp's own.
+template <int LANES>
+GEMM_DEVICE void raise(
+    const SplitOperand& operand, int matrix, int k, Peaks& peaks, float* scratch, bool look, int lane) {
+    const int length = static_cast<int>(operand.k) - k;
 #pragma unroll
-    for (int p = 0; p < PLANES; ++p) *reinterpret_cast<Vector<unsigned, RUN / 2>*>(to + p * plane) = words[p];
+    for (int which = 0; which < 2; ++which) {
+        float(&mine)[RUN] = which == 0 ? peaks.relative : peaks.absolute;
+        if (lane < LANES) {
+#pragma unroll
+            for (int i = 0; i < RUN; ++i) scratch[lane * RUN + i] = mine[i];
+        }
+        __syncwarp();
+        raise<LANES * RUN>((which == 0 ? operand.relative : operand.absolute) + matrix * operand.k + k, scratch, length, look, lane);
+        __syncwarp();
+    }
+    peaks = {};
 }
 
+// RUN steps of k, cut: the planes lie `plane` elements apart.
+GEMM_DEVICE void store_run(Half* to, Long plane, const Vector<unsigned, RUN / 2> (&words)[PLANES]) {
+#pragma unroll
+    for (int p = 0; p < PLANES; ++p) {
+        *reinterpret_cast<Vector<unsigned, RUN / 2>*>(to) = words[p];
+        to += plane;
+    }
+}

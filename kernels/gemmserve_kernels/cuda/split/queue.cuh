@@ -5,6 +5,20 @@
 
 constexpr int CLUSTER = GEMM_CLUSTER;
 
+#if GEMM_CLUSTER > 1 && defined(GEMM_SHIM)
+// One block of the shim stands for a cluster: all of its barriers are the cluster's.
+GEMM_DEVICE int block_thread() { return static_cast<int>(threadIdx.x) % THREADS; }
+GEMM_DEVICE int cluster_number() { return static_cast<int>(blockIdx.x); }
+GEMM_DEVICE int cluster_rank() { return static_cast<int>(threadIdx.x) / THREADS; }
+GEMM_DEVICE void cluster_barrier() { __syncthreads(); }
+GEMM_DEVICE unsigned remote_word(const void* word, int rank) {
+    return *reinterpret_cast<const unsigned*>(static_cast<const char*>(word) + (rank - cluster_rank()) * GEMM_SHARED_BYTES);
+}
+GEMM_DEVICE unsigned char* block_shared(unsigned char* all) { return all + cluster_rank() * GEMM_SHARED_BYTES; }
+#else
+GEMM_DEVICE int block_thread() { return static_cast<int>(threadIdx.x); }
+GEMM_DEVICE int cluster_number() { return static_cast<int>(blockIdx.x) / CLUSTER; }
+GEMM_DEVICE unsigned char* block_shared(unsigned char* all) { return all; }
 #if GEMM_CLUSTER > 1
 GEMM_DEVICE int cluster_rank() {
     unsigned rank;
@@ -17,7 +31,8 @@ GEMM_DEVICE void cluster_barrier() {
 // The same word of shared memory in another block of the cluster.
 GEMM_DEVICE unsigned remote_word(const void* word, int rank) {
     unsigned address, value;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;"
+    asm volatile(
+        "mapa.shared::cluster.u32 %0, %1, %2;"
         : "=r"(address)
         : "r"(static_cast<unsigned>(__cvta_generic_to_shared(word))), "r"(rank));
     asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
@@ -28,6 +43,7 @@ GEMM_DEVICE int cluster_rank() { return 0; }
 GEMM_DEVICE void cluster_barrier() { __syncthreads(); }
 GEMM_DEVICE unsigned remote_word(const void* word, int) { return *static_cast<const unsigned*>(word); }
 #endif
+#endif
 
 GEMM_DEVICE float remote_float(const float* word, int rank) { return float_of(remote_word(word, rank)); }
 
@@ -36,13 +52,13 @@ GEMM_DEVICE float remote_float(const float* word, int rank) { return float_of(re
 // run out of the other operand, so that all of them end together. Numbers are known AHEAD steps before their turn.
 template <int AHEAD, bool TOGETHER>  // TOGETHER: the group is a cluster
 struct Queue {
-    Long number[AHEAD];  // of this step and those behind it
-    Long all;            // units
-    Long shared_out;
-    int* counter;
-    int (*next)[2];      // in shared memory, of the first block where it is a cluster
-    int taken;           // of the leading thread: what it has asked for
-    bool leads, dynamic;
+    const int all;         // units
+    const int shared_out;  // of them
+    int* const counter;
+    int* const next;       // two words of shared memory, of the first block where it is a cluster
+    int number[AHEAD];     // of this step and those behind it
+    int taken;             // what the leading thread has asked for
+    const bool leads;
 
     static GEMM_DEVICE void barrier() {
         if constexpr (TOGETHER) {
@@ -53,12 +69,13 @@ struct Queue {
     }
 
     // `first`: whether this is what the group begins with; `group` of `groups` that do.
-    GEMM_DEVICE Queue(Long units, bool first, Long group, Long groups, int* count, int (*slots)[2], int thread)
-        : all(units), shared_out(AHEAD * groups), counter(count), next(slots), taken(0) {
-        leads = thread == 0 && (!TOGETHER || cluster_rank() == 0);
-        dynamic = all > shared_out;
+    GEMM_DEVICE Queue(Long units, bool first, int group, int groups, int* count, int* slots, int thread)
+        : all(static_cast<int>(units)), shared_out(AHEAD * groups), counter(count), next(slots), taken(0),
+          leads(thread == 0 && (!TOGETHER || cluster_rank() == 0)) {
+#pragma unroll
         for (int step = 0; step < AHEAD; ++step) number[step] = first ? group + step * groups : all;
-        if (dynamic && !first) {
+        if (!first && all > shared_out) {
+#pragma unroll
             for (int step = 0; step < AHEAD; ++step) {
                 ask();
                 publish(step);
@@ -70,26 +87,58 @@ struct Queue {
         ask();
     }
 
-    GEMM_DEVICE Long current() const { return number[0]; }
+    GEMM_DEVICE int current() const { return number[0]; }
+    GEMM_DEVICE int last() const { return number[AHEAD - 1]; }
     GEMM_DEVICE bool done() const { return number[0] >= all; }
 
     // Before the barrier of a step: what comes AHEAD steps later, for all to see.
-    GEMM_DEVICE void publish(Long step) const {
-        if (leads && dynamic) (*next)[step & 1] = taken;
+    GEMM_DEVICE void publish(int step) const {
+        if (leads) next[step & 1] = taken;
     }
     // After it, in all threads.
-    GEMM_DEVICE void advance(Long step) {
+    GEMM_DEVICE void advance(int step) {
+#pragma unroll
         for (int i = 0; i + 1 < AHEAD; ++i) number[i] = number[i + 1];
-        number[AHEAD - 1] = dynamic ? read(step) : all;
+        number[AHEAD - 1] = all > shared_out ? read(step) : all;
         ask();
     }
 
 private:
     GEMM_DEVICE void ask() {
-        if (leads && dynamic) taken = atomicAdd(counter, 1);
+        if (leads && all > shared_out) taken = atomicAdd(counter, 1);
     }
-    GEMM_DEVICE Long read(Long step) const {
-        const int* slot = &(*next)[step & 1];
+    GEMM_DEVICE int read(int step) const {
+        const int* slot = &next[step & 1];
         return shared_out + static_cast<int>(TOGETHER ? remote_word(slot, 0) : static_cast<unsigned>(*slot));
     }
 };
+
+// A vector, or the first one of a strip.
+struct Place {
+    int matrix, row;
+};
+
+GEMM_DEVICE Place place_of(const SplitOperand& operand, int unit, int vectors) {
+    const unsigned units = static_cast<unsigned>(operand.units);
+    const unsigned matrix = operand.matrices == 1 ? 0 : static_cast<unsigned>(unit) / units;
+    return {static_cast<int>(matrix), static_cast<int>(unit - matrix * units) * vectors};
+}
+
+// Where its first element is in the array.
+GEMM_DEVICE Long offset_of(const SplitOperand& operand, const Place& at) {
+    Long offset = at.row * operand.source.row_stride;
+    if (operand.matrices == 1) return offset;
+    unsigned matrix = static_cast<unsigned>(at.matrix);
+#pragma unroll
+    for (int d = BATCH_DIMS - 1; d >= 0; --d) {
+        const unsigned extent = static_cast<unsigned>(operand.batch_shape[d]), rest = matrix / extent;
+        offset += (matrix - rest * extent) * operand.source.batch_stride[d];
+        matrix = rest;
+    }
+    return offset;
+}
+
+// The planes' first elements of a vector.
+GEMM_DEVICE Half* planes_of(const SplitOperand& operand, const Place& at) {
+    return operand.planes + (at.matrix * PLANES * operand.rows + at.row) * operand.pitch;
+}

@@ -28,10 +28,15 @@ struct Source {
         im = static_cast<const float*>(matrix.im) + offset * FLOATS;
     }
 
+    GEMM_DEVICE void step(Long elements) {
+        re += elements * (COMPLEX && !PLANAR ? 2 : 1);
+        if constexpr (PLANAR) im += elements;
+    }
+
     // WIDTH elements from `offset` on, `stride` apart, of which `count` exist; the others are 0. VECTOR: the host found
     // them next to each other and aligned.
     template <bool VECTOR>
-    GEMM_DEVICE Piece load(Long offset, Long stride, Long count) const {
+    GEMM_DEVICE Piece load(Long offset, Long stride, int count) const {
         Piece piece = {};
         if constexpr (VECTOR) {
             if (count >= WIDTH) {
@@ -68,19 +73,35 @@ struct Source {
 #if defined(GEMM_CUDA)
 template <bool VECTOR>
 constexpr bool ASYNC = VECTOR && !(COMPLEX && PLANAR);
+// STREAM: read once, it shall not push the planes, which are read next, out of L2. PREFETCH: bytes that a miss brings to
+// L2 at once, 0 for the device's choice.
+#if GEMM_PREFETCH == 256
+#define GEMM_PREFETCH_SIZE ".L2::256B"
+#elif GEMM_PREFETCH == 128
+#define GEMM_PREFETCH_SIZE ".L2::128B"
+#else
+#define GEMM_PREFETCH_SIZE ""
+#endif
+#if GEMM_STREAM
+GEMM_DEVICE unsigned long long read_once() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+#define GEMM_COPY(...) "cp.async.cg.shared.global.L2::cache_hint" GEMM_PREFETCH_SIZE " " __VA_ARGS__ ", %3;"
+#define GEMM_COPY_POLICY , "l"(read_once())
+#else
+#define GEMM_COPY(...) "cp.async.cg.shared.global" GEMM_PREFETCH_SIZE " " __VA_ARGS__ ";"
+#define GEMM_COPY_POLICY
+#endif
+GEMM_DEVICE void copy_async(Piece* to, const float* from) {
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    asm volatile(GEMM_COPY("[%0], [%1], %2") ::"r"(address), "l"(from), "n"(16) GEMM_COPY_POLICY : "memory");
+}
 // `bytes` of 16; the rest becomes 0.
 GEMM_DEVICE void copy_async(Piece* to, const float* from, int bytes) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-#if GEMM_STREAM
-    // Read once: it shall not push the planes, which are read next, out of L2.
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(address), "l"(from),
-                 "r"(bytes), "l"(policy)
-                 : "memory");
-#else
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
-#endif
+    asm volatile(GEMM_COPY("[%0], [%1], 16, %2") ::"r"(address), "l"(from), "r"(bytes) GEMM_COPY_POLICY : "memory");
 }
 GEMM_DEVICE void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
@@ -90,17 +111,27 @@ GEMM_DEVICE void wait_async() {
 #else
 template <bool VECTOR>
 constexpr bool ASYNC = false;
+GEMM_DEVICE void copy_async(Piece*, const float*) {}
 GEMM_DEVICE void copy_async(Piece*, const float*, int) {}
 GEMM_DEVICE void commit_async() {}
 template <int PENDING>
 GEMM_DEVICE void wait_async() {}
 #endif
 
+// The same number, worked out anew where it is used: addresses that the compiler would keep through a loop otherwise take
+// more registers than there are.
+GEMM_DEVICE int afresh(int x) {
+#if defined(GEMM_CUDA)
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 // WIDTH elements into shared memory, some time before the wait that covers it.
 template <bool VECTOR>
-GEMM_DEVICE void fetch(Piece* to, const Source& source, Long offset, Long stride, Long count) {
+GEMM_DEVICE void fetch(Piece* to, const Source& source, Long offset, Long stride, int count) {
     if constexpr (ASYNC<VECTOR>) {
-        const int exist = count >= WIDTH ? WIDTH : count > 0 ? static_cast<int>(count) : 0;
+        const int exist = count >= WIDTH ? WIDTH : count > 0 ? count : 0;
         copy_async(to, exist ? source.re + (COMPLEX ? 2 : 1) * offset : source.re, exist * (16 / WIDTH));
     } else {
         *to = source.load<VECTOR>(offset, stride, count);

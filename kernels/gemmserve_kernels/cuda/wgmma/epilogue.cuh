@@ -211,10 +211,31 @@ GEMM_DEVICE void exchange_out(Address memory, int consumer, const Sums<Config>& 
 #pragma unroll
             for (int e = 0; e < Config::VALUES; ++e) {
                 const int slot = (i * Config::PARTS + part) * Config::VALUES + e;
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(memory + (slot * Config::CONSUMER_THREADS + consumer) * 4),
-                             "f"(sums[i][part][e]) : "memory");
+                store_shared(memory + (slot * Config::CONSUMER_THREADS + consumer) * 4, sums[i][part][e]);
             }
         }
+    }
+}
+
+// The sums of eight columns, number `eight` of the tile's, over all of the cluster.
+template <class Config>
+GEMM_DEVICE void exchanged(Address memory, int consumer, int eight, float (&re)[4], float (&im)[4]) {
+#pragma unroll
+    for (int block = 0; block < Config::SPLIT; ++block) {
+#pragma unroll
+        for (int component = 0; component < Config::COMPONENTS; ++component) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int slot = component * Config::PARTS * Config::VALUES + 4 * eight + e;
+                const float x = load_remote(memory + (slot * Config::CONSUMER_THREADS + consumer) * 4, block);
+                float& sum = component == 0 ? re[e] : im[e];
+                sum = block == 0 ? x : sum + x;
+            }
+        }
+    }
+    if constexpr (Config::COMPONENTS == 1) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) im[e] = re[e];
     }
 }
 
@@ -226,19 +247,8 @@ GEMM_DEVICE void exchange_in(const To& to, const Place& place, Address memory, i
 #pragma unroll 1
     for (int i = 0; i < SHARE; ++i) {
         const int eight = static_cast<int>(rank) * SHARE + i;
-        float sum[2][4];
-#pragma unroll
-        for (int block = 0; block < Config::SPLIT; ++block) {
-#pragma unroll
-            for (int component = 0; component < Config::COMPONENTS; ++component) {
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const int slot = component * Config::PARTS * Config::VALUES + 4 * eight + e;
-                    const float x = load_remote(memory + (slot * Config::CONSUMER_THREADS + consumer) * 4, block);
-                    sum[component][e] = block == 0 ? x : sum[component][e] + x;
-                }
-            }
-        }
-        write_eight<Config>(to, upper, lower, place.column + 8 * eight, sum[0], sum[Config::COMPONENTS - 1]);
+        float re[4], im[4];
+        exchanged<Config>(memory, consumer, eight, re, im);
+        write_eight<Config>(to, upper, lower, place.column + 8 * eight, re, im);
     }
 }

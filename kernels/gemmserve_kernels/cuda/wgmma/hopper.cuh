@@ -13,6 +13,8 @@ struct alignas(64) TensorMap {
     unsigned char bytes[128];
 };
 
+#if defined(GEMM_CUDA)
+
 GEMM_DEVICE Address shared_address(const void* pointer) {
     return static_cast<Address>(__cvta_generic_to_shared(pointer));
 }
@@ -98,15 +100,6 @@ GEMM_DEVICE void copy_box_multicast(
 
 // ---- wgmma
 
-// Rows of BYTES bytes next to each other, swizzled over that span; eight rows are one group.
-template <int BYTES>
-GEMM_DEVICE Descriptor describe(Address address) {
-    static_assert(BYTES == 32 || BYTES == 64 || BYTES == 128, "a row is one swizzle span");
-    constexpr Descriptor SWIZZLE = BYTES == 128 ? 1 : BYTES == 64 ? 2 : 3;
-    constexpr Descriptor GROUP_STRIDE = BYTES * 8 / 16;
-    return static_cast<Descriptor>((address & 0x3ffff) >> 4) | (1ull << 16) | (GROUP_STRIDE << 32) | (SWIZZLE << 62);
-}
-
 GEMM_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 GEMM_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
@@ -130,4 +123,21 @@ GEMM_DEVICE void take_registers() {
 template <int COUNT>
 GEMM_DEVICE void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+GEMM_DEVICE void store_shared(Address address, float value) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+#else
+using namespace simt::hopper;  // the CPU shim plays them
+#endif
+
+// Rows of BYTES bytes next to each other, swizzled over that span; eight rows are one group.
+template <int BYTES>
+GEMM_DEVICE Descriptor describe(Address address) {
+    static_assert(BYTES == 32 || BYTES == 64 || BYTES == 128, "a row is one swizzle span");
+    constexpr Descriptor SWIZZLE = BYTES == 128 ? 1 : BYTES == 64 ? 2 : 3;
+    constexpr Descriptor GROUP_STRIDE = BYTES * 8 / 16;
+    return static_cast<Descriptor>((address & 0x3ffff) >> 4) | (1ull << 16) | (GROUP_STRIDE << 32) | (SWIZZLE << 62);
 }

@@ -2,6 +2,8 @@
 // d = SIGN * a b where `keep` is 0. Asynchronous: hopper.cuh has fence, commit and wait. PTX ISA 9.7.15.
 #pragma once
 
+#if defined(GEMM_CUDA)  // the CPU shim has its own
+
 template <int N>
 struct Instruction;
 
@@ -83,3 +85,5 @@ struct Instruction<256> {
             : "l"(a), "l"(b), "r"(keep), "n"(SIGN));
     }
 };
+
+#endif

@@ -26,4 +26,5 @@ struct WgmmaParams {
     int units;             // matrices x tiles x parts
     double alpha[2];
     double beta[2];
+    RowReduceParams reduce;  // of wgmma_reduce
 };

@@ -22,6 +22,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __restrict__ __restrict
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
@@ -50,6 +51,9 @@ struct Votes {
 };
 
 Votes barrier(int predicate, Place place);
+
+// Suspends this thread until the condition holds.
+void wait_until(bool (*condition)(const void*), const void* awaited, Place place);
 
 // The dynamic shared memory of the block, 16-byte aligned, as the launch sized it.
 void* dynamic_shared();

@@ -19,10 +19,11 @@ enum class Order : int { forward, reverse, shuffled };
 struct Request {
     uint3 grid;
     uint3 block;
+    unsigned cluster;        // blocks next to each other that run together; 1 but for kernels of clusters
     Order order;             // of blocks, of warps in a block and of lanes in a warp
     uint64_t seed;           // of the shuffled order
-    void* dynamic_shared;    // poisoned before each block
-    size_t dynamic_bytes;
+    void* dynamic_shared;    // poisoned before each block; that of a cluster's blocks one after the other
+    size_t dynamic_bytes;    // of one block
     char* stacks;            // one slot of stack_bytes a thread, its lowest guard_bytes inaccessible
     size_t stack_bytes;
     size_t guard_bytes;

@@ -4,9 +4,11 @@
 
 #include "kernel.hpp"  // first: it needs system headers, which the keywords of the device language would break
 
+#include "ampere.hpp"
 #include "atomics.hpp"
 #include "builtins.hpp"
 #include "half.hpp"
+#include "hopper.hpp"
 #include "language.hpp"
 #include "math.hpp"
 #include "vector_types.hpp"

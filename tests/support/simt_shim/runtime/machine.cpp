@@ -4,6 +4,10 @@
 // a warp operation; complete groups of the latter are then combined and released. In forward and reverse order a warp
 // runs on until the barrier, so that warps are as far apart as they can be; in shuffled order the next warp, the order
 // of its lanes and the order of blocks are random. Between two synchronisations a thread is never interrupted.
+//
+// A thread may also wait for a condition (a barrier of Hopper's, hopper.cpp); it is looked at whenever its warp could go
+// on. Where no thread can, the engines that work beside the threads take a step. Blocks of a cluster run together; each
+// has its own shared memory, the static part of which is put in place whenever one of its threads is resumed.
 #include "machine.hpp"
 
 #include <link.h>
@@ -29,8 +33,7 @@ static void describe(Failure kind, const char* format, va_list arguments) {
     vsnprintf(report.message, sizeof report.message, format, arguments);
 }
 
-static void failed(Failure kind, const char* format, ...) __attribute__((format(printf, 2, 3)));
-static void failed(Failure kind, const char* format, ...) {
+void failed(Failure kind, const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
     describe(kind, format, arguments);
@@ -59,7 +62,7 @@ int refuse(Report& report, const char* format, ...) {
 
 void suspend() { switch_fiber(machine.current->fiber, machine.scheduler); }
 
-void* dynamic_shared() { return machine.request->dynamic_shared; }
+void* dynamic_shared() { return dynamic_shared_of(machine.current->rank); }
 
 unsigned lane() { return machine.current->linear % warpSize; }
 
@@ -86,6 +89,16 @@ void collective(const char* name, LaneMask lanes, void* operand, Combine combine
     suspend();
 }
 
+void wait_until(bool (*condition)(const void*), const void* awaited, Place place) {
+    if (condition(awaited)) return;
+    Thread& self = *machine.current;
+    self.condition = condition;
+    self.awaited = awaited;
+    self.place = place;
+    self.state = State::waiting;
+    suspend();
+}
+
 static LaneMask live_lanes_of(unsigned warp) {
     LaneMask live = 0;
     for (unsigned i = warp * warpSize, lane = 0; lane < unsigned(warpSize) && i < machine.count; ++i, ++lane)
@@ -105,7 +118,7 @@ static void fiber_main() {
 
 // xorshift64*: Marsaglia (2003), Vigna (2016). Any generator would do.
 static uint64_t random_state;
-static unsigned random_below(unsigned bound) {
+unsigned random_below(unsigned bound) {
     random_state ^= random_state >> 12;
     random_state ^= random_state << 25;
     random_state ^= random_state >> 27;
@@ -157,9 +170,25 @@ static bool release_groups(unsigned warp) {
 }
 
 static bool has_ready_lane(unsigned warp) {
-    for (unsigned i = warp * warpSize; i < machine.count && i < (warp + 1) * warpSize; ++i)
-        if (machine.threads[i].state == State::ready) return true;
-    return false;
+    bool ready = false;
+    for (unsigned i = warp * warpSize; i < machine.count && i < (warp + 1) * warpSize; ++i) {
+        Thread& thread = machine.threads[i];
+        if (thread.state == State::waiting && thread.condition(thread.awaited)) thread.state = State::ready;
+        ready = ready || thread.state == State::ready;
+    }
+    return ready;
+}
+
+static void locate_block(unsigned block) {
+    blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / (gridDim.x * gridDim.y)};
+}
+
+static void make_resident(unsigned rank) {
+    if (machine.resident == rank) return;
+    memcpy(machine.static_kept + machine.resident * machine.static_bytes, machine.static_shared, machine.static_bytes);
+    memcpy(machine.static_shared, machine.static_kept + rank * machine.static_bytes, machine.static_bytes);
+    machine.resident = rank;
+    locate_block(machine.first + rank);
 }
 
 // Runs each ready lane once. False after a failure.
@@ -173,6 +202,7 @@ static bool step(unsigned warp) {
         if (thread.state != State::ready) continue;
         machine.current = &thread;
         threadIdx = thread.index;
+        make_resident(thread.rank);
         ++machine.report->switches;
         switch_fiber(machine.scheduler, thread.fiber);
         if (machine.report->kind != Failure::none) return false;
@@ -188,9 +218,12 @@ static bool step(unsigned warp) {
 static void report_stuck() {
     unsigned waiting = 0, returned = 0;
     const Thread *at_barrier = nullptr, *elsewhere = nullptr, *gone = nullptr, *at_collective = nullptr;
+    const Thread* in_vain = nullptr;
     for (unsigned i = 0; i < machine.count; ++i) {
         const Thread& thread = machine.threads[i];
-        if (thread.state == State::at_barrier) {
+        if (thread.state == State::waiting) {
+            if (!in_vain) in_vain = &thread;
+        } else if (thread.state == State::at_barrier) {
             ++waiting;
             if (!at_barrier) at_barrier = &thread;
             if (thread.place.line != at_barrier->place.line || strcmp(thread.place.file, at_barrier->place.file) != 0)
@@ -202,7 +235,11 @@ static void report_stuck() {
             at_collective = &thread;
         }
     }
-    if (at_collective) {
+    if (in_vain) {
+        machine.report->thread = in_vain->index;
+        failed(Failure::barrier, "deadlock: thread (%u, %u, %u) waits in vain at %s:%d", in_vain->index.x,
+               in_vain->index.y, in_vain->index.z, in_vain->place.file, in_vain->place.line);
+    } else if (at_collective) {
         const Thread& self = *at_collective;
         const unsigned warp = self.linear / warpSize;
         const LaneMask wanted = self.lanes & live_lanes_of(warp);
@@ -234,32 +271,44 @@ static void report_stuck() {
     }
 }
 
-// Releases the barrier if every thread of the block waits at the same one.
-static bool release_barrier() {
-    const Thread& first = machine.threads[0];
+// Releases the barrier if every thread of a block waits at the same one.
+static bool release_barrier(unsigned rank) {
+    Thread* const threads = machine.threads + rank * machine.each;
+    const Thread& first = threads[0];
     Votes votes{0, true};
-    for (unsigned i = 0; i < machine.count; ++i) {
-        const Thread& thread = machine.threads[i];
+    for (unsigned i = 0; i < machine.each; ++i) {
+        const Thread& thread = threads[i];
         if (thread.state != State::at_barrier || thread.place.line != first.place.line ||
             strcmp(thread.place.file, first.place.file) != 0)
             return false;
         votes.count += thread.predicate != 0;
         votes.unanimous = votes.unanimous && thread.predicate;
     }
-    for (unsigned i = 0; i < machine.count; ++i) {
-        machine.threads[i].votes = votes;
-        machine.threads[i].state = State::ready;
+    for (unsigned i = 0; i < machine.each; ++i) {
+        threads[i].votes = votes;
+        threads[i].state = State::ready;
     }
     ++machine.epoch;
     return true;
 }
 
+static bool release_barriers() {
+    bool released = false;
+    for (unsigned rank = 0; rank < machine.request->cluster; ++rank) released = release_barrier(rank) || released;
+    return released;
+}
+
 // Steps warps until none has a ready lane. False after a failure.
-static bool run_to_barrier(const unsigned* warps) {
+static bool run_warps(const unsigned* warps) {
     if (machine.request->order != Order::shuffled) {
-        for (unsigned i = 0; i < machine.warps; ++i)
-            while (has_ready_lane(warps[i]))
-                if (!step(warps[i])) return false;
+        for (bool any = true; any;) {
+            any = false;
+            for (unsigned i = 0; i < machine.warps; ++i)
+                while (has_ready_lane(warps[i])) {
+                    any = true;
+                    if (!step(warps[i])) return false;
+                }
+        }
         return true;
     }
     for (;;) {
@@ -271,18 +320,33 @@ static bool run_to_barrier(const unsigned* warps) {
     }
 }
 
-static bool run_block(const unsigned* warps) {
+// The same with the engines, which come in when no thread can go on: what they do is as late as it can be.
+static bool run_to_barrier(const unsigned* warps) {
+    do {
+        if (!run_warps(warps)) return false;
+    } while (engine_step());
+    return machine.report->kind == Failure::none;
+}
+
+// The blocks of one cluster, mostly one.
+static bool run_blocks(const unsigned* warps) {
     const Request& request = *machine.request;
     ++machine.block;
     ++machine.epoch;
     machine.block_used_atomics = false;
-    if (request.dynamic_bytes) memset(request.dynamic_shared, 0xff, request.dynamic_bytes);
+    engine_begin();
+    if (request.dynamic_bytes) memset(request.dynamic_shared, 0xff, request.dynamic_bytes * request.cluster);
     if (machine.static_bytes) memset(machine.static_shared, 0xff, machine.static_bytes);
+    if (machine.static_kept) memset(machine.static_kept, 0xff, machine.static_bytes * request.cluster);
+    machine.resident = 0;
+    locate_block(machine.first);
     for (unsigned i = 0; i < machine.count; ++i) {
         Thread& thread = machine.threads[i];
+        const unsigned within = i % machine.each;
         thread = Thread();
         thread.linear = i;
-        thread.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y)};
+        thread.rank = i / machine.each;
+        thread.index = {within % blockDim.x, within / blockDim.x % blockDim.y, within / (blockDim.x * blockDim.y)};
         char* const slot = request.stacks + i * request.stack_bytes;
         prepare(thread.fiber, slot + request.guard_bytes, request.stack_bytes - request.guard_bytes, &fiber_main);
     }
@@ -291,8 +355,11 @@ static bool run_block(const unsigned* warps) {
         bool finished = true;
         for (unsigned i = 0; i < machine.count && finished; ++i)
             finished = machine.threads[i].state == State::returned;
-        if (finished) return true;
-        if (!release_barrier()) {
+        if (finished) {
+            if (const char* left = engine_left()) failed(Failure::barrier, "the block has ended, but %s", left);
+            return machine.report->kind == Failure::none;
+        }
+        if (!release_barriers()) {
             report_stuck();
             return false;
         }
@@ -342,7 +409,8 @@ int run(const Request& request, void (*body)(const void*), const void* argument,
     machine.body = body;
     machine.argument = argument;
     machine.current = nullptr;
-    machine.count = request.block.x * request.block.y * request.block.z;
+    machine.each = request.block.x * request.block.y * request.block.z;
+    machine.count = machine.each * request.cluster;
     machine.warps = (machine.count + warpSize - 1) / warpSize;
     machine.block = machine.epoch = 0;
     blockDim = request.block;
@@ -350,7 +418,10 @@ int run(const Request& request, void (*body)(const void*), const void* argument,
     random_state = (request.seed + 1) * 0x9e3779b97f4a7c15ull;  // never zero, from which xorshift does not move
 
     find_static_shared();
-    const unsigned blocks = request.grid.x * request.grid.y * request.grid.z;
+    const unsigned blocks = request.grid.x * request.grid.y * request.grid.z / request.cluster;  // or clusters
+    if (request.cluster > 1 && (request.grid.x % request.cluster || machine.each % warpSize))
+        return refuse(report, "clusters of %u blocks, of %u in all of %u threads", request.cluster, request.grid.x, machine.each);
+    machine.static_kept = request.cluster > 1 ? static_cast<char*>(malloc(machine.static_bytes * request.cluster)) : nullptr;
     unsigned* const order = static_cast<unsigned*>(malloc((blocks + machine.warps) * sizeof(unsigned)));
     if (!order || !allocate(machine.count) || !checker_begin()) {
         free(order);
@@ -362,14 +433,14 @@ int run(const Request& request, void (*body)(const void*), const void* argument,
     {
         const Faults faults(request.seconds);
         for (unsigned i = 0; i < blocks; ++i) {
-            const unsigned block = order[i];
-            blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / (gridDim.x * gridDim.y)};
+            machine.first = order[i] * request.cluster;
             arrange(warps, machine.warps);
-            if (!run_block(warps)) break;
+            if (!run_blocks(warps)) break;
         }
     }
     checker_end();
     free(order);
+    free(machine.static_kept);
     machine.current = nullptr;
     return int(report.kind);
 }

@@ -8,7 +8,17 @@ import math
 import pytest
 
 from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.estimate import MODELS, Table, correction, estimate, model_seconds, table
+from gemmserve_kernels.estimate import (
+    MODELS,
+    Table,
+    correction,
+    estimate,
+    left_out,
+    measured_device,
+    model_seconds,
+    predicted,
+    table,
+)
 
 H200 = KNOWN["H200"]
 UNMEASURED = dataclasses.replace(H200, arch="sm_100a", name="another")
@@ -75,3 +85,76 @@ def test_between_points_the_ratio_is_between_theirs():
 
 def test_an_unmeasured_architecture_has_the_model():
     assert table("sm_100a") == Table({})
+
+
+def _document(*points):
+    """Points (dtype, shape, seconds by route, wall by route)."""
+    names = ("batch", "m", "n", "k")
+    entries = [
+        {"dtype": dtype, **dict(zip(names, shape, strict=True)), "seconds": seconds, "wall": wall}
+        for dtype, shape, seconds, wall in points
+    ]
+    return {"environment": {"device": H200.name, "arch": H200.arch, "sm_count": 132}, "points": entries}
+
+
+def test_a_point_stands_for_its_transpose():
+    tall, wide = (1, 4096, 64, 512), (1, 64, 4096, 512)
+    far = (1, 64, 64, 64)
+    measured = _table((tall, 3 * model_seconds(H200, *KEY, tall)), (far, model_seconds(H200, *KEY, far)))
+    assert correction(measured, *KEY, wide) == pytest.approx(3, rel=0.01)
+    assert correction(measured, *KEY, tall) == pytest.approx(3, rel=1e-9)
+
+
+def test_a_route_that_was_not_measured_has_its_sibling_s_ratio():
+    shape = (1, 512, 512, 512)
+    key = ("mma", "3xfp16", "complex64")
+    seconds = 2 * model_seconds(H200, *key, shape)
+    measured = Table.of(_document(("complex64", shape, {"mma:3xfp16": seconds}, {})))
+    assert correction(measured, "mma", "1xfp16", "complex64", shape) == pytest.approx(2)
+    assert correction(measured, "mma", "1xfp16", "float32", shape) == 1.0
+
+
+def test_no_estimate_is_below_what_the_host_takes():
+    small, large = (1, 64, 64, 64), (1, 4096, 4096, 4096)
+    document = _document(
+        ("complex64", small, {"simt:plain": 5e-6, "vendor:plain": 6e-6}, {"simt:plain": 4e-5, "vendor:plain": 9e-6}),
+        ("complex64", large, {"simt:plain": 1e-2, "vendor:plain": 9e-3}, {}),
+    )
+    measured = Table.of(document)
+    assert measured.host == {("simt", "plain"): 4e-5, ("vendor", "plain"): 9e-6}
+    assert predicted(H200, measured, KEY, small) == 4e-5
+    assert predicted(H200, measured, KEY, large) == pytest.approx(1e-2)
+    # Where the device is the slower one, the wall says nothing of the host.
+    busy = _document(("complex64", small, {"simt:plain": 5e-5}, {"simt:plain": 5.5e-5}))
+    assert Table.of(busy).host == {}
+
+
+def test_leaving_a_point_out_tells_what_it_is_worth():
+    def point(n, simt, vendor):
+        return ("complex64", (1, n, n, n), {"simt:plain": simt * n**3, "vendor:plain": vendor * n**3}, {})
+
+    # Everywhere but at 1024 simt is the faster one: without that point it is taken there too.
+    points = [point(n, 1e-12, 2e-12) for n in (256, 512, 2048, 4096)] + [point(1024, 2e-12, 1e-12)]
+    document = _document(*points)
+    found = {each.shape[1]: each for each in left_out(Table.of(document), document)}
+    assert (found[1024].chosen, found[1024].best) == ("simt:plain", "vendor:plain")
+    assert found[1024].ratio == pytest.approx(0.5)
+    assert found[256].ratio == 1
+    assert all(each.mode == "auto" for each in found.values())
+
+
+def test_a_table_of_another_device_of_the_architecture_is_read():
+    document = _document(("complex64", (1, 64, 64, 64), {"simt:plain": 1e-5}, {}))
+    document["environment"] |= {"device": "NVIDIA H100 80GB HBM3", "sm_count": 114}
+    assert measured_device(document).name == "NVIDIA H100"
+    assert measured_device(document).sm_count == 114
+    document["environment"]["arch"] = "sm_61"
+    with pytest.raises(ValueError, match="sm_61"):
+        Table.of(document)
+
+
+def test_a_starved_product_is_split_along_k():
+    shape = (1, 64, 64, 65536)
+    one_tile = model_seconds(H200, *KEY, shape)
+    split = model_seconds(H200, "wgmma", "3xfp16", "complex64", shape)
+    assert split < one_tile / 20

@@ -12,6 +12,7 @@ from gemmserve_kernels import models
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.mma import gemm as mma_sync
+from gemmserve_kernels.mma import plan
 
 SMALL = GemmConfig(block_m=32, block_n=32, block_k=16, warp_m=16, warp_n=16, promote=16, stages=2)
 SMALL_PLANES = GemmConfig(block_m=32, block_n=32, block_k=32, warp_m=16, warp_n=16, promote=32, stages=2)
@@ -52,7 +53,7 @@ def test_planar(machine):
 
 def test_splits_and_batches(machine, monkeypatch):
     """The workspace holds two tiles at once: the batch is launched in turns, with the bits of its products."""
-    monkeypatch.setattr(mma_sync, "_WORKSPACE_BYTES", 2 * 3 * 32 * 32 * 8)
+    monkeypatch.setattr(plan, "_WORKSPACE_BYTES", 2 * 3 * 32 * 32 * 8)
     config = GemmConfig(**{**SMALL.tile_fields, "split_k": 3})
     a, b = random(1, "c8", 2, 1, 40, 150), random(2, "c8", 2, 150, 20)
     both = check(machine, "3xtf32", a, b, config=config)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from simt_cases import ShimMachine, random, strided
 from simt_shim import ShimLauncher
+from simt_shim.module import Order
 
 from gemmserve_kernels import prepared, reference
 from gemmserve_kernels.arguments import StoredArray
@@ -125,10 +128,40 @@ def test_no_races(launcher):
     check_split(checked, checked.array(random(8, "complex64", 70, 20)), "3xfp16", "b")
 
 
-def test_long_grids_are_cut():
-    launcher = ShimLauncher(A100, max_grid=3)
-    check_split(launcher, launcher.array(random(9, "float32", 200, 40)), "3xfp16", "a")
-    assert len(launcher.launches) > 3
+@pytest.mark.parametrize("trans", ["N", "T"])
+def test_few_blocks_take_unit_after_unit(trans):
+    launcher = ShimLauncher(replace(A100, sm_count=1))
+    array = random(9, "complex64", 3, 83, 70)
+    stored, _ = StoredArray.of(launcher, array)
+    side = split.Side.of(stored, (3,), trans, left=True, planar=False)
+    how = split.plan(launcher.spec, "3xfp16", side, None)
+    assert how.grid < how.params.a.units * 3
+    check_split(launcher, launcher.array(array), "3xfp16", "a", trans)
+
+
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+def test_blocks_help_with_the_other_operand(trans):
+    """Both operands in one launch, of a device that holds two blocks."""
+    launcher = ShimLauncher(replace(A100, sm_count=1), order=Order("shuffled", 1))
+    k, shapes, operands, bases = 150, [(90, 150), (150, 40)], [], []
+    words = launcher.zeros((4 + 4 * k,), np.dtype(np.int32))
+    arrays = []
+    for i, name in enumerate("ab"):
+        shape = shapes[i] if trans[i] == "N" else shapes[i][::-1]
+        arrays.append(launcher.array(random(i, "float32", *shape)))
+        stored, base = StoredArray.of(launcher, arrays[i])
+        side = split.Side.of(stored, (), trans[i], left=name == "a", planar=False)
+        operands.append(split.allocate(launcher, "3xfp16", side, name, split.Statistics(words, 4 + 2 * i * k)))
+        bases.append(base)
+    split.run(launcher, *operands, *bases, launcher.pointer(words))
+    for i, name in enumerate("ab"):
+        vectors = op(np.array(arrays[i]), trans[i])
+        model = plane_models.split(np.ascontiguousarray(vectors if name == "a" else vectors.T), "3xfp16", name)
+        np.testing.assert_array_equal(operands[i].planes.data[0, ..., :k], model.planes)
+        np.testing.assert_array_equal(operands[i].planes.exponents[0], model.exponents)
+        assert not operands[i].flags.any()
+        found = words[4 + 2 * i * k :][: 2 * k].view(np.float32).reshape(2, k)
+        np.testing.assert_array_equal(found, [model.relative, model.absolute])
 
 
 # ---- all of a product, its multiplication being NumPy's
@@ -150,9 +183,6 @@ def _multiply(launcher, problem, tile, a, b, c, out):
 @pytest.fixture
 def numpy_multiply(monkeypatch):
     monkeypatch.setattr(mma_sync, "multiply", _multiply)
-    tensor_core._plan.cache_clear()
-    yield
-    tensor_core._plan.cache_clear()
 
 
 def run(launcher, a, b, c=None, *, compute="3xfp16", prepare=False, **options):

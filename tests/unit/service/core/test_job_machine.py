@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,7 @@ class JobLife(RuleBasedStateMachine):
         self.settings = Settings(data_dir=Path(self.folder.name), max_attempts=2, max_queued_jobs=6)
         self.history = History()
         self.accepted = []
+        self.owners = {}
         self.pending = []
 
     @initialize()
@@ -101,8 +104,8 @@ class JobLife(RuleBasedStateMachine):
     def run(self, coroutine):
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, 20))
 
-    async def put(self, *, scratch=False):
-        upload = await self.core.store.reserve(np.dtype("f4"), (4, 4), "C", ttl_s=None, scratch=scratch)
+    async def put(self, *, scratch=False, owner=""):
+        upload = await self.core.store.reserve(np.dtype("f4"), (4, 4), "C", ttl_s=None, scratch=scratch, owner=owner)
         upload.write(bytes(64))
         return upload if scratch else await upload.commit()
 
@@ -112,13 +115,21 @@ class JobLife(RuleBasedStateMachine):
             await self.core.database.write(lambda _: None)
             await asyncio.sleep(0)
 
-    @rule(target=jobs, priority=st.integers(-1, 1), own_operand=st.booleans())
-    def submit(self, priority, own_operand):
+    @rule(
+        target=jobs,
+        priority=st.integers(-1, 1),
+        own_operand=st.booleans(),
+        owner=st.sampled_from(["", "alice", "bob"]),
+        timeout_s=st.sampled_from([None, 3600.0]),
+    )
+    def submit(self, priority, own_operand, owner, timeout_s):
+        own_operand = own_operand or bool(owner)
+
         async def submit():
-            operand = await self.put() if own_operand else self.operand
-            job = GemmJob(op="gemm", a=operand.id, b=operand.id, priority=priority)
+            operand = await self.put(owner=owner) if own_operand else self.operand
+            job = GemmJob(op="gemm", a=operand.id, b=operand.id, priority=priority, timeout_s=timeout_s)
             try:
-                info, created = await self.core.jobs.submit(job)
+                info, created = await self.core.jobs.submit(job, owner=owner)
             finally:
                 if own_operand:
                     await self.core.store.delete(operand.id)  # its bytes stay as long as the job needs them
@@ -132,6 +143,7 @@ class JobLife(RuleBasedStateMachine):
                 raise
             return multiple()
         self.accepted.append(job_id)
+        self.owners[job_id] = owner
         return job_id
 
     @rule(target=requests)
@@ -224,24 +236,122 @@ class JobLife(RuleBasedStateMachine):
 
         self.run(lose())
 
+    @rule(name=st.sampled_from(NAMES))
+    def hang(self, name):
+        """The watchdog's finding: a process that had a task, or none, is killed."""
+
+        async def kill():
+            worker = self.core.executor.fleet[name]
+            for task in worker.tasks.values():
+                task.limit_s = -1.0
+            if worker.ready and worker.tasks:
+                self.core.scheduler.watchdog.look(time.monotonic())
+                assert not worker.ready
+                assert not worker.tasks
+            await self.settle()
+
+        self.run(kill())
+
     @rule()
     def restart(self):
-        async def restart():
+        async def stop():
             await self.core.stop()
-            # A new process counts afresh: running jobs are queued again.
+            for outcome in await asyncio.gather(*self.pending, return_exceptions=True):
+                if isinstance(outcome, OneShot):
+                    outcome.release()
+            self.pending.clear()
+
+        self.run(stop())
+        self.start_again()
+
+    @rule(during=st.lists(st.sampled_from(["submit", "answer", "lose", "cancel"]), max_size=4), job=jobs)
+    def crash(self, during, job):
+        """SIGKILL: what was committed stays. What happens while the writer's thread is stopped is gone."""
+
+        async def die():
+            core = self.core
+            stopped, go_on = threading.Event(), threading.Event()
+            core.database.write_soon(lambda _: (stopped.set(), go_on.wait(10)))
+            await asyncio.to_thread(stopped.wait, 10)
+            calls = [(what, asyncio.ensure_future(self.happen(what, job))) for what in during]
+            for _ in range(10):
+                await asyncio.sleep(0)
+            for what, call in calls:
+                if what == "submit" and call.done() and not call.exception():
+                    self.accepted.append(call.result().id)  # it was answered 202
+                    self.owners[call.result().id] = ""
+                call.cancel()
+            core.executor.owner = None
+            core.observers.clear()
+            await core.scheduler.watchdog.stop()
+            waiting = core.database._queue
+            while not waiting.empty():
+                waiting.get_nowait()
+            tasks = [*core.jobs._tasks, *core.store._tasks, *self.pending, *(call for _, call in calls)]
+            for task in tasks:
+                task.cancel()
+            for live in core.jobs._live.values():
+                if live.task is not None and live.task.timer is not None:
+                    live.task.timer.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            while not waiting.empty():
+                waiting.get_nowait()
+            go_on.set()
+            await core.database.stop()
+            await core.stop()
+            self.pending.clear()
+
+        self.run(die())
+        self.start_again()
+
+    async def happen(self, what, job):
+        worker = self.core.executor.fleet["cpu"]
+        if what == "submit":
+            request = GemmJob(op="gemm", a=self.operand.id, b=self.operand.id)
+            return (await self.core.jobs.submit(request))[0]
+        if what == "cancel":
+            await self.core.jobs.cancel(job)
+        if what == "answer":
+            for task in list(worker.tasks):
+                self.core.executor.owner.task_ended(worker, Done(task=task, algorithm="numpy", timings=Timings()))
+        if what == "lose" and worker.ready:
+            worker.ready = False
+            self.core.executor.owner.worker_lost(worker)
+        return None
+
+    def start_again(self):
+        """A new process counts afresh: running jobs are queued again; no job that ended is anything but ended."""
+
+        async def start():
+            final = {job: states[-1] for job, states in self.history.states.items() if states[-1].final}
             for states in self.history.states.values():
                 if states[-1] is JobState.RUNNING:
                     states.append(JobState.QUEUED)
             self.core = Core(self.settings, Fleet())
             self.core.observers.append(self.history)
             await self.core.start()
+            for job_id in self.accepted:
+                info = await self.core.jobs.get(job_id)
+                assert info.state is final.get(job_id, info.state), "an end that was told is undone"
 
-        self.run(restart())
+        self.run(start())
 
     @invariant()
     def accepted_jobs_are_known(self):
         for job_id in self.accepted:
             self.run(self.core.jobs.get(job_id))  # NotFound would be a lost job
+
+    @invariant()
+    def what_waits_and_runs_is_what_is_counted(self):
+        if not hasattr(self, "core"):
+            return
+        scheduler, live = self.core.scheduler, self.core.jobs._live.values()
+        waiting = list(scheduler.queue)
+        assert scheduler.queue.nbytes == sum(task.size[0] for task in waiting)
+        assert sum(scheduler.queue.waiting(owner) for owner in ("", "alice", "bob")) == len(waiting)
+        assert {task for task in waiting if task.durable} == {
+            job.task for job in live if job.task is not None and not job.task.over and job.task.worker is None
+        }
 
     def teardown(self):
         async def finish():
@@ -265,7 +375,9 @@ class JobLife(RuleBasedStateMachine):
             assert all(info.state.final for info in infos)
             for info in infos:
                 assert (info.state is JobState.SUCCEEDED) == (info.result is not None)
+                assert info.owner == self.owners[info.id]
                 for array_id in (info.result or {}).values():
+                    assert (await core.store.info(array_id)).owner == info.owner
                     await core.store.delete(array_id)
             await core.store.delete(self.operand.id)
             await self.settle()

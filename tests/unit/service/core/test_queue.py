@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from memory_queue import MemoryQueue
 
 from gemmserve_service.catalog import to_row
 from gemmserve_service.idempotency import RememberedKey
@@ -12,7 +13,7 @@ from gemmserve_service.ids import new_id
 from gemmserve_service.queue import SqliteQueue
 from gemmserve_service.schemas import ArrayInfo, GemmJob, JobInfo, JobState, Problem, Timings
 
-ADAPTERS = {"sqlite": SqliteQueue}
+ADAPTERS = {"sqlite": SqliteQueue, "memory": MemoryQueue}
 MOMENT = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
 
@@ -23,7 +24,7 @@ def queue(request, database, store):
 
 @pytest.fixture
 def add(queue):
-    async def insert(*, key=None, deadline_at=None):
+    async def insert(*, key=None, deadline_at=None, owner=""):
         request = GemmJob(op="gemm", a=new_id("arr"), b=new_id("arr"), alpha=1.5 - 0.1j, timeout_s=9)
         info = JobInfo(
             id=new_id("job"),
@@ -31,8 +32,9 @@ def add(queue):
             op="gemm",
             created_at=MOMENT,
             request=request.model_dump(mode="json"),
+            owner=owner,
         )
-        remembered = None if key is None else RememberedKey("", key, "digest", info.id, MOMENT.timestamp())
+        remembered = None if key is None else RememberedKey(owner, key, "digest", info.id, MOMENT.timestamp())
         await queue.insert(info, request.model_dump_json(), deadline_at, remembered)
         return info, request
 
@@ -140,3 +142,45 @@ async def test_purge_forgets_what_is_old_and_final(queue, add):
     assert await queue.get(old.id) is None
     assert await queue.get(waiting.id) is not None
     assert (await queue.recover())[1] == []
+
+
+async def test_owners_see_their_own_pages(queue, add):
+    ids = {owner: sorted([(await add(owner=owner))[0].id for _ in range(3)], reverse=True) for owner in ("a", "b")}
+    for owner, own in ids.items():
+        assert [job.id for job in await queue.page(state=None, limit=2, before=None, owner=owner)] == own[:2]
+        assert [job.id for job in await queue.page(state=None, limit=2, before=own[1], owner=owner)] == own[2:]
+        assert [job.owner for job in await queue.page(state=JobState.QUEUED, limit=9, before=None, owner=owner)] == (
+            [owner] * 3
+        )
+    await queue.finish(moved(await queue.get(ids["a"][0]), JobState.FAILED, finished_at=MOMENT), [])
+    assert [job.id for job in await queue.page(state=JobState.FAILED, limit=9, before=None, owner="a")] == ids["a"][:1]
+    assert await queue.page(state=JobState.FAILED, limit=9, before=None, owner="b") == []
+    assert len(await queue.page(state=None, limit=9, before=None)) == 6
+
+
+async def test_owners_may_use_the_same_key(queue, add):
+    first, second = (await add(key="k", owner="a"))[0], (await add(key="k", owner="b"))[0]
+    _, keys = await queue.recover()
+    assert {(key.owner, key.job_id) for key in keys} == {("a", first.id), ("b", second.id)}
+
+
+async def test_lost_workers_are_counted_apart_from_attempts(queue, add):
+    info, _ = await add()
+    await queue.started(moved(info, JobState.RUNNING, attempt=1, started_at=MOMENT))
+    await queue.requeued(moved(info, JobState.QUEUED, attempt=1), 1)
+    await queue.started(moved(info, JobState.RUNNING, attempt=2, started_at=MOMENT))
+    (job,), _ = await queue.recover()  # the server itself went down
+    assert (job.info.attempt, job.crashes) == (2, 1)
+
+
+async def test_a_clock_that_was_set_takes_moments_along(queue, add):
+    (waits, _), (done, _) = await add(deadline_at=MOMENT.timestamp() + 60, key="k"), await add()
+    await queue.finish(moved(done, JobState.SUCCEEDED, finished_at=MOMENT), [])
+    await queue.shift(3600)
+    (job,), (key,) = await queue.recover()
+    assert (job.info.id, job.deadline_at) == (waits.id, MOMENT.timestamp() + 3660)
+    assert key.created_at == MOMENT.timestamp() + 3600
+    await queue.purge(jobs_before=MOMENT.timestamp() + 3599, keys_before=MOMENT.timestamp() + 3599)
+    assert (await queue.recover())[1]
+    assert (await queue.get(done.id)).finished_at.timestamp() == MOMENT.timestamp() + 3600
+    assert (await queue.get(waits.id)).finished_at is None

@@ -13,7 +13,6 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from fastapi import FastAPI
 
 from gemmserve_service.app import create_app
 from gemmserve_service.core import Core
@@ -124,7 +123,7 @@ class LiveApp:
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.core: Core | None = None
-        self.app: FastAPI | None = None
+        self.app = None
         self._settings = settings
         self._started = threading.Event()
         self._server: Server | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import resource
 import socket
 import time
@@ -28,6 +29,7 @@ def until(condition, within_s=10.0):
 def read_all(connection):
     """Until the other side closes."""
     data = b""
+    connection.settimeout(10)
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(65536):
             data += piece
@@ -44,7 +46,6 @@ def answer_of(data):
 
 
 def closed(connection):
-    connection.settimeout(10)
     return read_all(connection) == b""
 
 
@@ -122,9 +123,9 @@ class TestHeads:
         head = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
         with live.connect() as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(head)
-            for _ in range(1000):
+            for _ in range(100_000):
                 connection.sendall(b"X-Trailer: " + b"x" * 100 + b"\r\n")
-            pytest.fail("the connection took 100 KB of trailers")
+            pytest.fail("the connection took 11 MB of trailers")
 
 
 def upload_head(nbytes, **headers):
@@ -186,10 +187,11 @@ class TestBodies:
         with live.connect() as connection:
             connection.sendall(b"POST /v1/nothing HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n")
             until(lambda: b"not-found" in connection.recv(65536))
-            with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
                 for _ in range(100):
                     connection.sendall(b"x")
                     time.sleep(0.05)
+                pytest.fail("the connection stayed open")
 
     def test_a_quota_is_given_back_to_its_owner(self, live, settings):
         _, text = create_key(settings.data_dir, "alice", quota=Quota(stored_bytes=1 << 20, inflight_bytes=1 << 20))
@@ -201,7 +203,7 @@ class TestBodies:
             until(lambda: live.core.quotas.inflight_bytes(owner) == 1 << 20)
             with live.connect() as other:
                 other.sendall(head)
-                assert answer_of(other.recv(65536))[2]["type"] == "/problems/quota-exceeded"
+                assert answer_of(read_all(other))[2]["type"] == "/problems/quota-exceeded"
             assert answer_of(read_all(connection))[0] == 408
         until(lambda: live.core.quotas.inflight_bytes(owner) == 0)
         assert live.core.quotas.stored_bytes(owner) == 0
@@ -295,9 +297,7 @@ class TestNumbers:
         with live.connect() as connection:
             connection.sendall(GET + GET.replace(b"livez", b"nope") + GET + GET[:7])
             data = read_all(connection)
-        assert [line.split()[1] for line in data.split(b"\r\n") if line.startswith(b"HTTP/1.1")] == [
-            b"200", b"404", b"200", b"408",
-        ]  # fmt: skip
+        assert re.findall(rb"HTTP/1.1 (\d+)", data) == [b"200", b"404", b"200", b"408"]
 
 
 def test_a_trusted_proxy_speaks_for_others(serve, settings):

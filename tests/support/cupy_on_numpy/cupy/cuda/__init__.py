@@ -69,5 +69,9 @@ def get_current_stream(device_id=-1):
     return Stream.null
 
 
-def runtimeGetVersion():  # noqa: N802
+def set_allocator(allocator=None):
+    pass
+
+
+def runtimeGetVersion():
     return runtime.runtimeGetVersion()

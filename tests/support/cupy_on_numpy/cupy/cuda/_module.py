@@ -1,6 +1,6 @@
 """Kernels: looked up in the cubin, their launches checked and noted, never run."""
 
-import os
+from pathlib import Path
 
 LIMIT_THREADS = 1024
 LIMIT_GRID = 2**31 - 1
@@ -10,7 +10,7 @@ UNASKED_SHARED = 48 << 10
 
 class RawModule:
     def __init__(self, *, code=None, path=None, options=(), **_):
-        self.name = os.path.basename(path or "code")
+        self.name = Path(path or "code").name
 
     def get_function(self, name):
         return RawKernel(self.name, name)

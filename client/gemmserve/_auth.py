@@ -1,0 +1,53 @@
+"""The API key on its way: into the requests to the one server that it is for, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import httpx
+
+from gemmserve import _errors
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+VARIABLE: Final = "GEMMSERVE_API_KEY"
+
+_LONGEST: Final = 4096  # a proxy in front may want a token of its own kind instead of our 63 characters
+
+
+class KeyAuth(httpx.Auth):
+    """httpx's hook for each request. The key is in no header that outlives a request, no repr and no message."""
+
+    __slots__ = ("_key", "_origin")
+
+    def __init__(self, key: str, url: str) -> None:
+        self._key = key
+        self._origin = _origin(httpx.URL(url))
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Adds the key if the request goes to the server that the client was made for."""
+        if _origin(request.url) == self._origin:
+            request.headers["Authorization"] = f"Bearer {self._key}"
+        yield request
+
+    def __repr__(self) -> str:
+        return "KeyAuth(***)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("an API key is not to be pickled")
+
+
+def auth_of(api_key: str | None, url: str) -> KeyAuth | None:
+    """What sends `api_key`, or where that is None GEMMSERVE_API_KEY; "" sends none. Raises ParameterInvalid."""
+    key = (os.environ.get(VARIABLE, "") if api_key is None else api_key).strip()
+    if not key:
+        return None
+    if len(key) > _LONGEST or not all("!" <= character <= "~" for character in key):
+        raise _errors.ParameterInvalid("the API key has characters that no key has") from None
+    return KeyAuth(key, url)
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port

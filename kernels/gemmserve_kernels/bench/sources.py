@@ -1,0 +1,86 @@
+"""Which kernel sources a case would compile, without a device: its host code runs against a Tracer."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmserve_kernels.dispatch import candidates, plan
+from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.operand import Operand
+from gemmserve_kernels.prepared import prepare_on
+from gemmserve_kernels.problem import GemmProblem
+from gemmserve_kernels.simt import gemm as simt
+from gemmserve_kernels.simt.gemm_reduce import run_gemm_reduce
+from gemmserve_kernels.trace import Note, Tracer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gemmserve_kernels.bench.cases import Case
+    from gemmserve_kernels.compiler import KernelSource
+    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.problem import GemmReduceProblem
+
+_MAX_GRID = 2**31 - 1
+
+
+def sources(case: Case, spec: DeviceSpec, *, every: bool = True) -> set[KernelSource]:
+    """What `case` compiles on `spec`, operands aligned as fresh arrays are.
+
+    `every`: by all algorithms that can run it, and what prepares its operands; else by the one that is chosen. Empty
+    where the device cannot run it.
+    """
+    try:
+        problem = case.problem()
+        if not isinstance(problem, GemmProblem):
+            return set(_reduction(problem, spec))
+        plans = candidates(problem, spec) if every and problem.config is None else [plan(problem, spec)]
+    except KernelError:
+        return set()
+    found: set[KernelSource] = set()
+    for each in plans:
+        if each.blas is None:
+            found |= set(_product(problem, each, spec))
+    return found | (set(_preparation(case, problem, spec)) if every else set())
+
+
+def _argument(tracer: Tracer, operand: Operand) -> Any:
+    item = operand.dtype.itemsize
+    return tracer.argument(operand.shape, operand.dtype, tuple(item * stride for stride in operand.strides))
+
+
+def _noted(tracer: Tracer) -> Iterator[KernelSource]:
+    return (step.source for step in tracer.steps if isinstance(step, Note))
+
+
+def _product(problem: GemmProblem, chosen: Any, spec: DeviceSpec) -> Iterator[KernelSource]:
+    tracer = Tracer(spec, _MAX_GRID, 0)
+    a, b = _argument(tracer, problem.a), _argument(tracer, problem.b)
+    c = None if problem.c is None or problem.beta == 0 else _argument(tracer, problem.c)
+    out = _argument(tracer, Operand.contiguous(problem.result_shape, problem.result_dtype, problem.order))
+    module = simt if chosen.algorithm == "simt" else chosen.module
+    module.run_gemm(tracer, problem, chosen.config, a, b, c, out)
+    return _noted(tracer)
+
+
+def _reduction(problem: GemmReduceProblem, spec: DeviceSpec) -> Iterator[KernelSource]:
+    chosen, tracer = plan(problem, spec), Tracer(spec, _MAX_GRID, 0)
+    a, b = _argument(tracer, problem.a), _argument(tracer, problem.b)
+    results = {
+        name: _argument(tracer, Operand.contiguous(shape, np.dtype(dtype)))
+        for name, (shape, dtype) in problem.results.items()
+    }
+    run_gemm_reduce(tracer, problem, chosen.config, a, b, results)
+    return _noted(tracer)
+
+
+def _preparation(case: Case, problem: GemmProblem, spec: DeviceSpec) -> Iterator[KernelSource]:
+    for operand, side, trans in ((problem.a, "a", case.trans_a), (problem.b, "b", case.trans_b)):
+        tracer = Tracer(spec, _MAX_GRID, 0)
+        # It looks at the data in the end, and there are none.
+        with suppress(AttributeError):
+            prepare_on(tracer, _argument(tracer, operand), side, case.compute, trans=trans, layout=case.layout)
+        yield from _noted(tracer)

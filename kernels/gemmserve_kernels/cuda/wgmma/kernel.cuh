@@ -1,0 +1,100 @@
+// One block of the kernels that multiply planes: the configuration of the prelude as one type, the barriers, the roles.
+#pragma once
+
+#include "epilogue.cuh"
+
+enum Scheme { SCHEME_3XFP16, SCHEME_3XFP16_3M, SCHEME_1XFP16 };
+
+// The configuration of the prelude as one type.
+struct Config {
+    static constexpr Scheme SCHEME = static_cast<Scheme>(GEMM_SCHEME);
+    static constexpr int COMPONENTS = GEMM_COMPLEX ? 2 : 1;
+    static constexpr int BLOCK_M = GEMM_BLOCK_M, BLOCK_N = GEMM_BLOCK_N, BLOCK_K = GEMM_BLOCK_K;
+    static constexpr int INSTRUCTION_N = GEMM_INSTRUCTION_N, STAGES = GEMM_STAGES, PROMOTE = GEMM_PROMOTE;
+    static constexpr int CLUSTER = GEMM_CLUSTER, SPLIT = GEMM_SPLIT, RASTER = GEMM_RASTER;
+    static constexpr bool SWAPPED = GEMM_SWAPPED, PLANAR = GEMM_PLANAR, VECTOR_D = GEMM_VECTOR_D;
+    using C = GEMM_TYPE_C;
+    using D = GEMM_TYPE_D;
+    using Value = Select<COMPONENTS == 2, Complex<float>, float>;
+
+    static constexpr int PHASES = SCHEME == SCHEME_3XFP16_3M ? 3 : 1;
+    static constexpr int STAGE_PLANES = (SCHEME == SCHEME_1XFP16 ? 1 : 2) * (PHASES == 1 ? COMPONENTS : 1);
+    static constexpr int ROW_BYTES = BLOCK_K * 2;
+    static constexpr int LEFT_PLANE = BLOCK_M * ROW_BYTES, RIGHT_PLANE = BLOCK_N * ROW_BYTES;
+    static constexpr int LEFT_BYTES = STAGE_PLANES * LEFT_PLANE, RIGHT_BYTES = STAGE_PLANES * RIGHT_PLANE;
+    static constexpr bool QUARTERED = GEMM_QUARTERED;
+    static constexpr int STAGE_BYTES = QUARTERED ? LEFT_BYTES / 2 : LEFT_BYTES + RIGHT_BYTES;
+    static constexpr int PARTS = BLOCK_N / INSTRUCTION_N, VALUES = INSTRUCTION_N / 2;
+    static constexpr int CONSUMERS = BLOCK_M / 64, CONSUMER_THREADS = CONSUMERS * 128;
+    static constexpr int THREADS = CONSUMER_THREADS + 128;
+    // What `restored` gives back; Gauss's products are too different in size for it.
+    static constexpr int ACCUMULATIONS = SCHEME == SCHEME_3XFP16 ? PROMOTE / 16 * COMPONENTS : 0;
+    static_assert(CLUSTER == 1 || SPLIT == 1, "a cluster shares operands or splits k");
+    static_assert(
+        !QUARTERED || (PROMOTE == BLOCK_K && BLOCK_M == BLOCK_N && PARTS == 1 && CLUSTER == 1),
+        "a quarter is one side of a square tile");
+    static_assert(PROMOTE == 0 || BLOCK_K % PROMOTE == 0, "sums are promoted within a stage");
+};
+
+static_assert(sizeof(WgmmaParams) == GEMM_PARAMS_BYTES, "the host mirrors the structure");
+
+constexpr int ALIGNMENT = 1024;  // of a 128-byte swizzle
+
+#if GEMM_CLUSTER * GEMM_SPLIT > 1
+#define GEMM_CLUSTER_ATTRIBUTE __cluster_dims__(GEMM_CLUSTER * GEMM_SPLIT, 1, 1)
+#else
+#define GEMM_CLUSTER_ATTRIBUTE
+#endif
+
+// The thread that finishes a unit. Where k is split over the cluster, the sums of all blocks are in `memory` of each.
+struct Consumer {
+    int group, thread;
+    unsigned rank;
+    Address memory;
+    GEMM_DEVICE int number() const { return group * 128 + thread; }
+};
+
+// Walks over this block's units; `finish(unit, consumer, sums)` gets each.
+template <class Finish>
+GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
+    GEMM_DYNAMIC_SHARED(dynamic);
+    __shared__ __align__(8) Barrier full[Config::STAGES], empty[Config::STAGES];
+    constexpr bool CLUSTERED = Config::CLUSTER * Config::SPLIT > 1;
+    const Pipeline pipeline{
+        (shared_address(dynamic) + ALIGNMENT - 1) & ~(ALIGNMENT - 1u), shared_address(full), shared_address(empty)};
+    // The same in all lanes, which the compiler cannot see: descriptors then live in uniform registers.
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
+    const unsigned rank = CLUSTERED ? cluster_rank() : 0;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < Config::STAGES; ++i) {
+            barrier_init(shared_address(&full[i]), 1);
+            barrier_init(shared_address(&empty[i]), Config::CONSUMERS * Config::CLUSTER);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    if constexpr (CLUSTERED) cluster_sync();
+
+    if (group == 0) {
+        if constexpr (Config::CONSUMERS > 1) give_registers<40>();
+        if (thread == 0) produce<Config>(params, pipeline, rank);
+        __syncwarp();
+        if constexpr (Config::SPLIT > 1) {
+            cluster_sync();
+            cluster_sync();
+        }
+    } else {
+        if constexpr (Config::CONSUMERS > 1) take_registers<232>();
+        consume<Config>(params, pipeline, rank, group - 1, thread, [&](const Unit& unit, const Sums<Config>& sums) {
+            const Consumer who{group - 1, thread, rank, pipeline.stages};
+            if constexpr (Config::SPLIT > 1) {
+                cluster_sync();  // all stages of all consumers have been read
+                exchange_out<Config>(pipeline.stages, who.number(), sums);
+                cluster_sync();
+            }
+            finish(unit, who, sums);
+        });
+    }
+    // Others may still write to this block's memory, or read it.
+    if constexpr (CLUSTERED) cluster_sync();
+}

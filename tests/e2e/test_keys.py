@@ -1,0 +1,236 @@
+"""Keys, quotas, TLS and the second port on the real server: made by the command line, used by the SDK, after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+from live_server import LiveServer
+
+import gemmserve
+from gemmserve import Client, RetryPolicy
+
+ONCE = RetryPolicy(attempts=1)
+PHASES = ("h2d_s", "kernel_s", "d2h_s")
+
+
+def keys(data_dir, *arguments: str) -> str:
+    command = [sys.executable, "-m", "gemmserve.cli", "keys", *arguments, "--data-dir", str(data_dir)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def create(data_dir, *arguments: str) -> str:
+    """The key, as it was shown."""
+    return keys(data_dir, "create", *arguments).strip()
+
+
+def within(seconds: float, condition) -> None:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def half_an_upload(server, key: str) -> socket.socket:
+    address = urlsplit(server.url)
+    connection = socket.create_connection((address.hostname, address.port), timeout=20)
+    connection.sendall(
+        f"POST /v1/arrays?dtype=float64&shape={1 << 20} HTTP/1.1\r\nHost: {address.netloc}\r\n"
+        f"Content-Type: application/octet-stream\r\nContent-Length: {8 << 20}\r\n"
+        f"Authorization: Bearer {key}\r\n\r\n".encode()
+        + b"x" * 1000
+    )
+    return connection
+
+
+def test_keys_and_quotas_over_a_kill(tmp_path) -> None:
+    """Keys made and revoked beside a running server count within about a second, and all use is exact after kill -9."""
+    data_dir = tmp_path / "data"
+    with LiveServer(data_dir=data_dir) as server, server.http() as http:
+        assert http.get("/v1/arrays").status_code == 200
+        key = create(data_dir, "alice", "--quota-stored-bytes", "1G")
+        within(1.5, lambda: http.get("/v1/arrays").status_code == 401)
+        second = create(data_dir, "alice's second", "--owner", key.split("_")[1])
+        bearer = {"Authorization": f"Bearer {second}"}
+        within(1.5, lambda: http.get("/v1/arrays", headers=bearer).status_code == 200)
+        keys(data_dir, "revoke", second.split("_")[1])
+        within(1.5, lambda: http.get("/v1/arrays", headers=bearer).status_code == 401)
+        with Client(server.url, api_key=key) as client:
+            operand = client.put(np.random.default_rng(0).standard_normal((256, 256)))
+            submitted = [client.submit("gemm", operand, operand) for _ in range(20)]
+            submitted[9].wait()
+            half = half_an_upload(server, key)
+            within(5, lambda: client.usage()["quotas"]["inflight_bytes"]["used"] == 8 << 20)
+            ended = [job for job in client.jobs() if job.state == "succeeded"]
+        before_s = sum(job.info.timings[phase] for job in ended for phase in PHASES)
+        for process in server.processes():
+            if "gemmserve_service.front" in process.cmdline():
+                process.kill()
+        server.terminate(signal.SIGKILL)
+        half.close()
+    with LiveServer(data_dir=data_dir) as server, server.http() as http:
+        assert http.get("/v1/arrays").status_code == 401
+        assert http.get("/v1/arrays", headers=bearer).status_code == 401
+        with Client(server.url, api_key=key) as client:
+            jobs = client.jobs()
+            assert len(jobs) == 20
+            for job in jobs:
+                job.wait(30)
+            usage = client.usage()["quotas"]
+            assert usage["inflight_bytes"]["used"] == 0
+            assert usage["stored_bytes"]["used"] == 21 * 256 * 256 * 8
+            used_s = usage["device_seconds_per_day"]["used"]
+            assert used_s >= before_s - 1e-5, "time of jobs that had ended was forgotten"
+            total_s = sum(job.info.timings[phase] for job in jobs for phase in PHASES)
+            assert used_s >= total_s - 1e-4
+            # A job whose end was lost with the process may run, and be charged, a second time; no more than one ran.
+            assert used_s <= total_s + max(job.info.timings["kernel_s"] for job in jobs) + 0.05
+        listed = json.loads(keys(data_dir, "list", "--json"))
+        assert [(entry["name"], entry["state"]) for entry in listed] == [
+            ("alice", "valid"),
+            ("alice's second", "revoked"),
+        ]
+    for secret in (key.split("_")[2], second.split("_")[2]):
+        assert secret not in server.text + json.dumps(listed)
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory):
+    """A server with an administrator's key, made before its start."""
+    data_dir = tmp_path_factory.mktemp("keyed")
+    admin = create(data_dir, "admin", "--scopes", "admin")
+    with LiveServer(data_dir=data_dir) as server:
+        server.admin = admin
+        yield server
+
+
+def test_the_sdk_and_its_typed_errors(keyed) -> None:
+    limits = ["--quota-stored-bytes", "20k", "--quota-device-seconds", "0.000000001"]
+    alice = create(keyed.data_dir, "alice", *limits)
+    reader = create(keyed.data_dir, "reader", "--scopes", "read", "--owner", alice.split("_")[1])
+    time.sleep(1)
+    with Client(keyed.url, api_key="", retry=ONCE) as client, pytest.raises(gemmserve.Unauthorized):
+        client.arrays()
+    wrong = alice[:-1] + ("a" if alice[-1] != "a" else "b")
+    with (
+        Client(keyed.url, api_key=wrong, retry=ONCE) as client,
+        pytest.raises(gemmserve.Unauthorized, match="mistyped"),
+    ):
+        client.arrays()
+    with Client(keyed.url, api_key=alice, retry=ONCE) as client:
+        remote = client.put(np.eye(32))
+        with pytest.raises(gemmserve.QuotaExceeded) as stored:
+            client.put(np.zeros((64, 64)))
+        assert (stored.value.status, stored.value.quota, stored.value.retry_after) == (507, "stored_bytes", None)
+        np.testing.assert_array_equal((remote @ remote).numpy(), np.eye(32))
+        with pytest.raises(gemmserve.QuotaExceeded) as device:
+            client.gemm(np.eye(2), np.eye(2))
+        assert device.value.quota == "device_seconds_per_day"
+        assert 0 < device.value.retry_after <= 86_400
+        assert client.usage()["quotas"]["stored_bytes"]["limit"] == 20 << 10
+    with Client(keyed.url, api_key=reader, retry=ONCE) as client:
+        np.testing.assert_array_equal(client.get(remote.id), np.eye(32))
+        with pytest.raises(gemmserve.Forbidden) as forbidden:
+            client.delete(remote.id)
+        assert forbidden.value.scope == "submit"
+    with Client(keyed.url, api_key=keyed.admin, retry=ONCE) as client, pytest.raises(gemmserve.NotFound):
+        client.get(remote.id)
+
+
+def test_the_command_line_takes_the_key_from_its_variable(keyed, tmp_path) -> None:
+    np.save(tmp_path / "a.npy", np.eye(3))
+    command = [sys.executable, "-m", "gemmserve.cli", "put", str(tmp_path / "a.npy"), "--server", keyed.url]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GEMMSERVE_")}
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert refused.returncode == 1
+    assert "Unauthorized" in refused.stderr
+    environment["GEMMSERVE_API_KEY"] = keyed.admin
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout.startswith("arr_"), done.stderr
+
+
+def test_concurrent_uploads_stay_within_the_quota(keyed) -> None:
+    key = create(keyed.data_dir, "carol", "--quota-stored-bytes", str(10 * 8000))
+    time.sleep(1)
+
+    def upload(_: int) -> int:
+        with Client(keyed.url, api_key=key, retry=ONCE) as client:
+            try:
+                client.put(np.zeros(1000))
+            except gemmserve.QuotaExceeded as error:
+                return error.status
+            return 201
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(upload, range(24)))
+    assert sorted(answers) == [201] * 10 + [507] * 14
+
+
+@pytest.fixture(scope="module")
+def exposed(tmp_path_factory):
+    """A server as one would expose it: on every address, with a key, TLS and a second port."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("exposed")
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=gemmserve"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
+    subprocess.run([*make.split(), *names, *files], check=True, capture_output=True)
+    key = create(folder / "data", "alice")
+    flags = ["--host", "0.0.0.0", "--metrics-port", "0", "--tls-key", str(folder / "key.pem")]
+    flags += ["--tls-certificate", str(folder / "certificate.pem")]
+    with LiveServer(*flags, data_dir=folder / "data") as server:
+        server.key, server.certificate = key, str(folder / "certificate.pem")
+        server.url = server.url.replace("0.0.0.0", "127.0.0.1")
+        yield server
+
+
+def test_tls(exposed) -> None:
+    assert exposed.url.startswith("https://")
+    with Client(exposed.url, api_key=exposed.key, verify=exposed.certificate) as client:
+        a = np.random.default_rng(0).standard_normal((300, 300))
+        np.testing.assert_allclose(client.gemm(a, a), a @ a)
+        np.testing.assert_array_equal(client.put(a).numpy(), a)
+    for url in (exposed.url, exposed.url.replace("https", "http")):  # who trusts nobody of that name; without TLS
+        with Client(url, retry=ONCE) as client, pytest.raises(gemmserve.TransportError):
+            client.health()
+    address = urlsplit(exposed.url)
+    context = ssl.create_default_context(cafile=exposed.certificate)
+    with (
+        socket.create_connection((address.hostname, address.port)) as raw,
+        context.wrap_socket(raw, server_hostname="127.0.0.1") as connection,
+    ):
+        assert connection.version() in {"TLSv1.2", "TLSv1.3"}
+
+
+def test_any_host_name_but_nobody_without_a_key(exposed) -> None:
+    get = lambda **headers: httpx.get(f"{exposed.url}/v1/arrays", headers=headers, verify=False)
+    assert get(Host="any.example").status_code == 401
+    assert get(**{"X-API-Key": exposed.key}).status_code == 200
+
+
+def test_the_second_port(exposed) -> None:
+    side = exposed.text.split("metrics and docs: ")[1].split(")")[0]
+    assert side.startswith("http://127.0.0.1:")
+    for path, status in (
+        ("/metrics", 200), ("/docs", 200), ("/openapi.json", 200), ("/readyz", 200), ("/v1/arrays", 404),
+        ("/v1/jobs", 404), ("/problems", 404),
+    ):  # fmt: skip
+        assert httpx.get(side + path).status_code == status, path
+    assert httpx.post(f"{side}/v1/gemm").status_code == 404
+    assert httpx.get(f"{side}/metrics", headers={"Host": "evil.example"}).status_code == 403
+    for path, status in (("/metrics", 404), ("/docs", 404), ("/readyz", 200), ("/v1/arrays", 200)):
+        answer = httpx.get(exposed.url + path, headers={"X-API-Key": exposed.key}, verify=False)
+        assert answer.status_code == status, path

@@ -1,0 +1,188 @@
+"""Runs every kernel once, on small odd shapes, for NVIDIA's compute-sanitizer (`make sanitize`), or by itself.
+
+    compute-sanitizer --tool memcheck python tests/gpu/sanitize.py [--only WORD ...] [--list]
+
+Every array is an allocation of its own, with an element of guard on both sides of the result. Results are compared
+with a double-precision product, and repeated once for their bits; exits 1 where one is wrong, 2 where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gemmserve_kernels import GemmConfig, KernelError, gemm, gemm_reduce, prepare
+from gemmserve_kernels.bench.cases import Case
+from gemmserve_kernels.device import DeviceSpec
+from gemmserve_kernels.errors import DeviceError
+from gemmserve_kernels.problem import GemmReduceProblem, Operand
+from gemmserve_kernels.reference import errors, logical, oracle_gemm, reduction_errors
+
+
+@dataclass(frozen=True)
+class Job:
+    """A product: `spoil` changes its operands, `prepared` names sides that are prepared first."""
+
+    case: Case
+    limit: float = 1e-6
+    spoil: str = ""
+    prepared: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def forced(algorithm, compute="auto", *, limit=1e-6, spoil="", prepared="", config=None, **case):
+    extents = {"m": 133, "n": 71, "k": 201} | {name: case.pop(name) for name in "mnk" if name in case}
+    chosen = GemmConfig(algorithm=algorithm, **(config or {}))
+    return Job(Case(compute=compute, config=chosen, **extents, **case), limit, spoil, prepared)
+
+
+BETA = {"alpha": 2 - 1j, "beta": 0.5j}
+REAL = {"dtype": "float32"}
+DOUBLE = {"dtype": "complex128"}
+JOBS = {
+    # ---- plain arithmetic
+    **{f"simt {d}": forced("simt", limit=2e-3 if d == "float16" else 1e-6, dtype=d) for d in ("float16", "float32")},
+    **{
+        f"simt {d}": forced("simt", limit=1e-6 if d == "complex64" else 1e-14, dtype=d)
+        for d in ("float64", "complex64")
+    },
+    "simt, alpha, beta, conjugate": forced("simt", trans_a="C", trans_b="R", batch=3, **BETA),
+    "small": forced("small", m=7, n=9, k=5, batch=133),
+    "small, alpha, beta": forced("small", m=16, n=12, k=31, batch=37, trans_a="C", **BETA),
+    "small complex128": forced("small", m=32, n=32, k=32, batch=5, limit=1e-14, **DOUBLE),
+    "small 3xtf32": forced("small", "3xtf32", m=40, n=36, k=50, batch=17),
+    # ---- TF32
+    "mma 3xtf32": forced("mma", "3xtf32"),
+    "mma 3xtf32, split": forced("mma", "3xtf32", k=1000, config={"split_k": 3}, trans_a="C", **BETA),
+    "mma 1xtf32 float32": forced("mma", "1xtf32", limit=1e-3, **REAL),
+    # ---- float16 planes
+    "wgmma 3xfp16": forced("wgmma", "3xfp16"),
+    "wgmma 3xfp16, alpha, beta, batch": forced("wgmma", "3xfp16", batch=3, trans_b="C", **BETA),
+    "wgmma 3xfp16, split in a cluster": forced("wgmma", "3xfp16", k=700, config={"split_k": 4}),
+    "wgmma 3xfp16, split in grids": forced("wgmma", "3xfp16", k=900, config={"split_k": 12}),
+    "wgmma 3xfp16, multicast": forced(
+        "wgmma", "3xfp16", m=300, n=277, config={"cluster": 2, "block_m": 128, "block_n": 128, "block_k": 32}
+    ),
+    "wgmma 3xfp16 float32": forced("wgmma", "3xfp16", **REAL),
+    "wgmma 3xfp16 planar": forced("wgmma", "3xfp16", layout="planar"),
+    "wgmma 3xfp16-3m": forced("wgmma", "3xfp16-3m"),
+    "wgmma 1xfp16": forced("wgmma", "tf32", limit=1e-3),
+    "wgmma 1xfp16 float32": forced("wgmma", "tf32", limit=1e-3, **REAL),
+    "mma 3xfp16": forced("mma", "3xfp16"),
+    "mma 3xfp16 float32": forced("mma", "3xfp16", batch=2, **REAL),
+    "balanced": forced("wgmma", "3xfp16", init="graded"),
+    "falls back": forced("wgmma", "3xfp16", spoil="spike"),
+    "not finite": forced("wgmma", "3xfp16", spoil="nan"),
+    "prepared planes": forced("wgmma", "3xfp16", prepared="ab", trans_a="T"),
+    # ---- residues
+    "ozaki": forced("ozaki", "ozaki", limit=3e-15, **DOUBLE),
+    "ozaki float64, beta": forced("ozaki", "ozaki", limit=3e-15, dtype="float64", alpha=2, beta=-1, trans_a="T"),
+    "ozaki complex64": forced("ozaki", "ozaki"),
+    "ozaki, not finite": forced("ozaki", "ozaki", limit=3e-15, spoil="nan", **DOUBLE),
+    "prepared residues": forced("ozaki", "ozaki", limit=3e-15, prepared="ab", **DOUBLE),
+    # ---- the vendor's BLAS with our copies around it
+    "vendor": forced("vendor", trans_a="R", batch=2, **BETA),
+}
+REDUCTIONS = {
+    "reduce m": Case(op="gemm_reduce", m=133, n=71, k=45, batch=2, reduce=("sum", "sumsq", "absmax", "argmax")),
+    "reduce n and batch": Case(
+        op="gemm_reduce", m=70, n=133, k=45, batch=3, reduce=("mean", "absmin"), axis=("n", "batch")
+    ),
+    "reduce real": Case(op="gemm_reduce", m=70, n=65, k=33, dtype="float32", reduce=("max", "argmin"), return_c=True),
+}
+
+
+def spoiled(operands, how):
+    a = operands["a"]
+    if how == "spike":
+        a[..., a.shape[-1] // 3] *= 2.0**25
+    if how == "nan":
+        a[..., 5, 7] = np.nan
+        operands["b"][..., 11, 3] = np.inf
+    return operands
+
+
+def guarded(cupy, problem):
+    """A result of NaN between guards, and the whole of its memory."""
+    size = int(np.prod(problem.result_shape))
+    memory = cupy.full(size + 2, cupy.nan, problem.result_dtype)
+    return memory[1 : 1 + size].reshape(problem.result_shape), memory
+
+
+def product(cupy, job):
+    """The relative error; infinity where bits differ, guards are written or elements are not."""
+    case, problem = job.case, job.case.problem()
+    operands = spoiled(case.operands(), job.spoil)
+    device = {name: cupy.asarray(array) for name, array in operands.items()}
+    for side in job.prepared:
+        device[side] = prepare(
+            device[side], side, case.compute, trans=getattr(case, f"trans_{side}"), layout=case.layout
+        )
+    results = []
+    for _ in range(2):
+        out, memory = guarded(cupy, problem)
+        options = {name: value for name, value in case.options().items() if name != "order"}
+        gemm(device["a"], device["b"], device.get("c"), out=out, **options)
+        host = memory.get()
+        if not np.isnan(host[[0, -1]]).all():
+            return float("inf")
+        results.append(out.get())
+    if results[0].tobytes() != results[1].tobytes() and not job.spoil:
+        return float("inf")
+    d, expected = logical(problem, results[0]), oracle_gemm(problem, *(operands.get(name) for name in "abc"))
+    finite = np.isfinite(expected)
+    if (np.isfinite(d) != finite).any():
+        return float("inf")
+    rows, columns = (finite.all(axis=axis) for axis in (-1, -2))
+    if finite.all():
+        return errors(d, expected).rel_fro
+    return errors(d[np.ix_(rows, columns)], expected[np.ix_(rows, columns)]).rel_fro
+
+
+def reduction(cupy, case):
+    operands = case.operands()
+    found = gemm_reduce(*(cupy.asarray(operands[name]) for name in "ab"), **case.options())
+    found = found if isinstance(found, dict) else {case.reduce[0]: found}
+    problem = GemmReduceProblem.build(*(Operand.of(operands[name]) for name in "ab"), **case.options())
+    host = {name: array.get() for name, array in found.items()}
+    return max(reduction_errors(problem, operands["a"], operands["b"], host).values())
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", help="jobs whose names contain one of these")
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args(argv)
+    chosen = [n for n in (*JOBS, *REDUCTIONS) if not args.only or any(word in n for word in args.only)]
+    if args.list:
+        print("\n".join(chosen))
+        return 0
+    try:
+        DeviceSpec.current()
+    except DeviceError as error:
+        print(f"no GPU: {error}", file=sys.stderr)
+        return 2
+    import cupy
+
+    cupy.cuda.set_allocator(None)  # one allocation for each array: what lies beyond it is seen
+    wrong = 0
+    for name in chosen:
+        try:
+            limit = JOBS[name].limit if name in JOBS else 1e-5
+            error = product(cupy, JOBS[name]) if name in JOBS else reduction(cupy, REDUCTIONS[name])
+        except KernelError as reason:
+            print(f"{name}: not on this device: {reason}", flush=True)
+            continue
+        good = error <= limit
+        wrong += not good
+        print(f"{name}: {error:.1e}{'' if good else ' WRONG'}", flush=True)
+    print(f"{len(chosen)} jobs, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

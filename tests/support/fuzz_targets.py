@@ -1,0 +1,252 @@
+"""What is fuzzed: each target takes bytes and raises AssertionError, or anything unforeseen, where an invariant breaks.
+
+`tests/unit/service/http/test_fuzz.py` runs them for seconds on every commit, `tools/fuzz.py` (make fuzz) for as long as
+one likes, with coverage guidance where atheris is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gemmserve.wire import DTYPES, NpyError, format_npy_header, parse_npy_header
+from gemmserve_kernels.errors import KernelError
+from gemmserve_service.digests import parse_content_digest
+from gemmserve_service.errors import ServiceError
+from gemmserve_service.ingest import NpyHead
+from gemmserve_service.multipart import OneShotForm
+from gemmserve_service.preferences import choose_media_type, parse_prefer
+from gemmserve_service.ranges import UnsatisfiableError, parse_range
+from gemmserve_service.routes.oneshot import _check, _params
+from gemmserve_service.schemas import GemmParams
+from gemmserve_service.strict_json import parse_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it reports each malformed body
+
+EXPECTED = (ServiceError, KernelError, NpyError)
+BOUNDARY = b"XbX"
+_LARGEST_HEAD = (1 << 16) + 12
+
+
+def npy(data: bytes) -> None:
+    """The .npy header: bounded, deterministic however the bytes are cut, and no more lenient than NumPy."""
+    try:
+        header = parse_npy_header(data)
+    except NpyError:
+        header = None
+    assert header is None or header.data_offset <= min(len(data), _LARGEST_HEAD)
+    if header is not None:
+        assert header.dtype.newbyteorder("=") in DTYPES.values()
+        assert header.nbytes == int(np.prod([int(n) for n in header.shape], dtype=object)) * header.dtype.itemsize
+        assert header.nbytes < 1 << 62
+        theirs = _numpy_s(data)
+        assert theirs == (header.shape, header.fortran_order, header.dtype), theirs
+    found = _in_pieces(data)
+    assert (found is None) == (header is None), (found, header)
+    if header is not None and found is not None:
+        assert (found.shape, found.nbytes, found.dtype) == (header.shape, header.nbytes, header.dtype)
+
+
+def _numpy_s(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """What NumPy reads in the same header, as version 2.0; NULs at its ends are padding here, and an error there."""
+    major = data[6]
+    prefix, encoding = (10 if major == 1 else 12), ("utf-8" if major == 3 else "latin-1")
+    text = data[prefix : prefix + int.from_bytes(data[8:prefix], "little")].decode(encoding).strip(" \n\x00")
+    body = text.encode("latin-1", "replace") + b"\n"
+    file = io.BytesIO(len(body).to_bytes(4, "little") + body)
+    return np.lib.format.read_array_header_2_0(file, max_header_size=1 << 20)
+
+
+def _in_pieces(data: bytes):
+    head = NpyHead()
+    cuts = random.Random(len(data))
+    start = 0
+    try:
+        while start < len(data):
+            end = start + cuts.choice((1, 7, 64, 4096))
+            if found := head.feed(data[start:end]):
+                return found[0]
+            start = end
+        head.close()
+    except NpyError:
+        return None
+    raise AssertionError("a stream that ended within its header was taken")
+
+
+class _Store:
+    """Stands for the ArrayStore: counts what is held, in memory."""
+
+    def __init__(self) -> None:
+        self.held = self.most = 0
+
+    async def reserve(self, dtype, shape, order, **_):
+        return _Upload(self, int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize)
+
+
+class _Upload:
+    def __init__(self, store: _Store, nbytes: int) -> None:
+        self.nbytes, self.filled, self._store, self._open = nbytes, 0, store, True
+        store.held += nbytes
+        store.most = max(store.most, store.held)
+
+    def write(self, data) -> None:
+        assert self._open
+        self.filled += len(data)
+        assert self.filled <= self.nbytes, "more was written than was reserved"
+
+    def abort(self) -> None:
+        if self._open:
+            self._open = False
+            self._store.held -= self.nbytes
+
+
+class _Request:
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.headers = {
+            "content-length": str(len(body)),
+            "content-type": f"multipart/form-data; boundary={BOUNDARY.decode()}",
+        }
+
+    async def stream(self):
+        cuts = random.Random(len(self._body))
+        start = 0
+        while start < len(self._body):
+            end = start + cuts.choice((1, 13, 64, 1000, 1 << 16))
+            yield self._body[start:end]
+            start = end
+        yield b""
+
+
+def multipart(data: bytes) -> None:
+    """A one-shot's body: only problems come of it, never more is held than was sent, and nothing afterwards."""
+    store = _Store()
+    form = OneShotForm(
+        store, names=("a", "b", "c"), check=lambda text, declared: _check(_params(GemmParams, text), declared)
+    )
+    try:
+        asyncio.run(form.read(_Request(data)))
+        whole = True
+    except EXPECTED:
+        whole = False
+    assert store.most <= len(data), "more was reserved than the body can hold"
+    if whole:
+        assert {"a", "b"} <= form.operands.keys()
+        assert all(upload.filled == upload.nbytes for upload in form.operands.values())
+    form.abort()
+    assert store.held == 0
+
+
+def json(data: bytes) -> None:
+    """The JSON of jobs and params."""
+    for parse in (parse_object, lambda text: _params(GemmParams, text)):
+        try:
+            parse(data)
+        except EXPECTED:
+            continue
+
+
+def headers(data: bytes) -> None:
+    """Header fields with a grammar: Range, Prefer, Accept, Content-Digest."""
+    text = data.decode("latin-1")
+    try:
+        span = parse_range(text, 1000)
+        assert span is None or (0 <= span.start < span.stop <= 1000 and span.step == 1)
+    except UnsatisfiableError:
+        pass
+    parse_prefer([text])
+    choose_media_type(text, ("application/x-npy", "application/octet-stream"))
+    try:
+        digest = parse_content_digest(text)
+        assert digest is None or len(digest) == 32
+    except EXPECTED:
+        pass
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "npy": npy,
+    "multipart": multipart,
+    "json": json,
+    "headers": headers,
+}
+
+
+def part(name: str, content: bytes, extra: bytes = b"") -> bytes:
+    """One part of a form."""
+    disposition = b'Content-Disposition: form-data; name="' + name.encode() + b'"'
+    return b"--" + BOUNDARY + b"\r\n" + disposition + extra + b"\r\n\r\n" + content + b"\r\n"
+
+
+def seeds(target: str) -> list[bytes]:
+    """Well-formed inputs to begin with."""
+    arrays = [np.ones((2, 2), dtype) for dtype in ("<f4", ">c16", "<f2")] + [
+        np.zeros((0, 3)),
+        np.asfortranarray(np.eye(3)),
+    ]
+    files = []
+    for array in arrays:
+        for version in ((1, 0), (2, 0), (3, 0)):
+            file = io.BytesIO()
+            np.lib.format.write_array(file, array, version=version)
+            files.append(file.getvalue())
+    if target == "npy":
+        huge = [format_npy_header(np.dtype("f8"), (1 << 60,)), format_npy_header(np.dtype("c8"), (1 << 30, 1 << 29))]
+        return files + huge
+    end = b"--" + BOUNDARY + b"--\r\n"
+    params = b'{"alpha": [1, 2], "trans_b": "C"}'
+    if target == "multipart":
+        return [
+            part("a", files[0]) + part("b", files[0]) + end,
+            part("params", params) + part("a", files[3]) + part("b", files[3]) + end,
+            part("b", files[0], b'; filename="b.npy"\r\nContent-Type: application/x-npy') + part("a", files[0]) + end,
+            part("a", files[9]) + part("b", files[0]) + part("c", files[0]) + part("params", b"{}") + end,
+        ]
+    if target == "json":
+        job = (
+            b'{"op": "gemm", "a": "arr_01jd2w7m4h8k3n5p6q9r0s1t2v", "b": "arr_01jd2w7m4h8k3n5p6q9r0s1t2v", "beta": 1e3}'
+        )
+        return [params, job, b'{"reduce": ["sum"], "config": {"block_m": 64}}', b"[1]", b'{"a": {"a": 1, "a": 2}}']
+    return [
+        b"bytes=0-99",
+        b"bytes=-5",
+        b"bytes=1-2, 4-5",
+        b"wait=10, respond-async",
+        b'application/x-npy;q=0.5, */*; q="1"',
+        b"sha-256=:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=:",
+    ]
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """`data` with a few bytes changed, cut, doubled or replaced by what parsers trip over."""
+    dictionary = (
+        b"\x93NUMPY", b"\x01\x00", b"\xff\xff", b"\xff\xff\xff\xff", b"'descr'", b"'shape'", b"(", b")", b"[", b"{",
+        b"-", b"9" * 25, b"1e999", b"NaN", b"|O", b"<f8", b"\r\n", b"\r\n\r\n", b"--" + BOUNDARY,
+        b"--" + BOUNDARY + b"--",
+        b'name="a"', b"Content-Disposition: form-data", b"\x00", b"\xc3\x28", b"True", b"None", b"0x", b"'", b'"',
+        b"\\",
+    )  # fmt: skip
+    out = bytearray(data)
+    for _ in range(chance.randint(1, 6)):
+        at = chance.randint(0, len(out))
+        match chance.randint(0, 5):
+            case 0 if out:
+                out[at % len(out)] = chance.randrange(256)
+            case 1:
+                del out[at : at + chance.randint(1, 30)]
+            case 2:
+                out[at:at] = chance.choice(dictionary)
+            case 3:
+                out[at : at + 4] = chance.choice(dictionary)
+            case 4:
+                out[at:at] = out[at : at + chance.randint(1, 200)] * chance.randint(1, 3)
+            case _:
+                out[at:at] = bytes(chance.randrange(256) for _ in range(chance.randint(1, 8)))
+    return bytes(out)

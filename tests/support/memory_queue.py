@@ -1,0 +1,90 @@
+"""The queue as a few dicts: what `JobQueue` means, without SQL. Held to the same suite as the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from gemmserve_service.queue import Unfinished, request_of
+from gemmserve_service.schemas import JobState
+
+OPEN = {JobState.QUEUED, JobState.RUNNING}
+
+
+class MemoryQueue:
+    """Keeps everything until it is purged; nothing survives the process."""
+
+    def __init__(self, database, store):
+        self.database, self.store = database, store
+        self.jobs, self.deadlines, self.crashes, self.keys = {}, {}, {}, {}
+
+    async def insert(self, info, request, deadline_at, key):
+        self.jobs[info.id] = info.model_copy(update={"request": request_of(request).model_dump(mode="json")})
+        self.deadlines[info.id] = deadline_at
+        if key is not None:
+            self.keys[key.owner, key.key] = key
+
+    def _update(self, info, **fields):
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        if self.jobs[info.id].state in OPEN:
+            self.jobs[info.id] = self.jobs[info.id].model_copy(update=fields)
+        return done
+
+    def started(self, info):
+        return self._update(info, state=JobState.RUNNING, attempt=info.attempt, started_at=info.started_at)
+
+    def requeued(self, info, crashes):
+        self.crashes[info.id] = crashes
+        return self._update(info, state=JobState.QUEUED, attempt=info.attempt, started_at=None)
+
+    async def finish(self, info, arrays):
+        def insert(db):
+            for row in arrays:
+                self.store.insert_row(db, row)
+
+        await self.database.write(insert)
+        ends = ("state", "attempt", "started_at", "finished_at", "result", "error", "timings", "algorithm", "residual")
+        self._update(info, **{name: getattr(info, name) for name in ends})
+
+    async def get(self, job_id):
+        return self.jobs.get(job_id)
+
+    async def page(self, *, state, limit, before, owner=""):
+        chosen = [
+            info
+            for info in self.jobs.values()
+            if (state is None or info.state == state)
+            and (before is None or info.id < before)
+            and owner in {"", info.owner}
+        ]
+        return sorted(chosen, key=lambda info: info.id, reverse=True)[:limit]
+
+    async def recover(self):
+        for info in self.jobs.values():
+            self._update(info, state=JobState.QUEUED, started_at=None)
+        unfinished = [
+            Unfinished(info, request_of(info.request), self.deadlines[info.id], self.crashes.get(info.id, 0))
+            for info in sorted(self.jobs.values(), key=lambda info: info.id)
+            if info.state in OPEN
+        ]
+        return unfinished, sorted(self.keys.values(), key=lambda key: key.created_at)
+
+    async def shift(self, seconds):
+        moved = {job_id: at + seconds for job_id, at in self.deadlines.items() if at is not None}
+        self.deadlines.update(moved)
+        for job_id, info in self.jobs.items():
+            if info.finished_at is not None:
+                at = type(info.finished_at).fromtimestamp(
+                    info.finished_at.timestamp() + seconds, info.finished_at.tzinfo
+                )
+                self.jobs[job_id] = info.model_copy(update={"finished_at": at})
+        self.keys = {name: replace(key, created_at=key.created_at + seconds) for name, key in self.keys.items()}
+
+    async def purge(self, *, jobs_before, keys_before):
+        self.jobs = {
+            job_id: info
+            for job_id, info in self.jobs.items()
+            if info.finished_at is None or info.finished_at.timestamp() >= jobs_before
+        }
+        self.keys = {name: key for name, key in self.keys.items() if key.created_at >= keys_before}

@@ -1,0 +1,73 @@
+// The machinery of sm_80 that CUDA C++ has no word for: asynchronous copies, which are done at once here, and matrix
+// instructions of one warp, whose lanes tell each other what they hold. Kernels' headers take these names where they
+// would have PTX: `using namespace simt::ampere`.
+#pragma once
+
+#include "half.hpp"
+#include "matrix_unit.hpp"
+#include "warp.hpp"
+
+namespace simt::ampere {
+
+template <int BYTES>
+inline void copy_async(void* shared, const void* global, int bytes) {
+    const auto* from = static_cast<const unsigned char*>(global);
+    for (int i = 0; i < BYTES; ++i) static_cast<unsigned char*>(shared)[i] = i < bytes ? from[i] : 0;
+}
+inline void copy_commit() {}
+template <int PENDING>
+inline void copy_wait() {}
+inline int thread_again() { return int(threadIdx.x); }
+inline unsigned block_again() { return blockIdx.x; }
+
+inline float tf32_value(unsigned bits) { return __builtin_bit_cast(float, bits & 0xffffe000u); }
+
+// d = a b + c for 16 x K by K x 8, VALUES numbers in a register, the registers of k after those of the rows (PTX ISA,
+// fragments of mma.m16n8k4, k8 and k16).
+template <int A_, int B_, int VALUES>
+struct MatrixInstruction {
+    static constexpr int A = A_, B = B_;
+
+    static float value(unsigned bits, int v) {
+        return VALUES == 2 ? simt::half_to_float((unsigned short)(bits >> 16 * v)) : tf32_value(bits);
+    }
+    static void run(float (&d)[4], const unsigned (&a)[A], const unsigned (&b)[B], const float (&c)[4]) {
+        __shared__ unsigned held[32][32][A_ + B_];
+        const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+        auto& warp = held[threadIdx.x / 32];
+        for (int i = 0; i < A; ++i) warp[lane][i] = a[i];
+        for (int i = 0; i < B; ++i) warp[lane][A + i] = b[i];
+        __syncwarp();
+        float sums[4];
+        for (int e = 0; e < 4; ++e) {
+            constexpr int COUNT = B_ * 4 * VALUES;
+            float x[COUNT], y[COUNT];
+            int k = 0;
+            for (int h = 0; h < B; ++h)
+                for (int lane_k = 0; lane_k < 4; ++lane_k)
+                    for (int v = 0; v < VALUES; ++v, ++k) {
+                        x[k] = value(warp[g * 4 + lane_k][2 * h + e / 2], v);
+                        y[k] = value(warp[(2 * t + e % 2) * 4 + lane_k][A + h], v);
+                    }
+            sums[e] = aligned_sum(c[e], x, y, COUNT);
+        }
+        __syncwarp();
+        for (int e = 0; e < 4; ++e) d[e] = sums[e];
+    }
+};
+template <int K>
+struct MultiplyTf32 : MatrixInstruction<K / 2, K / 4, 1> {};
+struct MultiplyFp16 : MatrixInstruction<4, 2, 2> {};
+
+// cvt.rna.tf32.f32: to nearest, ties away from zero; the bits below are 0.
+inline unsigned to_tf32(float x) {
+    const unsigned bits = __builtin_bit_cast(unsigned, x);
+    return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & 0xffffe000u;
+}
+
+inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    const float c[4] = {d[0], d[1], d[2], d[3]};
+    MultiplyTf32<8>::run(d, a, b, c);
+}
+
+}  // namespace simt::ampere

@@ -1,0 +1,112 @@
+// Hopper's asynchronous machinery: barriers with transaction counts in shared memory, the tensor copy engine, clusters,
+// wgmma. runtime/hopper.cpp does the work.
+//
+// A kernel's header takes these names where it would have PTX: `using namespace simt::hopper`. Addresses of shared memory
+// are numbers of 32 bits, as on the device; dynamic shared memory begins at one that is aligned to 16 bytes and no more.
+//
+// Boxes arrive at once in forward order, in reverse order when no thread can go on without them, the last one first, and
+// any time in shuffled order. Products are done as late as the rules allow, when a warpgroup waits for them. So a stage
+// that is read before its barrier says so, or given back before its products are done, gives poison or wrong numbers.
+#pragma once
+
+#include "language.hpp"
+
+namespace simt::hopper {
+
+unsigned shared_address(const void* pointer);
+void* shared_pointer(unsigned address, unsigned bytes);
+
+// ---- barriers
+
+void barrier_init(unsigned barrier, unsigned arrivals);
+void barrier_arrive(unsigned barrier);
+void barrier_arrive_expecting(unsigned barrier, unsigned bytes);
+void barrier_wait(unsigned barrier, unsigned parity, SIMT_HERE);
+inline void barrier_init_fence() {}
+inline void barrier_expect(unsigned barrier, int bytes) { barrier_arrive_expecting(barrier, unsigned(bytes)); }
+
+// ---- the copy engine
+
+// What ShimLauncher.tensor_map writes: a C-contiguous array of float16, and the box of one copy.
+struct Map {
+    unsigned long long address, rank;
+    unsigned extents[6], box[6];
+};
+
+// `mask`: blocks of the cluster that get it; 0 for the own one alone.
+void copy_box(unsigned target, const Map& map, const int* at, unsigned barrier, unsigned mask);
+void copy_straight(unsigned target, const void* from, unsigned bytes, unsigned barrier);
+
+template <class TensorMap>
+inline void copy_box(unsigned target, const TensorMap& map, int x, int row, int plane, int matrix, unsigned barrier) {
+    static_assert(sizeof(Map) <= sizeof(TensorMap), "the shim's map is smaller");
+    const int at[4] = {x, row, plane, matrix};
+    copy_box(target, reinterpret_cast<const Map&>(map), at, barrier, 0);
+}
+template <class TensorMap>
+inline void prefetch_map(const TensorMap&) {}
+inline void copy_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
+    copy_straight(to, from, unsigned(bytes), barrier);
+}
+
+template <class TensorMap>
+inline void copy_box_multicast(
+    unsigned target, const TensorMap& map, int x, int row, int plane, int matrix, unsigned barrier, unsigned short mask) {
+    const int at[4] = {x, row, plane, matrix};
+    copy_box(target, reinterpret_cast<const Map&>(map), at, barrier, mask);
+}
+
+// ---- clusters
+
+unsigned cluster_rank();
+void cluster_sync(SIMT_HERE);
+void barrier_arrive_remote(unsigned barrier, unsigned rank);
+float load_remote(unsigned address, unsigned rank);
+
+// ---- wgmma
+
+// Of one thread's share of a product: 64 x columns by 16 steps of float16, or 32 of signed bytes.
+struct Product {
+    void* accumulators;
+    unsigned long long left, right;
+    int columns, sign;
+    bool keep, bytes;
+};
+
+void wgmma_issue(const Product& product);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait_for(int pending, Place place);
+template <int PENDING>
+inline void wgmma_wait(SIMT_HERE) {
+    wgmma_wait_for(PENDING, {file, line});
+}
+inline void multiply_fence() { wgmma_fence(); }
+inline void multiply_commit() { wgmma_commit(); }
+template <int PENDING>
+inline void multiply_wait(SIMT_HERE) {
+    wgmma_wait_for(PENDING, {file, line});
+}
+
+template <int N>
+struct Instruction {
+    template <int SIGN>
+    static void multiply(float (&d)[N / 2], unsigned long long a, unsigned long long b, int keep) {
+        wgmma_issue({d, a, b, N, SIGN, keep != 0, false});
+    }
+};
+
+inline void multiply_bytes(unsigned (&d)[128], unsigned long long a, unsigned long long b) {
+    wgmma_issue({d, a, b, 256, 1, true, true});
+}
+
+template <int COUNT>
+inline void pin(float (&)[COUNT]) {}
+template <int COUNT>
+inline void take_registers() {}
+template <int COUNT>
+inline void give_registers() {}
+
+inline void store_shared(unsigned address, float value) { *static_cast<float*>(shared_pointer(address, 4)) = value; }
+
+}  // namespace simt::hopper

@@ -1,0 +1,134 @@
+"""The scripts that need a GPU, from end to end without one: NumPy in CuPy's place, kernels looked up and not run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from benchmark_scripts import FOLDER, ROOT
+
+STAND_IN = ROOT / "tests" / "support" / "cupy_on_numpy"
+
+
+def run(script, *arguments, **variables):
+    environment = {**os.environ, "CUPY_ON_NUMPY_L2_MIB": "1", **variables}
+    environment["PYTHONPATH"] = os.pathsep.join(str(ROOT / name) for name in ("client", "kernels"))
+    command = [sys.executable, str(STAND_IN / "run.py"), str(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
+
+
+SMALL = ("--quick", "--shrink", 64, "--rounds", 1, "--budget", 0.001)
+TABLES = ("headline", "modes", "ozaki", "errors float64", "planar", "scalars", "half", "gemm_reduce")
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    path = tmp_path_factory.mktemp("suite") / "kernels.json"
+    found = run(FOLDER / "run.py", *SMALL, "--tables", *TABLES, "--output", path)
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr
+    return path, found.stdout
+
+
+def test_the_suite_measures_every_contender(suite):
+    path, _ = suite
+    document = json.loads(path.read_text())
+    rows = document["rows"]
+    assert document["failed"] == {}
+    assert {row["table"] for row in rows} == set(TABLES)
+    assert {"gemmserve", "wgmma", "mma", "simt", "prepared", "vendor BLAS", "cuBLAS FAST_TF32", "cuBLAS zgemm3m"} <= {
+        row["who"] for row in rows
+    }
+    for row in rows:
+        assert (row["seconds"] is None) == row["table"].startswith("errors")
+        assert row["ceiling_s"] is None or row["ceiling_s"] > 0
+        if row["who"] == "vendor BLAS":  # the one that really multiplies here
+            limit = {"float16": 2e-3, "float64": 1e-15, "complex128": 1e-15}.get(row["dtype"], 1e-6)
+            assert 0 < row["rel_fro"] < limit
+    # What no kernel wrote is NaN, not what the contender before left there.
+    assert all(row["rel_fro"] == "nan" for row in rows if row["who"] in {"wgmma", "simt"})
+    shares = {row["arithmetic"] for row in rows if row["fallback"] is not None}
+    assert {"3xfp16", "1xfp16"} <= shares
+
+
+def test_a_second_run_has_nothing_left_to_do(suite):
+    path, first = suite
+    again = run(FOLDER / "run.py", *SMALL, "--tables", *TABLES, "--output", path)
+    assert again.returncode == 0
+    assert first.count(" ms ") > 10
+    assert " ms " not in again.stdout
+
+
+def test_a_case_in_which_a_run_died_is_passed_over(suite, tmp_path):
+    path, _ = suite
+    document = json.loads(path.read_text())
+    last = document["done"].pop()
+    document["rows"] = [row for row in document["rows"] if row["table"] != "gemm_reduce"]
+    (tmp_path / "kernels.json").write_text(json.dumps(document | {"running": last}))
+    again = run(FOLDER / "run.py", *SMALL, "--tables", "headline", "gemm_reduce", "--output", tmp_path / "kernels.json")
+    assert again.returncode == 3
+    assert " ms " not in again.stdout
+    assert last in json.loads((tmp_path / "kernels.json").read_text())["failed"]
+
+
+def test_the_report_has_every_table_and_a_picture(suite):
+    path, _ = suite
+    found = subprocess.run(
+        [sys.executable, str(FOLDER / "report.py"), str(path)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    text = path.with_suffix(".md").read_text()
+    assert "## Errors by kind of data and k, float64" in text
+    assert re.search(r"\| headline, auto, over cuBLAS \| x \| 4\.20 \| - \| [\d.]+ \|", text)
+    assert path.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_the_table_is_written_point_by_point(tmp_path):
+    path = tmp_path / "sm_90a.json"
+    arguments = ("--shrink", 64, "--dtypes", "float32", "--rounds", 1, "--budget", 0.001, "--output", path)
+    stopped = run(FOLDER / "tune_dispatch.py", *arguments, "--seconds", 1.5)
+    assert stopped.returncode == 4, stopped.stderr
+    points = json.loads(path.read_text())["points"]
+    assert points
+    routes = set().union(*(point["seconds"] for point in points))
+    assert {"vendor:plain", "wgmma:3xfp16", "wgmma:1xfp16", "mma:1xtf32", "vendor:tf32"} <= routes
+    assert "mma:1xfp16" not in routes  # its name stands for 1xtf32 as well
+    checked = run(FOLDER / "tune_dispatch.py", "--check", "--output", path)
+    assert re.search(rf"float32 auto: \d+ of {len(points)} within 0.97", checked.stdout), checked.stderr
+
+
+def test_without_a_gpu_the_scripts_say_so():
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    for script in ("run.py", "tune_dispatch.py"):
+        command = [sys.executable, str(FOLDER / script)]
+        found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert found.returncode == 2
+        assert "device" in found.stderr
+
+
+def test_sources_are_listed_for_a_device_that_is_not_here(tmp_path):
+    listed = tmp_path / "sources.jsonl"
+    found = run(ROOT / "tests" / "gpu" / "sanitize.py", "--only", "wgmma 1xfp16", CUPY_ON_NUMPY_SOURCES=str(listed))
+    assert "wgmma 1xfp16: inf WRONG" in found.stdout, found.stderr  # nothing multiplied
+    names = {json.loads(line)["name"] for line in listed.read_text().splitlines()}
+    assert {"split", "wgmma_gemm"} <= names
+    command = [sys.executable, str(FOLDER / "precompile.py"), "--sources", str(listed), "--list"]
+    assert "'wgmma_gemm'" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_stand_in_has_no_names_that_cupy_lacks():
+    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed")
+    code = "import cupy, json; from cupy import _array; print(json.dumps([cupy.FUNCTIONS, _array.METHODS]))"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(STAND_IN)!r}); {code}"]
+    functions, methods = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert [name for name in functions if not hasattr(cupy, name)] == []
+    assert [name for name in methods if not hasattr(cupy.ndarray, name)] == []
+    for name in ("cublas.gemmEx", "cublas.gemmStridedBatchedEx", "cublas.CUBLAS_COMPUTE_32I", "runtime.CUDA_R_8I"):
+        module, attribute = name.split(".")
+        assert hasattr(getattr(cupy.cuda, module), attribute), name
+    assert callable(cupy.cuda.set_allocator)
+    assert np.dtype(cupy.uint8) == np.uint8

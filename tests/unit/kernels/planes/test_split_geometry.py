@@ -1,0 +1,108 @@
+"""The pre-pass in every shape of blocks and clusters, on the CPU shim, against the NumPy model bit for bit.
+
+The shim has no clusters: one of its blocks stands for all blocks of one (cuda/split/queue.cuh).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from simt_cases import random
+from simt_shim import ShimLauncher
+from simt_shim.module import Order
+
+from gemmserve_kernels.arguments import StoredArray
+from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.planes import models as plane_models
+from gemmserve_kernels.planes import split
+from gemmserve_kernels.planes.geometry import Geometry, geometry_of
+
+H200 = KNOWN["H200"]
+TINY = Geometry(threads=64, blocks=2, held=1, strip=128, patches=1, cluster=1)
+
+
+class ClusterLauncher(ShimLauncher):
+    """Runs the blocks of a cluster as one."""
+
+    cluster = 1
+
+    def launch(self, source, entry, *, grid, block, shared, **rest):
+        super().launch(
+            source, entry, grid=grid // self.cluster, block=block * self.cluster, shared=shared * self.cluster, **rest
+        )
+
+
+@pytest.fixture
+def launcher():
+    return ClusterLauncher(replace(H200, sm_count=2), order=Order("shuffled", 1))
+
+
+def check(launcher, geometry, monkeypatch, matrices, *, rows, k, trans, dtype="complex64", scheme="3xfp16"):
+    """Both operands in one launch; op(A) is rows x k, op(B) k x (rows + 5)."""
+    monkeypatch.setattr(split, "geometry_of", lambda k, spec: geometry)
+    split.plan.cache_clear()
+    words = launcher.zeros((4 + 4 * matrices * k,), np.dtype(np.int32))
+    arrays, operands, bases = [], [], []
+    for i, (name, extent) in enumerate((("a", (rows, k)), ("b", (k, rows + 5)))):
+        shape = (matrices, *(extent if trans[i] == "N" else extent[::-1]))
+        array = random(i, dtype, *shape)
+        array[0, 0] *= np.float32(2.0**40) if name == "a" else 1
+        arrays.append(launcher.array(array))
+        stored, base = StoredArray.of(launcher, arrays[i])
+        side = split.Side.of(stored, (matrices,), trans[i], left=name == "a", planar=False)
+        statistics = split.Statistics(words, 4 + 2 * i * matrices * k)
+        operands.append(split.allocate(launcher, scheme, side, name, statistics))
+        bases.append(base)
+    how = split.plan(launcher.spec, scheme, *(operand.side for operand in operands))
+    launcher.cluster = how.cluster
+    split.run(launcher, *operands, *bases, launcher.pointer(words))
+    split.plan.cache_clear()
+    for i, name in enumerate("ab"):
+        found = words[4 + 2 * i * matrices * k :][: 2 * matrices * k].view(np.float32).reshape(2, matrices, k)
+        for matrix in range(matrices):
+            x = np.array(arrays[i])[matrix]
+            x = x.T if trans[i] == "T" else x
+            model = plane_models.split(np.ascontiguousarray(x if name == "a" else x.T), scheme, name)
+            data = operands[i].planes.data[matrix]
+            np.testing.assert_array_equal(data[..., :k], model.planes)
+            assert not data[..., k:].any()
+            np.testing.assert_array_equal(operands[i].planes.exponents[matrix], model.exponents)
+            np.testing.assert_array_equal(operands[i].flags[matrix].astype(bool), model.flags)
+            np.testing.assert_array_equal(found[:, matrix], [model.relative, model.absolute])
+    return how
+
+
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN"])
+@pytest.mark.parametrize(
+    ("geometry", "k"),
+    [
+        (replace(TINY, cluster=4, ranks=4, strip=32), 470),  # a vector is four blocks'
+        (replace(TINY, cluster=4, ranks=2, strip=64, patches=2, stages=1), 1000),
+        (replace(TINY, cluster=2, ranks=2, held=2), 2500),  # longer than what is held
+    ],
+)
+def test_clusters(launcher, monkeypatch, geometry, k, trans):
+    how = check(launcher, geometry, monkeypatch, 2, rows=21, k=k, trans=trans)
+    assert how.cluster == geometry.cluster or "NT" in trans
+
+
+@pytest.mark.parametrize(("strip", "dtype"), [(32, "float32"), (64, "float32"), (128, "float32"), (32, "complex64")])
+def test_strips(launcher, monkeypatch, strip, dtype):
+    check(launcher, replace(TINY, strip=strip), monkeypatch, 1, rows=70, k=90, trans="TN", dtype=dtype)
+
+
+@pytest.mark.parametrize("k", [1, 64, 65, 128, 129, 256, 300, 512, 1000, 2048, 4096, 8192, 16384, 40000])
+def test_what_hopper_holds(k):
+    """Up to 16384 steps of k everything is read once, whichever way it lies."""
+    geometry = geometry_of(k, H200)
+    assert geometry.along_k >= min(k, 65536)
+    assert geometry.across_k >= min(k, 16384)
+    assert geometry.cluster % geometry.ranks == 0
+    assert geometry.team(k) in {32, 64, 128, 256, 512}
+    for complex_data in (False, True):
+        shared = max(geometry.shared_bytes(k, complex_data=complex_data, along=along) for along in (False, True))
+        assert shared % 16 == 0
+        assert geometry.blocks * (shared + 1024) <= 228 * 1024
+        assert shared <= H200.shared_per_block

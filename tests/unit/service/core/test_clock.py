@@ -1,0 +1,99 @@
+"""Clock jumps: what lives for an hour lives for an hour, whatever the wall says."""
+
+from __future__ import annotations
+
+import asyncio
+import time as system
+
+import numpy as np
+import pytest
+
+from gemmserve_service import clock
+from gemmserve_service.clock import Clock
+from gemmserve_service.core import Core
+from gemmserve_service.errors import Gone
+from gemmserve_service.schemas import JobState
+
+HOUR = 3600.0
+A = np.arange(16.0).reshape(4, 4)
+
+
+@pytest.fixture
+def wall(monkeypatch):
+    """Sets the machine's wall clock: `wall(+3600)`."""
+    real, offset = system.time, [0.0]
+    monkeypatch.setattr(system, "time", lambda: real() + offset[0])
+    monkeypatch.setattr(clock, "CLOCK", Clock())
+
+    def jump(seconds):
+        offset[0] += seconds
+
+    return jump
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_the_clock_runs_on_and_follows_when_it_is_told(wall, jump):
+    before = clock.time()
+    wall(jump)
+    assert before <= clock.time() < before + 1
+    assert clock.CLOCK.adjust() == pytest.approx(jump, abs=0.1)
+    assert clock.time() == pytest.approx(system.time(), abs=0.1)
+    assert clock.CLOCK.adjust() == 0
+
+
+def test_slewing_is_no_jump(wall):
+    wall(1.0)
+    assert clock.CLOCK.adjust() == 0
+    wall(4.5)
+    assert clock.CLOCK.adjust() == pytest.approx(5.5, abs=0.1)
+
+
+@pytest.mark.parametrize("jump", [24 * HOUR, -24 * HOUR])
+async def test_unexpired_arrays_outlive_a_jump_and_a_restart_after_it(wall, store, put, jump, reopen_store):
+    long, short = await put(store, A, ttl_s=HOUR), await put(store, A, ttl_s=0.2)
+    wall(jump)
+    await store.expiry.expire_due()  # before anybody has noticed
+    await store.info(long.id)
+    await store.expiry.follow_clock()
+    await store.expiry.expire_due()
+    left = (await store.info(long.id)).expires_at.timestamp() - system.time()
+    assert left == pytest.approx(HOUR, abs=5)
+    await asyncio.sleep(0.2)
+    with pytest.raises(Gone):
+        await store.info(short.id)
+    reopened = await reopen_store()
+    assert (await reopened.info(long.id)).expires_at.timestamp() - system.time() == pytest.approx(HOUR, abs=5)
+
+
+@pytest.fixture
+async def reopen_store(make_store, settings, store):
+    async def reopen():
+        await store.stop()
+        return await make_store(settings)
+
+    return reopen
+
+
+@pytest.mark.parametrize("jump", [24 * HOUR, -24 * HOUR])
+async def test_deadlines_and_keys_outlive_a_jump_and_a_restart_after_it(wall, settings, make_fake, put, gemm, jump):
+    fake = make_fake()
+    first = Core(settings, fake)
+    await first.start()
+    a = await put(first.store, A)
+    await first.jobs.submit(gemm(a, a))
+    waits, _ = await first.jobs.submit(gemm(a, a, timeout_s=HOUR), idempotency_key="k")
+    wall(jump)
+    await first.store.expiry.follow_clock()
+    again, created = await first.jobs.submit(gemm(a, a, timeout_s=HOUR), idempotency_key="k")
+    assert (again.id, created) == (waits.id, False)
+    await first.stop()
+    second = Core(settings, make_fake())
+    await second.start()
+    try:
+        again, created = await second.jobs.submit(gemm(a, a, timeout_s=HOUR), idempotency_key="k")
+        assert (again.id, created) == (waits.id, False)
+        assert (await second.jobs.wait(waits.id, 0.1)).state in {JobState.QUEUED, JobState.RUNNING}
+        task = second.jobs._live[waits.id].task
+        assert task.timeout_s == pytest.approx(HOUR, abs=5)
+    finally:
+        await second.stop()

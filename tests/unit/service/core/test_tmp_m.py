@@ -1,0 +1,410 @@
+"""The life of jobs as a state machine: whatever happens in whatever order, each ends once and nothing stays held."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+
+from gemmserve_kernels import DeviceSpec
+from gemmserve_service.core import Core
+from gemmserve_service.errors import NotFound, ServiceError
+from gemmserve_service.executor.base import Worker, spec_adapter
+from gemmserve_service.executor.protocol import Done, Failed, Hello
+from gemmserve_service.schemas import GemmJob, GemmParams, JobState, Timings
+from gemmserve_service.settings import Settings
+from gemmserve_service.single import OneShot
+
+ALLOWED = {
+    JobState.QUEUED: {JobState.RUNNING, JobState.CANCELLED, JobState.EXPIRED, JobState.FAILED},
+    JobState.RUNNING: set(JobState) - {JobState.RUNNING},
+}
+NAMES = ("cpu", "cuda:0")
+
+
+class Fleet:
+    """Workers that do what the machine says."""
+
+    def __init__(self):
+        self.fleet = {name: Worker(name) for name in NAMES}
+        self.owner = None
+
+    async def start(self, owner):
+        self.owner = owner
+        for name in NAMES:
+            self.hello(name)
+
+    async def stop(self):
+        self.owner = None
+
+    def workers(self):
+        return list(self.fleet.values())
+
+    def send(self, worker, task):
+        assert worker.ready
+        assert list(worker.tasks) == [task.task], "one task at a time"
+
+    def cancel(self, worker, task):
+        assert task in worker.tasks
+
+    def kill(self, worker, reason):
+        worker.ready = False
+        self.owner.worker_lost(worker)
+
+    def forget(self, extent):
+        pass
+
+    def hello(self, name):
+        spec = spec_adapter().dump_python(DeviceSpec.cpu(), mode="json")
+        self.fleet[name].greeted(Hello(worker=name, pid=1, spec=spec, verified_error=0))
+        self.owner.worker_ready(self.fleet[name])
+
+
+class History:
+    """Keeps every state that a job was seen in."""
+
+    def __init__(self):
+        self.states = {}
+
+    def job_changed(self, job, nbytes, flops):
+        states = self.states.setdefault(job.id, [])
+        if states:
+            assert job.state in ALLOWED[states[-1]], (states, job.state)
+        states.append(job.state)
+
+
+class JobLife(RuleBasedStateMachine):
+    jobs = Bundle("jobs")
+    requests = Bundle("requests")
+
+    def __init__(self):
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.folder = tempfile.TemporaryDirectory()
+        self.settings = Settings(data_dir=Path(self.folder.name), max_attempts=2, max_queued_jobs=6)
+        self.history = History()
+        self.accepted = []
+        self.owners = {}
+        self.pending = []
+
+    @initialize()
+    def start(self):
+        self.core = Core(self.settings, Fleet())
+        self.core.observers.append(self.history)
+        self.run(self.core.start())
+        self.operand = self.run(self.put())
+
+    def run(self, coroutine):
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 20))
+
+    async def put(self, *, scratch=False, owner=""):
+        upload = await self.core.store.reserve(np.dtype("f4"), (4, 4), "C", ttl_s=None, scratch=scratch, owner=owner)
+        upload.write(bytes(64))
+        return upload if scratch else await upload.commit()
+
+    async def settle(self):
+        """Lets everything that is under way in the loop and in the database come to rest."""
+        for _ in range(3):
+            await self.core.database.write(lambda _: None)
+            await asyncio.sleep(0)
+
+    @rule(
+        target=jobs,
+        priority=st.integers(-1, 1),
+        own_operand=st.booleans(),
+        owner=st.sampled_from(["", "alice", "bob"]),
+        timeout_s=st.sampled_from([None, 3600.0]),
+    )
+    def submit(self, priority, own_operand, owner, timeout_s):
+        own_operand = own_operand or bool(owner)
+
+        async def submit():
+            operand = await self.put(owner=owner) if own_operand else self.operand
+            job = GemmJob(op="gemm", a=operand.id, b=operand.id, priority=priority, timeout_s=timeout_s)
+            try:
+                info, created = await self.core.jobs.submit(job, owner=owner)
+            finally:
+                if own_operand:
+                    await self.core.store.delete(operand.id)  # its bytes stay as long as the job needs them
+            assert created
+            return info.id
+
+        try:
+            job_id = self.run(submit())
+        except ServiceError as error:
+            if error.slug != "queue-full":
+                raise
+            return multiple()
+        self.accepted.append(job_id)
+        self.owners[job_id] = owner
+        return job_id
+
+    @rule(target=requests)
+    def one_shot(self):
+        async def begin():
+            operands = {"a": await self.put(scratch=True), "b": await self.put(scratch=True)}
+            task = asyncio.ensure_future(self.core.jobs.run(GemmParams(), operands))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return task, operands
+
+        task, operands = self.run(begin())
+        if task.done():
+            assert task.exception().slug == "queue-full"
+            for upload in operands.values():
+                upload.abort()
+            return multiple()
+        self.pending.append(task)
+        return task
+
+    @rule(request=requests)
+    def hang_up(self, request):
+        async def cancel():
+            request.cancel()
+            await asyncio.wait([request])
+
+        self.run(cancel())
+
+    @rule(job=jobs)
+    def cancel(self, job):
+        info = self.run(self.core.jobs.cancel(job))
+        assert info.state.final
+
+    @rule(job=jobs)
+    def deadline(self, job):
+        live = self.core.jobs._live.get(job)
+        if live is not None:
+            self.expire(live.task)
+
+    @rule(name=st.sampled_from(NAMES))
+    def deadline_while_running(self, name):
+        for task in list(self.core.executor.fleet[name].tasks.values()):
+            self.expire(task)
+
+    def expire(self, task):
+        async def expire():
+            task.timeout_s = 1.0
+            self.core.scheduler._expire(task)
+            assert task.over
+            await self.settle()
+
+        self.run(expire())
+
+    @rule(request=requests, name=st.sampled_from(NAMES))
+    def hang_up_just_as_the_answer_comes(self, request, name):
+        async def both():
+            request.cancel()
+            for task in list(self.core.executor.fleet[name].tasks):
+                done = Done(task=task, algorithm="numpy", timings=Timings())
+                self.core.executor.owner.task_ended(self.core.executor.fleet[name], done)
+            await asyncio.wait([request])
+            await self.settle()
+
+        self.run(both())
+
+    @rule(name=st.sampled_from(NAMES), ok=st.booleans())
+    def answer(self, name, ok):
+        async def answer():
+            worker = self.core.executor.fleet[name]
+            for task in list(worker.tasks)[:1]:
+                if ok:
+                    reply = Done(task=task, algorithm="numpy", timings=Timings())
+                else:
+                    reply = Failed(task=task, slug="device-error", status=500, title="Device error", detail="no")
+                self.core.executor.owner.task_ended(worker, reply)
+            await self.settle()
+
+        self.run(answer())
+
+    @rule(name=st.sampled_from(NAMES), back=st.booleans())
+    def lose(self, name, back):
+        async def lose():
+            worker = self.core.executor.fleet[name]
+            if worker.ready:
+                worker.ready = False
+                self.core.executor.owner.worker_lost(worker)
+            elif back:
+                self.core.executor.hello(name)
+            await self.settle()
+
+        self.run(lose())
+
+    @rule(name=st.sampled_from(NAMES))
+    def hang(self, name):
+        """The watchdog's finding: a process that had a task, or none, is killed."""
+
+        async def kill():
+            worker = self.core.executor.fleet[name]
+            for task in worker.tasks.values():
+                task.limit_s = -1.0
+            if worker.ready and worker.tasks:
+                self.core.scheduler.watchdog.look(time.monotonic())
+                assert not worker.ready
+                assert not worker.tasks
+            await self.settle()
+
+        self.run(kill())
+
+    @rule()
+    def restart(self):
+        async def stop():
+            await self.core.stop()
+            for outcome in await asyncio.gather(*self.pending, return_exceptions=True):
+                if isinstance(outcome, OneShot):
+                    outcome.release()
+            self.pending.clear()
+
+        self.run(stop())
+        self.start_again()
+
+    @rule(during=st.lists(st.sampled_from(["submit", "answer", "lose", "cancel"]), max_size=4), job=jobs)
+    def crash(self, during, job):
+        """SIGKILL: what was committed stays. What happens while the writer's thread is stopped is gone."""
+
+        async def die():
+            core = self.core
+            stopped, go_on = threading.Event(), threading.Event()
+            core.database.write_soon(lambda _: (stopped.set(), go_on.wait(10)))
+            await asyncio.to_thread(stopped.wait, 10)
+            calls = [(what, asyncio.ensure_future(self.happen(what, job))) for what in during]
+            for _ in range(10):
+                await asyncio.sleep(0)
+            for what, call in calls:
+                if what == "submit" and call.done() and not call.exception():
+                    self.accepted.append(call.result().id)  # it was answered 202
+                    self.owners[call.result().id] = ""
+                call.cancel()
+            core.executor.owner = None
+            print('CRASH', [(w, c.done(), c.result().id if w=='submit' and c.done() else None) for w,c in calls], waitings:=core.database._queue.qsize())
+            core.observers.clear()
+            await core.scheduler.watchdog.stop()
+            waiting = core.database._queue
+            while not waiting.empty():
+                waiting.get_nowait()
+            tasks = [*core.jobs._tasks, *core.store._tasks, *self.pending, *(call for _, call in calls)]
+            for task in tasks:
+                task.cancel()
+            for live in core.jobs._live.values():
+                if live.task is not None and live.task.timer is not None:
+                    live.task.timer.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            while not waiting.empty():
+                waiting.get_nowait()
+            go_on.set()
+            await core.database.stop()
+            await core.stop()
+            self.pending.clear()
+
+        self.run(die())
+        self.start_again()
+
+    async def happen(self, what, job):
+        worker = self.core.executor.fleet["cpu"]
+        if what == "submit":
+            request = GemmJob(op="gemm", a=self.operand.id, b=self.operand.id)
+            return (await self.core.jobs.submit(request))[0]
+        if what == "cancel":
+            await self.core.jobs.cancel(job)
+        if what == "answer":
+            for task in list(worker.tasks):
+                self.core.executor.owner.task_ended(worker, Done(task=task, algorithm="numpy", timings=Timings()))
+        if what == "lose" and worker.ready:
+            worker.ready = False
+            self.core.executor.owner.worker_lost(worker)
+        return None
+
+    def start_again(self):
+        """A new process counts afresh: running jobs are queued again; no job that ended is anything but ended."""
+
+        async def start():
+            final = {job: states[-1] for job, states in self.history.states.items() if states[-1].final}
+            for states in self.history.states.values():
+                if states[-1] is JobState.RUNNING:
+                    states.append(JobState.QUEUED)
+            self.core = Core(self.settings, Fleet())
+            self.core.observers.append(self.history)
+            await self.core.start()
+            print('AGAIN', self.accepted)
+            for job_id in self.accepted:
+                info = await self.core.jobs.get(job_id)
+                assert info.state is final.get(job_id, info.state), "an end that was told is undone"
+
+        self.run(start())
+
+    @invariant()
+    def accepted_jobs_are_known(self):
+        for job_id in self.accepted:
+            self.run(self.core.jobs.get(job_id))  # NotFound would be a lost job
+
+    @invariant()
+    def what_waits_and_runs_is_what_is_counted(self):
+        if not hasattr(self, "core"):
+            return
+        scheduler, live = self.core.scheduler, self.core.jobs._live.values()
+        waiting = list(scheduler.queue)
+        assert scheduler.queue.nbytes == sum(task.size[0] for task in waiting)
+        assert sum(scheduler.queue.waiting(owner) for owner in ("", "alice", "bob")) == len(waiting)
+        assert {task for task in waiting if task.durable} == {
+            job.task for job in live if job.task is not None and not job.task.over and job.task.worker is None
+        }
+
+    def teardown(self):
+        async def finish():
+            core = self.core
+            for name in NAMES:
+                if not core.executor.fleet[name].ready:
+                    core.executor.hello(name)
+            while core.scheduler.running or core.scheduler.queued:
+                for worker in core.executor.workers():
+                    for task in list(worker.tasks):
+                        done = Done(task=task, algorithm="numpy", timings=Timings())
+                        core.executor.owner.task_ended(worker, done)
+                await self.settle()
+            await self.settle()
+            infos = [await core.jobs.get(job_id) for job_id in self.accepted]
+            for outcome in await asyncio.gather(*self.pending, return_exceptions=True):
+                if isinstance(outcome, OneShot):
+                    outcome.release()
+                else:
+                    assert isinstance(outcome, (asyncio.CancelledError, ServiceError)), outcome
+            assert all(info.state.final for info in infos)
+            for info in infos:
+                assert (info.state is JobState.SUCCEEDED) == (info.result is not None)
+                assert info.owner == self.owners[info.id]
+                for array_id in (info.result or {}).values():
+                    assert (await core.store.info(array_id)).owner == info.owner
+                    await core.store.delete(array_id)
+            await core.store.delete(self.operand.id)
+            await self.settle()
+            assert (core.store.used_bytes, core.store.scratch_bytes, core.store.count) == (0, 0, 0)
+            assert list(core.store._catalog) == []
+
+        try:
+            if hasattr(self, "core"):
+                try:
+                    self.run(finish())
+                finally:
+                    self.run(self.core.stop())
+        finally:
+            self.loop.close()
+            self.folder.cleanup()
+
+
+JobLife.TestCase.settings = hypothesis_settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestJobLife = JobLife.TestCase
+
+
+async def test_an_unknown_job_is_not_found(core):
+    for call in (core.jobs.get, core.jobs.cancel):
+        try:
+            await call("job_" + "0" * 26)
+        except NotFound:
+            continue
+        raise AssertionError("an id from nowhere was found")
