@@ -17,7 +17,7 @@ RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve test gpu-test sanitize bench lint python
+.PHONY: help demo serve test gpu-test sanitize bench lint python fuzz attacks
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,14 @@ bench: python  ## our kernels beside the vendor's, with errors (ARGS='--compute 
 	$(call environment,dev)
 	$(VENV)/bin/gemmserve bench gemm $(ARGS)
 	$(VENV)/bin/gemmserve bench accuracy
+
+fuzz: python  ## the parsers of what strangers send, by atheris (ARGS='--seconds 600 npy multipart')
+	$(call environment,dev$(comma)fuzz)
+	$(RUN) tools/fuzz.py $(ARGS)
+
+attacks: python  ## what a well-behaved client notices while others attack the server (ARGS='--seconds 60 idle')
+	$(call environment,server$(comma)cli)
+	$(RUN) tools/attacks.py $(ARGS)
 
 lint: python  ## ruff, mypy and the import rules
 	$(call environment,dev)

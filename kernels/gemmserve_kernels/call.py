@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from gemmserve_kernels.arguments import VECTOR_BYTES
 from gemmserve_kernels.arrays import ArrayKey, check_out
 from gemmserve_kernels.device import DeviceSpec
 from gemmserve_kernels.dispatch import as_uniform, plan_gemm
@@ -16,7 +17,6 @@ from gemmserve_kernels.operand import Operand
 from gemmserve_kernels.planes.watch import watching
 from gemmserve_kernels.prepared import PreparedOperand, source_of
 from gemmserve_kernels.problem import GemmProblem
-from gemmserve_kernels.simt import gemm as simt
 from gemmserve_kernels.trace import trace
 from gemmserve_kernels.vendor import gemm as vendor
 
@@ -26,13 +26,23 @@ if TYPE_CHECKING:
     from gemmserve_kernels.prepared import Outline
     from gemmserve_kernels.trace import Program, Tracer
 
-    Key = tuple[ArrayKey, int]
-    """How an array lies in memory, and its address modulo VECTOR_BYTES."""
     Pair = tuple[Outline | None, Outline | None]
 
+Key = tuple[ArrayKey, int]
+"""How an array lies in memory, and its address modulo VECTOR_BYTES."""
 _OPTIONS: Final = ("alpha", "beta", "trans_a", "trans_b", "order", "layout", "compute", "config")
 _ALLOCATED: Final = 0
 """Fresh arrays are aligned."""
+
+
+def operand_key(array: Any) -> Key:
+    """How a CuPy array lies in memory."""
+    return ArrayKey.of(array), array.data.ptr % VECTOR_BYTES
+
+
+def operand_outline(operand: Any) -> Outline | None:
+    """What was prepared of it."""
+    return operand.outline if isinstance(operand, PreparedOperand) else None
 
 
 def build_problem(a: ArrayKey, b: ArrayKey, c: ArrayKey | None, options: tuple[Any, ...]) -> GemmProblem:
@@ -70,7 +80,7 @@ class Call:
             c = c if c is None or problem.c is None else c.astype(problem.c.dtype, order="C")
         if watching():
             operands = [x if taken else source_of(x) for x, taken in zip((a, b), self.takes, strict=True)]
-            _module(self.plan).run_gemm(self.launcher, problem, self.plan.config, *operands, c, into)
+            self.plan.module.run_gemm(self.launcher, problem, self.plan.config, *operands, c, into)
             return
         arrays = [source_of(a), source_of(b), into] if c is None else [source_of(a), source_of(b), into, c]
         for operand, taken in zip((a, b), self.takes, strict=True):
@@ -105,14 +115,18 @@ def plan_call(
         return Call(problem, chosen, launcher, None, (False, False), None)
     converted = as_uniform(problem)[0] if chosen.uniform else None
     if into is None:
-        into = _fresh(Operand.contiguous(problem.result_shape, problem.result_dtype, problem.order))
+        into = fresh_key(Operand.contiguous(problem.result_shape, problem.result_dtype, problem.order))
     a, b, c = operands
     if converted is not None:
-        a, b, c = _fresh(converted.a), _fresh(converted.b), None if converted.c is None else _fresh(converted.c)
+        a, b, c = (
+            fresh_key(converted.a),
+            fresh_key(converted.b),
+            None if converted.c is None else fresh_key(converted.c),
+        )
         outlines = (None, None)
     if problem.beta == 0:
         c = None
-    taken = _takes(chosen, outlines[0]), _takes(chosen, outlines[1])
+    taken = taken_of(chosen, outlines[0]), taken_of(chosen, outlines[1])
     used = (outlines[0] if taken[0] else None, outlines[1] if taken[1] else None)
     program = program_of(launcher, converted or problem, chosen, (a, b, c, into), used)
     return Call(problem, chosen, launcher, program, taken, converted)
@@ -130,33 +144,31 @@ def program_of(
     """
 
     def run(tracer: Tracer) -> int:
-        def argument(key: Key) -> Any:
-            return tracer.argument(key[0].shape, key[0].dtype, key[0].strides, key[1])
-
-        operands, into = [argument(keys[0]), argument(keys[1])], argument(keys[3])
-        c = None if keys[2] is None else argument(keys[2])
+        operands, into = [key_argument(tracer, keys[0]), key_argument(tracer, keys[1])], key_argument(tracer, keys[3])
+        c = None if keys[2] is None else key_argument(tracer, keys[2])
         for i, outline in enumerate(outlines):
             if outline is not None:
                 arrays = [tracer.argument(x.shape, x.dtype, x.strides) for x in outline.payload.arrays]
                 payload = outline.payload.with_arrays(operands[i], arrays)
                 operands[i] = PreparedOperand(operands[i], "b" if i else "a", "N", "interleaved", "auto", payload)
         arguments = tracer.symbols
-        _module(plan).run_gemm(tracer, problem, plan.config, *operands, c, into)
+        plan.module.run_gemm(tracer, problem, plan.config, *operands, c, into)
         return arguments
 
     return trace(launcher.spec, launcher.max_grid, run)
 
 
-def _module(plan: Plan) -> Any:
-    return simt if plan.algorithm == "simt" else plan.module
+def key_argument(tracer: Tracer, key: Key) -> Any:
+    """An argument of the program that lies like `key`."""
+    return tracer.argument(key[0].shape, key[0].dtype, key[0].strides, key[1])
 
 
-def _takes(plan: Plan, outline: Outline | None) -> bool:
+def taken_of(plan: Plan, outline: Outline | None) -> bool:
     """Whether the algorithm uses what was prepared."""
-    return outline is not None and plan.takes_prepared and _module(plan).takes(outline.payload)
+    return outline is not None and plan.takes_prepared and plan.module.takes(outline.payload)
 
 
-def _fresh(operand: Operand) -> Key:
+def fresh_key(operand: Operand) -> Key:
     """The key of an array that CuPy allocates."""
     itemsize = operand.dtype.itemsize
     return ArrayKey(operand.shape, operand.dtype, tuple(stride * itemsize for stride in operand.strides)), _ALLOCATED

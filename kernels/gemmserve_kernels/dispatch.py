@@ -11,7 +11,7 @@ import importlib
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -20,15 +20,16 @@ from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ComputeUnsupported, ConfigInfeasible
 from gemmserve_kernels.estimate import estimate
 from gemmserve_kernels.operand import Operand, real_dtype
-from gemmserve_kernels.problem import GemmProblem
+from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
 from gemmserve_kernels.vendor.blas import BlasPlan, NotExpressible, copied_bytes, lower
 
 if TYPE_CHECKING:
     from gemmserve_kernels.config import Algorithm
     from gemmserve_kernels.device import DeviceSpec
-    from gemmserve_kernels.problem import GemmReduceProblem
 
     Route = tuple[Algorithm, str]
+
+P = TypeVar("P", GemmProblem, GemmReduceProblem)
 
 _PLAIN: Final[tuple[Route, ...]] = (("vendor", "plain"), ("simt", "plain"), ("small", "plain"))
 _ROUTES: Final[dict[str, tuple[Route, ...]]] = {
@@ -42,8 +43,19 @@ _ROUTES: Final[dict[str, tuple[Route, ...]]] = {
     "3xfp16-3m": (("wgmma", "3xfp16-3m"),),
     "ozaki": (("ozaki", "ozaki"),),
 }
-_REDUCE_MODES: Final = ("auto", "fp32", "fp64")
-"""Compute modes that gemm_reduce has kernels for."""
+_REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
+    "auto": (("sums", "plain"), ("simt", "plain"), ("wgmma", "3xfp16"), ("mma", "3xfp16")),
+    "fp32": (("sums", "plain"), ("simt", "plain")),
+    "fp64": (("sums", "plain"), ("simt", "plain")),
+    "tf32": (("wgmma", "1xfp16"), ("mma", "1xfp16"), ("mma", "1xtf32")),
+    "1xtf32": (("mma", "1xtf32"),),
+    "3xtf32": (("mma", "3xtf32"),),
+    "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16")),
+    "3xfp16-3m": (("wgmma", "3xfp16-3m"),),
+}
+"""The same for gemm_reduce."""
+_PLAIN_MODES: Final = ("auto", "fp32", "fp64")
+"""Modes in which a configuration without an algorithm's name is one of the portable kernels."""
 _MODULES: Final = {
     ("small", "plain"): "small",
     ("small", "3xtf32"): "small",
@@ -55,6 +67,7 @@ _MODULES: Final = {
     ("mma", "3xtf32"): "mma",
     ("mma", "1xtf32"): "mma",
     ("ozaki", "ozaki"): "ozaki",
+    ("sums", "plain"): "sums",
 }
 """The package in whose `gemm` module a route's `supports`, `resolve` and `run_gemm` are."""
 _DOUBLE: Final = (np.dtype(np.float64), np.dtype(np.complex128))
@@ -66,7 +79,7 @@ _LAUNCH_S: Final = 1e-5
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run. `blas` holds the calls where the algorithm is "vendor".
+    """What will run. `blas` holds the calls where the algorithm is "vendor". `reduces`: it is a plan of gemm_reduce.
 
     `arithmetic` is "plain", or what the tensor cores multiply ("3xfp16", "ozaki" ...). Where `uniform`, A, B and C are
     first converted to the problem's dtype.
@@ -77,6 +90,7 @@ class Plan:
     blas: BlasPlan | None = None
     arithmetic: str = "plain"
     uniform: bool = False
+    reduces: bool = False
 
     @property
     def takes_prepared(self) -> bool:
@@ -86,7 +100,7 @@ class Plan:
     @property
     def module(self) -> Any:
         """The module that runs it, for algorithms that have one of their own."""
-        return _module((self.algorithm, self.arithmetic))
+        return _module((self.algorithm, self.arithmetic), "gemm_reduce" if self.reduces else "gemm")
 
 
 def plan(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Plan:
@@ -133,11 +147,48 @@ def candidates(problem: GemmProblem, spec: DeviceSpec, wish: str | None = None) 
 
 def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
     """How `problem` runs on `spec`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible."""
-    _check_compute(problem.compute, tuple(m for m in available(problem.dtype, spec) if m in _REDUCE_MODES))
+    _check_compute(problem.compute, tuple(m for m in available(problem.dtype, spec) if m in _REDUCE_ROUTES))
     wish = _wish(problem, spec)
-    if wish not in {None, "simt", "numpy"}:
-        raise ConfigInfeasible(f"algorithm: {wish} has no gemm_reduce")
-    return Plan("numpy" if spec.kind == "cpu" else "simt", problem.config)
+    if spec.kind == "cpu":
+        if wish not in {None, "numpy", "product"}:
+            raise ConfigInfeasible(f"algorithm: {wish} has no gemm_reduce here")
+        return Plan("numpy", problem.config, reduces=True)
+    if problem.k == 0 or problem.alpha == 0 or problem.extent == 0 or 0 in problem.outputs_shape:
+        return Plan("simt", problem.config if wish == "simt" else None, reduces=True)
+    found, reasons = [], []
+    for route in _REDUCE_ROUTES[problem.compute]:
+        if wish in {None, route[0]} or (wish == "product" and route[0] != "sums"):
+            try:
+                found.append(_reduce_candidate(route, problem, spec))
+            except ConfigInfeasible as reason:
+                reasons.append(str(reason))
+    if any(each.algorithm == "sums" for each in found):
+        return found[0]  # reads every element once: nothing is faster
+    if not found:
+        names = ", ".join(dict.fromkeys(algorithm for algorithm, _ in _REDUCE_ROUTES[problem.compute]))
+        raise ConfigInfeasible(
+            "; ".join(reasons) or f"algorithm: {wish} has no gemm_reduce in {problem.compute}; {names} have"
+        )
+    return found[0] if len(found) == 1 else min(found, key=lambda each: _seconds(each, problem.product, spec))
+
+
+def _reduce_candidate(route: Route, problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
+    algorithm, arithmetic = route
+    config = replace(problem.config or GemmConfig(), algorithm=algorithm)
+    if algorithm == "simt":
+        return Plan("simt", problem.config, reduces=True)
+    module = _module(route, "gemm_reduce")
+    if algorithm == "sums":
+        if reason := module.supports(problem, spec):
+            raise ConfigInfeasible(f"algorithm: sums cannot do this: {reason}")
+        module.resolve(config, problem, spec)
+        return Plan("sums", config, reduces=True)
+    uniform, converted = as_uniform(problem)
+    reason = _unfit(route, uniform.product, spec) or module.supports(uniform, spec)
+    if reason is not None:
+        raise ConfigInfeasible(f"algorithm: {algorithm} cannot do this: {reason}")
+    module.resolve(config, uniform, spec)
+    return Plan(algorithm, config, None, arithmetic, uniform=converted, reduces=True)
 
 
 def _wish(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Algorithm | None:
@@ -145,7 +196,7 @@ def _wish(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Algorit
     config = problem.config
     if config is None:
         return None
-    plain = problem.compute in _REDUCE_MODES
+    plain = problem.compute in _PLAIN_MODES
     if config.algorithm is not None or plain:
         config.feasibility(spec, problem.accumulate)
     if config.algorithm == "numpy" and spec.kind != "cpu":
@@ -168,9 +219,10 @@ def _no_route(compute: str, wish: str | None) -> str:
     return f"algorithm: {wish} has no {compute} arithmetic; {names} have"
 
 
-@lru_cache(maxsize=16)
-def _module(route: Route) -> Any:
-    return importlib.import_module(f"gemmserve_kernels.{_MODULES[route]}.gemm")
+@lru_cache(maxsize=32)
+def _module(route: Route, name: str = "gemm") -> Any:
+    package = "simt" if route[0] == "simt" else _MODULES[route]
+    return importlib.import_module(f"gemmserve_kernels.{package}.{name}")
 
 
 def _candidate(route: Route, problem: GemmProblem, spec: DeviceSpec) -> Plan:
@@ -209,14 +261,14 @@ def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
     return None
 
 
-def as_uniform(problem: GemmProblem) -> tuple[GemmProblem, bool]:
+def as_uniform(problem: P) -> tuple[P, bool]:
     """The problem with all operands in its dtype, and whether that takes conversions."""
     stored = real_dtype(problem.dtype) if problem.planar else problem.dtype
-    operands = {name: getattr(problem, name) for name in ("a", "b", "c")}
-    if all(x is None or x.dtype == stored for x in operands.values()):
+    operands = {name: getattr(problem, name) for name in ("a", "b", "c") if getattr(problem, name, None) is not None}
+    if all(x.dtype == stored for x in operands.values()):
         return problem, False
-    found = {name: Operand.contiguous(x.shape, stored) for name, x in operands.items() if x is not None}
-    return replace(problem, a=found["a"], b=found["b"], c=found.get("c")), True
+    found: dict[str, Any] = {name: Operand.contiguous(x.shape, stored) for name, x in operands.items()}
+    return replace(problem, **found), True
 
 
 def _seconds(candidate: Plan, problem: GemmProblem, spec: DeviceSpec) -> float:

@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.arguments import VECTOR_BYTES
 from gemmserve_kernels.arrays import ArrayKey, check_out, native, overlaps, same_library
 from gemmserve_kernels.caching import cached
-from gemmserve_kernels.call import build_problem, plan_call
+from gemmserve_kernels.call import build_problem, operand_key, operand_outline, plan_call
 from gemmserve_kernels.cpu import gemm as cpu
 from gemmserve_kernels.device import DeviceSpec, device_errors
 from gemmserve_kernels.dispatch import plan_gemm
-from gemmserve_kernels.prepared import PreparedOperand, source_of
+from gemmserve_kernels.prepared import source_of
 
 if TYPE_CHECKING:
     from gemmserve_kernels.config import GemmConfig
-    from gemmserve_kernels.prepared import Outline
     from gemmserve_kernels.problem import GemmProblem
 
 
@@ -87,10 +85,10 @@ def _on_gpu(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any:
         call = cached(
             plan_call,
             source_a.device.id,
-            (_key(source_a), _key(source_b), None if c is None else _key(c)),
-            (_outline(a), _outline(b)),
+            (operand_key(source_a), operand_key(source_b), None if c is None else operand_key(c)),
+            (operand_outline(a), operand_outline(b)),
             None if out is None else ArrayKey.of(out),
-            None if into is None else _key(into),
+            None if into is None else operand_key(into),
             options,
         )
         problem = call.problem
@@ -98,15 +96,6 @@ def _on_gpu(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any:
             into = cupy.empty(problem.result_shape, problem.result_dtype, problem.order)
         call.run(a, b, c, into)
         return _deliver(into, out)
-
-
-def _key(array: Any) -> tuple[ArrayKey, int]:
-    """What a plan may know of a CuPy array: how it lies in memory, and how its address is aligned."""
-    return ArrayKey.of(array), array.data.ptr % VECTOR_BYTES
-
-
-def _outline(operand: Any) -> Outline | None:
-    return operand.outline if isinstance(operand, PreparedOperand) else None
 
 
 def _deliver(result: Any, out: Any) -> Any:

@@ -8,17 +8,19 @@ import numpy as np
 
 from gemmserve_kernels.arrays import ArrayKey, check_out, native, overlaps, same_library
 from gemmserve_kernels.caching import cached
+from gemmserve_kernels.call import operand_key, operand_outline
 from gemmserve_kernels.cpu import gemm_reduce as cpu_reduce
 from gemmserve_kernels.device import DeviceSpec, device_errors
 from gemmserve_kernels.dispatch import plan_gemm_reduce
 from gemmserve_kernels.errors import ParameterInvalid
-from gemmserve_kernels.problem import GemmReduceProblem, Operand
+from gemmserve_kernels.prepared import source_of
+from gemmserve_kernels.reduce_call import build_problem, plan_reduce_call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gemmserve_kernels.config import GemmConfig
-    from gemmserve_kernels.dispatch import Plan
+    from gemmserve_kernels.problem import GemmReduceProblem
 
 
 def gemm_reduce(
@@ -54,64 +56,66 @@ def gemm_reduce(
     DeviceError.
     """
     given = dict(out or {})
-    on_cpu = same_library({"a": a, "b": b} | {f"out[{name!r}]": array for name, array in given.items()}) == "numpy"
-    if on_cpu:
-        a, b = native(a), native(b)
-    options = {
-        "reduce": reduce if isinstance(reduce, str) else tuple(reduce),
-        "axis": axis if isinstance(axis, str) else tuple(axis),
-        "pre_op": pre_op,
-        "alpha": alpha,
-        "trans_a": trans_a,
-        "trans_b": trans_b,
-        "layout": layout,
-        "compute": compute,
-        "config": config,
-        "return_c": return_c,
-        "reproducible": reproducible,
-    }
-    run = _on_cpu if on_cpu else _on_gpu
-    results = run(a, b, given, options)
+    names = reduce if isinstance(reduce, str) else tuple(reduce)
+    axes = axis if isinstance(axis, str) else tuple(axis)
+    options = (names, axes, pre_op, alpha, trans_a, trans_b, layout, compute, config, return_c, reproducible)
+    arrays = {"a": source_of(a), "b": source_of(b)} | {f"out[{name!r}]": array for name, array in given.items()}
+    if same_library(arrays) == "numpy":
+        results = _on_cpu(native(source_of(a)), native(source_of(b)), given, options)
+    else:
+        results = _on_gpu(a, b, given, options)
     return results if len(results) > 1 else next(iter(results.values()))
 
 
-def _planned(ordinal: int | None, a: ArrayKey, b: ArrayKey, **options: Any) -> tuple[GemmReduceProblem, Plan]:
-    """The problem and its plan for the GPU of that number, or the CPU. Pure: cached by its callers."""
-    problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), **options)
-    return problem, plan_gemm_reduce(problem, DeviceSpec.cpu() if ordinal is None else DeviceSpec.of(ordinal))
+def _for_cpu(a: ArrayKey, b: ArrayKey, options: tuple[Any, ...]) -> GemmReduceProblem:
+    problem = build_problem(a, b, options)
+    plan_gemm_reduce(problem, DeviceSpec.cpu())  # raises where the CPU lacks the mode or the algorithm
+    return problem
 
 
-def _on_cpu(a: Any, b: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    problem, _ = cached(_planned, None, ArrayKey.of(a), ArrayKey.of(b), **options)
-    results = _targets(np, problem, a, b, given)
+def _on_cpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> dict[str, Any]:
+    problem = cached(_for_cpu, ArrayKey.of(a), ArrayKey.of(b), options)
+    _check_out(problem, given)
+    results = {
+        name: given[name] if name in given and not overlaps(np, given[name], a, b) else np.empty(shape, dtype)
+        for name, (shape, dtype) in problem.results.items()
+    }
     cpu_reduce.run_gemm_reduce(problem, a, b, results)
     return _deliver(results, given)
 
 
-def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> dict[str, Any]:
     import cupy
 
-    from gemmserve_kernels.launch import CupyLauncher
-    from gemmserve_kernels.simt import gemm as simt
-
-    ordinal = a.device.id
-    with a.device, device_errors():
-        problem, plan = cached(_planned, ordinal, ArrayKey.of(a), ArrayKey.of(b), **options)
-        results = _targets(cupy, problem, a, b, given)
-        simt.run_gemm_reduce(CupyLauncher(DeviceSpec.of(ordinal)), problem, plan.config, a, b, results)
+    source_a, source_b = source_of(a), source_of(b)
+    with source_a.device, device_errors():
+        outlines = operand_outline(a), operand_outline(b)
+        keys = operand_key(source_a), operand_key(source_b)
+        call = cached(plan_reduce_call, source_a.device.id, keys, outlines, options)
+        _check_out(call.problem, given)
+        targets: dict[str, Any] = {}
+        for name, (shape, dtype) in call.written.items():
+            array = given.get(name)
+            direct = array is not None and array.dtype == dtype and array.flags.c_contiguous
+            if direct and not overlaps(cupy, array, source_a, source_b):
+                targets[name] = array
+            else:
+                targets[name] = cupy.empty(shape, dtype)
+        call.run(a, b, targets)
+        results: dict[str, Any] = {}
+        for name, (shape, dtype) in call.problem.results.items():
+            target = results[name] = targets[name]
+            if target.dtype != dtype:
+                results[name] = cupy.empty(shape, dtype)
+                results[name][0], results[name][1] = target.real, target.imag
         return _deliver(results, given)
 
 
-def _targets(xp: Any, problem: GemmReduceProblem, a: Any, b: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Where each result is computed: the caller's array, or a fresh one where there is none or it overlaps."""
+def _check_out(problem: GemmReduceProblem, given: dict[str, Any]) -> None:
     for name, array in given.items():
         if name not in problem.results:
             raise ParameterInvalid(f"out has {name!r}, which is no result of this call", "out")
         check_out(f"out[{name!r}]", array, *problem.results[name])
-    return {
-        name: given[name] if name in given and not overlaps(xp, given[name], a, b) else xp.empty(shape, dtype)
-        for name, (shape, dtype) in problem.results.items()
-    }
 
 
 def _deliver(results: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

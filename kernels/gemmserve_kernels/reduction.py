@@ -149,15 +149,23 @@ def combine(launcher: Launcher, problem: GemmReduceProblem, partials: Partials, 
             _deliver(target, results[name])
 
 
+def written_dtype(problem: GemmReduceProblem, name: str) -> np.dtype[Any]:
+    """What the kernel writes as the result `name`: complex numbers where it is planar."""
+    dtype = problem.results[name][1]
+    planar = problem.planar and name in {"sum", "mean"} and problem.value_dtype.kind == "c"
+    return problem.dtype if planar else dtype
+
+
 def _target(launcher: Launcher, problem: GemmReduceProblem, name: str, result: Any) -> Any:
     """Where the kernel writes: the result itself where it is contiguous and not planar, else an array between."""
-    planar = problem.planar and name in {"sum", "mean"} and problem.value_dtype.kind == "c"
-    if not planar and _contiguous(result):
+    dtype = written_dtype(problem, name)
+    if result.dtype == dtype and contiguous(result):
         return result
-    return launcher.empty((outputs_of(problem),), problem.dtype if planar else result.dtype)
+    return launcher.empty((outputs_of(problem),), dtype)
 
 
-def _contiguous(array: Any) -> bool:
+def contiguous(array: Any) -> bool:
+    """Whether the elements follow each other in C order."""
     step = array.dtype.itemsize
     for extent, stride in zip(reversed(array.shape), reversed(array.strides), strict=True):
         if extent != 1 and stride != step:

@@ -21,6 +21,7 @@ from gemmserve_service.executor.protocol import Done
 from gemmserve_service.idempotency import IdempotencyKeys, RememberedKey, digest_of
 from gemmserve_service.ids import new_id
 from gemmserve_service.preparing import prepare
+from gemmserve_service.recording import Recorder
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobInfo, JobState
 from gemmserve_service.single import OneShot, final_fields, run_once
 from gemmserve_service.uploads import now
@@ -84,6 +85,7 @@ class Jobs:
         self._keys = IdempotencyKeys(settings.idempotency_ttl_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._released = asyncio.Event()
+        self.recorder = Recorder(store, queue)
 
     # -- life cycle -------------------------------------------------------------------------------------------------
 
@@ -101,6 +103,7 @@ class Jobs:
 
     async def stop(self) -> None:
         """Ends background work; writes under way are finished first."""
+        self.recorder.stop()
         purge = [task for task in self._tasks if task.get_name() == "purge"]
         for task in purge:
             task.cancel()
@@ -284,11 +287,12 @@ class Jobs:
         if isinstance(outcome, Done):
             info.result = {name: array.id for name, array in infos.items()}
         try:
-            for upload in uploads.values():
-                await self.store.secure(upload)
-            await self.queue.finish(info, [to_row(infos[name], uploads[name].extent) for name in uploads])
+            rows = [to_row(infos[name], uploads[name].extent) for name in uploads]
+            if not await self.recorder.record(info, list(uploads.values()), rows):
+                live.recorded.set()
+                return  # the server stops: the next one runs the job again
         except Exception as error:
-            log.exception("job %s: its end could not be recorded", info.id)
+            log.exception("job %s: its end cannot be recorded", info.id)
             info = live.info.model_copy(update=final_fields(_failed(error)) | {"finished_at": now()})
             for upload in uploads.values():
                 upload.abort()

@@ -25,7 +25,7 @@ Compute = Literal["auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", 
 Reduction = Literal["sum", "max", "min", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
 Axis = Literal["m", "n", "batch"]
 PreOp = Literal["identity", "abs", "square"]
-Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "ozaki"]
+Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "ozaki", "sums", "product"]
 Rounding = Literal["nearest", "toward_zero", "half_ulp_truncate", "half_ulp_truncate_flush"]
 
 Scalar = Annotated[

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mma_cases import BOUNDS, build, check, check_not_finite, check_planes, run
+from framed import Framed
+from mma_cases import BOUNDS, build, check, check_not_finite, check_planes, planes_of, run
 from simt_cases import CupyMachine, random, strided
 
-from gemmserve_kernels import models
+from gemmserve_kernels import models, reference
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.launch import CupyLauncher
 from gemmserve_kernels.mma import gemm as mma_sync
@@ -148,3 +149,76 @@ def test_within_the_models_bound_at_the_headline(machine):
     model = models.product(a[few].get(), b[:, few].get(), "3xtf32")
     small = exact[few, few].get()
     assert error <= 1.5 * np.linalg.norm(model - small) / np.linalg.norm(small)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(65, 67, 300), (64, 64, 32), (1, 300, 9), (300, 1, 9)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_nothing_is_written_beside_the_result(machine, dtype, shape, order):
+    """Everything begins one element off any alignment; C is the result's own place; k is split and is not."""
+    m, n, k = shape
+    shapes = [(2, m, k), (1, k, n), (2, m, n)]
+    a, b, c = (random(i, dtype, *each) for i, each in enumerate(shapes))
+    held = [Framed(x.shape, dtype).fill(x) for x in (a, b)]
+    problem = build(a, b, c, compute="3xtf32", alpha=2, beta=-1)
+    for config in (None, GemmConfig(split_k=2)):
+        out = Framed((2, m, n), dtype, order=order).fill(c)
+        mma_sync.run_gemm(machine.launcher, problem, config, *(x.array for x in held), out.array, out.array)
+        found = reference.errors(out.get(), reference.oracle_gemm(problem, a, b, c))
+        assert found.rel_fro <= (4 if k < 50 else 1) * BOUNDS["3xtf32"]
+
+
+def test_operands_without_a_stride_of_their_own(machine):
+    row, column = random(1, "c8", 1, 70), random(2, "c8", 70, 1)
+    a, b = np.broadcast_to(row, (65, 70)), np.broadcast_to(column, (70, 66))
+    check(machine, "3xtf32", a, b, factor=4)
+
+
+def test_a_batch_of_more_than_65535(machine):
+    check(machine, "3xtf32", random(1, "f4", 70_000, 3, 5), random(2, "f4", 70_000, 5, 4), factor=4)
+
+
+def test_results_and_operands_of_more_than_two_to_the_31_elements(machine):
+    import cupy
+
+    long, n = 1 << 21, 1032
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    if free < 2.2 * long * n * 4:
+        pytest.skip(f"{free} bytes free on the device")
+    rng = cupy.random.default_rng(3)
+    tall, wide = (rng.standard_normal(shape, dtype=cupy.float32) for shape in [(long, 8), (8, n)])
+    problem = build(tall, wide, compute="3xtf32")
+    out = cupy.full((long, n), cupy.nan, cupy.float32)
+    mma_sync.run_gemm(machine.launcher, problem, None, tall, wide, None, out)
+    narrow = rng.standard_normal((n, 8), dtype=cupy.float32)
+    back = cupy.full((long, 8), cupy.nan, cupy.float32)
+    mma_sync.run_gemm(machine.launcher, build(out, narrow, compute="3xtf32"), None, out, narrow, None, back)
+    for first in (0, long // 2, long - 64):
+        here = slice(first, first + 64)
+        exact = tall[here].astype("f8") @ wide.astype("f8")
+        assert float(cupy.linalg.norm(out[here] - exact) / cupy.linalg.norm(exact)) <= 4 * BOUNDS["3xtf32"]
+        exact = out[here].astype("f8") @ narrow.astype("f8")
+        assert float(cupy.linalg.norm(back[here] - exact) / cupy.linalg.norm(exact)) <= BOUNDS["3xtf32"]
+
+
+@pytest.mark.parametrize("k", [512, 4096])
+@pytest.mark.parametrize("kind", ["normal", "positive"])
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_each_part_of_planes_is_as_accurate_as_the_vendors_float32(machine, dtype, kind, k):
+    import cupy
+
+    a, b = random(1, dtype, 1, 512, k), random(2, dtype, 1, 512, k)
+    if kind == "positive":
+        a, b = ((np.abs(x.real) + (1j * np.abs(x.imag) if x.dtype.kind == "c" else 0)).astype(dtype) for x in (a, b))
+    left, right = (planes_of(machine, x, "3xfp16", side) for x, side in ((a, "a"), (b, "b")))
+    problem = build(a[0], b[0].T, compute="auto")
+    tile = mma_sync.resolve_planes(GemmConfig(split_k=1), problem, "3xfp16", machine.launcher.spec)
+    out = cupy.full((512, 512), cupy.nan, dtype)
+    mma_sync.multiply(machine.launcher, problem, tile, left, right, None, out)
+    expected = a[0].astype("c16") @ b[0].T.astype("c16")
+    expected = expected if dtype == "complex64" else expected.real
+    found = reference.errors(out, expected)
+    vendor = reference.errors(cupy.matmul(cupy.asarray(a[0]), cupy.asarray(b[0].T)), expected)
+    slack = 1.15 if kind == "positive" else 1.0
+    assert found.rel_real <= slack * vendor.rel_real, (found, vendor)
+    assert found.rel_imag <= slack * vendor.rel_imag, (found, vendor)

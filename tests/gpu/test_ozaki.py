@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from framed import Framed
 from ozaki_cases import CASES, Case, run
 
 from gemmserve_kernels import reference
@@ -152,3 +153,39 @@ def test_a_large_product_by_sampled_rows(launcher):
     assert reference.errors(out[rows][:, columns].get(), exact).rel_fro <= 2e-15
     native = cupy.matmul(a, b)
     assert float(cupy.linalg.norm(out - native) / cupy.linalg.norm(native)) <= 5e-15
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(65, 67, 300), (128, 256, 128), (1, 300, 129), (300, 1, 129)], ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_nothing_is_written_beside_the_result(launcher, dtype, shape, order):
+    """All arrays begin one element off any alignment; C, and data that plain arithmetic has to patch."""
+    m, n, k = shape
+    rng = np.random.default_rng(2)
+
+    def one(*extents):
+        x = rng.standard_normal(extents)
+        return x + 1j * rng.standard_normal(extents) if dtype == "complex128" else x
+
+    a, b, c = one(2, m, k), one(1, k, n), one(2, m, n)
+    grade = 2.0 ** (40 * np.arange(k) / k)
+    a[1], b = a[1] * grade, b / grade[:, None]
+    held = [Framed(x.shape, dtype).fill(x) for x in (a, b, c)]
+    problem = GemmProblem.build(*(Operand.of(x) for x in (a, b, c)), alpha=2, beta=-1, compute="ozaki")
+    out = Framed((2, m, n), dtype, order=order).fill(np.full((2, m, n), np.nan))
+    ozaki.run_gemm(launcher, problem, None, *(x.array for x in held), out.array)
+    exact = reference.oracle_gemm(problem, a, b, c)
+    assert (np.abs(out.get() - exact) <= reference.bound(problem, a, b, c)).all()
+
+
+def test_a_batch_of_more_than_65535(launcher):
+    case = Case((70_000, 2, 40), (70_000, 40, 3), "float64")
+    result = on_device(launcher, case)
+    assert result.errors.rel_fro <= EPSILON["float64"]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_the_same_bits_every_time(launcher, dtype):
+    first, *others = (on_device(launcher, Case((2, 300, 500), (500, 400), dtype)).stored for _ in range(3))
+    for again in others:
+        np.testing.assert_array_equal(again, first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from framed import Framed
 from simt_cases import COMPLEX_ALPHA, CupyMachine, random
 from small_cases import SMALL_CASES, check_small, product, run_small
 
@@ -157,3 +158,21 @@ def test_past_two_to_the_31_elements(machine):
     for part in (slice(0, 64), slice(batch // 2, batch // 2 + 64), slice(batch - 64, batch)):
         head, tail = a[part].get(), b[part].get()
         np.testing.assert_allclose(out[part].get(), head.astype(np.float64) @ tail, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    ("sizes", "options"), [((5, 7, 3), {}), ((16, 16, 16), {}), ((32, 31, 32), {}), ((40, 33, 50), TF32)]
+)
+def test_nothing_is_written_beside_the_result(machine, sizes, order, options):
+    """Everything begins one element off any alignment, with gaps; C is the result's own place."""
+    if options:
+        tensor_cores(machine)
+    m, n, k = sizes
+    a, b, c = (random(seed, "complex64", 40, *each) for seed, each in enumerate([(m, k), (k, n), (m, n)]))
+    held = [Framed(x.shape, "complex64").fill(x) for x in (a, b)]
+    problem = GemmProblem.build(*(Operand.of(x) for x in (a, b, c)), alpha=2, beta=-1, **options)
+    out = Framed(c.shape, "complex64", order=order).fill(c)
+    small.run_gemm(machine.launcher, problem, None, *(x.array for x in held), out.array, out.array)
+    expected = reference.oracle_gemm(problem, a, b, c)
+    assert (np.abs(out.get() - expected) <= 2 * reference.bound(problem, a, b, c)).all()

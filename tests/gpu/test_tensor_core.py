@@ -124,7 +124,7 @@ def test_three_products(launcher, kind):
     assert share == 0
 
 
-@pytest.mark.parametrize("k", [70, 130, 260, 1000, 4096, 9000])
+@pytest.mark.parametrize("k", [70, 130, 260, 1000, 2000, 4096, 8000, 16000, 40000])
 @pytest.mark.parametrize("trans", "NC")
 @pytest.mark.parametrize(
     ("scheme", "dtype"), [("3xfp16", "complex64"), ("3xfp16", "float32"), ("3xfp16-3m", "complex64")]
@@ -146,6 +146,66 @@ def test_planes_are_the_models(launcher, scheme, dtype, trans, k):
     np.testing.assert_array_equal(operand.planes.exponents.get()[0], model.exponents)
     statistics = words.get()[4:].view(np.float32).reshape(2, k)
     np.testing.assert_array_equal(statistics, [model.relative, model.absolute])
+
+
+@pytest.mark.parametrize("k", [64, 600, 3000, 8192])
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+def test_blocks_take_unit_after_unit(launcher, trans, k):
+    """Both operands in one launch, far more than the device holds at once, checked in full where they are."""
+    import cupy
+
+    matrices, m, n = (40, 300, 500) if k < 1000 else (2, 3500, 2900)
+    words = cupy.zeros(4 + 4 * matrices * k, np.int32)
+    arrays, operands, bases = [], [], []
+    for i, (name, extent) in enumerate((("a", (m, k)), ("b", (k, n)))):
+        shape = (2, matrices, *(extent if trans[i] == "N" else extent[::-1]))
+        x = cupy.random.standard_normal(shape, dtype=np.float32)
+        arrays.append(x[0] + 1j * x[1])
+        stored, base = StoredArray.of(launcher, arrays[i])
+        side = split.Side.of(stored, (matrices,), trans[i], left=name == "a", planar=False)
+        statistics = split.Statistics(words, 4 + 2 * i * matrices * k)
+        operands.append(split.allocate(launcher, "3xfp16", side, name, statistics))
+        operands[i].planes.data.view(np.uint16)[...] = 0x7E01
+        bases.append(base)
+    split.run(launcher, *operands, *bases, words.data.ptr)
+    for i, operand in enumerate(operands):
+        x = arrays[i].swapaxes(-1, -2) if (trans[i] == "T") == (i == 0) else arrays[i]
+        magnitude = cupy.maximum(abs(x.real), abs(x.imag))
+        exponents = cupy.frexp(magnitude.max(axis=2))[1] - 15
+        assert bool((operand.planes.exponents == exponents).all())
+        assert not bool(operand.flags.any())
+        found = words[4 + 2 * i * matrices * k :][: 2 * matrices * k].view(np.float32).reshape(2, matrices, k)
+        assert bool((found[0] == cupy.ldexp(magnitude, -exponents[..., None]).max(axis=1)).all())
+        assert bool((found[1] == magnitude.max(axis=1)).all())
+        for p, part in enumerate((x.real, x.imag)):
+            scaled = cupy.ldexp(cupy.ascontiguousarray(part), -exponents[..., None])
+            high = scaled.astype(np.float16)
+            low = (scaled - high.astype(np.float32)).astype(np.float16)
+            for plane, expected in ((p, high), (2 + p, low)):
+                data = operand.planes.data[:, plane]
+                assert bool((data[..., :k].view(np.uint16) == expected.view(np.uint16)).all())
+                assert not bool(data[..., k:].view(np.uint16).any())
+
+
+def test_kernels_that_start_early_wait(launcher):
+    """Each of many products in a row reads what the one before it wrote."""
+    import cupy
+
+    n = 300
+    a = on_device(random(1, "complex64", n, n) / np.float32(n))
+    one = GemmProblem.build(Operand.of(a), Operand.of(a), compute="3xfp16")
+    first, second = a.copy(), cupy.empty_like(a)
+    results = []
+    for _ in range(3):
+        first[...] = a
+        for _ in range(20):
+            tensor_core.run_gemm(launcher, one, GemmConfig(algorithm="wgmma"), a, first, None, second)
+            first, second = second, first
+            first /= abs(first).max()
+        results.append(first.get())
+    np.testing.assert_array_equal(results[1], results[0])
+    np.testing.assert_array_equal(results[2], results[0])
+    assert np.isfinite(results[0]).all()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

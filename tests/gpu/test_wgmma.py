@@ -6,12 +6,14 @@ import itertools
 
 import numpy as np
 import pytest
+from framed import Framed
 from simt_cases import CupyMachine, random
 from wgmma_cases import IDS, LIMIT, SCHEMES, Case, check, planes_of, run
 
 from gemmserve_kernels import reference
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.launch import CupyLauncher
+from gemmserve_kernels.planes import models as plane_models
 from gemmserve_kernels.planes.layout import PLANES, Planes
 from gemmserve_kernels.problem import GemmProblem, Operand
 from gemmserve_kernels.wgmma import gemm as wgmma
@@ -205,3 +207,112 @@ def test_a_result_of_more_than_two_to_the_31_elements(machine):
     for first in itertools.chain((0, m // 2), (m - len(few),)):
         found = reference.errors(out[first : first + len(few)].get(), expected)
         assert found.rel_fro <= LIMIT["3xfp16"], first
+
+
+def test_planes_of_more_than_two_to_the_31_elements(machine):
+    """The copy engine is told rows; the exponents of the last ones lie far out."""
+    import cupy
+
+    m, n, k = 1 << 20, 72, 1088
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    if free < 3 * 2 * 2 * m * k:
+        pytest.skip(f"{free} bytes free on the device")
+    rng = np.random.default_rng(4)
+    few, b = (rng.standard_normal((rows, k)).astype(np.float32) for rows in (1 << 9, n))
+    small, right = (planes_of(x, "3xfp16", side, (), machine.put) for x, side in ((few, "a"), (b, "b")))
+    copies = m // len(few)
+    left = Planes(
+        "3xfp16", False, "a", cupy.tile(small.data, (1, 1, copies, 1)), cupy.tile(small.exponents, (1, copies)),
+        1, m, k, small.pitch, (),
+    )  # fmt: skip
+    assert left.data.size > 1 << 31
+    shape = np.lib.stride_tricks.as_strided(np.empty(1, np.float32), (m, k), (4 * k, 4))
+    problem = GemmProblem.build(Operand.of(shape), Operand.of(b.T))
+    tile = wgmma.resolve(None, problem, machine.launcher.spec, "3xfp16")
+    out = cupy.full((m, n), cupy.nan, cupy.float32)
+    wgmma.multiply(machine.launcher, problem, tile, left, right, None, out)
+    expected = few.astype(np.float64) @ b.T.astype(np.float64)
+    for first in (0, m // 2, m - len(few)):
+        assert reference.errors(out[first : first + len(few)].get(), expected).rel_fro <= LIMIT["3xfp16"], first
+
+
+@pytest.mark.parametrize("split_k", [1, 4, 6])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("extents", [(65, 67, 300), (128, 128, 128), (1, 300, 64), (300, 1, 64)], ids=str)
+def test_nothing_is_written_beside_the_result(machine, extents, order, split_k):
+    """Rows that begin one element off any alignment, and C in the result's own place."""
+    m, n, k = extents
+    a, b, c = random(1, "complex64", 2, m, k), random(2, "complex64", k, n), random(3, "complex64", 2, m, n)
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b), Operand.of(c), alpha=2, beta=-1)
+    tile = wgmma.resolve(GemmConfig(split_k=split_k), problem, machine.launcher.spec, "3xfp16")
+    left, right = (
+        planes_of(x, "3xfp16", side, (2,), machine.put) for x, side in ((a, "a"), (np.ascontiguousarray(b.T), "b"))
+    )
+    out = Framed((2, m, n), "complex64", order=order).fill(c)
+    wgmma.multiply(machine.launcher, problem, tile, left, right, out.array, out.array)
+    assert reference.errors(out.get(), reference.oracle_gemm(problem, a, b, c)).rel_fro <= LIMIT["3xfp16"]
+
+
+def test_a_batch_of_more_than_65535(machine):
+    case = Case((5, 4, 16), a=(70_000,), b=(70_000,))
+    check(machine, "3xfp16", True, case)
+
+
+PARTS = [("normal", 1.0), ("positive", 1.15)]
+"""Data of one sign at k = 512 come close to a BLAS that splits k."""
+
+
+def of_kind(kind, dtype, *shapes):
+    made = [random(seed, dtype, *shape) for seed, shape in enumerate(shapes, 1)]
+    if kind == "normal":
+        return made
+    return [(np.abs(x.real) + (1j * np.abs(x.imag) if x.dtype.kind == "c" else 0)).astype(dtype) for x in made]
+
+
+@pytest.mark.parametrize("k", [512, 1024, 4096, 8192, 16384])
+@pytest.mark.parametrize(("kind", "slack"), PARTS, ids=[kind for kind, _ in PARTS])
+@pytest.mark.parametrize("dtype", ["complex64", "float32"])
+@pytest.mark.parametrize("conjugate", [False, True])
+def test_each_part_is_as_accurate_as_the_vendors_float32(machine, dtype, kind, slack, k, conjugate):
+    """Conjugation changes which of the parts cancels."""
+    import cupy
+
+    if conjugate and dtype == "float32":
+        pytest.skip("real data")
+    a, b = of_kind(kind, dtype, (512, k), (k, 512))
+    a = a.conj() if conjugate else a
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b))
+    tile = wgmma.resolve(GemmConfig(split_k=1), problem, machine.launcher.spec, "3xfp16")
+    planes = [planes_of(x, "3xfp16", side, (), machine.put) for x, side in ((a, "a"), (np.ascontiguousarray(b.T), "b"))]
+    out = cupy.full((512, 512), cupy.nan, dtype)
+    wgmma.multiply(machine.launcher, problem, tile, *planes, None, out)
+    expected = a.astype(np.complex128) @ b.astype(np.complex128)
+    expected = expected if dtype == "complex64" else expected.real
+    found = reference.errors(out, expected)
+    vendor = reference.errors(cupy.matmul(cupy.asarray(a), cupy.asarray(b)), expected)
+    assert found.rel_fro <= 5e-7
+    assert found.rel_real <= slack * vendor.rel_real, (found, vendor)
+    assert found.rel_imag <= slack * vendor.rel_imag, (found, vendor)
+
+
+@pytest.mark.parametrize("k", [64, 512, 4096])
+@pytest.mark.parametrize("kind", ["normal", "positive"])
+@every_scheme
+def test_the_models_error(machine, record_property, scheme, is_complex, kind, k):
+    """No part's error is larger than the model's by more than a fifth. The share of equal bits is written down."""
+    a, b = of_kind(kind, "complex64" if is_complex else "float32", (96, k), (k, 80))
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b))
+    tile = wgmma.resolve(GemmConfig(split_k=1), problem, machine.launcher.spec, scheme)
+    planes = [planes_of(x, scheme, side, (), machine.put) for x, side in ((a, "a"), (np.ascontiguousarray(b.T), "b"))]
+    out = machine.put(np.full((96, 80), np.nan, a.dtype))
+    wgmma.multiply(machine.launcher, problem, tile, *planes, None, out)
+    result = machine.get(out)
+    left, right = (x.data.get()[0][..., :k] for x in planes)
+    scale = np.exp2(np.add.outer(*(x.exponents.get()[0] for x in planes)).astype(np.float32))
+    model = plane_models.multiply(left, right, scheme, tile.promote or None) * scale
+    record_property("equal_bits", float((model == result).mean()))
+    expected = a.astype(np.complex128) @ b.astype(np.complex128)
+    expected = expected if is_complex else expected.real
+    found, modelled = reference.errors(result, expected), reference.errors(model.astype(a.dtype), expected)
+    assert found.rel_real <= 1.2 * modelled.rel_real, (found, modelled)
+    assert found.rel_imag <= 1.2 * modelled.rel_imag, (found, modelled)

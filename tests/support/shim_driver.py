@@ -22,12 +22,13 @@ import numpy as np  # noqa: E402
 from simt_cases import random  # noqa: E402
 from simt_shim.module import compile_source  # noqa: E402
 
-from gemmserve_kernels import GemmConfig, compiler, driver, gemm, prepare  # noqa: E402
-from gemmserve_kernels.arguments import GemmParams  # noqa: E402
+from gemmserve_kernels import GemmConfig, compiler, driver, gemm, gemm_reduce, prepare  # noqa: E402
+from gemmserve_kernels.arguments import CombineParams, GemmParams, GemmReduceParams  # noqa: E402
 from gemmserve_kernels.device import KNOWN, DeviceSpec  # noqa: E402
 from gemmserve_kernels.mma.plan import MmaParams  # noqa: E402
 from gemmserve_kernels.planes.balance import BalanceParams  # noqa: E402
 from gemmserve_kernels.planes.fallback import FallbackParams  # noqa: E402
+from gemmserve_kernels.planes.reduce_fallback import ReduceFallbackParams  # noqa: E402
 from gemmserve_kernels.planes.split import SplitParams  # noqa: E402
 from gemmserve_kernels.planes.watch import watch  # noqa: E402
 from gemmserve_kernels.small.gemm import SmallParams  # noqa: E402
@@ -36,6 +37,10 @@ PARAMS = {
     "gemm": GemmParams,
     "mma_gemm": MmaParams,
     "mma_reduce": MmaParams,
+    "gemm_reduce": GemmReduceParams,
+    "gemm_reduce_combine": CombineParams,
+    "gemm_reduce_finish": CombineParams,
+    "reduce_fallback": ReduceFallbackParams,
     "balance": BalanceParams,
     "fallback": FallbackParams,
     "split": SplitParams,
@@ -232,6 +237,63 @@ def check_empty_products():
     c = random(1, "c8", 4, 5)
     agree(gemm(put(a), put(b), put(c), beta=2), 2 * c.astype("c16"))
     assert gemm(put(np.zeros((0, 3), "c8")), put(np.zeros((3, 2), "c8"))).shape == (0, 2)
+
+
+def check_reductions():
+    a, b = random(1, "c8", 3, 40, 70), random(2, "c8", 70, 30)
+    product = a.astype("c16") @ b
+    for options in CONFIGS.values():
+        counts = []
+        for _ in range(2):
+            before = len(launched)
+            found = gemm_reduce(put(a), put(b), reduce=["sum", "absmax", "argmax", "mean"], axis="n", **options)
+            counts.append(launched[before:])
+            agree(found["sum"], product.sum(-1))
+            agree(found["mean"], product.mean(-1))
+            agree(found["absmax"], np.abs(product).max(-1))
+            np.testing.assert_array_equal(found["argmax"].get(), np.abs(product).argmax(-1))
+        assert counts[0] == counts[1]
+        agree(gemm_reduce(put(a), put(b), axis=["m", "batch"], **options), product.sum((0, 1)))
+
+
+def check_reductions_into_given_arrays():
+    a, b = pair()
+    product = a.astype("c16") @ b
+    for options in CONFIGS.values():
+        wide, direct, c = put(np.full((60,), np.nan, "f4")), put(np.zeros(30, "c8")), put(np.zeros((30, 40), "c8"))
+        out = {"absmax": wide[::2], "sum": direct, "c": c.T}
+        found = gemm_reduce(put(a), put(b), reduce=["absmax", "sum"], return_c=True, out=out, **options)
+        assert list(found) == ["absmax", "sum", "c"]
+        assert found["sum"] is direct
+        agree(wide[::2], np.abs(product).max(0))
+        agree(direct, product.sum(0))
+        agree(c.T, product)
+
+
+def check_planar_reductions():
+    a, b = random(1, "f4", 2, 40, 70), random(2, "f4", 2, 70, 30)
+    product = (a[0] + 1j * a[1].astype("f8")) @ (b[0] + 1j * b[1].astype("f8"))
+    for options in CONFIGS.values():
+        found = gemm_reduce(put(a), put(b), reduce=["sum", "absmax"], layout="planar", **options)
+        assert (found["sum"].shape, found["sum"].dtype) == ((2, 30), np.float32)
+        agree(found["sum"][0], product.sum(0).real)
+        agree(found["sum"][1], product.sum(0).imag)
+
+
+def check_reductions_of_prepared_and_mixed_operands():
+    a, b = pair()
+    options = CONFIGS["planes"]
+    plain = gemm_reduce(put(a), put(b), reduce="sum", **options).get()
+    ready = prepare(put(a), "a", "3xfp16")
+    np.testing.assert_array_equal(gemm_reduce(ready, put(b), reduce="sum", **options).get(), plain)
+    real = random(3, "f4", 40, 70)
+    agree(gemm_reduce(put(real), put(b), reduce="sum", **options), (real.astype("f8") @ b).sum(0))
+
+
+def check_reductions_of_nothing():
+    a, b = put(np.zeros((0, 3), "c8")), put(np.zeros((3, 4), "c8"))
+    assert gemm_reduce(a, b, reduce="sumsq").get().tolist() == [0, 0, 0, 0]
+    assert gemm_reduce(b.T, a.T, reduce="absmax").shape == (0,)
 
 
 if __name__ == "__main__":

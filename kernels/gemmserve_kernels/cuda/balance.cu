@@ -1,10 +1,12 @@
 // Products whose operands are graded along k, which scaled rows and columns do not serve: found, balanced, tested.
 //
 // Launched after the pre-pass for every product and over at once where both operands are flat: at every k some vector
-// of each reaches 2^-4 of its own largest magnitude. A block takes its share of the vectors of one matrix pair.
+// of each reaches 2^-4 of its own largest magnitude. A block takes its share of the vectors of one matrix pair: one
+// after another where they lie along memory, SIDE_BY_SIDE at a time where they lie across it.
 #include "split/source.cuh"
 
 constexpr int DEEPEST = 60;  // binades that one step of k is moved at most
+constexpr int SIDE_BY_SIDE = 16;
 constexpr int AGREE = 8;     // binades by which scaled and unscaled magnitudes may differ from k to k
 
 struct BalanceParams {
@@ -20,7 +22,7 @@ struct BalanceParams {
     int shared_a, shared_b;  // whether other pairs use the same matrix
 };
 
-enum Verdict : int { FLAT_A = 1, FLAT_B = 2, REGULAR = 4 };
+enum Verdict : int { FLAT_A = 1, FLAT_B = 2 };
 
 // What a pair's statistics say of it: bits of Verdict that every thread agrees to.
 GEMM_DEVICE int block_and(int word, int thread, int* shared) {
@@ -53,8 +55,25 @@ struct Statistic {
     const unsigned* absolute;
 };
 
-GEMM_DEVICE bool flat_at(const Statistic& of, Long k) {
-    return of.absolute[k] == 0 || of.relative[k] >= bits_of(power_of_two(TOP - 4));
+// Whether some vector reaches 2^-4 of its own largest magnitude at every step of k that is not all zeros, as far as this
+// thread has looked. Several loads are under way at once: this is all that usual data wait for.
+GEMM_DEVICE bool flat_here(const Statistic& of, Long length, int thread) {
+    constexpr int AT_ONCE = 8;
+    const unsigned enough = bits_of(power_of_two(TOP - 4));
+    bool flat = true;
+    for (Long first = thread; first < length; first += AT_ONCE * THREADS) {
+        unsigned relative[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const Long k = first + i * THREADS;
+            relative[i] = k < length ? of.relative[k] : enough;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (relative[i] < enough) flat = flat && of.absolute[first + i * THREADS] == 0;
+        }
+    }
+    return flat;
 }
 
 // Whether scaling changed every k alike, up to AGREE binades: then one weight a k says what a vector's loss means for
@@ -85,12 +104,71 @@ struct Found {
     bool present;  // whether any is not 0
 };
 
+struct Shared {
+    int words[WARPS][SIDE_BY_SIDE];
+    Found found[WARPS][SIDE_BY_SIDE][PARTS];
+};
+
+// The threads of a block as `wide` vectors, neighbouring threads at the same step of k of neighbouring vectors.
+struct Team {
+    const int thread, wide;
+
+    GEMM_DEVICE int vector() const { return thread & (wide - 1); }
+    GEMM_DEVICE int first() const { return thread / wide * RUN; }  // step of k
+    GEMM_DEVICE int stride() const { return THREADS / wide * RUN; }
+
+    // Of each vector, in all its threads.
+    GEMM_DEVICE int largest(int word, Shared& shared) const {
+        for (int step = 16; step >= wide; step /= 2) {
+            const int other = __shfl_xor_sync(ALL_LANES, word, step);
+            word = other > word ? other : word;
+        }
+        if (thread % 32 < wide) shared.words[thread / 32][thread % 32] = word;
+        __syncthreads();
+        for (int w = 0; w < WARPS; ++w) {
+            const int other = shared.words[w][vector()];
+            word = other > word ? other : word;
+        }
+        __syncthreads();
+        return word;
+    }
+
+    // Whether too much is lost of the thread's vector; known to the first `wide` threads.
+    GEMM_DEVICE bool too_much(const Tally& tally, const unsigned (&present)[PARTS], Shared& shared) const {
+        bool flag = false;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+            Part sum = tally.part[p];
+            int any = present[p] != 0;
+            for (int step = 16; step >= wide; step /= 2) {
+                sum.lost += __shfl_xor_sync(ALL_LANES, sum.lost, step);
+                sum.norm += __shfl_xor_sync(ALL_LANES, sum.norm, step);
+                any |= __shfl_xor_sync(ALL_LANES, any, step);
+            }
+            if (thread % 32 < wide) shared.found[thread / 32][thread % 32][p] = {sum, any != 0};
+        }
+        __syncthreads();
+        if (thread < wide) {
+            for (int p = 0; p < PARTS; ++p) {
+                Found all = {};
+                for (int w = 0; w < WARPS; ++w) {
+                    all.part.add(shared.found[w][thread][p].part);
+                    all.present = all.present || shared.found[w][thread][p].present;
+                }
+                flag = flag || all.part.too_much(all.present);
+            }
+        }
+        __syncthreads();
+        return flag;
+    }
+};
+
 template <bool SIDE_B>
 struct Vectors {
     const SplitOperand& operand;
     const Statistic mine, other;
     const bool balance;
-    const int thread;
+    const Team team;
 
     // The power of two that a step of k is multiplied by: op(A) takes its inverse.
     GEMM_DEVICE int step_of(Long k) const {
@@ -100,13 +178,9 @@ struct Vectors {
         return depth < -DEEPEST ? -DEEPEST : depth;
     }
 
-    GEMM_DEVICE void element(
-        const Source& source, Long k, const Scaling& by, float& x, float& y, unsigned (&present)[PARTS]) const {
-        x = y = 0.0f;
-        // What meets only zeros adds nothing, and should not set the scale.
-        if (k >= operand.k || other.absolute[k] == 0) return;
+    GEMM_DEVICE void read(const Source& source, Long k, float& re, float& im) const {
         const Long at = k * operand.source.column_stride;
-        float re, im = 0.0f;
+        im = 0.0f;
         if constexpr (!COMPLEX) {
             re = source.re[at];
         } else if constexpr (PLANAR) {
@@ -116,6 +190,15 @@ struct Vectors {
             re = source.re[2 * at];
             im = source.re[2 * at + 1];
         }
+    }
+
+    GEMM_DEVICE void element(
+        const Source& source, Long k, const Scaling& by, float& x, float& y, unsigned (&present)[PARTS]) const {
+        x = y = 0.0f;
+        // What meets only zeros adds nothing, and should not set the scale.
+        if (k >= operand.k || other.absolute[k] == 0) return;
+        float re, im;
+        read(source, k, re, im);
         const int depth = step_of(k);
         const float factor = power_of_two(SIDE_B ? depth : -depth);
         x = scaled(re, by) * factor;
@@ -130,81 +213,72 @@ struct Vectors {
         return float_of(other.relative[k]) * power_of_two(SIDE_B ? -depth : depth);
     }
 
-    GEMM_DEVICE void run(Long matrix, Long row, int* more, int* status, int* shared, Found (*found)[PARTS]) const {
+    // The vectors of a matrix from `first_row` on, as many as the team is wide.
+    GEMM_DEVICE void run(Long matrix, Long first_row, int* more, int* status, Shared& shared) const {
+        const bool exists = first_row + team.vector() < operand.rows;
+        const Long row = exists ? first_row + team.vector() : first_row;
         const Long vector = matrix * operand.rows + row;
         const Long base = batch_offset(matrix, operand.batch_shape, operand.source.batch_stride);
         const Source source(operand.source, base + row * operand.source.row_stride);
-        const Long first = matrix * PLANES * operand.rows + row;
 
         // Once more from the source: the pre-pass has found the largest magnitude, not whether it was finite.
         int largest = 0;
-        for (Long k = thread; k < operand.k; k += THREADS) {
-            const Long at = k * operand.source.column_stride;
-            unsigned bits;
-            if constexpr (!COMPLEX) {
-                bits = magnitude_bits(source.re[at]);
-            } else if constexpr (PLANAR) {
-                bits = larger(magnitude_bits(source.re[at]), magnitude_bits(source.im[at]));
-            } else {
-                bits = larger(magnitude_bits(source.re[2 * at]), magnitude_bits(source.re[2 * at + 1]));
+        for (Long first = team.first(); first < operand.k; first += team.stride()) {
+#pragma unroll
+            for (int i = 0; i < RUN; ++i) {
+                if (first + i >= operand.k) break;
+                float re, im;
+                read(source, first + i, re, im);
+                const int bits = static_cast<int>(larger(magnitude_bits(re), magnitude_bits(im)));
+                largest = bits > largest ? bits : largest;
             }
-            largest = static_cast<int>(bits) > largest ? static_cast<int>(bits) : largest;
         }
-        const unsigned all = static_cast<unsigned>(block_max(largest, thread, shared));
-        if (all >= INFINITE) return;  // flagged already
+        const unsigned all = static_cast<unsigned>(team.largest(largest, shared));
+        const bool usable = exists && all < INFINITE;  // others are flagged already
         const Scaling by = scaling_for(all);
 
         int deeper = 0;
         if (balance) {
             int top = 0;
-            for (Long k = thread; k < operand.k; k += THREADS) {
-                float x, y;
-                unsigned unused[PARTS] = {};
-                element(source, k, by, x, y, unused);
-                const int bits = static_cast<int>(larger(magnitude_bits(x), magnitude_bits(y)));
-                top = bits > top ? bits : top;
+            for (Long first = team.first(); first < operand.k; first += team.stride()) {
+#pragma unroll
+                for (int i = 0; i < RUN; ++i) {
+                    float x, y;
+                    unsigned unused[PARTS] = {};
+                    element(source, first + i, by, x, y, unused);
+                    const int bits = static_cast<int>(larger(magnitude_bits(x), magnitude_bits(y)));
+                    top = bits > top ? bits : top;
+                }
             }
-            deeper = undo_exponent(static_cast<unsigned>(block_max(top, thread, shared)));
+            deeper = undo_exponent(static_cast<unsigned>(team.largest(top, shared)));
         }
         const Scaling again = scaling_of(-deeper);
 
         Tally tally = {};
         unsigned present[PARTS] = {};
-        for (Long k = 2 * thread; k < operand.pitch; k += 2 * THREADS) {
-            float x[2], y[2], weight[2];
+        Half* const to = operand.planes + (matrix * PLANES * operand.rows + row) * operand.pitch;
+        for (Long first = team.first(); first < operand.pitch; first += team.stride()) {
+            Vector<unsigned, RUN / 2> words[PLANES];
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                element(source, k + i, by, x[i], y[i], present);
-                weight[i] = weight_of(k + i);
-                x[i] = x[i] * again.first * again.second;
-                y[i] = y[i] * again.first * again.second;
-            }
-            unsigned out[PLANES];
-            cut_pair<SIDE_B>(x, y, weight, true, out, tally);
-            if (balance) {
+            for (int pair = 0; pair < RUN / 2; ++pair) {
+                float x[2], y[2], weight[2];
 #pragma unroll
-                for (int p = 0; p < PLANES; ++p) {
-                    *reinterpret_cast<unsigned*>(operand.planes + (first + p * operand.rows) * operand.pitch + k) = out[p];
+                for (int i = 0; i < 2; ++i) {
+                    const Long k = first + 2 * pair + i;
+                    element(source, k, by, x[i], y[i], present);
+                    weight[i] = weight_of(k);
+                    x[i] = scaled(x[i], again);
+                    y[i] = scaled(y[i], again);
                 }
-            }
-        }
-        const Part sum = sum_of_lanes<32>(tally, thread % 32);
+                unsigned out[PLANES];
+                cut_pair<SIDE_B>(x, y, weight, true, out, tally);
 #pragma unroll
-        for (int p = 0; p < PARTS; ++p) present[p] = __any_sync(ALL_LANES, present[p] != 0);
-        if (thread % 32 < PARTS) {
-            found[thread / 32][thread % 32] = {sum, thread % 32 == 0 ? present[0] != 0 : present[PARTS - 1] != 0};
-        }
-        __syncthreads();
-        if (thread == 0) {
-            bool flag = false;
-            for (int p = 0; p < PARTS; ++p) {
-                Found all = {};
-                for (int w = 0; w < WARPS; ++w) {
-                    all.part.add(found[w][p].part);
-                    all.present = all.present || found[w][p].present;
-                }
-                flag = flag || all.part.too_much(all.present);
+                for (int p = 0; p < PLANES; ++p) words[p].at[pair] = out[p];
             }
+            if (balance && usable) store_run(to + first, operand.rows * operand.pitch, words);
+        }
+        const bool flag = team.too_much(tally, present, shared);
+        if (team.thread < team.wide && usable) {
             if (balance) {
                 operand.exponents[vector] = undo_exponent(all) + deeper;
                 operand.flags[vector] = flag;  // the pre-pass knew no weights
@@ -213,13 +287,17 @@ struct Vectors {
             }
             if (flag) atomicOr(status, 1);
         }
-        __syncthreads();
     }
 };
 
+// The vectors of a matrix that are taken at a time.
+GEMM_DEVICE int width_of(const SplitOperand& operand) {
+    return operand.source.row_stride == 1 && operand.source.column_stride != 1 ? SIDE_BY_SIDE : 1;
+}
+
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS) balance(BalanceParams params) {
     __shared__ int words[WARPS];
-    __shared__ Found found[WARPS][PARTS];
+    __shared__ Shared shared;
     const int thread = static_cast<int>(threadIdx.x);
     let_next_start();
     wait_for_previous();
@@ -230,10 +308,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS) balance(BalanceParams
     const Statistic a{params.a.relative + matrix_a * length, params.a.absolute + matrix_a * length};
     const Statistic b{params.b.relative + matrix_b * length, params.b.absolute + matrix_b * length};
 
-    int flat = FLAT_A | FLAT_B;
-    for (Long k = thread; k < length; k += THREADS) {
-        flat &= (flat_at(a, k) ? FLAT_A : 0) | (flat_at(b, k) ? FLAT_B : 0);
-    }
+    int flat = (flat_here(a, length, thread) ? FLAT_A : 0) | (flat_here(b, length, thread) ? FLAT_B : 0);
     flat = block_and(flat, thread, words);
     if (flat == (FLAT_A | FLAT_B)) return;
 
@@ -245,13 +320,15 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS) balance(BalanceParams
         }
         return;
     }
-    const Vectors<false> rows{params.a, a, b, flat == 0, thread};
-    const Vectors<true> columns{params.b, b, a, flat == 0, thread};
-    for (Long v = where.remainder; v < params.a.rows + params.b.rows; v += params.parts) {
-        if (v < params.a.rows) {
-            rows.run(matrix_a, v, params.more_a, params.status, words, found);
+    const int wide_a = width_of(params.a), wide_b = width_of(params.b);
+    const Vectors<false> rows{params.a, a, b, flat == 0, {thread, wide_a}};
+    const Vectors<true> columns{params.b, b, a, flat == 0, {thread, wide_b}};
+    const Long units_a = (params.a.rows + wide_a - 1) / wide_a, units_b = (params.b.rows + wide_b - 1) / wide_b;
+    for (Long unit = where.remainder; unit < units_a + units_b; unit += params.parts) {
+        if (unit < units_a) {
+            rows.run(matrix_a, unit * wide_a, params.more_a, params.status, shared);
         } else {
-            columns.run(matrix_b, v - params.a.rows, params.more_b, params.status, words, found);
+            columns.run(matrix_b, (unit - units_a) * wide_b, params.more_b, params.status, shared);
         }
     }
 }

@@ -25,6 +25,8 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_AT
 // D from the workspace: adds up the parts of k in their order.
 extern "C" __global__ void __launch_bounds__(256) wgmma_combine(const __grid_constant__ WgmmaParams params) {
     using Value = Config::Value;
+    let_next_start();
+    wait_for_previous();
     const Long size = params.m * params.n;
     const Value* const from = reinterpret_cast<const Value*>(params.workspace);
     const Long index = static_cast<Long>(blockIdx.x) * 256 + threadIdx.x;

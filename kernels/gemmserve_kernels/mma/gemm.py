@@ -18,7 +18,6 @@ import numpy as np
 from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.mma.plan import TF32_MODES, Layout, planes_plan, resolve_tf32, tf32_plan, warp_columns
 from gemmserve_kernels.mma.tiles import ARITHMETIC, MmaTile, check_device, resolve_tile
-from gemmserve_kernels.reduction import Partials, combine
 
 if TYPE_CHECKING:
     from gemmserve_kernels.config import GemmConfig
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.planes.layout import Planes, Scheme
     from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
+    from gemmserve_kernels.reduction import Partials
 
 __all__ = ["MmaTile", "multiply", "resolve", "resolve_planes", "run_gemm", "supports", "supports_planes"]
 
@@ -84,30 +84,6 @@ def run_gemm(
     if plan.swapped:
         bases[:2] = bases[1::-1]
     plan.launch(launcher, bases)
-
-
-def run_gemm_reduce(
-    launcher: Launcher,
-    problem: GemmReduceProblem,
-    config: GemmConfig | MmaTile | None,
-    a: Any,
-    b: Any,
-    results: dict[str, Any],
-) -> None:
-    """Writes the reductions of alpha op(a) op(b), and the product as "c" where the problem returns it, into `results`.
-
-    `problem.compute` is that of `run_gemm`. Raises ConfigInfeasible, CompileError.
-    """
-    arrays = [a, b, *([results["c"]] if problem.return_c else [])]
-    found = [StoredArray.of(launcher, array) for array in arrays]
-    stored = [*(each for each, _ in found), None][:3]
-    plan = tf32_plan(launcher.spec, problem, config, stored[0], stored[1], stored[2], stored[2])
-    bases = [base for _, base in found]
-    if plan.swapped:
-        bases[:2] = bases[1::-1]
-    partials = Partials.allocate(launcher, problem, plan.length)
-    plan.launch(launcher, [*bases, *bases[2:]], partials=partials)
-    combine(launcher, problem, partials, results)
 
 
 def multiply(

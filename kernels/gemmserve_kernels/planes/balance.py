@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from gemmserve_kernels.planes.layout import Scheme
     from gemmserve_kernels.planes.split import Side, SplitOperand
 
+DEPENDENT: Final = True
+"""The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
 _THREADS: Final = 256
 _SMALL_K: Final = 512
 _SMALL_THREADS: Final = 128
@@ -128,4 +130,4 @@ def run(
     for first in range(0, blocks, launcher.max_grid):
         params.first_block = first
         grid = min(blocks - first, launcher.max_grid)
-        launcher.launch(source, "balance", grid=grid, block=threads, shared=0, params=params)
+        launcher.launch(source, "balance", grid=grid, block=threads, shared=0, params=params, dependent=DEPENDENT)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
 
+DEPENDENT: Final = True
+"""The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
 TILES: Final = {"float32": SimtTile(32, 32, 16, 4, 4), "complex64": SimtTile(32, 32, 8, 4, 2)}
 """Small: a flagged row costs all rows of its tile."""
 BLOCKS: Final = 4
@@ -163,4 +165,5 @@ def run(
             block=plan.kernel.tile.threads,
             shared=plan.kernel.shared,
             params=params,
+            dependent=DEPENDENT,
         )

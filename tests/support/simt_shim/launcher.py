@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.errors import DeviceError
-
 from .memory import GuardedBlock
 from .module import FORWARD, LaunchError, MemoryFault, Order, Region, ShimModule, compile_source, extent_of
 

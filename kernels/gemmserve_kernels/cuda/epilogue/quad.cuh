@@ -2,23 +2,9 @@
 // (PTX ISA, fragments of mma.m16n8 and wgmma.m64nN). Partials go from registers to global memory, by shuffles alone.
 #pragma once
 
+#include "../common/lanes.cuh"
 #include "pre_op.cuh"
 #include "reductions.cuh"
-
-// The same variable of lane `lane ^ step`.
-template <class T>
-GEMM_DEVICE T of_neighbour(T x, int step) {
-    static_assert(sizeof(T) % 4 == 0, "whole words");
-    union Words {
-        T value;
-        unsigned word[sizeof(T) / 4];
-        GEMM_DEVICE Words() {}
-    } words;
-    words.value = x;
-#pragma unroll
-    for (unsigned i = 0; i < sizeof(T) / 4; ++i) words.word[i] = __shfl_xor_sync(0xffffffffu, words.word[i], step);
-    return words.value;
-}
 
 // Where the partials of one row go.
 struct RowSlot {

@@ -1,6 +1,7 @@
 // One block of the kernels that multiply planes: the configuration of the prelude as one type, the barriers, the roles.
 #pragma once
 
+#include "../common/dependent.cuh"
 #include "epilogue.cuh"
 
 enum Scheme { SCHEME_3XFP16, SCHEME_3XFP16_3M, SCHEME_1XFP16 };
@@ -74,6 +75,8 @@ GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
     }
     __syncthreads();
     if constexpr (CLUSTERED) cluster_sync();
+    let_next_start();
+    wait_for_previous();  // planes, exponents, C: nothing that others have written is read before
 
     if (group == 0) {
         if constexpr (Config::CONSUMERS > 1) give_registers<40>();

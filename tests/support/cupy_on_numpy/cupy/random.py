@@ -25,3 +25,7 @@ def _on_device(values):
 
 def default_rng(seed=None):
     return Generator(seed)
+
+
+def standard_normal(size=None, dtype=float):
+    return _on_device(np.random.default_rng().standard_normal(size, dtype))

@@ -29,9 +29,9 @@ def problem(m=512, n=512, k=512, *, batch=(), dtype="complex64", **options) -> G
     return GemmProblem.build(a, b, **options)
 
 
-def reduction(**options) -> GemmReduceProblem:
-    a, b = Operand.contiguous((512, 512), "complex64"), Operand.contiguous((512, 512), "complex64")
-    return GemmReduceProblem.build(a, b, **options)
+def reduction(k=512, dtypes=("complex64", "complex64"), **options) -> GemmReduceProblem:
+    a, b = Operand.contiguous((512, k), dtypes[0]), Operand.contiguous((k, 512), dtypes[1])
+    return GemmReduceProblem.build(a, b, **{"reduce": "absmax"} | options)
 
 
 OWN = ("small", "wgmma", "mma", "ozaki")
@@ -146,8 +146,54 @@ def test_the_cpu_has_numpy():
 
 
 def test_reductions_are_ours_on_every_device():
-    for spec in (H200, MI300X):
+    for spec in (TURING, MI300X):
         assert plan(reduction(), spec).algorithm == "simt"
+    assert plan(reduction(compute="fp32"), H200).algorithm == "simt"
+    found = plan(reduction(), H200)
+    assert (found.algorithm, found.arithmetic, found.reduces) == ("wgmma", "3xfp16", True)
+    assert found.module.__name__ == "gemmserve_kernels.planes.gemm_reduce"
+
+
+@pytest.mark.parametrize(
+    ("compute", "arithmetics"),
+    [
+        ("tf32", {"1xfp16", "1xtf32"}),
+        ("1xtf32", {"1xtf32"}),
+        ("3xtf32", {"3xtf32"}),
+        ("3xfp16", {"3xfp16"}),
+        ("3xfp16-3m", {"3xfp16-3m"}),
+    ],
+)
+def test_modes_of_reductions(compute, arithmetics):
+    assert plan(reduction(compute=compute), H200).arithmetic in arithmetics
+    if compute != "3xfp16-3m":
+        assert plan(reduction(compute=compute), KNOWN["A100"]).algorithm == "mma"
+
+
+def test_sums_do_without_the_product():
+    for options in ({"reduce": "sum"}, {"reduce": ["sum", "mean"], "axis": "n"}, {"reduce": "sum", "compute": "fp64"}):
+        found = plan(reduction(**options), H200)
+        assert found.algorithm == "sums"
+        assert found.module.__name__ == "gemmserve_kernels.sums.gemm_reduce"
+    whole = GemmConfig(algorithm="product")
+    assert plan(reduction(reduce="sum", config=whole), H200).algorithm == "wgmma"
+    assert plan(reduction(reduce="sum", config=whole, compute="fp32"), H200).algorithm == "simt"
+    assert plan(reduction(reduce="sum", config=whole), CPU).algorithm == "numpy"
+    for options in (
+        {"reduce": ["sum", "absmax"]},
+        {"reduce": "sum", "pre_op": "abs"},
+        {"reduce": "sum", "return_c": True},
+    ):
+        assert plan(reduction(**options), H200).algorithm == "wgmma"
+        with pytest.raises(ConfigInfeasible, match="sums"):
+            plan(reduction(config=GemmConfig(algorithm="sums"), **options), H200)
+    with pytest.raises(ConfigInfeasible, match="stages"):
+        plan(reduction(reduce="sum", config=GemmConfig(algorithm="sums", stages=3)), H200)
+
+
+def test_reductions_of_nothing_and_of_mixed_operands():
+    assert plan(reduction(k=0), H200).algorithm == "simt"
+    assert plan(reduction(dtypes=("float32", "complex64"), compute="3xfp16"), H200).uniform
 
 
 def test_tf32_needs_its_hardware():
@@ -157,8 +203,9 @@ def test_tf32_needs_its_hardware():
             plan_gemm(problem(compute="tf32"), spec)
         assert error.value.available == ["auto", "fp32", "fp64"]
     with pytest.raises(ComputeUnsupported) as error:
-        plan_gemm_reduce(reduction(compute="tf32"), H200)
-    assert error.value.available == ["auto", "fp32", "fp64"]
+        plan_gemm_reduce(reduction(compute="ozaki"), H200)
+    assert "ozaki" not in error.value.available
+    assert "3xfp16" in error.value.available
 
 
 def test_available_modes():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mma_cases import build, check, check_not_finite, check_planes, run
+from mma_cases import build, check, check_not_finite, check_planes, planes_of, run
 from simt_cases import ShimMachine, random, strided
 from simt_shim import ShimLauncher
 
@@ -13,6 +13,7 @@ from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.mma import gemm as mma_sync
 from gemmserve_kernels.mma import plan
+from gemmserve_kernels.planes import models as plane_models
 
 SMALL = GemmConfig(block_m=32, block_n=32, block_k=16, warp_m=16, warp_n=16, promote=16, stages=2)
 SMALL_PLANES = GemmConfig(block_m=32, block_n=32, block_k=32, warp_m=16, warp_n=16, promote=32, stages=2)
@@ -98,3 +99,29 @@ def test_supports():
     assert "float64" in mma_sync.supports(build(a.astype("f8"), b.astype("f8"), compute="3xtf32"), KNOWN["A100"])
     assert mma_sync.supports_planes(problem, "3xfp16", KNOWN["A100"]) is None
     assert "3m" in mma_sync.supports_planes(problem, "3xfp16-3m", KNOWN["A100"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("big", ["toward_zero", "nearest"])
+def test_the_models_bits_of_tf32(machine, dtype, big):
+    a, b = random(1, dtype, 35, 77), random(2, dtype, 77, 33)
+    config = GemmConfig(**{**SMALL.tile_fields, "rounding_big": big})
+    _, result = run(machine, "3xtf32", a, b, config=config)
+    np.testing.assert_array_equal(result, models.product(a, b, "3xtf32", big=big, promote=16))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("scheme", ["3xfp16", "1xfp16"])
+def test_the_models_bits_of_planes(machine, dtype, scheme):
+    """A lane brings eight neighbours of k for two instructions: of 32 steps each takes half of every eight."""
+    m, n, k = 35, 33, 96
+    a, b = random(1, dtype, 1, m, k), random(2, dtype, 1, n, k)
+    left, right = (planes_of(machine, x, scheme, side) for x, side in ((a, "a"), (b, "b")))
+    problem = build(a[0], b[0].T, compute="auto")
+    out = machine.put(np.full((m, n), np.nan, dtype))
+    tile = mma_sync.resolve_planes(SMALL_PLANES, problem, scheme, machine.launcher.spec)
+    mma_sync.multiply(machine.launcher, problem, tile, left, right, None, out)
+    order = np.arange(k).reshape(-1, 4, 2, 4).swapaxes(1, 2).reshape(-1)
+    found = plane_models.multiply(left.data[0][..., order], right.data[0][..., order], scheme, kernel="mma")
+    exponents = np.add.outer(left.exponents[0], right.exponents[0])
+    np.testing.assert_array_equal(machine.get(out), found * np.exp2(exponents.astype(np.float32)))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from simt_cases import random
 
+from gemmserve_kernels import models
 from gemmserve_kernels.planes import models as plane_models
 from gemmserve_kernels.reference import errors
 
@@ -67,22 +68,77 @@ KINDS = [
 NEVER = {"normal", "positive", "wide", "graded", "graded shuffled", "one-hot", "constant", "huge"}
 
 
-@pytest.mark.parametrize("k", [512, 4096, 16384])
-@pytest.mark.parametrize("kind", KINDS)
+def like_cublas(a, b, slices=4):
+    """Plain float32 as a BLAS has it at its best here: fused multiply-adds in the order of k, k cut into `slices`.
+
+    (cuBLAS on an H200, data of one sign, 1024 x 1024 x 4096: real part 8.2e-7, imaginary part 3.0e-7; this: 8.3e-7 and
+    3.1e-7.)
+    """
+    k = a.shape[1] // slices
+
+    def total(pairs):
+        sums = np.zeros((slices, len(a), b.shape[1]), np.float32)
+        cut = [(x.T.reshape(slices, k, -1).astype(float), y.reshape(slices, k, -1).astype(float)) for x, y in pairs]
+        for step in range(k):
+            for x, y in cut:
+                sums = (sums + x[:, step, :, None] * y[:, step, None, :]).astype(np.float32)
+        return sum(sums[1:], sums[0])
+
+    if a.dtype.kind != "c":
+        return total([(a, b)])
+    return total([(a.real, b.real), (-a.imag, b.imag)]) + 1j * total([(a.real, b.imag), (a.imag, b.real)])
+
+
+CASES = [(kind, k) for k in (512, 4096) for kind in KINDS] + [("normal", 16384), ("positive", 16384)]
+EXACT = {"one-hot", "diagonal, graded", "constant", "subnormal"}
+"""Where float32 is exact, or nearly so, or rounds to subnormals: what the planes cannot hold may show."""
+
+
+@pytest.mark.parametrize(("kind", "k"), CASES)
 @pytest.mark.parametrize("dtype", ["complex64", "float32"])
 def test_each_part_is_accurate(kind, k, dtype):
     a, b = operands(kind, k, dtype)
     d, flagged = plane_models.product(a, b, "3xfp16")
-    wide = a.astype(complex) @ b.astype(complex)
-    found = errors(d, wide)
-    # A BLAS on the CPU sums in blocks, and is a stricter rival than one long sum; with data of one sign
-    # truncation goes the same way every time (the real part of such a product cancels, and shows it).
-    slack = 2.5 if kind in {"constant", "positive"} else 1
-    plain = errors(a @ b, wide)
-    for ours, theirs in ((found.rel_real, plain.rel_real), (found.rel_imag, plain.rel_imag)):
-        assert ours <= max(5e-7, slack * theirs)
+    wide, plain = a.astype(complex) @ b.astype(complex), like_cublas(a, b)
+    if kind == "ill-scaled":  # or a few large rows and columns are all that is compared
+        size = np.outer(*(np.exp2(np.frexp(np.abs(x).max(axis=axis))[1].astype(float)) for x, axis in ((a, 1), (b, 0))))
+        d, wide, plain = d / size, wide / size, plain / size
+    found, rival = errors(d, wide), errors(plain, wide)
+    assert found.rel_fro <= max(5e-7, rival.rel_fro if kind in EXACT else 0)
+    least = 5e-7 if kind in EXACT else 0
+    for ours, theirs in ((found.rel_real, rival.rel_real), (found.rel_imag, rival.rel_imag)):
+        assert ours <= max(least, 1.1 * theirs)
     if kind in NEVER:
         assert not flagged.any()
+
+
+@pytest.mark.parametrize("k", [512, 4096])
+@pytest.mark.parametrize("dtype", ["complex64", "float32"])
+def test_mma_sync_is_as_accurate(k, dtype):
+    for kind in ("normal", "positive"):
+        a, b = operands(kind, k, dtype)
+        wide = a.astype(complex) @ b.astype(complex)
+        found = errors(plane_models.product(a, b, "3xfp16", kernel="mma")[0], wide)
+        plain = errors(like_cublas(a, b), wide)
+        assert found.rel_real <= plain.rel_real
+        assert found.rel_imag <= plain.rel_imag
+
+
+def test_parts_that_take_turns_are_what_makes_a_real_part_that_cancels_accurate():
+    """The same order in every sum: truncation takes the same from each, and the real part shows it."""
+    a, b = operands("positive", 8192)
+    wide = a.astype(complex) @ b.astype(complex)
+    columns = np.ascontiguousarray(b.T)
+    left, right = plane_models.split(a, "3xfp16", "a"), plane_models.split(columns, "3xfp16", "b")
+    parts = plane_models._complex_wgmma(left.planes.astype(np.float32), right.planes.astype(np.float32).swapaxes(1, 2))
+    scale = np.exp2(np.add.outer(left.exponents, right.exponents).astype(float))
+    found = []
+    for turns in (parts[0], parts[0][:1]):
+        real = models.promoted(turns, 8192, 64, models.HOPPER.fp16, models.HOPPER) * scale
+        found.append(np.linalg.norm(real - wide.real) / np.linalg.norm(wide.real))
+    turning, same = found
+    assert same > 2 * turning
+    assert turning < errors(like_cublas(a, b), wide).rel_real
 
 
 @pytest.mark.parametrize("kind", ["faint imaginary", "spike", "diagonal, graded"])

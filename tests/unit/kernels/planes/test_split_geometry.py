@@ -74,21 +74,20 @@ def check(launcher, geometry, monkeypatch, matrices, *, rows, k, trans, dtype="c
     return how
 
 
-@pytest.mark.parametrize("trans", ["NN", "NT", "TN"])
 @pytest.mark.parametrize(
-    ("geometry", "k"),
+    ("geometry", "k", "trans"),
     [
-        (replace(TINY, cluster=4, ranks=4, strip=32), 470),  # a vector is four blocks'
-        (replace(TINY, cluster=4, ranks=2, strip=64, patches=2, stages=1), 1000),
-        (replace(TINY, cluster=2, ranks=2, held=2), 2500),  # longer than what is held
+        (replace(TINY, cluster=4, ranks=4, strip=32), 470, "NN"),  # a vector is four blocks'
+        (replace(TINY, cluster=4, ranks=2, strip=64, patches=2, stages=1), 1000, "TN"),
+        (replace(TINY, cluster=2, ranks=2, held=2), 2500, "NN"),  # longer than what is held
     ],
 )
 def test_clusters(launcher, monkeypatch, geometry, k, trans):
     how = check(launcher, geometry, monkeypatch, 2, rows=21, k=k, trans=trans)
-    assert how.cluster == geometry.cluster or "NT" in trans
+    assert how.cluster == geometry.cluster
 
 
-@pytest.mark.parametrize(("strip", "dtype"), [(32, "float32"), (64, "float32"), (128, "float32"), (32, "complex64")])
+@pytest.mark.parametrize(("strip", "dtype"), [(64, "float32"), (32, "complex64")])
 def test_strips(launcher, monkeypatch, strip, dtype):
     check(launcher, replace(TINY, strip=strip), monkeypatch, 1, rows=70, k=90, trans="TN", dtype=dtype)
 

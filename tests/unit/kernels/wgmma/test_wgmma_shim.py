@@ -1,5 +1,7 @@
-"""The Hopper kernel on the CPU shim, which plays its barriers, copies, clusters and matrix instructions in any order that
-the rules allow: the unmodified source and host code, against the models bit for bit and against higher precision."""
+"""The Hopper kernel on the CPU shim, which plays its barriers, copies, clusters and matrix instructions.
+
+The unmodified source and host code, against the models bit for bit and against higher precision.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import simt_shim.launcher
-from simt_cases import ShimMachine, random
+from simt_cases import ShimMachine
 from simt_shim import FORWARD, REVERSE, Order, ShimLauncher
 from simt_shim.module import ShimError
 from wgmma_cases import IDS, SCHEMES, Case, check, planes_of, run

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gemmserve_kernels.errors import ShapeMismatch
+from gemmserve_service.core import Core
 from gemmserve_service.errors import (
     BodyTooShort,
     Draining,
@@ -129,12 +130,45 @@ async def test_a_submission_that_cannot_be_recorded_leaves_nothing(core, gemm, a
     assert not core.jobs._keys._arriving
 
 
-async def test_an_end_that_cannot_be_recorded_is_a_failure_and_nothing_stays(core, fake, gemm, a, idle):
+async def test_an_end_is_told_when_it_is_on_record_however_long_that_takes(core, fake, gemm, a, idle, fetch):
     info, _ = await core.jobs.submit(gemm(a, a))
     await core.database.write(lambda db: db.execute("ALTER TABLE arrays RENAME TO away"))
     fake.done()
-    done = await core.jobs.wait(info.id, 5)
+    assert (await core.jobs.wait(info.id, 0.3)).state == JobState.RUNNING
+    ready, reasons = core.ready()
+    assert not ready
+    assert "database" in reasons[0]
     await core.database.write(lambda db: db.execute("ALTER TABLE away RENAME TO arrays"))
+    done = await core.jobs.wait(info.id, 10)
+    assert done.state == JobState.SUCCEEDED
+    assert fetch(core.store, done.result["d"]).shape == (8, 8)
+    assert core.ready()[0]
+    await idle()
+
+
+async def test_an_end_that_could_not_be_recorded_before_the_server_stopped_comes_again(core, fake, gemm, a, settings):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    await core.database.write(lambda db: db.execute("PRAGMA query_only = ON"))
+    fake.done()
+    assert (await core.jobs.wait(info.id, 0.2)).state == JobState.RUNNING
+    await core.stop()
+    second = Core(settings)
+    await second.start()
+    try:
+        assert (await second.jobs.wait(info.id, 10)).state == JobState.SUCCEEDED
+    finally:
+        await second.stop()
+
+
+async def test_an_end_that_nothing_will_ever_record_is_a_failure(core, fake, gemm, a, idle, monkeypatch):
+    info, _ = await core.jobs.submit(gemm(a, a))
+
+    async def refuse(*_):
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(core.jobs.queue, "finish", refuse)
+    fake.done()
+    done = await core.jobs.wait(info.id, 5)
     assert (done.state, done.result) == (JobState.FAILED, None)
     await idle()
 

@@ -6,7 +6,10 @@ import contextlib
 import json
 import re
 import resource
+import shutil
 import socket
+import ssl
+import subprocess
 import time
 
 import httpx
@@ -319,3 +322,21 @@ def test_others_do_not_speak_for_themselves(serve, settings):
     live.app.state.audit.write = lambda **fields: seen.append(fields.get("address"))
     httpx.get(f"{live.url}/v1/arrays", headers={"X-Forwarded-For": "203.0.113.9"})
     assert seen == ["127.0.0.1"]
+
+
+def test_handshakes_that_do_not_end_are_cut_off(serve, tmp_path):
+    """With TLS a connection costs something before its first request; others go on meanwhile."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=x -keyout key -out cert"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*make.split(), *names], cwd=tmp_path, check=True, capture_output=True)
+    live = serve(tls_certificate=tmp_path / "cert", tls_key=tmp_path / "key", head_timeout_s=0.6)
+    trust = ssl.create_default_context(cafile=tmp_path / "cert")
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(live.connect()) for _ in range(50)]
+        for connection in silent[::2]:
+            connection.sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a ClientHello
+        with httpx.Client(base_url=f"https://127.0.0.1:{live.port}", verify=trust) as client:
+            assert client.get("/livez").status_code == 200
+        assert all(closed(connection) for connection in silent)

@@ -1,0 +1,53 @@
+"""Reductions of TF32 products by mma.sync: `gemm`'s tiles leave partials, which are combined."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gemmserve_kernels.arguments import StoredArray
+from gemmserve_kernels.mma import gemm
+from gemmserve_kernels.mma.plan import resolve_tf32, tf32_plan
+from gemmserve_kernels.reduction import Partials, combine
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.config import GemmConfig
+    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.launch import Launcher
+    from gemmserve_kernels.mma.tiles import MmaTile
+    from gemmserve_kernels.problem import GemmReduceProblem
+
+
+def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
+    """Why this cannot run `problem` on `spec`, or None."""
+    return gemm.supports(problem.product, spec)
+
+
+def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceSpec) -> MmaTile:
+    """The tile. Raises ConfigInfeasible."""
+    return resolve_tf32(config, problem, (problem.m, problem.n), spec)
+
+
+def run_gemm_reduce(
+    launcher: Launcher,
+    problem: GemmReduceProblem,
+    config: GemmConfig | MmaTile | None,
+    a: Any,
+    b: Any,
+    results: dict[str, Any],
+) -> None:
+    """Writes the reductions of alpha op(a) op(b), and the product as "c" where the problem returns it, into `results`.
+
+    `problem.compute` is "3xtf32", "1xtf32" or "tf32". Raises ConfigInfeasible, CompileError.
+    """
+    arrays = [a, b, *([results["c"]] if problem.return_c else [])]
+    found = [StoredArray.of(launcher, array) for array in arrays]
+    stored = [*(each for each, _ in found), None][:3]
+    assert stored[0] is not None
+    assert stored[1] is not None
+    plan = tf32_plan(launcher.spec, problem, config, stored[0], stored[1], stored[2], stored[2])
+    bases = [base for _, base in found]
+    if plan.swapped:
+        bases[:2] = bases[1::-1]
+    partials = Partials.allocate(launcher, problem, plan.length)
+    plan.launch(launcher, [*bases, *bases[2:]], partials=partials)
+    combine(launcher, problem, partials, results)

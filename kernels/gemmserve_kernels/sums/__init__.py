@@ -1,0 +1,1 @@
+"""Sums and means of products without the products."""

@@ -1,0 +1,125 @@
+"""The server that is to suffer: one port for all its lives, its processes found by kind, killed and timed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import httpx
+import psutil
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MARK = "GEMMSERVE_CHAOS_MARK"
+MODULES = {"front": "gemmserve_service.front", "worker": "gemmserve_service.worker"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Victim:
+    """A `gemmserve serve` on a data directory that outlives it."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.data_dir = folder / "data"
+        self.log = folder / "server.log"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.mark = uuid.uuid4().hex
+        self.environment = os.environ | {
+            "GEMMSERVE_DEVICE": "cpu",
+            "OPENBLAS_NUM_THREADS": "1",
+            "GEMMSERVE_DATA_DIR": str(self.data_dir),
+            "GEMMSERVE_PORT": str(self.port),
+            MARK: self.mark,
+            **environment,
+        }
+        self.supervisor: subprocess.Popen | None = None
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.kill("all")
+
+    def start(self, *, within_s: float = 60) -> float:
+        """Starts it; returns the seconds until it was ready."""
+        began = time.monotonic()
+        with self.log.open("ab") as log:
+            self.supervisor = subprocess.Popen(
+                [sys.executable, "-m", "gemmserve.cli", "serve"], stdout=log, stderr=log, env=self.environment
+            )
+        return self.wait_ready(began, within_s=within_s)
+
+    def stop(self, *, within_s: float = 60) -> int:
+        """SIGTERM; returns the exit status."""
+        self.supervisor.terminate()
+        return self.supervisor.wait(within_s)
+
+    def wait_ready(self, since: float, *, within_s: float = 60) -> float:
+        """Seconds from `since` until /readyz said yes."""
+        while True:
+            try:
+                if httpx.get(f"{self.url}/readyz", timeout=5, trust_env=False).status_code == 200:
+                    return time.monotonic() - since
+            except httpx.TransportError:
+                pass
+            if time.monotonic() - since > within_s:
+                raise RuntimeError(f"not ready within {within_s} s:\n{self.tail()}")
+            time.sleep(0.01)
+
+    def tail(self, lines: int = 30) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def processes(self, kind: str = "all") -> list[psutil.Process]:
+        """supervisor, front, worker, or all."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) != self.mark or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                command = process.cmdline()
+            except psutil.Error:
+                continue
+            is_kind = {name: module in command for name, module in MODULES.items()}
+            is_kind |= {"supervisor": not any(is_kind.values()), "all": True}
+            if is_kind[kind]:
+                found.append(process)
+        return found
+
+    def kill(self, kind: str) -> list[psutil.Process]:
+        """SIGKILL; without the supervisor there is nothing left that would start again."""
+        victims = self.processes(kind)
+        for process in victims:
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        if kind in {"supervisor", "all"} and self.supervisor is not None:
+            self.supervisor.wait(10)
+        return victims
+
+    def kill_and_recover(self, kind: str) -> float:
+        """Seconds from the kill until the server was ready again."""
+        before = {process.pid for process in self.processes(kind)}
+        began = time.monotonic()
+        self.kill(kind)
+        if kind in {"supervisor", "all"}:
+            self.start()
+            return time.monotonic() - began
+        while not {process.pid for process in self.processes(kind)} - before:
+            if time.monotonic() - began > 60:
+                raise RuntimeError(f"no new {kind}:\n{self.tail()}")
+            time.sleep(0.01)
+        return self.wait_ready(began)
