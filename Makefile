@@ -17,7 +17,7 @@ RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve test gpu-test sanitize bench lint python fuzz attacks
+.PHONY: help demo serve test gpu-test sanitize bench chaos lint python fuzz attacks
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,10 @@ fuzz: python  ## the parsers of what strangers send, by atheris (ARGS='--seconds
 attacks: python  ## what a well-behaved client notices while others attack the server (ARGS='--seconds 60 idle')
 	$(call environment,server$(comma)cli)
 	$(RUN) tools/attacks.py $(ARGS)
+
+chaos: python  ## faults under load: processes killed, disks full, clocks set, busy neighbours (ARGS='--jobs 500')
+	$(call environment,dev)
+	PYTHONPATH=tests/support $(RUN) -m chaos $(ARGS)
 
 lint: python  ## ruff, mypy and the import rules
 	$(call environment,dev)

@@ -11,6 +11,10 @@ RATES = ("copy", "fp16", "int8", "tf32", "fp32", "fp64")
 """Of a large copy, bytes read and written a second; of large products by the vendor's BLAS, operations a second."""
 
 
+CUDA_R_32I = 10
+"""Of library_types.h; CuPy has no name for it."""
+
+
 def seconds(row, rates):
     """The least that a row's arithmetic and traffic take, or None where it is not known.
 
@@ -60,13 +64,14 @@ def measured(cupy, clock, size=8192):
         "fp32": (np.float32, np.float32, cublas.CUBLAS_COMPUTE_32F),
         "fp64": (np.float64, np.float64, cublas.CUBLAS_COMPUTE_64F),
     }
-    types = {"float16": "R_16F", "float32": "R_32F", "float64": "R_64F", "int8": "R_8I", "int32": "R_32I"}
+    names = {"float16": "R_16F", "float32": "R_32F", "float64": "R_64F", "int8": "R_8I"}
+    types = {name: getattr(runtime, f"CUDA_{suffix}") for name, suffix in names.items()} | {"int32": CUDA_R_32I}
     for name, (given, result, compute) in kinds.items():
         extent = size // 2 if name in {"fp32", "fp64"} else size
         x = normal[:extent, :extent]
         x = cupy.ascontiguousarray((x * 40).astype(given) if given == np.int8 else x.astype(given))
         d = cupy.empty((extent, extent), result)
-        codes = [getattr(runtime, f"CUDA_{types[np.dtype(t).name]}") for t in (given, result)]
+        codes = [types[np.dtype(t).name] for t in (given, result)]
 
         def run(_, x=x, d=d, codes=codes, compute=compute, extent=extent, result=result):
             factors = np.array([1, 0], np.int32 if result == np.int32 else result)

@@ -89,7 +89,7 @@ def pivoted(rows, table):
     lines = []
     for kind, k in dict.fromkeys((row["init"], row["k"]) for row in chosen):
         by_who = {row["who"]: row for row in chosen if (row["init"], row["k"]) == (kind, k)}
-        plain = by_who.get("vendor BLAS")
+        plain = next((by_who[who] for who in PLAIN_RIVALS if who in by_who), None)
         lines.append([kind, str(k), *(error_cell(by_who.get(name), plain) for name in names)])
     return ["data", "k", *names], lines
 
@@ -140,7 +140,7 @@ def markdown(document, picture):
     for table in dict.fromkeys(row["table"] for row in rows):
         if table.startswith("errors "):
             lines += [f"## Errors by kind of data and k, {table.removeprefix('errors ')}", ""]
-            lines += ["x: the larger of the parts' errors over that of cuBLAS's plain arithmetic, same part.", ""]
+            lines += ["x: the larger of the parts' errors over that of the rival's plain arithmetic, same part.", ""]
             lines += [*table_lines(*pivoted(rows, table)), ""]
         else:
             lines += [f"## {TITLES.get(table, table)}", "", *table_lines(COLUMNS, timed(rows, table)), ""]

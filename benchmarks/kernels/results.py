@@ -11,10 +11,10 @@ import gemmserve_kernels
 
 
 def digest():
-    """Of every source of the kernels: figures of other sources are not continued."""
+    """Of every source and table of the kernels: figures of others are not continued."""
     root = Path(gemmserve_kernels.__file__).parent
     sources = sorted(
-        path for kind in ("*.py", "*.cu", "*.cuh") for path in root.rglob(kind) if "bench" not in path.parts
+        path for kind in ("*.py", "*.cu", "*.cuh", "*.json") for path in root.rglob(kind) if "bench" not in path.parts
     )
     total = hashlib.sha256()
     for path in sources:

@@ -6,7 +6,7 @@ Every case's contenders take turns on operands that rotate through three times t
 `seconds` (the device's) and `wall` (the caller's) are. Results are compared, on the device, with the product in double
 precision (64-bit data: exact). Ceilings are measured first. The JSON is written after every case: run again, it goes on
 where it stopped, and passes over a case in which it died. Exits 2 where there is no GPU (--device cpu measures NumPy),
-3 where a case failed, 4 where the time was up.
+3 where a case failed, 4 where the time was up, 1 where a fault or a case that hung ended it: run again.
 """
 
 from __future__ import annotations
@@ -237,6 +237,7 @@ def parsed(argv):
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contender at most")
     parser.add_argument("--budget", type=float, default=0.3, help="seconds of device time of each contender, about")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after that time")
+    parser.add_argument("--patience", type=float, default=0, help="end the process where a case takes more seconds")
     parser.add_argument("--fresh", action="store_true", help="do not go on where the last run stopped")
     parser.add_argument("--shrink", type=int, default=1, help="divide every extent, to try the script")
     parser.add_argument("--output", type=Path)
@@ -284,7 +285,11 @@ def main(argv=None):
             print(key, flush=True)
             results.document["running"] = key
             results.save()
-            status = max(status, one(machine, table, case, results, key, rounds, args.budget))
+            with timing.watchdog(args.patience):
+                status = max(status, one(machine, table, case, results, key, rounds, args.budget))
+            if status and not machine.clock.alive():
+                print("the device is lost to this process: run again to go on", file=sys.stderr)
+                return 1
     results.document["summary"] = summary(results.document["rows"])
     results.document["failed"] = failed
     results.save()

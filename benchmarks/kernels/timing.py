@@ -13,9 +13,11 @@ rotate, see `targets.GpuTarget.sets`.
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import statistics
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 LEAST_S = 3e-4
@@ -96,8 +98,24 @@ def summarized(times, plan, wall):
     return Times(median, min(times), (quartiles[2] - quartiles[0]) / median, wall, plan.rounds, plan.calls)
 
 
+@contextmanager
+def watchdog(seconds):
+    """Ends the process, with a traceback, where the body takes longer: a kernel that hangs cannot be interrupted. 0: no
+    limit."""
+    if seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 class CpuClock:
     """For functions that return when they are done."""
+
+    def alive(self):
+        """Always."""
+        return True
 
     def device(self, run, first, calls):
         """Seconds of one call of `calls`."""
@@ -167,6 +185,15 @@ class GpuClock:
 
     def synchronize(self):
         self._cuda.Device().synchronize()
+
+    def alive(self):
+        """Whether the device still does what it is told: after a fault in a kernel, nothing in the process will."""
+        try:
+            self._fill[:1].fill(0)
+            self.synchronize()
+        except Exception:
+            return False
+        return True
 
 
 def _clocked(function):

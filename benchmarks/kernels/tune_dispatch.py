@@ -5,7 +5,8 @@
 
 Writes kernels/gemmserve_kernels/tables/<arch>.json, after every shape: for each point the dtype, batch, m, n, k, and of
 each route, "algorithm:arithmetic", the device's seconds and, for short products, the caller's (see timing.py). Points
-are kept from the file that is there unless they are measured again (--missing: measures only those that are not there).
+are kept from the file that is there unless they are measured again (--missing: measures only those that are not there;
+--shapes: others than the grid's).
 `--check` needs no device: it leaves out one point after another and says how much slower than the best route the one
 is that the others would have chosen.
 """
@@ -28,7 +29,7 @@ from gemmserve_kernels import GemmConfig, KernelError
 from gemmserve_kernels.bench.cases import Case
 from gemmserve_kernels.bench.environment import environment
 from gemmserve_kernels.bench.targets import run_case
-from gemmserve_kernels.device import DeviceSpec
+from gemmserve_kernels.device import DeviceSpec, device_errors
 from gemmserve_kernels.dispatch import candidates
 from gemmserve_kernels.errors import DeviceError
 from gemmserve_kernels.estimate import Table, left_out
@@ -118,6 +119,14 @@ def random_buffer(cupy, dtype, nbytes):
     return rng.standard_normal(nbytes // np.dtype(wide).itemsize, wide).astype(real, copy=False)
 
 
+def parsed(text):
+    """A shape (batch, m, n, k) from "512x64x2048" or "16x512x64x2048"."""
+    extents = [int(extent) for extent in text.split("x")]
+    if len(extents) not in {3, 4} or min(extents) < 1:
+        raise argparse.ArgumentTypeError(f"a shape is written 512x64x2048 or 16x512x64x2048, not {text!r}")
+    return (1,) * (4 - len(extents)) + tuple(extents)
+
+
 def point_key(point):
     return tuple(point[name] for name in ("dtype", "batch", "m", "n", "k"))
 
@@ -132,7 +141,7 @@ def write(path, about, points):
 
 
 def tune(args, spec):
-    """Measures; 0, or 3 where a route failed, 4 where the time was up."""
+    """Measures; 0, 3 where a route failed, 4 where the time was up, 1 where the device was lost (--missing goes on)."""
     import cupy
 
     began, status = time.perf_counter(), 0
@@ -144,7 +153,7 @@ def tune(args, spec):
     about = environment(spec)
     for dtype in args.dtypes:
         buffer = random_buffer(cupy, dtype, max(LEAST_BYTES, BUFFER_BYTES // args.shrink**3))
-        for shape in grid(dtype):
+        for shape in args.shapes or grid(dtype):
             batch, m, n, k = (max(1, extent // args.shrink) for extent in shape)
             key = (dtype, batch, m, n, k)
             if args.missing and key in points:
@@ -153,13 +162,18 @@ def tune(args, spec):
                 print("out of time", file=sys.stderr)
                 return 4
             point = {"dtype": dtype, "batch": batch, "m": m, "n": n, "k": k, "seconds": {}, "wall": {}}
+            if key not in points:  # should the process end here, --missing passes over the shape
+                write(output, about, [*points.values(), point])
             for compute in COMPUTES.get(dtype, ("auto",)):
                 case = Case(batch=batch, m=m, n=n, k=k, dtype=dtype, compute=compute)
                 try:
-                    found = measure(clock, case, spec, buffer, rounds=args.rounds, budget=args.budget)
+                    with timing.watchdog(args.patience), device_errors():
+                        found = measure(clock, case, spec, buffer, rounds=args.rounds, budget=args.budget)
                 except (KernelError, DeviceError) as error:
                     print(f"{dtype} {batch}x{m}x{n}x{k} {compute}: {type(error).__name__}: {error}", file=sys.stderr)
                     status = 3
+                    if not clock.alive():
+                        return 1
                     continue
                 point["seconds"] |= found[0]
                 point["wall"] |= found[1]
@@ -196,6 +210,8 @@ def main(argv=None):
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.03, help="seconds of device time of each route, about")
     parser.add_argument("--seconds", type=float, default=240, help="stop cleanly after that time")
+    parser.add_argument("--patience", type=float, default=0, help="end the process where a mode takes more seconds")
+    parser.add_argument("--shapes", nargs="+", type=parsed, metavar="[Bx]MxNxK", help="these instead of the grid")
     parser.add_argument("--missing", action="store_true", help="only shapes that the table lacks")
     parser.add_argument("--shrink", type=int, default=1, help="divide every extent, to try the script")
     parser.add_argument(

@@ -46,11 +46,14 @@ def gemm_reduce(
     for complex; int64, the first index), or a list of them, evaluated in one pass. `axis`: "m" reduces rows, "n"
     columns; a list with "batch" reduces the batch too, and arguments then index (batch..., i) in C order. `pre_op`:
     "identity", "abs", "square". NaN propagates as in NumPy. `return_c` returns the product too, as "c" (alpha applied,
-    pre_op not). Operands, ops, layout and compute are those of `gemm`; complex results are planar where operands are.
-    sum, mean and sumsq of float16 are float32. `reproducible=False` permits atomic sums.
+    pre_op not). Operands (prepared ones, too), ops, layout and compute are those of `gemm`, but for "ozaki"; complex
+    results are planar where operands are. sum, mean and sumsq of float16 are float32. `reproducible=False` permits
+    atomic sums.
 
-    Returns the array for one name without `return_c`, else a dict by name; arrays of the library of `a`. `out` may hold
-    arrays for some or all of the names, of any strides.
+    Sums and means alone are made without the product, (1^T A) B, unless config=GemmConfig(algorithm="product").
+
+    Returns the array for one name without `return_c`, a dict by name for a list; arrays of the library of `a`. `out`
+    may hold arrays for some or all of the names, of any strides.
 
     Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported, ParameterInvalid, ConfigInfeasible, OutOfDeviceMemory,
     DeviceError.
@@ -64,7 +67,7 @@ def gemm_reduce(
         results = _on_cpu(native(source_of(a)), native(source_of(b)), given, options)
     else:
         results = _on_gpu(a, b, given, options)
-    return results if len(results) > 1 else next(iter(results.values()))
+    return results[reduce] if isinstance(reduce, str) and not return_c else results
 
 
 def _for_cpu(a: ArrayKey, b: ArrayKey, options: tuple[Any, ...]) -> GemmReduceProblem:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import Headers
 
-from gemmserve_service.api_keys import Scope
-from gemmserve_service.errors import Forbidden, InvalidRequest, NotFound, ServiceError
+from gemmserve_service.errors import InvalidRequest, NotFound, ServiceError
 from gemmserve_service.hosts import HostRule
-from gemmserve_service.identity import Caller, identify, needed_scope
+from gemmserve_service.identity import ANYONE, NOBODY, SCRAPER, identify, needed_scope
 from gemmserve_service.problems import HostNotAllowed, OriginNotAllowed, problem_response
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Send
     from starlette.types import Scope as AsgiScope
 
+    from gemmserve_service.identity import Caller
     from gemmserve_service.keyring import KeyringWatch
     from gemmserve_service.settings import Settings
 
@@ -24,7 +24,6 @@ SIDE_PORT: Final = "gemmserve.side_port"
 
 _OPERATORS: Final = frozenset({"/metrics", "/docs", "/openapi.json"})
 _HEALTH: Final = frozenset({"/healthz", "/livez", "/readyz"})
-_SCRAPER: Final = Caller("", "", "", frozenset({Scope.READ}))
 
 
 class Access:
@@ -41,7 +40,10 @@ class Access:
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            else:  # there are no websockets here, and none comes in without a key
+                await send({"type": "websocket.close", "code": 1008})
             return
         try:
             caller = self._caller(scope, Headers(scope=scope))
@@ -61,18 +63,18 @@ class Access:
                 _check_site(self._side_rule, hosts[0], headers)
             if path not in _OPERATORS | _HEALTH:
                 raise NotFound(f"this port has {', '.join(sorted(_OPERATORS | _HEALTH))}")
-            return _SCRAPER
+            return SCRAPER
         keyring = self._keyring.current
         if not keyring.closed:
             _check_site(self._rule, hosts[0], headers)
         elif headers.get("origin") is not None and scope["method"] == "OPTIONS":
             # CORS is off: a preflight would carry no key, and gets no leave.
-            raise Forbidden("pages of other sites may not use this server")
+            raise OriginNotAllowed("pages of other sites may not use this server")
         if self._two_ports and path in _OPERATORS:
             raise NotFound(f"there is nothing at {path}")
         needed = needed_scope(scope["method"], path)
         if needed is None:
-            return Caller("", "", "", frozenset()) if keyring.closed else identify(keyring, (), ())
+            return NOBODY if keyring.closed else ANYONE
         caller = identify(keyring, headers.getlist("authorization"), headers.getlist("x-api-key"))
         scope.setdefault("state", {})["caller"] = caller  # also for the audit of a refusal
         caller.need(needed)

@@ -75,7 +75,7 @@ class KeyRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    owner: str
+    owner: str = Field(pattern=rf"^[{_ID_ALPHABET}]{{{_ID_LENGTH}}}$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: frozenset[Scope]
     created_at: float

@@ -58,6 +58,10 @@ class Catalog:
         """Arrays that can be seen."""
         return len(self._ids)
 
+    def owners(self) -> set[str]:
+        """Everybody who has an array that can be seen."""
+        return set(self._owned)
+
     def count(self, owner: str) -> int:
         """One owner's arrays that can be seen."""
         return len(self._owned.get(owner, ()))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from gemmserve_service import clock
 from gemmserve_service.database import Database
 from gemmserve_service.jobs import Jobs
-from gemmserve_service.keyring import KeyringWatch
+from gemmserve_service.keyring import KeyringError, KeyringWatch
 from gemmserve_service.observers import DeviceInfo, Observer, Snapshot
 from gemmserve_service.queue import SqliteQueue
 from gemmserve_service.quotas import Quotas
@@ -18,6 +19,8 @@ from gemmserve_service.store import ArrayStore
 if TYPE_CHECKING:
     from gemmserve_service.executor.base import Executor
     from gemmserve_service.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 class Core:
@@ -55,12 +58,22 @@ class Core:
             await self.database.start()
             await self.quotas.start()
             await self.store.start()
+            self._check_keys()
             await self.jobs.start()
             await self.executor.start(self.scheduler)
             self.scheduler.watchdog.start()
         except BaseException:
             await self.stop()
             raise
+
+    def _check_keys(self) -> None:
+        """Without keys everybody sees everything: not what was made under keys that are lost, unless here at home."""
+        if self.keyring.current.closed or not self.store.owners() - {""}:
+            return
+        text = f"{self.settings.data_dir} holds arrays of API keys, and its keys.json is gone"
+        if not self.settings.loopback:
+            raise KeyringError(f"{text}: restore it, or listen on 127.0.0.1")
+        log.warning("%s: whoever reaches this server sees them", text)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuses new work, answers waiting clients, and gives what runs `timeout_s` to end. True if all of it did.
@@ -154,5 +167,10 @@ class Core:
             array_count=self.store.count,
             recycled_bytes=self.store.recycled_bytes,
             worker_restarts=sum(worker.restarts for worker in self.executor.workers()),
+            queue_bytes=self.scheduler.queue.nbytes,
+            queue_owners=self.scheduler.queue.owners,
+            drain_rate=self.scheduler.admissions.drain_rate,
+            workers_killed=self.scheduler.watchdog.killed,
+            ends_unrecorded=len(self.jobs.recorder.waiting),
             devices=self.devices(),
         )

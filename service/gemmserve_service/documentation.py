@@ -39,6 +39,7 @@ DESCRIPTION: Final = """\
 Complex, real and batched matrix products, and products that are reduced as they are formed, on this machine's device.
 
 Arrays travel as `.npy` files (1.0 to 3.0, C or Fortran order, either endianness, never pickles) or as bare bytes.
+A server with API keys wants one with each request: `Authorization: Bearer gs_...`.
 Errors are RFC 9457 problems whose `type` is a stable slug; `GET /problems/{slug}` explains each.
 
 ```

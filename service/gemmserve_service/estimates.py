@@ -52,7 +52,7 @@ class Estimates:
 
 def device_seconds(timings: Timings) -> float:
     """What a task kept its device busy for."""
-    return timings.h2d_s + timings.kernel_s + timings.d2h_s
+    return timings.h2d_s + timings.kernel_s + timings.d2h_s + timings.verify_s
 
 
 def _model(task: Task, worker: Worker) -> float:

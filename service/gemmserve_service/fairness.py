@@ -109,10 +109,10 @@ class FairQueue:
                 flow.heap.clear()
                 flow.stamp = 0
 
-    def take(self, runs: Callable[[Task], bool]) -> Task | None:
+    def take(self, runs: Callable[[Task], bool], *, heads: bool = False) -> Task | None:
         """Takes the next task out for which `runs` is true, and charges its owner with its estimated cost.
 
-        `runs` is asked about tasks in order, and must not change the queue.
+        `runs` is asked about tasks in order, and must not change the queue. `heads`: only about each owner's first.
         """
         passed: list[_Flow] = []
         found: Task | None = None
@@ -120,7 +120,7 @@ class FairQueue:
             _, stamp, flow = heapq.heappop(self._heap)
             if stamp == flow.stamp:
                 passed.append(flow)
-                found = self._first(flow, runs)
+                found = self._first(flow, runs, heads=heads)
         if found is not None:
             flow = passed[-1]
             self.discard(found)
@@ -145,7 +145,7 @@ class FairQueue:
             self._heap.clear()
             self._virtual = 0.0
 
-    def _first(self, flow: _Flow, runs: Callable[[Task], bool]) -> Task | None:
+    def _first(self, flow: _Flow, runs: Callable[[Task], bool], *, heads: bool) -> Task | None:
         others: list[tuple[tuple[int, int], Task]] = []
         found: Task | None = None
         while flow.heap and found is None:
@@ -156,6 +156,8 @@ class FairQueue:
                 found = entry[1]
             else:
                 others.append(entry)
+                if heads:
+                    break
         for entry in others:
             heapq.heappush(flow.heap, entry)
         return found

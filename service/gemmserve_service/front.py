@@ -18,7 +18,7 @@ from gemmserve_service.app import create_app
 from gemmserve_service.core import Core
 from gemmserve_service.executor.local import LocalExecutor
 from gemmserve_service.handoff import FrontHandoff
-from gemmserve_service.serving import main_server, renew_certificate, side_server
+from gemmserve_service.serving import main_server, side_server
 
 if TYPE_CHECKING:
     from gemmserve_service.serving import Server
@@ -69,7 +69,7 @@ async def _serve(handoff: FrontHandoff) -> bool:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    beside = [asyncio.create_task(_pulse(core, handoff.ready_fd)), asyncio.create_task(renew_certificate(server))]
+    beside = [asyncio.create_task(_pulse(core, handoff.ready_fd))]
     side = None
     if handoff.side_fd is not None:
         side = side_server(app, settings)

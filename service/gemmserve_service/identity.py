@@ -53,6 +53,10 @@ class Caller:
 
 ANYONE: Final = Caller("", "", "", _EVERYTHING)
 """The caller of every request while there are no keys."""
+NOBODY: Final = Caller("", "-", "", frozenset())
+"""The caller of a request that needs no key, once there are keys. Owns nothing: no key's id is "-"."""
+SCRAPER: Final = Caller("", "-", "", frozenset({Scope.READ}))
+"""The caller of a request to the second port."""
 
 
 def needed_scope(method: str, path: str) -> Scope | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 import structlog
 
@@ -16,8 +17,29 @@ if TYPE_CHECKING:
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
+class Unfailing:
+    """A stream that drops what it cannot write: a log on a full disk, or nobody at a pipe's other end, is no reason
+    for a request to fail.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """The length of `text`, written or not."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Passes on what can be."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
 def configure(settings: Settings) -> None:
     """Sends structlog's and the standard library's records (uvicorn's) through one chain of processors to stderr."""
+    stream = cast("TextIO", Unfailing(sys.stderr))
     level = _LEVELS[settings.log_level]
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -28,10 +50,10 @@ def configure(settings: Settings) -> None:
     structlog.configure(
         processors=[*shared, *_renderers(json=settings.log_json)],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[

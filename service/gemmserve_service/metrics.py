@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Seconds from a kernel of 100 us to a queue of minutes, a factor of about 3 apart.
 _SECONDS: Final = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
+_RESIDUALS: Final = (1e-17, 1e-16, 1e-15, 1e-14, 1e-12, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1)
+
 
 class Metrics:
     """The app's own registry; an observer of the core's jobs and of the middleware's requests."""
@@ -34,6 +36,19 @@ class Metrics:
             "Seconds of finished jobs by phase.",
             ["op", "phase"],
             buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._residuals = Histogram(
+            "gemmserve_job_residual",
+            "Relative errors that checks found, by algorithm.",
+            ["algorithm"],
+            buckets=_RESIDUALS,
+            registry=self.registry,
+        )
+        self._mismatches = Counter(
+            "gemmserve_job_mismatches",
+            "Results that a check found wrong; they were computed again in plain arithmetic.",
+            ["algorithm"],
             registry=self.registry,
         )
         self._flops = Counter(
@@ -71,6 +86,10 @@ class Metrics:
         if job.timings is not None and job.state.final:
             for phase in ("queue", "h2d", "kernel", "d2h"):
                 self._phases.labels(job.op, phase).observe(getattr(job.timings, f"{phase}_s"))
+        if job.residual is not None:
+            self._residuals.labels(job.algorithm or "none").observe(job.residual)
+        if job.mismatch is not None:
+            self._mismatches.labels(job.algorithm or "none").inc()
         if job.state == "succeeded":
             self._flops.labels(job.op).inc(flops)
             self._job_bytes.labels(job.op).inc(nbytes)
@@ -107,6 +126,10 @@ class _Gauges(Collector):
         now = self._core.snapshot()
         for name, text, value in (
             ("queue_depth", "Jobs that wait.", now.queue_depth),
+            ("queue_bytes", "Bytes of operands and results of the jobs that wait.", now.queue_bytes),
+            ("queue_owners", "Owners that have jobs waiting.", now.queue_owners),
+            ("queue_drain_per_second", "Jobs that end in a second while others wait.", now.drain_rate),
+            ("job_ends_unrecorded", "Jobs over whose end cannot be put on record yet.", now.ends_unrecorded),
             ("jobs_running", "Jobs that run.", now.running),
             ("array_store_bytes", "Bytes of stored arrays.", now.store_bytes),
             ("array_store_arrays", "Arrays stored.", now.array_count),
@@ -116,6 +139,7 @@ class _Gauges(Collector):
         ):
             yield GaugeMetricFamily(f"gemmserve_{name}", text, value=value)
         yield CounterMetricFamily("gemmserve_worker_restarts", "Workers started again.", value=now.worker_restarts)
+        yield CounterMetricFamily("gemmserve_workers_killed", "Workers killed because they hung.", now.workers_killed)
         used = GaugeMetricFamily("gemmserve_device_memory_used_bytes", "Device memory in use.", labels=["device"])
         total = GaugeMetricFamily("gemmserve_device_memory_total_bytes", "Device memory.", labels=["device"])
         running = GaugeMetricFamily("gemmserve_device_jobs_running", "Jobs that run on the device.", labels=["device"])

@@ -78,6 +78,8 @@ class Observe:
             received=exchange.received,
             sent=exchange.sent,
         )
+        caller = exchange.scope.get("state", {}).get("caller")
+        known = {"key": caller.key_id} if caller is not None and caller.key_id else {}
         line = log.debug if path in _QUIET else log.info
         line(
             "request",
@@ -89,6 +91,7 @@ class Observe:
             bytes_in=exchange.received,
             bytes_out=exchange.sent,
             complete=exchange.complete,
+            **known,
         )
 
 

@@ -1,8 +1,9 @@
 """The schema's history: numbered SQL files, each applied once, in order, in a transaction of its own.
 
-`sql/migrations/NNNN_name.sql` brings a database from any lower version to version NNNN; `PRAGMA user_version` says
-which one a file has. A crash in the middle leaves the version before: the next start goes on from there. Files that
-were released are never edited.
+`sql/migrations/NNNN_name.sql` is step NNNN; the table `schema_history` says which steps a file has seen, and `PRAGMA
+user_version` the highest of them. A step that is missing is applied whatever its number, so that steps of two lines of
+work may meet. A crash in the middle leaves the steps before it: the next start goes on from there. Files that were
+released are never edited.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class SchemaTooNew(DatabaseError):  # noqa: N818 (says what is the case)
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step: the version that it leads to, its name, and its statements."""
+    """One step: its number, its name, and its statements."""
 
     version: int
     name: str
@@ -58,24 +59,31 @@ def schema_version() -> int:
 
 
 def migrate(connection: sqlite3.Connection, steps: Sequence[Migration] | None = None) -> list[int]:
-    """Brings the database behind an autocommitting `connection` up to date; returns the versions passed through.
+    """Brings the database behind an autocommitting `connection` up to date; returns the steps applied.
 
-    `steps`: all of `migrations()` by default. Raises SchemaTooNew; what SQLite raises leaves the last version whole.
+    `steps`: all of `migrations()` by default. Raises SchemaTooNew; what SQLite raises leaves the steps before whole.
     """
     steps = migrations() if steps is None else steps
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
     newest = steps[-1].version
-    if version > newest:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    seen = _history(connection, version)
+    unknown = {version, *seen} - {0, *(step.version for step in steps)}
+    if unknown:
         raise SchemaTooNew(
-            f"the database has schema version {version}, this program reads up to {newest}: "
+            f"the database has schema version {max(unknown)}, this program reads up to {newest}: "
             "use the newer gemmserve, or another --data-dir"
         )
-    applied: list[int] = []
-    for step in steps:
-        if step.version > version:
-            _apply(connection, step)
-            applied.append(step.version)
-    return applied
+    missing = [step for step in steps if step.version not in seen]
+    for step in missing:
+        _apply(connection, step)
+    return [step.version for step in missing]
+
+
+def _history(connection: sqlite3.Connection, version: int) -> set[int]:
+    """The steps that the database has seen. The first version kept no history: it was one step."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'schema_history'").fetchone() is None:
+        return {version} if version else set()
+    return {row[0] for row in connection.execute("SELECT version FROM schema_history")} | ({1} if version else set())
 
 
 def _apply(connection: sqlite3.Connection, step: Migration) -> None:
@@ -83,7 +91,12 @@ def _apply(connection: sqlite3.Connection, step: Migration) -> None:
     try:
         for statement in step.statements:
             connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {step.version}")  # part of the transaction, as the header's page is
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS schema_history (version INTEGER PRIMARY KEY, name TEXT NOT NULL)"
+        )
+        connection.execute("INSERT INTO schema_history VALUES (?, ?)", (step.version, step.name))
+        (highest,) = connection.execute("SELECT max(version) FROM schema_history").fetchone()
+        connection.execute(f"PRAGMA user_version = {highest}")  # part of the transaction, as the header's page is
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

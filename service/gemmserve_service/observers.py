@@ -39,6 +39,16 @@ class Snapshot:
     array_count: int
     recycled_bytes: int
     worker_restarts: int
+    queue_bytes: int
+    """Of operands and results of the jobs that wait."""
+    queue_owners: int
+    """Owners that have jobs waiting."""
+    drain_rate: float
+    """Jobs that end in a second while others wait."""
+    workers_killed: int
+    """By the watchdog."""
+    ends_unrecorded: int
+    """Jobs that are over and whose end cannot be put on record yet."""
     devices: list[DeviceInfo]
 
 

@@ -113,6 +113,7 @@ class SqliteQueue:
             "timings": None if info.timings is None else info.timings.model_dump_json(),
             "algorithm": info.algorithm,
             "residual": info.residual,
+            "mismatch": info.mismatch,
         }
 
         def write(db: sqlite3.Connection) -> None:
@@ -189,6 +190,7 @@ def _info(row: sqlite3.Row) -> JobInfo:
         timings=None if row["timings"] is None else json.loads(row["timings"]),
         algorithm=row["algorithm"],
         residual=row["residual"],
+        mismatch=row["mismatch"],
         request=json.loads(row["request"]),
         owner=row["owner"],
     )

@@ -1,5 +1,7 @@
 """Which task runs next, and where: fair shares between owners, one task at a time on each worker.
 
+Where a worker computes in panels, a short task may pass between those of a long one, so that nobody waits for minutes.
+
 Everything here happens in the event loop's thread. A task is told of its fate exactly once, through its listener; its
 operands and the space for its results stay held until no worker can touch them any more.
 """
@@ -9,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels import KernelError, Plan, plan
 from gemmserve_service.admission import Admission
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
     from gemmserve_service.store import ArrayStore
     from gemmserve_service.tasks import Task
 
+_LONG_S: Final = 0.5  # a task that others may pass, and
+_SHORT_S: Final = 0.05  # one that may pass it: it delays the long one by a tenth at most; no measurement behind these
+
 
 class Scheduler:
     """The queue in memory and the workers' bookkeeping; the executor reports to it (`ExecutorOwner`)."""
@@ -57,6 +63,7 @@ class Scheduler:
         self.watchdog = Watchdog(executor, silence_s=settings.heartbeat_timeout_s, hang_s=settings.hang_s)
         self._sequence = itertools.count()
         self._idle = asyncio.Event()
+        self._chance = random.Random()  # noqa: S311 (whom to check is no secret)
         self._culprits: dict[str, tuple[str, float]] = {}
         """By worker that is lost, whose task it had, and since when it is gone."""
         store.on_extent_destroyed(self._forget)
@@ -210,15 +217,28 @@ class Scheduler:
         if self.draining:
             return
         for worker in self.executor.workers():
-            if worker.ready and not worker.tasks and self.queue:
-                task = self._take(worker)
+            between = self._lets_pass(worker)
+            if worker.ready and self.queue and (between or not worker.tasks):
+                task = self._take(worker, between=between)
                 if task is not None:
                     self._send(worker, task)
 
-    def _take(self, worker: Worker) -> Task | None:
+    def _lets_pass(self, worker: Worker) -> bool:
+        """Whether the worker is at a long task, between whose panels a short one can run.
+
+        Not if it has lost a worker before: should it be the one that kills them, it takes nobody along.
+        """
+        if not worker.interleaves or len(worker.tasks) != 1:
+            return False
+        (task,) = worker.tasks.values()
+        return bool(not task.over and not task.crashes and task.cost_s >= _LONG_S)
+
+    def _take(self, worker: Worker, *, between: bool) -> Task | None:
         hopeless: list[Task] = []
 
         def runs(task: Task) -> bool:
+            if between and (task.crashes or self.estimates.seconds(task, worker) > _SHORT_S):
+                return False
             if worker.id not in task.plans and worker.spec is not None:
                 task.plans[worker.id] = _plan(task.problem, worker.spec)
             if isinstance(task.plans[worker.id], Plan):
@@ -227,7 +247,7 @@ class Scheduler:
                 hopeless.append(task)
             return False
 
-        found = self.queue.take(runs)
+        found = self.queue.take(runs, heads=between)
         for task in hopeless:  # admitted by an earlier server that had another device
             self._drop(task, JobFailed(describe(next(e for e in task.plans.values() if isinstance(e, KernelError)))))
         return found
@@ -253,7 +273,7 @@ class Scheduler:
                 for name, pinned in task.operands.items()
             },
             results={name: _ref(upload.spec, upload.extent) for name, upload in task.results.items()},
-            verify=task.verify,
+            verify=task.verify or self._chance.random() < self.settings.verify_share,
         )
         self.executor.send(worker, message)
         task.listener.started(task)

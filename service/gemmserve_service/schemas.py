@@ -128,7 +128,10 @@ class GemmReduceParams(_OperationFields):
 class _JobFields(Strict):
     a: ArrayId
     b: ArrayId
-    verify: bool = Field(default=False, description="recompute sampled columns and report the residual")
+    verify: bool = Field(
+        default=False,
+        description="check the result (Freivalds; of reductions, sampled outputs) and report the residual",
+    )
     priority: int = Field(0, ge=-100, le=100, description="higher runs first")
     timeout_s: float | None = Field(None, gt=0, le=86_400, description="covers queue and run")
     ttl_s: float | None = Field(
@@ -188,6 +191,7 @@ class Timings(BaseModel):
     h2d_s: float = 0.0
     kernel_s: float = 0.0
     d2h_s: float = 0.0
+    verify_s: float = 0.0
 
 
 class JobInfo(BaseModel):
@@ -204,7 +208,10 @@ class JobInfo(BaseModel):
     error: Problem | None = None
     timings: Timings | None = None
     algorithm: str | None = None
-    residual: float | None = None
+    residual: float | None = Field(None, description="relative error that the check found, where the job was checked")
+    mismatch: float | None = Field(
+        None, description="relative error of a first result that was wrong; it was computed again in plain arithmetic"
+    )
     request: dict[str, Any] | None = None
     owner: Owner = ""
 

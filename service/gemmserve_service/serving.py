@@ -35,6 +35,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
         super().__init__(config)
         self.settings = settings
+        self._renewal: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -48,6 +49,7 @@ class Server(uvicorn.Server):
             await super().startup(sockets)
             return
         await super().startup([])
+        self._renewal = asyncio.create_task(_renew(config.ssl, self.settings))
 
         def protocol() -> asyncio.Protocol:
             kind: Any = config.http_protocol_class
@@ -68,6 +70,12 @@ class Server(uvicorn.Server):
                     ssl_shutdown_timeout=_TLS_CLOSE_S,
                 )
             )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+        await super().shutdown(sockets)
 
 
 def main_server(app: FastAPI, settings: Settings) -> Server:
@@ -113,10 +121,9 @@ def side_server(app: FastAPI, settings: Settings) -> Server:
     return Server(config, settings)
 
 
-async def renew_certificate(server: Server) -> None:
+async def _renew(context: ssl.SSLContext, settings: Settings) -> None:
     """Uses a certificate from the moment that its files are replaced; runs until cancelled."""
-    settings, context = server.settings, server.config.ssl
-    if context is None or settings.tls_certificate is None or settings.tls_key is None:
+    if settings.tls_certificate is None or settings.tls_key is None:
         return
     paths = (settings.tls_certificate, settings.tls_key)
     loaded = [path.stat().st_mtime_ns for path in paths]

@@ -103,6 +103,9 @@ class Settings(BaseSettings):
     heartbeat_timeout_s: float = Field(
         30.0, gt=0, description="a worker that gave no sign of life for so long is killed and started again"
     )
+    verify_share: float = Field(
+        0.001, ge=0, le=1, description="share of all products that are checked without having been asked for"
+    )
     hang_s: float = Field(
         120.0, gt=0, description="a job's worker is killed when the job has not got on for so long and hang_factor"
     )

@@ -156,6 +156,7 @@ def final_fields(outcome: Done | ServiceError) -> dict[str, Any]:
             "timings": outcome.timings,
             "algorithm": outcome.algorithm,
             "residual": outcome.residual,
+            "mismatch": outcome.mismatch,
         }
     if isinstance(outcome, JobCancelled):
         return {"state": JobState.CANCELLED, "error": describe(outcome).problem()}

@@ -214,6 +214,10 @@ class ArrayStore:
         upload.seal()
         return Pinned(self, Record(upload.info, upload.extent, state="deleted", hidden=True))
 
+    def owners(self) -> set[str]:
+        """Everybody who has an array that can be seen."""
+        return self._catalog.owners()
+
     def count_of(self, owner: str) -> int:
         """One owner's arrays that can be seen."""
         return self._catalog.count(owner)

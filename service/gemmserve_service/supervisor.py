@@ -8,6 +8,7 @@ the last process of this one is gone, not before.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_service.datadir import lock
 from gemmserve_service.errors import StartError
 from gemmserve_service.handoff import FrontHandoff, WorkerHandoff
+from gemmserve_service.keyring import KeyringError, read_keyring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +87,7 @@ class _Child:
 def run(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status. Raises StartError."""
     with ExitStack() as stack:
+        _check_keys(settings)
         _check_certificate(settings)
         lock_fd = lock(settings.data_dir, stack)
         listener = stack.enter_context(_listen(settings.host, settings.port))
@@ -170,7 +173,8 @@ class _Supervisor:
             scheme = "http" if self.settings.tls_certificate is None else "https"
             side = "" if self.side is None else f"; metrics and docs: {_url('http', self.side)}"
             where = _url(scheme, self.listener)
-            print(f"gemmserve ready on {where} (devices: {', '.join(self.devices)}{side})", flush=True)
+            with contextlib.suppress(OSError):
+                print(f"gemmserve ready on {where} (devices: {', '.join(self.devices)}{side})", flush=True)
 
     def _watch_front(self) -> None:
         """Kills a front that has fallen silent: its event loop stands still, and with it every client."""
@@ -262,6 +266,14 @@ def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, 
     return process
 
 
+def _check_keys(settings: Settings) -> None:
+    """Raises StartError for a key file that the front could not read."""
+    try:
+        read_keyring(settings.data_dir)
+    except KeyringError as error:
+        raise StartError(str(error)) from error
+
+
 def _check_certificate(settings: Settings) -> None:
     """Raises StartError for a certificate or key that the front could not use."""
     if settings.tls_certificate is None or settings.tls_key is None:
@@ -349,4 +361,5 @@ def _reason(status: int) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"gemmserve: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a log on a full disk
+        print(f"gemmserve: {text}", file=sys.stderr, flush=True)

@@ -87,12 +87,26 @@ JOBS = {
     # ---- the vendor's BLAS with our copies around it
     "vendor": forced("vendor", trans_a="R", batch=2, **BETA),
 }
+
+
+def reduced(algorithm=None, compute="auto", **case):
+    extents = {"m": 133, "n": 71, "k": 201} | case
+    config = None if algorithm is None else GemmConfig(algorithm=algorithm)
+    return Case(op="gemm_reduce", compute=compute, config=config, **extents)
+
+
+SEVERAL = ("sum", "sumsq", "absmax", "argmax")
 REDUCTIONS = {
-    "reduce m": Case(op="gemm_reduce", m=133, n=71, k=45, batch=2, reduce=("sum", "sumsq", "absmax", "argmax")),
-    "reduce n and batch": Case(
-        op="gemm_reduce", m=70, n=133, k=45, batch=3, reduce=("mean", "absmin"), axis=("n", "batch")
-    ),
-    "reduce real": Case(op="gemm_reduce", m=70, n=65, k=33, dtype="float32", reduce=("max", "argmin"), return_c=True),
+    "reduce m, simt": reduced("simt", batch=2, reduce=SEVERAL),
+    "reduce n and batch, simt": reduced("simt", batch=3, reduce=("mean", "absmin"), axis=("n", "batch")),
+    "reduce real, simt": reduced("simt", dtype="float32", reduce=("max", "argmin"), return_c=True),
+    "reduce m, wgmma": reduced("wgmma", "3xfp16", batch=2, reduce=SEVERAL),
+    "reduce n, wgmma": reduced("wgmma", "3xfp16", reduce=("absmin", "sumsq"), axis=("n",), return_c=True),
+    "reduce m, mma planes": reduced("mma", "3xfp16", batch=2, reduce=SEVERAL),
+    "reduce m, mma": reduced("mma", "3xtf32", batch=2, reduce=SEVERAL, return_c=True),
+    "reduce n and batch, mma": reduced("mma", "3xtf32", batch=3, reduce=("absmax",), axis=("n", "batch")),
+    "sums m": reduced(batch=2, reduce=("sum", "mean")),
+    "sums n and batch": reduced(batch=2, reduce=("sum",), axis=("n", "batch"), trans_a="C"),
 }
 
 

@@ -189,3 +189,23 @@ def test_the_same_bits_every_time(launcher, dtype):
     first, *others = (on_device(launcher, Case((2, 300, 500), (500, 400), dtype)).stored for _ in range(3))
     for again in others:
         np.testing.assert_array_equal(again, first)
+
+
+def test_a_result_of_more_than_two_to_the_31_elements(launcher):
+    """Panels, and offsets that need more than 32 bits."""
+    import cupy
+
+    m, n, k = 1 << 16, (1 << 15) + 64, 130
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    if free < 1.2 * 8 * m * n + (10 << 30):
+        pytest.skip(f"{free} bytes free on the device")
+    rng = cupy.random.default_rng(1)
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    out = cupy.full((m, n), cupy.nan)
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b), compute="ozaki")
+    ozaki.run_gemm(launcher, problem, None, a, b, None, out)
+    for first in (0, m // 2, m - 8):
+        exact = reference.oracle_gemm(
+            GemmProblem.build(Operand.of(a[:8]), Operand.of(b)), a[first : first + 8].get(), b.get()
+        )
+        assert reference.errors(out[first : first + 8].get(), exact).rel_fro <= 3e-15, first

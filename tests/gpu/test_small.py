@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from framed import Framed
 from simt_cases import COMPLEX_ALPHA, CupyMachine, random
-from small_cases import SMALL_CASES, check_small, product, run_small
+from small_cases import SMALL_CASES, TF32, check_non_finite_and_tiny, check_small, product, run_small
 
 from gemmserve_kernels import reference
 from gemmserve_kernels.launch import CupyLauncher
@@ -14,8 +14,6 @@ from gemmserve_kernels.problem import GemmProblem, Operand
 from gemmserve_kernels.small import gemm as small
 
 pytestmark = pytest.mark.gpu
-
-TF32 = {"compute": "3xtf32"}
 
 
 @pytest.fixture
@@ -76,27 +74,7 @@ def test_tensor_cores_are_as_accurate_as_the_vendors_float32(machine, n, kind):
 def test_non_finite_and_tiny_values_give_what_float32_gives(machine, options):
     if options:
         tensor_cores(machine)
-    a, b = (random(seed, "complex64", 30, 32, 32) for seed in (1, 2))
-    a[3, 4, 5], b[7, 2, 3], a[8, 0, 0] = complex(np.inf, 1), complex(0, np.nan), complex(-np.inf, np.nan)
-    a[5, 1, 1] = np.frombuffer(np.array([0x7FFFFFFF, 0xFFFFFFFF], np.uint32), np.complex64)[0]  # NaN of all ones
-    a[9] *= 1e-34
-    b[9] *= 1e30
-    a[10, 3], b[11], a[12, :, 7] = 1e-42, 0, 0
-    case = product(32, 32, 32, (30,), options=options)
-    result = run_small(machine, case, (a, b, None))[-1]
-    with np.errstate(all="ignore"):
-        parts = [x.astype(np.float64) for x in (a.real, a.imag, b.real, b.imag)]
-        wide = parts[0] @ parts[2] - parts[1] @ parts[3], parts[0] @ parts[3] + parts[1] @ parts[2]
-    for got, expected in zip((result.real, result.imag), wide, strict=True):
-        np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
-        infinite = np.isinf(expected)
-        np.testing.assert_array_equal(got[infinite], expected[infinite])
-    finite = np.array([i for i in range(30) if np.isfinite(result[i]).all()])
-    problem = GemmProblem.build(Operand.of(a[finite]), Operand.of(b[finite]))
-    expected = reference.oracle_gemm(problem, a[finite], b[finite])
-    bound = reference.bound(problem, a[finite], b[finite])
-    assert (np.abs((result[finite] - expected).real) <= bound).all()
-    assert (np.abs((result[finite] - expected).imag) <= bound).all()
+    check_non_finite_and_tiny(machine, options)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 100_000])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from simt_cases import COMPLEX_ALPHA, Gemm, assert_within, strided
+from simt_cases import COMPLEX_ALPHA, Gemm, assert_within, random, strided
 
 from gemmserve_kernels import reference
 from gemmserve_kernels.problem import GemmProblem, Operand
 from gemmserve_kernels.small import gemm as small
+
+TF32 = {"compute": "3xtf32"}
+"""What puts products of complex64 on tensor cores."""
 
 
 def run_small(machine, case, operands=None, config=None):
@@ -26,6 +29,31 @@ def check_small(machine, case, config=None):
     assert result.shape == problem.result_shape
     expected = reference.oracle_gemm(problem, a, b, c)
     assert_within(reference.logical(problem, result), expected, reference.bound(problem, a, b, c))
+
+
+def check_non_finite_and_tiny(machine, options):
+    """Infinities, NaN, overflow and numbers too small for two TF32 parts give what float32 gives."""
+    a, b = (random(seed, "complex64", 30, 32, 32) for seed in (1, 2))
+    a[3, 4, 5], b[7, 2, 3], a[8, 0, 0] = complex(np.inf, 1), complex(0, np.nan), complex(-np.inf, np.nan)
+    a[5, 1, 1] = np.frombuffer(np.array([0x7FFFFFFF, 0xFFFFFFFF], np.uint32), np.complex64)[0]  # NaN of all ones
+    a[9] *= 1e-34
+    b[9] *= 1e30
+    a[10, 3], b[11], a[12, :, 7] = 1e-42, 0, 0
+    case = product(32, 32, 32, (30,), options=options)
+    result = run_small(machine, case, (a, b, None))[-1]
+    with np.errstate(all="ignore"):
+        parts = [x.astype(np.float64) for x in (a.real, a.imag, b.real, b.imag)]
+        wide = parts[0] @ parts[2] - parts[1] @ parts[3], parts[0] @ parts[3] + parts[1] @ parts[2]
+    for got, expected in zip((result.real, result.imag), wide, strict=True):
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+        infinite = np.isinf(expected)
+        np.testing.assert_array_equal(got[infinite], expected[infinite])
+    finite = np.array([i for i in range(30) if np.isfinite(result[i]).all()])
+    problem = GemmProblem.build(Operand.of(a[finite]), Operand.of(b[finite]))
+    expected = reference.oracle_gemm(problem, a[finite], b[finite])
+    bound = reference.bound(problem, a[finite], b[finite])
+    assert (np.abs((result[finite] - expected).real) <= bound).all()
+    assert (np.abs((result[finite] - expected).imag) <= bound).all()
 
 
 def product(m, n, k, batch, trans="NN", **options):

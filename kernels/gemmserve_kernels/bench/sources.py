@@ -13,7 +13,7 @@ from gemmserve_kernels.operand import Operand
 from gemmserve_kernels.prepared import prepare_on
 from gemmserve_kernels.problem import GemmProblem
 from gemmserve_kernels.simt import gemm as simt
-from gemmserve_kernels.simt.gemm_reduce import run_gemm_reduce
+from gemmserve_kernels.simt import gemm_reduce as simt_reduce
 from gemmserve_kernels.trace import Note, Tracer
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def _reduction(problem: GemmReduceProblem, spec: DeviceSpec) -> Iterator[KernelS
         name: _argument(tracer, Operand.contiguous(shape, np.dtype(dtype)))
         for name, (shape, dtype) in problem.results.items()
     }
-    run_gemm_reduce(tracer, problem, chosen.config, a, b, results)
+    module = simt_reduce if chosen.algorithm == "simt" else chosen.module
+    module.run_gemm_reduce(tracer, problem, chosen.config, a, b, results)
     return _noted(tracer)
 
 

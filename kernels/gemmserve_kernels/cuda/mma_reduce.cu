@@ -20,6 +20,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) mma_
 #if GEMM_RETURN_C
     store.run(sums, first_row, first_column, lane);
 #endif
+    store.finish(sums, first_row, first_column, lane);
     const RowReduceParams& reduce = params.reduce;
     const Long batch = reduce.first_batch + share.where.batch, parts = params.gemm.tiles_n * Config::WARPS_N;
     const Long part = share.where.tile_n * Config::WARPS_N + warp_column(thread) / Config::WARP_N;
@@ -32,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) mma_
                 (reduce.reduce_batch ? 0 : batch * params.gemm.m) + row, (reduce.reduce_batch ? batch * parts : 0) + part,
                 (reduce.reduce_batch ? batch * params.gemm.n : 0) + first_column, row < params.gemm.m};
             reduce_row<GEMM_REDUCTIONS, GEMM_PRE_OP, GEMM_ATOMIC, Config::Acc>(reduce, slot, lane % 4, [&](auto fold) {
-                if (slot.inside) store.row(sums[i], r, row, first_column, lane % 4, fold);
+                store.row(sums[i], r, first_column, lane % 4, fold);
             });
         }
     }

@@ -3,19 +3,47 @@
 #include "wgmma/kernel.cuh"
 #include "epilogue/quad.cuh"
 
-// Calls visit(column, sum) for a thread's sums in its upper or lower row, `column` counting in the tile.
+// Puts the finished elements into the place of the sums, once for all reductions.
+GEMM_DEVICE void finish_sums(const Store<Config>& store, const Place& place, Sums<Config>& sums) {
+    const auto upper = store.row(place.row), lower = store.row(place.row + 8);
+#pragma unroll
+    for (int part = 0; part < Config::PARTS; ++part) {
+#pragma unroll
+        for (int eight = 0; eight < Config::INSTRUCTION_N / 8; ++eight) {
+            const auto columns = store.columns(place.column + part * Config::INSTRUCTION_N + 8 * eight);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                float& re = sums[0][part][4 * eight + e];
+                float& im = sums[Config::COMPONENTS - 1][part][4 * eight + e];
+                const auto value = store.finished(
+                    make<Config::Value>(re, im), e < 2 ? upper : lower, columns.first + e % 2, columns.exponents[e % 2]);
+                re = real_part(value);
+                if constexpr (Config::COMPONENTS == 2) im = imaginary_part(value);
+            }
+        }
+    }
+}
+
+// Calls visit(column, element) for a thread's elements in its upper or lower row, `column` counting in the tile.
 template <class Visit>
-GEMM_DEVICE void visit_sums(const Consumer& who, const Sums<Config>& sums, bool lower, Visit visit) {
+GEMM_DEVICE void visit_elements(
+    const Store<Config>& store, const Consumer& who, const Place& place, const Sums<Config>& sums, bool lower,
+    Visit visit) {
     constexpr int EIGHTS = Config::BLOCK_N / 8, SHARE = EIGHTS / Config::SPLIT, IM = Config::COMPONENTS - 1;
     const int first = who.thread % 4 * 2, at = lower ? 2 : 0;
     if constexpr (Config::SPLIT > 1) {
+        const auto row = store.row(place.row + (lower ? 8 : 0));
 #pragma unroll 1
         for (int i = 0; i < SHARE; ++i) {
             const int eight = static_cast<int>(who.rank) * SHARE + i;
             float re[4], im[4];
             exchanged<Config>(who.memory, who.number(), eight, re, im);
-            visit(8 * eight + first, make<Config::Value>(re[at], im[at]));
-            visit(8 * eight + first + 1, make<Config::Value>(re[at + 1], im[at + 1]));
+            const auto columns = store.columns(place.column + 8 * eight);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const auto sum = make<Config::Value>(re[at + e], im[at + e]);
+                visit(8 * eight + first + e, store.finished(sum, row, columns.first + e, columns.exponents[e]));
+            }
         }
     } else {
 #pragma unroll
@@ -36,7 +64,7 @@ GEMM_DEVICE void visit_sums(const Consumer& who, const Sums<Config>& sums, bool 
 
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
     wgmma_reduce(const __grid_constant__ WgmmaParams params) {
-    multiply_block(params, [&](const Unit& unit, const Consumer& who, const Sums<Config>& sums) {
+    multiply_block(params, [&](const Unit& unit, const Consumer& who, Sums<Config>& sums) {
         const Place place(unit, Config::BLOCK_M, Config::BLOCK_N, who.group, who.thread);
         const Store<Config> store(params, unit.batch);
 #if GEMM_RETURN_C
@@ -46,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_AT
             write_sums<Config>(store, place, sums);
         }
 #endif
+        if constexpr (Config::SPLIT == 1) finish_sums(store, place, sums);
         const RowReduceParams& reduce = params.reduce;
         const Long batch = reduce.first_batch + unit.batch, parts = static_cast<Long>(params.tiles_n) * Config::SPLIT;
         const Long part = static_cast<Long>(unit.tile_n) * Config::SPLIT + (Config::SPLIT > 1 ? who.rank : 0);
@@ -53,15 +82,13 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_AT
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const Long index = place.row + 8 * half;
-            const auto row = store.row(index);
             const RowSlot slot{
                 (reduce.reduce_batch ? 0 : batch * params.m) + index, (reduce.reduce_batch ? batch * parts : 0) + part,
-                (reduce.reduce_batch ? batch * params.n : 0) + first_column, row.inside};
+                (reduce.reduce_batch ? batch * params.n : 0) + first_column, index < params.m};
             reduce_row<GEMM_REDUCTIONS, GEMM_PRE_OP, GEMM_ATOMIC, Config::Value>(
                 reduce, slot, who.thread % 4, [&](auto fold) {
-                    visit_sums(who, sums, half == 1, [&](int column, Config::Value sum) {
-                        const Long at = first_column + column;
-                        if (row.inside && at < params.n) fold(column, store.finished(sum, row, at, store.right[at]));
+                    visit_elements(store, who, place, sums, half == 1, [&](int column, Config::Value element) {
+                        if (first_column + column < params.n) fold(column, element);
                     });
                 });
         }

@@ -7,6 +7,15 @@ Beside the planes the kernel writes what `balance` and `fallback` decide by:
 - `flags`: vectors that are not finite, or lose more than 2**-33 of the 1-norm of their real or their imaginary parts;
 - `relative`, `absolute`: for each k, the bits of the largest scaled and of the largest unscaled magnitude.
 
+How it is done (cuda/split; the shapes are in `geometry`). A vector's scale is known only when all of it has been
+seen, so the blocks, or clusters of blocks that see each other's shared memory, hold whole vectors there: everything
+is read once and written once. Each warp fetches and converts the same steps of k of one vector after another. So it
+needs no other warp but for the maxima and sums of a vector, it fetches the next ones as soon as it has converted
+those before them, and it keeps the largest magnitudes at its steps of k in registers to the end. As many blocks as
+the device holds share the work; which does what is settled as they go, and changes no result. What a vector loses is
+worked out only where an element lies below 2**-18 of the vector's largest magnitude: others lose nothing
+(cuda/split/element.cuh).
+
 Source of the split: H. Ootomo, R. Yokota, IJHPCA 36 (2022), section III, with the scale of a vector in the place of the
 constant one.
 """
@@ -39,6 +48,8 @@ DEPENDENT: Final = True
 """The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
 _FILL: Final = 0.92
 """Clusters to launch, of what multiprocessors could hold: they do not divide evenly into clusters."""
+_STRIPS_FIRST: Final = 1.15
+"""More groups begin with strips than these are of the work: the last units shall be single vectors, which are short."""
 _HALF: Final = np.dtype(np.float16)
 _INT: Final = np.dtype(np.int32)
 
@@ -265,13 +276,16 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: Side | None, b: Side | None) -> Sp
             params.units = -(-side.rows // geometry.columns(complex_data=one.complex))
             wanted[i] = params.units * side.matrices
     resident = max(2, int(spec.sm_count * geometry.blocks / cluster * (_FILL if cluster > 1 else 1)))
-    both[0].groups, both[1].groups = _shares(wanted, [p.rows * p.matrices for p in both], resident)
+    work = [
+        0.0 if side is None else side.rows * side.matrices * (1 if side.along_k else _STRIPS_FIRST) for side in (a, b)
+    ]
+    both[0].groups, both[1].groups = _shares(wanted, work, resident)
     source = KernelSource("split", tuple(defines.items()))
     grid = (both[0].groups + both[1].groups) * cluster
     return SplitPlan(source, geometry, cluster, shared, SplitParams(a=both[0], b=both[1]), grid)
 
 
-def _shares(wanted: list[int], work: list[int], most: int) -> tuple[int, int]:
+def _shares(wanted: list[int], work: list[float], most: int) -> tuple[int, int]:
     """Groups for either operand: all that are wanted, or `most` by the work of each."""
     if sum(wanted) <= most:
         return wanted[0], wanted[1]

@@ -31,6 +31,8 @@ class Worker:
     """Hellos after the first."""
     tasks: dict[str, Any] = field(default_factory=dict)
     """What it was sent and has not answered, oldest first; the scheduler's bookkeeping."""
+    interleaves: bool = False
+    """Whether it lets a short task pass between the panels of a long one."""
     heard: float = 0.0
     """When its process last gave a sign of life (time.monotonic)."""
     progress: int = 0
@@ -45,6 +47,7 @@ class Worker:
         self.spec = spec_adapter().validate_python(hello.spec)
         self.verified_error = hello.verified_error
         self.memory_used = hello.memory_used
+        self.interleaves = hello.interleaves
         self.restarts += 1
         self.heard = time.monotonic()
 

@@ -82,6 +82,7 @@ class Hello(_Message):
     spec: dict[str, Any]
     verified_error: float
     memory_used: int = 0
+    interleaves: bool = Field(default=False, description="runs what comes meanwhile between the panels of a long task")
 
 
 class Beat(_Message):
@@ -100,6 +101,7 @@ class Done(_Message):
     algorithm: str
     timings: Timings
     residual: float | None = None
+    mismatch: float | None = Field(None, description="residual of a first result that was thrown away")
     memory_used: int = 0
 
 

@@ -12,7 +12,7 @@ WHERE id = :id AND state IN ('queued', 'running')
 
 -- name: finish
 UPDATE jobs SET state = :state, attempt = :attempt, started_at = :started_at, finished_at = :finished_at,
-    result = :result, error = :error, timings = :timings, algorithm = :algorithm, residual = :residual
+    result = :result, error = :error, timings = :timings, algorithm = :algorithm, residual = :residual, mismatch = :mismatch
 WHERE id = :id AND state IN ('queued', 'running')
 
 -- name: recover

@@ -34,6 +34,8 @@ class CupyBackend:
     Copies of operands stay within the share of memory that settings give them; a result goes to the host at once.
     """
 
+    cuts = False
+
     def __init__(self, kind: str, ordinal: int, cache_share: float) -> None:
         try:
             import cupy

@@ -40,6 +40,8 @@ class DeviceBackend(Protocol):
     """One device."""
 
     spec: DeviceSpec
+    cuts: bool
+    """Whether large products are always computed in panels."""
 
     def spec_fields(self) -> dict[str, Any]:
         """`spec` as it travels."""
@@ -70,6 +72,8 @@ def call(params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], res
 
 class CpuBackend:
     """NumPy and its BLAS, from mapping to mapping without a copy."""
+
+    cuts = True
 
     def __init__(self) -> None:
         self.spec = DeviceSpec.cpu()

@@ -10,14 +10,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_service.executor.protocol import TO_WORKER, Beat, Cancel, Decoder, Forget, Hello, Run, encode
+from gemmserve_service.executor.protocol import TO_WORKER, Beat, Cancel, Decoder, Forget, Hello, Run, Stop, encode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pydantic import BaseModel
 
-    from gemmserve_service.executor.protocol import Stop
     from gemmserve_service.worker.device import DeviceBackend
     from gemmserve_service.worker.runner import Runner
 
@@ -46,6 +45,7 @@ def serve(path: Path, name: str, runner: Runner, verified_error: float, heartbea
                 spec=backend.spec_fields(),
                 verified_error=verified_error,
                 memory_used=backend.memory_used(),
+                interleaves=backend.cuts,
             )
             try:
                 connection.sendall(encode(hello))
@@ -77,6 +77,7 @@ class _Line:
         self._decoder = Decoder()
         self._pending: deque[Run | Forget | Stop] = deque()
         self._sending = threading.Lock()
+        self._passing = False
 
     def send(self, message: BaseModel) -> None:
         """One whole frame."""
@@ -91,7 +92,31 @@ class _Line:
         return self._pending.popleft()
 
     def look(self) -> None:
-        """Takes in what has come meanwhile. Raises ConnectionError if the front is gone."""
+        """Takes in what has come meanwhile, and lets short tasks pass. Raises ConnectionError if the front is gone."""
+        self._poll()
+        while self._pending and not self._passing and not isinstance(self._pending[0], Stop):
+            self._passing = True  # one of them lets no other pass
+            try:
+                self.handle(self._pending.popleft())
+            finally:
+                self._passing = False
+            self._poll()
+
+    def handle(self, message: Run | Forget | Stop) -> bool:
+        """Does what a message says; False: stop."""
+        runner = self._runner
+        if isinstance(message, Run):
+            answer = runner.run(message)
+            if answer.kind == "failed" and answer.status >= 500 and not _usable(runner.backend):
+                # Unanswered, so that the task is tried again by the process that follows this one.
+                log.error("the device context is broken: starting anew")
+                os._exit(BROKEN_CONTEXT)
+            self.send(answer)
+        elif isinstance(message, Forget):
+            runner.forget(message.extents)
+        return not isinstance(message, Stop)
+
+    def _poll(self) -> None:
         try:
             while self._take(socket.MSG_DONTWAIT):
                 pass
@@ -118,18 +143,8 @@ def _converse(connection: socket.socket, runner: Runner, beat_s: float) -> None:
     heart = threading.Thread(target=_beat, args=(line, runner, beat_s, over), name="gemmserve-heart", daemon=True)
     heart.start()
     try:
-        while (message := line.receive()) is not None:
-            if isinstance(message, Run):
-                answer = runner.run(message)
-                if answer.kind == "failed" and answer.status >= 500 and not _usable(runner.backend):
-                    # Unanswered, so that the task is tried again by the process that follows this one.
-                    log.error("the device context is broken: starting anew")
-                    os._exit(BROKEN_CONTEXT)
-                line.send(answer)
-            elif isinstance(message, Forget):
-                runner.forget(message.extents)
-            else:
-                return
+        while (message := line.receive()) is not None and line.handle(message):
+            pass
     finally:
         over.set()
         heart.join()

@@ -12,14 +12,14 @@ import time
 import traceback
 from pathlib import Path
 
-from chaos import attacks, faults
+from chaos import faults, neighbours
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--jobs", type=int, default=500, help="jobs submitted while processes are killed")
     parser.add_argument("--over-s", type=float, default=120.0, help="seconds over which they are submitted")
-    parser.add_argument("--attack-s", type=float, default=15.0, help="seconds of each measurement under attack")
+    parser.add_argument("--beside-s", type=float, default=15.0, help="seconds of each measurement beside neighbours")
     parser.add_argument("--seed", type=int, default=1, help="of the order of the kills")
     parser.add_argument("--only", action="append", default=[], help="one scenario by name; may be repeated")
     parser.add_argument("--report", type=Path, help="where the JSON goes (default: standard output)")
@@ -31,7 +31,7 @@ def main() -> int:
         "disk_full": faults.disk_full,
         "clock_jumps": faults.clock_jumps,
         "second_server": faults.second_server,
-        "attacks": lambda folder: attacks.under_attack(folder, for_s=arguments.attack_s),
+        "neighbours": lambda folder: neighbours.neighbours(folder, for_s=arguments.beside_s),
     }
     report: dict[str, object] = {
         "machine": {"processors": len(os.sched_getaffinity(0)), "python": platform.python_version()},

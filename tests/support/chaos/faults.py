@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 import socket
 import statistics
 import subprocess
@@ -96,8 +97,7 @@ def disk_full(folder: Path) -> dict:
         if disk is None:
             return {"ok": True, "skipped": "this user may not mount a tmpfs"}
         environment = {"GEMMSERVE_RECYCLE_BYTES": "0"}
-        with Victim(disk, **environment) as victim:
-            victim.log = folder / "server.log"
+        with Victim(disk, **environment) as victim:  # its log is on that disk too
             client = Client(victim.url, give_up_s=20)
             array = np.random.default_rng(2).standard_normal((512, 512))
             operand = client.put(array)
@@ -125,6 +125,7 @@ def disk_full(folder: Path) -> dict:
             victim.start()
             kept = [client.wait(job_id)["state"] for job_id in (first["id"], *held)]
             after = client.wait(client.submit(op="gemm", a=operand, b=operand))
+            shutil.copy(victim.log, folder)
     return {
         "ok": refused_upload == 507
         and {answer.status_code for answer in refused} <= {507, 202}

@@ -30,9 +30,9 @@ def free_port() -> int:
 class Victim:
     """A `gemmserve serve` on a data directory that outlives it."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    def __init__(self, folder: Path, *, log: Path | None = None, **environment: str) -> None:
         self.data_dir = folder / "data"
-        self.log = folder / "server.log"
+        self.log = log or folder / "server.log"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.mark = uuid.uuid4().hex

@@ -1,7 +1,8 @@
 """Runs a script as if this machine had an H200: python run.py SCRIPT [ARGUMENTS ...], or -m MODULE [ARGUMENTS ...].
 
 Kernels are neither compiled nor run. What they would have been is appended to the file $CUPY_ON_NUMPY_SOURCES, if that
-is set, one JSON object a line, as benchmarks/kernels/precompile.py reads it.
+is set, one JSON object a line, as benchmarks/kernels/precompile.py reads it. The kernel named in $CUPY_ON_NUMPY_FAULT
+faults: whoever waits for the device afterwards is told so, until the process ends.
 """
 
 import ctypes
@@ -14,16 +15,21 @@ import sys
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+from cupy.cuda import _module, runtime  # noqa: E402
+
 from gemmserve_kernels import compiler, driver  # noqa: E402
 
 MAX_SHARED = 227 << 10
 SOURCES = os.environ.get("CUPY_ON_NUMPY_SOURCES")
+FAULT = os.environ.get("CUPY_ON_NUMPY_FAULT")
 
 
 def launch(config_at, function, pointer, extra):
     """cuLaunchKernelEx: looks at the configuration."""
     config = driver.LaunchConfig.from_address(config_at)
     ok = 0 < config.grid[0] < 1 << 31 and 0 < config.block[0] <= 1024 and config.shared <= MAX_SHARED
+    if _module.NAMES[function] == FAULT:
+        runtime._lost.append(FAULT)
     return 0 if ok and ctypes.c_void_p.from_address(pointer).value else 1
 
 

@@ -30,8 +30,10 @@ _CLUSTERED = ("wgmma_gemm", "wgmma_reduce")
 
 def _cluster(source: KernelSource, entry: str) -> int:
     """Blocks of a cluster: what the source's __cluster_dims__ says, which no C++ compiler passes on."""
+    if entry not in _CLUSTERED:
+        return 1
     defines = dict(source.defines)
-    return int(defines.get("CLUSTER", 1)) * int(defines.get("SPLIT", 1)) if entry in _CLUSTERED else 1
+    return int(defines["CLUSTER"]) * int(defines["SPLIT"])
 
 
 def _pairs(values: tuple[int, ...]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
@@ -132,6 +133,14 @@ def test_the_table_s_grid_has_every_shape_of_the_suite():
                 fits = case.problem().flops() <= tune_dispatch.MOST_FLOPS[dtype]
                 if case.op == "gemm" and case.dtype == dtype and fits:
                     assert (case.batch, case.m, case.n, case.k) in shapes
+
+
+def test_shapes_are_read():
+    assert tune_dispatch.parsed("512x64x2048") == (1, 512, 64, 2048)
+    assert tune_dispatch.parsed("16x3x4x5") == (16, 3, 4, 5)
+    for text in ("12x13", "0x1x1", "1x2x3x4x5"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            tune_dispatch.parsed(text)
 
 
 def test_rotated_operands_leave_the_cache_and_do_not_overlap():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
-from benchmark_scripts import load
+from benchmark_scripts import FOLDER, load
 
 (timing,) = load("timing")
 
@@ -73,3 +76,11 @@ def test_the_cpu_clock_counts_calls():
     clock = timing.CpuClock()
     assert clock.device(calls.append, 2, 3) >= 0
     assert calls == [2, 3, 4]
+
+
+def test_the_watchdog_ends_a_process_that_hangs():
+    code = f"import sys; sys.path.append({str(FOLDER)!r}); import time, timing\n"
+    code += "with timing.watchdog(0.2):\n    {}\nprint('alive')"
+    for body, status in (("time.sleep(30)", 1), ("pass", 0)):
+        command = [sys.executable, "-c", code.format(body)]
+        assert subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == status

@@ -98,17 +98,36 @@ class Store {
         if constexpr (!Config::PLANES) repair(wrong, row, column, g, t);
     }
 
-    // Calls visit(column - first_column, value) for a lane's finished elements of one row that lie inside. `sums` are
-    // those of its 16 rows, `r` says which of the lane's two.
+    // Puts the finished elements into the place of the sums.
+    GEMM_DEVICE void finish(typename Config::Multiply::Sums& sums, Long row, Long column, int lane) const {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int i = 0; i < Config::Multiply::ROWS; ++i) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const Long here = row + fragment_row<Config::A::ALONG_K>(16 * i, r, g);
+                if (here >= gemm_.m) continue;
+#pragma unroll
+                for (int bit = 0; bit < 4 * Config::Multiply::PAIRS; ++bit) {
+                    const Long there = column + 16 * (bit / 4) + column_of(bit % 4, t);
+                    if (there >= gemm_.n) continue;
+                    const Acc value = finished(element(sums[i][bit / 4], r, bit % 4), here, there);
+                    set_element(sums[i][bit / 4], r, bit % 4, value);
+                }
+            }
+        }
+    }
+
+    // Calls visit(column - first_column, element) for a lane's finished elements of one row whose columns lie inside.
+    // `sums` are those of its 16 rows, `r` says which of the lane's two.
     template <class RowSums, class Visit>
-    GEMM_DEVICE void row(const RowSums& sums, int r, Long row, Long first_column, int t, const Visit& visit) const {
+    GEMM_DEVICE void row(const RowSums& sums, int r, Long first_column, int t, const Visit& visit) const {
 #pragma unroll
         for (int j = 0; j < Config::Multiply::PAIRS; ++j) {
 #pragma unroll
             for (int p = 0; p < 4; ++p) {
                 const int column = 16 * j + column_of(p, t);
-                if (first_column + column >= gemm_.n) continue;
-                visit(column, finished(element(sums[j], r, p), row, first_column + column));
+                if (first_column + column < gemm_.n) visit(column, element(sums[j], r, p));
             }
         }
     }

@@ -104,9 +104,9 @@ struct Split {
             gather(parity, step > 0);
             cluster_barrier();
             find_scaling(at, parity);
-            if (step > 0) finish(before, parity ^ 1, status);
             units.advance(step);
             __syncthreads();
+            if (step > 0) finish(before, parity ^ 1, status);
             before = at;
             for (int tile = tiles; tile-- > 0;) {
                 if constexpr (!WHOLE) {

@@ -88,7 +88,7 @@ GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
         }
     } else {
         if constexpr (Config::CONSUMERS > 1) take_registers<232>();
-        consume<Config>(params, pipeline, rank, group - 1, thread, [&](const Unit& unit, const Sums<Config>& sums) {
+        consume<Config>(params, pipeline, rank, group - 1, thread, [&](const Unit& unit, Sums<Config>& sums) {
             const Consumer who{group - 1, thread, rank, pipeline.stages};
             if constexpr (Config::SPLIT > 1) {
                 cluster_sync();  // all stages of all consumers have been read

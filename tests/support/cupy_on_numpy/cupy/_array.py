@@ -137,6 +137,9 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801
         return wrap(function(*[plain(x) for x in args], **{name: plain(x) for name, x in kwargs.items()}))
 
     def get(self):
+        from cupy.cuda import runtime
+
+        runtime._wait()
         return self._n.copy("K")
 
     def __getitem__(self, index):

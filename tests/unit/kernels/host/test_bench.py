@@ -10,15 +10,17 @@ import json
 import numpy as np
 import pytest
 
-from gemmserve_kernels import KernelError, gemm, gemm_reduce
+from gemmserve_kernels import GemmConfig, KernelError, gemm, gemm_reduce
 from gemmserve_kernels.bench import cases, verify
 from gemmserve_kernels.bench.accuracy import MODES, accuracy
 from gemmserve_kernels.bench.cases import INITS, Case, draw
 from gemmserve_kernels.bench.cli import BENCH
-from gemmserve_kernels.bench.environment import driver_version
+from gemmserve_kernels.bench.environment import driver_version, environment
 from gemmserve_kernels.bench.formats import fields, measurement_table, to_csv
 from gemmserve_kernels.bench.run import measure
+from gemmserve_kernels.bench.sources import sources
 from gemmserve_kernels.bench.targets import CpuTarget, ServerTarget
+from gemmserve_kernels.device import KNOWN
 
 
 class Console:
@@ -301,3 +303,20 @@ def test_the_driver_is_found_in_either_form_of_the_modules_line():
     assert driver_version(open_module) == "580.159.04"
     assert driver_version(closed_module) == "535.54.03"
     assert driver_version("nothing of the kind") is None
+
+
+def test_the_sources_of_a_case_are_known_without_a_device():
+    h200 = KNOWN["H200"]
+    every = {source.name for source in sources(Case(m=512, n=512, k=512), h200)}
+    assert {"split", "balance", "wgmma_gemm", "mma_gemm", "fallback", "gemm"} <= every
+    one = Case(m=512, n=512, k=512, config=GemmConfig(algorithm="simt"))
+    assert {source.name for source in sources(one, h200, every=False)} == {"gemm"}
+    assert sources(Case(m=512, n=512, k=512, config=GemmConfig(algorithm="vendor")), h200, every=False) == set()
+    assert sources(Case(m=512, n=512, k=512, compute="ozaki"), KNOWN["A100"]) == set()
+    reduction = Case(op="gemm_reduce", m=512, n=512, k=512, reduce=("absmax",), config=GemmConfig(algorithm="simt"))
+    assert {source.name for source in sources(reduction, h200)} >= {"gemm_reduce"}
+
+
+def test_the_device_s_size_is_part_of_the_environment():
+    assert "sm_count" not in environment(None)
+    assert environment(CpuTarget().spec)["cores"] >= 1

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from importlib import resources
 
 import pytest
 
+from gemmserve_kernels import GemmProblem, Operand
 from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.dispatch import plan_gemm
 from gemmserve_kernels.estimate import (
     MODELS,
     Table,
@@ -158,3 +162,20 @@ def test_a_starved_product_is_split_along_k():
     one_tile = model_seconds(H200, *KEY, shape)
     split = model_seconds(H200, "wgmma", "3xfp16", "complex64", shape)
     assert split < one_tile / 20
+
+
+@pytest.mark.parametrize("fastest", ["simt:plain", "wgmma:3xfp16", "vendor:plain", "mma:3xfp16"])
+def test_the_table_of_the_package_decides(fastest, tmp_path, monkeypatch):
+    """From the file to the algorithm: what was measured to be the fastest is taken."""
+    routes = ("vendor:plain", "simt:plain", "wgmma:3xfp16", "mma:3xfp16")
+    times = {route: 1e-5 if route == fastest else 1.1e-5 for route in routes}
+    (tmp_path / "tables").mkdir()
+    document = _document(("complex64", (1, 300, 300, 300), times, {}))
+    (tmp_path / "tables" / "sm_90a.json").write_text(json.dumps(document), encoding="utf-8")
+    monkeypatch.setattr(resources, "files", lambda _: tmp_path)
+    table.cache_clear()
+    try:
+        operand = Operand.contiguous((300, 300), "complex64")
+        assert plan_gemm(GemmProblem.build(operand, operand), H200).algorithm == fastest.partition(":")[0]
+    finally:
+        table.cache_clear()

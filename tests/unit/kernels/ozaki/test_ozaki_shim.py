@@ -1,6 +1,8 @@
-"""The residue kernels on the CPU shim, with the plain multiplying kernel: the model bit for bit, and every problem."""
+"""The residue kernels on the CPU shim, mostly with the plain multiplying kernel: the models bits, and every case."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,9 +22,9 @@ def shim(**options):
     return ShimLauncher(KNOWN["H200"], **options)
 
 
-def on_shim(case, launcher=None, **options):
+def on_shim(case, launcher=None, *, plain=True, **options):
     launcher = launcher or shim()
-    return run(launcher, case, launcher.array, np.array, plain=True, **options)
+    return run(launcher, case, launcher.array, np.array, plain=plain, **options)
 
 
 def untiled(prepared, lines, k):
@@ -66,6 +68,22 @@ def test_the_result_has_the_models_bits(kind, dtype):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_case(case):
     assert on_shim(case).errors.rel_fro <= EPSILON[case.dtype]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("name", ["normal", "batch"])
+def test_the_tensor_cores_give_the_bits_of_the_plain_kernel(name, order):
+    """Hopper's copies, barriers and INT8 products as the shim plays them, on fewer blocks than there are tiles."""
+    launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=3), order=order)
+    fast = on_shim(CASES[name], launcher, plain=False)
+    assert "ozaki_multiply" in launcher.launches
+    np.testing.assert_array_equal(fast.stored, on_shim(CASES[name]).stored)
+
+
+def test_the_tensor_cores_on_long_lines_and_several_tiles():
+    case = Case((130, 300), (300, 260), "float64", tile={"stages": 2, "moduli": 14})
+    fast, slow = (on_shim(case, plain=plain).stored for plain in (False, True))
+    np.testing.assert_array_equal(fast, slow)
 
 
 @pytest.mark.parametrize("name", ["AC BR", "planar", "batch", "broadcast batch", "scaled rows"])

@@ -87,7 +87,7 @@ def test_work_is_shared_out_by_its_size():
     plan = split.plan(KNOWN["H200"], "3xfp16", a, b)
     left, right = plan.params.a.groups, plan.params.b.groups
     assert plan.grid == plan.cluster * (left + right)
-    assert left == pytest.approx(9 * right, rel=0.15)
+    assert left == pytest.approx(9 * right, rel=0.2)
     assert plan.grid <= plan.geometry.blocks * KNOWN["H200"].sm_count
     alone = split.plan(KNOWN["H200"], "3xfp16", a, None)
     assert (alone.cluster, alone.params.b.matrices, alone.params.b.groups) == (1, 0, 0)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simt_cases import COMPLEX_ALPHA, ShimMachine, random
 from simt_shim import ORDERS, ShimLauncher
-from small_cases import SMALL_CASES, check_small, product, run_small
+from small_cases import SMALL_CASES, TF32, check_non_finite_and_tiny, check_small, product, run_small
 
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
@@ -84,6 +84,34 @@ def test_non_finite_values_stay_in_their_rows_and_columns(machine):
         expected = a.astype(np.float64) @ b.astype(np.float64)
     np.testing.assert_array_equal(np.isnan(result), np.isnan(expected))
     np.testing.assert_array_equal(result[np.isinf(expected)], expected[np.isinf(expected)].astype(np.float32))
+
+
+@pytest.mark.parametrize("options", [{}, TF32], ids=["plain", "tensor"])
+def test_non_finite_and_tiny_values_give_what_float32_gives(machine, options):
+    check_non_finite_and_tiny(machine, options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "trans"), [((33, 33, 33), "NN"), ((50, 3, 41), "CT"), ((1, 64, 40), "TR"), ((64, 20, 1), "NC")], ids=str
+)
+def test_tensor_cores(machine, sizes, trans):
+    """What the shim plays of them: a warp's tile, its edges, C and both factors."""
+    m, n, k = sizes
+    check_small(machine, product(m, n, k, (7,), trans, c=(7, m, n), options=COMPLEX_ALPHA | TF32))
+
+
+@pytest.mark.parametrize("how", [("fortran", "plain", "fortran"), ("offset",) * 3])
+def test_tensor_cores_of_strided_operands(machine, how):
+    check_small(machine, product(40, 36, 50, (3,), strides=how[:2], out=how[2], options=TF32))
+    planar = {"layout": "planar"} | TF32
+    check_small(machine, product(17, 36, 9, (2, 3), dtypes=("float32",), strides=how[:2], options=planar))
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_tensor_cores_in_any_order_of_threads(machine, order):
+    case = product(40, 36, 50, (5,), options=TF32)
+    result = run_small(ShimMachine(ShimLauncher(H200, order=order)), case)[-1]
+    np.testing.assert_array_equal(result, run_small(machine, case)[-1])
 
 
 SIDES = st.integers(1, 12)

@@ -18,7 +18,7 @@ def record_of(text, **fields):
     return KeyRecord(
         **{
             "name": "n",
-            "owner": "o",
+            "owner": "0123456789",
             "sha256": digest_of(text),
             "scopes": frozenset({Scope.READ}),
             "created_at": 0.0,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+from pydantic import ValidationError
 
-from gemmserve_service.api_keys import Scope
+from gemmserve_service.api_keys import KeyRecord, Scope
 from gemmserve_service.errors import Forbidden, Unauthorized
-from gemmserve_service.identity import ANYONE, Caller, identify, needed_scope
+from gemmserve_service.identity import ANYONE, NOBODY, SCRAPER, Caller, identify, needed_scope
 from gemmserve_service.keyring import Keyring, create_key, read_keyring, revoke_key
 
 
@@ -80,6 +81,23 @@ def test_revoked(keys):
     revoke_key(keys.folder, key_id)
     with pytest.raises(Unauthorized, match="revoked"):
         identify(read_keyring(keys.folder), [f"Bearer {text}"], [])
+
+
+def test_nobody_is_not_everybody():
+    """The owner "" stands for everybody's things: who comes without a key must never have it."""
+    for caller in (NOBODY, SCRAPER):
+        assert caller.view(everybody=False) not in {"", ANYONE.owner}
+        assert not caller.may(Scope.SUBMIT)
+        with pytest.raises(Forbidden):
+            caller.view(everybody=True)
+
+
+@pytest.mark.parametrize("owner", ["", "-", "x", "0123456789 "])
+def test_no_key_stands_for_everybody(keys, owner):
+    keys("alice")
+    (record,) = keys.ring.keys.values()
+    with pytest.raises(ValidationError):
+        KeyRecord.model_validate(record.model_dump() | {"owner": owner})
 
 
 def test_scopes():

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from gemmserve_kernels.errors import OutOfDeviceMemory
@@ -74,3 +79,14 @@ def test_other_errors_pass():
 
     with pytest.raises(ValueError, match="not memory"):
         within_memory(broken, lambda _: None, lambda: None, (FullError,))
+
+
+def test_the_cuda_backend_computes_in_panels_what_does_not_fit_whole():
+    """On the stand-in for CuPy: results in C and Fortran order, reductions, and what fits in no way."""
+    script = Path(__file__).parents[3] / "support" / "out_of_memory_script.py"
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [each.get("right") for each in found] == [True] * 5 + [None]
+    assert [each["tries"] for each in found[:2]] == [1, 7]  # twice whole, one of two panels, all of four
+    assert "does not fit into the device's memory" in found[-1]["error"]

@@ -129,6 +129,8 @@ class TestHeads:
             for _ in range(100_000):
                 connection.sendall(b"X-Trailer: " + b"x" * 100 + b"\r\n")
             pytest.fail("the connection took 11 MB of trailers")
+        metrics = httpx.get(f"{live.url}/metrics").text
+        assert 'gemmserve_http_refused_connections_total{problem="head-too-large"} 1.0' in metrics
 
 
 def upload_head(nbytes, **headers):

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from gemmserve_service.api_keys import Scope
-from gemmserve_service.keyring import create_key, revoke_key
+from gemmserve_service.app import create_app
+from gemmserve_service.core import Core
+from gemmserve_service.keyring import KeyringError, create_key, revoke_key
 
 
 @pytest.fixture
@@ -228,9 +230,6 @@ async def test_the_audit_has_every_mutation_and_refusal(app, as_, client, npy, a
 
 
 async def test_the_audit_file_is_json_lines_without_secrets(make_settings, tmp_path, npy):
-    from gemmserve_service.app import create_app
-    from gemmserve_service.core import Core
-
     settings = make_settings(audit_log=tmp_path / "audit.jsonl")
     core = Core(settings)
     app = create_app(settings, core)
@@ -253,3 +252,38 @@ async def test_the_audit_file_is_json_lines_without_secrets(make_settings, tmp_p
     assert before[1]["request_id"]
     assert (tmp_path / "audit.jsonl").stat().st_mode & 0o077 == 0
     assert text[14:50] not in (tmp_path / "rotated.jsonl").read_text() + (tmp_path / "audit.jsonl").read_text()
+
+
+async def test_lost_keys_do_not_open_what_was_made_under_them(make_settings, npy, caplog):
+    settings = make_settings()
+    _, text = create_key(settings.data_dir, "alice")
+    first = create_app(settings, Core(settings))
+    async with first.router.lifespan_context(first):
+        transport = httpx.ASGITransport(app=first)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x", headers={"X-API-Key": text}) as client:
+            await put(client, npy(np.eye(3)))
+    (settings.data_dir / "keys.json").unlink()
+    exposed = Core(make_settings(host="0.0.0.0", allow_unauthenticated=True))
+    with pytest.raises(KeyringError, match=r"keys\.json is gone"):
+        await exposed.start()
+    at_home = Core(settings)
+    await at_home.start()
+    await at_home.stop()
+    assert "keys.json is gone" in caplog.text
+
+
+async def test_nothing_but_http_comes_in(app, make_key):
+    make_key()
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    await app({"type": "websocket", "path": "/v1/arrays", "headers": [], "query_string": b""}, None, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+async def test_weights_reach_the_queue(core, as_):
+    alice = as_("alice", weight=2.5)
+    assert core.scheduler.queue.weight_of(alice.key_id) == 2.5
+    assert core.scheduler.queue.weight_of("") == 1

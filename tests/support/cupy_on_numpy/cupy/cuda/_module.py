@@ -16,15 +16,19 @@ class RawModule:
         return RawKernel(self.name, name)
 
 
+NAMES = []
+"""Of the kernels that were looked up; a function's address is its place here."""
+
+
 class Handle:
-    ptr = 0xF00
+    def __init__(self, name):
+        NAMES.append(name)
+        self.ptr = len(NAMES) - 1
 
 
 class RawKernel:
-    kernel = Handle()
-
     def __init__(self, module, name):
-        self.module, self.name = module, name
+        self.module, self.name, self.kernel = module, name, Handle(name)
         self._shared = UNASKED_SHARED
 
     @property

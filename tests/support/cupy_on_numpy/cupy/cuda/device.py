@@ -1,3 +1,6 @@
+from cupy.cuda import runtime
+
+
 class Device:
     def __init__(self, device=0):
         self.id = int(device)
@@ -21,7 +24,7 @@ class Device:
         pass
 
     def synchronize(self):
-        pass
+        runtime._wait()
 
 
 def get_cublas_handle():

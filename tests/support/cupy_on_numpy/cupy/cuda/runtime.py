@@ -1,11 +1,20 @@
 import os
 
 is_hip = False
-CUDA_R_16F, CUDA_R_32F, CUDA_R_64F, CUDA_C_32F, CUDA_C_64F, CUDA_R_8I, CUDA_R_32I = 2, 0, 1, 4, 5, 3, 10
+CUDA_R_16F, CUDA_R_32F, CUDA_R_64F, CUDA_C_32F, CUDA_C_64F, CUDA_R_8I = 2, 0, 1, 4, 5, 3
 
 
 class CUDARuntimeError(RuntimeError):
     pass
+
+
+_lost = []
+"""Not empty once a kernel has faulted: nothing works after that."""
+
+
+def _wait():
+    if _lost:
+        raise CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
 
 
 def getDeviceCount():
@@ -39,7 +48,7 @@ def getDevice():
 
 
 def deviceSynchronize():
-    pass
+    _wait()
 
 
 def memsetAsync(pointer, value, nbytes, stream):

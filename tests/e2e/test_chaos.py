@@ -1,0 +1,25 @@
+"""A small dose of `make chaos`: every process killed at least once under load, disks full, clocks set."""
+
+from __future__ import annotations
+
+import pytest
+from chaos import faults
+
+
+def test_no_accepted_job_is_lost_or_wrong_whoever_is_killed(tmp_path) -> None:
+    found = faults.kills(tmp_path, jobs=60, over_s=9.0, pause_s=(0.2, 0.6))
+    assert found["ok"], found
+    assert sum(found["faults"].values()) >= 2, found
+    assert found["jobs"]["succeeded"] == 60
+
+
+def test_a_full_disk_refuses_what_is_new_and_loses_nothing(tmp_path) -> None:
+    found = faults.disk_full(tmp_path)
+    assert found["ok"], found
+    if "skipped" in found:
+        pytest.skip(found["skipped"])
+
+
+def test_a_clock_that_is_set_expires_nothing(tmp_path) -> None:
+    found = faults.clock_jumps(tmp_path)
+    assert found["ok"], found

@@ -1,0 +1,85 @@
+"""The CUDA backend with too little device memory, on the stand-in for CuPy: run in a process of its own.
+
+What a kernel would compute is computed by NumPy, and refused where operands and results together exceed the room.
+Prints one JSON object a product.
+"""
+
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "cupy_on_numpy"))
+
+import cupy
+import numpy as np
+from cupy.cuda import memory
+
+from gemmserve_kernels.errors import OutOfDeviceMemory
+from gemmserve_service.schemas import GemmParams, GemmReduceParams
+from gemmserve_service.worker import cuda
+from gemmserve_service.worker.device import HostArray, call
+
+
+def put(self, array):
+    """ndarray.set, which the stand-in lacks: of CuPy's, the shape and dtype must agree, the layout is made to."""
+    assert array.shape == self.shape
+    assert array.dtype == self.dtype
+    self._n[...] = array
+
+
+def fetch(self, stream=None, order="C", out=None, blocking=True):
+    """ndarray.get: CuPy's `out` must be contiguous in the order asked for."""
+    if out is None:
+        return np.array(self._n, order=order)
+    assert out.flags.c_contiguous if order == "C" else out.flags.f_contiguous
+    out[...] = self._n
+    return out
+
+
+cupy.ndarray.set, cupy.ndarray.get = put, fetch
+ROOM = 0
+SEEN = []
+
+
+def kernel(params, operands, outs):
+    needed = sum(array.nbytes for array in (*operands.values(), *outs.values()))
+    SEEN.append(needed)
+    if needed > ROOM:
+        raise memory.OutOfMemoryError(needed, needed, ROOM) if len(SEEN) % 2 else OutOfDeviceMemory("no room")
+    host = {name: array.get() for name, array in operands.items()}
+    results = {name: np.empty(out.shape, out.dtype) for name, out in outs.items()}
+    call(params, host, results)
+    for name, out in outs.items():
+        out.set(np.asarray(results[name], order="C" if out.flags.c_contiguous else "F"))
+
+
+def attempt(params, room, results, **arrays):
+    global ROOM
+    ROOM = room
+    SEEN.clear()
+    expected = {name: np.empty(out.shape, out.dtype) for name, out in results.items()}
+    call(params, arrays, expected)
+    operands = {name: HostArray(array, f"id-{name}") for name, array in arrays.items()}
+    try:
+        backend.run(params, operands, results)
+    except OutOfDeviceMemory as error:
+        print(json.dumps({"error": str(error), "tries": len(SEEN)}))
+        return
+    right = all(np.array_equal(results[name], expected[name]) for name in results)
+    print(json.dumps({"right": right, "tries": len(SEEN), "fitted": sum(needed <= ROOM for needed in SEEN)}))
+
+
+cuda.call = kernel
+backend = cuda.CupyBackend("cuda", 0, 0.5)
+rng = np.random.default_rng(1)
+M = 512
+a = rng.integers(-3, 4, (M, 64)).astype("f8")
+b = rng.integers(-3, 4, (64, M)).astype("f8")
+WHOLE = 8 * (2 * M * 64 + M * M)
+for order in "CF":
+    d = np.zeros((M, M), order=order)
+    attempt(GemmParams(order=order), WHOLE, {"d": d}, a=a, b=b)
+    attempt(GemmParams(order=order), WHOLE // 3, {"d": d * 0}, a=a, b=b)
+attempt(GemmReduceParams(reduce=["sumsq", "argmax"], return_c=True), WHOLE // 2,
+        {"sumsq": np.zeros(M), "argmax": np.zeros(M, "i8"), "c": np.zeros((M, M))}, a=a, b=b)  # fmt: skip
+attempt(GemmParams(), 1000, {"d": np.zeros((M, M))}, a=a, b=b)

@@ -1,0 +1,56 @@
+"""TLS in this process: a certificate is used from the moment that its files are replaced, and never half of one."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import time
+
+import pytest
+
+from gemmserve_service import serving
+
+
+@pytest.fixture
+def issue(tmp_path):
+    """issue("name") puts a fresh self-signed certificate, and its key, into their places."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+
+    def make(name, *, key=True):
+        command = (
+            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout new.key -out new.pem"
+        )
+        subprocess.run([*command.split(), "-subj", f"/CN={name}"], cwd=tmp_path, check=True, capture_output=True)
+        (tmp_path / "new.pem").replace(tmp_path / "certificate.pem")
+        if key:
+            (tmp_path / "new.key").replace(tmp_path / "key.pem")
+
+    return make
+
+
+def shown(live):
+    """The certificate that the server shows, as it is."""
+    return ssl.get_server_certificate(("127.0.0.1", live.port), timeout=5)
+
+
+def until(condition, within_s=10.0):
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_renewed_certificate_is_used_without_a_restart(serve, issue, tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "_RELOAD_S", 0.05)
+    issue("first")
+    live = serve(tls_certificate=tmp_path / "certificate.pem", tls_key=tmp_path / "key.pem")
+    first = shown(live)
+    assert first.split() == (tmp_path / "certificate.pem").read_text().split()
+    issue("second", key=False)  # of the pair only one half is there yet
+    time.sleep(0.3)
+    assert shown(live) == first
+    (tmp_path / "new.key").replace(tmp_path / "key.pem")
+    until(lambda: shown(live) != first)
+    assert shown(live).split() == (tmp_path / "certificate.pem").read_text().split()
