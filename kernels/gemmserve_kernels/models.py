@@ -8,9 +8,9 @@ to nearest, every `promote` steps of k. Where products of both signs meet in one
 and what the last cut takes work against each other; a model without the alignment is wrong several times over there
 (the real part of a product of positive complex data). So the models follow the kernels product by product.
 
-The models reproduce what was measured on an H200 (relative errors of 3xFP16 in units of 1e-7): complex64 normal data at
-k = 512 / 4096 / 8192, promoted every 32: 1.5 / 2.4 / 3.2 (model), 1.5 / 2.5 / 3.2 (device); same-sign data at k = 512:
-imaginary part 2.1 and 2.1, float32 through mma.sync 1.1 and 0.9.
+The models reproduce what was measured on an H200 (relative errors of 3xFP16 in units of 1e-7, nothing given back):
+complex64 normal data at k = 512 / 4096 / 8192 through wgmma, promoted every 32: 1.5 / 2.4 / 3.2 (model), 1.5 / 2.5 /
+3.2 (device); same-sign data at k = 512: imaginary part 2.1 and 2.1, float32 through mma.sync 1.1 and 0.9.
 
 Sources: F. A. Khattak, M. Mikaitis, Accurate models of NVIDIA tensor cores, arXiv 2512.07004; P. Xie et al., MMA-Sim,
 arXiv 2511.10909 (widths and bits of each generation); M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, Numerical

@@ -35,7 +35,9 @@ def _source(tile, *, swapped=False, vector=True, planar=False, c=None):
     problem = GemmProblem.build(*[Operand.of(array)] * 2, layout="planar" if planar else "interleaved")
     stored = StoredArray(array.shape, array.strides, dtype, 0)
     added = stored if c is None else replace(stored, dtype=np.dtype(c))
-    return KernelSource("wgmma_gemm", _defines(problem, tile, added.dtype, stored.dtype, swapped=swapped, vector=vector))
+    return KernelSource(
+        "wgmma_gemm", _defines(problem, tile, added.dtype, stored.dtype, swapped=swapped, vector=vector)
+    )
 
 
 def _check(source):

@@ -174,6 +174,20 @@ def test_a_cancelled_job_frees_its_worker_long_before_its_end(tmp_path):
         until(lambda: "stopped after" in server.text)
 
 
+def test_a_small_job_does_not_wait_for_a_large_one(tmp_path):
+    """Of 137 Gflop: it goes on meanwhile."""
+    with server_on(tmp_path) as (_, http):
+        large, small = upload(http, np.ones((4096, 4096), "f4")), upload(http, np.eye(8))
+        large_id = submit(http, large)
+        until(lambda: job(http, large_id)["state"] == "running")
+        for _ in range(3):
+            check(http, job(http, submit(http, small), wait=30), np.eye(8))
+        if job(http, large_id)["state"] == "succeeded":
+            pytest.skip("this machine computes 137 Gflop before it answers four requests")
+        done = job(http, large_id, wait=60)
+        assert (done["state"], done["attempt"]) == ("succeeded", 1)
+
+
 @pytest.fixture
 def fatal(tmp_path):
     """An environment in which a product with alpha = 666 kills its worker."""

@@ -19,6 +19,7 @@ from gemmserve_service.errors import (
     QueueFull,
     WorkerCrashed,
 )
+from gemmserve_service.estimates import Estimates
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.scheduler import Scheduler
 from gemmserve_service.schemas import GemmParams
@@ -115,6 +116,49 @@ async def test_each_worker_has_one_task_at_a_time(make_scheduler, make_fake, sub
     assert (scheduler.queued, scheduler.running) == (1, 2)
     fake.done("cuda:1")
     assert (fake.running("cuda:0"), fake.running("cuda:1")) == (["a"], ["c"])
+
+
+@pytest.fixture
+def by_priority(monkeypatch):
+    """Estimated seconds: 10 of a task with priority 50, else 0.01."""
+    monkeypatch.setattr(Estimates, "seconds", lambda _, task, __: 10.0 if task.priority == 50 else 0.01)
+
+
+async def test_short_tasks_pass_a_long_one_where_the_worker_has_panels(scheduler, fake, submit, by_priority):
+    await submit(scheduler, "long", priority=50)
+    await submit(scheduler, "another long", priority=50)
+    await submit(scheduler, "short", owner="somebody")
+    assert fake.running() == ["long"]
+    fake.fleet["cpu"].interleaves = True
+    await submit(scheduler, "second", owner="somebody")
+    assert fake.running() == ["long", "short"], "one at a time, and no long one"
+    fake.done(task="short")
+    assert fake.running() == ["long", "second"]
+    fake.done(task="long")
+    fake.done(task="second")
+    assert fake.running() == ["another long"]
+
+
+async def test_who_may_have_killed_a_worker_neither_passes_nor_is_passed(
+    make_scheduler, fake, submit, listener, by_priority, store
+):
+    scheduler = await make_scheduler(fake, max_attempts=3)
+    fake.fleet["cpu"].interleaves = True
+    await submit(scheduler, "long", priority=50)
+    await submit(scheduler, "poison", owner="somebody")
+    assert fake.running() == ["long", "poison"]
+    for _ in range(10):
+        if not fake.running():
+            break
+        if "poison" in fake.running():
+            fake.lose()
+            fake.hello()
+            assert len(fake.running()) <= 1
+        else:
+            fake.done()
+    assert isinstance(listener.outcomes["poison"], WorkerCrashed)
+    assert isinstance(listener.outcomes["long"], Done)
+    assert store.scratch_bytes == 0
 
 
 async def test_a_lost_task_takes_its_old_place_and_its_results(scheduler, fake, submit, listener):

@@ -1,0 +1,140 @@
+"""Products that are launched again and again: other addresses, streams, threads, graphs; the same bits every time."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from simt_cases import random
+
+from gemmserve_kernels import DeviceSpec, GemmConfig, gemm, gemm_reduce, prepare
+
+pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy")
+
+CONFIGS = {
+    "simt": {"config": GemmConfig(algorithm="simt")},
+    "mma planes": {"config": GemmConfig(algorithm="mma"), "compute": "3xfp16"},
+    "wgmma": {"config": GemmConfig(algorithm="wgmma"), "compute": "3xfp16"},
+    "3xtf32": {"config": GemmConfig(algorithm="mma"), "compute": "3xtf32"},
+    "auto": {},
+}
+every_config = pytest.mark.parametrize("name", CONFIGS)
+
+
+def options_of(name):
+    spec = DeviceSpec.current()
+    compute = CONFIGS[name].get("compute", "auto")
+    if compute not in spec.compute_modes or (name == "wgmma" and spec.arch != "sm_90a"):
+        pytest.skip(f"{spec.name} has no {name}")
+    return CONFIGS[name]
+
+
+def pair(seed, m=300, n=260, k=330):
+    return random(seed, "complex64", m, k), random(seed + 1, "complex64", k, n)
+
+
+def agree(result, a, b):
+    expected = a.astype("c16") @ b
+    assert np.linalg.norm(result.get() - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
+@every_config
+def test_other_addresses(name):
+    options, kept = options_of(name), []
+    for seed in range(0, 12, 2):
+        a, b = pair(seed)
+        result = gemm(cupy.asarray(a), cupy.asarray(b), **options)
+        kept.append(result)  # so that memory does not repeat itself
+        agree(result, a, b)
+
+
+@every_config
+def test_the_same_bits_every_time(name):
+    """Kernels of one product may overlap at their ends: one that started too early would show here."""
+    options = options_of(name)
+    a, b = (cupy.asarray(x) for x in pair(1, 512, 512, 512))
+    first = gemm(a, b, **options)
+    out = cupy.empty_like(first)
+    wrong = cupy.zeros((), bool)
+    for _ in range(300):
+        gemm(a, b, out=out, **options)
+        wrong |= (out.view(cupy.uint32) != first.view(cupy.uint32)).any()
+    assert not bool(wrong)
+
+
+@every_config
+def test_threads_with_streams_of_their_own(name):
+    options = options_of(name)
+    device, failures = cupy.cuda.Device(), []
+
+    def work(seed):
+        a, b = pair(seed)
+        try:
+            with device, cupy.cuda.Stream(non_blocking=True) as stream:
+                x, y = cupy.asarray(a), cupy.asarray(b)
+                results = [gemm(x, y, **options) for _ in range(20)]
+                stream.synchronize()
+                for result in results:
+                    agree(result, a, b)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(10 * seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+@every_config
+def test_in_a_graph(name):
+    options = options_of(name)
+    a, b = pair(3)
+    x, y = cupy.asarray(a), cupy.asarray(b)
+    out = cupy.empty((len(a), b.shape[1]), "c8")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        gemm(x, y, out=out, **options)  # loads the kernels; memory is in the pool from here on
+        stream.synchronize()
+        stream.begin_capture()
+        gemm(x, y, out=out, **options)
+        graph = stream.end_capture()
+        for seed in (3, 7):
+            a, b = pair(seed)
+            x.set(a)
+            y.set(b)
+            out.fill(0)
+            graph.launch(stream)
+            stream.synchronize()
+            agree(out, a, b)
+
+
+@pytest.mark.parametrize("axis", ["m", "n"])
+def test_reductions_repeat_too(axis):
+    a, b = pair(5)
+    x, y = cupy.asarray(a), cupy.asarray(b)
+    names = ["sum", "absmax", "argmax"]
+    first = gemm_reduce(x, y, reduce=names, axis=axis)
+    for _ in range(50):
+        again = gemm_reduce(x, y, reduce=names, axis=axis)
+        for name in names:
+            assert (again[name] == first[name]).all()
+    expected = np.abs(a.astype("c16") @ b).max(0 if axis == "m" else 1)
+    np.testing.assert_allclose(first["absmax"].get(), expected, rtol=1e-5)
+
+
+def test_prepared_operands_of_several_addresses():
+    options_of("wgmma")
+    a, b = pair(1)
+    y = cupy.asarray(b)
+    right = prepare(y, "b", "3xfp16")
+    for seed in (1, 11, 21):
+        a, _ = pair(seed)
+        x = cupy.asarray(a)
+        plain = gemm(x, y, compute="3xfp16")
+        for left in (x, prepare(x, "a", "3xfp16")):
+            result = gemm(left, right, compute="3xfp16")
+            assert (result.view(cupy.uint32) == plain.view(cupy.uint32)).all()
