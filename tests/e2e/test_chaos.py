@@ -1,4 +1,4 @@
-"""A small dose of `make chaos`: every process killed at least once under load, disks full, clocks set."""
+"""A small dose of `make chaos`: processes killed under load, disks full, clocks set."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from chaos import faults
 
 
 def test_no_accepted_job_is_lost_or_wrong_whoever_is_killed(tmp_path) -> None:
-    found = faults.kills(tmp_path, jobs=60, over_s=9.0, pause_s=(0.2, 0.6))
+    found = faults.kills(tmp_path, jobs=24, over_s=3.0, pause_s=(0.1, 0.4))
     assert found["ok"], found
     assert sum(found["faults"].values()) >= 2, found
-    assert found["jobs"]["succeeded"] == 60
+    assert found["jobs"]["succeeded"] == 24
 
 
 def test_a_full_disk_refuses_what_is_new_and_loses_nothing(tmp_path) -> None:

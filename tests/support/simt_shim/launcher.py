@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 @functools.lru_cache(maxsize=256)
-def _module(source: KernelSource, warp_size: int, checked: bool, compiler: Compiler | None) -> ShimModule:
-    return compile_source(source.text, warp_size=warp_size, checked=checked, compiler=compiler)
+def _module(
+    source: KernelSource, warp_size: int, checked: bool, compiler: Compiler | None, optimize: str
+) -> ShimModule:
+    return compile_source(source.text, warp_size=warp_size, checked=checked, compiler=compiler, optimize=optimize)
 
 
 _CLUSTERED = ("wgmma_gemm", "wgmma_reduce")
@@ -47,7 +49,8 @@ class ShimLauncher:
 
     `spec` gives the warp size (32 or 64) and the limits. `order` says in which order threads run. `checked` looks at
     every memory access (bounds, races, shared memory read before it is written) at about ten times the cost. `max_grid`
-    is the most blocks of one launch; a small one makes the host code cut its grids.
+    is the most blocks of one launch; a small one makes the host code cut its grids. `optimize` is the C++ compiler's
+    option: "-O0" for kernels that are compiled for one small product each.
 
     Memory from `empty`, `zeros` and `array` lies between guard pages, and what surrounds it is inspected after each
     launch. Plain NumPy arrays may be used as well; they have no guards.
@@ -61,13 +64,14 @@ class ShimLauncher:
         checked: bool = False,
         max_grid: int = 2**31 - 1,
         compiler: Compiler | None = None,
+        optimize: str = "-O2",
     ) -> None:
         self.spec = spec
         self.max_grid = max_grid
         self.order = order
         self.checked = checked
         self.launches: list[str] = []
-        self._compiler = compiler
+        self._compiler, self._optimize = compiler, optimize
         self._blocks: weakref.WeakSet[GuardedBlock] = weakref.WeakSet()
         self._foreign: dict[int, Region] = {}
 
@@ -128,7 +132,7 @@ class ShimLauncher:
 
         Raises the errors of ShimModule.launch, and MemoryFault for a write next to a buffer.
         """
-        module = _module(source, self.spec.warp_size, self.checked, self._compiler)
+        module = _module(source, self.spec.warp_size, self.checked, self._compiler, self._optimize)
         self._check_limits(entry, grid, block, shared + module.static_shared_bytes)
         regions = [
             *(Region(b.address, b.nbytes, f"a buffer of {b.nbytes} bytes") for b in self._blocks),
