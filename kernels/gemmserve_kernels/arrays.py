@@ -55,6 +55,18 @@ def native(array: Any) -> Any:
     return array
 
 
+def on_elements(array: Any) -> Any:
+    """A CuPy array whose elements lie at multiples of their size; a copy only where they do not.
+
+    NumPy's views may begin in the middle of an element, as `x[1:].view("c16")` of float64 does, and so may CuPy's:
+    kernels move whole elements at once.
+    """
+    item = array.dtype.itemsize
+    if array.data.ptr % item or any(stride % item for stride in array.strides):
+        return array.copy()
+    return array
+
+
 def check_out(name: str, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Raises ParameterInvalid unless `out` can hold that result."""
     if tuple(out.shape) != shape or np.dtype(out.dtype) != dtype:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.arguments import VECTOR_BYTES
-from gemmserve_kernels.arrays import ArrayKey, check_out
+from gemmserve_kernels.arrays import ArrayKey, check_out, on_elements
 from gemmserve_kernels.device import DeviceSpec
 from gemmserve_kernels.dispatch import as_uniform, plan_gemm
 from gemmserve_kernels.launch import CupyLauncher
@@ -38,6 +38,12 @@ _ALLOCATED: Final = 0
 def operand_key(array: Any) -> Key:
     """How a CuPy array lies in memory."""
     return ArrayKey.of(array), array.data.ptr % VECTOR_BYTES
+
+
+def whole_elements(operand: Any) -> Any:
+    """The operand, or a copy of an array whose elements do not lie at multiples of their size (see `on_elements`)."""
+    source = source_of(operand)
+    return operand if (copy := on_elements(source)) is source else copy
 
 
 def operand_outline(operand: Any) -> Outline | None:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.arrays import ArrayKey, check_out, native, overlaps, same_library
+from gemmserve_kernels.arrays import ArrayKey, check_out, native, on_elements, overlaps, same_library
 from gemmserve_kernels.caching import cached
-from gemmserve_kernels.call import build_problem, operand_key, operand_outline, plan_call
+from gemmserve_kernels.call import build_problem, operand_key, operand_outline, plan_call, whole_elements
 from gemmserve_kernels.cpu import gemm as cpu
 from gemmserve_kernels.device import DeviceSpec, device_errors
 from gemmserve_kernels.dispatch import plan_gemm
@@ -79,9 +79,12 @@ def _for_cpu(a: ArrayKey, b: ArrayKey, c: ArrayKey | None, options: tuple[Any, .
 def _on_gpu(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any:
     import cupy
 
-    source_a, source_b = source_of(a), source_of(b)
-    with source_a.device, device_errors():
-        into = out if out is not None and not overlaps(cupy, out, source_a, source_b, c) else None
+    with source_of(a).device, device_errors():
+        a, b, c = whole_elements(a), whole_elements(b), None if c is None else on_elements(c)
+        source_a, source_b = source_of(a), source_of(b)
+        into = None
+        if out is not None and on_elements(out) is out and not overlaps(cupy, out, source_a, source_b, c):
+            into = out
         call = cached(
             plan_call,
             source_a.device.id,

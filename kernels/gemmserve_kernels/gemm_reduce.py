@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.arrays import ArrayKey, check_out, native, overlaps, same_library
+from gemmserve_kernels.arrays import ArrayKey, check_out, native, on_elements, overlaps, same_library
 from gemmserve_kernels.caching import cached
-from gemmserve_kernels.call import operand_key, operand_outline
+from gemmserve_kernels.call import operand_key, operand_outline, whole_elements
 from gemmserve_kernels.cpu import gemm_reduce as cpu_reduce
 from gemmserve_kernels.device import DeviceSpec, device_errors
 from gemmserve_kernels.dispatch import plan_gemm_reduce
@@ -90,8 +90,9 @@ def _on_cpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> 
 def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> dict[str, Any]:
     import cupy
 
-    source_a, source_b = source_of(a), source_of(b)
-    with source_a.device, device_errors():
+    with source_of(a).device, device_errors():
+        a, b = whole_elements(a), whole_elements(b)
+        source_a, source_b = source_of(a), source_of(b)
         outlines = operand_outline(a), operand_outline(b)
         keys = operand_key(source_a), operand_key(source_b)
         call = cached(plan_reduce_call, source_a.device.id, keys, outlines, options)
@@ -100,7 +101,7 @@ def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> 
         for name, (shape, dtype) in call.written.items():
             array = given.get(name)
             direct = array is not None and array.dtype == dtype and array.flags.c_contiguous
-            if direct and not overlaps(cupy, array, source_a, source_b):
+            if direct and on_elements(array) is array and not overlaps(cupy, array, source_a, source_b):
                 targets[name] = array
             else:
                 targets[name] = cupy.empty(shape, dtype)

@@ -29,6 +29,10 @@ _UNASKED_SHARED: Final = 48 * 1024
 """Dynamic shared memory that a CUDA kernel gets without opting in (CUDA C++ programming guide)."""
 
 
+_EARLY_FROM: Final = 90
+"""Compute capability times 10 from which on a kernel may start before the one ahead has ended."""
+
+
 class Launcher(Protocol):
     """Memory and launches of one device. Arrays are NumPy's, or have `shape`, `dtype` and byte `strides` as NumPy's."""
 
@@ -114,12 +118,13 @@ class CupyLauncher:
         params: ctypes.Structure,
         dependent: bool = False,
     ) -> None:
-        """See Launcher."""
+        """See Launcher. The kernel starts when what is ahead has ended."""
         import cupy
 
+        del dependent  # what is ahead may be no kernel
         kernel = _loaded(source, entry, shared, self.spec.arch, cupy.cuda.runtime.getDevice())
         if self.spec.kind == "cuda":
-            config = driver.LaunchConfig.of(grid, block, shared, dependent=dependent)
+            config = driver.LaunchConfig.of(grid, block, shared)
             config.stream = cupy.cuda.get_current_stream().ptr
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
             code = driver.launcher()(ctypes.addressof(config), kernel.kernel.ptr, ctypes.addressof(pointers), None)
@@ -177,7 +182,8 @@ class _Replay:
     def _ready(self, launch: Launch, arch: str, device: int) -> tuple[str, int, int, int]:
         """Name, and the addresses of configuration, function and argument pointer."""
         kernel = _loaded(launch.source, launch.entry, launch.shared, arch, device)
-        config = driver.LaunchConfig.of(launch.grid, launch.block, launch.shared, dependent=launch.dependent)
+        early = launch.dependent and int("".join(filter(str.isdigit, arch))) >= _EARLY_FROM
+        config = driver.LaunchConfig.of(launch.grid, launch.block, launch.shared, dependent=early)
         pointer = ctypes.addressof(self._pointers) + ctypes.sizeof(ctypes.c_void_p) * len(self._configs)
         self._configs.append(config)
         self._kernels.append(kernel)

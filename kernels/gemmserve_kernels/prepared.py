@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from gemmserve_kernels.arrays import library
+from gemmserve_kernels.arrays import library, on_elements
 from gemmserve_kernels.checks import COMPUTE_MODES, LAYOUTS, TRANS, choice
 from gemmserve_kernels.planes.layout import SCHEMES
 from gemmserve_kernels.trace import Symbol
@@ -115,6 +115,7 @@ def prepare(
     from gemmserve_kernels.launch import CupyLauncher
 
     with array.device, device_errors():
+        array = on_elements(array)
         launcher = CupyLauncher(DeviceSpec.of(array.device.id))
         return prepare_on(launcher, array, side, compute, trans=trans, layout=layout)
 

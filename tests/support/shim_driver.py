@@ -165,6 +165,24 @@ def check_unaligned_operands():
         agree(gemm(wide[:, 1:], put(b), **options), a.astype("c16") @ b)
 
 
+def check_elements_at_odd_addresses():
+    """Complex numbers that begin in the middle of a pair of floats, as operands and as results."""
+    flat = random(1, "f4", 2 * 40 * 40 + 1)
+    a = np.frombuffer(flat.tobytes()[4:], "c8").reshape(40, 40)
+    b = random(2, "c8", 40, 40)
+    device = put(flat)
+    x = cupy.ndarray((40, 40), "c8", device.data + 4)
+    assert x.data.ptr % 8
+    for options in CONFIGS.values():
+        agree(gemm(x, put(b), **options), a.astype("c16") @ b)
+        agree(gemm(put(b), put(b), x, beta=1, **options), b.astype("c16") @ b + a)
+        agree(gemm_reduce(put(b), x, **options), (b.astype("c16") @ a).sum(0))
+        agree(gemm(prepare(x, "a", "3xfp16"), put(b), **options), a.astype("c16") @ b)
+        out = cupy.ndarray((40, 40), "c8", put(np.zeros_like(flat)).data + 4)
+        assert gemm(put(b), put(b), out=out, **options) is out
+        agree(out, b.astype("c16") @ b)
+
+
 def check_prepared_operands_have_the_same_bits():
     a, b = pair()
     options = CONFIGS["planes"]

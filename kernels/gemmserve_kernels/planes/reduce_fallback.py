@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.arguments import GemmReduceParams, StoredArray, launches
 from gemmserve_kernels.planes.fallback import BLOCKS, TILES, FlagParams, Flags
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.problem import GemmReduceProblem
+
+
+DEPENDENT: Final = True
+"""The kernel waits itself for the one ahead (cuda/common/dependent.cuh)."""
 
 
 class ReduceFallbackParams(ctypes.Structure):
@@ -110,4 +114,5 @@ def run(
             block=plan.kernel.tile.threads,
             shared=plan.kernel.shared,
             params=params,
+            dependent=DEPENDENT,
         )

@@ -43,6 +43,8 @@ __all__ = ["WgmmaTile", "multiply", "resolve", "supports"]
 _SCHEMES: Final = {"3xfp16": 0, "3xfp16-3m": 1, "1xfp16": 2}
 """enum Scheme in cuda/wgmma_gemm.cu."""
 _COMBINE_THREADS: Final = 256
+DEPENDENT: Final = True
+"""The kernels wait themselves for the one ahead (cuda/common/dependent.cuh)."""
 
 
 class PlaneParams(ctypes.Structure):
@@ -158,7 +160,15 @@ class _Plan:
     def launch(self, launcher: Launcher, piece: _Piece, params: WgmmaParams) -> None:
         """Enqueues one."""
         name = self.source.name
-        launcher.launch(self.source, name, grid=piece.grid, block=self.threads, shared=self.shared, params=params)
+        launcher.launch(
+            self.source,
+            name,
+            grid=piece.grid,
+            block=self.threads,
+            shared=self.shared,
+            params=params,
+            dependent=DEPENDENT,
+        )
 
 
 def multiply(
@@ -178,7 +188,15 @@ def multiply(
         plan.launch(launcher, piece, params)
         if piece.workspace:
             blocks = -(-piece.elements // _COMBINE_THREADS)
-            launcher.launch(plan.source, "wgmma_combine", grid=blocks, block=_COMBINE_THREADS, shared=0, params=params)
+            launcher.launch(
+                plan.source,
+                "wgmma_combine",
+                grid=blocks,
+                block=_COMBINE_THREADS,
+                shared=0,
+                params=params,
+                dependent=DEPENDENT,
+            )
 
 
 def partials_length(problem: GemmReduceProblem, tile: WgmmaTile) -> int:
@@ -261,7 +279,7 @@ def _plan(
         params.beta[:] = beta.real, beta.imag
         elements = matrices * m * n
         workspace = tile.parts * elements * (2 if left.complex else 1) if tile.parts > 1 else 0
-        resident = sm_count // tile.cluster
+        resident = max(1, sm_count // tile.cluster)
         groups = params.units if tile.split > 1 else min(params.units, resident)
         pieces.append(_Piece(params, groups * tile.cluster * tile.split, workspace, elements))
     stage_planes = tile.stage_planes

@@ -29,6 +29,7 @@ class FakeExecutor:
         self.killed: list[tuple[str, str]] = []
         self.owner = None
         self.stopped = False
+        self.interleaves = False
 
     async def start(self, owner):
         self.owner = owner
@@ -57,7 +58,7 @@ class FakeExecutor:
     def hello(self, name="cpu"):
         worker = self.fleet[name]
         spec = spec_adapter().dump_python(DeviceSpec.cpu(), mode="json")
-        worker.greeted(Hello(worker=name, pid=1, spec=spec, verified_error=1e-8))
+        worker.greeted(Hello(worker=name, pid=1, spec=spec, verified_error=1e-8, interleaves=self.interleaves))
         self.owner.worker_ready(worker)
 
     def lose(self, name="cpu"):

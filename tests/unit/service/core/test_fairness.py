@@ -70,6 +70,17 @@ def test_neither_credit_for_being_away_nor_a_penalty_for_having_been_alone():
     assert abs(served["alone"] - served["away"]) <= 1
 
 
+def test_who_comes_back_has_saved_nothing_up():
+    queue = FairQueue()
+    for _ in range(200):
+        queue.push(QueuedTask("stays"))
+    queue.push(QueuedTask("comes back"))
+    drain(queue, 101)  # its one task, and a hundred of the other's while it was away
+    for _ in range(50):
+        queue.push(QueuedTask("comes back"))
+    assert Counter(found.owner for found in drain(queue, 20))["stays"] >= 9
+
+
 def test_what_a_task_really_took_is_what_its_owner_pays():
     queue = FairQueue()
     for _ in range(1000):

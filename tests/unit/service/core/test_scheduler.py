@@ -142,11 +142,18 @@ async def test_short_tasks_pass_a_long_one_where_the_worker_has_panels(scheduler
 async def test_who_may_have_killed_a_worker_neither_passes_nor_is_passed(
     make_scheduler, fake, submit, listener, by_priority, store
 ):
+    fake.interleaves = True
     scheduler = await make_scheduler(fake, max_attempts=3)
-    fake.fleet["cpu"].interleaves = True
     await submit(scheduler, "long", priority=50)
     await submit(scheduler, "poison", owner="somebody")
     assert fake.running() == ["long", "poison"]
+    fake.lose()
+    fake.hello()
+    while fake.running() != ["long"]:
+        fake.lose()
+        fake.hello()
+    await submit(scheduler, "harmless", owner="a third")
+    assert fake.running() == ["long"]
     for _ in range(10):
         if not fake.running():
             break
