@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from gemmserve_service.store import ArrayStore
     from gemmserve_service.tasks import Task
 
+_MOST_SAMPLED: Final = 1 << 28  # bytes of a product that is checked unasked: a fraction of a second
+_CHECK_RATE: Final = 1e8  # bytes a second that a check gets through at least (docs/reliability.md)
 _LONG_S: Final = 0.5  # a task that others may pass, and
 _SHORT_S: Final = 0.05  # one that may pass it: it delays the long one by a tenth at most; no measurement behind these
 
@@ -257,7 +259,10 @@ class Scheduler:
         task.worker = worker
         task.began = time.monotonic()
         task.queue_s = task.began - task.submitted
-        task.limit_s = self.settings.hang_s + self.settings.hang_factor * self.estimates.cautious_seconds(task, worker)
+        sampled = task.size[0] <= _MOST_SAMPLED and self._chance.random() < self.settings.verify_share
+        verify = task.verify or sampled
+        longest_s = self.estimates.cautious_seconds(task, worker) + (task.size[0] / _CHECK_RATE if verify else 0.0)
+        task.limit_s = self.settings.hang_s + self.settings.hang_factor * longest_s
         worker.tasks[task.id] = task
         worker.began()
         chosen = task.plans[worker.id]
@@ -273,7 +278,7 @@ class Scheduler:
                 for name, pinned in task.operands.items()
             },
             results={name: _ref(upload.spec, upload.extent) for name, upload in task.results.items()},
-            verify=task.verify or self._chance.random() < self.settings.verify_share,
+            verify=verify,
         )
         self.executor.send(worker, message)
         task.listener.started(task)

@@ -168,6 +168,32 @@ async def test_who_may_have_killed_a_worker_neither_passes_nor_is_passed(
     assert store.scratch_bytes == 0
 
 
+async def test_a_suspect_does_not_pass(scheduler, fake, submit, by_priority):
+    fake.fleet["cpu"].interleaves = True
+    await submit(scheduler, "long", priority=50)
+    await submit(scheduler, "first", owner="somebody")
+    fake.done(task="first")
+    suspect = await submit(scheduler, "suspect", owner="somebody", crashes=1)
+    assert fake.running() == ["long"]
+    assert suspect.worker is None
+
+
+async def test_a_check_has_its_time_and_is_not_sampled_of_huge_products(make_scheduler, fake, make_task):
+    scheduler = await make_scheduler(fake, verify_share=1.0)
+    for name, nbytes, asked, checked in (
+        ("a", 64, False, True),
+        ("b", 1 << 40, False, False),
+        ("c", 1 << 40, True, True),
+    ):
+        task = await make_task(name, verify=asked)
+        task.__dict__["size"] = (nbytes, 0)
+        scheduler.submit(task)
+        assert fake.sent[-1][1].verify is checked
+        limit_s = task.limit_s
+        fake.done()
+    assert limit_s > 20 * (1 << 40) / 1e8
+
+
 async def test_a_lost_task_takes_its_old_place_and_its_results(scheduler, fake, submit, listener):
     task = await submit(scheduler, "a")
     await submit(scheduler, "b")

@@ -1,0 +1,122 @@
+"""What tune_split.py measures: variants of the pre-pass's geometry by the length of vectors. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+SHAPES = {512: (512, 512), 1024: (1024, 1024), 2048: (2048, 2048), 4096: (3456, 4096), 8192: (8192, 8192)}
+"""(m, n) by k."""
+DEFAULT = "default"
+COMMON = {"p256": {"prefetch": 256}, "st": {"stream": True}}
+BY_K = {
+    512: {
+        "s64": {"strip": 64},
+        "s128": {"strip": 128},
+        "t128c2": {"threads": 128, "blocks": 6, "cluster": 2},
+        "t512": {"threads": 512, "blocks": 2},
+    },
+    1024: {
+        "t256c2": {"threads": 256, "blocks": 3, "cluster": 2},
+        "t256c2s64": {"threads": 256, "blocks": 3, "cluster": 2, "strip": 64},
+        "t256c2s128": {"threads": 256, "blocks": 3, "cluster": 2, "strip": 128},
+        "s64": {"strip": 64},
+        "t128c4s64": {"threads": 128, "blocks": 6, "cluster": 4, "strip": 64},
+    },
+    2048: {
+        "s128": {"strip": 128},
+        "t512c2s64": {"threads": 512, "blocks": 2, "cluster": 2},
+        "t512c2s32": {"threads": 512, "blocks": 2, "cluster": 2, "strip": 32},
+        "t128c8s128": {"threads": 128, "blocks": 6, "cluster": 8, "strip": 128},
+    },
+    4096: {
+        "b2": {"blocks": 2},
+        "t512": {"threads": 512, "blocks": 2, "held": 1, "cluster": 4, "strip": 64},
+        "s64": {"strip": 64},
+        "w256": {"strip": 256, "blocks": 1},
+        "st1": {"stages": 1},
+        "fill1": {"_FILL": 1.0},
+        "even": {"_STRIPS_FIRST": 1.0},
+        "t512h1s128": {"threads": 512, "blocks": 1, "held": 1, "cluster": 4, "strip": 128, "stages": 3},
+    },
+    8192: {
+        "t256b2": {"threads": 256, "blocks": 2, "held": 2, "patches": 2, "ranks": 2},
+        "t256b3": {"threads": 256, "blocks": 3, "held": 2, "patches": 2, "ranks": 2},
+        "b1s128": {"blocks": 1, "strip": 128},
+        "fill1": {"_FILL": 1.0},
+    },
+}
+"""What each variant changes: fields of the geometry, or constants of planes/split.py (those with an underscore)."""
+FIELDS_ALONG = ("threads", "blocks", "held", "ranks", "stages", "stream")
+"""Of a geometry, what changes the kernel for vectors along memory."""
+TINY = {100: (40, 24)}
+TINY_VARIANTS = {"s64": {"strip": 64}, "t128": {"threads": 128, "blocks": 4}}
+LAYOUTS = ("NN", "NT", "TN", "TT")
+"""trans_a, trans_b. Vectors of A lie along memory and those of B across it with NN, both along it with NT."""
+PROBED = (1024, 4096)
+PROBES = {
+    "no stores": ('asm volatile("st.global.v4.u32', 'if (words.at[0] == 0x12345678u) asm volatile("st.global.v4.u32'),
+    "no loads": (
+        'asm volatile(GEMM_COPY("[%0], [%1], %2")',
+        'if (from == nullptr) asm volatile(GEMM_COPY("[%0], [%1], %2")',
+    ),
+}
+"""What takes the place of what in the kernel's text; neither condition ever holds."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The pre-pass of op(A) (m x k) and op(B) (k x n) in one variant."""
+
+    k: int
+    m: int
+    n: int
+    dtype: str
+    layout: str
+    variant: str
+    changes: tuple[tuple[str, object], ...] = ()
+    probe: str = ""
+
+    @property
+    def moved(self):
+        """Bytes read and written: two planes of a part are as long as the part."""
+        return 2 * (self.m + self.n) * self.k * np.dtype(self.dtype).itemsize
+
+    @property
+    def shapes(self):
+        """Of the arrays A and B."""
+        logical = (self.m, self.k), (self.k, self.n)
+        return [shape if trans == "N" else shape[::-1] for shape, trans in zip(logical, self.layout, strict=True)]
+
+
+def jobs(only=(), *, tiny=False):
+    """What to measure, for each k and layout first what `geometry_of` chooses."""
+    for k, (m, n) in (TINY if tiny else SHAPES).items():
+        if only and k not in only:
+            continue
+        for dtype, layout in itertools.product(("complex64", "float32"), LAYOUTS):
+            if dtype == "float32" and not tiny and (layout == "TT" or (layout == "NT" and k not in PROBED)):
+                continue
+            default = Job(k, m, n, dtype, layout, DEFAULT)
+            yield default
+            if dtype == "complex64":
+                probes = PROBES if k in PROBED and layout != "TT" else ()
+                yield from (replace(default, variant=f"probe: {probe}", probe=probe) for probe in probes)
+                changed = TINY_VARIANTS if tiny else worthwhile(layout, COMMON | BY_K[k])
+                for variant, changes in changed.items():
+                    yield replace(default, variant=variant, changes=tuple(changes.items()))
+
+
+def worthwhile(layout, variants):
+    """Those of the variants that are not sure to take another's time with that layout.
+
+    With TT both operands do what one of them does with NN and the other with TN: the default is enough.
+    """
+    if layout != "NT":
+        return {} if layout == "TT" else variants
+    along = {}
+    for name, changes in variants.items():
+        along.setdefault(tuple((field, changes[field]) for field in FIELDS_ALONG if field in changes), name)
+    return {name: variants[name] for fields, name in along.items() if fields}
