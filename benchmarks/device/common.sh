@@ -10,6 +10,7 @@ began=${began:-$SECONDS}
 kernels=benchmarks/device/kernels # git-ignored: what prepare.sh made, results to go on from
 tables=kernels/gemmserve_kernels/tables
 scratch=${TMPDIR:-/tmp}/gemmserve-device
+case $PYTHON in *dry.sh) scratch+=-dry tables=$scratch/package ;; esac
 export GEMMSERVE_KERNEL_CACHE=$scratch/kernels CUPY_CACHE_DIR=$scratch/cupy
 planes_cache=$scratch/planes # the variants of tune_split.py, so that --prune leaves them alone
 mkdir -p "$OUT" "$kernels" "$scratch"/{kernels,planes,tables}

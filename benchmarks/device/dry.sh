@@ -7,6 +7,7 @@ real=python3
 [ -x .venv/bin/python ] && real=.venv/bin/python
 stand_in=("$real" tests/support/cupy_on_numpy/run.py)
 case "$*" in
+    -c*) PYTHONPATH=tests/support/cupy_on_numpy:$PYTHONPATH exec "$real" "$@" ;;
     *precompile.py*) exec "$real" "$@" --list ;;
     *tune_dispatch.py*--check*) exec "$real" "$@" ;;
     *tune_dispatch.py*) exec "${stand_in[@]}" "$@" --shrink 64 --rounds 1 --budget 0.001 --dtypes float16 ;;

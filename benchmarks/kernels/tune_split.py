@@ -162,7 +162,14 @@ def wrong(xp, operands, job):
 
 
 def residency(launcher, operands):
-    """Of the kernel: registers, spilled bytes, blocks of a multiprocessor, clusters of the device at once."""
+    """Of the kernel: registers, spilled bytes, blocks of a multiprocessor, clusters of the device; or what failed."""
+    try:
+        return _residency(launcher, operands)
+    except Exception as error:  # the times are good without
+        return f"{type(error).__name__}: {error}"
+
+
+def _residency(launcher, operands):
     import cupy
 
     plan = split.plan(launcher.spec, SCHEME, *operands.sides)
@@ -187,6 +194,7 @@ def microseconds(launcher, words, sets, repeats):
     """Of a pre-pass, each time one of a graph that has one for each set: the cache does not hold all of them."""
     import cupy
 
+    cupy.cuda.Device().synchronize()  # the measurement has a stream of its own
     stream = cupy.cuda.Stream(non_blocking=True)
     found = []
     with stream:
@@ -222,7 +230,7 @@ def measure(xp, launcher, job, held, repeats):
             times = microseconds(launcher, words, sets, repeats)
             row |= {"us": statistics.median(times), "fastest_us": min(times)}
             row["tbs"] = job.moved / row["us"] / 1e6
-            row |= residency(launcher, sets[0])
+            row["residency"] = residency(launcher, sets[0])
     except Exception as error:  # a variant that cannot run must not cost the others
         row["wrong"].append(f"{type(error).__name__}: {str(error)[:200]}")
     return row

@@ -134,7 +134,7 @@ def test_the_table_is_written_point_by_point(tmp_path):
 
 def test_without_a_gpu_the_scripts_say_so():
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    for script in ("run.py", "tune_dispatch.py"):
+    for script in ("run.py", "tune_dispatch.py", "tune_split.py"):
         command = [sys.executable, str(FOLDER / script)]
         found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         assert found.returncode == 2
