@@ -11,7 +11,7 @@ from gemmserve_service.executor.base import spec_adapter
 from gemmserve_service.operations import build, options
 from gemmserve_service.schemas import GemmParams, Timings
 from gemmserve_service.worker.blas import BlasThreads, flops_per_call
-from gemmserve_service.worker.panels import panels, plan_cut
+from gemmserve_service.worker.panels import grid, plan_grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from gemmserve_service.schemas import GemmReduceParams
 
 
-_PANEL_FLOPS: Final = 1 << 33  # a tenth of a second to one second on a processor: how long a cancellation may wait
+_PANEL_FLOPS: Final = 1 << 31
+"""Operations of a panel on a processor, a hundredth to a tenth of a second: what a cancellation, or somebody else's
+small product, waits for. Square panels of that size are no slower than the whole product."""
 
 
 def go_on() -> None:
@@ -110,10 +112,8 @@ def _panels(
     # An upper bound of the operations first: to build the problem takes longer than a small product does.
     if 8 * arrays["a"].size * arrays["b"].size > _PANEL_FLOPS:
         problem = build(params, {name: Operand.of(array) for name, array in arrays.items()})
-        cut = plan_cut(problem, -(-problem.flops() // _PANEL_FLOPS))
-        if cut is not None:
-            yield from panels(problem, cut, arrays, results)
-            return
+        yield from grid(problem, plan_grid(problem, -(-problem.flops() // _PANEL_FLOPS)), arrays, results)
+        return
     yield arrays, results
 
 

@@ -6,6 +6,7 @@ How a product is cut follows from the product and the number of panels alone, so
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,47 @@ def plan_cut(problem: GemmProblem | GemmReduceProblem, count: int) -> Cut | None
     found += [Cut(axis, 0, _edges(extents[axis], count, _STEP)) for axis in inner if axis not in reduced]
     longest = max(found, key=len, default=None)  # the first of several
     return None if longest is None or len(longest) < 2 else longest
+
+
+def plan_grid(problem: GemmProblem | GemmReduceProblem, count: int) -> tuple[Cut, ...]:
+    """Cuts along several axes that give about `count` panels together, as square as they can be; none where one panel
+    is all there is.
+
+    The first cut is the outermost. Square panels read least of the operands for each multiplication. An axis that is
+    reduced is never cut.
+    """
+    cuts: list[Cut] = []
+    reduced = () if isinstance(problem, GemmProblem) else problem.axis
+    if "batch" not in reduced:
+        for index, extent in enumerate(problem.batch_shape):
+            if extent > 1 and count > 1:
+                cuts.append(Cut("batch", len(problem.batch_shape) - 1 - index, _edges(extent, count, 1)))
+                count = -(-count // len(cuts[-1]))
+    extents = {"n": problem.n, "m": problem.m}
+    free = [axis for axis in extents if axis not in reduced]
+    side = math.sqrt(problem.m * problem.n / max(1, count)) if len(free) == 2 else 0.0
+    for axis in free:
+        parts = min(count, max(1, round(extents[axis] / side))) if side else count
+        cut = Cut(axis, 0, _edges(extents[axis], parts, _STEP))
+        if len(cut) > 1:
+            cuts.append(cut)
+            count = -(-count // len(cut))
+        side = 0.0  # what is left falls to the other axis
+    return tuple(cut for cut in cuts if len(cut) > 1)
+
+
+def grid(
+    problem: GemmProblem | GemmReduceProblem,
+    cuts: tuple[Cut, ...],
+    operands: Mapping[str, Any],
+    results: Mapping[str, Any],
+) -> Iterator[tuple[Arrays, Arrays]]:
+    """Operands and results of each panel of `plan_grid`."""
+    if not cuts:
+        yield dict(operands), dict(results)
+        return
+    for some, outs in panels(problem, cuts[0], operands, results):
+        yield from grid(problem, cuts[1:], some, outs)
 
 
 def panels(
