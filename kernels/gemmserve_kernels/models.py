@@ -61,9 +61,8 @@ AMPERE: Final = MatrixUnit(8, 4, 24)
 
 _TF32_DROPPED: Final = 13
 _EXPONENT: Final = 0x7F800000
-_TF32_K: Final = 8
 _FP16_K: Final = 16
-"""Steps of k in one matrix instruction (PTX ISA: mma m16n8k8 for tf32, wgmma k16 for f16)."""
+"""Steps of k in one matrix instruction of float16 (PTX ISA: mma m16n8k16, wgmma k16)."""
 _TOGETHER: Final = 1 << 22
 """Products that are held at once."""
 _NOTHING: Final = -2000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -77,8 +77,7 @@ class PreparedOperand:
         if self.payload is None:
             return None
         shapes = [Symbol(-1, tuple(x.shape), np.dtype(x.dtype), tuple(x.strides), 0) for x in self.arrays]
-        payload = self.payload.with_arrays(None, shapes)
-        return _outlines.setdefault(payload, Outline(payload))
+        return _outline(self.payload.with_arrays(None, shapes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +87,10 @@ class Outline:
     payload: Any
 
 
-_outlines: Final[dict[Any, Outline]] = {}
+@lru_cache(maxsize=1024)
+def _outline(payload: Any) -> Outline:
+    """One object for equal payloads; where it was forgotten, a plan is merely made again."""
+    return Outline(payload)
 
 
 def source_of(operand: Any) -> Any:

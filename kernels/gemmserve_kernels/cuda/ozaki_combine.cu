@@ -24,7 +24,7 @@ struct Wide {
 
 GEMM_DEVICE void add_residue(Limbs& sum, int residue, const double (&weight)[3]) {
     // 2^52 + residue + 1024, put together from its bits: conversions are four times as slow as additions.
-    const double r = from_bits(0x4330000000000000 | residue + 1024) - 4503599627371520.0;
+    const double r = double_of(0x4330000000000000 | residue + 1024) - 4503599627371520.0;
 #pragma unroll
     for (int i = 0; i < 3; ++i) sum.at[i] = fma(r, weight[i], sum.at[i]);
 }

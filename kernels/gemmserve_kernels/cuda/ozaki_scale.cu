@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_scale(ScaleParams pa
         code = ZERO_LINE;
     } else {
         // target / norm = n / 4 * 2^e, n rounded down.
-        const Long bits = to_bits(params.target / (sqrt(sum) * MARGIN));
+        const Long bits = bits_of(params.target / (sqrt(sum) * MARGIN));
         code = (static_cast<int>(bits >> 52) - 1023 + exponent) * 8 + 4 + static_cast<int>(bits >> 50 & 3);
     }
     line.codes[where.quotient * line.lines + first_line + l] = code;

@@ -12,8 +12,6 @@ from typing import Final
 from gemmserve_kernels import driver
 
 MAP_BYTES: Final = 128
-MAX_BOX: Final = 256
-"""Elements of a box along any axis at most."""
 MAX_STRIDE: Final = 1 << 40
 """Bytes between neighbours along any axis must be fewer."""
 

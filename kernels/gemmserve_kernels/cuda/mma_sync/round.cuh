@@ -2,14 +2,11 @@
 // small part of a float32. Bits: the lower 13 of a TF32 are not looked at by the tensor core.
 #pragma once
 
-#include "../common/platform.cuh"
+#include "../common/bits.cuh"
 
 enum Rounding { NEAREST, TOWARD_ZERO, HALF_ULP_TRUNCATE, HALF_ULP_TRUNCATE_FLUSH };
 
 constexpr unsigned TF32_MASK = 0xffffe000u, TF32_HALF = 0x1000u, FLOAT_EXPONENT = 0x7f800000u;
-
-GEMM_DEVICE float float_of(unsigned bits) { return __builtin_bit_cast(float, bits); }
-GEMM_DEVICE unsigned bits_of(float x) { return __builtin_bit_cast(unsigned, x); }
 
 // The sum's upper 19 bits are the TF32; a NaN may overflow into a number.
 template <Rounding STYLE>

@@ -40,8 +40,7 @@ GEMM_DEVICE void write_element(const MatrixParams& matrix, Long offset, Acc valu
 GEMM_DEVICE float times_power(float x, int exponent) {
     exponent = exponent < -252 ? -252 : exponent > 252 ? 252 : exponent;
     const int half = exponent / 2;
-    return x * float_of(static_cast<unsigned>(half + 127) << 23) *
-           float_of(static_cast<unsigned>(exponent - half + 127) << 23);
+    return x * power_of_two(half) * power_of_two(exponent - half);
 }
 
 template <class Config>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../common/raster.cuh"
+#include "../common/bits.cuh"
 #include "../common/types.cuh"
 #include "params.cuh"
 
@@ -25,21 +26,5 @@ GEMM_DEVICE Element read(const LineParams& line, Long offset) {
     return x;
 }
 
-GEMM_DEVICE double from_bits(Long bits) {
-#if defined(GEMM_SHIM)
-    return __builtin_bit_cast(double, bits);
-#else
-    return __longlong_as_double(bits);
-#endif
-}
-
-GEMM_DEVICE Long to_bits(double x) {
-#if defined(GEMM_SHIM)
-    return __builtin_bit_cast(Long, x);
-#else
-    return __double_as_longlong(x);
-#endif
-}
-
 // 2^e, -1022 <= e <= 1023.
-GEMM_DEVICE double power(int e) { return from_bits(static_cast<Long>(e + 1023) << 52); }
+GEMM_DEVICE double power(int e) { return double_of(static_cast<Long>(e + 1023) << 52); }

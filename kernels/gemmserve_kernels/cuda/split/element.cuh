@@ -3,6 +3,7 @@
 
 #include "params.cuh"
 #include "../common/dependent.cuh"
+#include "../common/bits.cuh"
 #include "../common/raster.cuh"
 #include "../common/types.cuh"
 
@@ -28,20 +29,6 @@ constexpr float LARGEST = 3.4028234663852886e38f;
 // The part of a vector's 1-norm that may be lost.
 constexpr float TOLERANCE = LOW ? 1.0f / (1ll << 33) : 1.0f / (1 << 22);
 
-GEMM_DEVICE unsigned bits_of(float x) {
-#if defined(GEMM_SHIM)
-    return __builtin_bit_cast(unsigned, x);
-#else
-    return __float_as_uint(x);
-#endif
-}
-GEMM_DEVICE float float_of(unsigned x) {
-#if defined(GEMM_SHIM)
-    return __builtin_bit_cast(float, x);
-#else
-    return __uint_as_float(x);
-#endif
-}
 GEMM_DEVICE unsigned larger(unsigned x, unsigned y) { return x > y ? x : y; }
 
 constexpr unsigned INFINITE = 0x7f800000u;
@@ -62,8 +49,6 @@ GEMM_DEVICE int undo_exponent(unsigned bits) { return bits == 0 || bits >= INFIN
 struct Scaling {
     float first, second;
 };
-
-GEMM_DEVICE float power_of_two(int exponent) { return float_of(static_cast<unsigned>(exponent + 127) << 23); }
 
 GEMM_DEVICE Scaling scaling_of(int shift) {
     const int first = shift < 126 ? shift : 126;

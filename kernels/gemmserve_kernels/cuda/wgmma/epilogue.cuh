@@ -1,6 +1,7 @@
 // From the sums in registers to D = alpha 2^(exponents) sum + beta C, or to the workspace where k is split over grids.
 #pragma once
 
+#include "../common/bits.cuh"
 #include "../common/truncation.cuh"
 #include "../common/types.cuh"
 #include "mainloop.cuh"
@@ -8,8 +9,6 @@
 // x 2^exponent, rounded at most once. One float may not hold the power; the product of two does: sums lie between 2^-48
 // and 2^48, so that beyond 252 the result is 0 or infinite in any case, and what the first factor makes subnormal the
 // second makes 0.
-GEMM_DEVICE float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
-
 struct Power {
     float first, second;
 
