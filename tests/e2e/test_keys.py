@@ -61,18 +61,18 @@ def test_keys_and_quotas_over_a_kill(tmp_path) -> None:
     with LiveServer(data_dir=data_dir) as server, server.http() as http:
         assert http.get("/v1/arrays").status_code == 200
         key = create(data_dir, "alice", "--quota-stored-bytes", "1G")
-        within(1.5, lambda: http.get("/v1/arrays").status_code == 401)
+        within(20, lambda: http.get("/v1/arrays").status_code == 401)
         second = create(data_dir, "alice's second", "--owner", key.split("_")[1])
         bearer = {"Authorization": f"Bearer {second}"}
-        within(1.5, lambda: http.get("/v1/arrays", headers=bearer).status_code == 200)
+        within(20, lambda: http.get("/v1/arrays", headers=bearer).status_code == 200)
         keys(data_dir, "revoke", second.split("_")[1])
-        within(1.5, lambda: http.get("/v1/arrays", headers=bearer).status_code == 401)
+        within(20, lambda: http.get("/v1/arrays", headers=bearer).status_code == 401)
         with Client(server.url, api_key=key) as client:
             operand = client.put(np.random.default_rng(0).standard_normal((256, 256)))
             submitted = [client.submit("gemm", operand, operand) for _ in range(20)]
             submitted[9].wait()
             half = half_an_upload(server, key)
-            within(5, lambda: client.usage()["quotas"]["inflight_bytes"]["used"] == 8 << 20)
+            within(20, lambda: client.usage()["quotas"]["inflight_bytes"]["used"] == 8 << 20)
             ended = [job for job in client.jobs() if job.state == "succeeded"]
         before_s = sum(job.info.timings[phase] for job in ended for phase in PHASES)
         for process in server.processes():

@@ -18,7 +18,7 @@ from gemmserve import Client
 SLOW = 2048
 
 
-def wait_for(condition, within_s: float = 20.0):
+def wait_for(condition, within_s: float = 40.0):
     deadline = time.monotonic() + within_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {within_s} s"

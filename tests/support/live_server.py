@@ -52,13 +52,13 @@ class LiveServer(LocalServer):
         return self._text if self.returncode is not None else self.log.read_text(errors="replace")
 
     def terminate(self, with_signal: signal.Signals = signal.SIGTERM) -> None:
-        """Ends it and asserts that within ten seconds no process of it is left."""
+        """Ends it and asserts that within thirty seconds no process of it is left."""
         processes = self.processes()
         self.process.send_signal(with_signal)
         self.process.wait(self._stop_within_s)
         self._text = self.log.read_text(errors="replace")
         self.stop()
-        _, left = psutil.wait_procs(processes, timeout=10)
+        _, left = psutil.wait_procs(processes, timeout=30)
         left = [*left, *self.processes()]
         for process in left:
             process.kill()

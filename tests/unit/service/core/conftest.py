@@ -206,7 +206,7 @@ def gemm():
 def eventually():
     """Waits until a condition holds."""
 
-    async def wait(condition, within_s=5.0):
+    async def wait(condition, within_s=30.0):
         deadline = time.monotonic() + within_s
         while not (value := condition()):
             assert time.monotonic() < deadline, f"it did not happen within {within_s} s"

@@ -170,7 +170,7 @@ def test_a_cancelled_job_frees_its_worker_long_before_its_end(tmp_path):
         for cancelled in (large_id, second_id):
             assert http.delete(f"/v1/jobs/{cancelled}").json()["state"] == "cancelled"
         check(http, job(http, submit(http, small), wait=30), np.eye(8))
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 30
         until(lambda: "stopped after" in server.text)
 
 
@@ -282,7 +282,7 @@ def test_a_drain_is_bounded(tmp_path, a):
         began = time.monotonic()
         server.terminate()
         assert server.returncode == 0
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 30
     with server_on(tmp_path) as (_, http):
         check(http, job(http, job_id, wait=30), a @ a)
 
@@ -322,7 +322,7 @@ def test_the_listening_port_is_the_supervisor_s(tmp_path):
         port = urlsplit(server.url).port
         (front,) = of_kind(server, "gemmserve_service.front")
         front.suspend()
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:  # the backlog takes it
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:  # the backlog takes it
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
             front.kill()
             connection.settimeout(30)

@@ -197,7 +197,7 @@ def conversation(tmp_path):
     runner = Runner(CpuBackend())
     thread = threading.Thread(target=loop._converse, args=(far, runner, 60))
     with near, far:
-        near.settimeout(10)
+        near.settimeout(30)
         thread.start()
         yield near, runner, thread
         near.close()
@@ -256,7 +256,7 @@ def slow(run):
     thread = threading.Thread(target=converse)
     message, _ = run(GemmParams(trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A)
     with near, far:
-        near.settimeout(10)
+        near.settimeout(30)
         thread.start()
         near.sendall(encode(message))
         backend.turns.release(2)

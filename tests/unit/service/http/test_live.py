@@ -16,7 +16,7 @@ import pytest
 pytestmark = pytest.mark.timeout(60)
 
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=30.0):
     """Waits for something that another thread does."""
     deadline = time.monotonic() + seconds
     while not condition():

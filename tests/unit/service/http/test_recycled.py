@@ -123,7 +123,7 @@ async def test_a_failed_or_cancelled_job_leaves_no_array(bob, npy, core, spy):
     cancelled = (await bob.delete(f"/v1/jobs/{job['id']}")).json()
     assert (cancelled["state"], cancelled["result"]) == ("cancelled", None)
     spy.release()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while core.scheduler.running:  # noqa: ASYNC110 (the worker's answer)
             await asyncio.sleep(0.01)
     assert [item["id"] for item in (await bob.get("/v1/arrays")).json()["items"]] == [a]
