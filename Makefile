@@ -17,10 +17,10 @@ RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve test gpu-test sanitize bench chaos lint python fuzz attacks
+.PHONY: help demo serve test gpu-test sanitize bench bench-service chaos lint python fuzz attacks
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 python:
 	@test -n "$(PYTHON)" || { echo "gemmserve needs Python 3.11 or newer, and none is on the path." \
@@ -55,6 +55,12 @@ bench: python  ## our kernels beside the vendor's, with errors (ARGS='--compute 
 	$(call environment,dev)
 	$(VENV)/bin/gemmserve bench gemm $(ARGS)
 	$(VENV)/bin/gemmserve bench accuracy
+
+bench-service: python  ## the service beside tritonserver, LitServe, BentoML and plain servers (ARGS='--quick')
+	$(call environment,dev)
+	-$(RUN) -m benchmarks.service install
+	$(RUN) -m benchmarks.service run $(ARGS)
+	$(RUN) -m benchmarks.service report
 
 fuzz: python  ## the parsers of what strangers send, by atheris (ARGS='--seconds 600 npy multipart')
 	$(call environment,dev$(comma)fuzz)

@@ -5,9 +5,11 @@ For the stand-in for CuPy (tests/support/cupy_on_numpy), so that a test that lau
 
 from __future__ import annotations
 
+import direct_cases
 import mma_cases
 import numpy as np
 import ozaki_cases
+import reduce_cases
 import simt_cases
 import small_cases
 
@@ -33,7 +35,7 @@ def pytest_configure():
     np.isfinite = lambda x, **_: np.ones(np.shape(x), bool)
     for name in ("assert_array_equal", "assert_allclose", "assert_array_less"):
         setattr(np.testing, name, nothing)
-    for module in (simt_cases, mma_cases, small_cases, ozaki_cases):
+    for module in (simt_cases, mma_cases, small_cases, ozaki_cases, reduce_cases, direct_cases):
         for name in dir(module):
             if name.startswith("assert_"):
                 setattr(module, name, nothing)

@@ -18,7 +18,7 @@ CUDA_R_32I = 10
 def seconds(row, rates):
     """The least that a row's arithmetic and traffic take, or None where it is not known.
 
-    `row`: dtype, compute, algorithm, arithmetic, flops (8 m n k for complex), nbytes and k.
+    `row`: dtype, compute, algorithm, arithmetic, flops (8 m n k for complex), nbytes, m, n and k.
     """
     unit = _unit(row)
     if unit is None or rates.get(unit[0]) is None or rates.get("copy") is None:
@@ -31,6 +31,11 @@ def _unit(row):
     """The unit, and operations of it for one of the product's."""
     arithmetic, dtype = row["arithmetic"], row["dtype"]
     is_complex = dtype.startswith("complex")
+    algorithm = row.get("algorithm")
+    if algorithm == "sums":  # passes over memory alone
+        return "fp64", 0.0
+    if algorithm == "gram":  # k^2 m of A^H A and k^2 n of the forms, half of each by symmetry
+        return "fp64", row["k"] * (row["m"] + row["n"]) / (2 * row["m"] * row["n"])
     if arithmetic == "3xfp16":
         return "fp16", 3.0
     if arithmetic == "3xfp16-3m":

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import half
 import numpy as np
 
 from gemmserve_kernels import ConfigInfeasible, DeviceError, GemmConfig, gemm, prepare
-from gemmserve_kernels.bench.targets import by_hand, run_case
-from gemmserve_kernels.dispatch import candidates, plan
+from gemmserve_kernels.bench.targets import by_hand, reduced, run_case
+from gemmserve_kernels.dispatch import WITHOUT_PRODUCT, candidates, plan
 from gemmserve_kernels.errors import KernelError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Contender:
 def contenders(case, sets, spec, *, forced=True, prepared=False):
     """Ours first, then our other algorithms by name, ours on prepared operands, the rivals. Raises KernelError."""
     if case.op != "gemm":
-        return [_ours(case, sets, "gemmserve", plan(case.problem(), spec)), _by_hand(case, sets)]
+        return _reducers(case, sets, spec)
     chosen = plan(case.problem(), spec)
     found = [_ours(case, sets, "gemmserve", chosen)]
     if forced and case.config is None:
@@ -54,6 +55,17 @@ def contenders(case, sets, spec, *, forced=True, prepared=False):
     if prepared and chosen.arithmetic in PREPARABLE:
         found.append(_prepared(case, sets, chosen))
     return found + _rivals(case, sets, spec)
+
+
+def _reducers(case, sets, spec):
+    """Ours, the product made and reduced by us where ours does without it, and by the rival."""
+    chosen = plan(case.problem(), spec)
+    found = [_ours(case, sets, "gemmserve", chosen)]
+    if chosen.algorithm in WITHOUT_PRODUCT and case.config is None:
+        whole = replace(case, config=GemmConfig(algorithm="product"))
+        found.append(_ours(whole, sets, "product", plan(whole.problem(), spec)))
+    found.append(_by_hand(case, sets))
+    return [*found, _unrounded(case, sets)] if case.dtype == "float16" else found
 
 
 def modes(case, sets, spec, computes):
@@ -88,6 +100,17 @@ def _by_hand(case, sets):
     import cupy
 
     return Contender("cupy", "cupy", "", lambda i: by_hand(cupy, case, sets[i % len(sets)]))
+
+
+def _unrounded(case, sets):
+    """The vendor's float16 product with a float32 result, reduced by CuPy."""
+    import cupy
+
+    def run(i):
+        arrays = sets[i % len(sets)]
+        return reduced(cupy, case, half.product(arrays["a"], arrays["b"], case.trans_a, case.trans_b))
+
+    return Contender("cuBLAS to float32", "vendor", "", run)
 
 
 def _vendor(case, sets, spec, compute, who):

@@ -147,6 +147,7 @@ REDUCE = {
     "sum": lambda x: x.sum(axis=-2),
     "sumsq": lambda x: (abs(x) ** 2).sum(axis=-2),
     "absmax": lambda x: abs(x).max(axis=-2),
+    "max": lambda x: x.max(axis=-2),
 }
 """Over m of a product."""
 

@@ -28,6 +28,17 @@ REDUCTIONS = {
     "complex64": ((16, 2048, 2048, 1024), (64, 1024, 1024, 256), (256, 512, 512, 64)),
     "float32": ((64, 1024, 1024, 256), (256, 512, 512, 64)),
 }
+TALL = (("complex64", (4, 65536, 4096, 64)), ("float32", (4, 65536, 4096, 128)))
+"""Products with many more rows and columns than steps of k, of which the rival's is 8.6 or 4.3 GB."""
+HALF = (
+    ((64, 1024, 1024, 1024), "NN", ("max",)),
+    ((64, 1024, 1024, 1024), "NT", ("max",)),
+    ((64, 1024, 1024, 1024), "TN", ("max",)),
+    ((64, 1024, 1024, 1024), "NN", ("sumsq", "absmax")),
+    ((64, 1000, 1000, 1001), "NN", ("max",)),
+    ((256, 512, 512, 512), "NN", ("max",)),
+)
+"""Reductions of float16: operands along k and across it, and such as are copied first; sums, which are promoted."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ def suite(quick=False):
     """The tables, what matters most first. `quick`: smaller sizes."""
     large = 2048 if quick else 4096
     larger = () if quick else (8192,)
-    half, double = {"dtype": "float16"}, {"dtype": "complex128"}
+    double = {"dtype": "complex128"}
     sizes = (256, 384, 512, 768, 1024, 1536, 2048, *(() if quick else (3072, 4096, 8192, 16384)))
     named = tuple(replace(HEADLINE, compute=mode) for mode in ("3xfp16-3m", "tf32", "3xtf32", "1xtf32"))
     return [
@@ -71,10 +82,17 @@ def suite(quick=False):
         Table("ops", tuple(replace(c, trans_a=t) for c in square(2048) for t in "TCR"), forced=False),
         Table("scalars", tuple(replace(c, alpha=2 - 1j, beta=0.5j) for c in square(512, 2048)), forced=False),
         Table("planar", square(2048, layout="planar"), forced=False),
-        Table("half", (*square(large, **half), Case(m=512, n=512, k=512, batch=256, **half)), forced=False),
+        Table("half", halves(large)),
         Table("other batches", other_batches()),
         Table("gemm_reduce", reductions(quick), forced=False),
     ]
+
+
+def halves(large):
+    """Products of float16, one of them along k on both sides."""
+    half = {"dtype": "float16"}
+    batched = (Case(m=512, n=512, k=512, batch=256, **half), Case(m=1024, n=1024, k=1024, batch=64, **half))
+    return (*square(1024, large, **half), *square(large, trans_b="T", **half), *batched)
 
 
 def errors(quick=False):
@@ -109,7 +127,16 @@ def reductions(quick=False):
         for dtype, shapes in REDUCTIONS.items()
         for batch, m, n, k in (shapes[-1:] if quick else shapes)
         for reduce in (("absmax",), ("sum",), ("sum", "sumsq", "absmax"))
-    )
+    ) + tuple(
+        Case(op="gemm_reduce", batch=batch, m=m, n=n, k=k, dtype=dtype, reduce=("sumsq",))
+        for dtype, (batch, m, n, k) in (TALL[:1] if quick else TALL)
+    ) + tuple(
+        Case(
+            op="gemm_reduce", batch=batch, m=m, n=n, k=k, dtype="float16", reduce=reduce, trans_a=trans[0],
+            trans_b=trans[1],
+        )
+        for (batch, m, n, k), trans, reduce in (HALF[-1:] if quick else HALF)
+    )  # fmt: skip
 
 
 def label(case):

@@ -6,7 +6,7 @@ import statistics
 
 from data import largest
 
-PLAIN_RIVALS = ("vendor BLAS", "cupy", "np.matmul")
+PLAIN_RIVALS = ("vendor BLAS", "cupy", "cuBLAS to float32", "np.matmul")
 """Plain arithmetic of the vendor, or what a user would write."""
 NOT_AUTO = ("prepared", "cuBLAS FAST_TF32", "cuBLAS zgemm3m")
 """Not what `auto` is compared with: other work, or another class of error."""
@@ -60,7 +60,7 @@ def cases(rows):
 
 def targets(rows):
     """What was aimed at, on an H200, beside what was found: [{name, target, stretch, found, unit, met}]."""
-    every = list(_speed(rows)) + list(_batched(rows)) + list(_errors(rows))
+    every = [*_speed(rows), *_batched(rows), *_reduced(rows), *_errors(rows)]
     return [
         {
             "name": name,
@@ -124,6 +124,13 @@ def _batched(rows):
     for n in (64, 128, 256):
         pair = [_pick(rows, "batched", who, m=n) for who in ("vendor BLAS", "gemmserve")]
         yield f"batched {n}x{n}, over cuBLAS", "x", 1.0, None, _times(*pair)
+
+
+def _reduced(rows):
+    wanted = {"dtype": "float16", "batch": 64, "m": 1024, "label": "max"}
+    ours = _pick(rows, "gemm_reduce", "gemmserve", **wanted)
+    rivals = [_times(_pick(rows, "gemm_reduce", who, **wanted), ours) for who in PLAIN_RIVALS]
+    yield "float16 64 x 1024^3, max, over cuBLAS", "x", 1.3, None, min(filter(None, rivals), default=None)
 
 
 def _errors(rows):

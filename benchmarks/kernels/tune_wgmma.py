@@ -1,4 +1,5 @@
-"""Times tiles of the Hopper tensor-core kernel on prepared planes: a table on the screen, every figure as JSON.
+"""Times tiles of the Hopper tensor-core kernel on prepared planes, or on float16 operands as they lie: a table on the
+screen, every figure as JSON.
 
     python benchmarks/kernels/tune_wgmma.py --schemes 3xfp16:complex64 --shapes 4096x4096x4096 --json tiles.json
 
@@ -24,10 +25,21 @@ from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
 from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.trace import Note, Tracer
 from gemmserve_kernels.wgmma import gemm as wgmma
-from gemmserve_kernels.wgmma.tiles import WgmmaTile, resolve
+from gemmserve_kernels.wgmma.direct import gemm as direct
+from gemmserve_kernels.wgmma.plan import plan
+from gemmserve_kernels.wgmma.tile import WgmmaTile
+from gemmserve_kernels.wgmma.tiles import resolve
 
-SCHEMES = ("3xfp16:complex64", "3xfp16-3m:complex64", "1xfp16:complex64", "3xfp16:float32", "1xfp16:float32")
+SCHEMES = (
+    "3xfp16:complex64",
+    "3xfp16-3m:complex64",
+    "1xfp16:complex64",
+    "3xfp16:float32",
+    "1xfp16:float32",
+    "fp16:float16",
+)
 SHAPES = (
     "3456x4096x4096", "8192x8192x8192", "4096x4096x4096", "2048x2048x2048", "1024x1024x1024", "512x512x512",
     "256x256x256", "64x64x65536", "16384x64x4096", "64*512x512x512",
@@ -39,19 +51,19 @@ LEAST_MS = 1.5
 
 def tiles(scheme, is_complex, *, small):
     """Tiles worth a look; where the result is `small`, every split of k too."""
-    bits = {"3xfp16": 2, "3xfp16-3m": 2, "1xfp16": 1}[scheme]
+    bits = {"3xfp16": 2, "3xfp16-3m": 2, "1xfp16": 1, "fp16": 1}[scheme]
     wide = [] if is_complex else [(128, 256)]
     blocks = [*wide, (128, 128), (128, 64), (64, 64)]
     for (block_m, block_n), block_k, cluster in itertools.product(blocks, (32, 64), (1, 2)):
         if cluster > 1 and (small or block_n == 64):
             continue
-        promote = 0 if scheme == "1xfp16" else block_k
-        tile = WgmmaTile(scheme, is_complex, block_m, block_n, block_k, 2, cluster, promote=promote)
-        stages = min(12, (KNOWN["H200"].shared_per_block - 1536) // tile.stage_bytes)
-        if stages * block_k * bits < 96:
-            continue
-        for split in (1, 2, 4) if small else (1,):
-            yield replace(tile, stages=stages, split=split, raster=16 // cluster)
+        for promote in {"1xfp16": (0,), "fp16": (0, block_k)}.get(scheme, (block_k,)):
+            tile = WgmmaTile(scheme, is_complex, block_m, block_n, block_k, 2, cluster, promote=promote)
+            stages = min(12, (KNOWN["H200"].shared_per_block - 1536) // tile.stage_bytes)
+            if stages * block_k * bits < 96:
+                continue
+            for split in (1, 2, 4) if small else (1,):
+                yield replace(tile, stages=stages, split=split, raster=16 // cluster)
 
 
 def cases(schemes, shapes):
@@ -82,18 +94,24 @@ def _problem(m, n, k, batch, dtype):
 
 
 def _source(problem, tile):
-    """What `multiply` would compile."""
+    """What would be compiled."""
+    if tile.scheme == "fp16":
+        tracer = Tracer(KNOWN["H200"], 2**31 - 1, 0)
+        operands = (problem.a, problem.b, problem.result)
+        arrays = [tracer.argument(x.shape, x.dtype, tuple(2 * stride for stride in x.strides)) for x in operands]
+        direct.run_gemm(tracer, problem, tile, arrays[0], arrays[1], None, arrays[2])
+        return next(step.source for step in tracer.steps if isinstance(step, Note))
     out = _matrix(problem.batch, problem.m, problem.n, problem.dtype)
     stored = StoredArray(out.shape, out.strides, out.dtype, 0)
     strides = (1,) * len(problem.batch_shape)
     sides = [
-        wgmma._Side(
+        wgmma.PlaneSide(
             tile.scheme, tile.complex, len(PLANES[tile.scheme, tile.complex, side]), problem.batch, rows, problem.k,
             -(-problem.k // PITCH) * PITCH, strides,
         )
         for side, rows in (("a", problem.m), ("b", problem.n))
     ]  # fmt: skip
-    return wgmma._plan(KNOWN["H200"].sm_count, problem, tile, *sides, stored, stored).source
+    return plan(KNOWN["H200"].sm_count, problem, tile, *sides, stored, stored).source
 
 
 def _compile(source):
@@ -137,6 +155,8 @@ def _random(rng, shape, dtype):
     import cupy
 
     x = rng.standard_normal(shape, dtype=cupy.float32)
+    if np.dtype(dtype) == np.float16:
+        return x.astype(cupy.float16)
     return x + 1j * rng.standard_normal(shape, dtype=cupy.float32) if np.dtype(dtype).kind == "c" else x
 
 
@@ -169,6 +189,17 @@ def _milliseconds(call, repeats):
         return statistics.median(once(captured, count) for _ in range(repeats))
 
 
+def _multiplier(launcher, scheme, problem, a, b, out):
+    """What multiplies the rows of A and of B into `out` by a tile."""
+    import cupy
+
+    if scheme == "fp16":
+        left, right = a.reshape(problem.a.shape), cupy.ascontiguousarray(b.swapaxes(1, 2)).reshape(problem.b.shape)
+        return lambda tile: direct.run_gemm(launcher, problem, tile, left, right, None, out)
+    planes = make_planes(a, scheme, "a"), make_planes(b, scheme, "b")
+    return lambda tile: wgmma.multiply(launcher, problem, tile, *planes, None, out)
+
+
 def measure(scheme, dtype, problem, candidates, repeats):
     """One row for each tile: its time and rate, the relative error of a sample of rows."""
     import cupy
@@ -179,17 +210,17 @@ def measure(scheme, dtype, problem, candidates, repeats):
     rng = cupy.random.default_rng(SEED)
     a = _random(rng, (problem.batch, problem.m, problem.k), dtype)
     b = _random(rng, (problem.batch, problem.n, problem.k), dtype)
-    planes = make_planes(a, scheme, "a"), make_planes(b, scheme, "b")
+    out = cupy.empty((*problem.batch_shape, problem.m, problem.n), dtype)
+    call = _multiplier(launcher, scheme, problem, a, b, out)
     wide = cupy.complex128 if a.dtype.kind == "c" else cupy.float64
     rows = slice(0, 8)
     expected = a[-1, rows].astype(wide) @ b[-1].astype(wide).T
     del a, b
-    out = cupy.empty((*problem.batch_shape, problem.m, problem.n), dtype)
     found = []
     for tile in candidates:
         out.fill(cupy.nan)
         cupy.cuda.Device().synchronize()  # the measurement has a stream of its own
-        ms = _milliseconds(lambda tile=tile: wgmma.multiply(launcher, problem, tile, *planes, None, out), repeats)
+        ms = _milliseconds(lambda tile=tile: call(tile), repeats)
         last = out[-1] if problem.batch_shape else out
         error = float(cupy.linalg.norm(last[rows] - expected) / cupy.linalg.norm(expected))
         tflops = problem.flops() / ms / 1e9
@@ -201,6 +232,7 @@ def measure(scheme, dtype, problem, candidates, repeats):
 
 def _describe(row):
     split = f" split {row['split']}x{row['parts']}" if row["split"] * row["parts"] > 1 else ""
+    split += f" promote {row['promote']}" if row["promote"] else ""
     return (
         f"{row['block_m']}x{row['block_n']}x{row['block_k']} s{row['stages']} c{row['cluster']} r{row['raster']}{split}"
     )

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         NotReady,
         Overloaded,
         ParameterInvalid,
+        ProgramError,
         ProtocolError,
         QueueFull,
         QuotaExceeded,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     )
     from gemmserve._job import AsyncJob, Job
     from gemmserve._model import ArrayInfo, JobInfo
+    from gemmserve._program import AsyncProgram, AsyncProgramArray, Program, ProgramArray
     from gemmserve._remote import AsyncRemoteArray, RemoteArray
     from gemmserve._retry import RetryPolicy
 
@@ -59,6 +61,8 @@ __all__ = [
     "ArrayInfo",
     "AsyncClient",
     "AsyncJob",
+    "AsyncProgram",
+    "AsyncProgramArray",
     "AsyncRemoteArray",
     "Client",
     "ComputeUnsupported",
@@ -81,6 +85,9 @@ __all__ = [
     "NotReady",
     "Overloaded",
     "ParameterInvalid",
+    "Program",
+    "ProgramArray",
+    "ProgramError",
     "ProtocolError",
     "QueueFull",
     "QuotaExceeded",
@@ -101,10 +108,14 @@ _HOME = {
     "ArrayInfo": "_model",
     "AsyncClient": "_async_client",
     "AsyncJob": "_job",
+    "AsyncProgram": "_program",
+    "AsyncProgramArray": "_program",
     "AsyncRemoteArray": "_remote",
     "Client": "_client",
     "Job": "_job",
     "JobInfo": "_model",
+    "Program": "_program",
+    "ProgramArray": "_program",
     "RemoteArray": "_remote",
     "RetryPolicy": "_retry",
 }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
-from gemmserve import _requests
+from gemmserve import _batch, _requests
 from gemmserve._arrays import as_array
 from gemmserve._flows import Flow, Flows, prepare, submission
 from gemmserve._io import DEFAULT_URL, AsyncIO
 from gemmserve._job import AsyncJob
 from gemmserve._model import ArrayInfo, JobInfo
+from gemmserve._program import AsyncProgram
 from gemmserve._remote import AsyncRemoteArray
 from gemmserve._retry import RetryPolicy
 
@@ -54,10 +55,12 @@ class AsyncClient:
         timeout: float = 30.0,
         retry: RetryPolicy | None = None,
         progress: bool = True,
+        connections: int = 3,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._io = AsyncIO(url, api_key=api_key, verify=verify, timeout=timeout, progress=progress, transport=transport)
-        self._flows = Flows(retry or RetryPolicy())
+        # What shared memory carries does not go in parts.
+        self._flows = Flows(retry or RetryPolicy(), connections=connections if self._io.socket is None else 0)
 
     @property
     def url(self) -> str:
@@ -169,6 +172,68 @@ class AsyncClient:
         result = await self._product("gemm_reduce", {"a": a, "b": b}, params, timeout)
         return cast("AnyArray | AsyncRemoteArray | dict[str, AnyArray] | dict[str, AsyncRemoteArray]", result)
 
+    async def gemm_many(
+        self,
+        a: Any,
+        b: Any,
+        c: Any = None,
+        *,
+        alpha: complex = 1,
+        beta: complex = 0,
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
+        order: Order = "C",
+        layout: Layout = "interleaved",
+        compute: Compute = "auto",
+        config: Any = None,
+        errors: Literal["raise", "return"] = "raise",
+        timeout: float | None = None,  # noqa: ASYNC109 (the same signature as Client's)
+    ) -> list[Any]:
+        """Many products in one exchange: see `Client.gemm_many`. Remote operands give AsyncRemoteArrays."""
+        params = {
+            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
+            "layout": layout, "compute": compute, "config": config,
+        }  # fmt: skip
+        return await self._many("gemm", {"a": a, "b": b, "c": c}, params, errors, timeout)
+
+    async def gemm_reduce_many(
+        self,
+        a: Any,
+        b: Any,
+        *,
+        reduce: Reduction | Sequence[Reduction] = "sum",
+        axis: Axis | Sequence[Axis] = "m",
+        pre_op: PreOp = "identity",
+        alpha: complex = 1,
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
+        layout: Layout = "interleaved",
+        compute: Compute = "auto",
+        config: Any = None,
+        return_c: bool = False,
+        reproducible: bool = True,
+        errors: Literal["raise", "return"] = "raise",
+        timeout: float | None = None,  # noqa: ASYNC109 (the same signature as Client's)
+    ) -> list[Any]:
+        """Many products in one exchange: see `Client.gemm_many`."""
+        params = {
+            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
+            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
+        }  # fmt: skip
+        return await self._many("gemm_reduce", {"a": a, "b": b}, params, errors, timeout)
+
+    async def _many(
+        self,
+        op: str,
+        operands: Mapping[str, Any],
+        params: Mapping[str, Any],
+        errors: str,
+        timeout: float | None,  # noqa: ASYNC109
+    ) -> list[Any]:
+        results = await self._run(_batch.run_batch(self._flows, op, operands, params, timeout=timeout))
+        _batch.check(results, errors)
+        return [_batch.with_handles(result, lambda info: AsyncRemoteArray(self, info.id, info)) for result in results]
+
     async def _product(
         self,
         op: str,
@@ -189,8 +254,16 @@ class AsyncClient:
 
     async def put(self, a: LocalArray, ttl_s: float | None = None, *, digest: bool = False) -> AsyncRemoteArray:
         """Uploads an array: see `Client.put`."""
-        info = await self._call(_requests.put_array(as_array(a), ttl_s=ttl_s, digest=digest))
+        info = await self._run(self._flows.put(as_array(a), ttl_s=ttl_s, digest=digest))
         return AsyncRemoteArray(self, info.id, info)
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = float, order: Order = "C") -> AnyArray:
+        """See `Client.empty`; nothing is awaited."""
+        return self._io.empty(shape, dtype, order)
+
+    def freeze(self, a: LocalArray) -> AnyArray:
+        """See `Client.freeze`; nothing is awaited."""
+        return self._io.freeze(as_array(a))
 
     async def get(self, array: str | AsyncRemoteArray) -> AnyArray:
         """Downloads an array, by its id or handle. Raises NotFound, Gone."""
@@ -208,6 +281,12 @@ class AsyncClient:
     async def delete(self, array_id: str) -> None:
         """Deletes an array: it is hidden at once and freed after the last job that uses it. Raises NotFound."""
         await self._call(_requests.delete_array(array_id))
+
+    def program(
+        self, *, priority: int = 0, timeout: float | None = None, ttl_s: float | None = None, verify: bool = False
+    ) -> AsyncProgram:
+        """A program, recorded in an `async with` block whose steps are awaited: see `Client.program`."""
+        return AsyncProgram(self, priority=priority, timeout=timeout, ttl_s=ttl_s, verify=verify)
 
     async def job(self, job_id: str) -> AsyncJob:
         """A job by its id. Raises NotFound."""
@@ -237,5 +316,5 @@ class AsyncClient:
     async def _array_info(self, array_id: str) -> ArrayInfo:
         return await self._call(_requests.array_info(array_id))
 
-    async def _download(self, array_id: str) -> AnyArray:
-        return _requests.single_array(await self._call(_requests.array_data(array_id)))
+    async def _download(self, array_id: str, nbytes: int = 0) -> AnyArray:
+        return _requests.single_array(await self._run(self._flows.download(array_id, nbytes=nbytes)))

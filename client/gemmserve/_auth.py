@@ -26,6 +26,11 @@ class KeyAuth(httpx.Auth):
         self._key = key
         self._origin = _origin(httpx.URL(url))
 
+    @property
+    def key(self) -> str:
+        """The key itself, for a connection to the same server that is no request."""
+        return self._key
+
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         """Adds the key if the request goes to the server that the client was made for."""
         if _origin(request.url) == self._origin:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
-from gemmserve import _requests
+from gemmserve import _batch, _requests
 from gemmserve._arrays import as_array
 from gemmserve._flows import Flow, Flows, prepare, submission
 from gemmserve._io import DEFAULT_URL, SyncIO
 from gemmserve._job import Job
 from gemmserve._model import ArrayInfo, JobInfo
+from gemmserve._program import Program
 from gemmserve._remote import RemoteArray
 from gemmserve._retry import RetryPolicy
 
@@ -48,8 +49,10 @@ class Client:
 
     `timeout` is how many seconds the server may be silent when it has nothing to wait for; products and long polls add
     their own time. `retry` says how often what fails in passing is repeated (every request may safely be).
-    `progress=False` keeps large transfers from drawing a bar on a terminal's stderr. `transport` is httpx's, for tests
-    and proxies. Every method may raise any GemmserveError; the docstrings name the ones to expect.
+    Arrays of 64 MiB and more are sent and fetched in parts over so many `connections`, and go on where one of them
+    broke; 0 sends and fetches every array whole. `progress=False` keeps large transfers from drawing a bar on a
+    terminal's stderr. `transport` is httpx's, for tests and proxies. Every method may raise any GemmserveError; the
+    docstrings name the ones to expect.
     """
 
     def __init__(
@@ -61,10 +64,12 @@ class Client:
         timeout: float = 30.0,
         retry: RetryPolicy | None = None,
         progress: bool = True,
+        connections: int = 3,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._io = SyncIO(url, api_key=api_key, verify=verify, timeout=timeout, progress=progress, transport=transport)
-        self._flows = Flows(retry or RetryPolicy())
+        # What shared memory carries does not go in parts.
+        self._flows = Flows(retry or RetryPolicy(), connections=connections if self._io.socket is None else 0)
 
     @property
     def url(self) -> str:
@@ -188,6 +193,80 @@ class Client:
         result = self._product("gemm_reduce", {"a": a, "b": b}, params, timeout)
         return cast("AnyArray | RemoteArray | dict[str, AnyArray] | dict[str, RemoteArray]", result)
 
+    def gemm_many(
+        self,
+        a: Any,
+        b: Any,
+        c: Any = None,
+        *,
+        alpha: complex = 1,
+        beta: complex = 0,
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
+        order: Order = "C",
+        layout: Layout = "interleaved",
+        compute: Compute = "auto",
+        config: Any = None,
+        errors: Literal["raise", "return"] = "raise",
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """`gemm` of many operands in one exchange: a list of the results, each with the bits that it would have alone.
+
+        `a`, `b` and `c` are each a list of operands, one a product, of any shapes; or an array of three dimensions or
+        more, a stack along its first axis; or one matrix (or RemoteArray) that every product uses. NumPy in, NumPy out;
+        if any operand is a RemoteArray, the others are uploaded for the while and the results are RemoteArrays.
+
+        What is wrong with one product does not keep the others from being computed. `errors="raise"` raises the first
+        error then, which names the product (`problem["item"]`); `errors="return"` leaves each error in its place in the
+        list. The options, and the errors, are those of `gemm`; `timeout` is for all products together.
+        """
+        params = {
+            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
+            "layout": layout, "compute": compute, "config": config,
+        }  # fmt: skip
+        return self._many("gemm", {"a": a, "b": b, "c": c}, params, errors, timeout)
+
+    def gemm_reduce_many(
+        self,
+        a: Any,
+        b: Any,
+        *,
+        reduce: Reduction | Sequence[Reduction] = "sum",
+        axis: Axis | Sequence[Axis] = "m",
+        pre_op: PreOp = "identity",
+        alpha: complex = 1,
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
+        layout: Layout = "interleaved",
+        compute: Compute = "auto",
+        config: Any = None,
+        return_c: bool = False,
+        reproducible: bool = True,
+        errors: Literal["raise", "return"] = "raise",
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """`gemm_reduce` of many operands in one exchange: see `gemm_many`.
+
+        The list holds dicts where `gemm_reduce` gives one.
+        """
+        params = {
+            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
+            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
+        }  # fmt: skip
+        return self._many("gemm_reduce", {"a": a, "b": b}, params, errors, timeout)
+
+    def _many(
+        self,
+        op: str,
+        operands: Mapping[str, Any],
+        params: Mapping[str, Any],
+        errors: str,
+        timeout: float | None,
+    ) -> list[Any]:
+        results = self._run(_batch.run_batch(self._flows, op, operands, params, timeout=timeout))
+        _batch.check(results, errors)
+        return [_batch.with_handles(result, lambda info: RemoteArray(self, info.id, info)) for result in results]
+
     def _product(self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], timeout: float | None) -> Any:
         present, encoded, remote = prepare(op, operands, params)
         if not remote:
@@ -211,8 +290,24 @@ class Client:
         Contiguous arrays are sent from their own memory, Fortran order kept. `digest=True` sends a SHA-256 that the
         server checks. Raises DtypeUnsupported, TooLarge, StoreFull, DigestMismatch.
         """
-        info = self._call(_requests.put_array(as_array(a), ttl_s=ttl_s, digest=digest))
+        info = self._run(self._flows.put(as_array(a), ttl_s=ttl_s, digest=digest))
         return RemoteArray(self, info.id, info)
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = float, order: Order = "C") -> AnyArray:
+        """An array to be filled, as numpy.empty's, in memory that needs no copy on this side when it is sent.
+
+        Only towards a server on a Unix socket is it special; an ordinary array otherwise. It may be filled anew and
+        sent again at any time. Processes forked later share it.
+        """
+        return self._io.empty(shape, dtype, order)
+
+    def freeze(self, a: LocalArray) -> AnyArray:
+        """A read-only array with the same elements, which a server on a Unix socket uses where it lies.
+
+        An operand that goes into several products is neither sent nor copied again. The memory of an array from `empty`
+        is taken over without a copy; that array keeps its elements, and what is written to it later is its own affair.
+        """
+        return self._io.freeze(as_array(a))
 
     def get(self, array: str | RemoteArray) -> AnyArray:
         """Downloads an array, by its id or handle. Raises NotFound, Gone."""
@@ -230,6 +325,25 @@ class Client:
     def delete(self, array_id: str) -> None:
         """Deletes an array: it is hidden at once and freed after the last job that uses it. Raises NotFound."""
         self._call(_requests.delete_array(array_id))
+
+    def program(
+        self, *, priority: int = 0, timeout: float | None = None, ttl_s: float | None = None, verify: bool = False
+    ) -> Program:
+        """A program: steps recorded in a `with` block, which run as one job when it ends.
+
+            with client.program() as p:
+                x2 = p.gemm(ra, ra)
+                x4 = x2 @ x2
+                y = p.gemm_reduce(x4, rb, reduce="absmax")
+                p.keep(x4)
+            x4.numpy(), y.numpy()
+
+        What passes between steps stays on the server's device. `timeout`: seconds until it must be done; it is
+        cancelled then, as it is on KeyboardInterrupt. `priority`, `ttl_s` and `verify` are those of `submit`. If the
+        block raises, nothing is submitted. Raises at the block's end what `gemm` raises; `problem["step"]` names the
+        step.
+        """
+        return Program(self, priority=priority, timeout=timeout, ttl_s=ttl_s, verify=verify)
 
     def job(self, job_id: str) -> Job:
         """A job by its id. Raises NotFound."""
@@ -259,5 +373,5 @@ class Client:
     def _array_info(self, array_id: str) -> ArrayInfo:
         return self._call(_requests.array_info(array_id))
 
-    def _download(self, array_id: str) -> AnyArray:
-        return _requests.single_array(self._call(_requests.array_data(array_id)))
+    def _download(self, array_id: str, nbytes: int = 0) -> AnyArray:
+        return _requests.single_array(self._run(self._flows.download(array_id, nbytes=nbytes)))

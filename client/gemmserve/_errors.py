@@ -3,6 +3,7 @@
 ::
 
     GemmserveError
+    ├── ProgramError                a program or its result at the wrong time
     ├── TransportError              no answer: refused, broken, unresolvable (httpx's error is the cause)
     │   └── TransportTimeout        ... or silent for too long                              (also TimeoutError)
     ├── ProtocolError               an answer this version does not understand
@@ -53,6 +54,10 @@ class GemmserveError(Exception):
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
         self.detail = detail
+
+
+class ProgramError(GemmserveError):
+    """A program, or a result of one, was used at the wrong time: before it has run, after it did not succeed, twice."""
 
 
 class TransportError(GemmserveError):
@@ -311,6 +316,7 @@ _BY_SLUG: Final = {cls.default_slug: cls for cls in _CLASSES} | {
     "idempotency-mismatch": IdempotencyConflict,
     "origin-not-allowed": Forbidden,
     "out-of-device-memory": DeviceError,
+    "program-too-large": TooLarge,
 }
 
 _BY_STATUS: Final[dict[int, type[APIError]]] = {
@@ -336,7 +342,8 @@ def from_problem(problem: Mapping[str, Any], *, job: Any = None) -> APIError:
     """The error that an RFC 9457 object stands for: by its slug, else by its status, else APIError."""
     status = problem.get("status")
     status = status if isinstance(status, int) else None
-    slug = str(problem.get("type") or "").rstrip("/").rpartition("/")[2]
+    # Of a problem of the server's own, or of one that is registered under a fragment.
+    slug = str(problem.get("type") or "").rstrip("/").replace("#", "/").rpartition("/")[2]
     slug = "" if slug == "about:blank" else slug
     cls = _BY_SLUG.get(slug) or _by_status(status)
     detail = str(problem.get("detail") or problem.get("title") or f"HTTP status {status}")

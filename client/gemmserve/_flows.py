@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from gemmserve import _errors, _params, _requests
 from gemmserve._arrays import as_array
+from gemmserve._parts import PART, PARTS_FROM, Download, Span, divisible, flat, spans
 from gemmserve._remote import ArrayHandle, plain_id
-from gemmserve._requests import LONG_POLL_S, Pause, Request
+from gemmserve._requests import LONG_POLL_S, Pause, Request, Together
 from gemmserve._retry import Attempts, RetryPolicy
 
 if TYPE_CHECKING:
     from gemmserve._arrays import AnyArray
-    from gemmserve._model import JobInfo
+    from gemmserve._model import ArrayInfo, JobInfo
 
 T = TypeVar("T")
-Flow: TypeAlias = Generator[Request[Any] | Pause, Any, T]
+Flow: TypeAlias = Generator[Request[Any] | Pause | Together, Any, T]
 
 TEMPORARY_TTL_S: Final = 3600.0
 """Life of operands put for one job, should the client die before it deletes them."""
@@ -44,10 +45,12 @@ class Flows:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     clock: Callable[[], float] = time.monotonic
     uniform: Callable[[float, float], float] = random.uniform
+    connections: int = 3
+    """Over how many connections a large array goes, in parts; 0: whole, in one request."""
 
     def call(self, request: Request[T], *, deadline: float | None = None) -> Flow[T]:
         """One request, repeated as the policy says. Raises the last error."""
-        attempts = Attempts(self.retry, deadline=deadline, clock=self.clock, uniform=self.uniform)
+        attempts = self._attempts(deadline)
         while True:
             try:
                 answer: T = yield request
@@ -57,6 +60,91 @@ class Flows:
                     raise
             else:
                 return answer
+            yield Pause(pause)
+
+    def _attempts(self, deadline: float | None = None) -> Attempts:
+        return Attempts(self.retry, deadline=deadline, clock=self.clock, uniform=self.uniform)
+
+    def put(
+        self, array: AnyArray, *, ttl_s: float | None = None, digest: bool = False, label: str = "put"
+    ) -> Flow[ArrayInfo]:
+        """Stores an array; a large one in parts, each of which goes on where its connection broke."""
+        if self.connections and array.nbytes >= PARTS_FROM and divisible(array):
+            for last in (False, True):
+                try:
+                    return (yield from self._put_in_parts(array, ttl_s, digest=digest, label=label))
+                except (_errors.NotFound, _errors.Gone):
+                    # The server lost the upload, or gave it up; or it is one that has none.
+                    if last:
+                        break
+        return (yield from self.call(_requests.put_array(array, ttl_s=ttl_s, digest=digest, label=label)))
+
+    def _put_in_parts(self, array: AnyArray, ttl_s: float | None, *, digest: bool, label: str) -> Flow[ArrayInfo]:
+        begun = yield from self.call(_requests.begin_upload(array, ttl_s=ttl_s))
+        data = flat(array)
+        parts = [
+            self._send_part(begun.id, data, start, end, digest=digest, label=label)
+            for start, end in spans(0, len(data), begun.part)
+        ]
+        try:
+            yield Together(parts, self.connections, f"sending {label}", len(data))
+            return (yield from self.call(_requests.complete_upload(begun.id)))
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield from self.attempt(_requests.cancel_upload(begun.id, limit_s=CLEANUP_LIMIT_S))
+            raise
+
+    def _send_part(
+        self, upload_id: str, data: memoryview, start: int, end: int, *, digest: bool, label: str
+    ) -> Flow[None]:
+        attempts = self._attempts()
+        while start < end:
+            try:
+                yield _requests.send_part(upload_id, start, data[start:end], digest=digest, label=label)
+            except _errors.GemmserveError as error:
+                pause = attempts.pause_after(error)
+                if pause is None:
+                    raise
+            else:
+                return
+            yield Pause(pause)
+            if not digest:  # else the part is checked whole, and comes whole
+                known = yield from self.call(_requests.upload_info(upload_id))
+                reached = max([start, *(high for low, high in known.received if low <= start)])
+                if reached > start:
+                    attempts = self._attempts()
+                start = reached
+
+    def download(self, array_id: str, *, nbytes: int = 0) -> Flow[Any]:
+        """An array's elements; `nbytes` where they are known: many are fetched over several connections."""
+        if not self.connections:
+            return (yield from self.call(_requests.array_data(array_id, nbytes=nbytes)))
+        download = Download()
+        first = Span(download, 0, PART if nbytes >= PARTS_FROM else None)
+        reached = yield from self._fetch(array_id, first)
+        if download.total is not None and reached < download.total:
+            rest = [
+                self._fetch(array_id, Span(download, low, high)) for low, high in spans(reached, download.total, PART)
+            ]
+            yield Together(rest, self.connections, "receiving get", download.total - reached)
+        return download.result()
+
+    def _fetch(self, array_id: str, span: Span) -> Flow[int]:
+        """A span of an array's file, going on where an answer broke off; returns where it ends."""
+        attempts = self._attempts()
+        while True:
+            began = span.position
+            try:
+                reached: int = yield _requests.array_part(array_id, span)
+            except _errors.GemmserveError as error:
+                if span.position > began:
+                    attempts = self._attempts()
+                pause = attempts.pause_after(error)
+                if pause is None:
+                    raise
+            else:
+                return reached
             yield Pause(pause)
 
     def attempt(self, request: Request[Any]) -> Flow[None]:
@@ -117,6 +205,17 @@ class Flows:
             raise
         yield from self._delete_all(temporaries)
         return info
+
+    def run_job(self, job: dict[str, Any], *, timeout: float | None) -> Flow[JobInfo]:
+        """Submits a job whose operands are on the server, and waits as `run` does."""
+        deadline = None if timeout is None else self.clock() + timeout
+        if timeout is not None:
+            job = {**job, "timeout_s": timeout}
+        return (yield from self._run(job, deadline))
+
+    def delete_all(self, ids: list[str]) -> Flow[None]:
+        """Deletes temporaries; whatever fails is left to their time to live."""
+        yield from self._delete_all(ids)
 
     def _run(self, job: Mapping[str, Any], deadline: float | None) -> Flow[JobInfo]:
         key = uuid.uuid4().hex
@@ -180,7 +279,7 @@ class Flows:
                     trans = operand._compose(params.get(f"trans_{name}", "N"))
                     job[f"trans_{name}"] = trans
         for name, array in local.items():
-            info = yield from self.call(_requests.put_array(array, ttl_s=TEMPORARY_TTL_S, label=name))
+            info = yield from self.put(array, ttl_s=TEMPORARY_TTL_S, label=name)
             temporaries.append(info.id)
             job[name] = info.id
         return job

@@ -6,25 +6,31 @@ The two classes differ in `await` alone. Everything they share is in `_Connectio
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
-import ipaddress
-import ssl
 import time
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
+import numpy as np
 
-from gemmserve import _errors
+from gemmserve import _direct, _errors, _local_memory
 from gemmserve._auth import auth_of
-from gemmserve._progress import Progress, watched
-from gemmserve._requests import Pause, Request
+from gemmserve._local import HTTP_BASE, socket_path
+from gemmserve._local_session import REFUSED, SharedMemory
+from gemmserve._progress import Progress, SharedBar, watched
+from gemmserve._requests import Pause, Request, Together
 from gemmserve._sse import EventParser
-from gemmserve._transfer import Body, Receiver, Whole
+from gemmserve._transfer import Body, Placing, Receiver, Whole
+from gemmserve._urls import is_loopback, normal_url, trust
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+    import ssl
+    from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 
+    from gemmserve._arrays import AnyArray
     from gemmserve._flows import Flow
 
 T = TypeVar("T")
@@ -40,7 +46,11 @@ class _Connection:
     def __init__(
         self, url: str, *, api_key: str | None, verify: bool | str | ssl.SSLContext, timeout: float, progress: bool
     ) -> None:
-        self.url = normal_url(url)
+        self.socket = socket_path(url)
+        """Path of the server's Unix socket, where that is the way to it."""
+        self.url = normal_url(url) if self.socket is None else f"unix:{self.socket}"
+        self.base = self.url if self.socket is None else HTTP_BASE
+        """What httpx is told."""
         self.verify = trust(verify)
         self.timeout = timeout
         self.progress = Progress(enabled=progress)
@@ -50,7 +60,27 @@ class _Connection:
             # Arrays do not compress, and their bytes are copied as they come.
             "Accept-Encoding": "identity",
         }
-        self.auth = auth_of(api_key, self.url)
+        self.auth = auth_of(api_key, self.base)
+        key = None if self.auth is None else self.auth.key
+        self.shared = SharedMemory(self.socket, key) if self.socket is not None else None
+
+    def empty(self, shape: int | Sequence[int], dtype: Any, order: str) -> AnyArray:
+        """An array in memory that can be passed to the server, if there is such; else an ordinary one."""
+        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        made = np.empty(0, dtype)
+        if self.shared is not None and _local_memory.supported() and not made.dtype.hasobject:
+            with contextlib.suppress(OSError):  # no more descriptors, say
+                return _local_memory.empty(extents, made.dtype, order, self.shared.pool)
+        return np.empty(extents, dtype, order="F" if order == "F" else "C")
+
+    def freeze(self, array: AnyArray) -> AnyArray:
+        """A read-only array with the same elements, in sealed memory if that can be passed to the server."""
+        if self.shared is not None and _local_memory.supported():
+            with contextlib.suppress(OSError):
+                return _local_memory.freeze(array, self.shared.pool)
+        frozen = array.copy(order="A")
+        frozen.flags.writeable = False
+        return frozen
 
     def headers_of(self, request: Request[Any]) -> dict[str, str]:
         headers = dict(request.headers)
@@ -67,6 +97,14 @@ class _Connection:
     def _sent(self, body: Body, label: str) -> Iterator[bytes | memoryview]:
         return watched(body.pieces(), self.progress, f"sending {label}", body.nbytes)
 
+    def content_of(self, request: Request[Any], bar: SharedBar | None) -> Iterator[bytes | memoryview] | None:
+        """What is sent, if anything, counted on `bar` or on one of its own."""
+        if request.body is None:
+            return None
+        if bar is None:
+            return self._sent(request.body, request.label)
+        return watched(request.body.pieces(), self.progress, request.label, None, bar)
+
     def receiver(self, request: Request[T], response: httpx.Response) -> Receiver[T]:
         """What takes this answer's body; for an error's answer, one that raises it at the end."""
         if not response.is_success:
@@ -80,37 +118,6 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-def normal_url(url: str) -> str:
-    """`url` with its scheme (http where none is given) and without a trailing slash. Raises ParameterInvalid."""
-    full = url.strip() if "://" in url else f"http://{url.strip()}"
-    try:
-        parsed = httpx.URL(full)
-    except httpx.InvalidURL as error:
-        raise _errors.from_httpx(error, url) from error
-    if parsed.scheme not in {"http", "https"} or not parsed.host:
-        raise _errors.ParameterInvalid(f"{url!r} is no http:// or https:// URL")
-    return full.rstrip("/")
-
-
-def trust(verify: bool | str | ssl.SSLContext) -> bool | ssl.SSLContext:
-    """What httpx is told. Raises ParameterInvalid for a file that holds no certificates."""
-    if not isinstance(verify, str):
-        return verify
-    try:
-        return ssl.create_default_context(cafile=verify)
-    except OSError as error:  # ssl.SSLError too
-        raise _errors.ParameterInvalid(f"{verify!r} is no file of CA certificates: {error}") from error
-
-
-def is_loopback(url: str) -> bool:
-    """Whether `url` names this machine: then no HTTP_PROXY is asked, which would look for the server on itself."""
-    host = httpx.URL(url).host
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
 def _length(response: httpx.Response) -> int | None:
     text = response.headers.get("content-length", "")
     return int(text) if text.isdigit() else None
@@ -121,26 +128,33 @@ class SyncIO(_Connection):
 
     def __init__(self, url: str, *, transport: httpx.BaseTransport | None, **options: Any) -> None:
         super().__init__(url, **options)
+        if transport is None and self.socket is not None:
+            transport = httpx.HTTPTransport(uds=self.socket)
         self._http = httpx.Client(
-            base_url=self.url,
+            base_url=self.base,
             headers=self.headers,
             auth=self.auth,
             verify=self.verify,
             transport=transport,
-            trust_env=not is_loopback(self.url),
+            trust_env=not is_loopback(self.base),
         )
         self._sleep = time.sleep
 
     def close(self) -> None:
         self._http.close()
+        if self.shared is not None:
+            self.shared.close()
 
-    def drive(self, flow: Flow[T]) -> T:
-        """Runs a flow to its end: sends what it yields and throws into it what goes wrong."""
+    def drive(self, flow: Flow[T], bar: SharedBar | None = None) -> T:
+        """Runs a flow to its end: sends what it yields and throws into it what goes wrong.
+
+        `bar` shows its transfers.
+        """
         try:
             step = next(flow)
             while True:
                 try:
-                    answer = self._perform(step)
+                    answer = self._perform(step, bar)
                 except BaseException as error:  # interruptions too: the flow decides what to tidy up
                     step = flow.throw(error)
                 else:
@@ -149,28 +163,80 @@ class SyncIO(_Connection):
             value: T = done.value
             return value
 
-    def _perform(self, step: Request[Any] | Pause) -> Any:
+    def _perform(self, step: Request[Any] | Pause | Together, bar: SharedBar | None) -> Any:
         if isinstance(step, Request):
-            return self.send(step)
+            return self.send(step, bar)
+        if isinstance(step, Together):
+            return self._together(step)
         self._sleep(step.seconds)
         return None
 
-    def send(self, request: Request[T]) -> T:
-        """One exchange. Raises GemmserveError."""
+    def _together(self, step: Together) -> list[Any]:
+        bar = SharedBar(self.progress.bar(step.label, step.nbytes))
+        pool = ThreadPoolExecutor(step.limit, thread_name_prefix="gemmserve-part")
         try:
-            with self._open(request) as response:
+            running = [pool.submit(self.drive, flow, bar) for flow in step.flows]
+            wait(running, return_when=FIRST_EXCEPTION)
+            # Of what failed, what failed by itself.
+            errors = [error for one in running if one.done() and not one.cancelled() and (error := one.exception())]
+            if errors:
+                raise errors[0]
+            return [one.result() for one in running]
+        finally:
+            bar.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def send(self, request: Request[T], bar: SharedBar | None = None) -> T:
+        """One exchange, with arrays in shared memory where there is any. Raises GemmserveError."""
+        shared = self.shared
+        staged = shared.stage(request) if shared is not None and shared.worth(request) else None
+        if shared is None or staged is None:
+            return self._exchange(request, bar)
+        try:
+            with staged:
+                value: T = self._exchange(staged.request)
+                return value
+        except _errors.APIError as error:
+            if error.slug != REFUSED:
+                raise
+            shared.refused(staged, error)
+        return self._exchange(request)
+
+    def _exchange(self, request: Request[T], bar: SharedBar | None = None) -> T:
+        try:
+            with self._open(request, bar) as response:
                 receiver = self.receiver(request, response)
-                pieces = _pieces(response)
-                for piece in watched(pieces, self.progress, f"receiving {request.label}", _length(response)):
-                    receiver.feed(piece)
+                shown = bar or self.progress.bar(f"receiving {request.label}", _length(response))
+                try:
+                    for count in self._received(request, response, receiver):
+                        if shown is not None:
+                            shown.advance(count)
+                finally:
+                    if shown is not None:
+                        shown.close()
             return receiver.finish()
         except _HTTPX_ERRORS as error:
             raise _errors.from_httpx(error, self.url) from error
 
-    def _open(self, request: Request[Any]) -> Any:
-        content: Iterator[bytes | memoryview] | None = None
-        if request.body is not None:
-            content = self._sent(request.body, request.label)
+    def _received(self, request: Request[Any], response: httpx.Response, receiver: Receiver[Any]) -> Iterator[int]:
+        """Gives the body to `receiver`, yielding how many bytes each time. Where the rest of a large one belongs is
+        known after its first piece: it is read there.
+        """
+        length = _length(response) or 0
+        with closing(_pieces(response)) as pieces:
+            for number, piece in enumerate(pieces):
+                receiver.feed(piece)
+                yield len(piece)
+                rest = length - len(piece)
+                if number == 0 and rest >= _direct.DIRECT_FROM and isinstance(receiver, Placing):
+                    place = receiver.place()
+                    source = _direct.raw_socket(response) if len(place) == rest else None
+                    if source is not None:
+                        yield from _direct.landed(source, place, receiver, self.timeout_of(request).read)
+                        return
+
+    def _open(self, request: Request[Any], bar: SharedBar | None = None) -> Any:
+        content = self.content_of(request, bar)
         return self._http.stream(
             request.method,
             request.path,
@@ -202,26 +268,33 @@ class AsyncIO(_Connection):
 
     def __init__(self, url: str, *, transport: httpx.AsyncBaseTransport | None, **options: Any) -> None:
         super().__init__(url, **options)
+        if transport is None and self.socket is not None:
+            transport = httpx.AsyncHTTPTransport(uds=self.socket)
         self._http = httpx.AsyncClient(
-            base_url=self.url,
+            base_url=self.base,
             headers=self.headers,
             auth=self.auth,
             verify=self.verify,
             transport=transport,
-            trust_env=not is_loopback(self.url),
+            trust_env=not is_loopback(self.base),
         )
         self._sleep = asyncio.sleep
 
     async def close(self) -> None:
         await self._http.aclose()
+        if self.shared is not None:
+            self.shared.close()
 
-    async def drive(self, flow: Flow[T]) -> T:
-        """Runs a flow to its end: sends what it yields and throws into it what goes wrong, cancellation too."""
+    async def drive(self, flow: Flow[T], bar: SharedBar | None = None) -> T:
+        """Runs a flow to its end: sends what it yields and throws into it what goes wrong, cancellation too.
+
+        `bar` shows its transfers.
+        """
         try:
             step = next(flow)
             while True:
                 try:
-                    answer = await (self._sleep(step.seconds) if isinstance(step, Pause) else self.send(step))
+                    answer = await self._perform(step, bar)
                 except GeneratorExit:  # the event loop is gone: nothing can be awaited any more
                     flow.close()
                     raise
@@ -233,28 +306,69 @@ class AsyncIO(_Connection):
             value: T = done.value
             return value
 
-    async def send(self, request: Request[T]) -> T:
-        """One exchange. Raises GemmserveError."""
+    async def _perform(self, step: Request[Any] | Pause | Together, bar: SharedBar | None) -> Any:
+        if isinstance(step, Request):
+            return await self.send(step, bar)
+        if isinstance(step, Together):
+            return await self._together(step)
+        await self._sleep(step.seconds)
+        return None
+
+    async def _together(self, step: Together) -> list[Any]:
+        bar = SharedBar(self.progress.bar(step.label, step.nbytes))
+        places = asyncio.Semaphore(step.limit)
+
+        async def one(flow: Flow[Any]) -> Any:
+            async with places:
+                return await self.drive(flow, bar)
+
+        running = [asyncio.ensure_future(one(flow)) for flow in step.flows]
         try:
-            async with self._open(request) as response:
+            return list(await asyncio.gather(*running))
+        finally:
+            bar.stop()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def send(self, request: Request[T], bar: SharedBar | None = None) -> T:
+        """One exchange, with arrays in shared memory where there is any. Raises GemmserveError."""
+        shared = self.shared
+        # In a thread: it may have to copy large arrays.
+        worth = shared is not None and shared.worth(request)
+        staged = await asyncio.to_thread(shared.stage, request) if shared is not None and worth else None
+        if shared is None or staged is None:
+            return await self._exchange(request, bar)
+        try:
+            with staged:
+                value: T = await self._exchange(staged.request)
+                return value
+        except _errors.APIError as error:
+            if error.slug != REFUSED:
+                raise
+            shared.refused(staged, error)
+        return await self._exchange(request)
+
+    async def _exchange(self, request: Request[T], bar: SharedBar | None = None) -> T:
+        try:
+            async with self._open(request, bar) as response:
                 receiver = self.receiver(request, response)
-                bar = self.progress.bar(f"receiving {request.label}", _length(response))
+                shown = bar or self.progress.bar(f"receiving {request.label}", _length(response))
                 try:
                     async for piece in _apieces(response):
                         receiver.feed(piece)
-                        if bar is not None:
-                            bar.advance(len(piece))
+                        if shown is not None:
+                            shown.advance(len(piece))
                 finally:
-                    if bar is not None:
-                        bar.close()
+                    if shown is not None:
+                        shown.close()
             return receiver.finish()
         except _HTTPX_ERRORS as error:
             raise _errors.from_httpx(error, self.url) from error
 
-    def _open(self, request: Request[Any]) -> Any:
-        content: AsyncIterator[bytes | memoryview] | None = None
-        if request.body is not None:
-            content = _awaited(self._sent(request.body, request.label))
+    def _open(self, request: Request[Any], bar: SharedBar | None = None) -> Any:
+        sent = self.content_of(request, bar)
+        content = None if sent is None else _awaited(sent)
         return self._http.stream(
             request.method,
             request.path,

@@ -10,7 +10,7 @@ from gemmserve import _errors
 from gemmserve.wire import RESULT_DTYPES, parse_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
@@ -50,7 +50,9 @@ class ArrayInfo:
 
 @dataclass(frozen=True)
 class JobInfo:
-    """A job at one moment. `timings` are seconds by phase; `fields` is the whole JSON object."""
+    """A job at one moment. `timings` are seconds by phase; `steps` what became of each step of a program that has
+    succeeded (id, algorithm, kernel_s, residual); `fields` is the whole JSON object.
+    """
 
     id: str
     state: str
@@ -64,6 +66,7 @@ class JobInfo:
     timings: Mapping[str, float] = field(default_factory=dict)
     algorithm: str | None = None
     residual: float | None = None
+    steps: Sequence[Mapping[str, Any]] = ()
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -75,7 +78,7 @@ class JobInfo:
     def single(self) -> bool:
         """Whether the result is one array rather than several by name: as in `gemm_reduce`, by how it was asked."""
         request = self.fields.get("request") or {}
-        return len(self.result) == 1 and not isinstance(request.get("reduce"), list)
+        return len(self.result) == 1 and self.op != "program" and not isinstance(request.get("reduce"), list)
 
     @classmethod
     def parse(cls, fields: Any) -> JobInfo:
@@ -94,6 +97,7 @@ class JobInfo:
                 timings=dict(fields.get("timings") or {}),
                 algorithm=fields.get("algorithm"),
                 residual=fields.get("residual"),
+                steps=tuple(fields.get("steps") or ()),
                 fields=dict(fields),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

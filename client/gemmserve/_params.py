@@ -7,6 +7,7 @@ that do not exist); the server judges the rest, and always the whole.
 from __future__ import annotations
 
 import dataclasses
+import math
 import reprlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
@@ -161,6 +162,25 @@ def check_shapes(
         fits = False
     if not fits:
         raise _errors.ShapeMismatch(f"c of shape {tuple(c)} does not broadcast to the result's shape {(*batch, m, n)}")
+
+
+def product_of(
+    operands: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], trans: Mapping[str, str], layout: str
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of op(a) op(b), for operands (shape, dtype) that `check_shapes` has passed."""
+    batch_a, m, _ = _matrix("a", operands["a"][0], trans["trans_a"], layout)
+    batch_b, _, n = _matrix("b", operands["b"][0], trans["trans_b"], layout)
+    shape = (*np.broadcast_shapes(batch_a, batch_b), m, n)
+    return (2, *shape) if layout == "planar" else shape, np.result_type(*(dtype for _, dtype in operands.values()))
+
+
+def gemm_nbytes(params: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> int:
+    """Bytes of a gemm's result, for operands and parameters that `check_shapes` has passed."""
+    layout = params.get("layout", "interleaved")
+    batch_a, m, _ = _matrix("a", arrays["a"].shape, params.get("trans_a", "N"), layout)
+    batch_b, _, n = _matrix("b", arrays["b"].shape, params.get("trans_b", "N"), layout)
+    elements = math.prod(np.broadcast_shapes(batch_a, batch_b)) * m * n * (2 if layout == "planar" else 1)
+    return elements * np.result_type(*(array.dtype for array in arrays.values())).itemsize
 
 
 def _matrix(name: str, shape: Sequence[int], trans: str, layout: str) -> tuple[tuple[int, ...], int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
@@ -43,11 +44,45 @@ class Progress:
             return _PlainBar(label, total, stream)
 
 
+class Stopped(Exception):  # noqa: N818 (no error: another part of the same transfer has failed)
+    """A transfer is wanted no more."""
+
+
+class SharedBar:
+    """One bar for transfers in several threads; none is drawn where `bar` is None. Stops them all, too."""
+
+    def __init__(self, bar: Bar | None) -> None:
+        self._bar = bar
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def advance(self, nbytes: int) -> None:
+        """So many more bytes. Raises Stopped."""
+        with self._lock:
+            if self._stopped:
+                raise Stopped
+            if self._bar is not None:
+                self._bar.advance(nbytes)
+
+    def close(self) -> None:
+        """Of one transfer: the bar is the others' too."""
+
+    def stop(self) -> None:
+        """Ends every transfer at its next piece, and the bar."""
+        with self._lock:
+            if not self._stopped and self._bar is not None:
+                self._bar.close()
+            self._stopped = True
+
+
 def watched(
-    pieces: Iterable[bytes | memoryview], progress: Progress, label: str, total: int | None
+    pieces: Iterable[bytes | memoryview], progress: Progress, label: str, total: int | None, shared: Bar | None = None
 ) -> Iterator[bytes | memoryview]:
-    """The same pieces, counted on a bar as they are taken; it appears with the first and goes with the last."""
-    bar = progress.bar(label, total)
+    """The same pieces, counted on a bar as they are taken; it appears with the first and goes with the last.
+
+    `shared`: the bar of a larger transfer that these are part of.
+    """
+    bar = shared or progress.bar(label, total)
     if bar is None:
         yield from pieces
         return

@@ -51,6 +51,11 @@ class ArrayHandle(ABC):
         return self._info
 
     @property
+    def _nbytes_known(self) -> int:
+        """Bytes of data, or 0 where the server would have to be asked."""
+        return 0 if self._info is None else self._info.nbytes
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of this view."""
         shape = self.info.shape
@@ -148,7 +153,7 @@ class RemoteArray(ArrayHandle):
 
     def numpy(self) -> AnyArray:
         """Downloads the array (this view of it) into fresh memory."""
-        return self._apply_flags(self._client._download(self._id))
+        return self._apply_flags(self._client._download(self._id, self._nbytes_known))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
         """For numpy.asarray: downloads. Raises ValueError for copy=False, which cannot be kept."""
@@ -186,7 +191,7 @@ class AsyncRemoteArray(ArrayHandle):
 
     async def numpy(self) -> AnyArray:
         """Downloads the array (this view of it) into fresh memory."""
-        return self._apply_flags(await self._client._download(self._id))
+        return self._apply_flags(await self._client._download(self._id, self._nbytes_known))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
         """Refuses: a download has to be awaited."""

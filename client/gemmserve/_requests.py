@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gemmserve import _errors
+from gemmserve._arrays import is_fortran
 from gemmserve._model import ArrayInfo, JobInfo
+from gemmserve._params import gemm_nbytes
+from gemmserve._parts import PartBody, part_size
 from gemmserve._transfer import (
     Body,
     JsonBody,
@@ -21,9 +24,10 @@ from gemmserve._transfer import (
 from gemmserve.wire import IDEMPOTENCY_HEADER, NPY, NPZ
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from gemmserve._arrays import AnyArray
+    from gemmserve._parts import Span
 
 T = TypeVar("T")
 
@@ -52,6 +56,21 @@ class Request(Generic[T]):
     """How long the server may rightly keep silent, on top of the client's own timeout."""
     limit_s: float | None = None
     """At most this many seconds of silence, whatever the client's timeout."""
+    result_nbytes: int = 0
+    """Bytes of the array that is the answer, where that is known beforehand; shared memory for it is then at hand."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """Flows that run at the same time, at most `limit` of them; the first error ends the others.
+
+    `label` and `nbytes` are those of their common progress bar.
+    """
+
+    flows: Sequence[Generator[Any, Any, Any]]
+    limit: int
+    label: str
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -84,10 +103,74 @@ def array_info(array_id: str) -> Request[ArrayInfo]:
     return Request("GET", f"/v1/arrays/{segment(array_id)}", _json(ArrayInfo.parse))
 
 
-def array_data(array_id: str) -> Request[AnyArray | dict[str, AnyArray]]:
-    """An array's elements."""
+def array_data(array_id: str, *, nbytes: int = 0) -> Request[AnyArray | dict[str, AnyArray]]:
+    """An array's elements; `nbytes` where they are known."""
     path = f"/v1/arrays/{segment(array_id)}/data"
-    return Request("GET", path, receive_arrays, headers={"Accept": NPY}, label="get")
+    return Request("GET", path, receive_arrays, headers={"Accept": NPY}, label="get", result_nbytes=nbytes)
+
+
+def array_part(array_id: str, span: Span) -> Request[int]:
+    """What is missing of a span of an array's .npy file; the value is where it ends."""
+    path = f"/v1/arrays/{segment(array_id)}/data"
+    return Request("GET", path, span.answer, headers={"Accept": NPY, **span.headers()}, label="get")
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An upload in parts."""
+
+    id: str
+    part: int
+    """Bytes of a part."""
+    received: tuple[tuple[int, int], ...] = ()
+
+
+def begin_upload(array: AnyArray, *, ttl_s: float | None) -> Request[Begun]:
+    """An upload in parts of an array that is `divisible`."""
+    query: dict[str, str | int | float] = {} if ttl_s is None else {"ttl_s": ttl_s}
+    query |= {
+        "dtype": array.dtype.name,
+        "shape": ",".join(map(str, array.shape)),
+        "order": "F" if is_fortran(array) else "C",
+    }
+    headers = {"Upload-Complete": "?0", "Upload-Length": str(array.nbytes)}
+    return Request("POST", "/v1/uploads", _begun, query=query, headers=headers, body=PartBody(memoryview(b"")))
+
+
+def _begun(headers: Mapping[str, str]) -> Receiver[Begun]:
+    size = part_size(headers.get("upload-limit"))
+    return Whole(lambda data: _parse_begun(parse_json(data), size))
+
+
+def _parse_begun(value: Any, size: int) -> Begun:
+    try:
+        received = tuple((int(start), int(end)) for start, end in value["received"])
+        return Begun(segment(value["id"]), size, received)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _errors.ProtocolError(f"the answer describes no upload: {error!r}") from error
+
+
+def upload_info(upload_id: str) -> Request[Begun]:
+    """What of an upload has come."""
+    return Request("GET", f"/v1/uploads/{upload_id}", _begun)
+
+
+def send_part(upload_id: str, offset: int, data: memoryview, *, digest: bool, label: str) -> Request[None]:
+    """The array's bytes from `offset` on."""
+    body = PartBody(data)
+    headers = {"Content-Digest": body.digest()} if digest else {}
+    path = f"/v1/uploads/{upload_id}/parts/{offset}"
+    return Request("PUT", path, _nothing, headers=headers, body=body, label=label)
+
+
+def complete_upload(upload_id: str) -> Request[ArrayInfo]:
+    """Makes an upload an array; may be repeated."""
+    return Request("POST", f"/v1/uploads/{upload_id}/complete", _json(ArrayInfo.parse))
+
+
+def cancel_upload(upload_id: str, *, limit_s: float | None = None) -> Request[None]:
+    """Gives an upload up."""
+    return Request("DELETE", f"/v1/uploads/{upload_id}", _nothing, limit_s=limit_s)
 
 
 def delete_array(array_id: str) -> Request[None]:
@@ -145,6 +228,7 @@ def one_shot(
         body=MultipartBody(params, arrays),
         label=op,
         wait_s=ONE_SHOT_WAIT_S if timeout_s is None else timeout_s,
+        result_nbytes=gemm_nbytes(params, arrays) if op == "gemm" else 0,
     )
 
 

@@ -12,13 +12,22 @@ import io
 import json
 import secrets
 import zipfile
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from gemmserve import _errors
 from gemmserve._arrays import npy_header, pieces
-from gemmserve.wire import NPY, NPZ, RESULT_DTYPES, NpyError, NpyHeader, parse_npy_header
+from gemmserve.wire import (
+    DATA_HEADER,
+    NPY,
+    NPY_HEADER,
+    NPZ,
+    RESULT_DTYPES,
+    NpyError,
+    NpyHeader,
+    parse_npy_header,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -82,22 +91,45 @@ class NpyBody:
     content_type = NPY
 
     def __init__(self, array: AnyArray) -> None:
-        self._array = array
+        self.array = array
         self._header = npy_header(array)
         self.nbytes = len(self._header) + array.nbytes
 
+    def header_alone(self) -> Body:
+        """The body of the same array when its data go by shared memory."""
+        return _Bytes(self._header, NPY_HEADER)
+
     def pieces(self) -> Iterator[bytes | memoryview]:
-        return _joined(self._parts())
+        return joined(self._parts())
 
     def _parts(self) -> Iterator[bytes | memoryview]:
         yield self._header
-        yield from pieces(self._array)
+        yield from pieces(self.array)
+
+
+class _Bytes:
+    """A small body."""
+
+    def __init__(self, data: bytes, content_type: str) -> None:
+        self._data = data
+        self.content_type = content_type
+        self.nbytes = len(data)
+
+    def pieces(self) -> Iterable[bytes]:
+        return (self._data,)
 
 
 class MultipartBody:
-    """multipart/form-data of one JSON part, first, so that it can be judged before any array arrives, then arrays."""
+    """multipart/form-data of one JSON part, first, so that it can be judged before any array arrives, then arrays.
 
-    def __init__(self, params: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> None:
+    Of those named in `numbers` the header alone is sent: their data are in the shared memory of that number.
+    """
+
+    def __init__(
+        self, params: Mapping[str, Any], arrays: Mapping[str, AnyArray], numbers: Mapping[str, int] = {}
+    ) -> None:
+        self.arrays = arrays
+        self._params = params
         boundary = secrets.token_hex(16)
         self.content_type = f"multipart/form-data; boundary={boundary}"
         head = (
@@ -105,16 +137,22 @@ class MultipartBody:
         )
         self._parts: list[bytes | AnyArray] = [head.encode() + encode_json(params)]
         for name, array in arrays.items():
-            part = (
-                f'\r\n--{boundary}\r\nContent-Disposition: form-data; name="{name}"; filename="{name}.npy"\r\n'
-                f"Content-Type: {NPY}\r\n\r\n"
-            )
-            self._parts += [part.encode() + npy_header(array), array]
+            part = f'\r\n--{boundary}\r\nContent-Disposition: form-data; name="{name}"; filename="{name}.npy"\r\n'
+            if name in numbers:
+                part += f"Content-Type: {NPY_HEADER}\r\n{DATA_HEADER}: {numbers[name]}\r\n\r\n"
+                self._parts.append(part.encode() + npy_header(array))
+            else:
+                part += f"Content-Type: {NPY}\r\n\r\n"
+                self._parts += [part.encode() + npy_header(array), array]
         self._parts.append(f"\r\n--{boundary}--\r\n".encode())
         self.nbytes = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in self._parts)
 
+    def shared(self, numbers: Mapping[str, int]) -> Body:
+        """The body of the same request when some arrays' data go by shared memory."""
+        return MultipartBody(self._params, self.arrays, numbers)
+
     def pieces(self) -> Iterator[bytes | memoryview]:
-        return _joined(self._walk())
+        return joined(self._walk())
 
     def _walk(self) -> Iterator[bytes | memoryview]:
         for part in self._parts:
@@ -124,7 +162,7 @@ class MultipartBody:
                 yield from pieces(part)
 
 
-def _joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+def joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """The same bytes with neighbouring small pieces made one; large pieces pass through uncopied."""
     small = bytearray()
     for part in parts:
@@ -158,6 +196,19 @@ class Receiver(Protocol[T_co]):
     def finish(self) -> T_co: ...
 
 
+@runtime_checkable
+class Placing(Protocol):
+    """A receiver that knows where bytes belong before they come."""
+
+    def place(self) -> memoryview:
+        """Where the bytes that come next belong; empty while that is not known."""
+        ...
+
+    def landed(self, count: int) -> None:
+        """So many bytes were read to `place()`."""
+        ...
+
+
 class Whole:
     """Collects a body that is small by nature and parses it at the end."""
 
@@ -183,50 +234,81 @@ def parse_json(data: bytes) -> Any:
 
 
 class NpyReceiver:
-    """Receives a .npy straight into the array it returns: header from the first pieces, then every piece in place."""
+    """Receives a .npy straight into the array it returns: header from the first pieces, then every piece in place.
+
+    `feed` takes them in order; `put` and `memory` are for those that know where in the file they are.
+    """
 
     def __init__(self, content_length: int | None) -> None:
         self._content_length = content_length
         self._head = bytearray()
         self._array: AnyArray | None = None
         self._target = memoryview(bytearray())
-        self._filled = 0
-        self._header: NpyHeader | None = None
+        self._position = 0
+        self._offset = 0
 
     def feed(self, piece: bytes | memoryview) -> None:
+        self.put(self._position, piece)
+        self._position += len(piece)
+
+    def put(self, position: int, piece: bytes | memoryview) -> None:
+        """The file's bytes from `position` on; in order until the header is whole."""
         if self._array is not None:
-            self._store(piece)
+            self._store(position - self._offset, piece)
             return
+        if position != len(self._head):
+            raise _errors.ProtocolError("the .npy header has not come yet")
         self._head += piece
         try:
             header = parse_npy_header(self._head, RESULT_DTYPES)
         except NpyError as error:
             raise _errors.ProtocolError(f"the answer is no array: {error}") from error
-        if header is None:
-            return
+        if header is not None:
+            self._begin(header)
+
+    def _begin(self, header: NpyHeader) -> None:
         expected = header.data_offset + header.nbytes
         if self._content_length is not None and self._content_length != expected:
             raise _errors.ProtocolError(
                 f"the answer's header promises {expected} bytes, Content-Length says {self._content_length}"
             )
-        self._header = header
+        self._offset = header.data_offset
         self._array = np.empty(header.shape, header.dtype, order="F" if header.fortran_order else "C")
         if self._array.nbytes:
             self._target = self._array.reshape(-1, order="A").view(np.uint8).data
-        self._store(memoryview(self._head)[header.data_offset :])
-        self._head = bytearray()
+        head, self._head = self._head, bytearray()
+        self._store(0, memoryview(head)[self._offset :])
 
-    def _store(self, piece: bytes | memoryview) -> None:
-        end = self._filled + len(piece)
-        if end > len(self._target):
+    def _store(self, start: int, piece: bytes | memoryview) -> None:
+        if start + len(piece) > len(self._target):
             raise _errors.ProtocolError("the answer is longer than its .npy header says")
-        self._target[self._filled : end] = piece
-        self._filled = end
+        self._target[start : start + len(piece)] = piece
+
+    def memory(self, position: int, stop: int | None) -> memoryview:
+        """Where the file's bytes [position, stop) belong; empty while that is not known."""
+        if self._array is None:
+            return memoryview(b"")
+        end = len(self._target) if stop is None else stop - self._offset
+        return self._target[position - self._offset : end]
+
+    def place(self) -> memoryview:
+        """Where the bytes that come next belong; empty while that is not known."""
+        return self.memory(self._position, None)
+
+    def landed(self, count: int) -> None:
+        """So many bytes are there."""
+        self._position += count
 
     def finish(self) -> AnyArray:
-        if self._array is None or self._filled != len(self._target):
+        came = self._position - self._offset
+        if self._array is None or came != len(self._target):
             # Content-Length frames the answer, so this is a broken transfer, not a misunderstanding: worth a retry.
-            raise _errors.TransportError(f"the answer ended after {self._filled} of {len(self._target)} data bytes")
+            raise _errors.TransportError(f"the answer ended after {came} of {len(self._target)} data bytes")
+        return self.array()
+
+    def array(self) -> AnyArray:
+        """What was received, in this machine's byte order."""
+        assert self._array is not None
         return self._array if self._array.dtype.isnative else self._array.astype(self._array.dtype.newbyteorder("="))
 
 

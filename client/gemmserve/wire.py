@@ -30,6 +30,17 @@ PROBLEM: Final = "application/problem+json"
 ALGORITHM_HEADER: Final = "Gemm-Algorithm"
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 
+NPY_HEADER: Final = "application/x-npy-header"
+"""A .npy header alone: the data are in a piece of shared memory (docs/transfer.md)."""
+SESSION_HEADER: Final = "Gemmserve-Session"
+"""The secret of the connection by which shared memory was passed."""
+DATA_HEADER: Final = "Gemmserve-Data"
+"""Of a request or a part: the number of the piece that holds the data."""
+RESULT_HEADER: Final = "Gemmserve-Result"
+"""Of a request: the number of the piece that may take the result; of an answer: that it did."""
+DESCRIPTORS_SUFFIX: Final = ".fds"
+"""What the path of the socket for shared memory has more than the server's."""
+
 DTYPES: Final[dict[str, np.dtype]] = {
     name: np.dtype(name) for name in ("float16", "float32", "float64", "complex64", "complex128")
 }

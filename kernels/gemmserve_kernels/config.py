@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels.device import DeviceSpec
 
-Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "ozaki", "sums", "product"]
+Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "ozaki", "sums", "gram", "product"]
 """numpy: the CPU. vendor: its BLAS. simt: the portable kernels. small: batched small products. wgmma: Hopper's tensor
 cores. mma: tensor cores from sm_80 on. ozaki: residues on INT8 tensor cores."""
 
@@ -38,14 +38,14 @@ _SIMT_FIELDS: Final = ("block_m", "block_n", "block_k", "thread_m", "thread_n", 
 class GemmConfig:
     """Overrides of what dispatch would choose; None leaves the choice to it.
 
-    `algorithm`: one of `Algorithm` ("sums" makes sums of a product without it, "product" is whatever does not).
-    `block_m`, `block_n`, `block_k`: the tile of the product that one block computes, and how many steps of k a stage
-    holds. `warp_m`, `warp_n`: the part of that tile that one warp computes (`mma`). `thread_m`, `thread_n`: the part in
-    one thread's registers (`simt`). `instruction_k`: steps of k of one matrix instruction (`mma`). `stages`: buffers of
-    shared memory. `split_k`: parts that k is cut into. `cluster`: blocks that share operands by multicast (`wgmma`).
-    `raster`: rows of tiles walked together for the cache's sake. `promote`: steps of k between promotions of the tensor
-    core's partial sums. `rounding_big`, `rounding_small`: how parts become TF32, styles of `models.ROUNDINGS` (`mma`).
-    `moduli`: residues (`ozaki`).
+    `algorithm`: one of `Algorithm` ("sums", "gram" make sums, sums of squares of a product without it, "product" is
+    whatever does not). `block_m`, `block_n`, `block_k`: the tile of the product that one block computes, and how many
+    steps of k a stage holds. `warp_m`, `warp_n`: the part of that tile that one warp computes (`mma`). `thread_m`,
+    `thread_n`: the part in one thread's registers (`simt`). `instruction_k`: steps of k of one matrix instruction
+    (`mma`, `gram`). `stages`: buffers of shared memory. `split_k`: parts that k is cut into. `cluster`: blocks that
+    share operands by multicast (`wgmma`). `raster`: rows of tiles walked together for the cache's sake. `promote`:
+    steps of k between promotions of the tensor core's partial sums. `rounding_big`, `rounding_small`: how parts become
+    TF32, styles of `models.ROUNDINGS` (`mma`). `moduli`: residues (`ozaki`).
 
     An algorithm refuses a field that it does not have.
     """

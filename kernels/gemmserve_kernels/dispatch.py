@@ -33,7 +33,7 @@ P = TypeVar("P", GemmProblem, GemmReduceProblem)
 
 _PLAIN: Final[tuple[Route, ...]] = (("vendor", "plain"), ("simt", "plain"), ("small", "plain"))
 _ROUTES: Final[dict[str, tuple[Route, ...]]] = {
-    "auto": (*_PLAIN, ("wgmma", "3xfp16"), ("mma", "3xfp16"), ("ozaki", "ozaki")),
+    "auto": (*_PLAIN, ("wgmma", "3xfp16"), ("wgmma", "fp16"), ("mma", "3xfp16"), ("ozaki", "ozaki")),
     "fp32": _PLAIN,
     "fp64": _PLAIN,
     "tf32": (("vendor", "tf32"), ("wgmma", "1xfp16"), ("mma", "1xfp16"), ("mma", "1xtf32")),
@@ -44,7 +44,14 @@ _ROUTES: Final[dict[str, tuple[Route, ...]]] = {
     "ozaki": (("ozaki", "ozaki"),),
 }
 _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
-    "auto": (("sums", "plain"), ("simt", "plain"), ("wgmma", "3xfp16"), ("mma", "3xfp16")),
+    "auto": (
+        ("sums", "plain"),
+        ("gram", "plain"),
+        ("simt", "plain"),
+        ("wgmma", "3xfp16"),
+        ("wgmma", "fp16"),
+        ("mma", "3xfp16"),
+    ),
     "fp32": (("sums", "plain"), ("simt", "plain")),
     "fp64": (("sums", "plain"), ("simt", "plain")),
     "tf32": (("wgmma", "1xfp16"), ("mma", "1xfp16"), ("mma", "1xtf32")),
@@ -62,14 +69,18 @@ _MODULES: Final = {
     ("wgmma", "3xfp16"): "planes",
     ("wgmma", "3xfp16-3m"): "planes",
     ("wgmma", "1xfp16"): "planes",
+    ("wgmma", "fp16"): "wgmma.direct",
     ("mma", "3xfp16"): "planes",
     ("mma", "1xfp16"): "planes",
     ("mma", "3xtf32"): "mma",
     ("mma", "1xtf32"): "mma",
     ("ozaki", "ozaki"): "ozaki",
     ("sums", "plain"): "sums",
+    ("gram", "plain"): "gram",
 }
 """The package in whose `gemm` module a route's `supports`, `resolve` and `run_gemm` are."""
+WITHOUT_PRODUCT: Final = ("sums", "gram")
+"""What reduces a product without making it."""
 _DOUBLE: Final = (np.dtype(np.float64), np.dtype(np.complex128))
 _COPY_RATE: Final = 3.5e12
 """Bytes a second of a strided copy on an H200."""
@@ -157,7 +168,7 @@ def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
         return Plan("simt", problem.config if wish == "simt" else None, reduces=True)
     found, reasons = [], []
     for route in _REDUCE_ROUTES[problem.compute]:
-        if wish in {None, route[0]} or (wish == "product" and route[0] != "sums"):
+        if wish in {None, route[0]} or (wish == "product" and route[0] not in WITHOUT_PRODUCT):
             try:
                 found.append(_reduce_candidate(route, problem, spec))
             except ConfigInfeasible as reason:
@@ -169,7 +180,7 @@ def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
         raise ConfigInfeasible(
             "; ".join(reasons) or f"algorithm: {wish} has no gemm_reduce in {problem.compute}; {names} have"
         )
-    return found[0] if len(found) == 1 else min(found, key=lambda each: _seconds(each, problem.product, spec))
+    return found[0] if len(found) == 1 else min(found, key=lambda each: _reduce_seconds(each, problem, spec))
 
 
 def _reduce_candidate(route: Route, problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
@@ -178,11 +189,11 @@ def _reduce_candidate(route: Route, problem: GemmReduceProblem, spec: DeviceSpec
     if algorithm == "simt":
         return Plan("simt", problem.config, reduces=True)
     module = _module(route, "gemm_reduce")
-    if algorithm == "sums":
+    if algorithm in WITHOUT_PRODUCT:
         if reason := module.supports(problem, spec):
-            raise ConfigInfeasible(f"algorithm: sums cannot do this: {reason}")
+            raise ConfigInfeasible(f"algorithm: {algorithm} cannot do this: {reason}")
         module.resolve(config, problem, spec)
-        return Plan("sums", config, reduces=True)
+        return Plan(algorithm, config, reduces=True)
     uniform, converted = as_uniform(problem)
     reason = _unfit(route, uniform.product, spec) or module.supports(uniform, spec)
     if reason is not None:
@@ -254,7 +265,8 @@ def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
     if algorithm in {"wgmma", "ozaki"} and spec.arch != "sm_90a":
         return f"{algorithm} needs compute capability 9.0, and {spec.name} is {spec.arch}"
     double = problem.accumulate in _DOUBLE
-    if problem.dtype == np.float16 or (double and arithmetic != "ozaki"):
+    half = problem.dtype == np.float16
+    if half != (arithmetic == "fp16") or (double and arithmetic != "ozaki"):
         return f"{arithmetic} does not apply to {problem.dtype.name}"
     if problem.compute == "auto" and arithmetic == "ozaki" and not double:
         return "auto uses residues for 64-bit data only"
@@ -271,16 +283,25 @@ def as_uniform(problem: P) -> tuple[P, bool]:
     return replace(problem, **found), True
 
 
-def _seconds(candidate: Plan, problem: GemmProblem, spec: DeviceSpec) -> float:
+def _reduce_seconds(candidate: Plan, problem: GemmReduceProblem, spec: DeviceSpec) -> float:
+    """The estimate for one way to reduce."""
+    if candidate.algorithm == "gram":
+        return float(candidate.module.seconds(problem, spec))
+    return _seconds(candidate, problem.product, spec, written=problem.return_c)
+
+
+def _seconds(candidate: Plan, problem: GemmProblem, spec: DeviceSpec, *, written: bool = True) -> float:
     """The estimate for one candidate, with the copies that it needs."""
     dtype = problem.accumulate.name if problem.compute == "fp64" else problem.dtype.name
     shape = (problem.batch, problem.m, problem.n, problem.k)
-    seconds = estimate(spec, candidate.algorithm, candidate.arithmetic, dtype, shape)
+    seconds = estimate(spec, candidate.algorithm, candidate.arithmetic, dtype, shape, written=written)
     copied, copies = 0, 0
     if candidate.blas is not None:
         calls = candidate.blas
         copied, copies = copied_bytes(problem, calls), sum((calls.a.copied, calls.b.copied, calls.d.copied))
         seconds += (math.prod(calls.outer_shape) - 1) * _LAUNCH_S
+    elif candidate.arithmetic == "fp16":
+        copied, copies = candidate.module.copies(problem)
     elif candidate.uniform:
         copied, copies = 2 * (problem.a.nbytes + problem.b.nbytes), 2
     return seconds + copied / _COPY_RATE + copies * _LAUNCH_S

@@ -47,7 +47,8 @@ _SPLIT_K: Final = 512
 @dataclass(frozen=True)
 class _Model:
     """Operations a second of a full H200, launches, tile (extent of one block), passes over A and B beforehand, and the
-    most parts that k is split into where there are fewer tiles than multiprocessors.
+    most parts that k is split into where there are fewer tiles than multiprocessors. `ends`: steps of k that the
+    beginning and the end of a tile take as long as.
     """
 
     rate: float
@@ -55,6 +56,7 @@ class _Model:
     tile: int = 128
     passes: float = 0.0
     parts: int = 1
+    ends: int = 0
 
 
 MODELS: Final[dict[tuple[str, str, str], _Model]] = {
@@ -79,6 +81,7 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("wgmma", "3xfp16", "float32"): _Model(2.3e14, 5, 128, 1.5, parts=16),
     ("wgmma", "3xfp16", "complex64"): _Model(2.5e14, 5, 64, 1.5, parts=16),
     ("wgmma", "3xfp16-3m", "complex64"): _Model(3.1e14, 5, 64, 2.0, parts=16),
+    ("wgmma", "fp16", "float16"): _Model(6.8e14, parts=16, ends=128),
     ("wgmma", "1xfp16", "float32"): _Model(5.5e14, 5, 128, 1.0, parts=16),
     ("wgmma", "1xfp16", "complex64"): _Model(6.8e14, 5, 64, 1.0, parts=16),
     ("mma", "3xfp16", "float32"): _Model(9.6e13, 5, 128, 1.5, parts=8),
@@ -100,23 +103,45 @@ TENSOR_SPEED: Final = {"sm_80": 0.55, "sm_90a": 1.0, "sm_100a": 1.5}
 """Tensor-core algorithms per multiprocessor, relative to an H200's: data-sheet rates of dense FP16 (NVIDIA A100, H100
 and B200). On other architectures `auto` stays with plain arithmetic: theirs are too slow for three products to pay."""
 
+DOUBLE_SPEED: Final = {"sm_80": 0.35, "sm_90a": 1.0, "sm_100": 0.5}
+"""Double precision per multiprocessor, relative to an H200's, by the data sheets; elsewhere it is 32 or 64 times slower
+than single and nothing is gained by it."""
+_GRAM_RATE: Final = 3.5e13
+"""Operations a second of Gram matrices on an H200's matrix units: two thirds of what cuBLAS reaches there in double,
+for want of a measurement."""
+_GRAM_LAUNCHES: Final = 5
+_ITEMSIZE: Final = {"float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
 
-def estimate(spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str, shape: Point) -> float:
+
+def estimate(
+    spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str, shape: Point, *, written: bool = True
+) -> float:
     """Seconds of a product of `shape` = (batch, m, n, k), all at least 1, for one who enqueues many of them; inf where
     nothing is known of it.
 
-    `arithmetic`: "plain", or what the tensor cores multiply ("3xfp16", "1xfp16", "3xtf32", "ozaki" ...).
+    `arithmetic`: "plain", or what the tensor cores multiply ("3xfp16", "1xfp16", "3xtf32", "ozaki" ...). `written`:
+    whether the product goes to memory, rather than into a reduction.
     """
-    return predicted(spec, table(spec.arch), (algorithm, arithmetic, dtype), shape)
+    return predicted(spec, table(spec.arch), (algorithm, arithmetic, dtype), shape, written=written)
 
 
-def predicted(spec: DeviceSpec, measured: Table, route: Route, shape: Point, *, without: Point | None = None) -> float:
+def predicted(
+    spec: DeviceSpec,
+    measured: Table,
+    route: Route,
+    shape: Point,
+    *,
+    without: Point | None = None,
+    written: bool = True,
+) -> float:
     """`estimate` by a table, as if it lacked the point `without`."""
-    device = model_seconds(spec, *route, shape) * correction(measured, *route, shape, without=without)
-    return max(device, measured.host.get(route[:2], 0.0))
+    ratio = correction(measured, *route, shape, without=without)
+    return max(model_seconds(spec, *route, shape, written=written) * ratio, measured.host.get(route[:2], 0.0))
 
 
-def model_seconds(spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str, shape: Point) -> float:
+def model_seconds(
+    spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str, shape: Point, *, written: bool = True
+) -> float:
     """What the model alone says."""
     model = MODELS.get((algorithm, arithmetic, dtype))
     if model is None:
@@ -133,12 +158,38 @@ def model_seconds(spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str,
     filled = math.ceil(m / model.tile) * model.tile * math.ceil(n / model.tile) * model.tile * batch
     busy = min(1.0, tiles / spec.sm_count)
     complexity = 8 if dtype.startswith("complex") else 2
-    arithmetic_s = complexity * filled * k / (model.rate * scale * speed * busy)
-    itemsize = {"float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}[dtype]
-    operands, result = batch * (m * k + k * n), batch * m * n
+    arithmetic_s = complexity * filled * (k + model.ends) / (model.rate * scale * speed * busy)
+    itemsize = _ITEMSIZE[dtype]
+    operands, result = batch * (m * k + k * n), batch * m * n if written else 0
     memory_s = itemsize * (operands * (1 + model.passes) + result) / (_BANDWIDTH * scale)
     passes_s = itemsize * operands * model.passes / (_BANDWIDTH * scale)
     return model.launches * _LAUNCH_S + max(arithmetic_s + passes_s, memory_s)
+
+
+def gram_seconds(spec: DeviceSpec, dtype: str, shape: Point, matrices: int, elements: float, parts: int) -> float:
+    """Seconds of sums of squares over m of products of `shape` by way of Gram matrices; inf where nothing is known.
+
+    `matrices`: different ones of A in the batch. `elements`: of each Gram matrix that are made. `parts`: blocks for
+    each of them.
+    """
+    speed = DOUBLE_SPEED.get(spec.arch, 0.0)
+    if speed == 0.0:
+        return math.inf
+    batch, m, n, k = shape
+    scale = spec.sm_count / _MEASURED_SMS
+    complexity, wide = (8, "complex128") if dtype.startswith("complex") else (2, "float64")
+    made_s = complexity * matrices * m * elements / (_GRAM_RATE * scale * speed * _busy(spec, matrices * parts))
+    # Half of each matrix is multiplied, and the squares on its diagonal.
+    model = MODELS["simt", "plain", wide]
+    rows, columns = (math.ceil(extent / model.tile) * model.tile for extent in (k, n))
+    forms = complexity * batch * columns * rows * (rows + model.tile) / 2
+    forms_s = forms / (model.rate * scale * speed * _busy(spec, batch * columns // model.tile))
+    memory_s = _ITEMSIZE[dtype] * (matrices * m * k + batch * k * n) / (_BANDWIDTH * scale)
+    return _GRAM_LAUNCHES * _LAUNCH_S + max(made_s + forms_s, memory_s)
+
+
+def _busy(spec: DeviceSpec, blocks: int) -> float:
+    return min(1.0, blocks / spec.sm_count)
 
 
 def correction(
@@ -241,7 +292,10 @@ class LeftOut:
     ratio: float
 
 
-_MODES: Final[dict[str, tuple[str, ...]]] = {"auto": ("plain", "3xfp16", "ozaki"), "tf32": ("tf32", "1xfp16", "1xtf32")}
+_MODES: Final[dict[str, tuple[str, ...]]] = {
+    "auto": ("plain", "3xfp16", "fp16", "ozaki"),
+    "tf32": ("tf32", "1xfp16", "1xtf32"),
+}
 """The arithmetic that routes of a mode do."""
 
 

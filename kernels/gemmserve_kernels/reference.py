@@ -320,6 +320,10 @@ def _times(problem: GemmProblem, xp: Any, array: Any, trans: str, vectors: Any) 
     rows, columns = planes[0].shape[-2:]
     step = max(1, _PANEL_BYTES // (16 * max(1, columns)))
     wide = np.complex128 if problem.dtype.kind == "c" else np.float64
+    if rows == 0:
+        return xp.zeros((*planes[0].shape[:-1], vectors.shape[-1]), wide)
+    if columns == 1:  # of a C that is broadcast along its rows: each element meets the sum of all
+        vectors = vectors.sum(axis=-2, keepdims=True)
     pieces = []
     for start in range(0, rows, step):
         panel = planes[0][..., start : start + step, :].astype(wide)

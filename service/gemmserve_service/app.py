@@ -12,9 +12,11 @@ from gemmserve_service import documentation, problems
 from gemmserve_service.access import Access
 from gemmserve_service.audit import Audit, AuditLog
 from gemmserve_service.body_rate import BodyRate
+from gemmserve_service.descriptors import Descriptors
+from gemmserve_service.hot import HotRoutes
 from gemmserve_service.metrics import Metrics
 from gemmserve_service.middleware import Observe
-from gemmserve_service.routes import arrays, devices, health, jobs, oneshot
+from gemmserve_service.routes import arrays, batch, devices, health, jobs, oneshot, uploads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,6 +34,7 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
         try:
             yield
         finally:
+            app.state.descriptors.stop()
             await core.stop()
 
     app = FastAPI(
@@ -45,15 +48,17 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
         redoc_url=None,
     )
     app.state.core = core
+    app.state.descriptors = Descriptors(settings, core.keyring)
     app.state.metrics = Metrics(core)
     app.state.audit = AuditLog(settings.audit_log)
     core.observers.append(app.state.metrics)
     core.keyring.on_change.append(app.state.audit.keys_changed)
     problems.install(app)
     documentation.install(app)
-    for module in (oneshot, arrays, jobs, devices, health):
+    for module in (oneshot, batch, arrays, uploads, jobs, devices, health):
         app.include_router(module.router)
     # The last one added is the outermost.
+    app.add_middleware(HotRoutes, endpoints={**oneshot.HOT, **batch.HOT, **jobs.HOT})
     app.add_middleware(Access, settings=settings, keyring=core.keyring)
     app.add_middleware(BodyRate, settings=settings)
     app.add_middleware(Audit, log=app.state.audit)

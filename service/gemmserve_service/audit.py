@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -169,6 +170,6 @@ class _Answer:
         if not self._is_problem:
             return None
         try:
-            return str(json.loads(self._body)["type"]).rpartition("/")[2]
+            return re.split("[/#]", str(json.loads(self._body)["type"]))[-1]
         except (ValueError, KeyError, TypeError):
             return None

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from gemmserve_service.landing import EXTENSION
 from gemmserve_service.problems import RequestTimeout
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from gemmserve_service.landing import Lander
     from gemmserve_service.settings import Settings
 
 
@@ -28,14 +30,18 @@ class BodyRate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] == "http" and self._least:
-            receive = _Timed(receive, self._window_s, self._least)
+            receive = timed = _Timed(receive, self._window_s, self._least)
+            extensions = scope.get("extensions") or {}
+            if EXTENSION in extensions:
+                timed.lander = extensions[EXTENSION]
+                scope["extensions"] = {**extensions, EXTENSION: timed}
         await self._app(scope, receive, send)
 
 
 class _Timed:
-    """`receive` of one request, under the clock until the body is whole."""
+    """`receive` and `Lander` of one request, under the clock until the body is whole."""
 
-    __slots__ = ("_came", "_least", "_receive", "_waited", "_whole", "_window_s")
+    __slots__ = ("_came", "_least", "_receive", "_waited", "_whole", "_window_s", "lander")
 
     def __init__(self, receive: Receive, window_s: float, least: float) -> None:
         self._receive = receive
@@ -44,6 +50,17 @@ class _Timed:
         self._whole = False
         self._waited = 0.0
         self._came = 0
+        self.lander: Lander | None = None
+
+    async def read_into(self, view: memoryview, patience_s: float) -> int:
+        """See `landing.Lander`."""
+        assert self.lander is not None
+        began = asyncio.get_running_loop().time()
+        count = await self.lander.read_into(view, min(patience_s, self._window_s - self._waited))
+        self._waited += asyncio.get_running_loop().time() - began
+        self._came += count
+        self._judge()
+        return count
 
     async def __call__(self) -> Message:
         if self._whole:
@@ -60,11 +77,16 @@ class _Timed:
                 self._waited += asyncio.get_running_loop().time() - began
                 self._came += len(message.get("body", b""))
                 self._whole = message["type"] != "http.request" or not message.get("more_body", False)
-            if self._waited >= self._window_s:
-                if self._came < self._least and not self._whole:
-                    raise RequestTimeout(
-                        f"{self._came} bytes came within {self._window_s:g} s, and {self._least:g} are the least"
-                    )
-                self._waited, self._came = 0.0, 0
+            self._judge()
             if message is not None:
                 return message
+
+    def _judge(self) -> None:
+        """At the end of a window. Raises RequestTimeout."""
+        if self._waited < self._window_s:
+            return
+        if self._came < self._least and not self._whole:
+            raise RequestTimeout(
+                f"{self._came} bytes came within {self._window_s:g} s, and {self._least:g} are the least"
+            )
+        self._waited, self._came = 0.0, 0

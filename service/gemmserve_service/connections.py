@@ -14,15 +14,19 @@ from collections import Counter
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
+from gemmserve_service.corking import Corked
+from gemmserve_service.landing import LandingProtocol
 from gemmserve_service.problems import HeadTooLarge, HeadTooSlow, TooManyConnections, problem_response
+from gemmserve_service.unix_sockets import peer_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gemmserve_service.errors import ServiceError
     from gemmserve_service.settings import Settings
+
+LOCAL_USER: Final = "uid:"
+"""What the address of a client on the Unix socket begins with; the user's number follows."""
 
 _SWEEP_S: Final = 0.5
 _FIELD_OVERHEAD: Final = 4  # ": " and the line's end
@@ -95,7 +99,7 @@ class Connections:
         self._refused(error, connection.address)
 
     def _trusted(self, address: str) -> bool:
-        if not self._proxies or not address:
+        if not self._proxies or not address or address.startswith(LOCAL_USER):
             return False
         return any(ipaddress.ip_address(address) in network for network in self._proxies)
 
@@ -123,7 +127,7 @@ class Connections:
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
 
 
-class LimitedProtocol(HttpToolsProtocol):
+class LimitedProtocol(LandingProtocol):
     """uvicorn's protocol with limits. Made by `limited`, which sets `registry`."""
 
     registry: Connections
@@ -149,6 +153,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.client is None and (user := peer_user(transport.get_extra_info("socket"))) is not None:
+            self.client = (f"{LOCAL_USER}{user}", 0)
         self.address = self.client[0] if self.client else ""
         self.counted = self.registry.open(self)
         if not self.counted:
@@ -206,6 +212,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._answering += 1
         self.registry.became_busy(self)
         super().on_headers_complete()
+        cycle: Any = self.cycle
+        if cycle is not None and not isinstance(cycle.transport, Corked):
+            cycle.transport = Corked(self.transport, self.loop)
 
     def on_body(self, body: bytes) -> None:
         if not self._refusing:

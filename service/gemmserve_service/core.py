@@ -11,6 +11,7 @@ from gemmserve_service.database import Database
 from gemmserve_service.jobs import Jobs
 from gemmserve_service.keyring import KeyringError, KeyringWatch
 from gemmserve_service.observers import DeviceInfo, Observer, Snapshot
+from gemmserve_service.partial_uploads import PartialUploads
 from gemmserve_service.queue import SqliteQueue
 from gemmserve_service.quotas import Quotas
 from gemmserve_service.scheduler import Scheduler
@@ -19,6 +20,7 @@ from gemmserve_service.store import ArrayStore
 if TYPE_CHECKING:
     from gemmserve_service.executor.base import Executor
     from gemmserve_service.settings import Settings
+    from gemmserve_service.single import EndedJob
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class Core:
         self.keyring = KeyringWatch(settings.data_dir)
         self.quotas = Quotas(self.keyring.quota, self.database)
         self.store = ArrayStore(settings, self.database, self.quotas)
+        self.uploads = PartialUploads(settings, self.store, self.database, self.quotas)
         self.scheduler = Scheduler(settings, self.store, executor)
         self.scheduler.queue.weight_of = self.keyring.weight
         self.jobs = Jobs(settings, self.store, SqliteQueue(self.database, self.store), self.scheduler, self.observers)
@@ -57,7 +60,8 @@ class Core:
             await self.keyring.start()
             await self.database.start()
             await self.quotas.start()
-            await self.store.start()
+            await self.store.start(keep=await self.uploads.load())
+            await self.uploads.start()
             self._check_keys()
             await self.jobs.start()
             await self.executor.start(self.scheduler)
@@ -91,6 +95,7 @@ class Core:
         self.jobs.release_waiters()
         await self.executor.stop()
         await self.jobs.stop()
+        await self.uploads.stop()
         await self.store.stop()
         self.quotas.stop()
         await self.database.stop()
@@ -106,6 +111,11 @@ class Core:
         if self.jobs.recorder.waiting:
             reasons.append("the database cannot be written: ends of jobs wait to be put on record")
         return not reasons, reasons
+
+    def observe(self, job: EndedJob, size: tuple[int, int]) -> None:
+        """Tells the observers of a job of a single request that has ended; `size`: its bytes and operations."""
+        for observer in self.observers:
+            observer.job_changed(job, *size)
 
     def devices(self) -> list[DeviceInfo]:
         """The devices and their workers' state."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,19 +10,21 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ, OCTET_STREAM, PROBLEM
+from gemmserve_service.batch_items import BatchRequest
 from gemmserve_service.identity import needed_scope
 from gemmserve_service.problems import catalogue, statuses
-from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceJob, GemmReduceParams, Problem
+from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceJob, GemmReduceParams, Problem, ProgramJob
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import UnionType
 
     from fastapi import FastAPI
     from pydantic import BaseModel
 
 Document = dict[str, Any]
 
-_MODELS: Final = (GemmJob, GemmReduceJob, GemmParams, GemmReduceParams, Problem)
+_MODELS: Final = (GemmJob, GemmReduceJob, ProgramJob, GemmParams, GemmReduceParams, BatchRequest, Problem)
 _SECURITY: Final[Document] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer gs_..., on servers with keys"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},
@@ -30,6 +33,7 @@ BINARY: Final[Document] = {"type": "string", "format": "binary"}
 
 TAGS: Final = [
     {"name": "arrays", "description": "Immutable arrays: uploaded once, multiplied many times."},
+    {"name": "uploads", "description": "Large arrays in parts: resumable, several at a time."},
     {"name": "jobs", "description": "Products of stored arrays, queued, durable."},
     {"name": "one-shot", "description": "Operands in, result out, nothing kept."},
     {"name": "service", "description": "Devices, use, health, metrics, problem types."},
@@ -48,7 +52,7 @@ curl -F a=@a.npy -F b=@b.npy http://127.0.0.1:8000/v1/gemm -o d.npy
 """
 
 
-def model(schema: type[BaseModel], description: str, headers: Mapping[str, str] | None = None) -> Document:
+def model(schema: type[BaseModel] | UnionType, description: str, headers: Mapping[str, str] | None = None) -> Document:
     """A JSON answer of that model."""
     return {
         "model": schema,
@@ -83,10 +87,10 @@ def problems(*slugs: str) -> dict[int | str, Document]:
 
 
 def _problem_document(status: int, documents: list[Document]) -> Document:
-    lines = [f"`{document['type'].removeprefix('/problems/')}`: {document['detail']}" for document in documents]
+    lines = [f"`{_slug(document)}`: {document['detail']}" for document in documents]
     content = {
         "schema": {"$ref": "#/components/schemas/Problem"},
-        "examples": {document["type"].removeprefix("/problems/"): {"value": document} for document in documents},
+        "examples": {_slug(document): {"value": document} for document in documents},
     }
     headers = {"Allow": "the methods there are"} if status == 405 else {}
     if status in {401, 403}:
@@ -100,6 +104,10 @@ def _problem_document(status: int, documents: list[Document]) -> Document:
     }
 
 
+def _slug(document: Document) -> str:
+    return re.split("[/#]", document["type"])[-1]
+
+
 def json_body(*models: type[BaseModel], examples: Mapping[str, Document]) -> Document:
     """A JSON request body of one of the models, told apart by `op`."""
     references = [{"$ref": f"#/components/schemas/{schema.__name__}"} for schema in models]
@@ -108,6 +116,80 @@ def json_body(*models: type[BaseModel], examples: Mapping[str, Document]) -> Doc
         "examples": {name: {"value": value} for name, value in examples.items()},
     }
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+def batch_answer(*, headers: Mapping[str, str]) -> Document:
+    """Results in the answer, or their ids."""
+    told = {
+        "type": "object",
+        "required": ["items"],
+        "properties": {
+            "items": {
+                "type": "array",
+                "description": "one entry a product, in the order of the request",
+                "items": {
+                    "type": "object",
+                    "required": ["state"],
+                    "properties": {
+                        "state": {"enum": ["succeeded", "failed"]},
+                        "result": {"type": "object", "additionalProperties": {"type": "string"}},
+                        "error": {"$ref": "#/components/schemas/Problem"},
+                    },
+                },
+            },
+            "result": {
+                "type": ["object", "null"],
+                "description": "with packed results: by name, the array that holds them all",
+                "additionalProperties": {"type": "string"},
+            },
+            "arrays": {
+                "type": "array",
+                "description": "the stored results",
+                "items": {"$ref": "#/components/schemas/ArrayInfo"},
+            },
+            "timings": {"anyOf": [{"$ref": "#/components/schemas/Timings"}, {"type": "null"}]},
+            "algorithm": {"type": ["string", "null"]},
+            "residual": {"type": ["number", "null"]},
+        },
+    }
+    return {
+        "description": "Inline results: a .npy with the products along its first axis where all are alike and none "
+        "failed; else an uncompressed .npz of `d_0`, `d_1` ... (`<result>_<number>`), with the problems of those that "
+        "failed in its member `problems.json`, by number. Stored results: their ids.",
+        "content": {NPY: {"schema": BINARY}, NPZ: {"schema": BINARY}, "application/json": {"schema": told}},
+        "headers": header_documents(headers),
+    }
+
+
+def batch_body(request: type[BaseModel], *params: type[BaseModel], example: Document) -> Document:
+    """Items on stored arrays as JSON, or operands as multipart."""
+    operand = {
+        **BINARY,
+        "description": "a .npy file, or several one behind the other: one file of three dimensions or more is a stack "
+        "along its first axis, one matrix is used by every product",
+    }
+    properties: Document = dict.fromkeys(("a", "b", "c"), operand)
+    properties["params"] = {"oneOf": [{"$ref": f"#/components/schemas/{each.__name__}"} for each in params]}
+    form = {"type": "object", "required": ["a", "b"], "properties": properties, "additionalProperties": False}
+    encoding: Document = {name: {"contentType": NPY} for name in ("a", "b", "c")}
+    encoding["params"] = {"contentType": "application/json"}
+    return {
+        "requestBody": {
+            "required": True,
+            "description": "With multipart, Content-Length must be sent.",
+            "content": {
+                "application/json": {
+                    "schema": {"$ref": f"#/components/schemas/{request.__name__}"},
+                    "example": example,
+                },
+                "multipart/form-data": {
+                    "schema": form,
+                    "encoding": encoding,
+                    "example": {"params": {"op": "gemm", "trans_b": "C"}},
+                },
+            },
+        }
+    }
 
 
 def array_body() -> Document:

@@ -6,15 +6,21 @@
     ├── DigestMismatch                            400 digest-mismatch
     ├── InvalidNpy                                400 invalid-npy
     ├── InvalidRequest                            400 invalid-request
+    ├── CompletedUpload                           400 completed-upload
+    ├── InconsistentUploadLength                  400 inconsistent-upload-length
     ├── Unauthorized                              401 unauthorized
     ├── Forbidden                                 403 forbidden
     ├── NotFound                                  404 not-found
     ├── IdempotencyConflict                       409 idempotency-conflict
     ├── JobCancelled                              409 cancelled
+    ├── MismatchingUploadOffset                   409 mismatching-upload-offset
+    ├── UploadIncomplete                          409 upload-incomplete
+    ├── UploadSuperseded                          409 upload-superseded
     ├── Gone                                      410 gone
     ├── LengthRequired                            411 length-required
     ├── TooLarge                                  413 too-large
     ├── UnsupportedMediaType                      415 unsupported-media-type
+    ├── DescriptorRefused                         422 descriptor-refused
     ├── IdempotencyMismatch                       422 idempotency-mismatch
     ├── QueueFull                                 429 queue-full
     ├── QuotaExceeded                             429 quota-exceeded
@@ -30,7 +36,7 @@ Errors of other layers (the kernels', the wire format's) are described by the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from gemmserve.wire import NpyDtypeError, NpyError
@@ -44,6 +50,8 @@ class ServiceError(Exception):
     slug: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
+    type_uri: ClassVar[str | None] = None
+    """The problem's `type` where a standard gives it one; else it is ``/problems/<slug>``."""
 
     def __init__(self, detail: str, *, retry_after_s: float | None = None, **extra: Any) -> None:
         super().__init__(detail)
@@ -96,6 +104,27 @@ class InvalidRequest(ServiceError):
     title = "Malformed request"
 
 
+_REGISTRY = "https://iana.org/assignments/http-problem-types#"
+
+
+class CompletedUpload(ServiceError):
+    """The upload is an array already, and takes no more bytes; Location names the array."""
+
+    slug = "completed-upload"
+    status = 400
+    title = "Upload is completed"
+    type_uri = _REGISTRY + slug
+
+
+class InconsistentUploadLength(ServiceError):
+    """Upload-Length, the bytes that were sent, and what shape and dtype need do not agree."""
+
+    slug = "inconsistent-upload-length"
+    status = 400
+    title = "Inconsistent upload length values"
+    type_uri = _REGISTRY + slug
+
+
 class Unauthorized(ServiceError):
     """The server has API keys, and the request carries none, or one that is malformed, unknown, expired or revoked."""
 
@@ -140,6 +169,33 @@ class JobCancelled(ServiceError):
     title = "The job was cancelled"
 
 
+class MismatchingUploadOffset(ServiceError):
+    """Upload-Offset is not where the upload goes on: `expected-offset` is. Parts in any order have a route of their
+    own.
+    """
+
+    slug = "mismatching-upload-offset"
+    status = 409
+    title = "Mismatching upload offset"
+    type_uri = _REGISTRY + slug
+
+
+class UploadIncomplete(ServiceError):
+    """Bytes are missing: `missing` lists where, as [start, end) of the body, the first hundred holes."""
+
+    slug = "upload-incomplete"
+    status = 409
+    title = "The upload is not complete"
+
+
+class UploadSuperseded(ServiceError):
+    """Another request for the same bytes of this upload came, or it was completed or cancelled, while this one ran."""
+
+    slug = "upload-superseded"
+    status = 409
+    title = "A later request took this one's place"
+
+
 class Gone(ServiceError):
     """The array's time to live has passed."""
 
@@ -170,6 +226,16 @@ class UnsupportedMediaType(ServiceError):
     slug = "unsupported-media-type"
     status = 415
     title = "Unsupported media type"
+
+
+class DescriptorRefused(ServiceError):
+    """Shared memory that the request names was not passed by this client, is no memfd, or is too small for its array.
+    What is sent in the body instead is taken.
+    """
+
+    slug = "descriptor-refused"
+    status = 422
+    title = "The shared memory cannot be used"
 
 
 class IdempotencyMismatch(ServiceError):
@@ -260,12 +326,31 @@ class Description:
     detail: str
     retry_after_s: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    type_uri: str | None = None
 
     def problem(self) -> Problem:
-        """The problem document; `type` is ``/problems/<slug>``."""
-        return Problem(
-            type=f"/problems/{self.slug}", title=self.title, status=self.status, detail=self.detail, **self.extra
-        )
+        """The problem document; `type` is ``/problems/<slug>``, or what a standard says."""
+        kind = self.type_uri or f"/problems/{self.slug}"
+        return Problem(type=kind, title=self.title, status=self.status, detail=self.detail, **self.extra)
+
+
+class ProgramTooLarge(KernelError):
+    """A program needs more memory at one time than any device has."""
+
+    slug: ClassVar[str] = "program-too-large"
+
+
+class StepInvalid(KernelError):
+    """One step of a program cannot be run; speaks with the slug and status of its cause, and names the step.
+
+    `pointer`: the place in the request (RFC 6901).
+    """
+
+    def __init__(self, step: str, pointer: str, cause: KernelError | ServiceError) -> None:
+        super().__init__(str(cause))
+        self.step = step
+        self.pointer = pointer
+        self.cause = cause
 
 
 _KERNEL_EXTRA = ("available", "parameter")
@@ -275,8 +360,14 @@ def describe(error: BaseException) -> Description:
     """Slug, status, title and detail of any error; of one that nobody foresaw (`internal`) the detail stays here."""
     if isinstance(error, JobFailed):
         return error.description
+    if isinstance(error, StepInvalid):
+        found = describe(error.cause)
+        extra = found.extra | {"step": error.step, "pointer": error.pointer}
+        return replace(found, detail=f"step {error.step}: {found.detail}", extra=extra)
     if isinstance(error, ServiceError):
-        return Description(error.slug, error.status, error.title, error.detail, error.retry_after_s, error.extra)
+        return Description(
+            error.slug, error.status, error.title, error.detail, error.retry_after_s, error.extra, error.type_uri
+        )
     if isinstance(error, KernelError):
         extra = {name: getattr(error, name) for name in _KERNEL_EXTRA if getattr(error, name, None) is not None}
         return Description(error.slug, 422, _title(error.slug), str(error), extra=extra)

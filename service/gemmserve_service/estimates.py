@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels import Plan
+from gemmserve_service.program import Program
 
 if TYPE_CHECKING:
     from gemmserve_service.executor.base import Worker
@@ -33,19 +34,21 @@ class Estimates:
 
     def seconds(self, task: Task, worker: Worker) -> float:
         """Expected device time, transfers included."""
-        return _model(task, worker) * math.exp(self._corrections.get(_key(task, worker), 0.0))
+        model_s, key = _model(task, worker)
+        return model_s * math.exp(self._corrections.get(key, 0.0))
 
     def cautious_seconds(self, task: Task, worker: Worker) -> float:
         """For the watchdog: never less than the model says, however fast the device was with other products."""
-        return _model(task, worker) * math.exp(max(self._corrections.get(_key(task, worker), 0.0), 0.0))
+        model_s, key = _model(task, worker)
+        return model_s * math.exp(max(self._corrections.get(key, 0.0), 0.0))
 
     def learn(self, task: Task, worker: Worker, timings: Timings) -> None:
         """Takes in what a task took."""
         seconds = device_seconds(timings)
         if seconds > 0:
-            found = math.log(seconds / _model(task, worker))
+            model_s, key = _model(task, worker)
+            found = math.log(seconds / model_s)
             found = min(max(found, -_FACTOR), _FACTOR)
-            key = _key(task, worker)
             mean = self._corrections.get(key, found)
             self._corrections[key] = mean + _SMOOTHING * (found - mean)
 
@@ -55,11 +58,21 @@ def device_seconds(timings: Timings) -> float:
     return timings.h2d_s + timings.kernel_s + timings.d2h_s + timings.verify_s
 
 
-def _model(task: Task, worker: Worker) -> float:
+def _model(task: Task, worker: Worker) -> tuple[float, Key]:
+    """Seconds by the plain model, and whose correction applies; kept with the task for each plan."""
+    chosen = task.plans.get(worker.id)
+    known = task.models.get(worker.id)
+    if known is None or known[0] is not chosen:
+        known = task.models[worker.id] = (chosen, (_seconds(task, worker), _key(task, worker)))
+    return known[1]
+
+
+def _seconds(task: Task, worker: Worker) -> float:
     cpu = worker.spec is None or worker.spec.kind == "cpu"
     rate, bandwidth, base = _CPU if cpu else _ACCELERATOR
     nbytes, flops = task.size
-    return base + flops / rate + nbytes / bandwidth
+    steps = len(task.problem) if isinstance(task.problem, Program) else 1
+    return base * steps + flops / rate + nbytes / bandwidth
 
 
 def _key(task: Task, worker: Worker) -> Key:

@@ -22,8 +22,11 @@ from gemmserve_service.errors import StoreFull
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from gemmserve_service.shared_memory import Memory
+
 _PAGE: Final = mmap.PAGESIZE
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
+_POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0)  # Linux
 _MOST_KEPT: Final = 512  # free extents; each costs a mapping, of which Linux allows a process 65,530 by default
 _MOST_MAPPED: Final = 8192  # mappings of live file extents that are kept open, for the same reason
 
@@ -37,17 +40,21 @@ def size_class(nbytes: int) -> int:
 class Extent:
     """One file (or memfd) of `capacity` bytes; `path` is where another process of the same user opens it."""
 
-    __slots__ = ("_map", "capacity", "fd", "name", "path")
+    __slots__ = ("_map", "capacity", "fd", "name", "path", "sealed")
 
-    def __init__(self, name: str, path: str, capacity: int, *, fd: int | None = None) -> None:
+    def __init__(self, name: str, path: str, capacity: int, *, fd: int | None = None, sealed: bool = False) -> None:
         self.name = name
         self.path = path
         self.capacity = capacity
         self.fd = fd
+        self.sealed = sealed
+        """Whether a client owns the memory too: it is never written, and serves no other array."""
         self._map: mmap.mmap | None = None
 
     def view(self, nbytes: int) -> memoryview:
-        """A writable view of the first `nbytes`, mapping the file first if need be."""
+        """A view of the first `nbytes`, writable unless sealed, mapping the file first if need be."""
+        if self._map is None and self.sealed:
+            self._map = map_sealed(self.path, self.capacity)
         if self._map is None:
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC) if self.fd is None else self.fd
             try:
@@ -124,11 +131,19 @@ class ExtentPool:
         self.touch(extent)
         return extent
 
+    def lend(self, memory: Memory, nbytes: int) -> Extent:
+        """An extent in a client's sealed memory, of which it becomes the owner too. Raises StoreFull."""
+        if self.limit is not None and self.live_bytes + nbytes > self.limit:
+            raise StoreFull(f"no room for {nbytes} bytes of a client beside the {self.live_bytes} in use")
+        self.live_bytes += nbytes
+        fd = memory.lend()
+        return Extent(secrets.token_hex(16), f"/proc/{os.getpid()}/fd/{fd}", nbytes, fd=fd, sealed=True)
+
     def give(self, extent: Extent, *, reusable: bool = True) -> None:
         """Takes an extent back; not `reusable`: a process that may still write to it must find its own pages only."""
         self._mapped.pop(extent.name, None)
         self.live_bytes -= extent.capacity
-        if not reusable or extent.capacity > self.keep_bytes:
+        if not reusable or extent.sealed or extent.capacity > self.keep_bytes:
             self._destroy(extent)
             return
         self._free[extent.name] = extent
@@ -212,6 +227,19 @@ class ExtentPool:
             Path(extent.path).unlink(missing_ok=True)
         if self.on_destroy is not None:
             self.on_destroy(extent.name)
+
+
+def map_sealed(path: str, capacity: int) -> mmap.mmap:
+    """A mapping of sealed memory, for reading.
+
+    By a descriptor for reading: before Linux 6.7 any other counts as one that may write. With all its pages at once:
+    they are there already, and a fault for each sixteen of them costs more.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, capacity, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
 
 
 def _create_file(folder: Path, capacity: int) -> Extent:

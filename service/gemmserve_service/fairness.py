@@ -109,26 +109,30 @@ class FairQueue:
                 flow.heap.clear()
                 flow.stamp = 0
 
-    def take(self, runs: Callable[[Task], bool], *, heads: bool = False) -> Task | None:
+    def take(self, runs: Callable[[Task], bool], *, heads: bool = False, first: bool = False) -> Task | None:
         """Takes the next task out for which `runs` is true, and charges its owner with its estimated cost.
 
         `runs` is asked about tasks in order, and must not change the queue. `heads`: only about each owner's first.
+        `first`: only about the very next.
         """
         passed: list[_Flow] = []
         found: Task | None = None
-        while self._heap and found is None:
+        while self._heap and found is None and not (first and passed):
             _, stamp, flow = heapq.heappop(self._heap)
             if stamp == flow.stamp:
                 passed.append(flow)
-                found = self._first(flow, runs, heads=heads)
+                found = self._first(flow, runs, heads=heads or first)
         if found is not None:
             flow = passed[-1]
             self.discard(found)
             self._virtual = max(self._virtual, flow.tag)
             flow.tag += found.cost_s / flow.weight
-        for flow in passed:
+            passed.pop()
             if flow.waiting:
                 self._rank(flow)
+        for flow in passed:  # where they were
+            if flow.waiting:
+                heapq.heappush(self._heap, (flow.tag, flow.stamp, flow))
         return found
 
     def charge(self, owner: str, seconds: float) -> None:

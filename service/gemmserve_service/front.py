@@ -18,6 +18,7 @@ from gemmserve_service.app import create_app
 from gemmserve_service.core import Core
 from gemmserve_service.executor.local import LocalExecutor
 from gemmserve_service.handoff import FrontHandoff
+from gemmserve_service.runtime import keep_from_collector
 from gemmserve_service.serving import main_server, side_server
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ async def _serve(handoff: FrontHandoff) -> bool:
     core = Core(settings, executor)
     app = create_app(settings, core)
     server = main_server(app, settings)
+    keep_from_collector()
+    if handoff.unix_fd is not None:
+        server.unix = socket.socket(fileno=handoff.unix_fd)
+    if handoff.descriptors_fd is not None:
+        app.state.descriptors.start(socket.socket(fileno=handoff.descriptors_fd))
     tasks: set[asyncio.Task[None]] = set()
 
     def on_signal() -> None:

@@ -37,6 +37,10 @@ class FrontHandoff(_Handoff):
     listen_fd: int
     side_fd: int | None = None
     """The second port's socket, where there is one."""
+    unix_fd: int | None = None
+    """The Unix socket, where there is one."""
+    descriptors_fd: int | None = None
+    """The socket beside it that takes shared memory."""
     control_fd: int
     ready_fd: int
     """A pipe to the supervisor: "1" once the front answers and a worker is ready, "." every second besides."""

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from gemmserve.wire import NPY, OCTET_STREAM, NpyError, parse_dtype, parse_npy_header, parse_shape
+from gemmserve.wire import (
+    DATA_HEADER,
+    NPY,
+    NPY_HEADER,
+    OCTET_STREAM,
+    NpyError,
+    parse_dtype,
+    parse_npy_header,
+    parse_shape,
+)
+from gemmserve_service.bodies import RequestBody
 from gemmserve_service.digests import parse_content_digest
 from gemmserve_service.errors import (
     BodyTooLong,
@@ -16,10 +26,9 @@ from gemmserve_service.errors import (
     UnsupportedMediaType,
 )
 from gemmserve_service.problems import InvalidParameters
+from gemmserve_service.shared_requests import SharedRequest, receive_shared
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     import numpy as np
     from starlette.requests import Request
 
@@ -120,7 +129,9 @@ async def receive_array(
     expected = parse_content_digest(request.headers.get("content-digest"))
     length = content_length(request)
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    body = request.stream()
+    body = RequestBody(request)
+    if media_type == NPY_HEADER:
+        return await _receive_shared(request, core, body, length, expected, ttl_s=ttl_s, owner=owner)
     if media_type == NPY:
         if dtype is not None or shape is not None or order is not None:
             raise InvalidParameters(f"dtype, shape and order belong to {OCTET_STREAM}; a .npy body says them itself")
@@ -130,9 +141,7 @@ async def receive_array(
             raise TooLarge(f"the body has {length} bytes, an array at most {limit}")
         declared, first = await _read_npy_head(body)
     elif media_type == OCTET_STREAM:
-        if dtype is None or shape is None:
-            raise InvalidParameters(f"{OCTET_STREAM} needs ?dtype= and ?shape=, as in ?dtype=complex64&shape=1024,1024")
-        declared, first = _declare(dtype, shape, order or "C"), b""
+        declared, first = declare_bare(dtype, shape, order), b""
     else:
         raise UnsupportedMediaType(
             f"Content-Type is {media_type or 'missing'}; an array is {NPY} "
@@ -144,25 +153,57 @@ async def receive_array(
         upload = await declared.reserve(core.store, ttl_s=ttl_s, digest_prefix=prefix, owner=owner)
         try:
             upload.write(first)
-            async for piece in body:
-                upload.write(piece)
+            await receive_rest(body, upload)
             return cast("ArrayInfo", await upload.commit(expected))
         except BaseException:
             upload.abort()
             raise
 
 
-def _declare(dtype: str, shape: str, order: Order) -> Declared:
+async def _receive_shared(
+    request: Request,
+    core: Core,
+    body: RequestBody,
+    length: int,
+    expected: bytes | None,
+    *,
+    ttl_s: float | None,
+    owner: str,
+) -> ArrayInfo:
+    """`receive_array` of a body that is a .npy header alone: the data are copied from shared memory."""
+    memory = SharedRequest(request, owner).take(request.headers.get(DATA_HEADER))
+    try:
+        declared, first = await _read_npy_head(body)
+        if first or length != len(declared.header):
+            raise BodyTooLong(f"{NPY_HEADER} is a header alone, its data are in shared memory")
+        with core.quotas.moving(owner, declared.nbytes):
+            prefix = None if expected is None else declared.header
+            upload = await receive_shared(memory, declared, core.store, ttl_s=ttl_s, digest_prefix=prefix, owner=owner)
+            return cast("ArrayInfo", await upload.commit(expected))
+    finally:
+        memory.close()
+
+
+async def receive_rest(body: RequestBody, upload: Upload) -> None:
+    """Reads what `upload` lacks straight into it. Raises ClientDisconnect, RequestTimeout."""
+    if upload.filled < upload.nbytes:
+        await body.fill(upload.view[upload.filled :], upload.advance)
+
+
+def declare_bare(dtype: str | None, shape: str | None, order: Order | None) -> Declared:
+    """What the query says of bare bytes. Raises InvalidParameters, NpyError."""
+    if dtype is None or shape is None:
+        raise InvalidParameters(f"{OCTET_STREAM} needs ?dtype= and ?shape=, as in ?dtype=complex64&shape=1024,1024")
     kind, extents = parse_dtype(dtype), parse_shape(shape)
     nbytes = kind.itemsize
     for extent in extents:
         nbytes *= extent
-    return Declared(kind, extents, order, nbytes)
+    return Declared(kind, extents, order or "C", nbytes)
 
 
-async def _read_npy_head(body: AsyncIterator[bytes]) -> tuple[Declared, bytes]:
+async def _read_npy_head(body: RequestBody) -> tuple[Declared, bytes]:
     head = NpyHead()
-    async for piece in body:
+    while piece := await body.piece():
         if found := head.feed(piece):
             return found
     head.close()

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service import clock
@@ -21,9 +22,11 @@ from gemmserve_service.executor.protocol import Done
 from gemmserve_service.idempotency import IdempotencyKeys, RememberedKey, digest_of
 from gemmserve_service.ids import new_id
 from gemmserve_service.preparing import prepare
+from gemmserve_service.queue import brief
 from gemmserve_service.recording import Recorder
-from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobInfo, JobState
+from gemmserve_service.schemas import GemmParams, GemmReduceParams, JobInfo, JobState, ProgramJob
 from gemmserve_service.single import OneShot, final_fields, run_once
+from gemmserve_service.step_room import StepRoom, steps_of
 from gemmserve_service.uploads import now
 
 if TYPE_CHECKING:
@@ -35,8 +38,9 @@ if TYPE_CHECKING:
     from gemmserve_service.pins import Pinned
     from gemmserve_service.queue import JobQueue, Unfinished
     from gemmserve_service.scheduler import Scheduler
-    from gemmserve_service.schemas import GemmReduceJob
+    from gemmserve_service.schemas import GemmJob, GemmReduceJob
     from gemmserve_service.settings import Settings
+    from gemmserve_service.single import EndedJob
     from gemmserve_service.store import ArrayStore
     from gemmserve_service.tasks import Task
     from gemmserve_service.uploads import Upload
@@ -52,7 +56,8 @@ class _Live:
     """A durable job that is not final, or was not when somebody began to watch it."""
 
     history: list[JobInfo]
-    request: GemmJob | GemmReduceJob
+    held: contextlib.ExitStack
+    """What is given back at its end."""
     changed: asyncio.Event
     task: Task | None = None
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
@@ -85,7 +90,9 @@ class Jobs:
         self._keys = IdempotencyKeys(settings.idempotency_ttl_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._released = asyncio.Event()
+        self._room = StepRoom(settings.max_queued_steps)
         self.recorder = Recorder(store, queue)
+        self._prepare = partial(prepare, store=store, scheduler=scheduler, listener=self)
 
     # -- life cycle -------------------------------------------------------------------------------------------------
 
@@ -94,7 +101,7 @@ class Jobs:
         unfinished, keys = await self.queue.recover()
         self._keys.load(keys)
         for job in unfinished:
-            self._resume(job)
+            await self._resume(job)
         if unfinished:
             log.info("recovery: %d unfinished jobs are queued again", len(unfinished))
         self.store.expiry.on_jump.append(self._follow_clock)
@@ -118,16 +125,18 @@ class Jobs:
     # -- durable jobs -----------------------------------------------------------------------------------------------
 
     async def submit(
-        self, request: GemmJob | GemmReduceJob, *, idempotency_key: str | None = None, owner: str = ""
+        self, request: GemmJob | GemmReduceJob | ProgramJob, *, idempotency_key: str | None = None, owner: str = ""
     ) -> tuple[JobInfo, bool]:
-        """Queues a product of stored arrays; on record when this returns. False: the key had made this job before.
+        """Queues a product of stored arrays, or a program; on record when this returns. False: the key had made this
+        job before.
 
         `owner`: whose job it is and whose operands it may use ("": everybody's, where the server has no API keys).
         Raises KernelError, NotFound, Gone, TooLarge, StoreFull, QueueFull, NotReady, Draining, IdempotencyConflict,
         IdempotencyMismatch.
         """
         arrived = time.monotonic()
-        text = request.model_dump_json()
+        # Of a program what was left out stays out: a thousand steps would be many times as long.
+        text = request.model_dump_json(exclude_unset=isinstance(request, ProgramJob))
         if idempotency_key is None:
             with self.scheduler.admission(owner) as claim:
                 return await self._submit(request, text, None, owner, arrived, claim), True
@@ -140,7 +149,7 @@ class Jobs:
 
     async def _submit(
         self,
-        request: GemmJob | GemmReduceJob,
+        request: GemmJob | GemmReduceJob | ProgramJob,
         text: str,
         key: tuple[str, str] | None,
         owner: str,
@@ -149,48 +158,47 @@ class Jobs:
     ) -> JobInfo:
         job_id = new_id("job")
         created = now()
-        task = self._prepare(job_id, request, owner, claim)
-        task.submitted = arrived
-        info = JobInfo(
-            id=job_id,
-            state=JobState.QUEUED,
-            op=request.op,
-            created_at=created,
-            request=request.model_dump(mode="json"),
-            owner=owner,
-        )
-        deadline_at = None if request.timeout_s is None else created.timestamp() + request.timeout_s
-        remembered = None if key is None else RememberedKey(owner, *key, job_id, created.timestamp())
-        try:
-            await self.queue.insert(info, text, deadline_at, remembered)
-        except asyncio.CancelledError:
-            # The client hung up, the row may be committed all the same: a job on record is carried out.
-            self._admit(info, request, task, remembered)
-            raise
-        except BaseException:
-            task.close()
-            raise
-        self._admit(info, request, task, remembered)
-        return self._live[job_id].info if job_id in self._live else self._recent[job_id]
+        with contextlib.ExitStack() as held:
+            retry_after_s = self.scheduler.admissions.retry_after_s()
+            held.callback(self._room.take(owner, steps_of(request), retry_after_s=retry_after_s))
+            task = await self._prepare(job_id, request, owner, claim=claim)
+            task.submitted = arrived
+            info = JobInfo(
+                id=job_id,
+                state=JobState.QUEUED,
+                op=request.op,
+                created_at=created,
+                request=request.model_dump(mode="json", exclude_unset=isinstance(request, ProgramJob)),
+                owner=owner,
+            )
+            deadline_at = None if request.timeout_s is None else created.timestamp() + request.timeout_s
+            remembered = None if key is None else RememberedKey(owner, *key, job_id, created.timestamp())
+            try:
+                await self.queue.insert(info, text, deadline_at, remembered)
+            except asyncio.CancelledError:
+                # The client hung up, the row may be committed all the same: a job on record is carried out.
+                self._admit(info, task, remembered, held.pop_all())
+                raise
+            except BaseException:
+                task.close()
+                raise
+            return self._admit(info, task, remembered, held.pop_all()).info
 
-    def _admit(self, info: JobInfo, request: GemmJob | GemmReduceJob, task: Task, key: RememberedKey | None) -> None:
+    def _admit(self, info: JobInfo, task: Task, key: RememberedKey | None, held: contextlib.ExitStack) -> _Live:
         if key is not None:
             self._keys.remember(key)
-        self._live[info.id] = _Live([info], request, asyncio.Event(), task)
+        live = self._live[info.id] = _Live([info], held, asyncio.Event(), task)
         self._observe(info, task.size)
         self.scheduler.submit(task)
+        return live
 
-    def _prepare(
-        self, job_id: str, request: GemmJob | GemmReduceJob, owner: str, claim: Callable[[Problem], None] | None
-    ) -> Task:
-        return prepare(job_id, request, owner, store=self.store, scheduler=self.scheduler, listener=self, claim=claim)
-
-    def _resume(self, job: Unfinished) -> None:
+    async def _resume(self, job: Unfinished) -> None:
         info = job.info.model_copy(update={"state": JobState.QUEUED, "started_at": None})
-        live = _Live([info], job.request, asyncio.Event())
+        live = _Live([info], contextlib.ExitStack(), asyncio.Event())
+        live.held.callback(self._room.take(info.owner, steps_of(job.request), recovered=True))
         self._live[info.id] = live
         try:
-            task = self._prepare(info.id, job.request, info.owner, None)
+            task = await self._prepare(info.id, job.request, info.owner, claim=None)
         except (ServiceError, ValueError) as error:  # KernelError is a ValueError
             self._spawn(self._conclude(live, _failed(error), None, []))
             return
@@ -215,10 +223,10 @@ class Jobs:
     async def list(
         self, *, state: JobState | None, limit: int, cursor: str | None, owner: str = ""
     ) -> tuple[list[JobInfo], str | None]:
-        """A page, newest first, and the cursor of the next one."""
+        """A page, newest first, and the cursor of the next one. Programs come without their steps."""
         page = await self.queue.page(state=state, limit=limit + 1, before=cursor, owner=owner)
         more = len(page) > limit
-        items = [self._live[info.id].info if info.id in self._live else info for info in page[:limit]]
+        items = [brief(self._live[info.id].info) if info.id in self._live else info for info in page[:limit]]
         return items, (page[limit - 1].id if more else None)
 
     async def cancel(self, job_id: str, *, owner: str = "") -> JobInfo:
@@ -286,6 +294,7 @@ class Jobs:
         info = live.info.model_copy(update=final_fields(outcome) | {"finished_at": now()})
         if isinstance(outcome, Done):
             info.result = {name: array.id for name, array in infos.items()}
+        recorded = True
         try:
             rows = [to_row(infos[name], uploads[name].extent) for name in uploads]
             if not await self.recorder.record(info, list(uploads.values()), rows):
@@ -293,6 +302,7 @@ class Jobs:
                 return  # the server stops: the next one runs the job again
         except Exception as error:
             log.exception("job %s: its end cannot be recorded", info.id)
+            recorded = False
             info = live.info.model_copy(update=final_fields(_failed(error)) | {"finished_at": now()})
             for upload in uploads.values():
                 upload.abort()
@@ -304,10 +314,12 @@ class Jobs:
             task.unpin()
         for pinned in held:
             pinned.release()
-        self._recent[info.id] = info
+        if info.op != "program" or not recorded:  # programs may be long: they are in the database
+            self._recent[info.id] = info
         if len(self._recent) > _MOST_RECENT:
             self._recent.popitem(last=False)
         del self._live[info.id]
+        live.held.close()
         live.recorded.set()
         self._change(live, info, (0, 0) if task is None else task.size)
 
@@ -344,7 +356,7 @@ class Jobs:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _observe(self, info: JobInfo, size: tuple[int, int]) -> None:
+    def _observe(self, info: JobInfo | EndedJob, size: tuple[int, int]) -> None:
         for observer in self.observers:
             observer.job_changed(info, *size)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from gemmserve_service.core import Core
     from gemmserve_service.schemas import JobInfo
+    from gemmserve_service.single import EndedJob
 
 # Seconds from a kernel of 100 us to a queue of minutes, a factor of about 3 apart.
 _SECONDS: Final = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -78,26 +79,52 @@ class Metrics:
             ["problem"],
             registry=self.registry,
         )
+        self._batches = Histogram(
+            "gemmserve_batch_size",
+            "Products that a worker was sent together.",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096, 16_384),
+            registry=self.registry,
+        )
+        self._children: dict[tuple[Any, ...], Any] = {}
+        """By metric and labels; there are as many as in the registry."""
+        core.scheduler.group_sent = self.batch_sent
         self.registry.register(_Gauges(core))
 
-    def job_changed(self, job: JobInfo, nbytes: int, flops: int) -> None:
+    def job_changed(self, job: JobInfo | EndedJob, nbytes: int, flops: int) -> None:
         """`Observer`: counts the state; adds times, bytes and operations once the job has succeeded."""
-        self._jobs.labels(job.op, job.algorithm or "none", job.state.value).inc()
+        self._of(self._jobs, job.op, job.algorithm or "none", job.state.value).inc()
         if job.timings is not None and job.state.final:
-            for phase in ("queue", "h2d", "kernel", "d2h"):
-                self._phases.labels(job.op, phase).observe(getattr(job.timings, f"{phase}_s"))
+            for phase, seconds in (
+                ("queue", job.timings.queue_s),
+                ("h2d", job.timings.h2d_s),
+                ("kernel", job.timings.kernel_s),
+                ("d2h", job.timings.d2h_s),
+            ):
+                self._of(self._phases, job.op, phase).observe(seconds)
         if job.residual is not None:
             self._residuals.labels(job.algorithm or "none").observe(job.residual)
         if job.mismatch is not None:
             self._mismatches.labels(job.algorithm or "none").inc()
         if job.state == "succeeded":
-            self._flops.labels(job.op).inc(flops)
-            self._job_bytes.labels(job.op).inc(nbytes)
+            self._of(self._flops, job.op).inc(flops)
+            self._of(self._job_bytes, job.op).inc(nbytes)
+
+    def batch_sent(self, size: int) -> None:
+        """Counts what a worker was sent at one time: so many products."""
+        self._batches.observe(size)
+
+    def _of(self, metric: Any, *labels: Any) -> Any:
+        """`metric.labels`, which takes several times as long as counting does."""
+        key = (id(metric), *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child
 
     def request_done(self, route: str, method: str, status: int, *, seconds: float, received: int, sent: int) -> None:
         """Counts one request; `route` is a template such as /v1/arrays/{array_id}, never a path."""
-        self._requests.labels(route, method, status).inc()
-        self._durations.labels(route, method).observe(seconds)
+        self._of(self._requests, route, method, status).inc()
+        self._of(self._durations, route, method).observe(seconds)
         self._received.inc(received)
         self._sent.inc(sent)
 

@@ -11,8 +11,9 @@ import uuid
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 
+from gemmserve_service.landing import EXTENSION
 from gemmserve_service.problems import problem_response
 
 if TYPE_CHECKING:
@@ -29,13 +30,13 @@ _TRACEPARENT: Final = re.compile(
 )
 _QUIET: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
 
-_SECURITY: Final = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "X-Frame-Options": "DENY",
-}
-_POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
+_SECURITY: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+)
+_POLICY: Final = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 
 
 class Observe:
@@ -116,6 +117,9 @@ class _Exchange:
         if match := _TRACEPARENT.fullmatch(headers.get("traceparent", "")):
             self.context |= {"trace_id": match[1], "parent_id": match[2]}
         self._expects_continue = headers.get("expect", "").lower() == "100-continue"
+        landing = (scope.get("extensions") or {}).get(EXTENSION)
+        if landing is not None:
+            landing.on_landed.append(self._landed)
 
     async def receive(self) -> Message:
         """Counts the body."""
@@ -124,20 +128,25 @@ class _Exchange:
         self.received += len(message.get("body", b""))
         return message
 
+    def _landed(self, count: int) -> None:
+        """Counts what did not pass `receive`."""
+        self._asked = True
+        self.received += count
+
     async def send(self, message: Message) -> None:
         """Adds the id and the security headers; counts the body."""
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers["X-Request-Id"] = self.request_id
-            for name, value in _SECURITY.items():
-                headers[name] = value
-            headers.setdefault("Content-Security-Policy", _POLICY)
+            given = message["headers"]
+            headers = [(b"x-request-id", self.request_id.encode("ascii")), *_SECURITY]
+            if not any(name == b"content-security-policy" for name, _ in given):
+                headers.append(_POLICY)
             if self._expects_continue and not self._asked:
                 # The client holds its body back and may not send it at all (RFC 9110, section 10.1.1): what comes
                 # next on this connection could be read as that body.
-                headers["Connection"] = "close"
+                headers.append((b"connection", b"close"))
+            message["headers"] = [*given, *headers]
         elif message["type"] == "http.response.body":
             self.sent += len(message.get("body", b""))
             self.complete = not message.get("more_body", False)

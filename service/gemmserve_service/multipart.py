@@ -2,19 +2,33 @@
 
 python-multipart finds the boundaries; its callbacks are gathered for one piece of the body at a time, because space is
 reserved with an await between a part's header and its data. Nothing is kept of a piece but copies in the extents.
+
+How many bytes a .npy part has its header says, so once that is known the rest of its data lands in its extent without
+being looked at; the search goes on behind it. Only when what follows there is no boundary is it searched for in what
+landed, to say what was wrong.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from gemmserve.wire import NpyError
-from gemmserve_service.errors import BodyTooLong, BodyTooShort, InvalidNpy, TooLarge, UnsupportedMediaType
+from gemmserve.wire import DATA_HEADER, NPY_HEADER, NpyError
+from gemmserve_service.bodies import RequestBody
+from gemmserve_service.errors import (
+    BodyTooLong,
+    BodyTooShort,
+    DescriptorRefused,
+    InvalidNpy,
+    TooLarge,
+    UnsupportedMediaType,
+)
 from gemmserve_service.ingest import NpyHead, content_length
 from gemmserve_service.problems import InvalidParameters, MalformedMultipart
+from gemmserve_service.shared_requests import receive_shared
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,12 +36,15 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from gemmserve_service.ingest import Declared
+    from gemmserve_service.shared_requests import SharedRequest
     from gemmserve_service.store import ArrayStore
     from gemmserve_service.uploads import Upload
 
 MAX_PARAMS: Final = 1 << 16
 MAX_PART_HEADERS: Final = 8
 MAX_PART_HEADER_BYTES: Final = 4096
+_LAND_FROM: Final = 1 << 16  # bytes of a part that are worth leaving the parser for
+_SEARCH_STEP: Final = 1 << 20
 
 Event = tuple[str, memoryview]
 
@@ -46,7 +63,9 @@ class OneShotForm:
         names: tuple[str, ...],
         check: Callable[[bytes, dict[str, Declared]], None],
         owner: str = "",
+        shared: SharedRequest | None = None,
     ) -> None:
+        self._shared = shared
         self._store = store
         self._owner = owner
         self._names = names
@@ -59,6 +78,11 @@ class OneShotForm:
         self._seen: set[str] = set()
         self._budget = 0
         self._ended = False
+        self._boundary = b""
+        self._piece = b""
+        self._within_data = False
+        self._landed: tuple[str, Upload, int] | None = None
+        self._behind = b""
         self._handlers: dict[str, Callable[[memoryview], Awaitable[None] | None]] = {
             "begin": self._begin,
             "field": self._field,
@@ -77,21 +101,51 @@ class OneShotForm:
         parser = self._parser(request)
         self._budget = content_length(request)
         try:
-            async for piece in request.stream():
+            await self._read_parts(parser, RequestBody(request))
+        except (BodyTooLong, MalformedMultipart) as error:
+            await self._look_for_lost_boundary(error)
+            raise
+        missing = [name for name in ("a", "b") if name not in self.operands]
+        if missing:
+            raise InvalidParameters(f"part {' and '.join(missing)} missing: send .npy files as parts a and b")
+
+    async def _read_parts(self, parser: MultipartParser, body: RequestBody) -> None:
+        try:
+            while piece := bytes(await body.piece()):
+                self._piece = piece
+                self._behind = self._behind or piece
                 parser.write(piece)
                 for kind, data in self._events:
                     handled = self._handlers[kind](data)
                     if handled is not None:
                         await handled
                 self._events.clear()
+                await self._land(body)
             parser.finalize()
         except FormParserError as error:
             raise MalformedMultipart(f"the multipart body cannot be read: {error}") from error
         if not self._ended:
             raise MalformedMultipart("the multipart body breaks off before its closing boundary")
-        missing = [name for name in ("a", "b") if name not in self.operands]
-        if missing:
-            raise InvalidParameters(f"part {' and '.join(missing)} missing: send .npy files as parts a and b")
+
+    async def _land(self, body: RequestBody) -> None:
+        """Reads the rest of a large part's data past the parser, which is within these data now."""
+        upload = None if self._part is None else self._part.upload
+        if upload is None or not self._within_data or upload.nbytes - upload.filled < _LAND_FROM:
+            return
+        self._landed, self._behind = (self._current.name, upload, upload.filled), b""
+        await body.fill(upload.view[upload.filled :], upload.advance)
+
+    async def _look_for_lost_boundary(self, error: Exception) -> None:
+        """Raises BodyTooShort if the boundary lies within what landed last: its header had promised too much."""
+        if self._landed is None:
+            return
+        name, upload, start = self._landed
+        landed = upload.view[start : upload.filled]
+        found = await asyncio.to_thread(_find, landed, self._behind, b"\r\n--" + self._boundary)
+        if found is not None:
+            raise BodyTooShort(
+                f"part {name}: its header says {upload.nbytes} bytes of data, {start + found} came"
+            ) from error
 
     def abort(self) -> None:
         """Gives back every extent."""
@@ -109,12 +163,22 @@ class OneShotForm:
         # RFC 2046, section 5.1.1: 1 to 70 characters.
         if not 1 <= len(boundary) <= 70:
             raise MalformedMultipart("Content-Type names no boundary of 1 to 70 characters")
+        self._boundary = boundary
 
         def note(kind: str) -> Callable[[], None]:
-            return lambda: self._events.append((kind, memoryview(b"")))
+            def callback() -> None:
+                self._within_data = False
+                self._events.append((kind, memoryview(b"")))
+
+            return callback
 
         def gather(kind: str) -> Callable[[bytes, int, int], None]:
-            return lambda data, start, end: self._events.append((kind, memoryview(data)[start:end]))
+            def callback(data: bytes, start: int, end: int) -> None:
+                # To the piece's last byte: the parser holds back nothing that could be the start of a boundary.
+                self._within_data = kind == "data" and data is self._piece and end == len(data)
+                self._events.append((kind, memoryview(data)[start:end]))
+
+            return callback
 
         return MultipartParser(
             boundary,
@@ -152,6 +216,7 @@ class OneShotForm:
         if part.name in self._seen:
             raise InvalidParameters(f"part {part.name} is sent twice")
         self._seen.add(part.name)
+        part.shared = part.shared_number()
 
     async def _data(self, data: memoryview) -> None:
         part = self._current
@@ -172,6 +237,9 @@ class OneShotForm:
         if found is None:
             return
         declared, first = found
+        if part.shared is not None:
+            await self._take_shared(part, declared, first)
+            return
         # Together the parts cannot hold more than the body: reserve no byte that is not being sent.
         if declared.nbytes > self._budget:
             raise BodyTooShort(
@@ -186,6 +254,19 @@ class OneShotForm:
         self.operands[part.name] = part.upload
         _write(part, memoryview(first))
 
+    async def _take_shared(self, part: _Part, declared: Declared, first: bytes) -> None:
+        """An operand of which the body has the header alone."""
+        if first:
+            raise BodyTooLong(f"part {part.name}: {NPY_HEADER} is a header alone, its data are in shared memory")
+        if self._shared is None:
+            raise DescriptorRefused("this request has no shared memory")
+        self.declared[part.name] = declared
+        if self.params is not None:
+            self._check(self.params, self.declared)
+        memory = self._shared.take(part.shared)
+        part.upload = await receive_shared(memory, declared, self._store, scratch=True, owner=self._owner)
+        self.operands[part.name] = part.upload
+
     def _part_end(self, _: memoryview) -> None:
         part = self._current
         if part.name == "params":
@@ -199,7 +280,7 @@ class OneShotForm:
             raise BodyTooShort(
                 f"part {part.name}: its header says {part.upload.nbytes} bytes of data, {part.upload.filled} came"
             )
-        self._part = None
+        self._part = self._landed = None
 
     def _end(self, _: memoryview) -> None:
         self._ended = True
@@ -219,6 +300,7 @@ class _Part:
         self.value = b""
         self.head = NpyHead()
         self.upload: Upload | None = None
+        self.shared: str | None = None
         self.text = bytearray()
         self._field = b""
         self._headers: dict[bytes, bytes] = {}
@@ -242,6 +324,13 @@ class _Part:
             raise MalformedMultipart("a part lacks Content-Disposition: form-data; name=...")
         return bytes(name).decode("utf-8", "backslashreplace")
 
+    def shared_number(self) -> str | None:
+        """The number of the shared memory that holds the data; None: they follow. Known after `disposition_name`."""
+        kind = self._headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if kind != NPY_HEADER.encode():
+            return None
+        return self._headers.get(DATA_HEADER.lower().encode(), b"").decode("latin-1")
+
 
 def _write(part: _Part, data: memoryview) -> None:
     upload = part.upload
@@ -249,3 +338,16 @@ def _write(part: _Part, data: memoryview) -> None:
     if len(data) > upload.nbytes - upload.filled:
         raise BodyTooLong(f"part {part.name} goes on past the {upload.nbytes} bytes that its header says")
     upload.write(data)
+
+
+def _find(view: memoryview, behind: bytes, wanted: bytes) -> int | None:
+    """Where `wanted` first begins in `view`, which `behind` follows."""
+    reach = len(wanted) - 1
+    for start in range(0, len(view), _SEARCH_STEP):
+        piece = bytes(view[start : start + _SEARCH_STEP + reach])
+        if start + _SEARCH_STEP + reach > len(view):
+            piece += behind[:reach]
+        found = piece.find(wanted)
+        if found >= 0:
+            return start + found
+    return None

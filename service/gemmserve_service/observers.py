@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from gemmserve_service.schemas import JobInfo
+    from gemmserve_service.single import EndedJob
 
 
 @dataclass(frozen=True)
@@ -55,5 +56,5 @@ class Snapshot:
 class Observer(Protocol):
     """Called in the event loop; must not block."""
 
-    def job_changed(self, job: JobInfo, nbytes: int, flops: int) -> None:
+    def job_changed(self, job: JobInfo | EndedJob, nbytes: int, flops: int) -> None:
         """A job entered `job.state`; one-shot jobs are told once, when they end. `nbytes`, `flops`: of its problem."""

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmserve_kernels import GemmConfig, GemmProblem, GemmReduceProblem, Operand
+from gemmserve_kernels import plan as plan_product
+from gemmserve_service.program import Program
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gemmserve_kernels import DeviceSpec, Plan
     from gemmserve_service.pins import Pinned
     from gemmserve_service.schemas import GemmConfigFields
 
-Problem = GemmProblem | GemmReduceProblem
+Product = GemmProblem | GemmReduceProblem
+Problem = Product | Program
 
 
 def options(params: GemmParams | GemmReduceParams) -> dict[str, Any]:
@@ -39,24 +43,32 @@ def options(params: GemmParams | GemmReduceParams) -> dict[str, Any]:
     }
 
 
-def build(params: GemmParams | GemmReduceParams, operands: Mapping[str, Operand]) -> Problem:
+def build(params: GemmParams | GemmReduceParams, operands: Mapping[str, Operand]) -> Product:
     """The problem, every check of it made. Raises KernelError."""
     if isinstance(params, GemmParams):
         return GemmProblem.build(operands["a"], operands["b"], operands.get("c"), **options(params))
     return GemmReduceProblem.build(operands["a"], operands["b"], **options(params))
 
 
-def build_stored(params: GemmParams | GemmReduceParams, operands: Mapping[str, Pinned]) -> Problem:
+def build_stored(params: GemmParams | GemmReduceParams, operands: Mapping[str, Pinned]) -> Product:
     """`build`, on arrays of the store."""
-    arrays = {
-        name: Operand.contiguous(pinned.info.shape, np.dtype(pinned.info.dtype), pinned.info.order)
-        for name, pinned in operands.items()
-    }
-    return build(params, arrays)
+    return build(params, {name: stored(pinned) for name, pinned in operands.items()})
+
+
+def stored(pinned: Pinned) -> Operand:
+    """What a plan knows of an array of the store."""
+    return Operand.contiguous(pinned.info.shape, np.dtype(pinned.info.dtype), pinned.info.order)
+
+
+def plan(problem: Problem, spec: DeviceSpec) -> Plan:
+    """How the device runs it. Raises KernelError."""
+    return problem.plan(spec) if isinstance(problem, Program) else plan_product(problem, spec)
 
 
 def outputs(problem: Problem) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], str]]:
     """Shape, dtype and memory order of every result, by name."""
+    if isinstance(problem, Program):
+        return {name: (value.shape, value.dtype, value.order) for name, value in problem.results.items()}
     if isinstance(problem, GemmProblem):
         return {"d": (problem.result_shape, problem.result_dtype, problem.order)}
     return {name: (shape, dtype, "C") for name, (shape, dtype) in problem.results.items()}

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from gemmserve.wire import PROBLEM, NpyError
 from gemmserve_kernels.errors import DeviceError, KernelError, ParameterInvalid
-from gemmserve_service.errors import Forbidden, JobFailed, NotFound, ServiceError, Unauthorized, describe
+from gemmserve_service.errors import Forbidden, JobFailed, NotFound, ServiceError, StepInvalid, Unauthorized, describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -220,7 +220,7 @@ def catalogue() -> dict[str, dict[str, Any]]:
     for root in (ServiceError, KernelError, DeviceError):
         kinds.extend(_subclasses(root))
     for kind in kinds:
-        if kind is JobFailed:
+        if kind in {JobFailed, StepInvalid}:
             continue  # speaks with the slug of its cause
         slug: str = kind.slug
         title = getattr(kind, "title", slug.replace("-", " ").capitalize())
@@ -229,7 +229,8 @@ def catalogue() -> dict[str, dict[str, Any]]:
         if slug in entries:
             entries[slug]["detail"] += f" {meaning}"
         else:
-            entries[slug] = {"type": f"/problems/{slug}", "title": title, "status": status, "detail": meaning}
+            uri = getattr(kind, "type_uri", None) or f"/problems/{slug}"
+            entries[slug] = {"type": uri, "title": title, "status": status, "detail": meaning}
     return dict(sorted(entries.items()))
 
 

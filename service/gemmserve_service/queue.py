@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from gemmserve_service.database import load_sql
 from gemmserve_service.idempotency import RememberedKey
-from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobRequest, JobState
+from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobRequest, JobState, ProgramJob, StepInfo
 
 if TYPE_CHECKING:
     import asyncio
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _SQL: Final = load_sql("jobs")
 _AFTER_EVERY_ID: Final = "job_~"  # sorts after every id: the alphabet ends at z
-_REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob]] = TypeAdapter(JobRequest)
+_REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob | ProgramJob]] = TypeAdapter(JobRequest)
+_STEPS: Final = TypeAdapter(list[StepInfo])
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Unfinished:
     """A job that an earlier process left."""
 
     info: JobInfo
-    request: GemmJob | GemmReduceJob
+    request: GemmJob | GemmReduceJob | ProgramJob
     deadline_at: float | None
     crashes: int = 0
     """Workers that were lost while they had it."""
@@ -56,7 +57,7 @@ class JobQueue(Protocol):
         """The job of that id."""
 
     async def page(self, *, state: JobState | None, limit: int, before: str | None, owner: str = "") -> list[JobInfo]:
-        """Jobs with ids below `before`, newest first; of one owner, or of all ("")."""
+        """Jobs with ids below `before`, newest first; of one owner, or of all (""). Programs without their steps."""
 
     async def recover(self) -> tuple[list[Unfinished], list[RememberedKey]]:
         """At the start: running jobs are queued again; all that are unfinished, oldest first, and the keys."""
@@ -114,6 +115,7 @@ class SqliteQueue:
             "algorithm": info.algorithm,
             "residual": info.residual,
             "mismatch": info.mismatch,
+            "steps": None if info.steps is None else _STEPS.dump_json(info.steps, exclude_none=True).decode(),
         }
 
         def write(db: sqlite3.Connection) -> None:
@@ -163,9 +165,14 @@ class SqliteQueue:
         await self._database.write(write)
 
 
-def request_of(stored: str | dict[str, Any]) -> GemmJob | GemmReduceJob:
+def request_of(stored: str | dict[str, Any]) -> GemmJob | GemmReduceJob | ProgramJob:
     """The request that a row holds, as JSON or parsed."""
     return _REQUEST.validate_json(stored) if isinstance(stored, str) else _REQUEST.validate_python(stored)
+
+
+def brief(info: JobInfo) -> JobInfo:
+    """The job as it stands in a listing: of a program without its steps, which may be a thousand."""
+    return info.model_copy(update={"request": None, "steps": None}) if info.op == "program" else info
 
 
 def _timestamp(moment: datetime | None) -> float | None:
@@ -191,6 +198,7 @@ def _info(row: sqlite3.Row) -> JobInfo:
         algorithm=row["algorithm"],
         residual=row["residual"],
         mismatch=row["mismatch"],
-        request=json.loads(row["request"]),
+        steps=None if row["steps"] is None else json.loads(row["steps"]),
+        request=None if row["request"] is None else json.loads(row["request"]),
         owner=row["owner"],
     )

@@ -1,6 +1,8 @@
 """Which task runs next, and where: fair shares between owners, one task at a time on each worker.
 
 Where a worker computes in panels, a short task may pass between those of a long one, so that nobody waits for minutes.
+A task that finds a worker idle is sent at once. What has gathered meanwhile, and is short, goes as one group, in the
+order in which it would have gone one by one: a worker that has a hundred small products to do waits for the front once.
 
 Everything here happens in the event loop's thread. A task is told of its fate exactly once, through its listener; its
 operands and the space for its results stay held until no worker can touch them any more.
@@ -11,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import random
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from gemmserve_kernels import KernelError, Plan, plan
+from gemmserve_kernels import KernelError
 from gemmserve_service.admission import Admission
 from gemmserve_service.errors import (
     Description,
@@ -29,17 +32,17 @@ from gemmserve_service.errors import (
     describe,
 )
 from gemmserve_service.estimates import Estimates, device_seconds
-from gemmserve_service.executor.protocol import ArrayRef, Done, Failed, Run
+from gemmserve_service.executor.protocol import Done, Failed, Group, Run, RunBatch
 from gemmserve_service.fairness import FairQueue
-from gemmserve_service.schemas import ArrayInfo
+from gemmserve_service.grouping import companions
+from gemmserve_service.tasks import plan_of
 from gemmserve_service.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels import Plan
     from gemmserve_service.executor.base import Executor, Worker
-    from gemmserve_service.extents import Extent
     from gemmserve_service.operations import Problem
     from gemmserve_service.settings import Settings
     from gemmserve_service.store import ArrayStore
@@ -49,6 +52,16 @@ _MOST_SAMPLED: Final = 1 << 28  # bytes of a product that is checked unasked: a 
 _CHECK_RATE: Final = 1e8  # bytes a second that a check gets through at least (docs/reliability.md)
 _LONG_S: Final = 0.5  # a task that others may pass, and
 _SHORT_S: Final = 0.05  # one that may pass it: it delays the long one by a tenth at most; no measurement behind these
+_GROUP_S: Final = 0.01  # of a group: so long does somebody wait at most who comes when it has just gone
+_AHEAD_S: Final = 0.5  # of work, beyond which a worker is sent nothing more: its copies are hidden, or do not matter
+_GROUP_BYTES: Final = 64 << 20  # of a group's operands and results; no measurement behind the figure
+
+
+class Sized(Protocol):
+    """A problem, as far as the queue's limits look at it."""
+
+    def nbytes(self) -> int:
+        """Of operands and results."""
 
 
 class Scheduler:
@@ -65,9 +78,13 @@ class Scheduler:
         self.watchdog = Watchdog(executor, silence_s=settings.heartbeat_timeout_s, hang_s=settings.hang_s)
         self._sequence = itertools.count()
         self._idle = asyncio.Event()
+        self._dispatching = False
+        """Whether `_dispatch` is about to be called."""
         self._chance = random.Random()  # noqa: S311 (whom to check is no secret)
-        self._culprits: dict[str, tuple[str, float]] = {}
-        """By worker that is lost, whose task it had, and since when it is gone."""
+        self._culprits: dict[str, tuple[list[str], float]] = {}
+        """By worker that is lost, whose tasks it had, and since when it is gone."""
+        self.group_sent: Callable[[int], None] = lambda _: None
+        """Told how many products a worker was sent together."""
         store.on_extent_destroyed(self._forget)
 
     # -- admission --------------------------------------------------------------------------------------------------
@@ -83,7 +100,7 @@ class Scheduler:
         return sum(len(worker.tasks) for worker in self.executor.workers())
 
     @contextlib.contextmanager
-    def admission(self, owner: str = "") -> Iterator[Callable[[Problem], None]]:
+    def admission(self, owner: str = "") -> Iterator[Callable[[Sized], None]]:
         """A place in the queue for a task that is being prepared; yields what claims room for its problem's bytes.
 
         Raises Draining, NotReady or QueueFull; the claim QueueFull.
@@ -97,14 +114,18 @@ class Scheduler:
 
     def check(self, problem: Problem) -> dict[str, Plan | KernelError]:
         """`Task.plans` for every device that is known. Raises the KernelError of one if none can run the problem."""
-        plans = {worker.id: _plan(problem, worker.spec) for worker in self.executor.workers() if worker.spec}
+        plans = {worker.id: plan_of(problem, worker.spec) for worker in self.executor.workers() if worker.spec}
         errors = [found for found in plans.values() if isinstance(found, KernelError)]
         if errors and len(errors) == len(plans):
             raise errors[0]
         return plans
 
-    def submit(self, task: Task) -> None:
-        """Queues an admitted task; ends it if the server began to drain while it was prepared and nothing keeps it."""
+    def submit(self, task: Task, *, soon: bool = False) -> None:
+        """Queues an admitted task; ends it if the server began to drain while it was prepared and nothing keeps it.
+
+        `soon`: an idle worker is sent it when whatever else has come in meanwhile is queued too, in this turn of the
+        event loop: not later, but in company.
+        """
         if self.draining and not task.durable:
             self._drop(task, self._draining())
             return
@@ -114,7 +135,11 @@ class Scheduler:
             left_s = max(task.submitted + task.timeout_s - time.monotonic(), 0.0)
             task.timer = asyncio.get_running_loop().call_later(left_s, self._expire, task)
         self.queue.push(task)
-        self._dispatch()
+        if not soon:
+            self._dispatch()
+        elif not self._dispatching:
+            self._dispatching = True
+            asyncio.get_running_loop().call_soon(self._dispatch_now)
 
     def cancel(self, task: Task) -> None:
         """Ends a task with JobCancelled: a queued one is never run, a running one's worker stops at its next panel."""
@@ -157,16 +182,21 @@ class Scheduler:
             task.plans.pop(worker.id, None)
         culprit = self._culprits.pop(worker.id, None)
         if culprit is not None:  # whose task took the device away pays for the time without it
-            self.queue.charge(culprit[0], time.monotonic() - culprit[1])
+            owners, since = culprit
+            for owner in owners:
+                self.queue.charge(owner, (time.monotonic() - since) / len(owners))
         self._dispatch()
 
     def worker_lost(self, worker: Worker) -> None:
         """What it had is queued again, in its old place, or fails after `max_attempts` losses."""
         tasks = list(worker.tasks.values())
         worker.tasks.clear()
+        now = time.monotonic()
+        if tasks:
+            self._culprits[worker.id] = ([task.owner for task in tasks], now)
         for task in tasks:
-            self._culprits[worker.id] = (task.owner, time.monotonic())
-            self._settle_cost(task, time.monotonic() - task.began)
+            # Which one of a group it was at is not known.
+            self._settle_cost(task, _since(task, worker) / (len(tasks) if task.grouped else 1))
             task.worker = None
             task.crashes += 1
             if task.over:
@@ -194,12 +224,14 @@ class Scheduler:
             self.estimates.learn(task, worker, answer.timings)
             self._settle_cost(task, device_seconds(answer.timings))
         else:
-            self._settle_cost(task, time.monotonic() - task.began)
+            self._settle_cost(task, _since(task, worker))
+        worker.ended()
         if task.over:
             task.close()
         elif isinstance(answer, Done):
-            timings = answer.timings.model_copy(update={"queue_s": task.queue_s})
-            self._end(task, answer.model_copy(update={"timings": timings}))
+            # What the worker says it waited for is what went before it in its group.
+            answer.timings.queue_s += task.queue_s
+            self._end(task, answer)
         else:
             description = Description(answer.slug, answer.status, answer.title, answer.detail, extra=answer.extra)
             self._end(task, JobFailed(description))
@@ -215,7 +247,10 @@ class Scheduler:
         return [task for worker in self.executor.workers() for task in worker.tasks.values() if not task.over]
 
     def _dispatch(self) -> None:
-        """Gives every idle worker the first task that its device can run."""
+        """Gives every idle worker the first task that its device can run, and short ones that follow it.
+
+        Then those that run several at once what they are to begin with meanwhile.
+        """
         if self.draining:
             return
         for worker in self.executor.workers():
@@ -223,7 +258,33 @@ class Scheduler:
             if worker.ready and self.queue and (between or not worker.tasks):
                 task = self._take(worker, between=between)
                 if task is not None:
-                    self._send(worker, task)
+                    self._send(worker, [task] if between else [task, *self._companions(task, worker)])
+        for worker in self.executor.workers():
+            while self.queue and self._runs_ahead(worker):
+                task = self._take(worker, ahead=True)
+                if task is None:
+                    break
+                self._send(worker, [task, *self._companions(task, worker)])
+
+    def _dispatch_now(self) -> None:
+        self._dispatching = False
+        self._dispatch()
+
+    def _companions(self, task: Task, worker: Worker) -> list[Task]:
+        """What goes with `task`; not what another worker, which is idle, could begin with now."""
+        idle = sum(each.ready and not each.tasks for each in self.executor.workers())
+        most = min(self.settings.max_grouped_jobs, -(-(len(self.queue) + 1) // max(idle, 1)))
+
+        def seconds(other: Task) -> float:
+            runs = not isinstance(self._plan(other, worker), KernelError)
+            return self.estimates.seconds(other, worker) if runs else math.inf
+
+        return companions(task, self.queue, most, seconds)
+
+    def _plan(self, task: Task, worker: Worker) -> Plan | KernelError:
+        if worker.id not in task.plans and worker.spec is not None:
+            task.plans[worker.id] = task.plan(worker.spec)
+        return task.plans[worker.id]
 
     def _lets_pass(self, worker: Worker) -> bool:
         """Whether the worker is at a long task, between whose panels a short one can run.
@@ -235,53 +296,64 @@ class Scheduler:
         (task,) = worker.tasks.values()
         return bool(not task.over and not task.crashes and task.cost_s >= _LONG_S)
 
-    def _take(self, worker: Worker, *, between: bool) -> Task | None:
+    def _runs_ahead(self, worker: Worker) -> bool:
+        """Whether the worker is to have another task before it has answered those that it has.
+
+        Not while it has one that has lost a worker, nor work for a while: what it is sent nobody can come before.
+        """
+        tasks = worker.tasks.values()
+        return (
+            worker.ready
+            and 0 < len(tasks) <= worker.ahead
+            and not any(task.crashes for task in tasks)
+            and sum(task.cost_s for task in tasks) < _AHEAD_S
+        )
+
+    def _take(self, worker: Worker, *, between: bool = False, ahead: bool = False) -> Task | None:
         hopeless: list[Task] = []
 
         def runs(task: Task) -> bool:
             if between and (task.crashes or self.estimates.seconds(task, worker) > _SHORT_S):
                 return False
-            if worker.id not in task.plans and worker.spec is not None:
-                task.plans[worker.id] = _plan(task.problem, worker.spec)
-            if isinstance(task.plans[worker.id], Plan):
+            if ahead and task.crashes:
+                return False
+            if not isinstance(self._plan(task, worker), KernelError):
                 return True
             if all(isinstance(task.plans.get(other.id), KernelError) for other in self.executor.workers()):
                 hopeless.append(task)
             return False
 
-        found = self.queue.take(runs, heads=between)
+        found = self.queue.take(runs, heads=between, first=ahead)
         for task in hopeless:  # admitted by an earlier server that had another device
             self._drop(task, JobFailed(describe(next(e for e in task.plans.values() if isinstance(e, KernelError)))))
         return found
 
-    def _send(self, worker: Worker, task: Task) -> None:
+    def _send(self, worker: Worker, tasks: list[Task]) -> None:
+        grouped = len(tasks) > 1 or bool(worker.tasks)
+        messages = [self._begin(worker, task, grouped=grouped) for task in tasks]
+        worker.began()
+        if len(messages) == 1:
+            self.executor.send(worker, messages[0])
+        else:
+            self.executor.send(worker, Group(tasks=[message for message in messages if isinstance(message, Run)]))
+        self.group_sent(sum(task.products for task in tasks))
+        for task in tasks:
+            task.listener.started(task)
+
+    def _begin(self, worker: Worker, task: Task, *, grouped: bool) -> Run | RunBatch:
         task.attempt += 1
         task.worker = worker
+        task.grouped = grouped
         task.began = time.monotonic()
         task.queue_s = task.began - task.submitted
-        sampled = task.size[0] <= _MOST_SAMPLED and self._chance.random() < self.settings.verify_share
+        sampled = task.check_bytes <= _MOST_SAMPLED and self._chance.random() < self.settings.verify_share
         verify = task.verify or sampled
-        longest_s = self.estimates.cautious_seconds(task, worker) + (task.size[0] / _CHECK_RATE if verify else 0.0)
+        longest_s = self.estimates.cautious_seconds(task, worker) + (task.check_bytes / _CHECK_RATE if verify else 0.0)
         task.limit_s = self.settings.hang_s + self.settings.hang_factor * longest_s
         worker.tasks[task.id] = task
-        worker.began()
         chosen = task.plans[worker.id]
-        assert isinstance(chosen, Plan)  # _take saw to it
-        # Without validation: everything here was validated when it came in.
-        message = Run.model_construct(
-            task=task.id,
-            params=task.params,
-            algorithm=chosen.algorithm,
-            operands={
-                # Scratch operands are gone after this task: a device need not keep copies of them.
-                name: _ref(pinned.info, pinned.extent, pinned.info.id if isinstance(pinned.info, ArrayInfo) else None)
-                for name, pinned in task.operands.items()
-            },
-            results={name: _ref(upload.spec, upload.extent) for name, upload in task.results.items()},
-            verify=verify,
-        )
-        self.executor.send(worker, message)
-        task.listener.started(task)
+        assert not isinstance(chosen, KernelError)  # _take saw to it
+        return task.message(chosen, verify=verify)
 
     def _expire(self, task: Task) -> None:
         self._drop(task, JobTimeout(f"the deadline of {task.timeout_s:g} s passed"))
@@ -322,21 +394,6 @@ class Scheduler:
             self.executor.forget(extent)
 
 
-def _plan(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
-    try:
-        return plan(problem, spec)
-    except KernelError as error:
-        return error
-
-
-def _ref(array: Any, extent: Extent | None, cache_id: str | None = None) -> ArrayRef:
-    return ArrayRef.model_construct(
-        extent=None if extent is None else extent.name,
-        path="" if extent is None else extent.path,
-        capacity=0 if extent is None else extent.capacity,
-        nbytes=array.nbytes,
-        dtype=array.dtype,
-        shape=array.shape,
-        order=array.order,
-        cache_id=cache_id,
-    )
+def _since(task: Task, worker: Worker) -> float:
+    """Seconds since the worker began with a task: was sent it or, in a group, was through with the one before."""
+    return time.monotonic() - (max(task.began, worker.answered) if task.grouped else task.began)

@@ -6,11 +6,12 @@ each other by `gemmserve_kernels.problem`, not here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable  # noqa: TC003 (pydantic resolves it at run time)
 from datetime import datetime  # noqa: TC003 (pydantic resolves it at run time)
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_serializer
 from pydantic.json_schema import SkipJsonSchema
 
 from gemmserve.wire import decode_scalar, encode_scalar
@@ -25,7 +26,7 @@ Compute = Literal["auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", 
 Reduction = Literal["sum", "max", "min", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
 Axis = Literal["m", "n", "batch"]
 PreOp = Literal["identity", "abs", "square"]
-Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "ozaki", "sums", "product"]
+Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "ozaki", "sums", "gram", "product"]
 Rounding = Literal["nearest", "toward_zero", "half_ulp_truncate", "half_ulp_truncate_flush"]
 
 Scalar = Annotated[
@@ -45,6 +46,16 @@ Scalar = Annotated[
 ArrayId = Annotated[str, Field(pattern=r"^arr_[0-9a-z]{26}$", examples=["arr_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 Owner = Annotated[SkipJsonSchema[str], Field(exclude=True)]
 """Id of the API key that something belongs to, "" where the server has none. Never in an answer."""
+StepId = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$", examples=["x2"])]
+StepOperand = Annotated[
+    str,
+    Field(
+        pattern=r"^(arr_[0-9a-z]{26}|\$[A-Za-z][A-Za-z0-9_-]{0,63}(\.[a-z]{1,16})?)$",
+        examples=["$x2", "$y.absmax", "arr_01jd2w7m4h8k3n5p6q9r0s1t2v"],
+        description="id of an array, or $id of a step before this one, or $id.name of one of its several results",
+    ),
+]
+ValueName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}(\.[a-z]{1,16})?$", examples=["x2", "y.absmax"])]
 JobId = Annotated[str, Field(pattern=r"^job_[0-9a-z]{26}$", examples=["job_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 
 
@@ -125,9 +136,7 @@ class GemmReduceParams(_OperationFields):
     reproducible: bool = True
 
 
-class _JobFields(Strict):
-    a: ArrayId
-    b: ArrayId
+class _Submission(Strict):
     verify: bool = Field(
         default=False,
         description="check the result (Freivalds; of reductions, sampled outputs) and report the residual",
@@ -137,6 +146,11 @@ class _JobFields(Strict):
     ttl_s: float | None = Field(
         None, gt=0, le=31_536_000, description="life of the results; null: the server's default"
     )
+
+
+class _JobFields(_Submission):
+    a: ArrayId
+    b: ArrayId
 
 
 class GemmJob(_JobFields, GemmParams):
@@ -152,7 +166,57 @@ class GemmReduceJob(_JobFields, GemmReduceParams):
     op: Literal["gemm_reduce"]
 
 
-JobRequest = Annotated[GemmJob | GemmReduceJob, Field(discriminator="op")]
+class GemmStep(GemmParams):
+    """A gemm within a program."""
+
+    id: StepId
+    op: Literal["gemm"]
+    a: StepOperand
+    b: StepOperand
+    c: StepOperand | None = None
+
+
+class GemmReduceStep(GemmReduceParams):
+    """A gemm_reduce within a program."""
+
+    id: StepId
+    op: Literal["gemm_reduce"]
+    a: StepOperand
+    b: StepOperand
+
+
+Step = Annotated[GemmStep | GemmReduceStep, Field(discriminator="op")]
+
+
+class ProgramParams(Strict):
+    """The steps of a program, as a worker is sent them; what was not given stays away, so that long ones stay short."""
+
+    op: Literal["program"] = "program"
+    steps: tuple[Step, ...]
+
+    @model_serializer(mode="plain")
+    def _as_given(self) -> dict[str, Any]:
+        return {"op": self.op, "steps": as_given(self.steps)}
+
+
+class ProgramJob(_Submission):
+    """Several products, each of stored arrays and of results of steps before it, run as one job."""
+
+    op: Literal["program"]
+    steps: Annotated[list[Step], Field(min_length=1, description="in the order in which they run")]
+    keep: Annotated[list[ValueName], Field(min_length=1)] | None = Field(
+        None,
+        description="what becomes an array: ids of steps, or id.name for one result of several; null: every result "
+        "that no step uses",
+    )
+
+
+def as_given(steps: Iterable[GemmStep | GemmReduceStep]) -> list[dict[str, Any]]:
+    """Steps as JSON values, without the fields that were left out."""
+    return [step.model_dump(mode="json", exclude_unset=True) for step in steps]
+
+
+JobRequest = Annotated[GemmJob | GemmReduceJob | ProgramJob, Field(discriminator="op")]
 OneShotParams = GemmParams | GemmReduceParams
 
 
@@ -194,17 +258,29 @@ class Timings(BaseModel):
     verify_s: float = 0.0
 
 
+class StepInfo(BaseModel):
+    """What became of one step of a program."""
+
+    id: str
+    algorithm: str
+    kernel_s: float = Field(0.0, description="seconds on the device")
+    residual: float | None = Field(None, description="relative error that the check found, where there was one")
+    mismatch: float | None = Field(None, description="relative error of a first result that was wrong")
+
+
 class JobInfo(BaseModel):
     """A job as its owner sees it."""
 
     id: JobId
     state: JobState
-    op: Literal["gemm", "gemm_reduce"]
+    op: Literal["gemm", "gemm_reduce", "program"]
     attempt: int = Field(0, description="how often a worker has taken it")
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
-    result: dict[str, ArrayId] | None = Field(None, description='{"d": id} for gemm; one entry a reduction, and "c"')
+    result: dict[str, ArrayId] | None = Field(
+        None, description='{"d": id} for gemm; one entry a reduction, and "c"; by step for a program'
+    )
     error: Problem | None = None
     timings: Timings | None = None
     algorithm: str | None = None
@@ -212,7 +288,8 @@ class JobInfo(BaseModel):
     mismatch: float | None = Field(
         None, description="relative error of a first result that was wrong; it was computed again in plain arithmetic"
     )
-    request: dict[str, Any] | None = None
+    steps: list[StepInfo] | None = Field(None, description="of a program that has succeeded; not in listings")
+    request: dict[str, Any] | None = Field(None, description="as it was sent; of a program not in listings")
     owner: Owner = ""
 
 

@@ -27,16 +27,17 @@ def npy_parts(pinned: Pinned) -> tuple[bytes, memoryview]:
     return format_npy_header(RESULT_DTYPES[info.dtype], info.shape, fortran_order=info.order == "F"), pinned.view
 
 
-def pieces(parts: Sequence[Buffer], span: range) -> Iterator[bytes]:
-    """The bytes `span` of the concatenated parts, copied out at most `PIECE` at a time.
+def pieces(parts: Sequence[Buffer], span: range) -> Iterator[Buffer]:
+    """The bytes `span` of the concatenated parts, at most `PIECE` at a time, where they lie.
 
-    Copies, because a transport may hold what it is given past the pin, and the extent may then belong to another array.
+    A transport may hold the last of them past the pin: until it lets go, the extent is not `quiescent`, so no other
+    array gets it.
     """
     start = 0
     for part in parts:
         low, high = max(span.start - start, 0), min(span.stop - start, len(part))
         for position in range(low, high, PIECE):
-            yield bytes(part[position : min(position + PIECE, high)])
+            yield part[position : min(position + PIECE, high)]
         start += len(part)
 
 
@@ -81,7 +82,7 @@ class PiecesResponse(Response):
 
     def __init__(
         self,
-        content: Iterator[bytes],
+        content: Iterator[Buffer],
         *,
         length: int | None,
         status_code: int = 200,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
@@ -35,6 +36,8 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
         super().__init__(config)
         self.settings = settings
+        self.unix: socket.socket | None = None
+        """A Unix socket to serve besides, never with TLS. To be set before the start; its path is left in place."""
         self._renewal: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
@@ -45,24 +48,19 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's; with TLS it listens itself, for uvicorn passes no time limit of the handshake on."""
         config = self.config
-        if config.ssl is None:
-            await super().startup(sockets)
-            return
-        await super().startup([])
-        self._renewal = asyncio.create_task(_renew(config.ssl, self.settings))
-
-        def protocol() -> asyncio.Protocol:
-            kind: Any = config.http_protocol_class
-            made: asyncio.Protocol = kind(
-                config=config, server_state=self.server_state, app_state=self.lifespan.state, _loop=None
-            )
-            return made
-
+        await super().startup([] if config.ssl is not None else sockets)
         loop = asyncio.get_running_loop()
+        if self.unix is not None:
+            # From Python 3.13 on a server that closes would remove the path, which is the supervisor's.
+            keep: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+            self.servers.append(await loop.create_unix_server(self._protocol, sock=self.unix, **keep))
+        if config.ssl is None:
+            return
+        self._renewal = asyncio.create_task(_renew(config.ssl, self.settings))
         for listener in sockets or []:
             self.servers.append(
                 await loop.create_server(
-                    protocol,
+                    self._protocol,
                     sock=listener,
                     ssl=config.ssl,
                     backlog=config.backlog,
@@ -70,6 +68,13 @@ class Server(uvicorn.Server):
                     ssl_shutdown_timeout=_TLS_CLOSE_S,
                 )
             )
+
+    def _protocol(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=None
+        )
+        return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's."""

@@ -29,6 +29,14 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 picks a free one")
+    uds: Path | None = Field(
+        None,
+        description="path of a Unix socket to listen on besides, for clients of this machine; PATH.fds beside it takes "
+        "arrays by shared memory (Linux)",
+    )
+    uds_mode: Literal["600", "660", "666"] = Field(
+        "600", description="mode of these sockets: who may connect; 600 is this user alone, 660 the group too"
+    )
     data_dir: Path = Field(default_factory=default_data_dir, description="arrays and the database live here")
     runtime_dir: Path | None = Field(
         None, description="folder for the control socket; default: a private temporary one"
@@ -66,6 +74,9 @@ class Settings(BaseSettings):
         4096, ge=1, description="connections at one time; a further one takes the place of the longest idle"
     )
     max_connections_per_address: int = Field(1024, ge=1, description="of one address, likewise")
+    max_shared_descriptors: int = Field(
+        256, ge=0, description="pieces of shared memory that clients may have passed and not used yet"
+    )
     max_head_bytes: int = Field(32 << 10, ge=1024, description="bytes of a request's line and headers")
     head_timeout_s: float = Field(10.0, gt=0, description="within which a request's line and headers must have come")
     keep_alive_s: float = Field(30.0, gt=0, description="how long a connection may stay idle between requests")
@@ -78,6 +89,15 @@ class Settings(BaseSettings):
     )
 
     max_array_bytes: int = Field(16 << 30, ge=1, description="largest single array, in bytes")
+    max_part_bytes: int = Field(
+        95_000_000, ge=1, description="largest part of an upload in parts; many proxies take no body above 100 MB"
+    )
+    max_uploads: int = Field(
+        1024, ge=1, description="uploads in parts that one owner may have begun and not completed; one more is 429"
+    )
+    upload_idle_s: float = Field(
+        3600.0, gt=0, description="an upload in parts of which nothing was heard for so long is given up"
+    )
     max_store_bytes: int | None = Field(
         None, ge=0, description="bytes of all arrays together; null: what the disk holds"
     )
@@ -98,6 +118,19 @@ class Settings(BaseSettings):
     max_queued_jobs: int = Field(10_000, ge=1, description="jobs that may wait; one more is answered 429")
     max_queued_bytes: int = Field(
         1 << 36, ge=1, description="bytes of operands and results of the jobs that wait; past them 429, for all but one"
+    )
+    max_batch_items: int = Field(10_000, ge=1, description="products of one request to /v1/batch")
+    max_batch_bytes: int = Field(
+        1 << 32, ge=1, description="bytes of a body sent to /v1/batch, and of the results that it is answered with"
+    )
+    max_grouped_jobs: int = Field(
+        64, ge=1, description="short jobs that waited and go to a worker together at most; 1: each goes alone"
+    )
+    max_program_steps: int = Field(
+        1000, ge=1, description="steps of one program, and results that it keeps; more are answered 422"
+    )
+    max_queued_steps: int = Field(
+        20_000, ge=1, description="steps of all programs that wait or run; past them 429, for all but one program"
     )
     max_attempts: int = Field(3, ge=1, description="workers a job may lose before it fails with worker-crashed")
     heartbeat_timeout_s: float = Field(
@@ -151,7 +184,7 @@ class Settings(BaseSettings):
     def _split_list(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
-    @field_validator("data_dir", "runtime_dir", "tls_certificate", "tls_key", "audit_log")
+    @field_validator("uds", "data_dir", "runtime_dir", "tls_certificate", "tls_key", "audit_log")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser().absolute()

@@ -13,13 +13,11 @@ from gemmserve_service import operations
 from gemmserve_service.errors import JobCancelled, JobTimeout, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.ids import new_id
-from gemmserve_service.schemas import JobInfo, JobState
+from gemmserve_service.schemas import JobState
 from gemmserve_service.tasks import Task
-from gemmserve_service.uploads import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     from gemmserve_service.operations import Problem
     from gemmserve_service.pins import Pinned
@@ -45,7 +43,7 @@ class OneShot:
 
 
 @dataclass(eq=False)
-class _Waiter:
+class Waiter:
     """The scheduler's listener: hands the outcome to whoever awaits it."""
 
     outcome: asyncio.Future[Done | ServiceError]
@@ -72,7 +70,7 @@ async def run_once(
     owner: str,
     store: ArrayStore,
     scheduler: Scheduler,
-    observe: Callable[[JobInfo, tuple[int, int]], None],
+    observe: Callable[[EndedJob, tuple[int, int]], None],
 ) -> OneShot:
     """See `Jobs.run`."""
     arrived = time.monotonic()
@@ -89,7 +87,7 @@ async def run_once(
             claim(problem)
             results = reserve_results(store, problem, math.inf, undo, scratch=True, owner=owner)
         undo.pop_all()
-    waiter = _Waiter(asyncio.get_running_loop().create_future())
+    waiter = Waiter(asyncio.get_running_loop().create_future())
     task = Task(
         new_id("job"),
         params,
@@ -103,7 +101,6 @@ async def run_once(
         submitted=arrived,
         plans=plans,
     )
-    created = now()
     scheduler.submit(task)
     try:
         outcome = await waiter.outcome
@@ -112,9 +109,9 @@ async def run_once(
             scheduler.cancel(task)
         elif not waiter.outcome.cancelled() and isinstance(waiter.outcome.result(), Done):
             task.close()
-        observe(_summary(task, created, JobCancelled("the client hung up")), task.size)
+        observe(summary(task, JobCancelled("the client hung up")), task.size)
         raise
-    observe(_summary(task, created, outcome), task.size)
+    observe(summary(task, outcome), task.size)
     if isinstance(outcome, ServiceError):
         raise outcome
     task.unpin()
@@ -157,6 +154,7 @@ def final_fields(outcome: Done | ServiceError) -> dict[str, Any]:
             "algorithm": outcome.algorithm,
             "residual": outcome.residual,
             "mismatch": outcome.mismatch,
+            "steps": outcome.steps,
         }
     if isinstance(outcome, JobCancelled):
         return {"state": JobState.CANCELLED, "error": describe(outcome).problem()}
@@ -164,13 +162,28 @@ def final_fields(outcome: Done | ServiceError) -> dict[str, Any]:
     return {"state": state, "error": describe(outcome).problem()}
 
 
-def _summary(task: Task, created: datetime, outcome: Done | ServiceError) -> JobInfo:
+@dataclass(slots=True)
+class EndedJob:
+    """What observers read of a `JobInfo`, of a job of a single request that is over."""
+
+    id: str
+    op: str
+    owner: str
+    state: JobState
+    timings: Timings | None = None
+    algorithm: str | None = None
+    residual: float | None = None
+    mismatch: float | None = None
+
+
+def summary(task: Task, outcome: Done | ServiceError) -> EndedJob:
     """A finished job of a single request, for the observers."""
-    return JobInfo.model_construct(
-        id=task.id,
-        op=task.params.op,
-        attempt=task.attempt,
-        created_at=created,
-        owner=task.owner,
-        **({"timings": None, "algorithm": None, "error": None} | final_fields(outcome)),
-    )
+    op = task.params.op
+    if isinstance(outcome, Done):
+        return EndedJob(
+            task.id, op, task.owner, JobState.SUCCEEDED,
+            outcome.timings, outcome.algorithm, outcome.residual, outcome.mismatch,
+        )  # fmt: skip
+    if isinstance(outcome, JobCancelled):
+        return EndedJob(task.id, op, task.owner, JobState.CANCELLED)
+    return EndedJob(task.id, op, task.owner, JobState.EXPIRED if isinstance(outcome, JobTimeout) else JobState.FAILED)

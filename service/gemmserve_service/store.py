@@ -28,12 +28,13 @@ from gemmserve_service.uploads import ArraySpec, ScratchArray, Upload, now
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import numpy as np
 
     from gemmserve_service.database import Database
     from gemmserve_service.settings import Settings
+    from gemmserve_service.shared_memory import Memory
 
 _SQL: Final = load_sql("arrays")
 
@@ -68,8 +69,11 @@ class ArrayStore:
 
     # -- life cycle -------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Brings back what an earlier process stored. `finish_recovery` follows when jobs have pinned operands."""
+    async def start(self, keep: Iterable[str] = ()) -> None:
+        """Brings back what an earlier process stored. `finish_recovery` follows when jobs have pinned operands.
+
+        `keep`: names of extents that `adopt` will be asked for; others that no array has are deleted.
+        """
         folder = self.settings.data_dir / "extents"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         rows = await self.database.read(lambda db: db.execute(_SQL["load"]).fetchall())
@@ -81,7 +85,8 @@ class ArrayStore:
                 lost.append(row["id"])
         for array_id in lost:
             await self.database.write(partial(_remove, array_id))
-        orphans = self._files.sweep(record.extent.name for record in self._catalog if record.extent is not None)
+        stored = (record.extent.name for record in self._catalog if record.extent is not None)
+        orphans = self._files.sweep([*stored, *keep])
         if orphans or lost:
             log.warning("recovery: removed %d orphaned extents, %d rows without their bytes", orphans, len(lost))
 
@@ -148,12 +153,19 @@ class ArrayStore:
         digest_prefix: bytes | None = None,
         owner: str = "",
         granted: bool = False,
+        memory: Memory | None = None,
     ) -> Upload:
-        """`reserve`, for callers that cannot await. `granted`: a recovered job's result, whose limits were asked."""
+        """`reserve`, for callers that cannot await. `granted`: a recovered job's result, whose limits were asked.
+        `memory`: a client's, sealed, that holds the scratch array already.
+        """
         nbytes = math.prod(shape) * dtype.itemsize
         if not granted:
             self.check_size(nbytes, scratch=scratch, owner=owner)
-        extent = self._take(nbytes, scratch=scratch) if nbytes else None
+        if memory is None:
+            extent = self._take(nbytes, scratch=scratch) if nbytes else None
+        else:
+            assert self._memory is not None  # systems without have no client's memory either
+            extent = self._memory.lend(memory, nbytes)
         self.quotas.charge_bytes(owner, nbytes, scratch=scratch)
         if ttl_s is None:
             ttl_s = self.settings.default_ttl_s
@@ -162,6 +174,24 @@ class ArrayStore:
         name = dtype.newbyteorder("=").name
         spec = ArraySpec(new_id("arr"), name, tuple(shape), order, nbytes, ttl_s, scratch, owner)
         return Upload(self, spec, extent, byteswap=byteswap, digest_prefix=digest_prefix)
+
+    def adopt(self, spec: ArraySpec, extent_name: str | None, *, byteswap: bool) -> Upload | None:
+        """The upload that an earlier process had reserved. None: its bytes are missing, or an array's."""
+        extent = None
+        if spec.nbytes:
+            taken = (record.extent.name for record in self._catalog if record.extent is not None)
+            if extent_name is None or extent_name in taken:
+                return None
+            try:
+                capacity = (self.settings.data_dir / "extents" / extent_name).stat().st_size
+            except FileNotFoundError:
+                return None
+            if capacity < spec.nbytes:
+                return None
+            extent = self._files.adopt(extent_name, capacity)
+            self.used_bytes += spec.nbytes
+            self.quotas.charge_bytes(spec.owner, spec.nbytes, scratch=False)
+        return Upload(self, spec, extent, byteswap=byteswap, digest_prefix=None)
 
     def check_size(self, nbytes: int, *, scratch: bool = False, owner: str = "") -> None:
         """Raises TooLarge, StoreFull or QuotaExceeded if `nbytes` more could not be reserved now."""
@@ -247,7 +277,12 @@ class ArrayStore:
         await self.secure(upload)
         info = self.describe(upload)
         row = to_row(info, upload.extent)
-        insert = self.database.write_soon(lambda db: self.insert_row(db, row))
+
+        def write(db: sqlite3.Connection) -> None:
+            self.insert_row(db, row)
+            upload.on_insert(db)
+
+        insert = self.database.write_soon(write)
         try:
             await asyncio.shield(insert)
         except asyncio.CancelledError:

@@ -29,10 +29,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gemmserve.wire import DESCRIPTORS_SUFFIX
 from gemmserve_service.datadir import lock
 from gemmserve_service.errors import StartError
+from gemmserve_service.extents import memory_extents_supported
 from gemmserve_service.handoff import FrontHandoff, WorkerHandoff
 from gemmserve_service.keyring import KeyringError, read_keyring
+from gemmserve_service.unix_sockets import PATH_MAX, listen_unix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
     from gemmserve_service.settings import Settings
 
 _BACKLOG: Final = 2048
-_PATH_MAX: Final = 107  # sun_path holds 108 bytes, the last of them 0
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 10.0
 _STEADY_S: Final = 10.0  # a child that lived this long starts again without delay
@@ -94,11 +96,12 @@ def run(settings: Settings) -> int:
         side = None
         if settings.metrics_port is not None:
             side = stack.enter_context(_listen(settings.metrics_host, settings.metrics_port))
+        unix, descriptors = _listen_here(settings, stack)
         folder = _runtime_folder(settings, stack)
         control_path = str(folder / "control.sock")
         control = stack.enter_context(_control(control_path))
         devices = _devices(settings.device)
-        return _Supervisor(settings, lock_fd, listener, side, control, control_path, devices).run()
+        return _Supervisor(settings, lock_fd, listener, side, unix, descriptors, control, control_path, devices).run()
 
 
 @dataclass(eq=False)
@@ -107,6 +110,8 @@ class _Supervisor:
     lock_fd: int
     listener: socket.socket
     side: socket.socket | None
+    unix: socket.socket | None
+    descriptors: socket.socket | None
     control: socket.socket
     control_path: str
     devices: list[str]
@@ -172,6 +177,8 @@ class _Supervisor:
             self.announced = True
             scheme = "http" if self.settings.tls_certificate is None else "https"
             side = "" if self.side is None else f"; metrics and docs: {_url('http', self.side)}"
+            if self.unix is not None:
+                side += f"; socket: unix:{self.settings.uds}"
             where = _url(scheme, self.listener)
             with contextlib.suppress(OSError):
                 print(f"gemmserve ready on {where} (devices: {', '.join(self.devices)}{side})", flush=True)
@@ -234,12 +241,14 @@ class _Supervisor:
             pipe_fd=self.pipe[0],
             listen_fd=self.listener.fileno(),
             side_fd=None if self.side is None else self.side.fileno(),
+            unix_fd=None if self.unix is None else self.unix.fileno(),
+            descriptors_fd=None if self.descriptors is None else self.descriptors.fileno(),
             control_fd=self.control.fileno(),
             ready_fd=self.ready[1],
             devices=self.devices,
         )
         fds: tuple[int, ...] = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
-        fds += () if handoff.side_fd is None else (handoff.side_fd,)
+        fds += tuple(fd for fd in (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd) if fd is not None)
         # The front multiplies nothing: a pool of BLAS threads in it would only cost memory.
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         return _spawn("gemmserve_service.front", handoff.model_dump_json(), fds, environment)
@@ -314,6 +323,18 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _listen_here(settings: Settings, stack: ExitStack) -> tuple[socket.socket | None, socket.socket | None]:
+    """The Unix socket and the one for descriptors, where settings and system have them."""
+    if settings.uds is None:
+        return None, None
+    mode = int(settings.uds_mode, 8)
+    unix = listen_unix(settings.uds, mode, stack)
+    if not memory_extents_supported():
+        return unix, None
+    beside = settings.uds.with_name(settings.uds.name + DESCRIPTORS_SUFFIX)
+    return unix, listen_unix(beside, mode, stack, kind=socket.SOCK_SEQPACKET)
+
+
 def _runtime_folder(settings: Settings, stack: ExitStack) -> Path:
     """A private folder with a short path, whatever the data directory's is.
 
@@ -331,8 +352,8 @@ def _runtime_folder(settings: Settings, stack: ExitStack) -> Path:
 
 
 def _control(path: str) -> socket.socket:
-    if len(os.fsencode(path)) > _PATH_MAX:
-        raise StartError(f"{path} is too long for a Unix socket ({_PATH_MAX} bytes): set GEMMSERVE_RUNTIME_DIR")
+    if len(os.fsencode(path)) > PATH_MAX:
+        raise StartError(f"{path} is too long for a Unix socket ({PATH_MAX} bytes): set GEMMSERVE_RUNTIME_DIR")
     Path(path).unlink(missing_ok=True)
     control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     control.bind(path)

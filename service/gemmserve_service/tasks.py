@@ -5,18 +5,26 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gemmserve_kernels import KernelError
+from gemmserve_service.executor.protocol import ArrayRef, Run, RunBatch
+from gemmserve_service.operations import plan
+from gemmserve_service.program import Program
+from gemmserve_service.schemas import ArrayInfo
 
 if TYPE_CHECKING:
     import asyncio
 
-    from gemmserve_kernels import KernelError, Plan
+    from gemmserve_kernels import Plan
+    from gemmserve_kernels.device import DeviceSpec
     from gemmserve_service.errors import ServiceError
     from gemmserve_service.executor.base import Worker
     from gemmserve_service.executor.protocol import Done
+    from gemmserve_service.extents import Extent
     from gemmserve_service.operations import Problem
     from gemmserve_service.pins import Pinned
-    from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_service.schemas import GemmParams, GemmReduceParams, ProgramParams
     from gemmserve_service.uploads import Upload
 
 
@@ -38,7 +46,7 @@ class Task:
     """What to compute, on what, into what; for whom, and how far it is."""
 
     id: str
-    params: GemmParams | GemmReduceParams
+    params: GemmParams | GemmReduceParams | ProgramParams
     problem: Problem
     operands: dict[str, Pinned]
     results: dict[str, Upload]
@@ -63,6 +71,10 @@ class Task:
     queue_s: float = 0.0
     began: float = 0.0
     """When its worker was sent it (time.monotonic)."""
+    products: int = 1
+    """How many it computes."""
+    grouped: bool = False
+    """Whether it was sent together with others."""
     limit_s: float = 0.0
     """For how long its worker may show no progress before it is taken for hung."""
     over: bool = False
@@ -72,11 +84,39 @@ class Task:
     timer: asyncio.TimerHandle | None = None
     plans: dict[str, Plan | KernelError] = field(default_factory=dict)
     """By worker, how its device runs this, or why it cannot."""
+    models: dict[str, tuple[object, Any]] = field(default_factory=dict)
+    """By worker, what `estimates` worked out for its plan."""
 
     @cached_property
     def size(self) -> tuple[int, int]:
         """Bytes and operations of the problem."""
         return self.problem.nbytes(), self.problem.flops()
+
+    @property
+    def check_bytes(self) -> int:
+        """Bytes that a check of the result reads."""
+        return self.problem.step_nbytes() if isinstance(self.problem, Program) else self.size[0]
+
+    def plan(self, spec: DeviceSpec) -> Plan | KernelError:
+        """How that device would run it, or why it cannot."""
+        return plan_of(self.problem, spec)
+
+    def message(self, chosen: Plan, *, verify: bool) -> Run | RunBatch:
+        """What a worker is sent, whose plan is `chosen`."""
+        return Run(
+            task=self.id,
+            params=self.params,
+            algorithm=chosen.algorithm,
+            operands={
+                # Scratch operands are gone after this task: a device need not keep copies of them.
+                name: array_ref(
+                    pinned.info, pinned.extent, pinned.info.id if isinstance(pinned.info, ArrayInfo) else None
+                )
+                for name, pinned in self.operands.items()
+            },
+            results={name: array_ref(upload.spec, upload.extent) for name, upload in self.results.items()},
+            verify=verify,
+        )
 
     def close(self, *, reusable: bool = True) -> None:
         """Gives operands and results back. Not `reusable`: a lost process may still write to the results."""
@@ -91,3 +131,26 @@ class Task:
         """Lets the operands go."""
         for pinned in self.operands.values():
             pinned.release()
+
+
+def plan_of(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
+    """How a device would run a problem, or why it cannot."""
+    try:
+        return plan(problem, spec)
+    except KernelError as error:
+        return error
+
+
+def array_ref(array: Any, extent: Extent | None, cache_id: str | None = None, offset: int = 0) -> ArrayRef:
+    """Where the bytes of an array are, for a worker. `array` has nbytes, dtype, shape and order."""
+    return ArrayRef(
+        extent=None if extent is None else extent.name,
+        path="" if extent is None else extent.path,
+        capacity=0 if extent is None else extent.capacity,
+        nbytes=array.nbytes,
+        dtype=array.dtype,
+        shape=array.shape,
+        order=array.order,
+        cache_id=cache_id,
+        offset=offset,
+    )

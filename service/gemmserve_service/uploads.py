@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from gemmserve_service.errors import BodyTooLong, BodyTooShort, DigestMismatch
 from gemmserve_service.hashing import RunningHash
 
 if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable
+
     from gemmserve_service.extents import Extent
     from gemmserve_service.schemas import ArrayInfo
     from gemmserve_service.store import ArrayStore
@@ -76,8 +79,15 @@ class Upload:
         self._open = True
         self._held = True
         self._info: ArrayInfo | ScratchArray | None = None
+        self.on_insert: Callable[[sqlite3.Connection], object] = lambda _: None
+        """Runs in the transaction that makes this an array."""
         self._prefix = digest_prefix
         self._hash: RunningHash | None = None
+
+    @property
+    def byteswap(self) -> bool:
+        """Whether the bytes come big-endian."""
+        return self._byteswap
 
     @property
     def nbytes(self) -> int:
@@ -108,13 +118,16 @@ class Upload:
             raise BodyTooLong(f"the body goes on after the {self.nbytes} bytes that its shape and dtype need")
         if not data:
             return
-        view = self.view
-        view[self.filled : end] = data
-        self.filled = end
+        self.view[self.filled : end] = data
+        self.advance(len(data))
+
+    def advance(self, count: int) -> None:
+        """`count` more bytes lie in `view`, after those that were `filled`."""
+        self.filled = end = self.filled + count
         # Only a digest that `commit` waits for is begun now: any other would take processor time from the socket.
         if self._prefix is not None:
             if self._hash is None:
-                self._hash = RunningHash(self._store.hash_pool, view, self._prefix)
+                self._hash = RunningHash(self._store.hash_pool, self.view, self._prefix)
             self._hash.advance(end)
 
     async def commit(self, expected_sha256: bytes | None = None) -> ArrayInfo | ScratchArray:
@@ -144,6 +157,15 @@ class Upload:
             raise
         self._held = self.spec.scratch
         return self._info
+
+    async def commit_parts(
+        self, expected_sha256: bytes | None, prefix: bytes, on_insert: Callable[[sqlite3.Connection], object]
+    ) -> ArrayInfo:
+        """`commit` of an upload whose bytes all came, in whatever order. `expected_sha256`: of `prefix` and them."""
+        self.filled = self.nbytes
+        self._prefix = None if expected_sha256 is None else prefix
+        self.on_insert = on_insert
+        return cast("ArrayInfo", await self.commit(expected_sha256))
 
     def _check_length(self) -> None:
         if self.filled < self.nbytes:

@@ -39,6 +39,7 @@ def npy_files(draw):
 
 
 schemathesis.openapi.media_type("application/x-npy", npy_files())
+schemathesis.openapi.media_type("application/partial-upload", st.binary(max_size=20))
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +92,21 @@ def existing(service):
     def submit():
         return httpx.post(f"{url}/v1/jobs", json={"op": "gemm", "a": put(), "b": put()}, headers=allowed).json()["id"]
 
+    def begin():
+        query = {"dtype": "float32", "shape": "3"}
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": "0", **allowed}
+        return httpx.post(f"{url}/v1/uploads", params=query, headers=headers).json()["id"]
+
     def adapt(case):
+        if "upload_id" in case.path_parameters:
+            case.path_parameters["upload_id"] = begin()
         if "array_id" in case.path_parameters:
             case.path_parameters["array_id"] = put()
         if "job_id" in case.path_parameters:
             case.path_parameters["job_id"] = submit()
         if case.path == "/v1/jobs" and isinstance(case.body, dict):
             case.body |= {name: put() for name in ("a", "b", "c") if case.body.get(name)}
-        if case.path == "/v1/arrays" and case.media_type == "application/x-npy":
+        if case.path in {"/v1/arrays", "/v1/uploads"} and case.media_type == "application/x-npy":
             for name in ("dtype", "shape", "order"):
                 case.query.pop(name, None)
             case.headers.pop("Content-Digest", None)

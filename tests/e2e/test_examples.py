@@ -14,7 +14,10 @@ import pytest
 from truth import TruthError, check, relative_error
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ["attention_max", "beamforming", "bias_gradient", "channel_equalisation", "frequency_filter", "qft"]
+NAMES = [
+    "attention_max", "beamforming", "bias_gradient", "channel_equalisation", "frequency_filter", "grover", "qft",
+    "quantum_walk",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,6 +45,28 @@ def test_a_circuit_without_its_swaps_is_not_the_transform(client, monkeypatch) -
     monkeypatch.setattr(qft, "swap", lambda n, first, second: np.eye(2**n))
     with pytest.raises(TruthError, match="circuit"):
         qft.main(client, qubits=4)
+
+
+def test_a_walk_with_a_wrong_propagator_is_noticed(client, monkeypatch) -> None:
+    import quantum_walk
+
+    exact = quantum_walk.propagator
+    monkeypatch.setattr(quantum_walk, "propagator", lambda sites, time: exact(sites, time * (1 + 1e-9)))
+    with pytest.raises(TruthError, match="t ="):
+        quantum_walk.main(client, sites=32, doublings=6)
+
+
+def test_a_search_with_another_oracle_is_noticed(client, monkeypatch) -> None:
+    import grover
+
+    monkeypatch.setattr(grover, "oracle", lambda size, marked: np.diag(np.where(np.arange(size) == 3, -1.0, 1.0)))
+    with pytest.raises(TruthError, match="found 3"):
+        grover.main(client, qubits=5, marked=7)
+    monkeypatch.undo()
+    exact = grover.diffusion
+    monkeypatch.setattr(grover, "diffusion", lambda size: exact(size) * 1.001)
+    with pytest.raises(TruthError, match="rotation"):
+        grover.main(client, qubits=5, marked=7)
 
 
 def test_a_wrong_direction_is_noticed(client, monkeypatch) -> None:

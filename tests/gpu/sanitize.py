@@ -43,6 +43,7 @@ def forced(algorithm, compute="auto", *, limit=1e-6, spoil="", prepared="", conf
 BETA = {"alpha": 2 - 1j, "beta": 0.5j}
 REAL = {"dtype": "float32"}
 DOUBLE = {"dtype": "complex128"}
+HALF = {"dtype": "float16", "limit": 1e-3}
 JOBS = {
     # ---- plain arithmetic
     **{f"simt {d}": forced("simt", limit=2e-3 if d == "float16" else 1e-6, dtype=d) for d in ("float16", "float32")},
@@ -72,6 +73,16 @@ JOBS = {
     "wgmma 3xfp16-3m": forced("wgmma", "3xfp16-3m"),
     "wgmma 1xfp16": forced("wgmma", "tf32", limit=1e-3),
     "wgmma 1xfp16 float32": forced("wgmma", "tf32", limit=1e-3, **REAL),
+    # ---- float16 as it lies; sizes that the copy engine can step over
+    "wgmma fp16": forced("wgmma", n=72, k=200, **HALF),
+    "wgmma fp16, across on both sides, c": forced("wgmma", m=136, trans_a="T", n=72, alpha=2, beta=-1, batch=3, **HALF),
+    "wgmma fp16, along k on both sides": forced("wgmma", k=200, trans_b="T", order="F", **HALF),
+    "wgmma fp16, copied": forced("wgmma", batch=2, **HALF),
+    "wgmma fp16, multicast": forced(
+        "wgmma", m=300, n=520, k=200, config={"cluster": 2, "block_m": 128, "block_n": 256}, **HALF
+    ),
+    "wgmma fp16, split in a cluster": forced("wgmma", n=72, k=704, config={"split_k": 4}, **HALF),
+    "wgmma fp16, split in grids": forced("wgmma", n=72, k=904, config={"split_k": 12, "promote": 64}, **HALF),
     "mma 3xfp16": forced("mma", "3xfp16"),
     "mma 3xfp16 float32": forced("mma", "3xfp16", batch=2, **REAL),
     "balanced": forced("wgmma", "3xfp16", init="graded"),
@@ -102,9 +113,17 @@ REDUCTIONS = {
     "reduce real, simt": reduced("simt", dtype="float32", reduce=("max", "argmin"), return_c=True),
     "reduce m, wgmma": reduced("wgmma", "3xfp16", batch=2, reduce=SEVERAL),
     "reduce n, wgmma": reduced("wgmma", "3xfp16", reduce=("absmin", "sumsq"), axis=("n",), return_c=True),
+    "reduce m, wgmma fp16": reduced("wgmma", dtype="float16", n=72, k=200, batch=2, reduce=("sumsq", "argmax")),
+    "reduce n, wgmma fp16": reduced(
+        "wgmma", dtype="float16", n=520, k=200, reduce=("sumsq", "sum"), axis=("n", "batch"), return_c=True
+    ),
     "reduce m, mma planes": reduced("mma", "3xfp16", batch=2, reduce=SEVERAL),
     "reduce m, mma": reduced("mma", "3xtf32", batch=2, reduce=SEVERAL, return_c=True),
     "reduce n and batch, mma": reduced("mma", "3xtf32", batch=3, reduce=("absmax",), axis=("n", "batch")),
+    "gram m": reduced("gram", batch=2, m=1300, k=70, reduce=("sumsq", "sum")),
+    "gram n and batch": reduced("gram", batch=3, n=700, k=33, reduce=("sumsq",), axis=("n", "batch"), trans_b="C"),
+    "gram real": reduced("gram", dtype="float32", m=600, k=20, reduce=("sumsq",)),
+    "gram planar": reduced("gram", layout="planar", m=600, k=40, reduce=("sumsq",)),
     "sums m": reduced(batch=2, reduce=("sum", "mean")),
     "sums n and batch": reduced(batch=2, reduce=("sum",), axis=("n", "batch"), trans_a="C"),
 }

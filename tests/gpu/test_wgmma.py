@@ -44,7 +44,7 @@ def test_odd_sizes(machine, scheme, is_complex, extents):
 
 @pytest.mark.parametrize(
     ("scheme", "is_complex", "tile"),
-    [(*key, candidate.tile(*key)) for key, candidates in _CANDIDATES.items() for candidate in candidates],
+    [(*key, candidate.tile(*key)) for key in SCHEMES for candidate in _CANDIDATES[key]],
     ids=lambda value: f"{value.block_m}x{value.block_n}x{value.block_k}" if hasattr(value, "block_m") else str(value),
 )
 def test_every_tile(machine, scheme, is_complex, tile):

@@ -136,6 +136,8 @@ class FakeService:
             asked = json.loads(body)
             job_id = self.keys[key] = self._id("job")
             operands = {name: self.arrays[asked[name]] for name in "abc" if name in asked}
+            if asked["op"] == "program":
+                operands = dict(self.arrays)  # pinned: whatever is deleted from now on
             self.jobs[job_id] = {
                 "id": job_id, "op": asked["op"], "state": "queued", "attempt": 0, "request": asked, "result": None,
                 "created_at": "2025-01-02T03:04:05Z", "error": None, "algorithm": None, "timings": None,
@@ -183,6 +185,9 @@ class FakeService:
             job |= {"started_at": "2025-01-02T03:04:06Z", "finished_at": "2025-01-02T03:04:06.500Z"}
 
     def _compute(self, op: str, params: dict[str, Any], operands: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if op == "program":
+            return self._run_program(params, operands)
+
         def scalar(value: Any) -> complex:
             return complex(*value) if isinstance(value, list) else value
 
@@ -194,6 +199,17 @@ class FakeService:
         if "c" in operands:
             d = d + scalar(params.get("beta", 0)) * operands["c"]
         return {"d": np.asarray(d, order=params.get("order", "C"))}
+
+    def _run_program(self, job: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        values, used = dict(arrays), set()
+        for step in job["steps"]:
+            operands = {name: values[step[name]] for name in "abc" if name in step}
+            used |= {step[name] for name in "abc" if name in step}
+            for name, array in self._compute(step["op"], step, operands).items():
+                values[f"${step['id']}" + (f".{name}" if step["op"] == "gemm_reduce" else "")] = array
+        made = [name for name in values if name.startswith("$")]
+        keep = [f"${name}" for name in job["keep"]] if "keep" in job else [name for name in made if name not in used]
+        return {name[1:]: values[name] for name in keep}
 
     def _one_shot(self, op: str, request: httpx.Request, body: bytes) -> httpx.Response:
         head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode()

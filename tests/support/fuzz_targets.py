@@ -109,20 +109,25 @@ class _Upload:
 
 class _Request:
     def __init__(self, body: bytes) -> None:
-        self._body = body
+        self.scope: dict = {}
+        self._pieces = self._cut(body)
         self.headers = {
             "content-length": str(len(body)),
             "content-type": f"multipart/form-data; boundary={BOUNDARY.decode()}",
         }
 
-    async def stream(self):
-        cuts = random.Random(len(self._body))
+    @staticmethod
+    def _cut(body: bytes):
+        cuts = random.Random(len(body))
         start = 0
-        while start < len(self._body):
+        while start < len(body):
             end = start + cuts.choice((1, 13, 64, 1000, 1 << 16))
-            yield self._body[start:end]
+            yield body[start:end]
             start = end
-        yield b""
+
+    async def receive(self):
+        piece = next(self._pieces, None)
+        return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
 
 
 def _run(coroutine) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from gemmserve_service.queue import Unfinished, request_of
-from gemmserve_service.schemas import JobState
+from gemmserve_service.queue import Unfinished, brief, request_of
+from gemmserve_service.schemas import JobState, ProgramJob
 
 OPEN = {JobState.QUEUED, JobState.RUNNING}
 
@@ -19,7 +19,9 @@ class MemoryQueue:
         self.jobs, self.deadlines, self.crashes, self.keys = {}, {}, {}, {}
 
     async def insert(self, info, request, deadline_at, key):
-        self.jobs[info.id] = info.model_copy(update={"request": request_of(request).model_dump(mode="json")})
+        parsed = request_of(request)
+        given = parsed.model_dump(mode="json", exclude_unset=isinstance(parsed, ProgramJob))
+        self.jobs[info.id] = info.model_copy(update={"request": given})
         self.deadlines[info.id] = deadline_at
         if key is not None:
             self.keys[key.owner, key.key] = key
@@ -44,7 +46,18 @@ class MemoryQueue:
                 self.store.insert_row(db, row)
 
         await self.database.write(insert)
-        ends = ("state", "attempt", "started_at", "finished_at", "result", "error", "timings", "algorithm", "residual")
+        ends = (
+            "state",
+            "attempt",
+            "started_at",
+            "finished_at",
+            "result",
+            "error",
+            "timings",
+            "algorithm",
+            "residual",
+            "steps",
+        )
         self._update(info, **{name: getattr(info, name) for name in ends})
 
     async def get(self, job_id):
@@ -58,7 +71,7 @@ class MemoryQueue:
             and (before is None or info.id < before)
             and owner in {"", info.owner}
         ]
-        return sorted(chosen, key=lambda info: info.id, reverse=True)[:limit]
+        return [brief(info) for info in sorted(chosen, key=lambda info: info.id, reverse=True)[:limit]]
 
     async def recover(self):
         for info in self.jobs.values():

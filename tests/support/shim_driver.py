@@ -25,6 +25,7 @@ from simt_shim.module import compile_source  # noqa: E402
 from gemmserve_kernels import GemmConfig, compiler, driver, gemm, gemm_reduce, prepare  # noqa: E402
 from gemmserve_kernels.arguments import CombineParams, GemmParams, GemmReduceParams  # noqa: E402
 from gemmserve_kernels.device import KNOWN, DeviceSpec  # noqa: E402
+from gemmserve_kernels.gram.gemm_reduce import GramFormParams, GramParams  # noqa: E402
 from gemmserve_kernels.mma.plan import MmaParams  # noqa: E402
 from gemmserve_kernels.planes.balance import BalanceParams  # noqa: E402
 from gemmserve_kernels.planes.fallback import FallbackParams  # noqa: E402
@@ -32,6 +33,7 @@ from gemmserve_kernels.planes.reduce_fallback import ReduceFallbackParams  # noq
 from gemmserve_kernels.planes.split import SplitParams  # noqa: E402
 from gemmserve_kernels.planes.watch import watch  # noqa: E402
 from gemmserve_kernels.small.gemm import SmallParams  # noqa: E402
+from gemmserve_kernels.sums.gemm_reduce import SumsParams  # noqa: E402
 
 PARAMS = {
     "gemm": GemmParams,
@@ -45,6 +47,9 @@ PARAMS = {
     "fallback": FallbackParams,
     "split": SplitParams,
     "small_gemm": SmallParams,
+    "sums": SumsParams,
+    "gram": GramParams,
+    "gram_form": GramFormParams,
 }
 kernels: list[tuple[str, object]] = []
 launched: list[str] = []
@@ -306,6 +311,30 @@ def check_reductions_of_prepared_and_mixed_operands():
     np.testing.assert_array_equal(gemm_reduce(ready, put(b), reduce="sum", **options).get(), plain)
     real = random(3, "f4", 40, 70)
     agree(gemm_reduce(put(real), put(b), reduce="sum", **options), (real.astype("f8") @ b).sum(0))
+
+
+def check_sums_of_squares_by_gram_matrices():
+    """The same launches for other arrays, in the middle of which some go back to the product."""
+    options = {"reduce": ["sumsq", "mean"], "config": GemmConfig(algorithm="gram")}
+    counts = []
+    for seed in (1, 5, 9):
+        a, b = random(seed, "c8", 2, 1, 300, 20), random(seed + 1, "c8", 3, 20, 30)
+        if seed == 5:
+            a[..., 1], b[..., 7] = a[..., 0] * np.float32(1 + 2.0**-20), 0
+            b[..., 0, 7], b[..., 1, 7] = 1, -1
+        before = len(launched)
+        found = gemm_reduce(put(a), put(b), **options)
+        counts.append(launched[before:])
+        product = a.astype("c16") @ b
+        expected = (np.abs(product) ** 2).sum(-2)
+        np.testing.assert_allclose(found["sumsq"].get(), expected, rtol=1e-5)
+        agree(found["mean"], product.mean(-2))
+    assert counts[0] == counts[1] == counts[2]
+    assert counts[0].count("gram") == counts[0].count("reduce_fallback") == 1
+    out = put(np.full((60,), np.nan, "f4"))
+    a, b = pair()
+    gemm_reduce(put(a), put(b), axis="n", out={"sumsq": out[:40]}, reduce="sumsq", config=options["config"])
+    agree(out[:40], (np.abs(a.astype("c16") @ b) ** 2).sum(-1))
 
 
 def check_reductions_of_nothing():

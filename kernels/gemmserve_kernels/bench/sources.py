@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.dispatch import candidates, plan
+from gemmserve_kernels.config import GemmConfig
+from gemmserve_kernels.dispatch import WITHOUT_PRODUCT, candidates, plan
 from gemmserve_kernels.errors import KernelError
 from gemmserve_kernels.operand import Operand
 from gemmserve_kernels.prepared import prepare_on
@@ -36,11 +38,14 @@ def sources(case: Case, spec: DeviceSpec, *, every: bool = True) -> set[KernelSo
     try:
         problem = case.problem()
         if not isinstance(problem, GemmProblem):
-            return set(_reduction(problem, spec))
+            found = set(_reduction(problem, spec))
+            if every and problem.config is None and plan(problem, spec).algorithm in WITHOUT_PRODUCT:
+                found |= set(_reduction(replace(problem, config=GemmConfig(algorithm="product")), spec))
+            return found
         plans = candidates(problem, spec) if every and problem.config is None else [plan(problem, spec)]
     except KernelError:
         return set()
-    found: set[KernelSource] = set()
+    found = set()
     for each in plans:
         if each.blas is None:
             found |= set(_product(problem, each, spec))

@@ -17,7 +17,7 @@ import numpy as np
 from gemmserve_kernels.operand import real_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
 
@@ -44,6 +44,10 @@ def run_gemm(problem: GemmProblem, a: Array, b: Array, c: Array | None, out: Arr
     """
     if out.size == 0:
         return
+    multiply = one_call(problem, a, b, out)
+    if multiply is not None:
+        multiply(a, b, out)
+        return
     target = Planes.of(out, problem.planar)
     addend = Planes.of(c, problem.planar) if c is not None and problem.beta != 0 else None
     product = Product(problem, a, b)
@@ -69,6 +73,38 @@ def run_gemm(problem: GemmProblem, a: Array, b: Array, c: Array | None, out: Arr
                 _add_scaled(tile, addend.at(block), problem.beta)
             if not direct:
                 here.store(tile)
+
+
+def one_call(problem: GemmProblem, a: Array, b: Array, out: Array) -> Callable[[Array, Array, Array], None] | None:
+    """What multiplies these matrices, and others that lie alike, where one call of the BLAS is all there is to do."""
+    if not _is_one_call(problem, a, b, out):
+        return None
+    turn_a, turn_b = problem.trans_a in "TC", problem.trans_b in "TC"
+
+    def multiply(a: Array, b: Array, out: Array) -> None:
+        with np.errstate(all="ignore"):
+            _matmul(a.T if turn_a else a, b.T if turn_b else b, out)
+
+    return multiply
+
+
+def _is_one_call(problem: GemmProblem, a: Array, b: Array, out: Array) -> bool:
+    """Whether the product is one call of the BLAS on matrices as they are: what small products mostly are, and what
+    they need not be looked at more closely for.
+    """
+    dtype = problem.dtype
+    return bool(
+        a.ndim == 2
+        and b.ndim == 2
+        and a.dtype == dtype
+        and b.dtype == dtype
+        and dtype == problem.accumulate
+        and not problem.planar
+        and problem.alpha == 1
+        and problem.beta == 0
+        and (dtype.kind != "c" or (problem.trans_a in "NT" and problem.trans_b in "NT"))
+        and all(each.flags.forc and is_blas_matrix(each) for each in (a, b, out))
+    )
 
 
 @dataclass(frozen=True)

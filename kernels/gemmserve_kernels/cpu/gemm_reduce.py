@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.cpu import gram
 from gemmserve_kernels.cpu.gemm import Planes, Product, Scratch, scalar
 from gemmserve_kernels.operand import real_dtype
 
@@ -29,6 +30,11 @@ _BLOCK_BYTES: Final = 8 << 20
 
 def run_gemm_reduce(problem: GemmReduceProblem, a: Array, b: Array, out: Mapping[str, Array]) -> None:
     """Writes every result of `problem` into the array of its name, of any strides. Shares no memory with a and b."""
+    with np.errstate(all="ignore"):
+        squares = gram.sum_of_squares(problem, a, b)
+        if squares is not None:
+            Planes.of(out["sumsq"], planar=False).store(squares)
+            return
     product = Product(problem, a, b)
     states = {name: _STATES[name](problem) for name in problem.reductions}
     stored = Planes.of(out["c"], problem.planar) if problem.return_c else None

@@ -5,6 +5,9 @@
 
 // Puts the finished elements into the place of the sums, once for all reductions.
 GEMM_DEVICE void finish_sums(const Store<Config>& store, const Place& place, Sums<Config>& sums) {
+    if constexpr (Config::DIRECT && Config::ACCUMULATIONS == 0) {
+        if (!store.scales) return;  // they are finished
+    }
     const auto upper = store.row(place.row), lower = store.row(place.row + 8);
 #pragma unroll
     for (int part = 0; part < Config::PARTS; ++part) {
@@ -79,6 +82,8 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_AT
         const Long batch = reduce.first_batch + unit.batch, parts = static_cast<Long>(params.tiles_n) * Config::SPLIT;
         const Long part = static_cast<Long>(unit.tile_n) * Config::SPLIT + (Config::SPLIT > 1 ? who.rank : 0);
         const Long first_column = static_cast<Long>(unit.tile_n) * Config::BLOCK_N;
+        const Long after = params.n - first_column;
+        const int columns = after < Config::BLOCK_N ? static_cast<int>(after) : Config::BLOCK_N;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const Long index = place.row + 8 * half;
@@ -87,8 +92,13 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_AT
                 (reduce.reduce_batch ? batch * params.n : 0) + first_column, index < params.m};
             reduce_row<GEMM_REDUCTIONS, GEMM_PRE_OP, GEMM_ATOMIC, Config::Value>(
                 reduce, slot, who.thread % 4, [&](auto fold) {
+                    // The product of one plane is so fast that a comparison for each element would show.
+                    if (Config::DIRECT && Config::PROMOTE == 0 && columns == Config::BLOCK_N) {
+                        visit_elements(store, who, place, sums, half == 1, fold);
+                        return;
+                    }
                     visit_elements(store, who, place, sums, half == 1, [&](int column, Config::Value element) {
-                        if (first_column + column < params.n) fold(column, element);
+                        if (column < columns) fold(column, element);
                     });
                 });
         }

@@ -12,6 +12,8 @@ from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.models import ROUNDINGS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gemmserve_kernels.device import DeviceSpec
 
 _FIELDS: Final = (
@@ -208,7 +210,7 @@ def resolve_tile(
     raise ConfigInfeasible(reason or "no tile fits")
 
 
-def _completions(base: MmaTile, wishes: dict[str, int | str], group_k: int) -> list[MmaTile]:
+def _completions(base: MmaTile, wishes: dict[str, int | str], group_k: int) -> Iterator[MmaTile]:
     """`base` with the wishes put in and, where they ask for it, the rest bent to fit; the nearest first."""
     wished = replace(base, **wishes)  # type: ignore[arg-type]
     blocks_k = [wished.block_k] if "block_k" in wishes else [wished.block_k, wished.block_k * 2, wished.block_k // 2]
@@ -218,7 +220,7 @@ def _completions(base: MmaTile, wishes: dict[str, int | str], group_k: int) -> l
     blocks_n = [wished.block_n] if "block_n" in wishes else [wished.block_n, wished.warp_n, 2 * wished.warp_n]
     promotions = [wished.promote] if "promote" in wishes else [wished.promote, 32, 16, group_k]
     stages = [wished.stages] if "stages" in wishes else [wished.stages, 2]
-    return [
+    return (
         replace(
             wished, block_k=block_k, warp_m=warp_m, warp_n=warp_n, block_m=block_m, block_n=block_n, promote=promote,
             stages=stage, min_blocks=1 if wishes else base.min_blocks,
@@ -226,7 +228,7 @@ def _completions(base: MmaTile, wishes: dict[str, int | str], group_k: int) -> l
         for block_k, promote, block_m, block_n, warp_m, warp_n, stage in itertools.product(
             blocks_k, promotions, blocks_m, blocks_n, warps_m, warps_n, stages
         )
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def _seconds(candidate: _Candidate, shape: tuple[int, int, int], spec: DeviceSpec) -> float:

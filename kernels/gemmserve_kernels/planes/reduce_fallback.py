@@ -62,7 +62,7 @@ def _plan(
     kernel = TiledKernel.build(
         "reduce_fallback",
         operands,
-        TILES[problem.dtype.name],
+        TILES[problem.accumulate.name],
         c_dtype=stored,
         d_dtype=stored,
         d=None,

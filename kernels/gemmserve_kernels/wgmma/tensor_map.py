@@ -6,6 +6,7 @@ Encoding touches no device memory, and a map depends on nothing but its argument
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,20 +33,24 @@ class TensorMap(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Box:
-    """A C-contiguous float16 array, its fastest axis first, and the box that one copy fetches.
+    """A float16 array, its fastest axis first, and the box that one copy fetches.
 
-    The box's fastest axis is 32, 64 or 128 bytes long and swizzled over that span.
+    The box's fastest axis is 32, 64 or 128 bytes long and swizzled over that span. `strides`: bytes between neighbours
+    along every axis but the first, multiples of 16; none where the array is C-contiguous.
     """
 
     extents: tuple[int, ...]
     box: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+
+    @property
+    def byte_strides(self) -> tuple[int, ...]:
+        """Bytes between neighbours along every axis but the first."""
+        return self.strides or tuple(2 * math.prod(self.extents[:axis]) for axis in range(1, len(self.extents)))
 
     def encode(self, address: int) -> TensorMap:
         """The map of the array at `address`. Raises DeviceError where the driver is missing or refuses."""
         rank = len(self.extents)
-        strides = [2 * self.extents[0]]
-        for extent in self.extents[1:-1]:
-            strides.append(strides[-1] * extent)
         # The driver wants its result aligned to 64 bytes, which ctypes cannot promise.
         memory = (ctypes.c_uint8 * (2 * MAP_BYTES))()
         start = -ctypes.addressof(memory) % 64
@@ -55,7 +60,7 @@ class Box:
             rank,
             ctypes.c_void_p(address),
             (ctypes.c_uint64 * rank)(*self.extents),
-            (ctypes.c_uint64 * (rank - 1))(*strides),
+            (ctypes.c_uint64 * (rank - 1))(*self.byte_strides),
             (ctypes.c_uint32 * rank)(*self.box),
             (ctypes.c_uint32 * rank)(*[1] * rank),
             _NO_INTERLEAVE,

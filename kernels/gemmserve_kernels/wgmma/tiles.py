@@ -12,126 +12,18 @@ from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.operand import real_dtype
 from gemmserve_kernels.planes.layout import PITCH
 from gemmserve_kernels.wgmma.tensor_map import MAX_STRIDE
+from gemmserve_kernels.wgmma.tile import ALIGNMENT, MAX_STAGES, STATIC_SHARED, WgmmaTile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gemmserve_kernels.device import DeviceSpec
-    from gemmserve_kernels.planes.layout import Scheme
     from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.wgmma.tile import Arithmetic
 
 _FIELDS: Final = ("block_m", "block_n", "block_k", "stages", "cluster", "raster", "split_k", "promote")
-_ALIGNMENT: Final = 1024
-_STATIC_SHARED: Final = 256
-"""Barriers of the stages, in bytes, rounded up."""
-_MAX_STAGES: Final = 12
-_MAX_REGISTERS: Final = 192
-"""32-bit registers of sums in one thread: of 232, what is left is for addresses (ptxas for sm_90a, no spills)."""
 _MAX_SPLIT: Final = 4
 """Blocks of a cluster that splits k: larger ones leave too many multiprocessors without work."""
-
-
-@dataclass(frozen=True)
-class WgmmaTile:
-    """A tile with every choice made: block_m x block_n of the result, stages of block_k columns of k.
-
-    `cluster` blocks side by side along m share the right operand by multicast. `split` blocks of a cluster share k and
-    exchange sums through shared memory; `parts` grids share k through a workspace. `promote`: 0 where the tensor core
-    accumulates alone. `raster`: rows of tiles (of clusters) walked together.
-    """
-
-    scheme: Scheme
-    complex: bool
-    block_m: int
-    block_n: int
-    block_k: int
-    stages: int
-    cluster: int = 1
-    split: int = 1
-    parts: int = 1
-    raster: int = 16
-    promote: int = 32
-
-    @property
-    def components(self) -> int:
-        """Sums of one element: real and imaginary part."""
-        return 2 if self.complex else 1
-
-    @property
-    def stage_planes(self) -> int:
-        """Planes of an operand in one stage."""
-        return (1 if self.scheme == "1xfp16" else 2) * (self.components if self.scheme != "3xfp16-3m" else 1)
-
-    @property
-    def instruction_n(self) -> int:
-        """Columns of one matrix instruction: what lets the sums stay in registers."""
-        return min(self.block_n, 256 if self.promote == 0 and not self.complex else 128)
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block: a warpgroup for 64 rows, and one that fetches."""
-        return 2 * self.block_m + 128
-
-    @property
-    def quartered(self) -> bool:
-        """Whether a stage is the real or the imaginary part of one operand: four whole ones would be too large."""
-        whole = self.scheme != "3xfp16" or not self.complex
-        return not whole and (self.block_m, self.block_n, self.block_k, self.cluster) == (128, 128, 64, 1)
-
-    @property
-    def stage_bytes(self) -> int:
-        """Shared memory of one stage."""
-        if self.quartered:
-            return 2 * self.block_m * self.block_k * 2
-        return self.stage_planes * (self.block_m + self.block_n) * self.block_k * 2
-
-    @property
-    def exchange_bytes(self) -> int:
-        """Shared memory that the sums take where a cluster splits k; the stages' memory is used again."""
-        return self.components * self.block_m * self.block_n * 4 if self.split > 1 else 0
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
-        return max(self.stages * self.stage_bytes, self.exchange_bytes) + _ALIGNMENT
-
-    @property
-    def registers(self) -> int:
-        """32-bit registers of a thread that hold sums."""
-        temporary = self.instruction_n // 2 if self.promote else 0
-        return self.components * self.block_n // 2 + temporary
-
-    def broken_limit(self, spec: DeviceSpec) -> str | None:
-        """One line that names the first limit this tile breaks, or None."""
-        if self.block_m not in {64, 128}:
-            return f"block_m: the wgmma kernel has 64 and 128, not {self.block_m}"
-        if self.block_n not in {64, 128, 256}:
-            return f"block_n: the wgmma kernel has 64, 128 and 256, not {self.block_n}"
-        if self.block_k not in {16, 32, 64}:
-            return f"block_k: the wgmma kernel has 16, 32 and 64, not {self.block_k}"
-        if self.scheme == "1xfp16" and self.promote:
-            return "promote: 1xfp16 leaves its sums to the tensor core"
-        if self.scheme != "1xfp16" and (self.promote % 16 or not self.promote or self.block_k % self.promote):
-            return f"promote: must divide block_k={self.block_k} and be a multiple of 16, not {self.promote}"
-        if self.quartered and self.promote != self.block_k:
-            return f"promote: must be block_k={self.block_k} in this tile, not {self.promote}"
-        if self.cluster not in {1, 2}:
-            return f"cluster: the wgmma kernel has 1 and 2, not {self.cluster}"
-        if self.split not in {1, 2, 4}:
-            return f"split_k: a cluster has 1, 2 or 4 parts of k, not {self.split}"
-        if self.split > 1 and self.cluster > 1:
-            return "cluster: blocks share operands or split k, not both"
-        if self.registers > _MAX_REGISTERS:
-            return f"registers: the sums of the tile take {self.registers} a thread, the limit is {_MAX_REGISTERS}"
-        shared = self.shared_bytes + _STATIC_SHARED
-        least = 5 if self.quartered else 2
-        if self.stages < least:
-            return f"stages: the tile needs {least} at least, not {self.stages}"
-        if self.stages > _MAX_STAGES:
-            return f"stages: the wgmma kernel has {_MAX_STAGES} at most, not {self.stages}"
-        if shared > spec.shared_per_block:
-            return f"shared memory: the tile needs {shared} bytes a block, {spec.name} has {spec.shared_per_block}"
-        return None
 
 
 @dataclass(frozen=True)
@@ -146,7 +38,7 @@ class _Candidate:
     promote: int
     rate: float
 
-    def tile(self, scheme: Scheme, is_complex: bool) -> WgmmaTile:
+    def tile(self, scheme: Arithmetic, is_complex: bool) -> WgmmaTile:
         return WgmmaTile(
             scheme,
             is_complex,
@@ -166,6 +58,7 @@ _PRODUCTS: Final = {
     ("1xfp16", True): 4,
     ("3xfp16", False): 3,
     ("1xfp16", False): 1,
+    ("fp16", False): 1,
 }
 """Real float16 products in one product of the data."""
 _RATE: Final = 2048 * 0.8
@@ -180,7 +73,7 @@ kernel, and bytes a cycle of the workspace. Fitted to the same measurements."""
 _RESIDENT: Final = {1: 1.0, 2: 1.0, 4: 0.9}
 """Share of the multiprocessors that clusters of a size can fill: they do not cross the borders of a GPC."""
 
-_CANDIDATES: Final[dict[tuple[Scheme, bool], tuple[_Candidate, ...]]] = {
+_CANDIDATES: Final[dict[tuple[Arithmetic, bool], tuple[_Candidate, ...]]] = {
     ("3xfp16", True): (
         _Candidate(128, 128, 32, 3, 1, 32, 1.0),
         _Candidate(128, 64, 32, 4, 1, 32, 0.95),
@@ -211,8 +104,19 @@ _CANDIDATES: Final[dict[tuple[Scheme, bool], tuple[_Candidate, ...]]] = {
         _Candidate(128, 64, 64, 9, 1, 0, 0.75),
         _Candidate(64, 64, 64, 12, 1, 0, 0.6),
     ),
+    ("fp16", False): (
+        _Candidate(128, 256, 64, 4, 2, 0, 1.0),
+        _Candidate(128, 256, 64, 4, 1, 0, 0.95),
+        _Candidate(128, 128, 64, 7, 1, 0, 0.92),
+        _Candidate(128, 64, 64, 9, 1, 0, 0.75),
+        _Candidate(64, 64, 64, 12, 1, 0, 0.6),
+        _Candidate(128, 256, 64, 4, 2, 64, 0.85),
+        _Candidate(128, 128, 64, 7, 1, 64, 0.8),
+        _Candidate(128, 64, 64, 9, 1, 64, 0.65),
+        _Candidate(64, 64, 64, 12, 1, 64, 0.5),
+    ),
 }
-"""Measured on one H200 (benchmarks/kernels/tune_wgmma.py)."""
+"""Measured on one H200 (benchmarks/kernels/tune_wgmma.py); of float16 operands as they are, estimated from 1xfp16."""
 
 _LONG: Final = 6144
 """From this k on, fewer promotions round less than what truncation takes in the longer sums between them (H200: 2.5e-7
@@ -222,8 +126,18 @@ _SHORT: Final = {True: 512, False: 1024}
 exceed the rounding of a BLAS that splits k (model: 1.0e-7 against 1.4e-7 at k = 512; cuBLAS 1.0e-7 on an H200)."""
 
 
-def promotion(scheme: Scheme, is_complex: bool, k: int) -> int:
-    """Steps of k between promotions. Every tile has the same: only the split of k shows in the result's bits."""
+_FLOAT16_LONG: Final = 4096
+"""Up to this k truncation takes less than 2^-15 of a sum of one sign (model: 2.6e-5; 4e-6 of both signs), which adds
+less than a hundredth to the error of rounding to float16, 2.1e-4."""
+
+
+def promotion(scheme: Arithmetic, is_complex: bool, k: int, *, wide: bool = False) -> int:
+    """Steps of k between promotions. Every tile has the same: only the split of k shows in the result's bits.
+
+    `wide`: results of float16 operands that keep more than float16 does.
+    """
+    if scheme == "fp16":
+        return 64 if wide or k > _FLOAT16_LONG else 0
     if scheme == "1xfp16":
         return 0
     if scheme == "3xfp16-3m":
@@ -256,9 +170,14 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
 
 @lru_cache(maxsize=1024)
 def resolve(
-    config: GemmConfig | WgmmaTile | None, problem: GemmProblem, spec: DeviceSpec, scheme: Scheme = "3xfp16"
+    config: GemmConfig | WgmmaTile | None,
+    problem: GemmProblem,
+    spec: DeviceSpec,
+    scheme: Arithmetic = "3xfp16",
+    *,
+    wide: bool = False,
 ) -> WgmmaTile:
-    """The tile that runs: the overrides of `config`, the rest chosen for `problem` on `spec`.
+    """The tile that runs: the overrides of `config`, the rest chosen for `problem` on `spec`. `wide` as in `promotion`.
 
     Raises ConfigInfeasible where the overrides leave nothing that can run.
     """
@@ -270,7 +189,7 @@ def resolve(
     config.only("wgmma", _FIELDS)
     is_complex = problem.dtype.kind == "c"
     best = min(
-        _completions(config, scheme, is_complex, problem, spec),
+        _completions(config, scheme, is_complex, problem, spec, wide=wide),
         key=lambda tile: _cycles(tile, problem, spec),
         default=None,
     )
@@ -280,10 +199,10 @@ def resolve(
 
 
 def _completions(
-    config: GemmConfig, scheme: Scheme, is_complex: bool, problem: GemmProblem, spec: DeviceSpec
+    config: GemmConfig, scheme: Arithmetic, is_complex: bool, problem: GemmProblem, spec: DeviceSpec, *, wide: bool
 ) -> Iterator[WgmmaTile]:
     """Every candidate with the overrides of `config` in place, and every way to split k, that `spec` can run."""
-    promote = config.promote or promotion(scheme, is_complex, problem.k)
+    promote = config.promote or promotion(scheme, is_complex, problem.k, wide=wide)
     for candidate in _fitting(_CANDIDATES[scheme, is_complex], promote):
         base = _overridden(candidate.tile(scheme, is_complex), config, spec)
         for tile in _splits(base, config.split_k, problem, spec):
@@ -311,8 +230,8 @@ def _overridden(tile: WgmmaTile, config: GemmConfig, spec: DeviceSpec) -> WgmmaT
         return tile
     changed = replace(tile, **wishes)
     if config.stages is None:
-        room = spec.shared_per_block - _ALIGNMENT - _STATIC_SHARED
-        changed = replace(changed, stages=min(_MAX_STAGES, room // changed.stage_bytes))
+        room = spec.shared_per_block - ALIGNMENT - STATIC_SHARED
+        changed = replace(changed, stages=min(MAX_STAGES, room // changed.stage_bytes))
     return changed
 
 
@@ -329,13 +248,16 @@ def _splits(tile: WgmmaTile, wanted: int | None, problem: GemmProblem, spec: Dev
 
 
 def _tiles(tile: WgmmaTile, problem: GemmProblem) -> int:
-    return -(-problem.m // tile.block_m) * -(-problem.n // tile.block_n) * problem.batch
+    """Blocks of the product, in whole clusters."""
+    rows = -(-problem.m // (tile.block_m * tile.cluster)) * tile.cluster
+    return rows * -(-problem.n // tile.block_n) * problem.batch
 
 
 def _cycles(tile: WgmmaTile, problem: GemmProblem, spec: DeviceSpec) -> float:
     """Estimated time in cycles of a multiprocessor."""
     rates = {
-        (candidate.block_m, candidate.block_n): candidate.rate for candidate in _CANDIDATES[tile.scheme, tile.complex]
+        (candidate.block_m, candidate.block_n, bool(candidate.promote)): candidate.rate
+        for candidate in sorted(_CANDIDATES[tile.scheme, tile.complex], key=lambda each: each.cluster == tile.cluster)
     }
     tiles = _tiles(tile, problem)
     split = tile.split * tile.parts
@@ -343,7 +265,7 @@ def _cycles(tile: WgmmaTile, problem: GemmProblem, spec: DeviceSpec) -> float:
     waves = math.ceil(tiles * split / resident)
     blocks = math.ceil(math.ceil(problem.k / tile.block_k) / split)
     products = _PRODUCTS[tile.scheme, tile.complex]
-    rate = rates.get((tile.block_m, tile.block_n), 0.5)
+    rate = rates.get((tile.block_m, tile.block_n, bool(tile.promote)), 0.5)
     total = blocks * tile.block_k * products * tile.block_m * tile.block_n / _RATE / rate + _UNIT_CYCLES
     if tile.split > 1:
         total += _EXCHANGE_CYCLES + tile.exchange_bytes * (tile.split - 1) / tile.split / _EXCHANGE_BYTES
@@ -354,7 +276,9 @@ def _cycles(tile: WgmmaTile, problem: GemmProblem, spec: DeviceSpec) -> float:
     return total
 
 
-def _first_reason(config: GemmConfig, scheme: Scheme, is_complex: bool, problem: GemmProblem, spec: DeviceSpec) -> str:
+def _first_reason(
+    config: GemmConfig, scheme: Arithmetic, is_complex: bool, problem: GemmProblem, spec: DeviceSpec
+) -> str:
     for candidate in _CANDIDATES[scheme, is_complex]:
         for tile in _splits(
             _overridden(candidate.tile(scheme, is_complex), config, spec), config.split_k, problem, spec

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gemmserve_kernels.device import DeviceSpec
-    from gemmserve_service.executor.protocol import Done, Failed, Hello, Run
+    from gemmserve_service.executor.protocol import Done, Failed, Group, Hello, Run, RunBatch
 
 
 @dataclass(eq=False, slots=True)
@@ -33,12 +33,18 @@ class Worker:
     """What it was sent and has not answered, oldest first; the scheduler's bookkeeping."""
     interleaves: bool = False
     """Whether it lets a short task pass between the panels of a long one."""
+    ahead: int = 0
+    """Tasks that it may be sent before it has answered the first."""
     heard: float = 0.0
     """When its process last gave a sign of life (time.monotonic)."""
     progress: int = 0
     """Parts of its task that are done, as it said last."""
     moved: float = 0.0
-    """When its task began or last got on (time.monotonic)."""
+    """When its task began or last got on, or it answered one (time.monotonic)."""
+    at: str | None = None
+    """The task that it said it is at."""
+    answered: float = 0.0
+    """When it last answered one (time.monotonic)."""
 
     def greeted(self, hello: Hello) -> None:
         """Takes over what the process said about itself."""
@@ -48,17 +54,24 @@ class Worker:
         self.verified_error = hello.verified_error
         self.memory_used = hello.memory_used
         self.interleaves = hello.interleaves
+        self.ahead = hello.ahead
         self.restarts += 1
         self.heard = time.monotonic()
 
     def beat(self, task: str | None, progress: int) -> None:
         """It lives, and has done so many parts of that task."""
-        if task in self.tasks and progress != self.progress:
-            self.progress, self.moved = progress, time.monotonic()
+        if task in self.tasks:
+            if progress != self.progress or self.at not in {None, task}:
+                self.moved = time.monotonic()
+            self.progress, self.at = progress, task
 
     def began(self) -> None:
-        """It was sent a task."""
-        self.progress, self.moved = 0, time.monotonic()
+        """It was sent something to do."""
+        self.progress, self.at, self.moved = 0, None, time.monotonic()
+
+    def ended(self) -> None:
+        """It answered a task."""
+        self.answered = self.moved = time.monotonic()
 
 
 class ExecutorOwner(Protocol):
@@ -75,7 +88,7 @@ class ExecutorOwner(Protocol):
 
 
 class Executor(Protocol):
-    """Runs tasks on workers. A worker runs what it is sent in order, one at a time."""
+    """Runs tasks on workers. A worker runs what it is sent in order, and answers in that order."""
 
     async def start(self, owner: ExecutorOwner) -> None:
         """Begins; workers show up through `owner`."""
@@ -86,8 +99,8 @@ class Executor(Protocol):
     def workers(self) -> Sequence[Worker]:
         """All that are known, ready or not."""
 
-    def send(self, worker: Worker, task: Run) -> None:
-        """Hands a task over; the answer comes through the owner."""
+    def send(self, worker: Worker, task: Run | RunBatch | Group) -> None:
+        """Hands a task over, or several; the answers come through the owner, one for each."""
 
     def cancel(self, worker: Worker, task: str) -> None:
         """Nobody wants that task's result: the worker stops at its next panel, and answers then."""

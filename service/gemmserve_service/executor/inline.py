@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from gemmserve_service.executor.base import Worker
-from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Hello, Run
+from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Group, Hello, Run, RunBatch
 from gemmserve_service.worker.device import CpuBackend
 from gemmserve_service.worker.runner import Runner
 from gemmserve_service.worker.selftest import verified_error
@@ -52,8 +52,8 @@ class InlineExecutor:
         """The one."""
         return [self._worker]
 
-    def send(self, worker: Worker, task: Run) -> None:
-        """Queues the task for the thread, through the same JSON as over a socket."""
+    def send(self, worker: Worker, task: Run | RunBatch | Group) -> None:
+        """Queues the task, or several, for the thread, through the same JSON as over a socket."""
         del worker
         self._thread.submit(self._run, self._runner, task.model_dump_json())
 
@@ -94,14 +94,15 @@ class InlineExecutor:
 
     def _run(self, runner: Runner, text: str) -> None:
         message = TO_WORKER.validate_json(text)
-        assert isinstance(message, Run)
+        assert isinstance(message, Run | RunBatch | Group)
         if self._loop is None:
             return
         loop = self._loop
-        runner.look = lambda: loop.call_soon_threadsafe(self._worker.beat, message.task, runner.progress)
-        answer = runner.run(message).model_dump_json()
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(self._answer, runner, answer)
+        runner.look = lambda: loop.call_soon_threadsafe(self._worker.beat, runner.task, runner.progress)
+        for task in message.tasks if isinstance(message, Group) else [message]:
+            answer = runner.run(task).model_dump_json()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._answer, runner, answer)
 
     def _answer(self, runner: Runner, text: str) -> None:
         answer: Done | Failed = TO_FRONT.validate_json(text)  # type: ignore[assignment]

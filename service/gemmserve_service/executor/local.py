@@ -22,9 +22,11 @@ from gemmserve_service.executor.protocol import (
     Cancel,
     Decoder,
     Forget,
+    Group,
     Hello,
     ProtocolError,
     Run,
+    RunBatch,
     Stop,
     encode,
 )
@@ -72,7 +74,7 @@ class LocalExecutor:
         """One per device, ready or not."""
         return list(self._workers.values())
 
-    def send(self, worker: Worker, task: Run) -> None:
+    def send(self, worker: Worker, task: Run | RunBatch | Group) -> None:
         """Writes the task to the worker's socket; a worker that is just being lost will not answer."""
         link = self._links.get(worker.id)
         if link is not None:

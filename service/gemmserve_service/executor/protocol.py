@@ -13,11 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from gemmserve_service.schemas import (  # noqa: TC001 (pydantic resolves them at run time)
     GemmParams,
     GemmReduceParams,
+    ProgramParams,
+    StepInfo,
     Timings,
 )
 
 _LENGTH: Final = 4
-_MAX_FRAME: Final = 1 << 20  # a message holds shapes and names, a few KiB at most
+_MAX_FRAME: Final = 1 << 24  # of a batch of ten thousand products, each on files of its own; others take a few KiB
 
 
 class ProtocolError(RuntimeError):
@@ -29,7 +31,7 @@ class _Message(BaseModel):
 
 
 class ArrayRef(_Message):
-    """An array's bytes: the first `nbytes` of the extent at `path`."""
+    """An array's bytes: `nbytes` of the extent at `path`, from `offset` on."""
 
     extent: str | None = Field(description="name that never comes back for other pages; null for an empty array")
     path: str
@@ -39,6 +41,7 @@ class ArrayRef(_Message):
     shape: tuple[int, ...]
     order: Literal["C", "F"]
     cache_id: str | None = Field(None, description="id of an immutable array, which a device may keep a copy of")
+    offset: int = 0
 
 
 class Run(_Message):
@@ -46,10 +49,54 @@ class Run(_Message):
 
     kind: Literal["run"] = "run"
     task: str
-    params: Annotated[GemmParams | GemmReduceParams, Field(discriminator="op")]
+    params: Annotated[GemmParams | GemmReduceParams | ProgramParams, Field(discriminator="op")]
     algorithm: str = Field(description="that the device will use; the plan depends on the job and the device alone")
     operands: dict[str, ArrayRef]
     results: dict[str, ArrayRef]
+    verify: bool = False
+
+
+class Group(_Message):
+    """Front to worker: short tasks, to be run in this order. Each is answered for itself."""
+
+    kind: Literal["group"] = "group"
+    tasks: list[Run]
+
+
+class ExtentTable(_Message):
+    """The extents that the arrays of a batch lie in, as columns: there may be thousands."""
+
+    names: list[str]
+    paths: list[str]
+    capacities: list[int]
+    cache_ids: list[str | None] = Field(description="of those that hold one immutable array alone")
+
+
+class Stack(_Message):
+    """Arrays of one kind, one a product."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    places: list[tuple[int, int]] = Field(description="extent, by its number in the message, and offset; -1: no bytes")
+
+
+class Part(_Message):
+    """Products of a batch that differ in nothing but their data."""
+
+    params: Annotated[GemmParams | GemmReduceParams, Field(discriminator="op")]
+    algorithm: str
+    operands: dict[str, Stack]
+    results: dict[str, Stack]
+
+
+class RunBatch(_Message):
+    """Front to worker: many products, one task. Each has the bits that it would have alone."""
+
+    kind: Literal["run_batch"] = "run_batch"
+    task: str
+    extents: ExtentTable
+    parts: list[Part]
     verify: bool = False
 
 
@@ -83,6 +130,7 @@ class Hello(_Message):
     verified_error: float
     memory_used: int = 0
     interleaves: bool = Field(default=False, description="runs what comes meanwhile between the panels of a long task")
+    ahead: int = Field(0, description="tasks, or groups, that it takes on before it has answered the first")
 
 
 class Beat(_Message):
@@ -102,6 +150,7 @@ class Done(_Message):
     timings: Timings
     residual: float | None = None
     mismatch: float | None = Field(None, description="residual of a first result that was thrown away")
+    steps: list[StepInfo] | None = Field(None, description="of a program")
     memory_used: int = 0
 
 
@@ -117,9 +166,9 @@ class Failed(_Message):
     extra: dict[str, Any] = Field(default_factory=dict)
 
 
-ToWorker = Annotated[Run | Cancel | Forget | Stop, Field(discriminator="kind")]
+ToWorker = Annotated[Run | RunBatch | Group | Cancel | Forget | Stop, Field(discriminator="kind")]
 ToFront = Annotated[Hello | Beat | Done | Failed, Field(discriminator="kind")]
-TO_WORKER: Final[TypeAdapter[Run | Cancel | Forget | Stop]] = TypeAdapter(ToWorker)
+TO_WORKER: Final[TypeAdapter[Run | RunBatch | Group | Cancel | Forget | Stop]] = TypeAdapter(ToWorker)
 TO_FRONT: Final[TypeAdapter[Hello | Beat | Done | Failed]] = TypeAdapter(ToFront)
 
 

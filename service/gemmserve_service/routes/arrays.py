@@ -27,6 +27,7 @@ from gemmserve_service.routes.common import (
 )
 from gemmserve_service.schemas import ArrayInfo, ArrayPage, Dtype
 from gemmserve_service.sending import PiecesResponse, npy_parts, pieces
+from gemmserve_service.shared_requests import SharedRequest
 
 router = APIRouter(tags=["arrays"], default_response_class=Response)
 
@@ -62,7 +63,7 @@ class UploadQuery(BaseModel):
         **doc.problems(
             "invalid-npy", "body-length", "digest-mismatch", "invalid-request", "length-required", "too-large",
             "unsupported-media-type", "dtype-unsupported", "parameter-invalid", "draining", "store-full",
-            "quota-exceeded", "request-timeout",
+            "quota-exceeded", "request-timeout", "descriptor-refused",
         ),
     },
     openapi_extra=doc.array_body()
@@ -147,7 +148,9 @@ _DATA_DOCS = {
         headers=_DATA_HEADERS | {"Content-Range": "bytes first-last/all"},
     ),
     304: {"description": "If-None-Match holds."},
-    **doc.problems("not-found", "gone", "not-acceptable", "range-not-satisfiable", "parameter-invalid"),
+    **doc.problems(
+        "not-found", "gone", "not-acceptable", "range-not-satisfiable", "parameter-invalid", "descriptor-refused"
+    ),
 }
 _HEAD_DOCS: dict[int | str, dict[str, Any]] = {
     **{status: {"description": document["description"]} for status, document in _DATA_DOCS.items() if status != 206},
@@ -205,6 +208,11 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
         if chosen is not None:
             span, status = chosen, 206
             headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
+        elif ranged and media_type == NPY:
+            shared = SharedRequest(request, caller_of(request).owner)
+            answer = await shared.answer(pinned, headers)
+            if answer is not None:
+                return answer
         suffix = "npy" if media_type == NPY else "bin"
         headers["Content-Disposition"] = f'attachment; filename="{info.id}.{suffix}"'
         return PiecesResponse(

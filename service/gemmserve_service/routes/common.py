@@ -78,4 +78,4 @@ def server_timing(timings: Timings, **more_s: float) -> str:
         "kernel": timings.kernel_s,
         "d2h": timings.d2h_s,
     }
-    return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in phases.items())
+    return ", ".join([f"{name};dur={seconds * 1e3:.3f}" for name, seconds in phases.items()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -13,6 +13,7 @@ from gemmserve.wire import IDEMPOTENCY_HEADER
 from gemmserve_service import documentation as doc
 from gemmserve_service.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 from gemmserve_service.preferences import parse_prefer
+from gemmserve_service.preparing import check_length
 from gemmserve_service.routes.common import (
     JobPath,
     PageQuery,
@@ -24,7 +25,7 @@ from gemmserve_service.routes.common import (
     server_timing,
     view_of,
 )
-from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobPage, JobRequest, JobState
+from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobPage, JobRequest, JobState, ProgramJob
 from gemmserve_service.strict_json import parse_object, validate
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ MAX_BODY = 1 << 20
 KEEP_ALIVE_S = 15.0
 """Proxies close a silent connection after 60 s (nginx's proxy_read_timeout); a quarter of that."""
 
-_REQUEST: TypeAdapter[GemmJob | GemmReduceJob] = TypeAdapter(JobRequest)
-_TAGS = ("gemm", "gemm_reduce")
+_REQUEST: TypeAdapter[GemmJob | GemmReduceJob | ProgramJob] = TypeAdapter(JobRequest)
+_TAGS = ("gemm", "gemm_reduce", "program")
 
 _EXAMPLE_A = "arr_01jd2w7m4h8k3n5p6q9r0s1t2v"
 _EXAMPLE_B = "arr_01jd2w7n5j9m4p6q7r0s1t2v3w"
@@ -49,6 +50,15 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
         "b": _EXAMPLE_B,
         "reduce": ["sumsq", "absmax"],
         "axis": "m",
+    },
+    "fourth power, and a peak": {
+        "op": "program",
+        "steps": [
+            {"id": "x2", "op": "gemm", "a": _EXAMPLE_A, "b": _EXAMPLE_A},
+            {"id": "x4", "op": "gemm", "a": "$x2", "b": "$x2"},
+            {"id": "y", "op": "gemm_reduce", "a": "$x4", "b": _EXAMPLE_B, "reduce": "absmax"},
+        ],
+        "keep": ["x4", "y"],
     },
 }
 _EVENT = {
@@ -92,11 +102,11 @@ class WaitQuery(ViewQuery):
         **doc.problems(
             "malformed-json", "invalid-request", "not-found", "idempotency-conflict", "gone", "too-large",
             "unsupported-media-type", "parameter-invalid", "shape-mismatch", "dtype-unsupported", "compute-unsupported",
-            "config-infeasible", "idempotency-mismatch", "queue-full", "not-ready", "draining", "store-full",
-            "quota-exceeded", "request-timeout",
+            "config-infeasible", "program-too-large", "idempotency-mismatch", "queue-full", "not-ready", "draining",
+            "store-full", "quota-exceeded", "request-timeout",
         ),
     },
-    openapi_extra=doc.json_body(GemmJob, GemmReduceJob, examples=_EXAMPLES),
+    openapi_extra=doc.json_body(GemmJob, GemmReduceJob, ProgramJob, examples=_EXAMPLES),
 )  # fmt: skip
 async def submit(
     request: Request,
@@ -113,11 +123,16 @@ async def submit(
         list[str] | None, Header(description="wait=N answers once the job is final, after N s at most; respond-async")
     ] = None,
 ) -> Response:
-    """Queues a product of stored arrays. Shapes, types and the compute mode are checked now; the answer comes after
-    the job is on record, so it survives a crash of the server.
+    """Queues a product of stored arrays, or a program: steps that use each other's results. Shapes, types and the
+    compute mode (of every step) are checked now; the answer comes after the job is on record, so it survives a crash
+    of the server. A problem with a step names it: `step` its id, `pointer` the place in the request.
     """
     core = core_of(request)
-    job = validate(_REQUEST, parse_object(await _body(request)), tags=_TAGS)
+    document = parse_object(await _body(request))
+    steps = document.get("steps")
+    if isinstance(steps, list):  # before they are looked at one by one
+        check_length(len(steps), core.settings.max_program_steps)
+    job = validate(_REQUEST, document, tags=_TAGS)
     info, created = await core.jobs.submit(job, idempotency_key=idempotency_key, owner=caller_of(request).owner)
     preference = parse_prefer(prefer or [])
     wait_s = min(float(preference.wait_s or 0), core.settings.max_wait_s)
@@ -130,6 +145,17 @@ async def submit(
         headers["Idempotent-Replayed"] = "true"
     waited = preference.wait_s is not None and info.state.final
     return _render_job(info, 200 if waited else 202, headers)
+
+
+async def _plain_submit(request: Request) -> Response | None:
+    keys = request.headers.getlist(IDEMPOTENCY_HEADER)
+    if len(keys) > 1 or not all(0 < len(key) < 256 for key in keys):
+        return None
+    return await submit(request, keys[0] if keys else None, request.headers.getlist("prefer"))
+
+
+HOT: Final = {"/v1/jobs": _plain_submit}
+"""For `hot.HotRoutes`."""
 
 
 @router.get(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,8 +19,10 @@ from gemmserve_service.multipart import OneShotForm
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable
 from gemmserve_service.routes.common import caller_of, core_of, server_timing
+from gemmserve_service.routes.small import SmallRequest
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.sending import PiecesResponse, npy_parts, npz_pieces, pieces, until_disconnect
+from gemmserve_service.shared_requests import SharedRequest
 from gemmserve_service.strict_json import parse_object, validate
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ _PROBLEMS = (
     "malformed-json", "malformed-multipart", "invalid-request", "invalid-npy", "body-length", "not-acceptable",
     "length-required", "too-large", "unsupported-media-type", "parameter-invalid", "shape-mismatch",
     "dtype-unsupported", "compute-unsupported", "config-infeasible", "queue-full", "worker-crashed", "device-error",
-    "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout",
+    "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout", "descriptor-refused",
 )  # fmt: skip
 
 
@@ -91,6 +93,18 @@ async def gemm_reduce(request: Request, query: Annotated[OneShotQuery, Query()])
     return await _one_shot(request, GemmReduceParams, ("a", "b"), query.timeout_s)
 
 
+async def _plain_gemm(request: Request) -> Response:
+    return await _one_shot(request, GemmParams, ("a", "b", "c"), None)
+
+
+async def _plain_reduce(request: Request) -> Response:
+    return await _one_shot(request, GemmReduceParams, ("a", "b"), None)
+
+
+HOT: Final = {"/v1/gemm": _plain_gemm, "/v1/gemm-reduce": _plain_reduce}
+"""For `hot.HotRoutes`: the routes above, of a request without a query."""
+
+
 async def _one_shot(
     request: Request,
     kind: type[GemmParams | GemmReduceParams],
@@ -102,17 +116,28 @@ async def _one_shot(
     core = core_of(request)
     began = time.perf_counter()
     owner = caller_of(request).owner
+    small = SmallRequest(request, kind, lambda text: _params(kind, text), names)
+    if small.expected:
+        if (answer := await small.answer(core, timeout_s=timeout_s, owner=owner)) is not None:
+            return answer
+        request = small.unread()
+    shared = SharedRequest(request, owner)
     form = OneShotForm(
-        core.store, names=names, check=lambda text, declared: _check(_params(kind, text), declared), owner=owner
+        core.store,
+        names=names,
+        check=lambda text, declared: _check(_params(kind, text), declared),
+        owner=owner,
+        shared=shared,
     )
     try:
         await form.read(request)
         received_s = time.perf_counter() - began
         params = _params(kind, form.params)
         done = await _run_while_connected(request, core, params, form, timeout_s)
+        return await _answer(done, received_s, shared)
     finally:
         form.abort()
-    return _answer(done, received_s)
+        shared.close()
 
 
 def _params(kind: type[GemmParams | GemmReduceParams], text: bytes | None) -> GemmParams | GemmReduceParams:
@@ -156,7 +181,7 @@ async def _run_while_connected(
             await asyncio.wait([run])
 
 
-def _answer(done: OneShot, received_s: float) -> Response:
+async def _answer(done: OneShot, received_s: float, shared: SharedRequest) -> Response:
     """The result as .npy, several as .npz; the extents are given back when the last byte is out."""
     headers = {
         "Server-Timing": server_timing(done.timings, receive=received_s),
@@ -166,6 +191,10 @@ def _answer(done: OneShot, received_s: float) -> Response:
     try:
         if len(done.results) == 1:
             ((name, result),) = done.results.items()
+            answer = await shared.answer(result, headers)
+            if answer is not None:
+                done.release()
+                return answer
             parts = npy_parts(result)
             size = sum(map(len, parts))
             headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gemmserve_service import logging as logs
 from gemmserve_service.handoff import WorkerHandoff
+from gemmserve_service.runtime import keep_from_collector
 from gemmserve_service.worker.device import DeviceUnavailable, open_backend
 from gemmserve_service.worker.loop import serve
 from gemmserve_service.worker.runner import Runner
@@ -29,6 +30,7 @@ def main() -> int:
         log.error("%s cannot be used: %s", handoff.device, unavailable)  # noqa: TRY400 (the message says it all)
         return os.EX_UNAVAILABLE
     timeout_s = handoff.settings.heartbeat_timeout_s
+    keep_from_collector()
     serve(Path(handoff.control_path), handoff.device, Runner(backend), error, timeout_s)
     return 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -68,6 +69,6 @@ def flops_per_call(params: GemmParams | GemmReduceParams, a: np.ndarray[Any, Any
     lead_a, lead_b = (array.shape[1 if planar else 0 : -2] for array in (a, b))
     fold = 1
     if all(extent == 1 for extent in lead_b):
-        fold = int(np.prod(lead_a, dtype=np.int64))
+        fold = math.prod(lead_a)
     complex_ = planar or "c" in {a.dtype.kind, b.dtype.kind}
     return int((8 if complex_ else 2) * fold * (rows * columns // k) * b.shape[-2] * b.shape[-1])

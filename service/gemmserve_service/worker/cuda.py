@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmserve_kernels import DeviceSpec, Operand
 from gemmserve_kernels.errors import DeviceError, OutOfDeviceMemory
 from gemmserve_service.executor.base import spec_adapter
 from gemmserve_service.operations import build
 from gemmserve_service.schemas import Timings
+from gemmserve_service.worker.batches import Products, sum_of
 from gemmserve_service.worker.device import DeviceUnavailable, HostArray, call, go_on
+from gemmserve_service.worker.device_copies import DeviceCopies, order_of
+from gemmserve_service.worker.device_values import DeviceValues
+from gemmserve_service.worker.host_values import HostValues
 from gemmserve_service.worker.memory import within_memory
 from gemmserve_service.worker.panels import panels, plan_cut
-from gemmserve_service.worker.residency import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_service.worker.programs import Values
+
+T = TypeVar("T")
 
 _IS_HIP: Final = {"cuda": False, "rocm": True}
 
@@ -51,17 +57,18 @@ class CupyBackend:
             self.spec = DeviceSpec.of(ordinal)
         except (cupy.cuda.runtime.CUDARuntimeError, DeviceError) as error:
             raise DeviceUnavailable(f"{kind}:{ordinal} cannot be used: {error}") from error
-        self._cupy = cupy
-        self._resident = Residency(int(self.spec.memory_bytes * cache_share))
-        self._start = cupy.cuda.Event()
-        self._stop = cupy.cuda.Event()
+        self.cupy = cupy
+        self._ordinal = ordinal
+        self.out_of_memory = (cupy.cuda.memory.OutOfMemoryError, OutOfDeviceMemory)
+        self._streams: list[Any] = []
+        self.copies = DeviceCopies(cupy, ordinal, self.spec, int(self.spec.memory_bytes * cache_share))
 
     def spec_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = spec_adapter().dump_python(self.spec, mode="json")
         return fields
 
     def memory_used(self) -> int:
-        return int(self._cupy.get_default_memory_pool().total_bytes())
+        return int(self.cupy.get_default_memory_pool().total_bytes())
 
     def run(
         self,
@@ -71,54 +78,56 @@ class CupyBackend:
         checkpoint: Callable[[], None] = go_on,
     ) -> Timings:
         return within_memory(
-            lambda: self._run(params, operands, results, checkpoint),
+            lambda: self.product(params, operands, results, checkpoint).run(),
             lambda count: self._run_panels(params, operands, results, checkpoint, count),
             self._make_room,
-            (self._cupy.cuda.memory.OutOfMemoryError, OutOfDeviceMemory),
+            self.out_of_memory,
         )
 
-    def _make_room(self) -> None:
-        self._resident.clear()
-        self._cupy.get_default_memory_pool().free_all_blocks()
-
-    def usable(self) -> bool:
-        """Whether the context survived the last error; a sticky one ends it for good."""
-        try:
-            self._cupy.cuda.Device().synchronize()
-            self._cupy.zeros(1).sum().get()
-        except Exception:
-            return False
-        return True
-
-    def _run(
+    def product(
         self,
         params: GemmParams | GemmReduceParams,
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
-        checkpoint: Callable[[], None],
-    ) -> Timings:
-        cupy = self._cupy
-        begin = time.perf_counter()
-        checkpoint()
-        device = {name: self._load(operand) for name, operand in operands.items()}
-        cupy.cuda.get_current_stream().synchronize()
-        checkpoint()
-        loaded = time.perf_counter()
-        outs = {name: cupy.empty(out.shape, out.dtype, order=_order(out)) for name, out in results.items()}
-        self._start.record()
-        call(params, device, outs)
-        self._stop.record()
-        self._stop.synchronize()
-        kernel_s = cupy.cuda.get_elapsed_time(self._start, self._stop) / 1e3
-        checkpoint()
-        computed = time.perf_counter()
-        for name, out in results.items():
-            if out.flags.c_contiguous or out.flags.f_contiguous:
-                if out.size:
-                    outs[name].get(out=out, order=_order(out))
-            else:  # part of a result
-                out[...] = outs[name].get(order=_order(out))
-        return Timings(h2d_s=loaded - begin, kernel_s=kernel_s, d2h_s=time.perf_counter() - computed)
+        checkpoint: Callable[[], None] = go_on,
+    ) -> DeviceProduct:
+        """A product to be taken through its stages, which raise what `run` raises, and `out_of_memory`."""
+        return DeviceProduct(self, params, operands, results, checkpoint)
+
+    def enter(self) -> None:
+        """Gives the calling thread the device, and a stream of its own: memory is used again in its order alone."""
+        self.cupy.cuda.Device(self._ordinal).use()
+        stream = self.cupy.cuda.Stream(non_blocking=True)
+        stream.use()
+        self._streams.append(stream)
+
+    def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
+        """Values stay on the device; where it has too little memory left, they live on the host between steps."""
+        for attempt in (0, 1):
+            if attempt:
+                self._make_room()
+            try:
+                return run(DeviceValues(self.cupy, checkpoint, call=call, copies=self.copies))
+            except self.out_of_memory as error:
+                log.info("out of device memory within a program: %s", error)
+        self._make_room()
+        return run(HostValues(self, checkpoint))
+
+    def run_many(self, products: Products, checkpoint: Callable[[], None] = go_on) -> Timings:
+        return sum_of([self.run(products.params, operands, results, checkpoint) for operands, results in products])
+
+    def _make_room(self) -> None:
+        self.copies.resident.clear()
+        self.cupy.get_default_memory_pool().free_all_blocks()
+
+    def usable(self) -> bool:
+        """Whether the context survived the last error; a sticky one ends it for good."""
+        try:
+            self.cupy.cuda.Device().synchronize()
+            self.cupy.zeros(1).sum().get()
+        except Exception:
+            return False
+        return True
 
     def _run_panels(
         self,
@@ -140,7 +149,7 @@ class CupyBackend:
         for some, outs in panels(problem, cut, arrays, results):
             # What is not cut keeps its name: one copy of it serves every panel, as long as it fits.
             parts = {name: HostArray(array, names.get(id(array))) for name, array in some.items()}
-            spent = self._run(params, parts, outs, checkpoint)
+            spent = self.product(params, parts, outs, checkpoint).run()
             total = Timings(
                 h2d_s=total.h2d_s + spent.h2d_s,
                 kernel_s=total.kernel_s + spent.kernel_s,
@@ -148,23 +157,72 @@ class CupyBackend:
             )
         return total
 
-    def _load(self, operand: HostArray) -> Any:
-        data = operand.data
 
-        def load() -> Any:
-            copy = self._cupy.empty(data.shape, data.dtype, order=_order(data))
-            if data.size:
-                copy.set(data)
-            return copy
+class DeviceProduct:
+    """One product on its way through a device, stage by stage, on the current stream of whoever calls the stage."""
 
-        return self._resident.get(operand.cache_id, data.nbytes, load)
+    def __init__(
+        self,
+        backend: CupyBackend,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, HostArray],
+        results: Mapping[str, np.ndarray[Any, Any]],
+        checkpoint: Callable[[], None],
+    ) -> None:
+        self.timings = Timings()
+        self._cupy = backend.cupy
+        self._copies = backend.copies
+        self._params = params
+        self._operands = operands
+        self._results = results
+        self._checkpoint = checkpoint
+        self._there: dict[str, Any] | None = None
+        self._made: dict[str, Any] = {}
 
+    def load(self) -> None:
+        """Brings the operands that are not there."""
+        began = time.perf_counter()
+        self._checkpoint()
+        self._there = {name: self._copies.load(operand) for name, operand in self._operands.items()}
+        self._cupy.cuda.get_current_stream().synchronize()
+        self.timings.h2d_s += time.perf_counter() - began
 
-def _order(array: np.ndarray[Any, Any]) -> str:
-    """Of the memory; of a part of an array, that of the whole."""
-    if array.flags.c_contiguous or array.ndim < 2:
-        return "C"
-    return "F" if array.flags.f_contiguous or array.strides[-2] < array.strides[-1] else "C"
+    def compute(self) -> None:
+        """Computes; the operands are let go."""
+        cupy = self._cupy
+        if self._there is None:
+            self.load()
+        self._checkpoint()
+        assert self._there is not None
+        there = self._copies.prepared(self._params, self._operands, self._there)
+        made = {name: cupy.empty(out.shape, out.dtype, order=order_of(out)) for name, out in self._results.items()}
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        call(self._params, there, made)
+        stop.record()
+        stop.synchronize()
+        self.timings.kernel_s += cupy.cuda.get_elapsed_time(start, stop) / 1e3
+        self._made = made
+        self.release()
+
+    def store(self) -> None:
+        """Takes the results to the host."""
+        self._checkpoint()
+        began = time.perf_counter()
+        for name, out in self._results.items():
+            self._copies.store(self._made.pop(name), out)
+        self.timings.d2h_s += time.perf_counter() - began
+
+    def release(self) -> None:
+        """Lets go of operands that were loaded ahead; `compute` brings them again."""
+        self._there = None
+
+    def run(self) -> Timings:
+        """One stage after the other."""
+        self.load()
+        self.compute()
+        self.store()
+        return self.timings
 
 
 def _extra(kind: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from gemmserve_kernels import DeviceSpec, Operand, gemm, gemm_reduce
+from gemmserve_kernels import DeviceSpec, GemmProblem, Operand, gemm, gemm_reduce
+from gemmserve_kernels.cpu.gemm import one_call, run_gemm
 from gemmserve_service.executor.base import spec_adapter
 from gemmserve_service.operations import build, options
 from gemmserve_service.schemas import GemmParams, Timings
@@ -19,11 +20,18 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_service.schemas import GemmReduceParams
+    from gemmserve_service.worker.batches import Products
+    from gemmserve_service.worker.programs import Values
 
+T = TypeVar("T")
 
 _PANEL_FLOPS: Final = 1 << 31
 """Operations of a panel on a processor, a hundredth to a tenth of a second: what a cancellation, or somebody else's
 small product, waits for. Square panels of that size are no slower than the whole product."""
+
+
+_STACKED_BYTES: Final = 8 << 20
+"""Of the operands and results of many small products between two looks whether anybody wants the worker."""
 
 
 def go_on() -> None:
@@ -61,6 +69,14 @@ class DeviceBackend(Protocol):
         """Computes into `results`, every byte of them. Raises KernelError, DeviceError, MemoryError.
 
         `checkpoint` is called between parts of the work; what it raises ends it.
+        """
+
+    def run_many(self, products: Products, checkpoint: Callable[[], None] = go_on) -> Timings:
+        """`run` for each of them, with the same bits."""
+
+    def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
+        """What `run` returns, called with where the program's values are to live; called again, if memory ran out, with
+        another place.
         """
 
 
@@ -103,6 +119,58 @@ class CpuBackend:
                 call(params, some, outs)
                 checkpoint()
         return Timings(kernel_s=time.perf_counter() - start)
+
+    def run_many(self, products: Products, checkpoint: Callable[[], None] = go_on) -> Timings:
+        start = time.perf_counter()
+        params = products.params
+        operands, results = next(iter(products))
+        first = {name: operand.data for name, operand in operands.items()}
+        if 8 * first["a"].size * first["b"].size > _PANEL_FLOPS:
+            for operands, results in products:
+                self.run(params, operands, results, checkpoint)
+            return Timings(kernel_s=time.perf_counter() - start)
+        checkpoint()
+        each = sum(array.nbytes for array in (*first.values(), *results.values()))
+        step = max(1, _STACKED_BYTES // max(1, each))
+        with self._threads.limited(flops_per_call(params, first["a"], first["b"])):
+            stacks = products.stacks() if isinstance(params, GemmParams) and params.layout != "planar" else None
+            if stacks is not None:
+                for low in range(0, len(products), step):
+                    call(params, *({name: x[low : low + step] for name, x in side.items()} for side in stacks))
+                    checkpoint()
+                return Timings(kernel_s=time.perf_counter() - start)
+            run = _repeated(params, products, first, results)
+            columns, outs = products.columns()
+            rows = zip(*columns.values(), *outs.values(), strict=True)
+            for number, row in enumerate(rows, 1):
+                run(*row)
+                if number % step == 0:
+                    checkpoint()
+        return Timings(kernel_s=time.perf_counter() - start)
+
+    def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
+        from gemmserve_service.worker.host_values import HostValues
+
+        return run(HostValues(self, checkpoint))
+
+
+def _repeated(
+    params: GemmParams | GemmReduceParams, products: Products, first: Mapping[str, Any], outs: Mapping[str, Any]
+) -> Callable[..., None]:
+    """`call` for arrays like the first ones, given one by one, operands and then results: looked at once."""
+    if isinstance(params, GemmParams) and products.aligned():
+        problem = build(params, {name: Operand.of(array) for name, array in first.items()})
+        assert isinstance(problem, GemmProblem)
+        multiply = one_call(problem, first["a"], first["b"], outs["d"])
+        if multiply is not None and "c" not in first:
+            return multiply
+        if "c" in first:
+            return lambda a, b, c, d: run_gemm(problem, a, b, c, d)
+        return lambda a, b, d: run_gemm(problem, a, b, None, d)
+    names, count = (*first, *outs), len(first)
+    return lambda *row: call(
+        params, dict(zip(names[:count], row[:count], strict=True)), dict(zip(names[count:], row[count:], strict=True))
+    )
 
 
 def _panels(

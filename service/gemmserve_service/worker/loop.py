@@ -1,4 +1,8 @@
-"""A worker's conversation with the front: one task at a time, a look at the socket between panels, a heartbeat."""
+"""A worker's conversation with the front: tasks and answers, word of cancellations, a heartbeat.
+
+Where tasks run one at a time, the socket is looked at between panels; where several run at once, in threads of their
+own, all the time.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,30 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
-from gemmserve_service.executor.protocol import TO_WORKER, Beat, Cancel, Decoder, Forget, Hello, Run, Stop, encode
+from gemmserve_service.executor.protocol import (
+    TO_WORKER,
+    Beat,
+    Cancel,
+    Decoder,
+    Done,
+    Forget,
+    Group,
+    Hello,
+    Run,
+    RunBatch,
+    Stop,
+    encode,
+)
+from gemmserve_service.worker.overlap import Overlap, OverlappingBackend
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pydantic import BaseModel
 
+    from gemmserve_service.executor.protocol import Failed
     from gemmserve_service.worker.device import DeviceBackend
     from gemmserve_service.worker.runner import Runner
 
@@ -24,6 +43,10 @@ _RETRY_S: Final = 0.05
 _PIECE: Final = 1 << 16
 _BEATS: Final = 6  # in the time after which a silent worker is taken for hung
 _LONGEST_BEAT_S: Final = 5.0
+_LOOK_S: Final = 1e-3  # a call of the system costs up to a hundredth of that
+_LONGEST_HOLD_S: Final = 1e-3  # for which an answer waits for those of the tasks behind it, so that they go as one
+_AHEAD: Final = 3
+"""Tasks, or groups of them, that a worker is sent before it is idle: one in each stage, and one that waits."""
 BROKEN_CONTEXT: Final = 70
 """Exit status (EX_SOFTWARE) of a worker whose device context cannot be used any more."""
 
@@ -46,6 +69,7 @@ def serve(path: Path, name: str, runner: Runner, verified_error: float, heartbea
                 verified_error=verified_error,
                 memory_used=backend.memory_used(),
                 interleaves=backend.cuts,
+                ahead=_AHEAD if _overlaps(backend) else 0,
             )
             try:
                 connection.sendall(encode(hello))
@@ -75,16 +99,26 @@ class _Line:
         self._connection = connection
         self._runner = runner
         self._decoder = Decoder()
-        self._pending: deque[Run | Forget | Stop] = deque()
+        self._pending: deque[Run | RunBatch | Group | Forget | Stop] = deque()
         self._sending = threading.Lock()
         self._passing = False
+        self._looked = 0.0
+        backend = runner.backend
+        self.overlap = Overlap(runner, backend, self._answer) if _overlaps(backend) else None
+        """What runs the tasks, where several run at once."""
 
-    def send(self, message: BaseModel) -> None:
-        """One whole frame."""
+    @property
+    def at(self) -> tuple[str | None, int]:
+        """The task that runs, and its progress."""
+        return (self._runner.task, self._runner.progress) if self.overlap is None else self.overlap.at
+
+    def send(self, *messages: BaseModel) -> None:
+        """Whole frames."""
+        frames = b"".join(map(encode, messages))
         with self._sending:
-            self._connection.sendall(encode(message))
+            self._connection.sendall(frames)
 
-    def receive(self) -> Run | Forget | Stop | None:
+    def receive(self) -> Run | RunBatch | Group | Forget | Stop | None:
         """The next message; None once the front is gone."""
         while not self._pending:
             if not self._take():
@@ -92,7 +126,14 @@ class _Line:
         return self._pending.popleft()
 
     def look(self) -> None:
-        """Takes in what has come meanwhile, and lets short tasks pass. Raises ConnectionError if the front is gone."""
+        """Takes in what has come meanwhile, and lets short tasks pass. Raises ConnectionError if the front is gone.
+
+        Not more often than every `_LOOK_S`: panels of small products are shorter than a look takes.
+        """
+        now = time.perf_counter()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
         self._poll()
         while self._pending and not self._passing and not isinstance(self._pending[0], Stop):
             self._passing = True  # one of them lets no other pass
@@ -102,19 +143,56 @@ class _Line:
                 self._passing = False
             self._poll()
 
-    def handle(self, message: Run | Forget | Stop) -> bool:
+    def handle(self, message: Run | RunBatch | Group | Forget | Stop) -> bool:
         """Does what a message says; False: stop."""
-        runner = self._runner
-        if isinstance(message, Run):
-            answer = runner.run(message)
-            if answer.kind == "failed" and answer.status >= 500 and not _usable(runner.backend):
-                # Unanswered, so that the task is tried again by the process that follows this one.
-                log.error("the device context is broken: starting anew")
-                os._exit(BROKEN_CONTEXT)
-            self.send(answer)
+        if self.overlap is not None and isinstance(message, Run | RunBatch | Group):
+            for task in message.tasks if isinstance(message, Group) else [message]:
+                self.overlap.start(task)
+        elif isinstance(message, Run | RunBatch):
+            self.send(self._run(message))
+        elif isinstance(message, Group):
+            self._run_group(message)
         elif isinstance(message, Forget):
-            runner.forget(message.extents)
+            self._runner.forget(message.extents)
         return not isinstance(message, Stop)
+
+    def _run(self, message: Run | RunBatch) -> Done | Failed:
+        return self._sound(self._runner.run(message))
+
+    def _answer(self, answer: Done | Failed) -> None:
+        """Called by a thread of `overlap`."""
+        try:
+            self.send(self._sound(answer))
+        except OSError:
+            log.info("nobody is there any more for the answer of task %s", answer.task)
+
+    def _sound(self, answer: Done | Failed) -> Done | Failed:
+        if answer.kind == "failed" and answer.status >= 500 and not _usable(self._runner.backend):
+            # Unanswered, so that the task is tried again by the process that follows this one.
+            log.error("the device context is broken: starting anew")
+            os._exit(BROKEN_CONTEXT)
+        return answer
+
+    def _run_group(self, group: Group) -> None:
+        """One after the other. None of them is long, so what comes meanwhile waits for the last."""
+        passing, self._passing = self._passing, True
+        began = held_since = time.perf_counter()
+        answers: list[Done | Failed] = []
+        try:
+            for message in group.tasks:
+                waited_s = time.perf_counter() - began
+                answer = self._run(message)
+                if isinstance(answer, Done):
+                    answer.timings.queue_s = waited_s
+                answers.append(answer)
+                if time.perf_counter() - held_since > _LONGEST_HOLD_S:
+                    self.send(*answers)
+                    answers.clear()
+                    held_since = time.perf_counter()
+        finally:
+            self._passing = passing
+        if answers:
+            self.send(*answers)
 
     def _poll(self) -> None:
         try:
@@ -140,23 +218,32 @@ def _converse(connection: socket.socket, runner: Runner, beat_s: float) -> None:
     line = _Line(connection, runner)
     runner.look = line.look
     over = threading.Event()
-    heart = threading.Thread(target=_beat, args=(line, runner, beat_s, over), name="gemmserve-heart", daemon=True)
+    heart = threading.Thread(target=_beat, args=(line, beat_s, over), name="gemmserve-heart", daemon=True)
     heart.start()
     try:
         while (message := line.receive()) is not None and line.handle(message):
             pass
+        if line.overlap is not None and message is not None:  # told to stop, by a front that waits for the answers
+            line.overlap.close()
     finally:
+        if line.overlap is not None:
+            line.overlap.abandon()
         over.set()
         heart.join()
 
 
-def _beat(line: _Line, runner: Runner, beat_s: float, over: threading.Event) -> None:
+def _beat(line: _Line, beat_s: float, over: threading.Event) -> None:
     """Says every `beat_s` that this process lives. In a thread: BLAS and drivers hold no lock while they compute."""
     while not over.wait(beat_s):
         try:
-            line.send(Beat(task=runner.task, progress=runner.progress))
+            task, progress = line.at
+            line.send(Beat(task=task, progress=progress))
         except OSError:
             return  # the other thread notices too
+
+
+def _overlaps(backend: DeviceBackend) -> TypeGuard[OverlappingBackend]:
+    return isinstance(backend, OverlappingBackend)
 
 
 def _usable(backend: DeviceBackend) -> bool:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
+import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_service.extents import map_sealed
+
 if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import ArrayRef
 
-_MOST: Final = 1024  # of the 65,530 mappings that Linux allows a process by default
+_MOST: Final = 8192  # of the 65,530 mappings that Linux allows a process by default
 
 
 class Mappings:
-    """Extents by name, the least recently used dropped first."""
+    """Extents by name, the least recently used dropped first. Every method may be called from any thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._maps: OrderedDict[str, mmap.mmap] = OrderedDict()
 
     def array(self, ref: ArrayRef, *, writable: bool = False) -> np.ndarray[Any, Any]:
@@ -27,30 +30,40 @@ class Mappings:
         dtype = np.dtype(ref.dtype)
         if ref.extent is None or ref.nbytes == 0:
             return np.empty(ref.shape, dtype, order=ref.order)
-        mapping = self._maps.get(ref.extent)
-        if mapping is None:
-            mapping = self._maps[ref.extent] = _map(ref.path, ref.capacity)
-            if len(self._maps) > _MOST:
-                self._maps.popitem(last=False)
-        else:
-            self._maps.move_to_end(ref.extent)
-        flat = np.frombuffer(mapping, dtype, count=math.prod(ref.shape))
-        flat.flags.writeable = writable
-        return flat.reshape(ref.shape, order=ref.order)
+        mapping = self.of(ref.extent, ref.path, ref.capacity)
+        array: np.ndarray[Any, Any] = np.ndarray(ref.shape, dtype, mapping, ref.offset, order=ref.order)
+        array.flags.writeable = writable
+        return array
+
+    def of(self, extent: str, path: str, capacity: int) -> mmap.mmap:
+        """The mapping of an extent. Raises OSError if it is gone."""
+        with self._lock:
+            mapping = self._maps.get(extent)
+            if mapping is None:
+                mapping = self._maps[extent] = _map(path, capacity)
+                if len(self._maps) > _MOST:
+                    self._maps.popitem(last=False)
+            else:
+                self._maps.move_to_end(extent)
+            return mapping
 
     def forget(self, extents: list[str]) -> None:
         """Drops mappings of extents that are gone: their space is freed once nobody maps them."""
-        for name in extents:
-            self._maps.pop(name, None)
+        with self._lock:
+            for name in extents:
+                self._maps.pop(name, None)
 
     def clear(self) -> None:
         """Drops every mapping."""
-        self._maps.clear()
+        with self._lock:
+            self._maps.clear()
 
 
 def _map(path: str, capacity: int) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return mmap.mmap(fd, capacity)
+    except PermissionError:  # sealed: an operand in the memory of the client that sent it
+        return map_sealed(path, capacity)
     finally:
         os.close(fd)

@@ -1,39 +1,148 @@
-"""Device copies of immutable host arrays, least recently used first to go."""
+"""What a device keeps of immutable arrays: copies of them, and forms that products want of them (planes, residues).
+
+Which go when room is needed: those whose loss costs least for the room that they take (GreedyDual-Size-Frequency;
+Cherkasova, Improving WWW Proxies Performance with GreedyDual-Size-Frequency Caching Policy, HP Labs 1998). Each has the
+priority age + uses * cost / size; the lowest goes, and the age becomes its priority, so that what nobody uses any more
+goes in the end, however dear it was.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+import heapq
+import itertools
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_LINK_RATE: Final = 20e9  # bytes a second to a device, about: what a copy costs to be made again
+
+
+@dataclass(slots=True)
+class _Kept:
+    value: Any
+    nbytes: int
+    cost_s: float
+    priority: float
+    order: int
+    uses: int = 1
+
 
 class Residency:
-    """Copies by array id, `budget` bytes in all. An id never comes back for other bytes, so nothing here goes stale."""
+    """Values by array and form, `budget` bytes in all.
+
+    An array's id never comes back for other bytes, so nothing here goes stale. What is in use when it is dropped lives
+    until its user lets go. Every method may be called from any thread.
+    """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used = 0
-        self._copies: OrderedDict[str, Any] = OrderedDict()
+        self.hits = 0
+        self.misses = 0
+        """Of `get` with an array's id."""
+        self._lock = threading.Lock()
+        self._age = 0.0
+        self._kept: dict[str, dict[Any, _Kept]] = {}
+        self._order: list[tuple[float, int, str, Any]] = []
+        """A heap of what is kept and what is no longer, by priorities that may have grown since."""
+        self._sequence = itertools.count()
 
-    def get(self, key: str | None, nbytes: int, load: Callable[[], Any]) -> Any:
-        """The copy under `key`, made by `load` where there is none; not kept without a key or past the budget."""
-        if key is None or nbytes > self.budget:
+    def get(
+        self,
+        array: str | None,
+        nbytes: int,
+        load: Callable[[], Any],
+        *,
+        form: Any = None,
+        cost_s: float | None = None,
+        measure: Callable[[Any], int] | None = None,
+    ) -> Any:
+        """The value of that form of `array`, made by `load` where there is none.
+
+        `nbytes`: that it takes; where that is only a guess, `measure` tells it of the value. `form`: anything that can
+        be a key; None is the copy itself, without which no other form is kept. `cost_s`: seconds to make it again, by
+        default those of a copy. Nothing is kept without an id or past the budget.
+        """
+        if array is None:
             return load()
-        copy = self._copies.get(key)
-        if copy is not None:
-            self._copies.move_to_end(key)
-            return copy
-        while self.used + nbytes > self.budget:
-            _, old = self._copies.popitem(last=False)
-            self.used -= old.nbytes
-        copy = load()
-        self._copies[key] = copy
-        self.used += copy.nbytes
-        return copy
+        with self._lock:
+            found = self._kept.get(array, {}).get(form)
+            if found is not None:
+                self.hits += 1
+                found.uses += 1
+                found.priority = self._age + found.uses * found.cost_s / max(found.nbytes, 1)
+                return found.value
+            self.misses += 1
+            fits = nbytes <= self.budget
+            if fits:  # room is made before the value is, so that the device has it; and it counts while it is made
+                self._make_room(nbytes)
+                self.used += nbytes
+        if not fits:
+            return load()
+        try:
+            value = load()
+        except BaseException:
+            with self._lock:
+                self.used -= nbytes
+            raise
+        with self._lock:
+            forms = self._kept.get(array, {})
+            if form in forms:  # two wanted it at once
+                self.used -= nbytes
+                return forms[form].value
+            if form is not None and None not in forms:  # made of a copy that had to go meanwhile
+                self.used -= nbytes
+                return value
+            self._kept[array] = forms
+            cost_s = nbytes / _LINK_RATE if cost_s is None else cost_s
+            if measure is not None:
+                guess, nbytes = nbytes, measure(value)
+                self.used += nbytes - guess
+            priority = self._age + cost_s / max(nbytes, 1)
+            kept = forms[form] = _Kept(value, nbytes, cost_s, priority, next(self._sequence))
+            heapq.heappush(self._order, (priority, kept.order, array, form))
+        return value
+
+    def uses(self, array: str | None, form: Any = None) -> int:
+        """How often that was asked for since it came; 0 where it is not here."""
+        with self._lock:
+            kept = None if array is None else self._kept.get(array, {}).get(form)
+            return 0 if kept is None else kept.uses
+
+    def holds(self, array: str, form: Any = None) -> bool:
+        """Whether that is here."""
+        with self._lock:
+            return form in self._kept.get(array, {})
+
+    def forget(self, array: str) -> None:
+        """Drops every form of an array that is gone."""
+        with self._lock:
+            self._drop(array)
 
     def clear(self) -> None:
-        """Drops every copy."""
-        self._copies.clear()
-        self.used = 0
+        """Drops everything."""
+        with self._lock:
+            self.used -= sum(kept.nbytes for forms in self._kept.values() for kept in forms.values())
+            self._kept.clear()
+            self._order.clear()
+
+    def _make_room(self, nbytes: int) -> None:
+        while self.used + nbytes > self.budget and self._order:
+            noted, order, array, form = heapq.heappop(self._order)
+            kept = self._kept.get(array, {}).get(form)
+            if kept is None or kept.order != order:
+                continue  # forgotten meanwhile
+            if kept.priority > noted:  # used meanwhile: priorities only grow
+                heapq.heappush(self._order, (kept.priority, order, array, form))
+                continue
+            self._age = kept.priority
+            if form is None:
+                self._drop(array)
+            else:
+                self.used -= self._kept[array].pop(form).nbytes
+
+    def _drop(self, array: str) -> None:
+        self.used -= sum(kept.nbytes for kept in self._kept.pop(array, {}).values())

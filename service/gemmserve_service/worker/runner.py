@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
-from gemmserve_service.executor.protocol import Done, Failed
+from gemmserve_service.executor.protocol import Done, Failed, RunBatch
+from gemmserve_service.schemas import ProgramParams
 from gemmserve_service.worker import verification
+from gemmserve_service.worker.batches import parts_of, run_parts
 from gemmserve_service.worker.device import HostArray
 from gemmserve_service.worker.mappings import Mappings
+from gemmserve_service.worker.programs import run_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_service.executor.protocol import Run
+    from gemmserve_service.schemas import Timings
+    from gemmserve_service.worker.batches import Products
     from gemmserve_service.worker.device import DeviceBackend
 
 log = logging.getLogger(__name__)
@@ -45,7 +49,7 @@ class Runner:
         """That task's result is wanted no more. May be called from another thread."""
         self._cancelled.add(task)
 
-    def run(self, message: Run) -> Done | Failed:
+    def run(self, message: Run | RunBatch) -> Done | Failed:
         """Computes and answers. Raises ConnectionError if the front is gone.
 
         May be called by `look`, in the middle of another task, which then stands still.
@@ -53,14 +57,14 @@ class Runner:
         outer, began = (self.task, self.progress, self._paused_s), time.perf_counter()
         self.task, self.progress, self._paused_s = message.task, 0, 0.0
         try:
-            return self._run(message)
+            return self._run_batch(message) if isinstance(message, RunBatch) else self._run(message)
         except ConnectionError:
             raise
         except JobCancelled as error:
             log.info("task %s stopped after %d panels", message.task, self.progress)
-            return _failed(message, error)
+            return failed(message, error)
         except Exception as error:
-            return _failed(message, error)
+            return failed(message, error)
         finally:
             self._cancelled.discard(message.task)
             self.task, self.progress, self._paused_s = outer
@@ -72,6 +76,38 @@ class Runner:
             raise JobCancelled("the job was cancelled")
         self.progress += 1
 
+    def is_cancelled(self, task: str) -> bool:
+        """Whether nobody wants that task's result."""
+        return task in self._cancelled
+
+    def over(self, task: str) -> None:
+        """That task has ended, by whomever it was run."""
+        self._cancelled.discard(task)
+
+    def arrays(self, message: Run) -> tuple[dict[str, HostArray], dict[str, np.ndarray[Any, Any]]]:
+        """Operands and results, over the mappings themselves. Raises OSError if an extent is gone."""
+        operands = {name: HostArray(self._mappings.array(ref), ref.cache_id) for name, ref in message.operands.items()}
+        return operands, {name: self._mappings.array(ref, writable=True) for name, ref in message.results.items()}
+
+    def answer(
+        self,
+        message: Run,
+        operands: dict[str, HostArray],
+        results: dict[str, np.ndarray[Any, Any]],
+        timings: Timings,
+        checkpoint: Callable[[], None],
+    ) -> Done:
+        """Of a product that was computed; checks it where that was asked for."""
+        done = Done(
+            task=message.task,
+            algorithm=message.algorithm,
+            timings=timings,
+            residual=None,
+            mismatch=None,
+            memory_used=self.backend.memory_used(),
+        )
+        return self._verified(message, operands, results, done, checkpoint) if message.verify else done
+
     def forget(self, extents: list[str]) -> None:
         """Drops mappings."""
         self._mappings.forget(extents)
@@ -82,20 +118,67 @@ class Runner:
         self._cancelled.clear()
 
     def _run(self, message: Run) -> Done:
-        operands = {name: HostArray(self._mappings.array(ref), ref.cache_id) for name, ref in message.operands.items()}
-        results = {name: self._mappings.array(ref, writable=True) for name, ref in message.results.items()}
+        operands, results = self.arrays(message)
+        if isinstance(message.params, ProgramParams):
+            return self._run_program(message, message.params, operands, results)
         timings = self.backend.run(message.params, operands, results, self._checkpoint)
         if self._paused_s:
             timings = timings.model_copy(update={"kernel_s": max(timings.kernel_s - self._paused_s, 0.0)})
-        done = Done.model_construct(
-            task=message.task,
-            algorithm=message.algorithm,
-            timings=timings,
-            residual=None,
-            mismatch=None,
-            memory_used=self.backend.memory_used(),
+        return self.answer(message, operands, results, timings, self._checkpoint)
+
+    def _run_batch(self, message: RunBatch) -> Done:
+        """One answer for all: with the largest residual, if they are checked."""
+        parts = parts_of(message, self._mappings)
+        timings = run_parts(parts, self.backend, self._checkpoint)
+        timings.kernel_s = max(timings.kernel_s - self._paused_s, 0.0)
+        names = ", ".join(dict.fromkeys(part.algorithm for part in parts))
+        done = Done(task=message.task, algorithm=names, timings=timings, memory_used=self.backend.memory_used())
+        if not message.verify:
+            return done
+        began = time.perf_counter()
+        verdicts = [self._verdict(message, part, *each) for part in parts for each in part]
+        timings.verify_s = time.perf_counter() - began
+        return done.model_copy(
+            update={
+                "residual": max((residual for residual, _ in verdicts if residual is not None), default=None),
+                "mismatch": max((mismatch for _, mismatch in verdicts if mismatch is not None), default=None),
+            }
         )
-        return self._verified(message, operands, results, done) if message.verify else done
+
+    def _verdict(
+        self, message: RunBatch, part: Products, operands: dict[str, HostArray], results: dict[str, Any]
+    ) -> tuple[float | None, float | None]:
+        self._checkpoint()
+        return verification.verdict(
+            part.params,
+            {name: operand.data for name, operand in operands.items()},
+            lambda: results,
+            lambda plain: self.backend.run(plain, operands, results, self._checkpoint),
+            f"a product of task {message.task} by {part.algorithm}",
+        )
+
+    def _run_program(
+        self,
+        message: Run,
+        params: ProgramParams,
+        operands: dict[str, HostArray],
+        results: dict[str, np.ndarray[Any, Any]],
+    ) -> Done:
+        spec = self.backend.spec
+        ran = self.backend.run_program(
+            lambda values: run_program(params, operands, results, values, spec, verify=message.verify),
+            self._checkpoint,
+        )
+        kernel_s = max(ran.timings.kernel_s - self._paused_s, 0.0)
+        return Done(
+            task=message.task,
+            algorithm=ran.algorithm,
+            timings=ran.timings.model_copy(update={"kernel_s": kernel_s}),
+            residual=ran.residual,
+            mismatch=ran.mismatch,
+            memory_used=self.backend.memory_used(),
+            steps=ran.steps,
+        )
 
     def _verified(
         self,
@@ -103,32 +186,22 @@ class Runner:
         operands: dict[str, HostArray],
         results: dict[str, np.ndarray[Any, Any]],
         done: Done,
+        checkpoint: Callable[[], None],
     ) -> Done:
         """The answer with the residual; after a second run in plain arithmetic where the first result was in doubt."""
         began = time.perf_counter()
-        arrays = {name: operand.data for name, operand in operands.items()}
-        found = verification.residual(message.params, arrays, results)
-        mismatch = None
-        if verification.doubtful(message.params, arrays, found):
-            simple = verification.plain(message.params, arrays)
-            self.backend.run(simple, operands, results, self._checkpoint)
-            again = verification.residual(simple, arrays, results)
-            if verification.was_wrong(found, again):
-                log.error(
-                    "task %s: %s was wrong by %.1e, plain arithmetic by %.1e",
-                    message.task,
-                    done.algorithm,
-                    found,
-                    again,
-                )
-                mismatch = found
-            found = again
+        residual, mismatch = verification.verdict(
+            message.params,  # type: ignore[arg-type]  # a program's steps are checked as it runs
+            {name: operand.data for name, operand in operands.items()},
+            lambda: results,
+            lambda plain: self.backend.run(plain, operands, results, checkpoint),
+            f"task {message.task} by {done.algorithm}",
+        )
         timings = done.timings.model_copy(update={"verify_s": time.perf_counter() - began})
-        known = None if math.isnan(found) else found
-        return done.model_copy(update={"timings": timings, "residual": known, "mismatch": mismatch})
+        return done.model_copy(update={"timings": timings, "residual": residual, "mismatch": mismatch})
 
 
-def _failed(message: Run, error: Exception) -> Failed:
+def failed(message: Run | RunBatch, error: Exception) -> Failed:
     description = describe(error)
     if description.slug == ServiceError.slug:
         log.error("task %s failed", message.task, exc_info=error)

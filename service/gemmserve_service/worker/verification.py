@@ -11,6 +11,7 @@ thrown away and reported. If it is not, the data are to blame, and nothing is.
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,9 +23,11 @@ from gemmserve_kernels.reference import freivalds, sampled_reduction_errors
 from gemmserve_service.operations import build
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
+
+log = logging.getLogger(__name__)
 
 # Rounding errors of random data grow with the square root of k (Higham, Accuracy and Stability of Numerical Algorithms,
 # 2.8); what exceeds that several times is looked at again, which costs time and nothing else.
@@ -56,6 +59,29 @@ def doubtful(params: GemmParams | GemmReduceParams, operands: Mapping[str, np.nd
     terms = problem.k if isinstance(problem, GemmProblem) else problem.k * max(problem.extent, 1)
     expected = (math.sqrt(terms) + 8) * arithmetic + stored + 2 * _INPUT_ROUNDING.get(params.compute, 0.0)
     return found > _MARGIN * expected
+
+
+def verdict(
+    params: GemmParams | GemmReduceParams,
+    operands: Mapping[str, np.ndarray[Any, Any]],
+    results: Callable[[], Mapping[str, np.ndarray[Any, Any]]],
+    compute: Callable[[GemmParams | GemmReduceParams], object],
+    what: str,
+) -> tuple[float | None, float | None]:
+    """The residual of a product (None where it cannot be judged), and that of a first result that was wrong.
+
+    `compute` computes it again in place of the first, in the way it is told; `results` are those of then.
+    """
+    found, mismatch = residual(params, operands, results()), None
+    if doubtful(params, operands, found):
+        simple = plain(params, operands)
+        compute(simple)
+        again = residual(simple, operands, results())
+        if was_wrong(found, again):
+            log.error("%s was wrong by %.1e, plain arithmetic by %.1e", what, found, again)
+            mismatch = found
+        found = again
+    return None if math.isnan(found) else found, mismatch
 
 
 def plain(params: GemmParams | GemmReduceParams, operands: Mapping[str, np.ndarray[Any, Any]]) -> Any:

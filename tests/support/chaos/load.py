@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 
 AGAIN = {429, 502, 503, 504, 507}
+_PROGRAMS = 0.2  # of all jobs
 
 
 @dataclass
@@ -93,7 +94,9 @@ class Client:
 
 
 class Load:
-    """`count` products of a few operands, submitted by several threads at a steady pace."""
+    """`count` products of a few operands, submitted by several threads at a steady pace; a share of them is the first
+    step of a program.
+    """
 
     def __init__(self, url: str, *, count: int, over_s: float, threads: int = 4, size: int = 512) -> None:
         self.url, self.count, self.pause_s, self.size = url, count, over_s * threads / max(count, 1), size
@@ -127,13 +130,25 @@ class Load:
                 self._left -= 1
             a, b, alpha = rng.randrange(4), rng.randrange(4), float(rng.randrange(1, 9))
             try:
-                job_id = client.submit(op="gemm", a=self.ids[a], b=self.ids[b], alpha=alpha)
+                job_id = client.submit(**self._job(a, b, alpha, program=rng.random() < _PROGRAMS))
             except httpx.HTTPError as error:
                 self.errors.append(repr(error))
                 continue
             with self._lock:
                 self.jobs.append((job_id, a, b, alpha))
             time.sleep(rng.uniform(0.5, 1.5) * self.pause_s)
+
+    def _job(self, a: int, b: int, alpha: float, *, program: bool) -> dict:
+        """The product, alone or as the first of three steps."""
+        product = {"op": "gemm", "a": self.ids[a], "b": self.ids[b], "alpha": alpha}
+        if not program:
+            return product
+        steps = [
+            {"id": "d", **product},
+            {"id": "e", "op": "gemm", "a": "$d", "b": self.ids[b], "trans_b": "C"},
+            {"id": "f", "op": "gemm_reduce", "a": "$e", "b": "$d", "reduce": "absmax"},
+        ]
+        return {"op": "program", "steps": steps, "keep": ["d", "f"]}
 
     def settle(self) -> Account:
         """Waits for every job that was accepted and holds its result against NumPy's."""

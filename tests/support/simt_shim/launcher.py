@@ -44,6 +44,19 @@ def _pairs(values: tuple[int, ...]) -> list[int]:
     return [low | high << 32 for low, high in zip(padded[::2], padded[1::2], strict=True)]
 
 
+def _refused(box: Any, address: int) -> str | None:
+    """Why the driver would not encode this map, or None (CUDA driver API, cuTensorMapEncodeTiled)."""
+    if address % 16:
+        return "the address is no multiple of 16"
+    if any(stride % 16 or not 0 <= stride < 1 << 40 for stride in box.byte_strides):
+        return f"strides of {box.byte_strides} bytes"
+    if not all(0 < extent <= 1 << 32 for extent in box.extents):
+        return "an extent is out of range"
+    if not all(0 < extent <= 256 for extent in box.box) or 2 * box.box[0] not in {32, 64, 128}:
+        return "an extent of the box is out of range"
+    return None
+
+
 class ShimLauncher:
     """A device of the shim.
 
@@ -112,7 +125,10 @@ class ShimLauncher:
         """See Launcher: what device/hopper.hpp reads in the place of what a driver would write."""
         from gemmserve_kernels.wgmma.tensor_map import TensorMap
 
-        words = [address, len(box.extents), *_pairs(box.extents), *_pairs(box.box)]
+        if reason := _refused(box, address):
+            raise LaunchError(f"{box} at {address:#x}: {reason}")
+        strides = [*box.byte_strides, *[0] * (6 - len(box.extents))]
+        words = [address, len(box.extents), *_pairs(box.extents), *_pairs(box.box), *strides]
         found = TensorMap()
         found.words[: len(words)] = words
         return found

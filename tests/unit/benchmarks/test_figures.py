@@ -45,6 +45,14 @@ def test_ceilings_of_arithmetic(arithmetic, dtype, rate):
     assert 1e15 / found == pytest.approx(rate)
 
 
+def test_ceilings_of_reductions_without_the_product():
+    """Of the work that is done, at the rate of the unit that does it: not of the product's."""
+    work = {"m": 65536, "n": 4096, "k": 64, "flops": 8 * 65536 * 4096 * 64, "nbytes": 1, "arithmetic": "plain"}
+    found = ceilings.seconds(row("x", 1, algorithm="gram", **work), RATES)
+    assert found == pytest.approx(8 * 64**2 * (65536 + 4096) / 2 / RATES["fp64"])
+    assert ceilings.seconds(row("x", 1, algorithm="sums", **work), RATES) == 1 / RATES["copy"]
+
+
 def test_memory_is_a_ceiling_too():
     assert ceilings.seconds(row("x", 1, arithmetic="plain", flops=1, nbytes=4e12), RATES) == pytest.approx(1)
     assert ceilings.seconds(row("x", 1, arithmetic="plain"), {"copy": None}) is None

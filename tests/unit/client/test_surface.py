@@ -12,17 +12,18 @@ import pytest
 import gemmserve
 
 NAMES = {
-    "APIError", "ArrayInfo", "AsyncClient", "AsyncJob", "AsyncRemoteArray", "Client", "ComputeUnsupported",
+    "APIError", "ArrayInfo", "AsyncClient", "AsyncJob", "AsyncProgram", "AsyncProgramArray", "AsyncRemoteArray",
+    "Client", "ComputeUnsupported",
     "ConfigInfeasible", "DeviceError", "DigestMismatch", "DtypeUnsupported", "Forbidden", "GemmserveError", "Gone",
     "IdempotencyConflict", "InvalidNpy", "InvalidRequest", "Job", "JobCancelled", "JobFailed", "JobInfo", "JobTimeout",
-    "NotFound", "NotReady", "Overloaded", "ParameterInvalid", "ProtocolError", "QueueFull", "QuotaExceeded",
-    "RemoteArray", "RetryPolicy", "ServerError", "ShapeMismatch", "StoreFull", "TooLarge", "TransportError",
-    "TransportTimeout", "Unauthorized", "WorkerCrashed", "__version__",
+    "NotFound", "NotReady", "Overloaded", "ParameterInvalid", "Program", "ProgramArray", "ProgramError",
+    "ProtocolError", "QueueFull", "QuotaExceeded", "RemoteArray", "RetryPolicy", "ServerError", "ShapeMismatch",
+    "StoreFull", "TooLarge", "TransportError", "TransportTimeout", "Unauthorized", "WorkerCrashed", "__version__",
 }  # fmt: skip
 
 CLIENT = {
-    "array", "arrays", "close", "delete", "devices", "gemm", "gemm_reduce", "get", "health", "job", "jobs", "put",
-    "ready", "submit", "url", "usage",
+    "array", "arrays", "close", "delete", "devices", "empty", "freeze", "gemm", "gemm_many", "gemm_reduce",
+    "gemm_reduce_many", "get", "health", "job", "jobs", "program", "put", "ready", "submit", "url", "usage",
 }  # fmt: skip
 ARRAY = {"H", "T", "conj", "delete", "dtype", "id", "info", "mT", "nbytes", "ndim", "numpy", "shape", "size"}
 JOB = {"cancel", "done", "events", "id", "refresh", "result", "state", "wait"}
@@ -46,6 +47,8 @@ def test_the_names() -> None:
     [
         (gemmserve.Client, gemmserve.AsyncClient, CLIENT),
         (gemmserve.RemoteArray, gemmserve.AsyncRemoteArray, ARRAY),
+        (gemmserve.ProgramArray, gemmserve.AsyncProgramArray, ARRAY),
+        (gemmserve.Program, gemmserve.AsyncProgram, {"gemm", "gemm_reduce", "keep"}),
         (gemmserve.Job, gemmserve.AsyncJob, JOB),
     ],
 )

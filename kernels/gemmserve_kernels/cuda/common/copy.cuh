@@ -11,7 +11,10 @@
 //
 // Padding by predication: past k, zeros are written (so 0 * NaN cannot arise: both operands are zero there). Past the
 // last row the last one is read again: whatever comes out lies in rows that the epilogue never stores.
-template <class Stored, class Acc, bool PLANAR, int EXTENT, int DEPTH, int THREADS, int VECTOR, bool ALONG_K, class Index>
+// PADDED: whether rows of the shared tile are a vector longer than they must be.
+template <
+    class Stored, class Acc, bool PLANAR, int EXTENT, int DEPTH, int THREADS, int VECTOR, bool ALONG_K, class Index,
+    bool PADDED = ALONG_K>
 class BlockCopy {
     static_assert((ALONG_K ? DEPTH : EXTENT) % VECTOR == 0, "a vector must not cross the tile's edge");
     static constexpr int VECTORS = EXTENT * DEPTH / VECTOR;
@@ -21,7 +24,7 @@ class BlockCopy {
     using Piece = Vector<Stored, VECTOR>;
 
   public:
-    using Shared = SharedTile<Acc, EXTENT, DEPTH, ALONG_K>;
+    using Shared = SharedTile<Acc, EXTENT, DEPTH, PADDED>;
 
     // `row_stride` over the tile's rows, `k_stride` over k, `rows` in the whole matrix, of which the tile begins at
     // `first_row`; `offset` to the matrix in the batch.

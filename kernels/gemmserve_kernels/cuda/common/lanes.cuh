@@ -17,3 +17,19 @@ GEMM_DEVICE T of_neighbour(T x, int step) {
     for (unsigned i = 0; i < sizeof(T) / 4; ++i) words.word[i] = __shfl_xor_sync(0xffffffffu, words.word[i], step);
     return words.value;
 }
+
+// Word i of lane j of a quad becomes word j of lane i.
+GEMM_DEVICE void transpose_quad(unsigned (&words)[4], int lane) {
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+        const bool upper = (lane & step) != 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if ((i & step) != 0) continue;
+            const unsigned sent = upper ? words[i] : words[i | step];
+            const unsigned got = __shfl_xor_sync(0xffffffffu, sent, step);
+            if (upper) words[i] = got;
+            else words[i | step] = got;
+        }
+    }
+}

@@ -1,5 +1,5 @@
 // What must not be taken from tensor cores: flags as matrices, two arrays of the same strides in `re` and `im`, of which
-// either may say so.
+// either may say so. No arrays (null): nothing is flagged.
 #pragma once
 
 #include "../common/params.cuh"
@@ -12,5 +12,6 @@ struct FlagParams {
 };
 
 GEMM_DEVICE bool flagged(const MatrixParams& flags, Long at) {
+    if (flags.re == nullptr) return false;
     return (static_cast<const int*>(flags.re)[at] | static_cast<const int*>(flags.im)[at]) != 0;
 }

@@ -22,6 +22,21 @@ GEMM_DEVICE bool beats(R x, R y) {
     return LARGEST ? x > y : x < y;
 }
 
+// The better of two, NaN where one is.
+template <bool LARGEST, class R>
+GEMM_DEVICE R extreme(R best, R x) {
+    return beats<LARGEST>(x, best) || is_nan(x) ? x : best;
+}
+#if defined(GEMM_CUDA) && __CUDA_ARCH__ >= 800
+template <bool LARGEST>
+GEMM_DEVICE float extreme(float best, float x) {  // one instruction
+    float found;
+    if constexpr (LARGEST) asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(best), "f"(x));
+    else asm("min.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(best), "f"(x));
+    return found;
+}
+#endif
+
 // Sum of the values (SUM) or of their squared magnitudes (SUMSQ).
 template <Kind KIND, class Value>
 struct SumReduction {
@@ -82,7 +97,7 @@ struct ExtremeReduction {
     }
     static GEMM_DEVICE Partial lift(Local best, Long) { return best; }
     static GEMM_DEVICE void merge(Partial& best, Partial x) {
-        if (beats<LARGEST>(x, best) || is_nan(x)) best = x;
+        best = extreme<LARGEST>(best, x);
     }
     static GEMM_DEVICE Partial load(const PartialParams& from, Long slot) {
         return static_cast<const Partial*>(from.values[KIND])[slot];

@@ -79,6 +79,43 @@ struct MultiplyFp16 {
     }
 };
 
+// Two stacked d = a b + c in double for one warp, a being 8 x K, b K x 8, d and c 8 x 8, g and t as above: lower[0] holds
+// (g, 2t), lower[1] (g, 2t + 1) of the first d; a[s] holds (g, t + 4s), b[s] (t + 4s, g). Sums are rounded to nearest.
+template <int K>
+struct MultiplyDouble {
+    static constexpr int STEPS = K / 4;
+    static_assert(K == 4 || K == 8, "the shapes that instructions have");
+
+    static GEMM_DEVICE void run(
+        double (&lower)[2], double (&upper)[2], const double (&a)[STEPS], const double (&below)[STEPS],
+        const double (&b)[STEPS]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        if constexpr (K == 4) {
+            asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+                "{%0, %1, %2, %3};"
+                : "+d"(lower[0]), "+d"(lower[1]), "+d"(upper[0]), "+d"(upper[1])
+                : "d"(a[0]), "d"(below[0]), "d"(b[0]));
+        } else {
+            asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                "{%0, %1, %2, %3};"
+                : "+d"(lower[0]), "+d"(lower[1]), "+d"(upper[0]), "+d"(upper[1])
+                : "d"(a[0]), "d"(below[0]), "d"(a[1]), "d"(below[1]), "d"(b[0]), "d"(b[1]));
+        }
+#else
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s) {
+            single(lower, a[s], b[s]);
+            single(upper, below[s], b[s]);
+        }
+#endif
+    }
+    static GEMM_DEVICE void single(double (&d)[2], double a, double b) {
+        asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+d"(d[0]), "+d"(d[1])
+            : "d"(a), "d"(b));
+    }
+};
+
 #else
 using namespace simt::ampere;
 #endif

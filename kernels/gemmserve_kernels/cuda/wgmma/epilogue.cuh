@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../common/bits.cuh"
+#include "../common/lanes.cuh"
 #include "../common/truncation.cuh"
 #include "../common/types.cuh"
 #include "mainloop.cuh"
@@ -28,6 +29,7 @@ struct Store {
     using Value = typename Config::Value;
     using C = typename Config::C;
     using D = typename Config::D;
+    static constexpr bool WIDE = Config::WIDE_D;
 
     const WgmmaParams& params;
     Long c_offset, d_offset;
@@ -39,16 +41,19 @@ struct Store {
         : params(p),
           c_offset(offset_of(batch, p.batch_shape, p.c.batch_stride)),
           d_offset(offset_of(batch, p.batch_shape, p.d.batch_stride)),
-          left(p.left.exponents +
-               (p.left.first_matrix + offset_of(batch, p.batch_shape, p.left.batch_stride)) * p.m),
-          right(p.right.exponents +
-                (p.right.first_matrix + offset_of(batch, p.batch_shape, p.right.batch_stride)) * p.n),
+          left(exponents_of(p.left, p, batch, p.m)),
+          right(exponents_of(p.right, p, batch, p.n)),
           alpha_re(static_cast<float>(p.alpha[0])),
           alpha_im(static_cast<float>(p.alpha[1])),
           beta_re(static_cast<float>(p.beta[0])),
           beta_im(static_cast<float>(p.beta[1])),
           scales(p.alpha[0] != 1 || p.alpha[1] != 0),
           reads_c(p.beta[0] != 0 || p.beta[1] != 0) {}
+
+    static GEMM_DEVICE const int* exponents_of(const PlaneParams& side, const WgmmaParams& p, int batch, Long rows) {
+        if constexpr (Config::DIRECT) return nullptr;
+        return side.exponents + (side.first_matrix + offset_of(batch, p.batch_shape, side.batch_stride)) * rows;
+    }
 
     // What a row has in common.
     struct Row {
@@ -59,15 +64,16 @@ struct Store {
     GEMM_DEVICE Row row(Long index) const {
         const bool inside = index < params.m;
         return {
-            c_offset + index * params.c.row_stride, d_offset + index * params.d.row_stride, inside ? left[index] : 0,
-            inside};
+            c_offset + index * params.c.row_stride, d_offset + index * params.d.row_stride,
+            !Config::DIRECT && inside ? left[index] : 0, inside};
     }
 
     GEMM_DEVICE Value finished(Value sum, const Row& row, Long column, int exponent) const {
         if constexpr (Config::ACCUMULATIONS > 0) sum = whole(sum);
-        Value value = Power(row.exponent + exponent).times(sum);
+        Value value = sum;
+        if constexpr (!Config::DIRECT) value = Power(row.exponent + exponent).times(sum);
         if (scales) value = scale(value, alpha_re, alpha_im);
-        if (reads_c) {
+        if (Config::ADDS_C && reads_c) {
             const Long offset = row.c + column * params.c.column_stride;
             Value c;
             if constexpr (Config::PLANAR) {
@@ -97,6 +103,7 @@ struct Store {
     };
     GEMM_DEVICE Columns columns(Long first) const {
         const bool any = first < params.n, both = first + 1 < params.n;
+        if constexpr (Config::DIRECT) return {first, any, both, {0, 0}};
         return {first, any, both, {any ? right[first] : 0, both ? right[first + 1] : 0}};
     }
 
@@ -115,13 +122,44 @@ struct Store {
 
     GEMM_DEVICE void one(Long index, Long column, Value sum) const {
         const Row at = row(index);
-        const Value value = finished(sum, at, column, right[column]);
+        const Value value = finished(sum, at, column, columns(column).exponents[0]);
         const Long offset = at.d + column * params.d.column_stride;
         if constexpr (Config::PLANAR) {
             static_cast<D*>(params.d.re)[offset] = value.re;
             static_cast<D*>(params.d.im)[offset] = value.im;
         } else {
-            static_cast<D*>(params.d.re)[offset] = value;
+            static_cast<D*>(params.d.re)[offset] = Narrow<D>::from(value);
+        }
+    }
+
+    // Float16 results of 32 columns from `first` on, `left` of them inside: a quad of lanes has two in each eight, and
+    // every lane gets eight neighbours, 16 bytes, so that a quad writes 64. The host says where rows allow it.
+    template <class Sum>
+    GEMM_DEVICE void quad(const Row& row, Long first, int left, int lane, const Sum& sum) const {
+        unsigned words[4];
+#pragma unroll
+        for (int eight = 0; eight < 4; ++eight) {
+            const int column = 8 * eight + 2 * lane;
+            unsigned halves[2] = {0, 0};
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const bool there = row.inside && column + e < left;  // C is read within its bounds
+                if (there) halves[e] = Narrow<Half>::from(finished(sum(eight, e), row, first + column + e, 0)).bits;
+            }
+            words[eight] = halves[0] | halves[1] << 16;
+        }
+        transpose_quad(words, lane);
+        const int column = 8 * lane;
+        if (!row.inside || column >= left) return;
+        Half* const target = static_cast<Half*>(params.d.re) + row.d + first + column;
+        if (column + 8 <= left) {
+            *reinterpret_cast<Vector<unsigned, 4>*>(target) =
+                Vector<unsigned, 4>{{words[0], words[1], words[2], words[3]}};
+            return;
+        }
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            if (column + e < left) target[e] = Half{static_cast<unsigned short>(words[e / 2] >> (16 * (e % 2)))};
         }
     }
 
@@ -129,12 +167,13 @@ struct Store {
     static GEMM_DEVICE void put(D* target, Long stride, bool both, T first, T second) {
         if constexpr (Config::VECTOR_D) {
             if (both) {
-                *reinterpret_cast<Vector<D, 2>*>(target) = Vector<D, 2>{{first, second}};
+                *reinterpret_cast<Vector<D, 2>*>(target) =
+                    Vector<D, 2>{{Narrow<D>::from(first), Narrow<D>::from(second)}};
                 return;
             }
         }
-        target[0] = first;
-        if (both) target[stride] = second;
+        target[0] = Narrow<D>::from(first);
+        if (both) target[stride] = Narrow<D>::from(second);
     }
 };
 
@@ -142,6 +181,7 @@ struct Store {
 template <class Config>
 struct StorePartial {
     using Value = typename Config::Value;
+    static constexpr bool WIDE = false;
     const WgmmaParams& params;
     Value* target;
 
@@ -185,6 +225,25 @@ template <class Config, class To>
 GEMM_DEVICE void write_sums(const To& to, const Place& place, const Sums<Config>& sums) {
     constexpr int IM = Config::COMPONENTS - 1;
     const auto upper = to.row(place.row), lower = to.row(place.row + 8);
+    if constexpr (To::WIDE) {
+        const int lane = static_cast<int>(threadIdx.x % 4);
+        const Long tile = place.column - 2 * lane, after = to.params.n - tile;
+        const int columns = after < Config::BLOCK_N ? static_cast<int>(after) : Config::BLOCK_N;
+#pragma unroll
+        for (int part = 0; part < Config::PARTS; ++part) {
+#pragma unroll
+            for (int first = 0; first < Config::INSTRUCTION_N / 8; first += 4) {
+                const int at = part * Config::INSTRUCTION_N + 8 * first, left = columns - at;
+                to.quad(upper, tile + at, left, lane, [&](int eight, int e) {
+                    return sums[0][part][4 * (first + eight) + e];
+                });
+                to.quad(lower, tile + at, left, lane, [&](int eight, int e) {
+                    return sums[0][part][4 * (first + eight) + 2 + e];
+                });
+            }
+        }
+        return;
+    }
 #pragma unroll
     for (int part = 0; part < Config::PARTS; ++part) {
 #pragma unroll

@@ -133,11 +133,21 @@ GEMM_DEVICE void store_shared(Address address, float value) {
 using namespace simt::hopper;  // the CPU shim plays them
 #endif
 
-// Rows of BYTES bytes next to each other, swizzled over that span; eight rows are one group.
+// An operand along k: rows of BYTES bytes next to each other, swizzled over that span; eight rows are one group.
 template <int BYTES>
 GEMM_DEVICE Descriptor describe(Address address) {
     static_assert(BYTES == 32 || BYTES == 64 || BYTES == 128, "a row is one swizzle span");
     constexpr Descriptor SWIZZLE = BYTES == 128 ? 1 : BYTES == 64 ? 2 : 3;
     constexpr Descriptor GROUP_STRIDE = BYTES * 8 / 16;
     return static_cast<Descriptor>((address & 0x3ffff) >> 4) | (1ull << 16) | (GROUP_STRIDE << 32) | (SWIZZLE << 62);
+}
+
+// An operand along m or n (PTX ISA 9.7.15.5.1.2: MN-major): for every step of k 64 neighbours in 128 bytes, so that eight
+// steps are one swizzled group and DEPTH steps one column; the next 64 neighbours are the next column.
+template <int DEPTH>
+GEMM_DEVICE Descriptor describe_across(Address address) {
+    static_assert(DEPTH % 16 == 0, "an instruction reads 16 steps of k");
+    constexpr Descriptor SWIZZLE = 1, COLUMN_STRIDE = DEPTH * 128 / 16, GROUP_STRIDE = 8 * 128 / 16;
+    return static_cast<Descriptor>((address & 0x3ffff) >> 4) | (COLUMN_STRIDE << 16) | (GROUP_STRIDE << 32) |
+           (SWIZZLE << 62);
 }

@@ -1,5 +1,6 @@
 // wgmma.mma_async of m64 x n x k16, float16 operands in shared memory, float32 accumulators: d += SIGN * a b, or
-// d = SIGN * a b where `keep` is 0. Asynchronous: hopper.cuh has fence, commit and wait. PTX ISA 9.7.15.
+// d = SIGN * a b where `keep` is 0. TRANS: the operand lies along m or n, not along k. Asynchronous: hopper.cuh has
+// fence, commit and wait. PTX ISA 9.7.15.
 #pragma once
 
 #if defined(GEMM_CUDA)  // the CPU shim has its own
@@ -9,24 +10,24 @@ struct Instruction;
 
 template <>
 struct Instruction<64> {
-    template <int SIGN>
+    template <int SIGN, int TRANS_A, int TRANS_B>
     static GEMM_DEVICE void multiply(float (&d)[32], Descriptor a, Descriptor b, int keep) {
         asm volatile(
             "{ .reg .pred keep; setp.ne.b32 keep, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 "
-            "}, %32, %33, keep, %35, 1, 0, 0; }"
+            "}, %32, %33, keep, %35, 1, %36, %37; }"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
               "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-            : "l"(a), "l"(b), "r"(keep), "n"(SIGN));
+            : "l"(a), "l"(b), "r"(keep), "n"(SIGN), "n"(TRANS_A), "n"(TRANS_B));
     }
 };
 
 template <>
 struct Instruction<128> {
-    template <int SIGN>
+    template <int SIGN, int TRANS_A, int TRANS_B>
     static GEMM_DEVICE void multiply(float (&d)[64], Descriptor a, Descriptor b, int keep) {
         asm volatile(
             "{ .reg .pred keep; setp.ne.b32 keep, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
@@ -34,7 +35,7 @@ struct Instruction<128> {
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 "
-            "}, %64, %65, keep, %67, 1, 0, 0; }"
+            "}, %64, %65, keep, %67, 1, %68, %69; }"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -43,13 +44,13 @@ struct Instruction<128> {
               "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
               "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
               "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-            : "l"(a), "l"(b), "r"(keep), "n"(SIGN));
+            : "l"(a), "l"(b), "r"(keep), "n"(SIGN), "n"(TRANS_A), "n"(TRANS_B));
     }
 };
 
 template <>
 struct Instruction<256> {
-    template <int SIGN>
+    template <int SIGN, int TRANS_A, int TRANS_B>
     static GEMM_DEVICE void multiply(float (&d)[128], Descriptor a, Descriptor b, int keep) {
         asm volatile(
             "{ .reg .pred keep; setp.ne.b32 keep, %130, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
@@ -61,7 +62,7 @@ struct Instruction<256> {
             "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
             "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
             "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 "
-            "}, %128, %129, keep, %131, 1, 0, 0; }"
+            "}, %128, %129, keep, %131, 1, %132, %133; }"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -82,7 +83,7 @@ struct Instruction<256> {
               "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
               "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]),
               "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-            : "l"(a), "l"(b), "r"(keep), "n"(SIGN));
+            : "l"(a), "l"(b), "r"(keep), "n"(SIGN), "n"(TRANS_A), "n"(TRANS_B));
     }
 };
 

@@ -1,10 +1,11 @@
-// One block of the kernels that multiply planes: the configuration of the prelude as one type, the barriers, the roles.
+// One block of the kernels that multiply planes, or float16 operands as they are: the configuration of the prelude as
+// one type, the barriers, the roles.
 #pragma once
 
 #include "../common/dependent.cuh"
 #include "epilogue.cuh"
 
-enum Scheme { SCHEME_3XFP16, SCHEME_3XFP16_3M, SCHEME_1XFP16 };
+enum Scheme { SCHEME_3XFP16, SCHEME_3XFP16_3M, SCHEME_1XFP16, SCHEME_FP16 };
 
 // The configuration of the prelude as one type.
 struct Config {
@@ -13,13 +14,17 @@ struct Config {
     static constexpr int BLOCK_M = GEMM_BLOCK_M, BLOCK_N = GEMM_BLOCK_N, BLOCK_K = GEMM_BLOCK_K;
     static constexpr int INSTRUCTION_N = GEMM_INSTRUCTION_N, STAGES = GEMM_STAGES, PROMOTE = GEMM_PROMOTE;
     static constexpr int CLUSTER = GEMM_CLUSTER, SPLIT = GEMM_SPLIT, RASTER = GEMM_RASTER;
-    static constexpr bool SWAPPED = GEMM_SWAPPED, PLANAR = GEMM_PLANAR, VECTOR_D = GEMM_VECTOR_D;
+    static constexpr bool SWAPPED = GEMM_SWAPPED, PLANAR = GEMM_PLANAR, VECTOR_D = GEMM_VECTOR_D, WIDE_D = GEMM_WIDE_D;
+    static constexpr bool ADDS_C = GEMM_ADDS_C;  // else beta is 0
     using C = GEMM_TYPE_C;
     using D = GEMM_TYPE_D;
     using Value = Select<COMPONENTS == 2, Complex<float>, float>;
 
     static constexpr int PHASES = SCHEME == SCHEME_3XFP16_3M ? 3 : 1;
-    static constexpr int STAGE_PLANES = (SCHEME == SCHEME_1XFP16 ? 1 : 2) * (PHASES == 1 ? COMPONENTS : 1);
+    static constexpr bool HALVES = SCHEME == SCHEME_3XFP16 || SCHEME == SCHEME_3XFP16_3M;  // high and low
+    static constexpr int STAGE_PLANES = (HALVES ? 2 : 1) * (PHASES == 1 ? COMPONENTS : 1);
+    static constexpr bool LEFT_ACROSS = GEMM_LEFT_ACROSS, RIGHT_ACROSS = GEMM_RIGHT_ACROSS;  // along m, n instead of k
+    static constexpr bool DIRECT = SCHEME == SCHEME_FP16;  // operands as they are: no planes, no exponents
     static constexpr int ROW_BYTES = BLOCK_K * 2;
     static constexpr int LEFT_PLANE = BLOCK_M * ROW_BYTES, RIGHT_PLANE = BLOCK_N * ROW_BYTES;
     static constexpr int LEFT_BYTES = STAGE_PLANES * LEFT_PLANE, RIGHT_BYTES = STAGE_PLANES * RIGHT_PLANE;
@@ -29,11 +34,15 @@ struct Config {
     static constexpr int CONSUMERS = BLOCK_M / 64, CONSUMER_THREADS = CONSUMERS * 128;
     static constexpr int THREADS = CONSUMER_THREADS + 128;
     // What `restored` gives back; Gauss's products are too different in size for it.
-    static constexpr int ACCUMULATIONS = SCHEME == SCHEME_3XFP16 ? PROMOTE / 16 * COMPONENTS : 0;
+    static constexpr int ACCUMULATIONS =
+        SCHEME == SCHEME_3XFP16 || SCHEME == SCHEME_FP16 ? PROMOTE / 16 * COMPONENTS : 0;
     static_assert(CLUSTER == 1 || SPLIT == 1, "a cluster shares operands or splits k");
     static_assert(
         !QUARTERED || (PROMOTE == BLOCK_K && BLOCK_M == BLOCK_N && PARTS == 1 && CLUSTER == 1),
         "a quarter is one side of a square tile");
+    static_assert(
+        (!LEFT_ACROSS && !RIGHT_ACROSS) || (STAGE_PLANES == 1 && PHASES == 1), "planes lie along k");
+    static_assert(!RIGHT_ACROSS || BLOCK_N / CLUSTER % 64 == 0, "a block of a cluster fetches whole columns");
     static_assert(PROMOTE == 0 || BLOCK_K % PROMOTE == 0, "sums are promoted within a stage");
 };
 

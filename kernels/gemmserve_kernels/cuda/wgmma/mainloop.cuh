@@ -6,6 +6,8 @@
 //   3xfp16-3m    the same by three (Gauss): P0 = (ar + ai) br, P1 = ar (bi - br), P2 = ai (br + bi);
 //                re = P0 - P2, im = P0 + P1. Each product has a stage of its own, so that a stage is small.
 //   1xfp16       one product, accumulated by the tensor core alone.
+//   fp16         the same of float16 operands as they are, whichever way they lie; promoted like the 3x schemes where
+//                the result keeps more than float16 does, or k is long.
 // Four planes of 64 columns of both operands would fill shared memory with one stage. QUARTERED, a stage is the two
 // planes of the real or of the imaginary part of one operand, and is free as soon as its own products are done.
 // The tensor core adds with truncation. So the sums of the 3x schemes start anew every PROMOTE columns and are added to
@@ -48,6 +50,39 @@ GEMM_DEVICE int first_plane(int phase, bool of_a) {
 struct Source {
     int row_left, row_right, matrix_left, matrix_right;
 };
+
+// BLOCK_K steps of k of one operand as it is, from its row `row` on: rows along k in one box, or columns of 64 rows.
+template <bool ACROSS, int BLOCK_K, int ROWS, class Copy>
+GEMM_DEVICE void fetch_direct(Address target, int start, int row, int k, const Copy& copy) {
+    if constexpr (ACROSS) {
+#pragma unroll
+        for (int first = 0; first < ROWS; first += 64) copy(target + first * BLOCK_K * 2, start + row + first, k);
+    } else {
+        copy(target, start + k, row);
+    }
+}
+
+// One stage of float16 operands as they are.
+template <class Config>
+GEMM_DEVICE void fetch_stage(
+    const WgmmaParams& params, const Source& from, Address target, Address full, int k, unsigned rank) {
+    constexpr int ROWS = Config::BLOCK_N / Config::CLUSTER;  // of the right operand, for all of the cluster
+    fetch_direct<Config::LEFT_ACROSS, Config::BLOCK_K, Config::BLOCK_M>(
+        target, static_cast<int>(params.left.start), from.row_left, k,
+        [&](Address to, int x, int y) { copy_box(to, params.map_left, x, y, 0, from.matrix_left, full); });
+    const int share = Config::CLUSTER > 1 ? static_cast<int>(rank) * ROWS : 0;  // else a rank is a part of k
+    fetch_direct<Config::RIGHT_ACROSS, Config::BLOCK_K, ROWS>(
+        target + Config::LEFT_BYTES + share * Config::BLOCK_K * 2, static_cast<int>(params.right.start),
+        from.row_right + share, k, [&](Address to, int x, int y) {
+            if constexpr (Config::CLUSTER == 1) {
+                copy_box(to, params.map_right, x, y, 0, from.matrix_right, full);
+            } else {
+                copy_box_multicast(
+                    to, params.map_right, x, y, 0, from.matrix_right, full,
+                    static_cast<unsigned short>((1 << Config::CLUSTER) - 1));
+            }
+        });
+}
 
 // One stage: the planes of product `phase` of both operands.
 template <class Config>
@@ -109,6 +144,8 @@ GEMM_DEVICE void produce(const WgmmaParams& params, const Pipeline& pipeline, un
                 barrier_arrive_expecting(full, Config::STAGE_BYTES);
                 if constexpr (Config::QUARTERED) {
                     fetch_quarter<Config>(params, from, target, full, block, index);
+                } else if constexpr (Config::DIRECT) {
+                    fetch_stage<Config>(params, from, target, full, block * Config::BLOCK_K, rank);
                 } else {
                     fetch<Config>(params, from, target, full, block * Config::BLOCK_K, index, rank);
                 }
@@ -127,10 +164,12 @@ GEMM_DEVICE void product(
     float (&d)[Config::VALUES], Descriptor left, Descriptor right, int first, int part, bool fresh) {
 #pragma unroll
     for (int step = 0; step < COUNT; ++step) {
-        const int along = (first + step) * 32;
-        Instruction<Config::INSTRUCTION_N>::template multiply<SIGN>(
-            d, left + (LEFT * Config::LEFT_PLANE + along) / 16,
-            right + (RIGHT * Config::RIGHT_PLANE + part * Config::INSTRUCTION_N * Config::ROW_BYTES + along) / 16,
+        const int steps = (first + step) * 16;  // 2 bytes further along k each, or a row of 64 neighbours
+        const int in_left = steps * (Config::LEFT_ACROSS ? 128 : 2);
+        const int in_right = steps * (Config::RIGHT_ACROSS ? 128 : 2);
+        Instruction<Config::INSTRUCTION_N>::template multiply<SIGN, Config::LEFT_ACROSS, Config::RIGHT_ACROSS>(
+            d, left + (LEFT * Config::LEFT_PLANE + in_left) / 16,
+            right + (RIGHT * Config::RIGHT_PLANE + part * Config::INSTRUCTION_N * Config::ROW_BYTES + in_right) / 16,
             fresh && step == 0 ? 0 : 1);
     }
 }
@@ -194,6 +233,11 @@ GEMM_DEVICE void multiply_promoted(
                 finish<Config>(temporary);
                 if (last) release();
                 promote<1>(sums[Config::COMPONENTS - 1][part], temporary);
+            } else if constexpr (!Config::HALVES) {
+                product<Config, 0, 0, 1, STEPS>(temporary, left, right, first, part, true);
+                finish<Config>(temporary);
+                if (last) release();
+                promote<1>(sums[0][part], temporary);
             } else {
                 // planes: 0 hi, 1 lo
                 product<Config, 1, 0, 1, STEPS>(temporary, left, right, first, part, true);
@@ -288,9 +332,14 @@ GEMM_DEVICE void consume(
         return pipeline.stages + turn.stage * Config::STAGE_BYTES;
     };
     const auto left_of = [&](Address stage) {
-        return describe<Config::ROW_BYTES>(stage + group * 64 * Config::ROW_BYTES);
+        const Address first = stage + group * 64 * Config::ROW_BYTES;  // 64 rows are as long either way
+        if constexpr (Config::LEFT_ACROSS) return describe_across<Config::BLOCK_K>(first);
+        else return describe<Config::ROW_BYTES>(first);
     };
-    const auto right_of = [&](Address stage) { return describe<Config::ROW_BYTES>(stage + Config::LEFT_BYTES); };
+    const auto right_of = [&](Address stage) {
+        if constexpr (Config::RIGHT_ACROSS) return describe_across<Config::BLOCK_K>(stage + Config::LEFT_BYTES);
+        else return describe<Config::ROW_BYTES>(stage + Config::LEFT_BYTES);
+    };
 
     for_each_unit<Config>(params, rank, [&](const Unit& unit) {
         const Slice slice = slice_of<Config>(params, unit, rank);

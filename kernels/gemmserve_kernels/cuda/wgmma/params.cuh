@@ -4,11 +4,13 @@
 #include "../common/params.cuh"
 #include "hopper.cuh"
 
-// The planes of one operand: a tensor (k, row, plane, matrix), and for each row the exponent that scales it back.
+// The planes of one operand: a tensor (k, row, plane, matrix), and for each row the exponent that scales it back. Or an
+// operand as it is: (k, row, 1, matrix), or (row, k, 1, matrix) where rows lie next to each other, without exponents.
 struct PlaneParams {
     const int* exponents;  // (matrices, rows)
     Long first_matrix;
     Long batch_stride[BATCH_DIMS];  // matrices
+    Long start;                     // of the fastest axis in its tensor, which begins at an aligned address
 };
 
 // D = alpha L R^T 2^(exponents) + beta C: the rows of L are rows of D, the rows of R are its columns.

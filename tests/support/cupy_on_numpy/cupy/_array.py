@@ -136,11 +136,21 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801
     def __array_function__(self, function, _, args, kwargs):
         return wrap(function(*[plain(x) for x in args], **{name: plain(x) for name, x in kwargs.items()}))
 
-    def get(self):
+    def get(self, stream=None, order="C", out=None, blocking=True):
+        """As CuPy's: `out` must be contiguous in the order asked for."""
         from cupy.cuda import runtime
 
         runtime._wait()
-        return self._n.copy("K")
+        if out is None:
+            return np.array(self._n, order=order)
+        assert out.flags.c_contiguous if order == "C" else out.flags.f_contiguous
+        out[...] = self._n
+        return out
+
+    def set(self, array):
+        """As CuPy's: shape and dtype must agree, the layout is made to."""
+        assert (array.shape, array.dtype) == (self.shape, self.dtype)
+        self._n[...] = array
 
     def __getitem__(self, index):
         return ndarray.of(np.asarray(self._n[plain_index(index)]))

@@ -59,6 +59,34 @@ template <int K>
 struct MultiplyTf32 : MatrixInstruction<K / 2, K / 4, 1> {};
 struct MultiplyFp16 : MatrixInstruction<4, 2, 2> {};
 
+// Two stacked 8 x K by K x 8 in double (fragments of mma.m16n8k4 and k8), one rounding for each step of k.
+template <int K>
+struct MultiplyDouble {
+    static constexpr int STEPS = K / 4;
+
+    static void run(
+        double (&lower)[2], double (&upper)[2], const double (&a)[STEPS], const double (&below)[STEPS],
+        const double (&b)[STEPS]) {
+        __shared__ double held[32][32][3 * STEPS];
+        const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+        auto& warp = held[threadIdx.x / 32];
+        for (int s = 0; s < STEPS; ++s) {
+            warp[lane][s] = a[s];
+            warp[lane][STEPS + s] = below[s];
+            warp[lane][2 * STEPS + s] = b[s];
+        }
+        __syncwarp();
+        double found[4] = {lower[0], lower[1], upper[0], upper[1]};
+        for (int s = 0; s < STEPS; ++s)
+            for (int k = 0; k < 4; ++k)
+                for (int e = 0; e < 4; ++e)
+                    found[e] = fma(
+                        warp[g * 4 + k][e / 2 * STEPS + s], warp[(2 * t + e % 2) * 4 + k][2 * STEPS + s], found[e]);
+        __syncwarp();
+        lower[0] = found[0], lower[1] = found[1], upper[0] = found[2], upper[1] = found[3];
+    }
+};
+
 // cvt.rna.tf32.f32: to nearest, ties away from zero; the bits below are 0.
 inline unsigned to_tf32(float x) {
     const unsigned bits = __builtin_bit_cast(unsigned, x);

@@ -27,10 +27,11 @@ inline void barrier_expect(unsigned barrier, int bytes) { barrier_arrive_expecti
 
 // ---- the copy engine
 
-// What ShimLauncher.tensor_map writes: a C-contiguous array of float16, and the box of one copy.
+// What ShimLauncher.tensor_map writes: an array of float16, and the box of one copy.
 struct Map {
     unsigned long long address, rank;
     unsigned extents[6], box[6];
+    unsigned long long strides[5];  // in bytes, of all axes but the first
 };
 
 // `mask`: blocks of the cluster that get it; 0 for the own one alone.
@@ -71,6 +72,7 @@ struct Product {
     unsigned long long left, right;
     int columns, sign;
     bool keep, bytes;
+    bool trans_left, trans_right;  // lies along m or n, not along k
 };
 
 void wgmma_issue(const Product& product);
@@ -90,14 +92,14 @@ inline void multiply_wait(SIMT_HERE) {
 
 template <int N>
 struct Instruction {
-    template <int SIGN>
+    template <int SIGN, int TRANS_A, int TRANS_B>
     static void multiply(float (&d)[N / 2], unsigned long long a, unsigned long long b, int keep) {
-        wgmma_issue({d, a, b, N, SIGN, keep != 0, false});
+        wgmma_issue({d, a, b, N, SIGN, keep != 0, false, TRANS_A != 0, TRANS_B != 0});
     }
 };
 
 inline void multiply_bytes(unsigned (&d)[128], unsigned long long a, unsigned long long b) {
-    wgmma_issue({d, a, b, 256, 1, true, true});
+    wgmma_issue({d, a, b, 256, 1, true, true, false, false});
 }
 
 template <int COUNT>

@@ -221,21 +221,20 @@ static bool perform(const Copy& copy) {
     const unsigned span = map.box[0] * 2;  // the swizzle's, and a row of the box
     const unsigned rows = copy.bytes / span;
     for (unsigned row = 0; row < rows; ++row) {
-        long long offset = 0, stride = map.extents[0];
+        unsigned long long offset = 0;
         unsigned rest = row;
         bool inside = true;
         for (unsigned axis = 1; axis < map.rank; ++axis) {
             const long long at = copy.at[axis] + long(rest % map.box[axis]);
             rest /= map.box[axis];
             inside = inside && at >= 0 && at < map.extents[axis];
-            offset += at * stride;
-            stride *= map.extents[axis];
+            offset += static_cast<unsigned long long>(at) * map.strides[axis - 1];
         }
         for (unsigned e = 0; e < map.box[0]; ++e) {
             const long long x = copy.at[0] + long(e);
             unsigned short value = 0;
             if (inside && x >= 0 && x < map.extents[0])
-                value = reinterpret_cast<const unsigned short*>(map.address)[offset + x];
+                value = reinterpret_cast<const unsigned short*>(map.address + offset)[x];
             memcpy(locate(swizzled(copy.target + row * span + e * 2, span), 2, copy.rank), &value, 2);
         }
     }
@@ -280,6 +279,23 @@ static void read_row(unsigned long long descriptor, unsigned row, unsigned rank,
     }
 }
 
+// An element of an operand that lies along m or n, `i` of m or n and `k` of 16: PTX ISA 9.7.15.5.1.2.1.3, the canonical
+// layouts of MN-major operands, ((T, w, m), (8, k)) : ((1, T, leading), (w T, stride)) in elements with T = 8 of 2
+// bytes each and w pieces of 16 bytes in a swizzled row.
+static unsigned short read_across(unsigned long long descriptor, unsigned i, unsigned k, unsigned rank) {
+    const unsigned mode = unsigned(descriptor >> 62), pieces = mode == 1 ? 8 : mode == 2 ? 4 : 2;
+    if (mode == 0) fail(Failure::launch, "the shim has no layout without swizzling");
+    const unsigned start = unsigned(descriptor & 0x3fff) << 4;
+    const unsigned leading = unsigned(descriptor >> 16 & 0x3fff) << 4;
+    const unsigned stride = unsigned(descriptor >> 32 & 0x3fff) << 4;
+    const unsigned of_i = i % 8 * 2 + i / 8 % pieces * 16 + i / 8 / pieces * leading;
+    const unsigned of_k = k % 8 * pieces * 16 + k / 8 * stride;
+    const char* const from = locate(swizzled(start + of_i + of_k, pieces * 16), 2, rank);
+    unsigned short value = 0xffff;
+    if (from) memcpy(&value, from, 2);
+    return value;
+}
+
 static float value_of(unsigned short half) {
     const int exponent = half >> 10 & 31, fraction = half & 1023;
     const float magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
@@ -297,7 +313,12 @@ static void multiply(Warpgroup& group, unsigned number) {
         const unsigned rows = side ? unsigned(shape.columns) : 64;
         for (unsigned row = 0; row < rows; ++row) {
             unsigned short halves[16];
-            read_row(side ? shape.right : shape.left, row, machine.current->rank, halves);
+            const unsigned long long descriptor = side ? shape.right : shape.left;
+            if (side ? shape.trans_right : shape.trans_left) {
+                for (unsigned k = 0; k < 16; ++k) halves[k] = read_across(descriptor, row, k, machine.current->rank);
+            } else {
+                read_row(descriptor, row, machine.current->rank, halves);
+            }
             memcpy(side ? right_bytes[row] : left_bytes[row], halves, 32);
             for (unsigned k = 0; k < 16; ++k) {
                 const float value = value_of(halves[k]);
@@ -323,7 +344,7 @@ static void multiply(Warpgroup& group, unsigned number) {
 
 static bool alike(const Product& a, const Product& b) {
     return a.left == b.left && a.right == b.right && a.columns == b.columns && a.sign == b.sign && a.keep == b.keep &&
-           a.bytes == b.bytes;
+           a.bytes == b.bytes && a.trans_left == b.trans_left && a.trans_right == b.trans_right;
 }
 
 // All threads of the warpgroup meet; the last one does the products that must be done, in their order.

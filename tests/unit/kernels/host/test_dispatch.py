@@ -76,7 +76,7 @@ def test_auto_never_takes_what_is_less_accurate():
         ("float32", {"plain", "3xfp16"}),
         ("float64", {"plain", "ozaki"}),
         ("complex128", {"plain", "ozaki"}),
-        ("float16", {"plain"}),
+        ("float16", {"plain", "fp16"}),
     ):
         for spec in KNOWN.values():
             assert {each.arithmetic for each in candidates(problem(dtype=dtype), spec)} <= modes
@@ -189,6 +189,73 @@ def test_sums_do_without_the_product():
             plan(reduction(config=GemmConfig(algorithm="sums"), **options), H200)
     with pytest.raises(ConfigInfeasible, match="stages"):
         plan(reduction(reduce="sum", config=GemmConfig(algorithm="sums", stages=3)), H200)
+
+
+def tall(rows=65536, columns=4096, k=64, batch=(16,), dtype="complex64", **options) -> GemmReduceProblem:
+    a, b = Operand.contiguous((*batch, rows, k), dtype), Operand.contiguous((*batch, k, columns), dtype)
+    return GemmReduceProblem.build(a, b, **{"reduce": "sumsq"} | options)
+
+
+def test_sums_of_squares_of_tall_products_do_without_the_product():
+    for options in ({}, {"reduce": ["sumsq", "mean"]}, {"pre_op": "abs"}, {"dtype": "float32"}, {"dtype": "float16"}):
+        for name in ("H200", "A100"):
+            found = plan(tall(**options), KNOWN[name])
+            assert found.algorithm == "gram"
+            assert found.module.__name__ == "gemmserve_kernels.gram.gemm_reduce"
+    wide = {"rows": 4096, "columns": 65536, "axis": ["n", "batch"]}
+    assert plan(tall(**wide), H200).algorithm == "gram"
+    assert plan(tall(**wide | {"axis": "m"}, k=1024), H200).algorithm != "gram"  # its forms would take as long
+    whole = GemmConfig(algorithm="product")
+    assert plan(tall(config=whole), H200).algorithm == "wgmma"
+    assert plan(tall(config=whole), CPU).algorithm == "numpy"
+    assert plan(reduction(reduce="sumsq"), H200).algorithm == "wgmma"
+    forced = GemmConfig(algorithm="gram", instruction_k=4)
+    assert plan(reduction(reduce="sumsq", config=forced), H200).algorithm == "gram"
+
+
+def test_auto_takes_gram_matrices_only_where_double_precision_is_fast_and_enough():
+    for spec in (TURING, MI300X, KNOWN["RTX5090"], CPU):
+        assert plan(tall(), spec).algorithm != "gram"
+    for options in ({"compute": "fp32"}, {"compute": "fp64"}, {"compute": "3xfp16"}, {"dtype": "complex128"}):
+        assert plan(tall(**options), H200).algorithm != "gram"
+
+
+@pytest.mark.parametrize(
+    ("options", "spec", "word"),
+    [
+        ({"dtype": "complex128"}, H200, "less accurate"),
+        ({"reduce": ["sumsq", "absmax"]}, H200, "without the product"),
+        ({"pre_op": "square"}, H200, "square"),
+        ({"return_c": True}, H200, "without the product"),
+        ({"k": 4096}, H200, "k = 4096"),
+        ({"compute": "fp32"}, H200, "gram has no gemm_reduce in fp32"),
+        ({"config": GemmConfig(algorithm="gram", stages=3)}, H200, "stages"),
+        ({"config": GemmConfig(algorithm="gram", instruction_k=16)}, H200, "instruction_k"),
+        ({}, TURING, "8.0"),
+        ({}, CPU, "gram"),
+    ],
+)
+def test_gram_matrices_that_cannot_be_had(options, spec, word):
+    with pytest.raises(ConfigInfeasible, match=word):
+        plan(tall(**{"config": GemmConfig(algorithm="gram")} | options), spec)
+
+
+def test_float16_is_read_as_it_lies_on_hopper():
+    """Or copied, unless that is too much; else by the portable kernel."""
+    whole, odd = (reduction(k=k, dtypes=("float16", "float16")) for k in (512, 300_001))
+    assert plan(reduction(k=1001, dtypes=("float16", "float16")), H200).arithmetic == "fp16"
+    found = plan(whole, H200)
+    assert (found.algorithm, found.arithmetic) == ("wgmma", "fp16")
+    assert found.module.__name__ == "gemmserve_kernels.wgmma.direct.gemm_reduce"
+    assert not found.takes_prepared
+    assert plan(odd, H200).algorithm == "simt"
+    assert plan(whole, KNOWN["A100"]).algorithm == "simt"
+    assert plan(reduction(dtypes=("float16", "float16"), compute="fp32"), H200).algorithm == "simt"
+    asked = problem(dtype="float16", trans_b="T", config=GemmConfig(algorithm="wgmma"))
+    found = plan_gemm(asked, H200)
+    assert (found.arithmetic, found.module.__name__) == ("fp16", "gemmserve_kernels.wgmma.direct.gemm")
+    with pytest.raises(ConfigInfeasible, match="a: a matrix of 512 x 300001 with strides of 600002 and 2 bytes"):
+        plan_gemm(problem(k=300_001, dtype="float16", config=GemmConfig(algorithm="wgmma")), H200)
 
 
 def test_reductions_of_nothing_and_of_mixed_operands():

@@ -17,6 +17,7 @@ from gemmserve_kernels.estimate import (
     Table,
     correction,
     estimate,
+    gram_seconds,
     left_out,
     measured_device,
     model_seconds,
@@ -53,6 +54,31 @@ def test_half_the_multiprocessors_take_twice_as_long():
 def test_tensor_cores_that_are_not_known_are_not_chosen():
     assert model_seconds(KNOWN["RTX5090"], "mma", "3xfp16", "complex64", (1, 4096, 4096, 4096)) == math.inf
     assert model_seconds(KNOWN["A100"], "mma", "3xfp16", "complex64", (1, 4096, 4096, 4096)) < math.inf
+
+
+def test_a_product_that_is_reduced_is_not_written():
+    thin = (1, 4096, 4096, 16)
+    key = ("wgmma", "3xfp16", "complex64")
+    assert model_seconds(H200, *key, thin, written=False) < 0.8 * model_seconds(H200, *key, thin)
+    deep = (1, 4096, 4096, 4096)
+    assert model_seconds(H200, *key, deep, written=False) == model_seconds(H200, *key, deep)
+
+
+def test_sums_of_squares_by_gram_matrices():
+    """By the operations of A^H A and of the forms; A that is shared is multiplied once."""
+
+    def seconds(batch=16, m=65536, n=4096, k=64, matrices=16, spec=H200):
+        return gram_seconds(spec, "complex64", (batch, m, n, k), matrices, k * k, 64)
+
+    assert seconds() > 8 * 16 * 65536 * 64**2 / 6e13
+    assert seconds(m=4 * 65536) > 3 * seconds()
+    assert seconds(n=8192) < 1.2 * seconds()
+    assert seconds(matrices=1) < 0.3 * seconds()
+    assert seconds(n=1) < seconds()
+    assert 2 * seconds() < seconds(spec=KNOWN["A100"]) < math.inf
+    assert seconds(spec=KNOWN["RTX5090"]) == math.inf
+    # As much as reading the operands takes, however little is to be multiplied.
+    assert seconds(batch=1, matrices=1, m=10**8, k=1) > 8e8 / 4e12
 
 
 def test_what_no_algorithm_does_takes_for_ever():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from host_products import array, assert_close, join, op, products
@@ -215,3 +217,23 @@ def test_bad_requests_are_typed():
 
 def test_lists_are_arrays_too():
     assert gemm([[1.0, 2.0]], [[3.0], [4.0]]).tolist() == [[11.0]]
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("shape", [(64, 64, 64), (1, 7, 5), (33, 1, 9), (40, 130, 3)])
+def test_what_is_one_call_of_the_blas_has_the_bits_of_the_longer_way(rng, monkeypatch, dtype, shape):
+    m, k, n = shape
+    calls = []
+    one_call = cpu._is_one_call
+    monkeypatch.setattr(cpu, "_is_one_call", lambda *args: calls.append(one_call(*args)) or calls[-1])
+    for trans_a, trans_b, order in itertools.product("NT", "NT", "CF"):
+        a = array(rng, (m, k) if trans_a == "N" else (k, m), dtype)
+        b = np.asfortranarray(array(rng, (k, n) if trans_b == "N" else (n, k), dtype))
+        options = {"trans_a": trans_a, "trans_b": trans_b, "order": order}
+        short = gemm(a, b, **options)
+        assert calls[-1]
+        with monkeypatch.context() as patch:
+            patch.setattr(cpu, "_is_one_call", lambda *_: False)
+            long = gemm(a, b, **options)
+        assert short.tobytes() == long.tobytes()
+        assert short.flags.c_contiguous == long.flags.c_contiguous

@@ -135,6 +135,17 @@ def test_freivalds_estimates_the_error(rng, layout):
     assert freivalds(problem, a, b, c, d, np.random.default_rng(0)) > 1e-3
 
 
+@pytest.mark.parametrize("shape", [(20, 1), (1, 15), (1, 1), (2, 1, 15), (2, 20, 1)])
+@pytest.mark.parametrize("k", [0, 1, 9])
+def test_freivalds_with_a_broadcast_c_and_short_sums(rng, shape, k):
+    a, b, c = rng.standard_normal((2, 20, k)), rng.standard_normal((k, 15)), rng.standard_normal(shape)
+    problem = build(a, b, c, beta=2)
+    d = gemm(a, b, c, beta=2)
+    assert freivalds(problem, a, b, c, d, np.random.default_rng(0)) < 1e-14
+    d[1, 3, 4] += 1
+    assert freivalds(problem, a, b, c, d, np.random.default_rng(0)) > 1e-3
+
+
 def test_freivalds_of_nothing():
     a, b = np.empty((0, 3), "f4"), np.empty((3, 2), "f4")
     assert freivalds(build(a, b), a, b, None, gemm(a, b), np.random.default_rng(0)) == 0

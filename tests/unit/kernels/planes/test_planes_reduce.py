@@ -14,7 +14,7 @@ from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.planes import gemm as product
 from gemmserve_kernels.planes import gemm_reduce as planes
 from gemmserve_kernels.prepared import prepare_on
-from gemmserve_kernels.wgmma.tiles import WgmmaTile
+from gemmserve_kernels.wgmma.tile import WgmmaTile
 
 OPTIONS = {"compute": "3xfp16"}
 

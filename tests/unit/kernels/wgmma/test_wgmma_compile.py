@@ -11,8 +11,10 @@ from gemmserve_kernels import compiler
 from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.wgmma.gemm import _defines
-from gemmserve_kernels.wgmma.tiles import _CANDIDATES, WgmmaTile
+from gemmserve_kernels.wgmma.direct.pack import SOURCE as PACK
+from gemmserve_kernels.wgmma.plan import defines
+from gemmserve_kernels.wgmma.tile import WgmmaTile
+from gemmserve_kernels.wgmma.tiles import _CANDIDATES
 
 ARCH = "sm_90a"
 ENTRY_REGISTERS = 168
@@ -29,15 +31,20 @@ def _nvrtc():
         pytest.skip(f"NVRTC cannot be loaded: {error}")
 
 
-def _source(tile, *, swapped=False, vector=True, planar=False, c=None):
-    dtype = np.dtype("complex64" if tile.complex and not planar else "float32")
+def _source(tile, *, swapped=False, vector=True, planar=False, c=None, across=(False, False)):
+    kind = "float16" if tile.scheme == "fp16" else "float32"
+    dtype = np.dtype("complex64" if tile.complex and not planar else kind)
     array = np.empty((2, 8, 8) if planar else (8, 8), dtype)
     problem = GemmProblem.build(*[Operand.of(array)] * 2, layout="planar" if planar else "interleaved")
     stored = StoredArray(array.shape, array.strides, dtype, 0)
     added = stored if c is None else replace(stored, dtype=np.dtype(c))
     return KernelSource(
-        "wgmma_gemm", _defines(problem, tile, added.dtype, stored.dtype, swapped=swapped, vector=vector)
-    )
+        "wgmma_gemm",
+        defines(
+            problem, tile, added.dtype, stored.dtype, swapped=swapped, vector=vector,
+            wide=vector and dtype == np.float16, across=across,
+        ),
+    )  # fmt: skip
 
 
 def _check(source):
@@ -50,8 +57,17 @@ def _check(source):
     assert "setmaxnreg" not in cubin.log
 
 
-SHIPPED = [(key, candidate) for key, candidates in _CANDIDATES.items() for candidate in candidates]
-SHIPPED_IDS = [f"{key[0]}-{'c' if key[1] else 'r'}-{c.block_m}x{c.block_n}x{c.block_k}" for key, c in SHIPPED]
+SHIPPED = [
+    (key, candidate)
+    for key, candidates in _CANDIDATES.items()
+    for candidate in candidates
+    if key[0] != "fp16" or (candidate.cluster > 1) == (candidate.block_n > 128)
+]
+"""Of tiles that differ in their cluster alone, one."""
+SHIPPED_IDS = [
+    f"{key[0]}-{'c' if key[1] else 'r'}-{c.block_m}x{c.block_n}x{c.block_k}-{c.cluster}-{c.promote}"
+    for key, c in SHIPPED
+]
 
 
 @pytest.mark.parametrize(("key", "candidate"), SHIPPED, ids=SHIPPED_IDS)
@@ -60,6 +76,7 @@ def test_every_tile_that_may_be_chosen(key, candidate):
 
 
 FOURFOLD = WgmmaTile("3xfp16", True, 128, 128, 32, 3)
+DIRECT = WgmmaTile("fp16", False, 128, 256, 64, 4, 2, promote=0)
 VARIANTS = {
     "split over a cluster": lambda: _source(replace(FOURFOLD, split=4)),
     "quarters split over a cluster": lambda: _source(
@@ -77,6 +94,10 @@ VARIANTS = {
     "single elements": lambda: _source(FOURFOLD, vector=False),
     "a real c": lambda: _source(FOURFOLD, c="float16"),
     "three products swapped": lambda: _source(WgmmaTile("3xfp16-3m", True, 128, 128, 64, 3, promote=64), swapped=True),
+    "float16 across": lambda: _source(DIRECT, across=(True, True)),
+    "float16 promoted across": lambda: _source(replace(DIRECT, promote=64), across=(False, True)),
+    "float16, single elements": lambda: _source(DIRECT, vector=False, across=(False, True)),
+    "float16 split": lambda: _source(replace(DIRECT, block_n=128, cluster=1, split=2, parts=3), across=(True, True)),
     "real multicast": lambda: _source(WgmmaTile("3xfp16", False, 128, 256, 64, 2, 2, promote=64)),
 }  # fmt: skip
 
@@ -84,6 +105,12 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(variant):
     _check(VARIANTS[variant]())
+
+
+def test_copies():
+    cubin = compiler.compile_cuda(PACK.text, ARCH, name="wgmma_pack.cu")
+    assert cubin.spill_bytes == {"wgmma_pack": 0}
+    assert cubin.registers["wgmma_pack"] <= COMBINE_REGISTERS
 
 
 def test_the_variants_differ():

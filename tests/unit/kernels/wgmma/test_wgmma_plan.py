@@ -15,7 +15,7 @@ from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
 from gemmserve_kernels.problem import GemmProblem, Operand
 from gemmserve_kernels.wgmma import gemm as wgmma
 from gemmserve_kernels.wgmma import tensor_map
-from gemmserve_kernels.wgmma.gemm import WgmmaParams
+from gemmserve_kernels.wgmma.plan import WgmmaParams
 
 H200 = KNOWN["H200"]
 TYPES = {"Half": "f2", "float": "f4", "Complex<float>": "c8"}

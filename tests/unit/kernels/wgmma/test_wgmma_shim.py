@@ -21,7 +21,7 @@ from gemmserve_kernels.planes import models as plane_models
 from gemmserve_kernels.planes.layout import PLANES, Planes
 from gemmserve_kernels.problem import GemmProblem, Operand
 from gemmserve_kernels.wgmma import gemm as wgmma
-from gemmserve_kernels.wgmma.tiles import WgmmaTile
+from gemmserve_kernels.wgmma.tile import WgmmaTile
 
 H200 = KNOWN["H200"]
 SHUFFLED = Order("shuffled", 5)

@@ -12,11 +12,17 @@ from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.wgmma.tiles import _CANDIDATES, WgmmaTile, promotion, resolve, supports
+from gemmserve_kernels.wgmma.tile import WgmmaTile
+from gemmserve_kernels.wgmma.tiles import _CANDIDATES, promotion, resolve, supports
 
 H200 = KNOWN["H200"]
 SCHEMES = tuple(_CANDIDATES)
-DTYPE = {True: "complex64", False: "float32"}
+
+
+def dtype_of(scheme, is_complex):
+    if scheme == "fp16":
+        return "float16"
+    return "complex64" if is_complex else "float32"
 
 
 def matrix(*shape, dtype="complex64"):
@@ -36,7 +42,7 @@ def test_every_candidate_fits_and_has_the_promotion_of_its_k(scheme, is_complex)
         candidates
     )
     for k in (64, 1000, 4000, 1 << 20):
-        tile = resolve(None, problem(1000, 1000, k, dtype=DTYPE[is_complex]), H200, scheme)
+        tile = resolve(None, problem(1000, 1000, k, dtype=dtype_of(scheme, is_complex)), H200, scheme)
         assert tile.promote == promotion(scheme, is_complex, k)
 
 
@@ -46,6 +52,8 @@ def test_promotions_by_k():
     assert [promotion("3xfp16", False, k) for k in (1, 1024, 1025, 1 << 24)] == [32, 32, 64, 64]
     assert {promotion("3xfp16-3m", True, k) for k in (1, 1024, 1 << 24)} == {64}
     assert {promotion("1xfp16", c, k) for c in (True, False) for k in (1, 1024)} == {0}
+    assert [promotion("fp16", False, k) for k in (1, 4096, 4097)] == [0, 0, 64]
+    assert {promotion("fp16", False, k, wide=True) for k in (1, 1024, 1 << 24)} == {64}
 
 
 @pytest.mark.parametrize("k", [500, 5000, 50000])
@@ -58,7 +66,7 @@ def test_a_promotion_that_was_asked_for(k):
 @pytest.mark.parametrize(("scheme", "is_complex"), SCHEMES)
 @pytest.mark.parametrize("extents", list(itertools.product((1, 100, 1024, 20000), (1, 100, 5000), (1, 70, 65536))))
 def test_something_runs_whatever_the_size(scheme, is_complex, extents):
-    tile = resolve(None, problem(*extents, dtype=DTYPE[is_complex]), H200, scheme)
+    tile = resolve(None, problem(*extents, dtype=dtype_of(scheme, is_complex)), H200, scheme)
     assert tile.broken_limit(H200) is None
     assert (tile.scheme, tile.complex) == (scheme, is_complex)
     # No part of k is empty.
@@ -81,6 +89,21 @@ def test_something_runs_whatever_the_size(scheme, is_complex, extents):
 def test_choices_for_complex_products(extents, batch, expected):
     tile = resolve(None, problem(*extents, batch=batch), H200, "3xfp16")
     assert (tile.block_m, tile.block_n, tile.block_k, tile.split, tile.parts) == expected
+
+
+@pytest.mark.parametrize(
+    ("extents", "batch", "expected"),
+    [
+        ((1024, 1024, 1024), (64,), (128, 256, 2, 1, 1)),
+        ((128, 1024, 1024), (64,), (128, 256, 1, 1, 1)),
+        ((512, 512, 512), (), (64, 64, 1, 2, 1)),
+        ((64, 64, 8192), (), (64, 64, 1, 4, 16)),
+    ],
+)
+def test_choices_for_float16(extents, batch, expected):
+    """A cluster shares columns where there are rows for both of its blocks."""
+    tile = resolve(None, problem(*extents, batch=batch, dtype="float16"), H200, "fp16")
+    assert (tile.block_m, tile.block_n, tile.cluster, tile.split, tile.parts) == expected
 
 
 def test_overrides_are_honoured():
@@ -109,13 +132,15 @@ def test_stages_are_as_many_as_fit():
         ("3xfp16", GemmConfig(cluster=3), "cluster: "),
         ("3xfp16", GemmConfig(promote=24), "promote: |block_k: "),
         ("1xfp16", GemmConfig(promote=32), "promote: "),
+        ("fp16", GemmConfig(promote=24), "promote: "),
+        ("fp16", GemmConfig(block_n=64, cluster=2), "cluster: each of 2"),
         ("3xfp16", GemmConfig(thread_m=4), "thread_m: the wgmma algorithm has no such setting"),
         ("3xfp16", GemmConfig(split_k=0), "split_k: must be at least 1"),
     ],
 )
 def test_what_cannot_run_is_refused_by_its_limit(scheme, config, reason):
     with pytest.raises(ConfigInfeasible, match=f"^({reason})"):
-        resolve(config, problem(4096, 4096, 4096), H200, scheme)
+        resolve(config, problem(4096, 4096, 4096, dtype=dtype_of(scheme, True)), H200, scheme)
 
 
 def test_a_tile_is_checked_too():

@@ -30,6 +30,7 @@ class FakeExecutor:
         self.owner = None
         self.stopped = False
         self.interleaves = False
+        self.ahead = 0
 
     async def start(self, owner):
         self.owner = owner
@@ -58,7 +59,10 @@ class FakeExecutor:
     def hello(self, name="cpu"):
         worker = self.fleet[name]
         spec = spec_adapter().dump_python(DeviceSpec.cpu(), mode="json")
-        worker.greeted(Hello(worker=name, pid=1, spec=spec, verified_error=1e-8, interleaves=self.interleaves))
+        hello = Hello(
+            worker=name, pid=1, spec=spec, verified_error=1e-8, interleaves=self.interleaves, ahead=self.ahead
+        )
+        worker.greeted(hello)
         self.owner.worker_ready(worker)
 
     def lose(self, name="cpu"):

@@ -178,3 +178,19 @@ def test_nobody_falls_behind_by_more_than_a_task_of_each(steps):
             gained = [served[who] - before.get(who, 0) for who in (f, m)]
             assert abs(gained[0] - gained[1]) <= largest[f] + largest[m] + 1e-9
     assert len(queue) == len(waiting)
+
+
+def test_the_very_next_task_and_no_other():
+    queue = FairQueue()
+    for name, owner in (("a1", "a"), ("a2", "a"), ("b1", "b")):
+        queue.push(QueuedTask(owner, name=name))
+    asked = []
+
+    def refuse(task):
+        asked.append(task.name)
+        return False
+
+    assert queue.take(refuse, first=True) is None
+    assert asked == ["a1"]
+    assert [queue.take(lambda _: True, first=True).name for _ in range(3)] == ["a1", "b1", "a2"]
+    assert queue.take(lambda _: True, first=True) is None

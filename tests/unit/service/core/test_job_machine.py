@@ -17,8 +17,8 @@ from gemmserve_kernels import DeviceSpec
 from gemmserve_service.core import Core
 from gemmserve_service.errors import NotFound, ServiceError
 from gemmserve_service.executor.base import Worker, spec_adapter
-from gemmserve_service.executor.protocol import Done, Failed, Hello
-from gemmserve_service.schemas import GemmJob, GemmParams, JobState, Timings
+from gemmserve_service.executor.protocol import Done, Failed, Group, Hello
+from gemmserve_service.schemas import GemmJob, GemmParams, GemmStep, JobState, ProgramJob, Timings
 from gemmserve_service.settings import Settings
 from gemmserve_service.single import OneShot
 
@@ -49,7 +49,8 @@ class Fleet:
 
     def send(self, worker, task):
         assert worker.ready
-        assert list(worker.tasks) == [task.task], "one task at a time"
+        sent = [run.task for run in task.tasks] if isinstance(task, Group) else [task.task]
+        assert list(worker.tasks) == sent, "one task or one group at a time"
 
     def cancel(self, worker, task):
         assert task in worker.tasks
@@ -121,13 +122,18 @@ class JobLife(RuleBasedStateMachine):
         own_operand=st.booleans(),
         owner=st.sampled_from(["", "alice", "bob"]),
         timeout_s=st.sampled_from([None, 3600.0]),
+        steps=st.sampled_from([0, 0, 2, 20]),  # long programs are checked in a thread
     )
-    def submit(self, priority, own_operand, owner, timeout_s):
+    def submit(self, priority, own_operand, owner, timeout_s, steps):
         own_operand = own_operand or bool(owner)
 
         async def submit():
             operand = await self.put(owner=owner) if own_operand else self.operand
             job = GemmJob(op="gemm", a=operand.id, b=operand.id, priority=priority, timeout_s=timeout_s)
+            if steps:
+                names = [operand.id, *(f"$s{n}" for n in range(1, steps))]
+                chain = [GemmStep(op="gemm", id=f"s{n}", a=a, b=operand.id) for n, a in enumerate(names, 1)]
+                job = ProgramJob(op="program", steps=chain, priority=priority, timeout_s=timeout_s)
             try:
                 info, created = await self.core.jobs.submit(job, owner=owner)
             finally:
@@ -382,6 +388,7 @@ class JobLife(RuleBasedStateMachine):
             await core.store.delete(self.operand.id)
             await self.settle()
             assert (core.store.used_bytes, core.store.scratch_bytes, core.store.count) == (0, 0, 0)
+            assert core.jobs._room.taken == 0
             assert list(core.store._catalog) == []
 
         try:

@@ -11,7 +11,7 @@ from gemmserve_service.catalog import to_row
 from gemmserve_service.idempotency import RememberedKey
 from gemmserve_service.ids import new_id
 from gemmserve_service.queue import SqliteQueue
-from gemmserve_service.schemas import ArrayInfo, GemmJob, JobInfo, JobState, Problem, Timings
+from gemmserve_service.schemas import ArrayInfo, GemmJob, JobInfo, JobState, Problem, ProgramJob, StepInfo, Timings
 
 ADAPTERS = {"sqlite": SqliteQueue, "memory": MemoryQueue}
 MOMENT = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -71,6 +71,25 @@ async def test_every_field_of_an_end_is_kept(queue, add):
     end = moved(info, JobState.FAILED, finished_at=MOMENT, error=problem)
     await queue.finish(end, [])
     assert await queue.get(info.id) == end
+
+
+async def test_a_programs_steps_are_kept_and_left_out_of_listings(queue):
+    steps = [{"id": "x", "op": "gemm", "a": new_id("arr"), "b": new_id("arr")}]
+    request = ProgramJob.model_validate({"op": "program", "steps": steps})
+    given = request.model_dump(mode="json", exclude_unset=True)
+    info = JobInfo(id=new_id("job"), state=JobState.QUEUED, op="program", created_at=MOMENT, request=given)
+    await queue.insert(info, request.model_dump_json(exclude_unset=True), None, None)
+    (unfinished,), _ = await queue.recover()
+    assert unfinished.request == request
+    done = [StepInfo(id="x", algorithm="numpy", kernel_s=0.5, residual=1e-7)]
+    end = moved(info, JobState.SUCCEEDED, finished_at=MOMENT, result={"x": new_id("arr")}, steps=done)
+    await queue.finish(end, [])
+    found = await queue.get(info.id)
+    assert (found.steps, found.request["steps"]) == (done, steps)
+    for state in (None, JobState.SUCCEEDED):
+        (listed,) = await queue.page(state=state, limit=9, before=None)
+        assert (listed.steps, listed.request, listed.result) == (None, None, end.result)
+    assert await queue.page(state=None, limit=9, before=None, owner="somebody") == []
 
 
 async def test_no_transition_leaves_a_final_state(queue, add):

@@ -95,7 +95,8 @@ def submit(make_task):
     return make_and_submit
 
 
-async def test_priority_then_first_come(scheduler, fake, submit, store):
+async def test_priority_then_first_come(make_scheduler, fake, submit, store):
+    scheduler = await make_scheduler(fake, max_grouped_jobs=1)
     await submit(scheduler, "running")
     for name, priority in (("low", -5), ("first", 0), ("high", 9), ("second", 0)):
         await submit(scheduler, name, priority=priority)

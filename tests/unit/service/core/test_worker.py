@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Cancel, Decoder, Forget, Run, Stop, encode
+from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Cancel, Decoder, Forget, Group, Run, Stop, encode
 from gemmserve_service.extents import ExtentPool
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.worker import loop
 from gemmserve_service.worker.device import CpuBackend, DeviceUnavailable, HostArray, go_on, open_backend
 from gemmserve_service.worker.mappings import Mappings
-from gemmserve_service.worker.residency import Residency
 from gemmserve_service.worker.runner import Runner
 from gemmserve_service.worker.selftest import verified_error
 
@@ -108,34 +107,6 @@ def test_the_number_of_mappings_is_bounded(place, monkeypatch):
     for ref in refs:
         mappings.array(ref)
     assert list(mappings._maps) == [refs[1].extent, refs[2].extent]
-
-
-class Copy:
-    def __init__(self, nbytes):
-        self.nbytes = nbytes
-
-
-def test_copies_stay_within_their_budget_the_oldest_goes_first():
-    resident, loaded = Residency(100), []
-
-    def get(key, nbytes):
-        return resident.get(key, nbytes, lambda: loaded.append(key) or Copy(nbytes))
-
-    first = get("a", 40)
-    get("b", 40)
-    assert get("a", 40) is first
-    get("c", 40)  # b goes
-    assert get("a", 40) is first
-    assert loaded == ["a", "b", "c"]
-    get("b", 40)
-    assert resident.used == 80
-    get(None, 10)
-    get(None, 10)
-    get("huge", 101)
-    assert resident.used == 80
-    resident.clear()
-    assert resident.used == 0
-    assert get("a", 40) is not first
 
 
 def test_a_task(run):
@@ -382,3 +353,39 @@ def test_a_broken_context_ends_the_process_without_an_answer(run, monkeypatch):
 
 def test_operands_with_a_name_are_cacheable():
     assert HostArray(A).cache_id is None
+
+
+def test_a_group_is_answered_one_by_one_and_what_fails_or_is_cancelled_touches_no_other(run):
+    near, far = socket.socketpair()
+    order = []
+
+    class Backend(CpuBackend):
+        def run(self, params, operands, results, checkpoint):
+            order.append(params.alpha.real)
+            if params.alpha == 1:
+                near.sendall(encode(later) + encode(Cancel(task="t3")))
+            if params.alpha == 2:
+                raise MemoryError
+            return super().run(params, operands, results, checkpoint)
+
+    made = [run(GemmParams(trans_b="T", alpha=i), {"d": np.zeros((3, 3))}, a=A, b=A) for i in (1, 2, 3, 4, 5)]
+    messages = [message.model_copy(update={"task": f"t{i}"}) for i, (message, _) in enumerate(made, 1)]
+    later = messages.pop()
+    with near, far:
+        near.sendall(encode(Group(tasks=messages)))
+        thread = threading.Thread(target=loop._converse, args=(far, Runner(Backend()), 60))
+        thread.start()
+        near.settimeout(30)
+        decoder, answers = Decoder(), []
+        while len(answers) < 5:
+            answers += [TO_FRONT.validate_json(body) for body in decoder.feed(near.recv(1 << 16))]
+        near.sendall(encode(Stop()))
+        thread.join(10)
+    assert [(answer.task, answer.kind) for answer in answers] == [
+        ("t1", "done"), ("t2", "failed"), ("t3", "failed"), ("t4", "done"), ("t5", "done")
+    ]  # fmt: skip
+    assert answers[2].slug == "cancelled"
+    assert order == [1, 2, 3, 4, 5], "what came meanwhile waits for the group"
+    assert 0 <= answers[0].timings.queue_s < answers[3].timings.queue_s
+    for i in (0, 3, 4):
+        np.testing.assert_array_equal(np.frombuffer(made[i][1]["d"], "f8").reshape(3, 3), (i + 1) * A @ A.T)

@@ -117,8 +117,9 @@ def as_(app, make_key):
 class LiveApp:
     """The app as it is served, in a thread of its own."""
 
-    def __init__(self, settings: Settings, executor: SpyExecutor) -> None:
+    def __init__(self, settings: Settings, executor: SpyExecutor, loop_factory=None) -> None:
         self.executor = executor
+        self._loop_factory = loop_factory
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -130,7 +131,8 @@ class LiveApp:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        asyncio.run(self._serve())
+        with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+            runner.run(self._serve())
 
     async def _serve(self) -> None:
         self.core = Core(self._settings, self.executor)
@@ -164,8 +166,8 @@ def serve(make_settings, spy):
     """serve(head_timeout_s=0.5) -> the app, live, under these settings; ended with the test."""
     with contextlib.ExitStack() as stack:
 
-        def start(**fields):
-            live = LiveApp(make_settings(**fields), spy)
+        def start(*, loop_factory=None, **fields):
+            live = LiveApp(make_settings(**fields), spy, loop_factory)
             live.start()
             stack.callback(live.stop)
             return live

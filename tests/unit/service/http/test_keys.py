@@ -90,8 +90,10 @@ async def test_every_operation_wants_its_scope(app, as_, problem):
 
 async def test_another_s_things_are_not_there(app, tenants, problem):
     """Every operation with an id answers another owner exactly as for an id that never was."""
-    never = {"array_id": "arr_" + "0" * 26, "job_id": "job_" + "0" * 26}
-    real = {"array_id": tenants.a, "job_id": tenants.job["id"]}
+    bare = {"Content-Type": "application/octet-stream"}
+    begun = await tenants.alice.post("/v1/uploads?dtype=float32&shape=9", headers=bare)
+    never = {"array_id": "arr_" + "0" * 26, "job_id": "job_" + "0" * 26, "upload_id": "upl_" + "0" * 26, "offset": 0}
+    real = {"array_id": tenants.a, "job_id": tenants.job["id"], "upload_id": begun.json()["id"], "offset": 0}
     tried = 0
     for method, path in operations(app):
         if "_id}" not in path:
@@ -101,11 +103,14 @@ async def test_another_s_things_are_not_there(app, tenants, problem):
         nobody_s = await tenants.bob.request(method, path.format(**never))
         assert theirs.status_code == nobody_s.status_code == 404, (method, path)
         if method != "HEAD":
-            said = [json.loads(re.sub(r"(arr|job)_[0-9a-z]{26}", "ID", answer.text)) for answer in (theirs, nobody_s)]
+            said = [
+                json.loads(re.sub(r"(arr|job|upl)_[0-9a-z]{26}", "ID", answer.text)) for answer in (theirs, nobody_s)
+            ]
             assert said[0] == said[1]
     assert tried >= 6
     # Nothing that Bob tried had an effect.
     assert (await tenants.alice.get(f"/v1/arrays/{tenants.a}")).status_code == 200
+    assert (await tenants.alice.get(f"/v1/uploads/{real['upload_id']}")).status_code == 200
     assert (await tenants.alice.get(f"/v1/jobs/{tenants.job['id']}")).json()["state"] == "succeeded"
 
 

@@ -55,12 +55,14 @@ def read(pieces, headers, *, names=("a", "b", "c"), check=lambda *_: None, lengt
     form = OneShotForm(store, names=names, check=check)
     total = sum(map(len, pieces)) if length is None else length
 
-    async def stream():
-        for piece in pieces:
-            yield piece
+    coming = iter(pieces)
+
+    async def receive():
+        piece = next(coming, None)
+        return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
 
     request = SimpleNamespace(
-        headers={"content-length": str(total), **{k.lower(): v for k, v in headers.items()}}, stream=stream
+        headers={"content-length": str(total), **{k.lower(): v for k, v in headers.items()}}, receive=receive, scope={}
     )
     form.store = store
     asyncio.run(form.read(request))

@@ -29,11 +29,13 @@ def test_pieces_are_the_slice(parts, start, stop):
     assert b"".join(pieces([memoryview(part) for part in parts], span)) == whole[span.start : span.stop]
 
 
-def test_pieces_are_bounded_copies():
+def test_pieces_are_bounded_and_where_they_lie():
     data = bytearray(3 * PIECE + 5)
     sent = list(pieces([b"head", memoryview(data)], range(4 + len(data))))
     assert max(map(len, sent)) == PIECE
-    assert all(type(piece) is bytes for piece in sent)
+    assert [np.frombuffer(piece, "u1").ctypes.data for piece in sent[1:]] == [
+        np.frombuffer(data, "u1").ctypes.data + start for start in range(0, len(data), PIECE)
+    ]
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import ssl
 import subprocess
 import time
 
+import numpy as np
 import pytest
+import uvloop
 
+from gemmserve import Client, _direct
 from gemmserve_service import serving
+from gemmserve_service.landing import LandingProtocol
 
 
 @pytest.fixture
@@ -54,3 +59,32 @@ def test_a_renewed_certificate_is_used_without_a_restart(serve, issue, tmp_path,
     (tmp_path / "new.key").replace(tmp_path / "key.pem")
     until(lambda: shown(live) != first)
     assert shown(live).split() == (tmp_path / "certificate.pem").read_text().split()
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_large_bodies_land_and_leave(serve, issue, tmp_path, monkeypatch, loop_factory):
+    """Through TLS, too, the server reads into the array, and the client into its result."""
+    monkeypatch.setattr(_direct, "DIRECT_FROM", 1 << 16)
+    issue("localhost")
+    live = serve(loop_factory=loop_factory, tls_certificate=tmp_path / "certificate.pem", tls_key=tmp_path / "key.pem")
+    landed, received = [], []
+    land, direct = LandingProtocol.land, _direct.landed
+
+    async def spy(self, view, patience_s):
+        landed.append(await land(self, view, patience_s))
+        return landed[-1]
+
+    def watch(*arguments):
+        for count in direct(*arguments):
+            received.append(count)
+            yield count
+
+    monkeypatch.setattr(LandingProtocol, "land", spy)
+    monkeypatch.setattr(_direct, "landed", watch)
+    array = (np.arange(1 << 20) % 251).astype("c8").reshape(1024, 1024)
+    with Client(f"https://127.0.0.1:{live.port}", verify=False, progress=False) as client:
+        for _ in range(2):
+            remote = client.put(array)
+            assert np.array_equal(remote.numpy(), array)
+    assert sum(landed) > 1.5 * array.nbytes
+    assert sum(received) > 1.5 * array.nbytes

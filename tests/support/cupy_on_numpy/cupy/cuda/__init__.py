@@ -4,7 +4,14 @@ from cupy._array import alloc
 from cupy.cuda import compiler, cublas, device, driver, memory, nvrtc, runtime
 from cupy.cuda.device import Device
 
-__all__ = ["Device", "Event", "Stream", "alloc", "compiler", "cublas", "device", "driver", "memory", "nvrtc", "runtime"]
+__all__ = [
+    "Device", "Event", "Stream", "alloc", "alloc_pinned_memory", "compiler", "cublas", "device", "driver", "memory",
+    "nvrtc", "runtime",
+]  # fmt: skip
+
+
+def alloc_pinned_memory(nbytes):
+    return bytearray(nbytes)
 
 
 class Event:

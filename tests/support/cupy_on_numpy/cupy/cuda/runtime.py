@@ -55,3 +55,13 @@ def memsetAsync(pointer, value, nbytes, stream):
     import ctypes
 
     ctypes.memset(pointer, value, nbytes)
+
+
+memcpyHostToDevice, memcpyDeviceToHost = 1, 2  # noqa: N816
+
+
+def memcpyAsync(target, source, nbytes, kind, stream):
+    import ctypes
+
+    assert kind in (memcpyHostToDevice, memcpyDeviceToHost)
+    ctypes.memmove(target, source, nbytes)

@@ -1,0 +1,41 @@
+"""Addresses of servers, and whose certificates are believed."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+
+import httpx
+
+from gemmserve import _errors
+
+
+def normal_url(url: str) -> str:
+    """`url` with its scheme (http where none is given) and without a trailing slash. Raises ParameterInvalid."""
+    full = url.strip() if "://" in url else f"http://{url.strip()}"
+    try:
+        parsed = httpx.URL(full)
+    except httpx.InvalidURL as error:
+        raise _errors.from_httpx(error, url) from error
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
+        raise _errors.ParameterInvalid(f"{url!r} is no http:// or https:// URL")
+    return full.rstrip("/")
+
+
+def trust(verify: bool | str | ssl.SSLContext) -> bool | ssl.SSLContext:
+    """What httpx is told. Raises ParameterInvalid for a file that holds no certificates."""
+    if not isinstance(verify, str):
+        return verify
+    try:
+        return ssl.create_default_context(cafile=verify)
+    except OSError as error:  # ssl.SSLError too
+        raise _errors.ParameterInvalid(f"{verify!r} is no file of CA certificates: {error}") from error
+
+
+def is_loopback(url: str) -> bool:
+    """Whether `url` names this machine: then no HTTP_PROXY is asked, which would look for the server on itself."""
+    host = httpx.URL(url).host
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

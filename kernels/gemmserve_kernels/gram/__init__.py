@@ -1,0 +1,1 @@
+"""Sums of squares of a product's rows or columns from a Gram matrix."""

@@ -1,0 +1,58 @@
+"""Head and body of an answer in one write.
+
+uvicorn writes an answer's head, then its body: two system calls, two segments, and a client that wakes up twice. Here a
+head waits for what is written next in the same turn of the event loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import asyncio
+
+_INTERIM: Final = b"HTTP/1.1 1"
+_JOINED: Final = 1 << 16
+"""Bytes of a body that is copied behind its head; of a longer one the pieces are handed over as they are."""
+
+
+class Corked:
+    """A transport as one answer sees it; everything but writing and closing is the transport's own."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None
+        self._begun = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Holds the head back; writes the rest."""
+        if not self._begun:
+            if data.startswith(_INTERIM):
+                self._transport.write(data)
+                return
+            self._begun = True
+            self._head = data
+            self._loop.call_soon(self.flush)
+            return
+        head, self._head = self._head, None
+        if head is None:
+            self._transport.write(data)
+        elif len(data) <= _JOINED:
+            self._transport.write(head + data)
+        else:
+            self._transport.writelines((head, data))
+
+    def flush(self) -> None:
+        """Writes a head that nothing has followed."""
+        head, self._head = self._head, None
+        if head is not None:
+            self._transport.write(head)
+
+    def close(self) -> None:
+        """Closes after what was written."""
+        self.flush()
+        self._transport.close()

@@ -1,0 +1,208 @@
+"""Bodies that land in their final place: the socket is read straight into memory that the app names.
+
+uvicorn hands a body over in pieces that were copied four times on their way (uvloop, httptools, twice uvicorn). Once an
+app knows where the bytes of a body belong, the connection's protocol is changed for one with a buffer
+(`asyncio.BufferedProtocol`) whose buffer is that place, so the kernel's copy is the only one. The parser does not see
+such bytes; it has counted the body's length by then, so the rest of that body passes it by, and the next request on the
+connection gets a fresh one.
+
+`LandingProtocol` puts a `Landing` into the scope's extensions; `bodies.RequestBody` uses it where there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import httptools
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+EXTENSION: Final = "gemmserve.landing"
+"""Key in the ASGI scope's `extensions`."""
+
+_DIRECT_FROM: Final = 1 << 16  # bytes that must be outstanding; below, changing protocols costs more than it saves
+_MOST_AT_ONCE: Final = 1 << 19  # bytes of one read: others' turn comes after at most a third of a millisecond
+
+
+class Lander(Protocol):
+    """What an app sees in its scope."""
+
+    async def read_into(self, view: memoryview, patience_s: float) -> int:
+        """Reads the body's next bytes to the start of `view`; returns how many came, when it is full, the body has
+        ended, or `patience_s` have passed. Raises ClientDisconnect.
+        """
+
+
+class Landing:
+    """One request's body, for its app."""
+
+    def __init__(self, protocol: LandingProtocol) -> None:
+        self._protocol = protocol
+        self.cycle: RequestResponseCycle | None = None
+        self.on_landed: list[Callable[[int], None]] = []
+        """Told how many bytes came past `receive`, and 0 when the client is told to go on sending."""
+
+    async def read_into(self, view: memoryview, patience_s: float) -> int:
+        """See `Lander`."""
+        cycle = self.cycle
+        assert cycle is not None  # the app's task starts after the head was taken in
+        if cycle.waiting_for_100_continue and not cycle.transport.is_closing():
+            cycle.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            cycle.waiting_for_100_continue = False
+            self._tell(0)
+        if not cycle.body and cycle.more_body and not cycle.disconnected:
+            protocol = self._protocol
+            if protocol.cycle is cycle and (protocol.left or 0) >= _DIRECT_FROM and len(view) >= _DIRECT_FROM:
+                count = await protocol.land(view, patience_s)
+                self._tell(count)
+                if not count and cycle.disconnected:
+                    raise ClientDisconnect
+                return count
+            await self._more(cycle, patience_s)
+        if cycle.disconnected:
+            raise ClientDisconnect
+        count = min(len(view), len(cycle.body))
+        view[:count] = cycle.body[:count]
+        del cycle.body[:count]
+        self._tell(count)
+        return count
+
+    @staticmethod
+    async def _more(cycle: RequestResponseCycle, patience_s: float) -> None:
+        """Waits for a piece the ordinary way."""
+        cycle.message_event.clear()
+        cycle.flow.resume_reading()
+        try:
+            async with asyncio.timeout(patience_s):
+                await cycle.message_event.wait()
+        except TimeoutError:
+            return
+        finally:
+            cycle.message_event.set()  # `receive` looks for itself what there is
+
+    def _tell(self, count: int) -> None:
+        for callback in self.on_landed:
+            callback(count)
+
+
+class LandingProtocol(HttpToolsProtocol):
+    """uvicorn's protocol; `left` are the bytes of the body that have not come, None where their number is unknown."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.left: int | None = None
+        self._past_parser = False
+
+    def on_headers_complete(self) -> None:
+        landing = Landing(self)
+        self.scope["extensions"] = {EXTENSION: landing}  # type: ignore[dict-item]
+        super().on_headers_complete()
+        landing.cycle = self.cycle
+        self.left = None if self.parser.should_upgrade() else _content_length(self.headers)
+
+    def on_body(self, body: bytes) -> None:
+        if self.left is not None:
+            self.left -= len(body)
+        super().on_body(body)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._past_parser:
+            super().data_received(data)
+            return
+        assert self.left is not None
+        rest = data[self.left :]
+        self.on_body(data[: self.left])
+        self._look_for_the_end()
+        if rest:
+            super().data_received(rest)
+
+    async def land(self, view: memoryview, patience_s: float) -> int:
+        """Has the socket read into `view`, of the body that is being received, and returns how many bytes came."""
+        assert self.left is not None
+        sink = _Sink(self, view[: min(len(view), self.left)])
+        patience = self.loop.call_later(patience_s, sink.leave)
+        sink.enter()
+        try:
+            await sink.done
+        finally:
+            patience.cancel()
+            sink.leave()
+            if sink.filled:
+                self._past_parser = True
+                self.left -= sink.filled
+                self._look_for_the_end()
+        return sink.filled
+
+    def _look_for_the_end(self) -> None:
+        if self.left == 0 and self._past_parser:
+            self._past_parser = False
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            self.on_message_complete()
+
+
+class _Sink(asyncio.BufferedProtocol):
+    """Stands in for a protocol while `view` fills."""
+
+    def __init__(self, protocol: LandingProtocol, view: memoryview) -> None:
+        self._protocol = protocol
+        self._view = view
+        self._inside = False
+        self.filled = 0
+        self.done: asyncio.Future[None] = protocol.loop.create_future()
+
+    def enter(self) -> None:
+        """Takes the protocol's place. Reading is paused meanwhile: which callbacks a transport uses is decided when it
+        begins to read.
+        """
+        flow = self._protocol.flow
+        flow.pause_reading()
+        self._protocol.transport.set_protocol(self)
+        self._inside = True
+        flow.resume_reading()
+
+    def leave(self) -> None:
+        """Gives the place back, with reading paused; idempotent."""
+        if self._inside:
+            self._inside = False
+            if not self._protocol.transport.is_closing():
+                self._protocol.flow.pause_reading()
+            self._protocol.transport.set_protocol(self._protocol)
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        return self._view[self.filled : self.filled + _MOST_AT_ONCE]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.filled += nbytes
+        if self.filled == len(self._view):
+            self.leave()
+
+    def eof_received(self) -> bool | None:
+        return self._protocol.eof_received()  # type: ignore[func-returns-value]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._inside = False
+        self._protocol.connection_lost(exc)
+        self.leave()
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+
+def _content_length(headers: list[tuple[bytes, bytes]]) -> int | None:
+    """The body's length; None for chunks. The parser has refused what is no number, or given twice."""
+    found = dict(headers)
+    if b"transfer-encoding" in found or b"content-length" not in found:
+        return None
+    return int(found[b"content-length"])

@@ -1,0 +1,164 @@
+"""Work in stages, each with a thread of its own: one product is computed while others come and go."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Staged(Protocol):
+    """Something to do, in stages. What a stage raises ends it."""
+
+    def load(self) -> None:
+        """Brings what is needed."""
+
+    def compute(self) -> None:
+        """Does it."""
+
+    def store(self) -> None:
+        """Takes the result away."""
+
+
+W = TypeVar("W", bound=Staged)
+log = logging.getLogger(__name__)
+
+_STAGES: Final = ("load", "compute", "store")
+_COUNT: Final = len(_STAGES)
+
+
+class _Entry(Generic[W]):
+    """One piece of work on its way."""
+
+    __slots__ = ("done", "error", "work")
+
+    def __init__(self, work: W, done: Callable[[W, BaseException | None], None]) -> None:
+        self.work = work
+        self.done = done
+        self.error: BaseException | None = None
+
+
+class Pipeline(Generic[W]):
+    """Work goes through every stage in the order in which it came, at most one piece in each stage at a time.
+
+    A stage begins nothing while what it did last still waits for the next one, so that no more than one piece is held
+    ahead of its time.
+    """
+
+    def __init__(self, enter: Callable[[], None] = lambda: None) -> None:
+        """`enter` is called once in each thread before anything else."""
+        self._changed = threading.Condition()
+        self._waiting: tuple[deque[_Entry[W]], ...] = tuple(deque() for _ in _STAGES)
+        self._busy: list[_Entry[W] | None] = [None for _ in _STAGES]
+        self._alone: _Entry[W] | None = None
+        self._parked: list[_Entry[W]] = []
+        """What is alone, or waits to be."""
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._run, args=(stage, enter), name=f"gemmserve-{name}", daemon=True)
+            for stage, name in enumerate(_STAGES)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, work: W, done: Callable[[W, BaseException | None], None]) -> None:
+        """Starts it when its turn comes. `done(work, error)` is called in one of the threads, in order."""
+        with self._changed:
+            self._waiting[0].append(_Entry(work, done))
+            self._changed.notify_all()
+
+    @property
+    def under_way(self) -> list[W]:
+        """What has not come to its end, oldest first."""
+        with self._changed:
+            return [entry.work for entry in self._entries()]
+
+    def alone(self, work: W, run: Callable[[list[W]], None]) -> None:
+        """Called in a stage of `work`: `run(behind)` once everything before it is done and nothing else is moving.
+
+        `behind` is what has come some of the way behind it, and may be told to let go of what it holds.
+        """
+        with self._changed:
+            (entry,) = [entry for entry in self._busy if entry is not None and entry.work is work]
+            self._parked.append(entry)
+            stage = self._busy.index(entry)
+            # The oldest first, so that two that want to be alone do not wait for each other.
+            while self._alone or any(self._waiting[later] or self._busy[later] for later in range(stage + 1, _COUNT)):
+                self._changed.wait()
+            self._alone = entry
+            while any(other is not None and other not in self._parked for other in self._busy):
+                self._changed.wait()
+            behind = [other.work for other in self._entries() if other is not entry]
+        try:
+            run(behind)
+        finally:
+            with self._changed:
+                self._alone = None
+                self._parked.remove(entry)
+                self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Waits until nothing is under way."""
+        with self._changed:
+            while self._entries():
+                self._changed.wait()
+
+    def close(self) -> None:
+        """Ends the threads after what was put in."""
+        self.drain()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _entries(self) -> list[_Entry[W]]:
+        found: list[_Entry[W]] = []
+        for stage in reversed(range(_COUNT)):
+            busy = self._busy[stage]
+            found += ([] if busy is None else [busy]) + list(self._waiting[stage])
+        return found
+
+    def _run(self, stage: int, enter: Callable[[], None]) -> None:
+        enter()
+        while (entry := self._take(stage)) is not None:
+            if entry.error is None:
+                try:
+                    getattr(entry.work, _STAGES[stage])()
+                except BaseException as error:
+                    entry.error = error
+            last = stage == _COUNT - 1
+            if last:
+                try:
+                    entry.done(entry.work, entry.error)
+                except Exception:
+                    log.exception("whoever wanted to be told of the end of a task failed")
+            with self._changed:
+                self._busy[stage] = None
+                if not last:
+                    self._waiting[stage + 1].append(entry)
+                self._changed.notify_all()
+
+    def _take(self, stage: int) -> _Entry[W] | None:
+        """The next entry of a stage; None once there will be none."""
+        with self._changed:
+            while True:
+                if self._waiting[stage] and self._may_move(stage):
+                    entry = self._busy[stage] = self._waiting[stage].popleft()
+                    self._changed.notify_all()  # the stage before may go on
+                    return entry
+                if self._closed:
+                    return None
+                self._changed.wait()
+
+    def _may_move(self, stage: int) -> bool:
+        """Whether a stage may take what waits: one piece ahead of the next stage, and none behind what is alone."""
+        if stage + 1 < _COUNT and self._waiting[stage + 1]:
+            return False
+        return self._alone is None or stage > self._busy.index(self._alone)

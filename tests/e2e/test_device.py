@@ -1,0 +1,111 @@
+"""A whole server whose worker owns a device: the CUDA backend on the stand-in for CuPy (tests/support)."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from live_server import LiveServer
+
+from gemmserve import Client
+
+SUPPORT = Path(__file__).parents[1] / "support"
+DEVICE = {
+    "PYTHONPATH": f"{SUPPORT / 'device_on_host'}:{SUPPORT / 'cupy_on_numpy'}",
+    "GEMMSERVE_DEVICE": "cuda:0",
+}
+LARGE = 600
+"""Rows of float64 that make an array larger than what goes past the ring of pinned memory."""
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    with LiveServer(data_dir=tmp_path_factory.mktemp("data"), environment=DEVICE) as live:
+        yield live
+
+
+@pytest.fixture
+def on_device(device):
+    with Client(device.url) as connected:
+        yield connected
+
+
+def matrix(rng, rows, columns, dtype="complex64"):
+    return (rng.integers(-4, 5, (rows, columns)) + 1j * rng.integers(-4, 5, (rows, columns))).astype(dtype)
+
+
+def test_what_it_says_of_itself(on_device):
+    (found,) = on_device.devices()
+    assert (found["id"], found["spec"]["arch"], found["state"]) == ("cuda:0", "sm_90a", "ready")
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (LARGE, 500, LARGE)])
+def test_products_with_operands_sent_along(on_device, rng, order, shape):
+    m, k, n = shape
+    a, b, c = matrix(rng, m, k), matrix(rng, k, n), matrix(rng, m, n)
+    d = on_device.gemm(np.asfortranarray(a), b, c, beta=2, order=order)
+    np.testing.assert_array_equal(d, a @ b + 2 * c)
+
+
+def test_resident_operands_again_and_again(on_device, rng):
+    a, b = matrix(rng, LARGE, LARGE), matrix(rng, LARGE, LARGE)
+    ra, rb = on_device.put(a), on_device.put(b)
+    for _ in range(4):  # from the third on with what is prepared of them
+        np.testing.assert_array_equal((ra @ rb).numpy(), a @ b)
+    np.testing.assert_array_equal((ra.H @ rb).numpy(), a.conj().T @ b)
+    np.testing.assert_array_equal(on_device.gemm_reduce(ra, rb, reduce="absmax").numpy(), np.abs(a @ b).max(axis=0))
+
+
+def test_many_at_once_are_told_apart(on_device, rng):
+    arrays = [matrix(rng, 20 + number, 30) for number in range(40)]
+    b = on_device.put(matrix(rng, 30, 7))
+    right = b.numpy()
+
+    def product(array):
+        return on_device.gemm(array, right)
+
+    with ThreadPoolExecutor(8) as pool:
+        for array, d in zip(arrays, pool.map(product, arrays), strict=True):
+            np.testing.assert_array_equal(d, array @ right)
+    jobs = [on_device.submit("gemm", on_device.put(array), b) for array in arrays]
+    for array, job in zip(arrays, jobs, strict=True):
+        np.testing.assert_array_equal(job.result().numpy(), array @ right)
+
+
+def test_a_check_and_a_program(on_device, rng):
+    a = matrix(rng, 64, 64)
+    ra = on_device.put(a)
+    job = on_device.submit("gemm", ra, ra, verify=True)
+    job.wait(60)
+    assert job.info.residual == 0
+    with on_device.program() as program:
+        square = program.gemm(ra, ra)
+        fourth = square @ square
+    np.testing.assert_array_equal(fourth.numpy(), (a @ a) @ (a @ a))
+
+
+def test_a_killed_worker_loses_nothing(device, on_device, rng):
+    arrays = [matrix(rng, 50, 50) for _ in range(30)]
+    remote = [on_device.put(array) for array in arrays]
+    jobs = [on_device.submit("gemm", each, each) for each in remote]
+    (worker,) = device.workers()
+    worker.kill()
+    for array, job in zip(arrays, jobs, strict=True):
+        np.testing.assert_array_equal(job.result().numpy(), array @ array)
+    device.wait_ready()
+
+
+def test_cancelled_jobs_do_not_hold_up_others(on_device, rng):
+    ra = on_device.put(matrix(rng, LARGE, LARGE))
+    jobs = [on_device.submit("gemm", ra, ra) for _ in range(20)]
+    for job in jobs[1::2]:
+        job.cancel()
+    deadline = time.monotonic() + 60
+    for job in jobs[::2]:
+        job.wait(deadline - time.monotonic())
+        assert job.state == "succeeded"
+    assert all(job.state in {"cancelled", "succeeded"} for job in jobs[1::2])

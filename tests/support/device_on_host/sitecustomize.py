@@ -1,0 +1,53 @@
+"""A server whose device is the host: the worker's CUDA backend on the stand-in for CuPy, NumPy in the kernels' place.
+
+This folder and the stand-in's on PYTHONPATH make every Python process import it at its start.
+"""
+
+import importlib.abc
+import importlib.util
+import sys
+
+import numpy as np
+
+
+def call(params, operands, outs):
+    """What the kernels' `call` does, on arrays of the stand-in."""
+    from gemmserve_service.worker import device
+
+    host = {name: getattr(operand, "source", operand).get(order="K") for name, operand in operands.items()}
+    results = {name: np.empty(out.shape, out.dtype) for name, out in outs.items()}
+    device.call(params, host, results)
+    for name, out in outs.items():
+        out.set(results[name])
+
+
+def prepare(array, side, compute="auto", *, trans="N", layout="interleaved"):
+    """What the kernels' `prepare` does where there is nothing to prepare."""
+    from gemmserve_kernels.prepared import PreparedOperand
+
+    return PreparedOperand(array, side, trans, layout, compute, None)
+
+
+_REPLACED = {"gemmserve_service.worker.cuda": call, "gemmserve_service.worker.device_copies": prepare}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Puts the functions above into the modules that use them, once those are there."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in _REPLACED:
+            return None
+        function = _REPLACED.pop(name)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            assert hasattr(module, function.__name__)
+            setattr(module, function.__name__, function)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, _Finder())
