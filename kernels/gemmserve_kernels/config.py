@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "ozaki", "sums", "gram", "product"]
 """numpy: the CPU. vendor: its BLAS. simt: the portable kernels. small: batched small products. wgmma: Hopper's tensor
-cores. mma: tensor cores from sm_80 on. ozaki: residues on INT8 tensor cores."""
+cores. mma: tensor cores from sm_80 on. ozaki: residues on INT8 tensor cores. sums, gram: reductions without the
+product."""
 
 _MAX_THREADS: Final = 1024
 """Threads of one block, on every CUDA and ROCm device."""

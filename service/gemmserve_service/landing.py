@@ -69,7 +69,7 @@ class Landing:
             raise ClientDisconnect
         count = min(len(view), len(cycle.body))
         view[:count] = cycle.body[:count]
-        del cycle.body[:count]
+        cycle.body = cycle.body[count:]
         self._tell(count)
         return count
 

@@ -146,9 +146,7 @@ class PartialUploads:
                     f"{declared.nbytes} bytes"
                 )
             length = declared.nbytes
-        record = PartialUpload(
-            new_id("upl"), owner, media_type, ttl_s, clock.time(), time.monotonic(), length
-        )
+        record = PartialUpload(new_id("upl"), owner, media_type, ttl_s, clock.time(), time.monotonic(), length)
         if declared is not None:
             record.upload = await self._reserve(record, declared)
             record.array_id = record.upload.spec.id

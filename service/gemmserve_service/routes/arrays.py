@@ -80,7 +80,8 @@ class UploadQuery(BaseModel):
 )  # fmt: skip
 async def upload(request: Request, query: Annotated[UploadQuery, Query()]) -> Response:
     """Stores the body as an immutable array. The space is reserved once the header is known and before the data are
-    read; it is freed if the body breaks off.
+    read; it is freed if the body breaks off. A client of this machine may have the data in shared memory and send the
+    .npy header alone, as `application/x-npy-header`.
     """
     info = await receive_array(
         request,

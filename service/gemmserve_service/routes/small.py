@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, SESSION_HEADER
+from gemmserve_service.landing import EXTENSION
 from gemmserve_service.routes.common import server_timing
 from gemmserve_service.small import SmallProducts, run_small
 from gemmserve_service.small_forms import MOST_BYTES, boundary_of, cut
@@ -113,4 +114,7 @@ class SmallRequest:
             message = next(messages, None)
             return await receive() if message is None else message
 
-        return Request(self._request.scope, again)
+        # Not past `receive`, straight from the socket: what was gathered comes first.
+        scope = self._request.scope
+        extensions = {name: each for name, each in (scope.get("extensions") or {}).items() if name != EXTENSION}
+        return Request({**scope, "extensions": extensions}, again)

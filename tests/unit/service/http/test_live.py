@@ -222,3 +222,21 @@ def test_broken_requests_are_client_errors(live, head):
         answer, _ = read_head(connection)
         assert answer.split()[1] in {"400", "403"}
     assert httpx.get(f"{live.url}/livez").status_code == 200
+
+
+def test_a_body_that_was_gathered_in_vain_keeps_its_order(live, npy, form, read_npy):
+    """What was read in the hope of a small body comes before what is still in the socket."""
+    a = np.arange(12_000.0).reshape(120, 100)
+    body, headers = form([("a", npy(a)), ("b", npy(np.eye(100)))])
+    with live.connect() as connection:
+        head = request_head("POST", "/v1/gemm", Content_Type=headers["Content-Type"], Content_Length=len(body))
+        middle = len(body) - 100 * 100 * 8 - 500
+        # The second piece follows at once, the third when the server has given the hope up.
+        for piece, pause in ((head + body[:200], 0.005), (body[200:middle], 0.2), (body[middle:], 0)):
+            connection.sendall(piece)
+            time.sleep(pause)
+        status, rest = read_head(connection)
+        assert status.startswith("HTTP/1.1 200 "), rest
+        while len(rest) < a.nbytes + 128:
+            rest += connection.recv(1 << 20)
+    np.testing.assert_array_equal(read_npy(rest), a)
