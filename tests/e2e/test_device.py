@@ -76,6 +76,19 @@ def test_many_at_once_are_told_apart(on_device, rng):
         np.testing.assert_array_equal(job.result().numpy(), array @ right)
 
 
+@pytest.mark.parametrize("shape", [(8, 16, 32), (3, 4, 5)])
+def test_batches(on_device, rng, shape):
+    m, k, n = shape
+    a = np.stack([matrix(rng, m, k) for _ in range(50)])
+    b = np.stack([matrix(rng, k, n) for _ in range(50)])
+    np.testing.assert_array_equal(np.stack(on_device.gemm_many(a, b)), a @ b)
+    np.testing.assert_array_equal(np.stack(on_device.gemm_many(a, b[0])), a @ b[0])
+    np.testing.assert_array_equal(np.stack(on_device.gemm_many(a, b, order="F")), a @ b)
+    remote = [on_device.put(each) for each in a[:5]]
+    found = on_device.gemm_reduce_many(remote, list(b[:5]), reduce="absmax")
+    np.testing.assert_array_equal(np.stack(found), np.abs(a[:5] @ b[:5]).max(axis=1))
+
+
 def test_a_check_and_a_program(on_device, rng):
     a = matrix(rng, 64, 64)
     ra = on_device.put(a)

@@ -61,13 +61,18 @@ class Products:
 
     def stacks(self) -> tuple[dict[str, Array], dict[str, Array]] | None:
         """Operands and results with the products along the first axis, where each lies evenly spaced in one extent."""
-        found: list[dict[str, Array]] = []
-        for side, writable in ((self._part.operands, False), (self._part.results, True)):
-            arrays = {name: self._stack(stack, writable=writable) for name, stack in side.items()}
-            found.append({name: array for name, array in arrays.items() if array is not None})
-            if len(found[-1]) < len(arrays):
-                return None
-        return found[0], found[1]
+        operands, results = (
+            {name: array for name, array in side.items() if array is not None} for side in self.each_stack()
+        )
+        whole = len(operands) == len(self._part.operands) and len(results) == len(self._part.results)
+        return (operands, results) if whole else None
+
+    def each_stack(self) -> tuple[dict[str, Array | None], dict[str, Array | None]]:
+        """`stacks`, with None for those that do not lie so."""
+        return (
+            {name: self._stack(stack, writable=False) for name, stack in self._part.operands.items()},
+            {name: self._stack(stack, writable=True) for name, stack in self._part.results.items()},
+        )
 
     def _stack(self, stack: Stack, *, writable: bool) -> Array | None:
         places = stack.places

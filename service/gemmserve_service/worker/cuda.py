@@ -13,6 +13,7 @@ from gemmserve_service.operations import build
 from gemmserve_service.schemas import Timings
 from gemmserve_service.worker.batches import Products, sum_of
 from gemmserve_service.worker.device import DeviceUnavailable, HostArray, call, go_on
+from gemmserve_service.worker.device_batches import run_together
 from gemmserve_service.worker.device_copies import DeviceCopies, order_of
 from gemmserve_service.worker.device_values import DeviceValues
 from gemmserve_service.worker.host_values import HostValues
@@ -113,7 +114,15 @@ class CupyBackend:
         self._make_room()
         return run(HostValues(self, checkpoint))
 
+    def call(self, params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+        """Enqueues a product of arrays of the device."""
+        call(params, operands, made)
+
     def run_many(self, products: Products, checkpoint: Callable[[], None] = go_on) -> Timings:
+        try:
+            return run_together(self, products, checkpoint)
+        except self.out_of_memory as error:
+            log.info("out of device memory within a batch: %s", error)
         return sum_of([self.run(products.params, operands, results, checkpoint) for operands, results in products])
 
     def _make_room(self) -> None:

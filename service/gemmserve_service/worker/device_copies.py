@@ -39,16 +39,17 @@ class DeviceCopies:
         """An operand's copy, or the one that is there. The host array has been read when this returns."""
         data = operand.data
 
-        def copy() -> Any:
-            array = self._cupy.empty(data.shape, data.dtype, order=order_of(data))
-            memory = flat(data) if data.nbytes >= _DIRECT else None
-            if memory is not None:
-                self._staging.to_device(array.data.ptr, memory, self._cupy.cuda.get_current_stream())
-            elif data.size:
-                array.set(data)
-            return array
+        return self.resident.get(operand.cache_id, data.nbytes, lambda: self.fresh(data))
 
-        return self.resident.get(operand.cache_id, data.nbytes, copy)
+    def fresh(self, data: np.ndarray[Any, Any]) -> Any:
+        """A copy of its own. The host array has been read when this returns."""
+        array = self._cupy.empty(data.shape, data.dtype, order=order_of(data))
+        memory = flat(data) if data.nbytes >= _DIRECT else None
+        if memory is not None:
+            self._staging.to_device(array.data.ptr, memory, self._cupy.cuda.get_current_stream())
+        elif data.size:
+            array.set(data)
+        return array
 
     def kept(self, operand: HostArray) -> bool:
         """Whether its copy is here for others, too."""
