@@ -101,7 +101,8 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
 
 TENSOR_SPEED: Final = {"sm_80": 0.55, "sm_90a": 1.0, "sm_100": 1.0}
 """Tensor-core algorithms per multiprocessor, relative to an H200's: data-sheet rates of dense FP16 (NVIDIA A100, H100);
-of a B200 the same is assumed, for mma.sync does not have its new units. On other architectures `auto` stays with plain arithmetic: theirs are too slow for three products to pay."""
+of a B200 the same is assumed, for mma.sync does not have its new units. On other architectures `auto` stays with plain
+arithmetic: theirs are too slow for three products to pay."""
 
 DOUBLE_SPEED: Final = {"sm_80": 0.35, "sm_90a": 1.0, "sm_100": 0.5}
 """Double precision per multiprocessor, relative to an H200's, by the data sheets; elsewhere it is 32 or 64 times slower
