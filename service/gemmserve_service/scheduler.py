@@ -86,6 +86,7 @@ class Scheduler:
         self.group_sent: Callable[[int], None] = lambda _: None
         """Told how many products a worker was sent together."""
         store.on_extent_destroyed(self._forget)
+        store.on_array_gone(self._forget_array)
 
     # -- admission --------------------------------------------------------------------------------------------------
 
@@ -392,6 +393,10 @@ class Scheduler:
     def _forget(self, extent: str) -> None:
         if any(worker.ready for worker in self.executor.workers()):
             self.executor.forget(extent)
+
+    def _forget_array(self, array: str) -> None:
+        if any(worker.ready for worker in self.executor.workers()):
+            self.executor.forget_array(array)
 
 
 def _since(task: Task, worker: Worker) -> float:

@@ -55,6 +55,7 @@ class ArrayStore:
         self.expiry = Expiry(self._catalog, database, self.settle, history_s=settings.job_history_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._destroyed: list[Callable[[str], None]] = []
+        self._gone: list[Callable[[str], None]] = []
         self._files = ExtentPool(
             settings.data_dir / "extents", keep_bytes=settings.recycle_bytes, on_destroy=self._on_destroy
         )
@@ -105,6 +106,10 @@ class ArrayStore:
         self._files.trim()
         if self._memory is not None:
             self._memory.trim()
+
+    def on_array_gone(self, callback: Callable[[str], None]) -> None:
+        """`callback(id)` runs when nobody can see or uses an array any more."""
+        self._gone.append(callback)
 
     def on_extent_destroyed(self, callback: Callable[[str], None]) -> None:
         """`callback(name)` runs whenever an extent is given back to the system."""
@@ -348,6 +353,8 @@ class ArrayStore:
         self.database.write_soon(lambda db: db.execute(statement, {"id": info.id})).add_done_callback(_report)
         self._catalog.remove(record)
         self._free(record.extent, info)
+        for callback in self._gone:
+            callback(info.id)
 
     def touch(self, extent: Extent) -> None:
         """Marks a file extent's mapping as used."""

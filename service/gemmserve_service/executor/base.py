@@ -111,6 +111,9 @@ class Executor(Protocol):
     def forget(self, extent: str) -> None:
         """The extent is gone: workers drop their mapping of it."""
 
+    def forget_array(self, array: str) -> None:
+        """The array of that id is gone: workers drop what their devices keep of it."""
+
 
 @cache
 def spec_adapter() -> TypeAdapter[DeviceSpec]:

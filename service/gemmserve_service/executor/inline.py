@@ -81,6 +81,10 @@ class InlineExecutor:
         """Drops the runner's mapping."""
         self._thread.submit(self._runner.forget, [extent])
 
+    def forget_array(self, array: str) -> None:
+        """Tells the runner."""
+        self._thread.submit(self._runner.forget, [], [array])
+
     def _replace(self) -> None:
         self._runner = Runner(CpuBackend())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gemmserve-inline")

@@ -96,7 +96,14 @@ class LocalExecutor:
 
     def forget(self, extent: str) -> None:
         """Tells every worker."""
-        frame = encode(Forget(extents=[extent]))
+        self._tell(Forget(extents=[extent]))
+
+    def forget_array(self, array: str) -> None:
+        """Tells every worker."""
+        self._tell(Forget(arrays=[array]))
+
+    def _tell(self, message: Forget) -> None:
+        frame = encode(message)
         for link in self._links.values():
             link.write(frame)
 

@@ -104,7 +104,8 @@ class Forget(_Message):
     """Front to worker: these extents are gone, or these arrays; drop mappings and copies of them."""
 
     kind: Literal["forget"] = "forget"
-    extents: list[str]
+    extents: list[str] = Field(default_factory=list)
+    arrays: list[str] = Field(default_factory=list)
 
 
 class Cancel(_Message):

@@ -125,6 +125,10 @@ class CupyBackend:
             log.info("out of device memory within a batch: %s", error)
         return sum_of([self.run(products.params, operands, results, checkpoint) for operands, results in products])
 
+    def forget(self, array: str) -> None:
+        """Drops copies and prepared forms of an array that is gone."""
+        self.copies.resident.forget(array)
+
     def _make_room(self) -> None:
         self.copies.resident.clear()
         self.cupy.get_default_memory_pool().free_all_blocks()

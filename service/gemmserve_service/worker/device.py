@@ -74,6 +74,9 @@ class DeviceBackend(Protocol):
     def run_many(self, products: Products, checkpoint: Callable[[], None] = go_on) -> Timings:
         """`run` for each of them, with the same bits."""
 
+    def forget(self, array: str) -> None:
+        """Drops what it keeps of an array that is gone."""
+
     def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
         """What `run` returns, called with where the program's values are to live; called again, if memory ran out, with
         another place.
@@ -147,6 +150,9 @@ class CpuBackend:
                 if number % step == 0:
                     checkpoint()
         return Timings(kernel_s=time.perf_counter() - start)
+
+    def forget(self, array: str) -> None:
+        """It keeps nothing."""
 
     def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
         from gemmserve_service.worker.host_values import HostValues

@@ -153,7 +153,7 @@ class _Line:
         elif isinstance(message, Group):
             self._run_group(message)
         elif isinstance(message, Forget):
-            self._runner.forget(message.extents)
+            self._runner.forget(message.extents, message.arrays)
         return not isinstance(message, Stop)
 
     def _run(self, message: Run | RunBatch) -> Done | Failed:

@@ -16,7 +16,7 @@ from gemmserve_service.worker.mappings import Mappings
 from gemmserve_service.worker.programs import run_program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -108,9 +108,11 @@ class Runner:
         )
         return self._verified(message, operands, results, done, checkpoint) if message.verify else done
 
-    def forget(self, extents: list[str]) -> None:
-        """Drops mappings."""
+    def forget(self, extents: list[str], arrays: Sequence[str] = ()) -> None:
+        """Drops mappings, and what the device keeps of arrays."""
         self._mappings.forget(extents)
+        for array in arrays:
+            self.backend.forget(array)
 
     def forget_all(self) -> None:
         """Drops every mapping, and what an earlier front wanted no more."""

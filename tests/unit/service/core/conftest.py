@@ -56,6 +56,9 @@ class FakeExecutor:
     def forget(self, extent):
         self.forgotten.append(extent)
 
+    def forget_array(self, array):
+        self.forgotten.append(array)
+
     def hello(self, name="cpu"):
         worker = self.fleet[name]
         spec = spec_adapter().dump_python(DeviceSpec.cpu(), mode="json")

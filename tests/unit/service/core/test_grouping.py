@@ -246,6 +246,15 @@ async def test_what_a_task_waited_for_in_its_group_counts_as_queueing(scheduler,
     assert 50.0 < listener.outcomes["b"].timings.queue_s < 80.0
 
 
+async def test_workers_drop_an_array_once_nobody_uses_it(scheduler, fake, store, put):
+    info = await put(store, A)
+    pinned = store.pin(info)
+    await store.delete(info.id)
+    assert info.id not in fake.forgotten
+    pinned.release()
+    assert info.id in fake.forgotten
+
+
 # -- ahead ------------------------------------------------------------------------------------------------------------
 
 

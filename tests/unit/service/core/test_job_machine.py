@@ -59,6 +59,9 @@ class Fleet:
         worker.ready = False
         self.owner.worker_lost(worker)
 
+    def forget_array(self, array):
+        pass
+
     def forget(self, extent):
         pass
 

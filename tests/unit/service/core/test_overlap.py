@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Cancel, Decoder, Group, Run, Stop, encode
+from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Cancel, Decoder, Forget, Group, Run, Stop, encode
 from gemmserve_service.extents import ExtentPool
 from gemmserve_service.schemas import GemmParams, ProgramParams, Timings
 from gemmserve_service.worker import loop
@@ -37,6 +37,9 @@ class Staged(CpuBackend):
         self.threads = set()
         self.at_once = 0
         self._loaded = set()
+
+    def forget(self, array):
+        self.log.append(("forget", array))
 
     def enter(self):
         self.threads.add(threading.current_thread().name)
@@ -245,6 +248,12 @@ def test_what_was_sent_before_the_end_is_answered(front, task):
     assert len(front.answers(5)) == 5
     front.thread.join(WAIT_S)
     assert not front.thread.is_alive()
+
+
+def test_what_a_device_keeps_of_arrays_that_are_gone_is_dropped(front, backend, task):
+    front.send(Forget(arrays=["arr_a", "arr_b"]), task("t", 1.0)[0])
+    front.answers(1)
+    assert backend.log[:2] == [("forget", "arr_a"), ("forget", "arr_b")]
 
 
 def test_nobody_computes_for_a_front_that_is_gone(backend, task):
