@@ -102,7 +102,9 @@ def compose(trans: str, *, transposed: bool, conjugated: bool) -> str:
     try:
         flip, conjugate = _FLAGS[trans]
     except (KeyError, TypeError):
-        raise _errors.ParameterInvalid(f'trans must be "N", "T", "C" or "R", not {trans!r}') from None
+        raise _errors.ParameterInvalid(
+            f'trans_a and trans_b must be "N", "T", "C" (conjugate transpose) or "R" (conjugate), not {trans!r}'
+        ) from None
     return _LETTERS[flip ^ transposed, conjugate ^ conjugated]
 
 
@@ -115,10 +117,18 @@ def to_json(params: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "config" and value is not None:
             value = _config(value)  # noqa: PLW2901
         elif name in {"reduce", "axis"} and not isinstance(value, str):
-            value = [str(item) for item in value]  # noqa: PLW2901
+            value = _names(name, value)  # noqa: PLW2901
         if name not in _DEFAULTS or _DEFAULTS[name] != value:
             encoded[name] = value
     return encoded
+
+
+def _names(name: str, value: Any) -> list[str]:
+    try:
+        return [str(item) for item in value]
+    except TypeError:
+        known = '"m" (over rows), "n" (over columns)' if name == "axis" else '"sum", "absmax"'
+        raise _errors.ParameterInvalid(f"{name} is a name, as {known}, or a list of names, not {value!r}") from None
 
 
 def _scalar(name: str, value: Any) -> float | list[float]:

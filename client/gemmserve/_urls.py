@@ -18,7 +18,7 @@ def normal_url(url: str) -> str:
     except httpx.InvalidURL as error:
         raise _errors.from_httpx(error, url) from error
     if parsed.scheme not in {"http", "https"} or not parsed.host:
-        raise _errors.ParameterInvalid(f"{url!r} is no http:// or https:// URL")
+        raise _errors.ParameterInvalid(f"{url!r} is no http://, https:// or unix: address")
     return full.rstrip("/")
 
 

@@ -158,8 +158,12 @@ class ExtentPool:
             return
         self._mapped[extent.name] = extent
         self._mapped.move_to_end(extent.name)
-        while len(self._mapped) > _MOST_MAPPED:
-            self._mapped.popitem(last=False)[1].unmap()
+        for _ in range(len(self._mapped) - _MOST_MAPPED):
+            _, oldest = self._mapped.popitem(last=False)
+            if oldest.quiescent:
+                oldest.unmap()
+            else:  # later: without its mapping nobody could tell who still looks at it
+                self._mapped[oldest.name] = oldest
 
     def adopt(self, name: str, capacity: int) -> Extent:
         """An extent that an earlier process left, still unmapped."""

@@ -74,7 +74,11 @@ def identify(keyring: Keyring, authorization: Sequence[str], api_key: Sequence[s
         return ANYONE
     texts = {_bearer(value) for value in authorization} | {value.strip() for value in api_key}
     if not texts:
-        raise Unauthorized("this server wants an API key: Authorization: Bearer gs_...", presented=False)
+        raise Unauthorized(
+            "this server wants an API key: Authorization: Bearer gs_... (Python and the command line take it from "
+            "GEMMSERVE_API_KEY)",
+            presented=False,
+        )
     if len(texts) > 1:
         raise Unauthorized("the request carries several API keys")
     (text,) = texts

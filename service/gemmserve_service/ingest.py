@@ -171,7 +171,11 @@ async def _receive_shared(
     owner: str,
 ) -> ArrayInfo:
     """`receive_array` of a body that is a .npy header alone: the data are copied from shared memory."""
-    memory = SharedRequest(request, owner).take(request.headers.get(DATA_HEADER))
+    shared = SharedRequest(request, owner)
+    try:
+        memory = shared.take(request.headers.get(DATA_HEADER))
+    finally:
+        shared.close()  # an upload has no result to put anywhere
     try:
         declared, first = await _read_npy_head(body)
         if first or length != len(declared.header):

@@ -67,7 +67,9 @@ class Keys:
             metavar="LIST",
             help="read (look, download), submit (upload, multiply, delete), admin; default read,submit",
         )
-        create.add_argument("--expires-in", dest="key_life", metavar="TIME", help="life, as in 12h, 90d; default: ever")
+        create.add_argument(
+            "--expires-in", dest="key_life", metavar="TIME", help="life, as in 12h, 90d; default: until revoked"
+        )
         create.add_argument(
             "--owner",
             dest="key_owner",
@@ -245,7 +247,10 @@ def _moment(seconds: float | None) -> str:
 
 
 def _shown(quota: Quota) -> str:
-    return " ".join(f"{name}={value:g}" for name, value in quota.model_dump(exclude_none=True).items())
+    return " ".join(
+        f"{name}={value if isinstance(value, int) else format(value, 'g')}"
+        for name, value in quota.model_dump(exclude_none=True).items()
+    )
 
 
 KEYS: Final = Keys()

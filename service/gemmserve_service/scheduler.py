@@ -336,7 +336,7 @@ class Scheduler:
         if len(messages) == 1:
             self.executor.send(worker, messages[0])
         else:
-            self.executor.send(worker, Group(tasks=[message for message in messages if isinstance(message, Run)]))
+            self.executor.send(worker, Group(tasks=messages))
         self.group_sent(sum(task.products for task in tasks))
         for task in tasks:
             task.listener.started(task)

@@ -56,13 +56,6 @@ class Run(_Message):
     verify: bool = False
 
 
-class Group(_Message):
-    """Front to worker: short tasks, to be run in this order. Each is answered for itself."""
-
-    kind: Literal["group"] = "group"
-    tasks: list[Run]
-
-
 class ExtentTable(_Message):
     """The extents that the arrays of a batch lie in, as columns: there may be thousands."""
 
@@ -98,6 +91,13 @@ class RunBatch(_Message):
     extents: ExtentTable
     parts: list[Part]
     verify: bool = False
+
+
+class Group(_Message):
+    """Front to worker: short tasks, to be run in this order. Each is answered for itself."""
+
+    kind: Literal["group"] = "group"
+    tasks: list[Annotated[Run | RunBatch, Field(discriminator="kind")]]
 
 
 class Forget(_Message):

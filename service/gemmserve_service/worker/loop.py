@@ -216,7 +216,8 @@ class _Line:
 def _converse(connection: socket.socket, runner: Runner, beat_s: float) -> None:
     runner.forget_all()  # an earlier front's memory went with it
     line = _Line(connection, runner)
-    runner.look = line.look
+    # Where tasks have threads of their own this one reads all the time, and must be the only one that does.
+    runner.look = line.look if line.overlap is None else lambda: None
     over = threading.Event()
     heart = threading.Thread(target=_beat, args=(line, beat_s, over), name="gemmserve-heart", daemon=True)
     heart.start()

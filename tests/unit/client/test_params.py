@@ -119,3 +119,9 @@ def test_planar_operands_have_a_leading_two() -> None:
 def test_the_message_names_both_extents() -> None:
     with pytest.raises(gemmserve.ShapeMismatch, match=r"12 x 20.*12 x 20.*20 is not 12"):
         _params.check_shapes((12, 20), (12, 20), trans_a="N", trans_b="N", layout="interleaved")
+
+
+@pytest.mark.parametrize(("name", "value"), [("axis", 0), ("reduce", None), ("axis", 1.5)])
+def test_names_that_are_none(name, value):
+    with pytest.raises(gemmserve.ParameterInvalid, match=rf"^{name} is a name, as .*, or a list of names, not {value}$"):
+        _params.to_json({name: value})

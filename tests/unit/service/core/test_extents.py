@@ -156,3 +156,19 @@ def test_flush_waits_for_the_file_and_its_folder_even_when_nothing_is_mapped(tmp
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
     extent.flush()
     assert synced == [extent.path, str(tmp_path)]
+
+
+def test_a_mapping_that_somebody_still_looks_at_is_not_dropped_for_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(extents, "_MOST_MAPPED", 2)
+    pool = ExtentPool(tmp_path, keep_bytes=64 * MIB)
+    first = pool.take(MIB)
+    piece = first.view(MIB)[10:20].toreadonly()  # what a transport holds of a download
+    others = [pool.take(MIB) for _ in range(8)]
+    for other in others:
+        other.view(MIB)
+        pool.touch(other)
+    assert sum(other.mapped for other in others) <= 2
+    pool.give(first)
+    assert pool.take(MIB) is not first
+    del piece
+    assert pool.take(MIB) is first

@@ -9,7 +9,21 @@ import threading
 import numpy as np
 import pytest
 
-from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Cancel, Decoder, Forget, Group, Run, Stop, encode
+from gemmserve_service.executor.protocol import (
+    TO_FRONT,
+    ArrayRef,
+    Cancel,
+    Decoder,
+    ExtentTable,
+    Forget,
+    Group,
+    Part,
+    Run,
+    RunBatch,
+    Stack,
+    Stop,
+    encode,
+)
 from gemmserve_service.extents import ExtentPool
 from gemmserve_service.schemas import GemmParams, ProgramParams, Timings
 from gemmserve_service.worker import loop
@@ -295,3 +309,39 @@ def test_progress_is_that_of_the_oldest(backend, task):
         assert name == "t1"
         assert line.at == (None, line.at[1])
         assert line.at[1] > progress > 0
+
+
+def test_one_thread_alone_reads_what_the_front_sends(front, place, monkeypatch):
+    """A batch is run whole, in a thread of its own, and looks between its parts whether it is cancelled."""
+    monkeypatch.setattr(loop, "_LOOK_S", 0.0)
+    readers = set()
+    take = loop._Line._take
+
+    def noting(line, *flags):
+        readers.add(threading.current_thread())
+        return take(line, *flags)
+
+    monkeypatch.setattr(loop._Line, "_take", noting)
+    ref, _ = place(A)
+    out, view = place(np.zeros((50, 3, 3)))
+    table = ExtentTable(
+        names=[ref.extent, out.extent], paths=[ref.path, out.path], capacities=[ref.capacity, out.capacity],
+        cache_ids=[None, None],
+    )  # fmt: skip
+    operand = Stack(dtype="float64", shape=A.shape, order="C", places=[(0, 0)])
+    parts = [
+        Part(
+            params=GemmParams(trans_b="T", alpha=number),
+            algorithm="numpy",
+            operands={"a": operand, "b": operand},
+            results={"d": Stack(dtype="float64", shape=(3, 3), order="C", places=[(1, 72 * number)])},
+        )
+        for number in range(50)
+    ]
+    front.send(RunBatch(task="batch", extents=table, parts=parts))
+    for _ in range(20):
+        front.send(Forget(extents=["e" * 1000]))
+    (answer,) = front.answers(1)
+    assert answer.kind == "done", answer
+    np.testing.assert_array_equal(np.frombuffer(view).reshape(50, 3, 3)[49], 49 * A @ A.T)
+    assert readers <= {front.thread}

@@ -9,6 +9,8 @@ import json
 import numpy as np
 import pytest
 
+from gemmserve_service.executor.protocol import Group
+
 
 @pytest.fixture
 def sent(client, form, npy):
@@ -312,3 +314,16 @@ async def test_a_batch_is_one_job_that_costs_what_its_products_do(client, sent, 
     flops = next(line for line in text.splitlines() if line.startswith('gemmserve_flops_total{op="gemm"}'))
     assert float(flops.split()[1]) == 50 * 8 * 8**3
     assert "gemmserve_batch_size_sum 50.0" in text
+
+
+async def test_a_batch_of_one_product_goes_to_a_worker_with_others(sent, spy, core, eventually):
+    spy.hold = True
+    eye = np.eye(4, dtype="f4")
+    paths = ["/v1/gemm", "/v1/batch", "/v1/gemm", "/v1/batch", "/v1/gemm"]
+    requests = [asyncio.ensure_future(sent({}, path=path, a=eye, b=eye)) for path in paths]
+    await eventually(lambda: core.scheduler.queued + core.scheduler.running == len(paths))
+    spy.release()
+    async with asyncio.timeout(30):
+        assert [answer.status_code for answer in await asyncio.gather(*requests)] == [200] * len(paths)
+    kinds = {each.kind for message in spy.sent if isinstance(message, Group) for each in message.tasks}
+    assert kinds == {"run", "run_batch"}
