@@ -123,5 +123,7 @@ def test_the_message_names_both_extents() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("axis", 0), ("reduce", None), ("axis", 1.5)])
 def test_names_that_are_none(name, value):
-    with pytest.raises(gemmserve.ParameterInvalid, match=rf"^{name} is a name, as .*, or a list of names, not {value}$"):
+    with pytest.raises(
+        gemmserve.ParameterInvalid, match=rf"^{name} is a name, as .*, or a list of names, not {value}$"
+    ):
         _params.to_json({name: value})

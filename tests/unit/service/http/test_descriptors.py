@@ -709,20 +709,3 @@ def test_hanging_up_gives_the_memory_back(app, peer):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_room_for_a_result_that_an_upload_has_no_use_for_is_closed(app, peer, there):
-    array_of(peer.gemm(shared={"a": (A, peer.share(memory(A)))}, plain={"b": B}))  # what it keeps for the next one
-    peer.http.post("/v1/arrays", content=head(A) + A.tobytes(), headers={"Content-Type": "application/x-npy"})
-    before = open_descriptors()
-    for _ in range(10):
-        target, data = peer.share(memory(nbytes=A.nbytes)), peer.share(memory(A))
-        headers = {
-            "Content-Type": NPY_HEADER,
-            SESSION_HEADER: peer.secret,
-            RESULT_HEADER: str(target),
-            DATA_HEADER: str(data if there else 999),
-        }
-        answer = peer.http.post("/v1/arrays", content=head(A), headers=headers)
-        assert answer.status_code == (201 if there else 422), answer.text
-        if not there:
-            array_of(peer.gemm(shared={"a": (A, data)}, plain={"b": B}))
-    app.until(lambda: open_descriptors() <= before)
