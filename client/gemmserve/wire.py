@@ -56,6 +56,14 @@ _MAX_HEADER: Final = 1 << 16
 _USUAL_HEADER: Final = 246  # of three blocks of 64 bytes at most; longer ones are not remembered
 _MAX_NBYTES: Final = 1 << 62
 _MAX_NDIM: Final = 32
+_PLAIN: Final = re.compile(
+    rb"\{'descr': '([<>|=]?[a-zA-Z]\d{0,3})', 'fortran_order': (True|False), "
+    rb"'shape': \((?:((?:NUMBER, )*NUMBER,|(?:NUMBER, )+NUMBER))?\)(?:, ?)?\}[ \n\0]*".replace(
+        b"NUMBER", rb"(?:0|[1-9]\d{0,18})"
+    )
+)
+"""A header as NumPy writes it. Others are compiled, which CPython 3.11 fails at now and then when several threads do so
+(SystemError: AST constructor recursion depth mismatch; python/cpython#106905)."""
 _DESCR: Final = re.compile(r"[<>|=]?[a-zA-Z]\d{0,3}")
 
 
@@ -117,6 +125,14 @@ def parse_npy_header(head: bytes | bytearray | memoryview, dtypes: Mapping[str, 
 
 @lru_cache(maxsize=256)  # compiling the literal is most of the work, and the same headers come again and again
 def _read_literal(text: bytes, encoding: str) -> dict[str, Any]:
+    if plain := _PLAIN.fullmatch(text):
+        descr, fortran_order, shape = plain.groups()
+        numbers = [] if shape is None else shape.rstrip(b",").split(b",")
+        return {
+            "descr": descr.decode("ascii"),
+            "fortran_order": fortran_order == b"True",
+            "shape": tuple(map(int, numbers)),
+        }
     try:
         fields = ast.literal_eval(text.decode(encoding).strip(" \n\x00"))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from gemmserve_service.batches import Failures, Item
     from gemmserve_service.core import Core
+    from gemmserve_service.store import ArrayStore
     from gemmserve_service.uploads import Upload
 
 Results = Literal["inline", "packed", "each"]
@@ -134,7 +135,7 @@ async def run_batch(
     task.unpin()
     outcome.done = ended
     if options.results != "inline":
-        await _publish(uploads)
+        await _publish(core.store, uploads)
         outcome.infos = [upload.info for upload in uploads if isinstance(upload.info, ArrayInfo)]
     return outcome
 
@@ -192,16 +193,24 @@ def _not_uniform(failures: Failures) -> Exception:
     )
 
 
-async def _publish(uploads: Sequence[Upload]) -> None:
+async def _publish(store: ArrayStore, uploads: Sequence[Upload]) -> None:
     """Makes the results arrays; if one cannot be, none is."""
     for upload in uploads:
         upload.filled = upload.nbytes
+    commits = [asyncio.ensure_future(upload.commit()) for upload in uploads]
     try:
-        await asyncio.gather(*(upload.commit() for upload in uploads))
-    except BaseException:
-        for upload in uploads:
-            upload.abort()
-        raise
+        await asyncio.wait(commits)
+    finally:
+        # One that fails, or is stopped, gives its own space back, and nobody else may: its row may be on its way.
+        for commit in commits:
+            commit.cancel()
+        await asyncio.gather(*commits, return_exceptions=True)
+        made = [commit.result() for commit in commits if not commit.cancelled() and commit.exception() is None]
+        if len(made) < len(commits):
+            deletions = [store.delete(info.id) for info in made]
+            await asyncio.gather(*deletions, return_exceptions=True)
+    for commit in commits:
+        commit.result()
 
 
 def inline_results(outcome: Outcome) -> dict[str, tuple[Placed, memoryview]]:

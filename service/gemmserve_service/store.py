@@ -79,10 +79,13 @@ class ArrayStore:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         rows = await self.database.read(lambda db: db.execute(_SQL["load"]).fetchall())
         lost = []
+        live = {row["extent"] for row in rows if row["state"] == "live"} - {None}
         for row in rows:
             if row["state"] == "expired":
                 self._catalog.bury(row["id"], row["owner"])
-            if not self._recover(row):
+            # Where the disk was too full for a row to go, its space may have become another array's.
+            outlived = row["state"] != "live" and row["extent"] in live
+            if outlived or not self._recover(row):
                 lost.append(row["id"])
         for array_id in lost:
             await self.database.write(partial(_remove, array_id))
@@ -295,7 +298,7 @@ class ArrayStore:
             upload.seal()
             remove = self.database.write_soon(partial(_remove, info.id))
             remove.add_done_callback(_report)
-            remove.add_done_callback(lambda _: self.release(upload))
+            remove.add_done_callback(lambda done: self.release(upload, reusable=_succeeded(done) and not upload.named))
             raise
         self.index(info, upload.extent)
         if running is not None:
@@ -427,6 +430,10 @@ class ArrayStore:
 
 def _remove(array_id: str, db: sqlite3.Connection) -> None:
     db.execute(_SQL["remove"], {"id": array_id})
+
+
+def _succeeded(done: asyncio.Future[Any]) -> bool:
+    return not done.cancelled() and done.exception() is None
 
 
 def _report(done: asyncio.Future[Any]) -> None:

@@ -81,6 +81,8 @@ class Upload:
         self._info: ArrayInfo | ScratchArray | None = None
         self.on_insert: Callable[[sqlite3.Connection], object] = lambda _: None
         """Runs in the transaction that makes this an array."""
+        self.named = False
+        """Whether a row names the space already: then it serves no other array, for the row may outlive this."""
         self._prefix = digest_prefix
         self._hash: RunningHash | None = None
 
@@ -163,6 +165,7 @@ class Upload:
     ) -> ArrayInfo:
         """`commit` of an upload whose bytes all came, in whatever order. `expected_sha256`: of `prefix` and them."""
         self.filled = self.nbytes
+        self.named = True
         self._prefix = None if expected_sha256 is None else prefix
         self.on_insert = on_insert
         return cast("ArrayInfo", await self.commit(expected_sha256))
@@ -188,7 +191,7 @@ class Upload:
             self._hash = None
         if self._held:
             self._held = False
-            self._store.release(self)
+            self._store.release(self, reusable=not self.named)
 
     def discard(self) -> None:
         """Like `abort`, for when a process that may still write to the space has been lost track of."""

@@ -124,3 +124,30 @@ def test_dtype_names() -> None:
     assert wire.parse_dtype("complex64") == np.complex64
     with pytest.raises(wire.NpyDtypeError):
         wire.parse_dtype("int8")
+
+
+@given(DTYPES, SHAPES, st.booleans())
+def test_usual_headers_are_read_without_the_compiler(dtype, shape, fortran) -> None:
+    texts = [wire.format_npy_header(dtype, shape, fortran_order=fortran)]
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.zeros(shape, dtype))
+    texts.append(stream.getvalue())
+    for text in texts:
+        assert wire._PLAIN.fullmatch(text[10 : 10 + int.from_bytes(text[8:10], "little")])
+
+
+@pytest.mark.parametrize(
+    "shape", ["", "5", "5,", "5, 6", "5, 6,", "05,", "5,,", ",", "5,6", "5,6,", " 5,", "5 ,6", "-5,", "0,"]
+)
+def test_the_usual_header_is_read_as_the_compiler_reads_it(shape) -> None:
+    """Each shape as NumPy would write it, and with a second space at the beginning, which only the compiler reads."""
+    found = []
+    for start in ("{", "{ "):
+        try:
+            header = wire.parse_npy_header(
+                literal(f"{start}'descr': '<c8', 'fortran_order': False, 'shape': ({shape}), }}")
+            )
+            found.append((header.shape, header.dtype, header.fortran_order))
+        except wire.NpyError:
+            found.append(None)
+    assert found[0] == found[1]

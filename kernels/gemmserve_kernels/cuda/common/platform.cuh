@@ -41,6 +41,22 @@ GEMM_DEVICE Half float_to_half(float x) {
     return y;
 }
 
+#if __CUDA_ARCH__ >= 800
+#define GEMM_LARGER 1
+// The larger and the smaller of two, NaN where one is, in one instruction (PTX ISA, max and min).
+GEMM_DEVICE float larger(float x, float y) {
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
+GEMM_DEVICE float smaller(float x, float y) {
+    float z;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+#endif
+
 #elif defined(GEMM_HIP)
 
 GEMM_DEVICE float half_to_float(Half x) { return static_cast<float>(__builtin_bit_cast(_Float16, x.bits)); }

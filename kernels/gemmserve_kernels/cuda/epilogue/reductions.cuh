@@ -27,13 +27,10 @@ template <bool LARGEST, class R>
 GEMM_DEVICE R extreme(R best, R x) {
     return beats<LARGEST>(x, best) || is_nan(x) ? x : best;
 }
-#if defined(GEMM_CUDA) && __CUDA_ARCH__ >= 800
+#if defined(GEMM_LARGER)
 template <bool LARGEST>
-GEMM_DEVICE float extreme(float best, float x) {  // one instruction
-    float found;
-    if constexpr (LARGEST) asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(best), "f"(x));
-    else asm("min.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(best), "f"(x));
-    return found;
+GEMM_DEVICE float extreme(float best, float x) {
+    return LARGEST ? larger(best, x) : smaller(best, x);
 }
 #endif
 

@@ -37,7 +37,7 @@ REGISTERS = {
     "complex64 32x32x8/4x2": (96, 96),
     "complex128 32x32x8/4x2": (144, 144),
 }
-COMBINE_REGISTERS = 56  # of gemm_reduce_combine and gemm_reduce_finish
+COMBINE_REGISTERS = 64  # of gemm_reduce_combine and gemm_reduce_finish
 REDUCTIONS = ["sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
 
 

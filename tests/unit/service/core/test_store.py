@@ -291,3 +291,28 @@ async def test_a_pin_may_outlive_the_store(reopen, put):
     await store.stop()
     await store.database.stop()
     pin.release()  # a download that ends after the server did
+
+
+async def test_a_row_that_could_not_be_removed_does_not_free_its_successor_s_space(
+    reopen, put, fetch, monkeypatch, eventually
+):
+    store = await reopen()
+    store.finish_recovery()
+    old = await put(store, ARRAY)
+    record = store._catalog.get(old.id)
+    await eventually(lambda: record.info.sha256)
+    write, failing = store.database.write_soon, asyncio.get_running_loop().create_future()
+    failing.set_exception(StoreFull("the disk is full"))
+    writes = iter([write, lambda _: failing])  # the deletion is recorded, the row's removal is not
+    monkeypatch.setattr(store.database, "write_soon", lambda fn: next(writes)(fn))
+    await store.delete(old.id)
+    monkeypatch.undo()
+    new = await put(store, ARRAY * 2)
+    assert store._catalog.get(new.id).extent is record.extent
+    store = await reopen(crash=True)
+    store.finish_recovery()
+    upload = await store.reserve(ARRAY.dtype, ARRAY.shape, "C", ttl_s=None)
+    upload.write(bytes(ARRAY.nbytes))
+    np.testing.assert_array_equal(fetch(store, new.id), ARRAY * 2)
+    assert store.used_bytes == 2 * ARRAY.nbytes
+    assert [row[0] for row in await rows(store.database)] == [new.id]

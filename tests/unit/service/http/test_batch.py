@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 
+from gemmserve_service.errors import StoreFull
 from gemmserve_service.executor.protocol import Group
 
 
@@ -327,3 +328,25 @@ async def test_a_batch_of_one_product_goes_to_a_worker_with_others(sent, spy, co
         assert [answer.status_code for answer in await asyncio.gather(*requests)] == [200] * len(paths)
     kinds = {each.kind for message in spy.sent if isinstance(message, Group) for each in message.tasks}
     assert kinds == {"run", "run_batch"}
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+async def test_results_of_which_one_cannot_be_stored_are_none(stored, put, core, monkeypatch, random_array, failing):
+    a = await put(random_array((4, 4)))
+    used = core.store.used_bytes
+    secured = []
+
+    async def secure(upload):
+        secured.append(upload)
+        if len(secured) - 1 == failing:
+            raise StoreFull("the disk is full")
+        await asyncio.sleep(0)  # the others are under way when that one fails
+
+    monkeypatch.setattr(core.store, "secure", secure)
+    answer = await stored([{"a": a, "b": a}] * 3, results="each")
+    assert (answer.status_code, len(secured)) == (507, 3), answer.text
+    for _ in range(2):  # what was under way has come to its end
+        await core.database.write(lambda _: None)
+    assert (core.store.count, core.store.used_bytes) == (1, used)
+    free = [extent.name for extent in core.store._files._free.values()]
+    assert len(free) == len(set(free))

@@ -709,3 +709,22 @@ def test_hanging_up_gives_the_memory_back(app, peer):
 
 
 @pytest.mark.parametrize("there", [True, False])
+def test_room_for_a_result_that_an_upload_has_no_use_for_is_closed(app, peer, there):
+    def of_clients():
+        count = 0
+        for path in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                count += "memfd:test" in str(path.readlink())
+        return count
+
+    for _ in range(10):
+        data = peer.share(memory(A)) if there else 999
+        headers = {
+            "Content-Type": NPY_HEADER,
+            SESSION_HEADER: peer.secret,
+            RESULT_HEADER: str(peer.share(memory(nbytes=A.nbytes))),
+            DATA_HEADER: str(data),
+        }
+        answer = peer.http.post("/v1/arrays", content=head(A), headers=headers)
+        assert answer.status_code == (201 if there else 422), answer.text
+    app.until(lambda: of_clients() == 0)
