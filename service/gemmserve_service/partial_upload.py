@@ -40,10 +40,12 @@ _HOLES_NAMED: Final = 100
 class Transfer:
     """One request that brings bytes [start, end) of the body. `append`: in the draft's way, one at a time."""
 
-    def __init__(self, start: int, end: int, *, append: bool) -> None:
+    def __init__(self, start: int, end: int, *, append: bool, unchecked: bool = False) -> None:
         self.start = start
         self.end = end
         self.append = append
+        self.unchecked = unchecked
+        """Whether it may be writing bytes whose digest is yet to be checked."""
         self.landed = start
         """Up to where its bytes have come."""
         self.over = asyncio.Event()
@@ -235,6 +237,10 @@ class PartialUpload:
         """The parameters of the statement `put` of sql/uploads.sql."""
         upload = self.upload
         spec = None if upload is None else upload.spec
+        received = Spans(self.received)
+        for transfer in self.transfers:
+            if transfer.unchecked:  # nor are they, should the process be killed meanwhile
+                received.remove(transfer.start, transfer.end)
         return {
             "id": self.id,
             "owner": self.owner,
@@ -242,7 +248,7 @@ class PartialUpload:
             "media_type": self.media_type,
             "length": self.length,
             "head": self.head,
-            "received": json.dumps(list(self.received)),
+            "received": json.dumps(list(received)),
             "created_at": self.created_at,
             "ttl_s": self.ttl_s,
             "array_id": self.array_id,

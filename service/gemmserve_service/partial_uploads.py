@@ -171,7 +171,7 @@ class PartialUploads:
         An earlier request that still writes some of these bytes is ended. Raises MismatchingUploadOffset,
         InconsistentUploadLength, CompletedUpload, UploadSuperseded, DigestMismatch, ClientDisconnect.
         """
-        transfer = Transfer(start, start + count, append=append)
+        transfer = Transfer(start, start + count, append=append, unchecked=expected is not None)
         async with record.lock:
             await record.stop(appends=append, span=(start, transfer.end))
             self._check_open(record, count)
@@ -185,9 +185,12 @@ class PartialUploads:
             record.transfers.add(transfer)
         reserve = partial(self._reserve, record)
         try:
+            if transfer.unchecked and record.received.meets(start, transfer.end):
+                await self._put(record)  # before what is on record is written over
             with self._quotas.moving(record.owner, count):
                 await transfer.run(record.receive(body, transfer, expected, self._store.hash_pool, reserve))
         finally:
+            transfer.unchecked = False  # `received` says what came of it
             try:
                 record.touched = time.monotonic()
                 if not record.gone:
@@ -264,10 +267,11 @@ class PartialUploads:
             await asyncio.sleep(min(_SWEEP_AT_MOST_S, self.settings.upload_idle_s / _SWEEPS_PER_LIFE))
             oldest = time.monotonic() - self.settings.upload_idle_s
             for record in [one for one in self._uploads.values() if one.touched < oldest and not one.transfers]:
-                if record.lock.locked():
+                if record.lock.locked() or record.transfers or record.touched >= oldest:  # since we looked
                     continue
                 try:
-                    await self._drop(record)
+                    async with record.lock:  # what comes meanwhile finds it gone
+                        await self._drop(record)
                 except StoreFull:  # the row stays, and so does the space
                     log.exception("an upload that nobody goes on with could not be removed")
                     continue

@@ -196,8 +196,8 @@ class Scheduler:
         if tasks:
             self._culprits[worker.id] = ([task.owner for task in tasks], now)
         for task in tasks:
-            # Which one of a group it was at is not known.
-            self._settle_cost(task, _since(task, worker) / (len(tasks) if task.grouped else 1))
+            # Which one of them it was at is not known.
+            self._settle_cost(task, _since(task, worker) / len(tasks))
             task.worker = None
             task.crashes += 1
             if task.over:

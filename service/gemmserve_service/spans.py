@@ -42,6 +42,10 @@ class Spans:
             kept += [(a, b) for a, b in ((low, min(high, start)), (max(low, end), high)) if a < b]
         self._spans = kept
 
+    def meets(self, start: int, end: int) -> bool:
+        """Whether some of [start, end) is in."""
+        return any(low < end and start < high for low, high in self._spans)
+
     def missing(self, length: int) -> list[tuple[int, int]]:
         """What [0, length) lacks."""
         holes = Spans([(0, length)])

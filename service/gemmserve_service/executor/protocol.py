@@ -19,7 +19,7 @@ from gemmserve_service.schemas import (  # noqa: TC001 (pydantic resolves them a
 )
 
 _LENGTH: Final = 4
-_MAX_FRAME: Final = 1 << 24  # of a batch of ten thousand products, each on files of its own; others take a few KiB
+_MAX_FRAME: Final = 1 << 27  # thirty thousand paths of 4 KiB: a batch with every array in a file of its own
 
 
 class ProtocolError(RuntimeError):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 router = APIRouter(tags=["one-shot"], default_response_class=Response)
 
 MAX_BODY: Final = 16 << 20
+_SMALL_BODY: Final = 1 << 20
 """Bytes of the JSON."""
 FAILED_HEADER: Final = "Batch-Failed"
 PROBLEMS_MEMBER: Final = "problems.json"
@@ -78,7 +79,7 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     with contextlib.ExitStack() as held:
         if media_type == "application/json":
-            stored = StoredItems(parse_object(await _json_body(request)), core.settings)
+            stored = StoredItems(parse_object(await _json_body(request, core, owner)), core.settings)
             asked = stored.envelope
             options = Options(
                 asked.results, asked.verify, asked.priority, asked.timeout_s or query.timeout_s, asked.ttl_s
@@ -112,12 +113,22 @@ def _check_accept(request: Request, options: Options) -> None:
         raise NotAcceptable(f"results are {NPY} or {NPZ}")
 
 
-async def _json_body(request: Request) -> bytearray:
+async def _json_body(request: Request, core: Core, owner: str) -> bytes | bytearray:
+    """A large one comes into space of the store's, where it counts: unfinished ones would take the memory otherwise."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > _SMALL_BODY:
+        if int(declared) > MAX_BODY:
+            raise TooLarge(f"the JSON of a batch has at most {MAX_BODY} bytes")
+        upload = await batch_bodies.land(request, core.store, core.settings, owner)
+        try:
+            return bytes(upload.view)
+        finally:
+            upload.abort()
     body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > MAX_BODY:
-            raise TooLarge(f"the JSON of a batch has at most {MAX_BODY} bytes")
+        if len(body) > _SMALL_BODY:
+            raise TooLarge(f"JSON that is sent without a Content-Length has at most {_SMALL_BODY} bytes")
     if not body:
         raise InvalidRequest("the body is empty; a batch is a JSON object")
     return body

@@ -313,3 +313,21 @@ async def test_what_was_on_a_worker_that_is_lost_runs_alone_afterwards(ahead, sc
         ahead.done()
         assert ahead.sent[-1][1].task == name
         assert scheduler.running == 1
+
+
+async def test_a_worker_that_is_lost_with_tasks_sent_ahead_is_paid_for_once(
+    make_scheduler, fake, submit, seconds, monkeypatch
+):
+    fake.ahead = 3
+    scheduler = await make_scheduler(fake)
+    tasks = [await submit(scheduler, name, owner=name) for name in "abc"]
+    assert [task.worker for task in tasks] == [fake.fleet["cpu"]] * 3
+    for task in tasks:
+        task.began -= 100
+    bills = {}
+    monkeypatch.setattr(
+        scheduler.quotas, "charge_device", lambda owner, spent, *, durable: bills.update({owner: spent})
+    )
+    fake.lose()
+    assert sum(bills.values()) == pytest.approx(100, abs=5)
+    assert bills.keys() == {"a", "b", "c"}

@@ -80,7 +80,8 @@ def test_a_frame_of_absurd_length_is_refused_at_its_head():
         Decoder().feed((1 << 31).to_bytes(4, "big"))
 
 
-def test_a_message_too_long_is_not_sent():
+def test_a_message_too_long_is_not_sent(monkeypatch):
+    monkeypatch.setattr(protocol, "_MAX_FRAME", 1 << 20)
     with pytest.raises(ProtocolError):
         encode(Forget(extents=["x" * protocol._MAX_FRAME]))
 

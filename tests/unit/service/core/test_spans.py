@@ -28,3 +28,15 @@ def test_spans_are_a_set(steps, length):
         assert all(one[1] < other[0] for one, other in pairwise(found)), "they touch"
     assert {n for low, high in spans.missing(length) for n in range(low, high)} == set(range(length)) - model
     assert spans.prefix == next(n for n in range(42) if n not in model)
+
+
+def test_meets():
+    spans = Spans([(2, 4), (8, 9)])
+    assert [spans.meets(start, end) for start, end in ((0, 2), (0, 3), (4, 8), (3, 8), (5, 20), (9, 10))] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import os
 
@@ -293,6 +294,42 @@ async def test_a_pin_may_outlive_the_store(reopen, put):
     pin.release()  # a download that ends after the server did
 
 
+def fills_up(monkeypatch, database):
+    """Takes one more write, then no more."""
+    real, count = database.write_soon, itertools.count()
+
+    def write(fn):
+        if next(count) == 0:
+            return real(fn)
+        failing = asyncio.get_running_loop().create_future()
+        failing.set_exception(StoreFull("the disk is full"))
+        return failing
+
+    monkeypatch.setattr(database, "write_soon", write)
+
+
+async def test_space_whose_row_could_not_be_removed_serves_nobody_else(reopen, monkeypatch, eventually):
+    """The client hangs up while its array is recorded."""
+    store = await reopen()
+    store.finish_recovery()
+    upload = await store.reserve(ARRAY.dtype, ARRAY.shape, "C", ttl_s=None, owner="alice")
+    upload.write(ARRAY.tobytes())
+    fills_up(monkeypatch, store.database)
+    commit = asyncio.ensure_future(upload.commit())
+    await asyncio.sleep(0)
+    commit.cancel()
+    await asyncio.wait([commit])
+    await eventually(lambda: store.used_bytes == 0)
+    monkeypatch.undo()
+    assert [row[2] for row in await rows(store.database)] == [upload.extent.name]
+    others = await store.reserve(ARRAY.dtype, ARRAY.shape, "C", ttl_s=None, owner="bob")
+    others.write(b"secret" * 100)
+    store = await reopen(crash=True)
+    store.finish_recovery()
+    assert store.count == 0
+    assert await rows(store.database) == []
+
+
 async def test_a_row_that_could_not_be_removed_does_not_free_its_successor_s_space(
     reopen, put, fetch, monkeypatch, eventually
 ):
@@ -301,11 +338,8 @@ async def test_a_row_that_could_not_be_removed_does_not_free_its_successor_s_spa
     old = await put(store, ARRAY)
     record = store._catalog.get(old.id)
     await eventually(lambda: record.info.sha256)
-    write, failing = store.database.write_soon, asyncio.get_running_loop().create_future()
-    failing.set_exception(StoreFull("the disk is full"))
-    writes = iter([write, lambda _: failing])  # the deletion is recorded, the row's removal is not
-    monkeypatch.setattr(store.database, "write_soon", lambda fn: next(writes)(fn))
-    await store.delete(old.id)
+    fills_up(monkeypatch, store.database)
+    await store.delete(old.id)  # which is recorded, and the row's removal is not
     monkeypatch.undo()
     new = await put(store, ARRAY * 2)
     assert store._catalog.get(new.id).extent is record.extent

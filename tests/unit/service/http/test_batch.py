@@ -231,6 +231,26 @@ class TestStored:
         headers = {"Content-Type": "text/plain"}
         problem(await client.post("/v1/batch", content=b"x", headers=headers), 415, "unsupported-media-type")
 
+    async def test_a_large_document_counts_as_long_as_it_is_read(self, client, app, put, problem):
+        a_id = await put(np.eye(3))
+        document = json.dumps({"items": [{"a": a_id, "b": a_id}]}).encode() + b" " * (1 << 20)
+        headers = {"Content-Type": "application/json"}
+        store, used = app.state.core.store, []
+
+        async def pieces(body):
+            for start in range(0, len(body), 1 << 18):
+                used.append(store.scratch_bytes)
+                yield body[start : start + (1 << 18)]
+
+        sized = headers | {"Content-Length": str(len(document))}
+        answer = await client.post("/v1/batch", content=pieces(document), headers=sized)
+        assert answer.status_code == 200, answer.text
+        assert max(used) >= len(document)
+        assert store.scratch_bytes == 0
+        problem(await client.post("/v1/batch", content=pieces(document), headers=headers), 413, "too-large")
+        large = b" " * (17 << 20)
+        problem(await client.post("/v1/batch", content=large, headers=headers), 413, "too-large")
+
 
 class TestBadForms:
     @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import io
 import re
 import time
 
@@ -12,7 +13,10 @@ import httpx
 import numpy as np
 import pytest
 
+from gemmserve_service import partial_uploads
 from gemmserve_service.core import Core
+from gemmserve_service.errors import DigestMismatch, NotFound, StoreFull
+from gemmserve_service.ingest import Declared
 
 A = (np.arange(60 * 1000) % 251).astype("c8").reshape(60, 1000)
 LARGE = (np.arange(1 << 19) % 997).astype("c8").reshape(512, 1024)  # 4 MiB
@@ -34,6 +38,31 @@ def digest(data):
 
 def raw(array):
     return array.tobytes(order="A")
+
+
+def npy_bytes(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+class Body:
+    """A request's body that is there at once."""
+
+    def __init__(self, data):
+        self._data = memoryview(data)
+
+    async def piece(self):
+        piece, self._data = self._data, self._data[:0]
+        return piece
+
+    def unread(self, piece):
+        self._data = memoryview(piece)
+
+    async def fill(self, view, advance):
+        view[:] = self._data[: len(view)]
+        advance(len(view))
+        return True
 
 
 @pytest.fixture
@@ -330,17 +359,6 @@ async def test_of_others_nothing_is_seen(as_, make_key, begin, refused, core):
 
 async def test_what_was_acknowledged_survives_the_process(settings, npy):
     """A core stopped without a word to its uploads, and another on the same folder."""
-    from gemmserve_service.ingest import Declared
-
-    class Body:
-        def __init__(self, data):
-            self._data = data
-
-        async def fill(self, view, advance):
-            view[:] = self._data[: len(view)]
-            advance(len(view))
-            return True
-
     data = raw(A)
     core = Core(settings)
     await core.start()
@@ -368,6 +386,99 @@ async def test_what_was_acknowledged_survives_the_process(settings, npy):
         assert core.store.used_bytes == 2 * A.nbytes
     finally:
         await core.stop()
+
+
+async def test_bytes_that_a_broken_repetition_has_overwritten_are_not_on_record(settings):
+    """A part that came is sent again with a digest, for it to be checked, and the process is killed meanwhile."""
+    data, half = raw(A), A.nbytes // 2
+    written, never = asyncio.Event(), asyncio.Event()
+
+    class Breaking(Body):
+        async def fill(self, view, advance):
+            view[:100] = b"x" * 100
+            advance(100)
+            written.set()
+            await never.wait()
+
+    core = Core(settings)
+    await core.start()
+    declared = Declared(A.dtype, A.shape, "C", A.nbytes)
+    upload = await core.uploads.create("", "application/octet-stream", declared, length=None, ttl_s=None)
+    await core.uploads.receive(upload, Body(data), 0, half, None, append=False)
+    again = asyncio.ensure_future(
+        core.uploads.receive(upload, Breaking(b""), 0, 1000, hashlib.sha256(data[:1000]).digest(), append=False)
+    )
+    await written.wait()
+    await core.uploads.receive(upload, Body(data[half:]), half, len(data) - half, None, append=False)
+    assert core.uploads.get(upload.id, "").offset == len(data)
+    await core.database.stop()
+    again.cancel()
+    await asyncio.wait([again])
+
+    core = Core(settings)
+    await core.start()
+    try:
+        assert list(core.uploads.get(upload.id, "").received) == [(1000, len(data))]
+    finally:
+        await core.stop()
+
+
+async def test_space_that_a_row_still_names_serves_nobody_else(settings, monkeypatch):
+    """The digest is wrong, the disk too full for the row to go, and then the process is killed."""
+    data = raw(A)
+    core = Core(settings)
+    await core.start()
+    declared = Declared(A.dtype, A.shape, "C", A.nbytes)
+    upload = await core.uploads.create("alice", "application/octet-stream", declared, length=None, ttl_s=None)
+    await core.uploads.receive(upload, Body(data), 0, len(data), None, append=False)
+    with monkeypatch.context() as patch:
+
+        async def full(_):
+            raise StoreFull("the disk is full")
+
+        patch.setattr(core.database, "write", full)
+        with pytest.raises(DigestMismatch):
+            await core.uploads.complete(upload, hashlib.sha256(b"other").digest())
+    others = await core.store.reserve(A.dtype, A.shape, "C", ttl_s=None, owner="bob")
+    others.write(b"secret" * 100)
+    await core.database.stop()
+
+    core = Core(settings)
+    await core.start()
+    try:
+        with pytest.raises(NotFound):
+            core.uploads.get(upload.id, "alice")
+        assert core.store.used_bytes == 0
+    finally:
+        await core.stop()
+
+
+async def test_a_part_that_comes_while_its_upload_is_given_up_is_refused(make_settings, monkeypatch):
+    """Not taken in by an upload whose space goes a moment later."""
+    core = Core(make_settings(upload_idle_s=0.5))
+    await core.start()
+    write = core.database.write
+    removing, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(fn):
+        if getattr(fn, "func", None) is partial_uploads._remove:
+            removing.set()
+            await go.wait()
+        return await write(fn)
+
+    monkeypatch.setattr(core.database, "write", slow)
+    upload = await core.uploads.create("", "application/x-npy", None, length=None, ttl_s=None)
+    async with asyncio.timeout(30):
+        await removing.wait()
+        part = asyncio.ensure_future(
+            core.uploads.receive(upload, Body(npy_bytes(A)), 0, len(npy_bytes(A)), None, append=False)
+        )
+        await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(NotFound):
+            await part
+    assert core.store.used_bytes == 0
+    await core.stop()
 
 
 class TestLive:
