@@ -74,7 +74,7 @@ def test_split_k(machine, split_k, trans):
     check(machine, case)
 
 
-@pytest.mark.parametrize("how", itertools.product(("plain", "shifted", "columns"), repeat=2), ids="-".join)
+@pytest.mark.parametrize("how", list(itertools.product(("plain", "shifted", "columns"), repeat=2)), ids="-".join)
 def test_where_operands_begin_and_which_way_they_lie(machine, how):
     for trans in ("NN", "TT"):
         check(machine, Case((136, 272, 200), trans, how=how))
