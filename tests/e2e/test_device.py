@@ -54,7 +54,7 @@ def test_products_with_operands_sent_along(on_device, rng, order, shape):
 def test_resident_operands_again_and_again(on_device, rng):
     a, b = matrix(rng, LARGE, LARGE), matrix(rng, LARGE, LARGE)
     ra, rb = on_device.put(a), on_device.put(b)
-    for _ in range(4):  # from the third on with what is prepared of them
+    for _ in range(4):  # from the second on with what is prepared of them
         np.testing.assert_array_equal((ra @ rb).numpy(), a @ b)
     np.testing.assert_array_equal((ra.H @ rb).numpy(), a.conj().T @ b)
     np.testing.assert_array_equal(on_device.gemm_reduce(ra, rb, reduce="absmax").numpy(), np.abs(a @ b).max(axis=0))

@@ -38,7 +38,6 @@ class DeviceCopies:
     def load(self, operand: HostArray) -> Any:
         """An operand's copy, or the one that is there. The host array has been read when this returns."""
         data = operand.data
-
         return self.resident.get(operand.cache_id, data.nbytes, lambda: self.fresh(data))
 
     def fresh(self, data: np.ndarray[Any, Any]) -> Any:
@@ -74,7 +73,12 @@ class DeviceCopies:
         A product of prepared operands has the same bits.
         """
         found = dict(copies)
-        sides = [side for side in ("a", "b") if self.resident.uses(operands[side].cache_id) >= _AGAIN]
+        sides = [
+            side
+            for side in ("a", "b")
+            # Where both would not be kept, it would be prepared each time.
+            if self.resident.uses(operands[side].cache_id) >= _AGAIN and 2 * copies[side].nbytes <= self.resident.budget
+        ]
         if sides and _takes_prepared(
             build(params, {name: Operand.of(operand.data) for name, operand in operands.items()}), self._spec
         ):

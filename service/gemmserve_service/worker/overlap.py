@@ -6,7 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from gemmserve_service.errors import JobCancelled
+from gemmserve_kernels.errors import OutOfDeviceMemory
+from gemmserve_service.errors import JobCancelled, describe
 from gemmserve_service.executor.protocol import Done, Run
 from gemmserve_service.schemas import ProgramParams, Timings
 from gemmserve_service.worker.pipeline import Pipeline
@@ -65,7 +66,7 @@ class OverlappingBackend(Protocol):
 class Overlap:
     """The tasks of a worker, in the order in which they came; `answer` is told of each, in that order.
 
-    A product that finds too little memory waits until it is alone with the device, and what was loaded ahead is let go.
+    What finds too little memory waits until it is alone with the device, and what was loaded ahead is let go.
     """
 
     def __init__(self, runner: Runner, backend: OverlappingBackend, answer: Callable[[Done | Failed], None]) -> None:
@@ -87,7 +88,7 @@ class Overlap:
         if isinstance(message, Run) and not isinstance(message.params, ProgramParams):
             task: _Task = _ProductTask(runner, message, message.params, backend, self._pipeline, self._step)
         else:
-            task = _WholeTask(runner, message)
+            task = _WholeTask(runner, message, self._pipeline)
         self._pipeline.put(task, self._ended)
 
     def abandon(self) -> None:
@@ -140,8 +141,19 @@ class _Task:
 class _WholeTask(_Task):
     """A program or a batch: everything where others compute."""
 
+    def __init__(self, runner: Runner, message: Run | RunBatch, pipeline: Pipeline[_Task]) -> None:
+        super().__init__(runner, message)
+        self._pipeline = pipeline
+
     def compute(self) -> None:
-        """All of it."""
+        """All of it; again, alone, if what others hold left it too little memory."""
+        self.answer = self.runner.run(self.message)
+        if self.answer.kind == "failed" and self.answer.slug == describe(OutOfDeviceMemory("")).slug:
+            self._pipeline.alone(self, self._again)
+
+    def _again(self, behind: list[_Task]) -> None:
+        for task in behind:
+            task.release()
         self.answer = self.runner.run(self.message)
 
 

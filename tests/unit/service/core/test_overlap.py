@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from gemmserve_kernels.errors import OutOfDeviceMemory
 from gemmserve_service.executor.protocol import (
     TO_FRONT,
     ArrayRef,
@@ -255,6 +256,35 @@ def test_a_check_and_a_program_go_the_same_way(front, task, place):
     assert (first.kind, second.kind) == ("done", "done"), (first, second)
     assert first.residual < 1e-14
     np.testing.assert_array_equal(np.frombuffer(view).reshape(3, 3), A @ A.T)
+
+
+def test_a_program_that_others_left_too_little_memory_runs_again_alone(front, backend, task, place):
+    tries = []
+
+    def run_program(run, checkpoint):
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise OutOfDeviceMemory("others hold it")
+        return CpuBackend.run_program(backend, run, checkpoint)
+
+    backend.run_program = run_program
+    whole, _ = task("whole", 1.0)
+    out, view = place(np.zeros((3, 3)))
+    name = "arr_" + "0" * 26
+    step = {"id": "x", "op": "gemm", "a": name, "b": name, "trans_b": "T"}
+    program = whole.model_copy(
+        update={
+            "params": ProgramParams(steps=[step]),
+            "operands": {name: whole.operands["a"]},
+            "results": {"x": out},
+        }
+    )
+    after, result = task("after", 2.0)
+    front.send(program, after)
+    assert [(answer.kind, answer.task) for answer in front.answers(2)] == [("done", "whole"), ("done", "after")]
+    assert tries == [0, 1]
+    np.testing.assert_array_equal(np.frombuffer(view).reshape(3, 3), A @ A.T)
+    np.testing.assert_array_equal(result(), 2 * A @ A.T)
 
 
 def test_what_was_sent_before_the_end_is_answered(front, task):
