@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 from gemmserve import _batch, _requests
 from gemmserve._arrays import as_array
 from gemmserve._flows import Flow, Flows, prepare, submission
-from gemmserve._io import DEFAULT_URL, AsyncIO
+from gemmserve._io import AsyncIO
 from gemmserve._job import AsyncJob
 from gemmserve._model import ArrayInfo, JobInfo
 from gemmserve._program import AsyncProgram
 from gemmserve._remote import AsyncRemoteArray
 from gemmserve._retry import RetryPolicy
+from gemmserve._urls import server_url
 
 if TYPE_CHECKING:
     import ssl
@@ -48,7 +49,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         api_key: str | None = None,
         verify: bool | str | ssl.SSLContext = True,
@@ -58,7 +59,9 @@ class AsyncClient:
         connections: int = 3,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._io = AsyncIO(url, api_key=api_key, verify=verify, timeout=timeout, progress=progress, transport=transport)
+        self._io = AsyncIO(
+            server_url(url), api_key=api_key, verify=verify, timeout=timeout, progress=progress, transport=transport
+        )
         # What shared memory carries does not go in parts.
         self._flows = Flows(retry or RetryPolicy(), connections=connections if self._io.socket is None else 0)
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 from gemmserve import _batch, _requests
 from gemmserve._arrays import as_array
 from gemmserve._flows import Flow, Flows, prepare, submission
-from gemmserve._io import DEFAULT_URL, SyncIO
+from gemmserve._io import SyncIO
 from gemmserve._job import Job
 from gemmserve._model import ArrayInfo, JobInfo
 from gemmserve._program import Program
 from gemmserve._remote import RemoteArray
 from gemmserve._retry import RetryPolicy
+from gemmserve._urls import server_url
 
 if TYPE_CHECKING:
     import ssl
@@ -43,6 +44,7 @@ T = TypeVar("T")
 class Client:
     """A connection to a gemmserve server; close it, or use it in a `with` block. Safe to share between threads.
 
+    `url`: by default the variable GEMMSERVE_SERVER, else http://127.0.0.1:8000; `unix:/path` for a Unix socket.
     `api_key`: by default the variable GEMMSERVE_API_KEY; "" sends none. It goes to this server alone, never after a
     redirect. `verify`: whose certificates are trusted over https: True the system's, a path the CA certificates of that
     PEM file, or an SSLContext; False anybody's, which protects from nobody on the way.
@@ -57,7 +59,7 @@ class Client:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         api_key: str | None = None,
         verify: bool | str | ssl.SSLContext = True,
@@ -67,7 +69,9 @@ class Client:
         connections: int = 3,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._io = SyncIO(url, api_key=api_key, verify=verify, timeout=timeout, progress=progress, transport=transport)
+        self._io = SyncIO(
+            server_url(url), api_key=api_key, verify=verify, timeout=timeout, progress=progress, transport=transport
+        )
         # What shared memory carries does not go in parts.
         self._flows = Flows(retry or RetryPolicy(), connections=connections if self._io.socket is None else 0)
 

@@ -379,7 +379,10 @@ def from_answer(status: int, headers: Mapping[str, str], body: bytes) -> Gemmser
         problem = decoded if isinstance(decoded, dict) else {}
     if not problem:
         text = " ".join(body[:2000].decode("utf-8", "replace").split())[:200]
-        problem = {"detail": f"HTTP status {status}" + (f": {text}" if text else "")}
+        said = f"HTTP status {status}" + (f": {text}" if text else "")
+        if REQUEST_ID_HEADER.lower() not in {name.lower() for name in headers}:
+            said += " (this is no answer of a gemmserve server: another one's, or a proxy's)"
+        problem = {"detail": said}
     error = from_problem({**problem, "status": status})
     error.request_id = error.request_id or headers.get(REQUEST_ID_HEADER)
     error.retry_after = _seconds(headers.get("retry-after")) or error.retry_after

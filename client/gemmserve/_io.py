@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 _HTTPX_ERRORS = _errors.httpx_errors()
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import ssl
+from typing import Final
 
 import httpx
 
 from gemmserve import _errors
+
+VARIABLE: Final = "GEMMSERVE_SERVER"
+DEFAULT: Final = "http://127.0.0.1:8000"
+
+
+def server_url(url: str | None) -> str:
+    """`url`, or where that is None what GEMMSERVE_SERVER names, or this machine."""
+    return url if url is not None else os.environ.get(VARIABLE) or DEFAULT
 
 
 def normal_url(url: str) -> str:

@@ -92,9 +92,8 @@ class Context:
     def connect(self, url: str | None = None) -> Client:
         """A client of `url`, else of --server, else of GEMMSERVE_SERVER, else of this machine; closed at the end."""
         from gemmserve import Client
-        from gemmserve._io import DEFAULT_URL
 
-        server = url or self._setting("server") or DEFAULT_URL
+        server = url or self._setting("server")
         progress = not getattr(self._args, "no_progress", False)
         verify = self._setting("ca_file") or True
         return self._open.enter_context(

@@ -194,6 +194,15 @@ def test_urls_that_are_none(url) -> None:
         Client(url)
 
 
+@pytest.mark.parametrize("made", [Client, gemmserve.AsyncClient])
+def test_which_server_where_none_is_named(made, monkeypatch) -> None:
+    monkeypatch.delenv("GEMMSERVE_SERVER", raising=False)
+    assert made().url == "http://127.0.0.1:8000"
+    monkeypatch.setenv("GEMMSERVE_SERVER", "gpu.example:9000")
+    assert made().url == "http://gpu.example:9000"
+    assert made("http://other").url == "http://other"
+
+
 def test_the_silence_allowed_grows_with_what_is_waited_for(client, service, random_complex) -> None:
     a = random_complex(2, 2)
     remote = client.put(a)

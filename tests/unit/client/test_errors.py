@@ -53,6 +53,7 @@ def test_an_unknown_slug_or_none_falls_back_to_the_status(status, cls) -> None:
     error = made(status, b"<html>  a proxy's\npage </html>", content_type="text/html")
     assert type(error).__name__ == cls
     assert "a proxy's page" in str(error)
+    assert "no answer of a gemmserve server" in str(error)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff"])
