@@ -30,13 +30,15 @@ BLAS_LIBRARIES = ("libcublas.so.13", "libcublas.so.12")
 class Contender:
     """One way to compute a case. `run(i)` uses the i-th set of operands and returns the results by name.
 
-    `arithmetic` is what the tensor cores multiply, "plain", or "" where it is not ours to say.
+    `arithmetic` is what the tensor cores multiply, "plain", or "" where it is not ours to say. `case`: what it
+    computes, where that is another case than everybody's.
     """
 
     who: str
     algorithm: str
     arithmetic: str
     run: Callable[[int], dict[str, Any]]
+    case: Any = None
 
 
 def contenders(case, sets, spec, *, forced=True, prepared=False):
@@ -58,12 +60,17 @@ def contenders(case, sets, spec, *, forced=True, prepared=False):
 
 
 def _reducers(case, sets, spec):
-    """Ours, the product made and reduced by us where ours does without it, and by the rival."""
+    """Ours, the product made and reduced by us where ours does without it, and by the rival; our product alone, to see
+    what the reduction adds to it.
+    """
     chosen = plan(case.problem(), spec)
     found = [_ours(case, sets, "gemmserve", chosen)]
     if chosen.algorithm in WITHOUT_PRODUCT and case.config is None:
         whole = replace(case, config=GemmConfig(algorithm="product"))
         found.append(_ours(whole, sets, "product", plan(whole.problem(), spec)))
+    else:
+        alone = replace(case, op="gemm")
+        found.append(replace(_ours(alone, sets, "our product", plan(alone.problem(), spec)), case=alone))
     found.append(_by_hand(case, sets))
     return [*found, _unrounded(case, sets)] if case.dtype == "float16" else found
 

@@ -36,13 +36,13 @@ TITLES = {
 NOTE = """\
 Complex flops are 8 m n k. "gemmserve" is what dispatch chose, "prepared" the same on operands prepared beforehand, an
 algorithm's name that algorithm whatever dispatch chose. "ms" is the device's time, from operands to result, "wall ms"
-the caller's for calls one after another (where it is not given it is the same). "ceiling" is the share of the time that
-the arithmetic at the rate of the unit it uses, or the traffic at that of a copy, would take: both measured in the same
-run. Errors are relative Frobenius norms against a reference in higher precision; re and im are those of the real and
-the imaginary part, each against its own norm."""
+the caller's for calls one after another (where it is not given it is the same). "memory" is what a reduction took
+beyond its operands and results. "ceiling" is the share of the time that the arithmetic at the rate of the unit it uses,
+or the traffic at that of a copy, would take: both measured in the same run. Errors are relative Frobenius norms against
+a reference in higher precision; re and im are those of the real and the imaginary part, each against its own norm."""
 COLUMNS = (
     "size", "", "dtype", "compute", "who", "algorithm", "ms", "wall ms", "TFLOP/s", "GB/s", "ceiling",
-    "rival's time / this", "error", "worst row", "re", "im",
+    "rival's time / this", "memory, MiB", "error", "worst row", "re", "im",
 )  # fmt: skip
 PARTS = {"3xFP16": ("fp16", 3.0), "3xFP16, 3M": ("fp16", 2.25), "FP32": ("fp32", 1.0)}
 """Ceilings in the plot: the unit, and its operations for one of the product's."""
@@ -54,6 +54,10 @@ def rival_of(rows, row):
     same = [other for other in rows if all(other[name] == row[name] for name in key)]
     rivals = [other["seconds"] for other in same if other["who"] in PLAIN_RIVALS and other["seconds"]]
     return rivals[0] / row["seconds"] if rivals and row["seconds"] else None
+
+
+def mib(nbytes):
+    return None if nbytes is None else nbytes / 2**20
 
 
 def number(value, spec):
@@ -74,7 +78,8 @@ def timed(rows, table):
             row["case"], row["label"], row["dtype"], row["compute"], row["who"], row["algorithm"],
             number(row["seconds"] and row["seconds"] * 1e3, ".4g"), number(wall, ".4g"), number(row["tflops"], ".3g"),
             number(row["bytes_per_s"] and row["bytes_per_s"] / 1e9, ".0f"), number(row["ceiling_share"], ".0%"),
-            number(rival_of(rows, row), ".2f"), *(number(row[name], ".1e") for name in ERRORS),
+            number(rival_of(rows, row), ".2f"), number(mib(row.get("workspace")), ".0f"),
+            *(number(row[name], ".1e") for name in ERRORS),
         ]  # fmt: skip
 
 

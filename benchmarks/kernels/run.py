@@ -18,6 +18,7 @@ import re
 import sys
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import ceilings
@@ -79,6 +80,14 @@ class Gpu:
         """What the last case left."""
         self.xp.get_default_memory_pool().free_all_blocks()
 
+    def workspace(self, run):
+        """Bytes that a call needs at its peak beyond its operands and results."""
+        pool = self.xp.get_default_memory_pool()
+        pool.free_all_blocks()
+        before = pool.total_bytes()
+        results = run(0)
+        return max(0, pool.total_bytes() - before - sum(array.nbytes for array in results.values()))
+
     def state(self):
         """Clocks, power and temperature now; empty where the driver does not say."""
         try:
@@ -125,6 +134,9 @@ class Cpu:
     def release(self):
         """Nothing is kept."""
 
+    def workspace(self, run):
+        """Not known."""
+
     def state(self):
         """Not known."""
         return {}
@@ -142,7 +154,7 @@ def measure(machine, table, case, rates, *, rounds, budget):
         times = timing.in_turns(machine.clock, runs, rounds=rounds, budget=budget)
     state = machine.state()
     rows = []
-    for each, errors, share in found:
+    for each, errors, share, workspace in found:
         took = times.get(each.who)
         row = {
             "table": table.name, "label": label(case), "case": case.label, "op": case.op, "dtype": case.dtype,
@@ -153,7 +165,8 @@ def measure(machine, table, case, rates, *, rounds, budget):
             "seconds": took and took.seconds, "fastest": took and took.fastest, "spread": took and took.spread,
             "wall": took and took.wall, "rounds": took and took.rounds, "calls": took and took.calls,
             "rel_fro": errors.rel_fro, "worst_row": errors.worst_row, "rel_real": errors.rel_real,
-            "rel_imag": errors.rel_imag, "checked": errors.checked, "fallback": share, "state": state,
+            "rel_imag": errors.rel_imag, "checked": errors.checked, "fallback": share, "workspace": workspace,
+            "state": state,
         }  # fmt: skip
         rows.append(row | derived(row, rates))
     return rows, failures
@@ -181,15 +194,20 @@ def derived(row, rates):
 
 
 def checked(machine, case, sets, every):
-    """Each contender's errors, and the share of elements that fell back to plain arithmetic (None: it has none)."""
-    oracle = (data.Oracle if case.op == "gemm" else data.ReduceOracle)(machine.xp, case, sets[0])
+    """Each contender's errors, the share of elements that fell back to plain arithmetic (None: it has none), and for
+    reductions the memory taken beyond operands and results.
+    """
+    oracle = cache(lambda case: (data.Oracle if case.op == "gemm" else data.ReduceOracle)(machine.xp, case, sets[0]))
     found, failures = [], []
     for each in every:
         machine.poison(case.batch * case.m * case.n * np.dtype(case.dtype).itemsize)
         try:
+            own = each.case or case
             results = each.run(0)
-            errors = oracle.errors(results["d"] if case.op == "gemm" else results)
-            found.append((each, errors, fallback_share(each)))
+            errors = oracle(own).errors(results["d"] if own.op == "gemm" else results)
+            del results
+            workspace = machine.workspace(each.run) if case.op == "gemm_reduce" else None
+            found.append((each, errors, fallback_share(each), workspace))
         except (KernelError, DeviceError) as error:
             failures.append(f"{each.who}: {type(error).__name__}: {error}")
     return found, failures

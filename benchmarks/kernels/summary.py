@@ -11,6 +11,13 @@ PLAIN_RIVALS = ("vendor BLAS", "cupy", "cuBLAS to float32", "np.matmul")
 NOT_AUTO = ("prepared", "cuBLAS FAST_TF32", "cuBLAS zgemm3m")
 """Not what `auto` is compared with: other work, or another class of error."""
 NEVER_SLOWER = 0.97
+REDUCED = (
+    ("complex64", (16, 2048, 2048, 1024), "absmax", 4.0),
+    ("complex64", (256, 512, 512, 64), "absmax", 4.5),
+    ("float32", (64, 1024, 1024, 256), "max", 3.5),
+    ("float16", (64, 1024, 1024, 1024), "max", 1.3),
+)
+"""Reductions over m of (batch, m, n, k), and how many times as fast as the rival they are to be."""
 
 
 def summary(rows):
@@ -127,10 +134,20 @@ def _batched(rows):
 
 
 def _reduced(rows):
-    wanted = {"dtype": "float16", "batch": 64, "m": 1024, "label": "max"}
-    ours = _pick(rows, "gemm_reduce", "gemmserve", **wanted)
-    rivals = [_times(_pick(rows, "gemm_reduce", who, **wanted), ours) for who in PLAIN_RIVALS]
-    yield "float16 64 x 1024^3, max, over cuBLAS", "x", 1.3, None, min(filter(None, rivals), default=None)
+    for dtype, (batch, m, n, k), reduce, times in REDUCED:
+        wanted = {"dtype": dtype, "batch": batch, "m": m, "n": n, "k": k, "label": reduce}
+        ours, alone = (_pick(rows, "gemm_reduce", who, **wanted) for who in ("gemmserve", "our product"))
+        rivals = [_times(_pick(rows, "gemm_reduce", who, **wanted), ours) for who in PLAIN_RIVALS]
+        name = f"{dtype} {batch}x{m}x{n}x{k} {reduce}"
+        yield f"{name}, over cuBLAS and CuPy", "x", times, None, min(filter(None, rivals), default=None)
+        yield f"{name}, over our product alone, written", "<= x", 1.0, None, _times(ours, alone)
+        workspace = ours and ours.get("workspace")
+        yield f"{name}, memory beyond operands and results", "<= MiB", 320, None, workspace and workspace / 2**20
+    sums = [
+        row for row in rows if row["table"] == "gemm_reduce" and row["label"] == "sum" and row["who"] == "gemmserve"
+    ]
+    shares = [row["bandwidth_share"] for row in sums if row["bandwidth_share"]]
+    yield "sum, over reading A and B at a copy's rate", "<= x", 1.3, None, 1 / min(shares) if shares else None
 
 
 def _errors(rows):
