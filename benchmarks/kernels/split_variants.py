@@ -7,46 +7,46 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-SHAPES = {512: (512, 512), 1024: (1024, 1024), 2048: (2048, 2048), 4096: (3456, 4096), 8192: (8192, 8192)}
+SHAPES = {
+    64: (65536, 65536),
+    256: (32768, 32768),
+    512: (512, 512),
+    1024: (1024, 1024),
+    2048: (2048, 2048),
+    4096: (3456, 4096),
+    8192: (8192, 8192),
+}
 """(m, n) by k."""
 DEFAULT = "default"
-COMMON = {"p256": {"prefetch": 256}, "st": {"stream": True}}
+COMMON = {"st": {"stream": True}}
 BY_K = {
+    64: {
+        "t32b16": {"threads": 32, "blocks": 16},
+        "t32b24": {"threads": 32, "blocks": 24},
+        "t32b16s64": {"threads": 32, "blocks": 16, "strip": 64},
+        "t32b16s256": {"threads": 32, "blocks": 12, "strip": 256},
+        "t128b4": {"threads": 128, "blocks": 4},
+        "b12": {"blocks": 12},
+    },
+    256: {
+        "b4": {"blocks": 4},
+        "b4s128": {"blocks": 4, "strip": 128},
+        "s32": {"strip": 32},
+        "st3": {"stages": 3},
+        "st4b4": {"stages": 4, "blocks": 4},
+        "t64c2b8s64": {"threads": 64, "blocks": 8, "cluster": 2},
+        "t256b3": {"threads": 256, "blocks": 3},
+    },
     512: {
-        "s64": {"strip": 64},
-        "s128": {"strip": 128},
-        "t128c2": {"threads": 128, "blocks": 6, "cluster": 2},
-        "t512": {"threads": 512, "blocks": 2},
-    },
-    1024: {
-        "t256c2": {"threads": 256, "blocks": 3, "cluster": 2},
-        "t256c2s64": {"threads": 256, "blocks": 3, "cluster": 2, "strip": 64},
-        "t256c2s128": {"threads": 256, "blocks": 3, "cluster": 2, "strip": 128},
-        "s64": {"strip": 64},
-        "t128c4s64": {"threads": 128, "blocks": 6, "cluster": 4, "strip": 64},
-    },
-    2048: {
-        "s128": {"strip": 128},
-        "t512c2s64": {"threads": 512, "blocks": 2, "cluster": 2},
-        "t512c2s32": {"threads": 512, "blocks": 2, "cluster": 2, "strip": 32},
-        "t128c8s128": {"threads": 128, "blocks": 6, "cluster": 8, "strip": 128},
-    },
-    4096: {
         "b2": {"blocks": 2},
-        "t512": {"threads": 512, "blocks": 2, "held": 1, "cluster": 4, "strip": 64},
         "s64": {"strip": 64},
-        "w256": {"strip": 256, "blocks": 1},
-        "st1": {"stages": 1},
-        "fill1": {"_FILL": 1.0},
-        "even": {"_STRIPS_FIRST": 1.0},
-        "t512h1s128": {"threads": 512, "blocks": 1, "held": 1, "cluster": 4, "strip": 128, "stages": 3},
+        "b2s64": {"blocks": 2, "strip": 64},
+        "t128c2b4": {"threads": 128, "blocks": 4, "cluster": 2},
     },
-    8192: {
-        "t256b2": {"threads": 256, "blocks": 2, "held": 2, "patches": 2, "ranks": 2},
-        "t256b3": {"threads": 256, "blocks": 3, "held": 2, "patches": 2, "ranks": 2},
-        "b1s128": {"blocks": 1, "strip": 128},
-        "fill1": {"_FILL": 1.0},
-    },
+    1024: {"b3": {"blocks": 3}, "c4": {"threads": 128, "blocks": 4, "cluster": 4}, "s128": {"strip": 128}},
+    2048: {"b3": {"blocks": 3}, "s64": {"strip": 64}, "st1": {"stages": 1}},
+    4096: {"b3": {"blocks": 3}, "st1": {"stages": 1}, "s64": {"strip": 64}},
+    8192: {"t512": {"threads": 512, "held": 1, "patches": 1}, "h4": {"held": 4, "ranks": 1}, "st1": {"stages": 1}},
 }
 """What each variant changes: fields of the geometry, or constants of planes/split.py (those with an underscore)."""
 FIELDS_ALONG = ("threads", "blocks", "held", "ranks", "stages", "stream")

@@ -147,8 +147,7 @@ def tune(args, spec):
     began, status = time.perf_counter(), 0
     clock = timing.GpuClock(cupy, timing.GpuClock.FILL_BYTES // args.shrink**3)
     output = args.output or TABLES / f"{spec.arch}.json"
-    source = output if output.is_file() else TABLES / f"{spec.arch}.json"
-    kept = json.loads(source.read_text(encoding="utf-8"))["points"] if source.is_file() else []
+    kept = json.loads(output.read_text(encoding="utf-8"))["points"] if output.is_file() else []
     points = {point_key(point): point for point in kept}
     about = environment(spec)
     for dtype in args.dtypes:

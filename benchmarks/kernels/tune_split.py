@@ -253,8 +253,8 @@ def run(xp, launcher, found, args):
             print(f"out of time before {job}", file=sys.stderr)
             status = 4
             break
-        if kind != (job.shapes, job.dtype):
-            held, kind = None, (job.shapes, job.dtype)
+        if kind != (job.shapes, job.layout, job.dtype):
+            held, kind = None, (job.shapes, job.layout, job.dtype)
             if xp is not np:
                 xp.get_default_memory_pool().free_all_blocks()
             held = operand_sets(xp, launcher, job)

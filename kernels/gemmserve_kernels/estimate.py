@@ -6,9 +6,9 @@ time varies slowly with the sizes, so it is interpolated between the nearest poi
 m, n, k and batch; a point stands for its transpose too, a little further away) and the model is multiplied with it. At
 a measured point the estimate is the measurement.
 
-A caller who enqueues one product after another waits for the slower of the device and the host, so the estimate is not
-less than what the route takes on the host, which is much the same for every shape: the median of what was measured
-where the host was the slower of the two.
+All of it is the device's time. A caller who enqueues small products one after another waits for the host instead, but
+how long a route takes there says more of the machine than of the route: the same launches took 50 and 72 microseconds
+on two machines with the same GPU. `tune_dispatch.py` notes it, and nothing is decided by it.
 
 A device without a table has the model alone, its rates scaled by the number of multiprocessors.
 """
@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
@@ -38,8 +37,6 @@ _NEIGHBOURS: Final = 6
 _EXACT: Final = 1e-9
 _TRANSPOSED: Final = 0.5
 """What a transposed point is further away, in binary orders of magnitude."""
-_HOST_BOUND: Final = 1.25
-"""From this many times the device's time on, the caller's is the host's."""
 _SPLIT_K: Final = 512
 """Steps of k that one part of a split product has at least."""
 
@@ -92,12 +89,25 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("mma", "3xtf32", "complex64"): _Model(6.6e13, tile=64, parts=8),
     ("mma", "1xtf32", "float32"): _Model(1.1e14, tile=128, parts=8),
     ("mma", "1xtf32", "complex64"): _Model(1.1e14, tile=64, parts=8),
+    ("mfma", "plain", "float16"): _Model(3.5e14),
+    ("mfma", "plain", "float32"): _Model(4.4e13),
+    ("mfma", "plain", "float64"): _Model(4.0e13),
+    ("mfma", "plain", "complex64"): _Model(5.0e13),
+    ("mfma", "plain", "complex128"): _Model(4.0e13, tile=64),
+    ("mfma", "xf32", "float32"): _Model(1.5e14),
+    ("mfma", "xf32", "complex64"): _Model(1.5e14),
+    ("mfma", "3xfp16", "float32"): _Model(9.0e13, 5, 128, 1.5),
+    ("mfma", "3xfp16", "complex64"): _Model(1.0e14, 5, 64, 1.5),
+    ("mfma", "1xfp16", "float32"): _Model(1.4e14, 5, 128, 1.0),
+    ("mfma", "1xfp16", "complex64"): _Model(1.4e14, 5, 128, 1.0),
     ("ozaki", "ozaki", "float32"): _Model(6.0e13, 8, 256, 8.0),
     ("ozaki", "ozaki", "float64"): _Model(1.05e14, 7, 256, 7.0),
     ("ozaki", "ozaki", "complex64"): _Model(8.0e13, 8, 256, 8.0),
     ("ozaki", "ozaki", "complex128"): _Model(1.38e14, 7, 256, 7.0),
 }
-"""By algorithm, arithmetic and dtype; rates measured on an H200 (docs/benchmarks)."""
+"""By algorithm, arithmetic and dtype; rates measured on an H200 (docs/benchmarks). Those of `mfma` are not measured:
+they say no more than that the vendor's BLAS goes first on AMD devices, and the portable kernels come last.
+"""
 
 TENSOR_SPEED: Final = {"sm_80": 0.55, "sm_90a": 1.0, "sm_100": 1.0}
 """Tensor-core algorithms per multiprocessor, relative to an H200's: data-sheet rates of dense FP16 (NVIDIA A100, H100);
@@ -117,8 +127,7 @@ _ITEMSIZE: Final = {"float16": 2, "float32": 4, "float64": 8, "complex64": 8, "c
 def estimate(
     spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str, shape: Point, *, written: bool = True
 ) -> float:
-    """Seconds of a product of `shape` = (batch, m, n, k), all at least 1, for one who enqueues many of them; inf where
-    nothing is known of it.
+    """Seconds on the device of a product of `shape` = (batch, m, n, k), all at least 1; inf where nothing is known.
 
     `arithmetic`: "plain", or what the tensor cores multiply ("3xfp16", "1xfp16", "3xtf32", "ozaki" ...). `written`:
     whether the product goes to memory, rather than into a reduction.
@@ -137,7 +146,7 @@ def predicted(
 ) -> float:
     """`estimate` by a table, as if it lacked the point `without`."""
     ratio = correction(measured, *route, shape, without=without)
-    return max(model_seconds(spec, *route, shape, written=written) * ratio, measured.host.get(route[:2], 0.0))
+    return model_seconds(spec, *route, shape, written=written) * ratio
 
 
 def model_seconds(
@@ -225,14 +234,11 @@ def _distance(here: tuple[float, ...], there: tuple[float, ...]) -> float:
 
 @dataclass(frozen=True)
 class Table:
-    """What was measured on an architecture.
-
-    `ratios`, by algorithm, arithmetic and dtype: (log2 of the shape, log of measured over modelled time). `host`, by
-    algorithm and arithmetic: seconds of the caller's thread for one product.
+    """What was measured on an architecture: by algorithm, arithmetic and dtype (log2 of the shape, log of measured over
+    modelled time).
     """
 
     ratios: dict[Route, tuple[tuple[tuple[float, ...], float], ...]]
-    host: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def sibling(self, algorithm: str, dtype: str) -> tuple[tuple[tuple[float, ...], float], ...]:
         """The ratios of the algorithm's first measured arithmetic on that dtype."""
@@ -245,7 +251,6 @@ class Table:
         # The table is of the device that it was measured on: its own model is what the times are compared with.
         spec = measured_device(document)
         found: dict[Route, list[tuple[tuple[float, ...], float]]] = {}
-        hosts: dict[tuple[str, str], list[float]] = {}
         for point in document["points"]:
             shape = _shape(point)
             for who, seconds in point["seconds"].items():
@@ -255,11 +260,7 @@ class Table:
                     continue
                 entry = (_place(shape), math.log(seconds / modelled))
                 found.setdefault((algorithm, arithmetic, point["dtype"]), []).append(entry)
-                wall = point.get("wall", {}).get(who, 0.0)
-                if wall > _HOST_BOUND * seconds:
-                    hosts.setdefault((algorithm, arithmetic), []).append(wall)
-        host = {route: statistics.median(walls) for route, walls in hosts.items()}
-        return cls({key: tuple(entries) for key, entries in found.items()}, host)
+        return cls({key: tuple(entries) for key, entries in found.items()})
 
 
 def _shape(point: dict[str, Any]) -> Point:
@@ -305,13 +306,9 @@ def left_out(measured: Table, document: dict[str, Any]) -> list[LeftOut]:
     spec = measured_device(document)
     found = []
     for point in document["points"]:
-        shape, dtype, walls = _shape(point), point["dtype"], point.get("wall", {})
+        shape, dtype = _shape(point), point["dtype"]
         for mode, arithmetics in _MODES.items():
-            times = {
-                who: max(seconds, walls.get(who, 0.0))
-                for who, seconds in point["seconds"].items()
-                if who.split(":")[1] in arithmetics
-            }
+            times = {who: s for who, s in point["seconds"].items() if who.split(":")[1] in arithmetics}
             if len(times) < 2:
                 continue
             guesses = {who: _guess(spec, measured, who, dtype, shape) for who in times}

@@ -93,8 +93,8 @@ def test_it_is_no_less_accurate_than_plain_arithmetic(launcher, kind, dtype):
     native = cupy.matmul(*result.device[:2]).get()
     error = balanced(result, slice(0, 1536, 24), slice(0, 1536, 12))
     assert error(result.value) <= 3e-15
-    # Graded operands end in the portable kernel, with the vendor's order of summation or a little worse.
-    assert error(result.value) <= (1.5 if kind == "graded" else 1) * error(native)
+    # Graded operands end in the portable kernel, which adds up all of k at once; the vendor's may do so in parts.
+    assert error(result.value) <= (2.5 if kind == "graded" else 1) * error(native)
 
 
 @pytest.mark.parametrize("dtype", ["complex128", "float64"])

@@ -1,5 +1,6 @@
 // Scaled integers of an operand as residues: for each modulus one byte of the real part, of the imaginary part and of their
-// sum (Karatsuba's third factor), or one of a real operand. Lines are padded with zeros to 128 steps.
+// sum (Karatsuba's third factor), or one of a real operand. Lines are padded with zeros to 128 steps, planes with lines of
+// zeros: the multiplying kernel fetches 128 of them at a time.
 //
 // A scaled element is cut into four signed digits of 15 bits (at most 2^14 each, 2^13.5 the highest), and the residue is
 // a short sum of digits times powers of 2^15 modulo p: below 2^23, exact in float32, as are quotient and remainder.
@@ -101,7 +102,7 @@ GEMM_DEVICE void convert(const ConvertParams& params, const Element (&x)[4], int
 extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParams params) {
     const LineParams& line = params.line;
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const Long blocks_k = params.pitch / TILE_K, blocks = (params.panel + TILE_LINES - 1) / TILE_LINES;
+    const Long blocks_k = params.pitch / TILE_K, blocks = params.plane / params.pitch / TILE_LINES;
     const Quotient by_k = divide(static_cast<Long>(blockIdx.x), blocks_k);
     const Quotient where = divide(by_k.quotient, blocks);
     const Long matrix = where.quotient, first = where.remainder * TILE_LINES, first_k = by_k.remainder * TILE_K;
@@ -111,15 +112,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
     const int* codes = line.codes + matrix * line.lines + params.first_line;
     if constexpr (ALONG_K) {
         const Long l = first + warp;
-        if (l >= params.panel) return;
+        const bool exists = l < params.panel;
         const Long at = offset + (params.first_line + l) * line.x.row_stride;
         Element x[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const Long k = first_k + 4 * lane + i;
-            x[i] = k < line.k ? read(line, at + k * line.x.column_stride) : Element{};
+            x[i] = exists && k < line.k ? read(line, at + k * line.x.column_stride) : Element{};
         }
-        convert(params, x, codes[l], residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
+        convert(params, x, exists ? codes[l] : ZERO_LINE, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
     } else {
         __shared__ Element tile[TILE_LINES][TILE_K + 1];
         const int in_tile = thread % TILE_LINES;
@@ -134,11 +135,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
 #pragma unroll 1
         for (int t = warp; t < TILE_LINES; t += THREADS / 32) {
             const Long l = first + t;
-            if (l >= params.panel) return;
             Element x[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) x[i] = tile[t][4 * lane + i];
-            convert(params, x, codes[l], residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
+            const int code = l < params.panel ? codes[l] : ZERO_LINE;
+            convert(params, x, code, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
         }
     }
 }

@@ -2,8 +2,9 @@
 // product, since 1^T (A B) = (1^T A) B. Bound by memory: every element is read once.
 //
 // A block takes LINES rows of a tile of columns and leaves one partial for each column; combine.cu folds them. Where
-// columns are neighbours in memory (ACROSS) a lane holds VECTOR of them and the warps share the rows; where rows are, a
-// warp walks along one column after another.
+// columns are neighbours in memory (ACROSS) a thread holds VECTOR of them, LANES threads have a row of the tile and the
+// block's other threads other rows, DEPTH of which are on their way at once; where rows are, a warp walks along one column
+// after another.
 #include "common/lanes.cuh"
 #include "common/raster.cuh"
 #include "common/types.cuh"
@@ -26,7 +27,8 @@ struct SumsParams {
 using Stored = GEMM_TYPE_X;
 using Acc = GEMM_TYPE_ACC;  // double or Complex<double>
 constexpr bool PLANAR = GEMM_PLANAR, ACROSS = GEMM_ACROSS, WEIGHTED = GEMM_WEIGHTED;
-constexpr int VECTOR = GEMM_VECTOR, LINES = GEMM_LINES, COLUMNS = GEMM_COLUMNS, WARPS = 8;
+constexpr int VECTOR = GEMM_VECTOR, LINES = GEMM_LINES, COLUMNS = GEMM_COLUMNS, THREADS = 256, WARPS = THREADS / 32;
+constexpr int LANES = ACROSS ? COLUMNS / VECTOR : 32, DEPTH = 8;
 
 template <class To>
 GEMM_DEVICE To element(Stored re, Stored im) {
@@ -43,27 +45,34 @@ GEMM_DEVICE T conjugated(T x) {
     return x;
 }
 
+// Neighbours as they are stored.
+struct Piece {
+    Vector<Stored, VECTOR> re, im;
+
+    template <bool CONJUGATE>
+    GEMM_DEVICE Acc at(int v) const {
+        const Acc x = element<Acc>(re.at[v], im.at[v]);
+        return CONJUGATE ? conjugated(x) : x;
+    }
+};
+
 // VECTOR neighbours along the fast axis, of which the first `count` exist.
-GEMM_DEVICE void read(const SumsParams& params, Long offset, Long stride, Long count, Acc (&to)[VECTOR]) {
+GEMM_DEVICE Piece read(const SumsParams& params, Long offset, Long stride, Long count) {
     const Stored* const re = static_cast<const Stored*>(params.x.re) + offset;
     const Stored* const im = static_cast<const Stored*>(params.x.im) + offset;
-    Vector<Stored, VECTOR> x{}, y{};
+    Piece x{};
     if (VECTOR > 1 && count >= VECTOR) {
-        x = *reinterpret_cast<const Vector<Stored, VECTOR>*>(re);
-        if constexpr (PLANAR) y = *reinterpret_cast<const Vector<Stored, VECTOR>*>(im);
+        x.re = *reinterpret_cast<const Vector<Stored, VECTOR>*>(re);
+        if constexpr (PLANAR) x.im = *reinterpret_cast<const Vector<Stored, VECTOR>*>(im);
     } else {
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) {
             if (v >= count) break;
-            x.at[v] = re[v * stride];
-            if constexpr (PLANAR) y.at[v] = im[v * stride];
+            x.re.at[v] = re[v * stride];
+            if constexpr (PLANAR) x.im.at[v] = im[v * stride];
         }
     }
-#pragma unroll
-    for (int v = 0; v < VECTOR; ++v) {
-        to[v] = element<Acc>(x.at[v], y.at[v]);
-        if (params.conjugate) to[v] = conjugated(to[v]);
-    }
+    return x;
 }
 
 // Beyond the end there is nothing to add: zero times a weight that is infinite would be.
@@ -88,7 +97,33 @@ struct Target {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256) sums(SumsParams params) {
+// Rows `from`, `from` + `step` ... of `lines`, from the columns at `offset`, of which `count` exist.
+template <bool CONJUGATE>
+GEMM_DEVICE void fold_rows(
+    const SumsParams& params, Long offset, Long count, int from, int step, int lines, const Acc* weights,
+    Acc (&sum)[VECTOR]) {
+    const Long stride = params.x.row_stride, across = params.x.column_stride;
+    int i = from;
+#pragma unroll 1
+    for (; i + (DEPTH - 1) * step < lines; i += DEPTH * step) {
+        Piece x[DEPTH];
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) x[d] = read(params, offset + (i + d * step) * stride, across, count);
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) {
+#pragma unroll
+            for (int v = 0; v < VECTOR; ++v) fold(sum[v], x[d].at<CONJUGATE>(v), weights + i + d * step);
+        }
+    }
+#pragma unroll 1
+    for (; i < lines; i += step) {
+        const Piece x = read(params, offset + i * stride, across, count);
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) fold(sum[v], x.at<CONJUGATE>(v), weights + i);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) sums(SumsParams params) {
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const Quotient row = divide(params.first_block + static_cast<Long>(blockIdx.x), params.tiles);
     const Quotient at = divide(row.quotient, params.parts);
@@ -99,27 +134,28 @@ extern "C" __global__ void __launch_bounds__(256) sums(SumsParams params) {
     const Long first = part * LINES, left = params.rows - first, lines = left < LINES ? left : LINES;
     const Target target(params, matrix, part);
     if constexpr (ACROSS) {
-        __shared__ Acc shared[WARPS][32 * VECTOR];
-        const Long column = tile * COLUMNS + lane * VECTOR, count = params.columns - column;
+        constexpr int ROWS = THREADS / LANES;  // at once
+        __shared__ Acc shared[ROWS][COLUMNS];
+        const int row_of = thread / LANES, lane_of = thread % LANES;
+        const Long column = tile * COLUMNS + lane_of * VECTOR, count = params.columns - column;
         Acc sum[VECTOR] = {};
         if (count > 0) {
             const Long offset = base + first * params.x.row_stride + column * params.x.column_stride;
-#pragma unroll 4
-            for (Long i = warp; i < lines; i += WARPS) {
-                Acc x[VECTOR];
-                read(params, offset + i * params.x.row_stride, params.x.column_stride, count, x);
-#pragma unroll
-                for (int v = 0; v < VECTOR; ++v) fold(sum[v], x[v], weights + first + i);
+            const int all = static_cast<int>(lines);
+            if (params.conjugate) {
+                fold_rows<true>(params, offset, count, row_of, ROWS, all, weights + first, sum);
+            } else {
+                fold_rows<false>(params, offset, count, row_of, ROWS, all, weights + first, sum);
             }
         }
 #pragma unroll
-        for (int v = 0; v < VECTOR; ++v) shared[warp][lane * VECTOR + v] = sum[v];
+        for (int v = 0; v < VECTOR; ++v) shared[row_of][lane_of * VECTOR + v] = sum[v];
         __syncthreads();
-        for (int j = thread; j < COLUMNS; j += 32 * WARPS) {
+        for (int j = thread; j < COLUMNS; j += THREADS) {
             if (tile * COLUMNS + j >= params.columns) break;
             Acc all = shared[0][j];
-#pragma unroll
-            for (int w = 1; w < WARPS; ++w) all = add(all, shared[w][j]);
+#pragma unroll 8
+            for (int r = 1; r < ROWS; ++r) all = add(all, shared[r][j]);
             target.store(tile * COLUMNS + j, all);
         }
     } else {
@@ -130,11 +166,11 @@ extern "C" __global__ void __launch_bounds__(256) sums(SumsParams params) {
             Acc sum{};
 #pragma unroll 4
             for (Long i = lane * VECTOR; i < lines; i += 32 * VECTOR) {
-                Acc x[VECTOR];
-                read(params, offset + i * params.x.row_stride, params.x.row_stride, lines - i, x);
+                const Piece x = read(params, offset + i * params.x.row_stride, params.x.row_stride, lines - i);
 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v) {
-                    if (i + v < lines) fold(sum, x[v], weights + first + i + v);
+                    const Acc element = params.conjugate ? x.at<true>(v) : x.at<false>(v);
+                    if (i + v < lines) fold(sum, element, weights + first + i + v);
                 }
             }
 #pragma unroll

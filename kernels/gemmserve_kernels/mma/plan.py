@@ -184,8 +184,10 @@ def tf32_plan(
         _unit(operands.b, along_k=along[1], k_is_row=True),
     ]
     arithmetic = TF32_MODES[problem.compute]
+    # A lane has four neighbours where B lies across k; interleaved complex ones are written by two (Store::piece).
+    pair = 2 if along[1] or (is_complex and not problem.planar) else 4
     defines = {
-        **_defines(problem, tile, arithmetic, c, d, d_view, pair=2 if along[1] or is_complex else 4),
+        **_defines(problem, tile, arithmetic, c, d, d_view, pair=pair),
         "CONJUGATE_A": flag(is_complex and operands.conjugate_a),
         "CONJUGATE_B": flag(is_complex and operands.conjugate_b),
         "A_ALONG_K": flag(along[0]),

@@ -117,7 +117,7 @@ class Lines:
             conjugate=self.conjugate,
         )
         convert_constants(params, self.moduli)
-        grid = -(-panel // (8 if self.along_k else 16)) * (self.pitch // 128) * residues.shape[0]
+        grid = residues.shape[2] // (8 if self.along_k else 16) * (self.pitch // 128) * residues.shape[0]
         source = self._source("ozaki_convert", MODULI=str(self.moduli.count))
         launcher.launch(source, "ozaki_convert", grid=grid, block=256, shared=0, params=params)
 

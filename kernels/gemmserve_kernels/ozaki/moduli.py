@@ -31,8 +31,9 @@ MAX_K: Final = 1 << 24
 
 _WANTED: Final = {8: 2.6e-15, 4: 2.5e-7}
 """Normwise relative error at most, by bytes of a real number; FP64's own on an H200 is 4.4e-15 at k = 8192."""
-_GROWTH: Final = {8: 3e-17, 4: 1e-8}
-"""Nor more than this times the root of k: cuBLAS's own is 4.8e-17 (zgemm), 3.3e-17 (dgemm), 1.3e-8 (cgemm)."""
+_GROWTH: Final = {"c16": 3e-17, "f8": 1e-17, "c8": 1e-8, "f4": 1e-8}
+"""Nor more than this times the root of k, by dtype: cuBLAS's own is 4.8e-17 (zgemm), 1.5e-17 (dgemm, which adds
+up parts of k), 1.3e-8 (cgemm)."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,10 @@ def limbs(x: int) -> tuple[float, ...]:
 
 
 def needed(k: int, dtype: np.dtype) -> int:
-    """The number of moduli for the accuracy of `dtype` at this k: 14 for float64 and complex128 up to k = 11,000."""
+    """The number of moduli for the accuracy of `dtype` at this k: 14 for complex128 up to 11,000, 15 for float64."""
     dtype = np.dtype(dtype)
     complex_ = dtype.kind == "c"
     size = dtype.itemsize // (2 if complex_ else 1)
-    wanted = min(_WANTED[size], _GROWTH[size] * math.sqrt(k))
+    wanted = min(_WANTED[size], _GROWTH[f"{dtype.kind}{dtype.itemsize}"] * math.sqrt(k))
     enough = (n for n in range(2, len(MODULI)) if Moduli.first(n).error(k, complex_=complex_) <= wanted)
     return next(enough, len(MODULI))

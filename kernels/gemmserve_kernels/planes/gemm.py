@@ -1,6 +1,6 @@
 """FP32-accurate products (and TF32's class) from float16 planes on tensor cores: pre-pass, product, fallback.
 
-Four launches: `split` makes planes of both operands, `balance` looks whether they will do, `wgmma` or `mma`
+Four launches: `split` makes planes of both operands, `balance` looks whether they will do, `wgmma`, `mma` or `mfma`
 multiplies them, and `fallback` computes in plain FP32 what was flagged: nothing, on usual data. The host never waits.
 Schemes: "3xfp16" (`auto` and "3xfp16"; real and imaginary parts each as accurate as FP32's), "3xfp16-3m" (Gauss's three
 products; accurate in norm only), "1xfp16" ("tf32": one product, TF32's class of error).
@@ -16,6 +16,7 @@ import numpy as np
 
 from gemmserve_kernels.arguments import BATCH_DIMS, coalesce
 from gemmserve_kernels.errors import ConfigInfeasible
+from gemmserve_kernels.mfma import gemm as mfma
 from gemmserve_kernels.mma import gemm as mma_sync
 from gemmserve_kernels.planes import fallback, prepass
 from gemmserve_kernels.planes.layout import PLANES, SCHEMES
@@ -51,6 +52,8 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
         return "an empty product or alpha = 0"
     if len(_pair_axes(problem)) > BATCH_DIMS:
         return f"the operands' batches have more than {BATCH_DIMS} axes of their own"
+    if spec.kind == "rocm":
+        return mfma.supports_planes(problem, scheme, spec)
     if wgmma.supports(problem, spec) is None:
         return None
     return mma_sync.supports_planes(problem, scheme, spec)
@@ -69,20 +72,23 @@ def _pair_axes(problem: GemmProblem) -> tuple[int, ...]:
 
 
 def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> Any:
-    """The tile of the multiplying kernel, a WgmmaTile or an MmaTile. Raises ConfigInfeasible."""
+    """The tile of the multiplying kernel: a WgmmaTile, an MmaTile or an MfmaTile. Raises ConfigInfeasible."""
     scheme = SCHEMES[problem.compute]
     if _algorithm(config, spec) == "wgmma":
         if reason := wgmma.supports(problem, spec):
             raise ConfigInfeasible(reason)
         return wgmma.resolve(config, problem, spec, scheme)
-    if reason := mma_sync.supports_planes(problem, scheme, spec):
+    module = module_of(config, spec)
+    if reason := module.supports_planes(problem, scheme, spec):
         raise ConfigInfeasible(reason)
-    return mma_sync.resolve_planes(config, problem, scheme, spec)
+    return module.resolve_planes(config, problem, scheme, spec)
 
 
 def _algorithm(config: GemmConfig | None, spec: DeviceSpec) -> str:
     if config is not None and config.algorithm is not None:
         return config.algorithm
+    if spec.kind == "rocm":
+        return "mfma"
     return "wgmma" if spec.arch == "sm_90a" else "mma"
 
 
@@ -177,4 +183,4 @@ def _run(launcher: Launcher, problem: GemmProblem, config: GemmConfig | None, a:
 
 def module_of(config: GemmConfig | None, spec: DeviceSpec) -> Any:
     """The module that multiplies planes."""
-    return wgmma if _algorithm(config, spec) == "wgmma" else mma_sync
+    return {"wgmma": wgmma, "mfma": mfma}.get(_algorithm(config, spec), mma_sync)

@@ -87,14 +87,16 @@ def geometry_of(k: int, spec: DeviceSpec) -> Geometry:
     if k <= 8 * _PATCH:
         return Geometry(threads=256, blocks=3, held=1, strip=32, patches=1, cluster=1)
     if k <= 16 * _PATCH:
+        if spec.arch == "sm_90a":
+            return Geometry(threads=256, blocks=2, held=1, strip=64, patches=1, cluster=2)
         return Geometry(threads=512, blocks=2, held=1, strip=32, patches=1, cluster=1)
     if spec.arch != "sm_90a":
         return Geometry(threads=256, blocks=2, held=2, strip=64, patches=2, cluster=1)
     if k <= 2048:
-        return Geometry(threads=256, blocks=3, held=1, strip=64, patches=1, cluster=4)
+        return Geometry(threads=256, blocks=2, held=1, strip=128, patches=1, cluster=4)
     if k <= 4096:
-        return Geometry(threads=256, blocks=3, held=2, strip=128, patches=1, cluster=8)
+        return Geometry(threads=256, blocks=2, held=2, strip=128, patches=1, cluster=8)
     if k <= 8192:
-        return Geometry(threads=512, blocks=2, held=1, strip=64, patches=1, cluster=8, ranks=2)
+        return Geometry(threads=256, blocks=2, held=2, strip=64, patches=2, cluster=8, ranks=2)
     ranks = 2 if k <= 16384 else 4 if k <= 32768 else 8
     return Geometry(threads=512, blocks=1, held=2, strip=64, patches=2, cluster=8, ranks=ranks)

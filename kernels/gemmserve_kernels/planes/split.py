@@ -50,6 +50,8 @@ _FILL: Final = 0.92
 """Clusters to launch, of what multiprocessors could hold: they do not divide evenly into clusters."""
 _STRIPS_FIRST: Final = 1.15
 """More groups begin with strips than these are of the work: the last units shall be single vectors, which are short."""
+_TURNS: Final = 6
+"""Chunks for each group, so that all of them end together."""
 _HALF: Final = np.dtype(np.float16)
 _INT: Final = np.dtype(np.int32)
 
@@ -72,6 +74,8 @@ class SplitOperandParams(ctypes.Structure):
         ("matrices", ctypes.c_int64),
         ("conjugate", ctypes.c_int32),
         ("groups", ctypes.c_int32),
+        ("chunk", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     )
 
 
@@ -280,9 +284,23 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: Side | None, b: Side | None) -> Sp
         0.0 if side is None else side.rows * side.matrices * (1 if side.along_k else _STRIPS_FIRST) for side in (a, b)
     ]
     both[0].groups, both[1].groups = _shares(wanted, work, resident)
+    for side, params in zip((a, b), both, strict=True):
+        if side is not None:
+            blocks = cluster if side.along_k and geometry.ranks == 1 else 1
+            ahead = geometry.stages if side.along_k and one.k <= geometry.along_k else 1
+            params.chunk = _chunk(params.units, side.matrices, params.groups * blocks, ahead)
     source = KernelSource("split", tuple(defines.items()))
     grid = (both[0].groups + both[1].groups) * cluster
     return SplitPlan(source, geometry, cluster, shared, SplitParams(a=both[0], b=both[1]), grid)
+
+
+def _chunk(units: int, matrices: int, groups: int, ahead: int) -> int:
+    """Units of a matrix that a group takes at a time, `ahead` at least or one: enough for every group to have some."""
+    if matrices == 1 or groups == 0:
+        return 1
+    wanted = min(units, max(1, units * matrices // (_TURNS * groups)))
+    chunk = -(-units // -(-units // wanted))
+    return chunk if chunk >= ahead else 1
 
 
 def _shares(wanted: list[int], work: list[float], most: int) -> tuple[int, int]:

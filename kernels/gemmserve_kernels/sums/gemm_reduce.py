@@ -38,6 +38,8 @@ _THREADS: Final = 256
 _WARP: Final = 32
 _LINES: Final = {True: 256, False: 2048}
 """Rows of one block, across and along memory: enough to pay for the partials, few enough to fill a device."""
+_FEWEST: Final = 4
+"""Threads side by side in a row at least."""
 _COLUMNS: Final = 32
 """Columns of one block where it walks along them."""
 _COMBINE_BLOCK: Final = 256
@@ -105,7 +107,7 @@ def _pass(
     vector = VECTOR_BYTES // item
     while vector > 1 and not (fast == 1 and view.aligned(vector, slow)):
         vector //= 2
-    columns = _WARP * vector if across else _COLUMNS
+    columns = vector * _lanes(-(-view.columns // vector)) if across else _COLUMNS
     lines = _LINES[across]
     tiles, parts = -(-view.columns // columns), -(-view.rows // lines)
     wide = np.dtype(np.complex128 if problem.dtype.kind == "c" else np.float64)
@@ -133,6 +135,14 @@ def _pass(
         params.alpha[:] = alpha.real, alpha.imag
         pieces.append((params, math.prod(inner) * tiles * parts))
     return _Pass(KernelSource("sums", tuple(defines.items())), tuple(pieces), parts)
+
+
+def _lanes(pieces: int) -> int:
+    """Threads that have a row of a tile: a warp's, fewer where so many pieces are too few for one."""
+    lanes = _FEWEST
+    while lanes < min(pieces, _WARP):
+        lanes *= 2
+    return lanes
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,6 @@ class PlaneSide(NamedTuple):
         """See Side: planes lie along k."""
         return False
 
-    @property
-    def start(self) -> int:
-        """See Side: planes are aligned."""
-        return 0
-
     def view(self) -> MatrixView:
         """See Side."""
         return MatrixView(0, 0, np.dtype(np.uint8), self.rows, self.k, 0, 0, self.batch_strides)

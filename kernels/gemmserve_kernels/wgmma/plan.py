@@ -55,7 +55,6 @@ class PlaneParams(ctypes.Structure):
         ("exponents", ctypes.c_uint64),
         ("first_matrix", ctypes.c_int64),
         ("batch_stride", ctypes.c_int64 * BATCH_DIMS),
-        ("start", ctypes.c_int64),
     )
 
 
@@ -82,7 +81,7 @@ class WgmmaParams(ctypes.Structure):
         ("alpha", ctypes.c_double * 2),
         ("beta", ctypes.c_double * 2),
         ("reduce", RowReduceParams),
-        ("reserved", ctypes.c_int64),  # up to a whole multiple of a tensor map's alignment
+        ("reserved", ctypes.c_int64 * 3),  # up to a whole multiple of a tensor map's alignment
     )
 
 
@@ -107,10 +106,6 @@ class Side(Protocol):
     @property
     def across(self) -> bool:
         """Whether neighbours in memory are neighbours along the rows, not along k."""
-
-    @property
-    def start(self) -> int:
-        """Where the fastest axis begins in the array that is mapped."""
 
     def view(self) -> MatrixView:
         """As a batched matrix whose elements are matrices: its `re` counts them."""
@@ -243,8 +238,8 @@ def plan(
             c=views[2].params(),
             d=views[3].params(),
         )
-        for params_of, side, view in ((params.left, left, views[0]), (params.right, right, views[1])):
-            params_of.first_matrix, params_of.start = view.re, side.start
+        for params_of, view in zip((params.left, params.right), views, strict=False):
+            params_of.first_matrix = view.re
             params_of.batch_stride[:] = (0,) * (BATCH_DIMS - len(view.batch_strides)) + view.batch_strides
         params.batch_shape[:] = inner
         if isinstance(problem, GemmReduceProblem):

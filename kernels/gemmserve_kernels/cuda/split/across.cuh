@@ -80,7 +80,8 @@ struct Split {
 
     GEMM_DEVICE void run(bool first, int group, int* status, int* counter) {
         using Units = Queue<1, (CLUSTER > 1)>;
-        Units units(operand.units * operand.matrices, first, group, operand.groups, counter, shared.next, thread);
+        Units units(
+            operand.units * operand.matrices, operand.chunk, first, group, operand.groups, counter, shared.next, thread);
         const int tiles = WHOLE ? 1 : static_cast<int>((operand.pitch + TILE - 1) / TILE);
         if constexpr (WHOLE) begin(units.current(), 0, !units.done());
         Peaks peaks[HELD] = {};

@@ -81,7 +81,7 @@ struct Split {
         const bool together = RANKS > 1;
         const int own = together ? group : group * CLUSTER + cluster_rank();
         const int groups = operand.groups * (together ? 1 : CLUSTER);
-        Units units(operand.units * operand.matrices, first, own, groups, counter, shared.next, warp * 32 + lane);
+        Units units(operand.units * operand.matrices, operand.chunk, first, own, groups, counter, shared.next, warp * 32 + lane);
         const int tiles = WHOLE ? 1 : static_cast<int>((operand.pitch + TILE - 1) / TILE);
         if constexpr (WHOLE) {
 #pragma unroll

@@ -17,6 +17,8 @@ struct SplitOperand {
     Long matrices;
     int conjugate;
     int groups;            // that begin with this operand
+    int chunk;             // units taken at a time, one after the other
+    int reserved;
 };
 
 struct SplitParams {

@@ -50,10 +50,13 @@ GEMM_DEVICE float remote_float(const float* word, int rank) { return float_of(re
 // What a group of blocks, a cluster or one block, does next. Units are numbered through all matrices. The groups that
 // begin with an operand share out its first units, AHEAD each; the rest is taken as it comes, also by groups that have
 // run out of the other operand, so that all of them end together. Numbers are known AHEAD steps before their turn.
+// Of a batch units come in chunks (of one, or of AHEAD at least), one after the other: the maxima of a matrix go to memory
+// when another one's turn comes.
 template <int AHEAD, bool TOGETHER>  // TOGETHER: the group is a cluster
 struct Queue {
     const int all;         // units
-    const int shared_out;  // of them
+    const int chunk;
+    const int shared_out;  // of the chunks
     int* const counter;
     int* const next;       // two words of shared memory, of the first block where it is a cluster
     int number[AHEAD];     // of this step and those behind it
@@ -69,14 +72,20 @@ struct Queue {
     }
 
     // `first`: whether this is what the group begins with; `group` of `groups` that do.
-    GEMM_DEVICE Queue(Long units, bool first, int group, int groups, int* count, int* slots, int thread)
-        : all(static_cast<int>(units)), shared_out(AHEAD * groups), counter(count), next(slots), taken(0),
-          leads(thread == 0 && (!TOGETHER || cluster_rank() == 0)) {
+    GEMM_DEVICE Queue(Long units, int each, bool first, int group, int groups, int* count, int* slots, int thread)
+        : all(static_cast<int>(units)), chunk(each), shared_out((each > 1 ? 1 : AHEAD) * groups), counter(count),
+          next(slots), taken(0), leads(thread == 0 && (!TOGETHER || cluster_rank() == 0)) {
 #pragma unroll
-        for (int step = 0; step < AHEAD; ++step) number[step] = first ? group + step * groups : all;
-        if (!first && all > shared_out) {
+        for (int step = 0; step < AHEAD; ++step) {
+            number[step] = !first ? all : chunk > 1 ? group * chunk + step : group + step * groups;
+        }
+        if (!first && more()) {
 #pragma unroll
             for (int step = 0; step < AHEAD; ++step) {
+                if (step > 0 && chunk > 1) {
+                    number[step] = number[step - 1] + 1;
+                    continue;
+                }
                 ask();
                 publish(step);
                 barrier();
@@ -97,19 +106,27 @@ struct Queue {
     }
     // After it, in all threads.
     GEMM_DEVICE void advance(int step) {
+        const int after = number[AHEAD - 1] + 1;
 #pragma unroll
         for (int i = 0; i + 1 < AHEAD; ++i) number[i] = number[i + 1];
-        number[AHEAD - 1] = all > shared_out ? read(step) : all;
+        if (after < all && after % chunk != 0) {
+            number[AHEAD - 1] = after;
+            return;
+        }
+        number[AHEAD - 1] = more() ? read(step) : all;
         ask();
     }
 
 private:
+    // Whether there are units beyond those that are shared out.
+    GEMM_DEVICE bool more() const { return all > shared_out * chunk; }
     GEMM_DEVICE void ask() {
-        if (leads && all > shared_out) taken = atomicAdd(counter, 1);
+        if (leads && more()) taken = atomicAdd(counter, 1);
     }
     GEMM_DEVICE int read(int step) const {
         const int* slot = &next[step & 1];
-        return shared_out + static_cast<int>(TOGETHER ? remote_word(slot, 0) : static_cast<unsigned>(*slot));
+        const int number = static_cast<int>(TOGETHER ? remote_word(slot, 0) : static_cast<unsigned>(*slot));
+        return (shared_out + number) * chunk;
     }
 };
 

@@ -53,12 +53,12 @@ struct Source {
 
 // BLOCK_K steps of k of one operand as it is, from its row `row` on: rows along k in one box, or columns of 64 rows.
 template <bool ACROSS, int BLOCK_K, int ROWS, class Copy>
-GEMM_DEVICE void fetch_direct(Address target, int start, int row, int k, const Copy& copy) {
+GEMM_DEVICE void fetch_direct(Address target, int row, int k, const Copy& copy) {
     if constexpr (ACROSS) {
 #pragma unroll
-        for (int first = 0; first < ROWS; first += 64) copy(target + first * BLOCK_K * 2, start + row + first, k);
+        for (int first = 0; first < ROWS; first += 64) copy(target + first * BLOCK_K * 2, row + first, k);
     } else {
-        copy(target, start + k, row);
+        copy(target, k, row);
     }
 }
 
@@ -68,12 +68,12 @@ GEMM_DEVICE void fetch_stage(
     const WgmmaParams& params, const Source& from, Address target, Address full, int k, unsigned rank) {
     constexpr int ROWS = Config::BLOCK_N / Config::CLUSTER;  // of the right operand, for all of the cluster
     fetch_direct<Config::LEFT_ACROSS, Config::BLOCK_K, Config::BLOCK_M>(
-        target, static_cast<int>(params.left.start), from.row_left, k,
+        target, from.row_left, k,
         [&](Address to, int x, int y) { copy_box(to, params.map_left, x, y, 0, from.matrix_left, full); });
     const int share = Config::CLUSTER > 1 ? static_cast<int>(rank) * ROWS : 0;  // else a rank is a part of k
     fetch_direct<Config::RIGHT_ACROSS, Config::BLOCK_K, ROWS>(
-        target + Config::LEFT_BYTES + share * Config::BLOCK_K * 2, static_cast<int>(params.right.start),
-        from.row_right + share, k, [&](Address to, int x, int y) {
+        target + Config::LEFT_BYTES + share * Config::BLOCK_K * 2, from.row_right + share, k,
+        [&](Address to, int x, int y) {
             if constexpr (Config::CLUSTER == 1) {
                 copy_box(to, params.map_right, x, y, 0, from.matrix_right, full);
             } else {

@@ -10,7 +10,6 @@ struct PlaneParams {
     const int* exponents;  // (matrices, rows)
     Long first_matrix;
     Long batch_stride[BATCH_DIMS];  // matrices
-    Long start;                     // of the fastest axis in its tensor, which begins at an aligned address
 };
 
 // D = alpha L R^T 2^(exponents) + beta C: the rows of L are rows of D, the rows of R are its columns.

@@ -36,7 +36,7 @@ _MOST_TILES: Final = 1 << 27
 
 
 def supports(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Why this cannot run `problem` on `spec`, or None. Where the operands begin does not matter."""
+    """Why this cannot run `problem` on `spec`, or None. An operand that begins off a 16-byte boundary is copied."""
     if spec.kind != "cuda" or spec.arch != "sm_90a":
         return f"needs a Hopper GPU (sm_90a), and {spec.name} is none"
     if {problem.dtype.name, problem.a.dtype.name, problem.b.dtype.name} != {"float16"}:

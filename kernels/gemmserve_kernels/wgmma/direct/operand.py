@@ -1,9 +1,9 @@
 """How a float16 operand lies for the copy engine: which way round, and where its matrices are. Pure.
 
 The engine wants an axis whose elements are next to each other, an aligned address, and all other strides multiples of
-16 bytes (CUDA driver API, cuTensorMapEncodeTiled). An operand that begins elsewhere is mapped from the aligned address
-before it, and its fastest axis begins a few elements in. A batch of any strides is one axis of the map, whose step
-divides them all: matrices are found by their number of steps.
+16 bytes (CUDA driver API, cuTensorMapEncodeTiled). Nor may a box begin off such a multiple: an H200 then raises
+"illegal instruction", so an operand that begins elsewhere cannot be mapped from the aligned address before it. A batch
+of any strides is one axis of the map, whose step divides them all: matrices are found by their number of steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STEP: Final = VECTOR_BYTES // _ITEM
 """Elements that strides are multiples of."""
 _COLUMN: Final = 64
 """Neighbours across k that one box fetches: 128 bytes, the span of the swizzle."""
-_LARGEST: Final = (1 << 31) - _STEP - _COLUMN
+_LARGEST: Final = (1 << 31) - _COLUMN
 """Coordinates of a box are 32-bit numbers."""
 
 
@@ -39,7 +39,6 @@ class DirectSide(NamedTuple):
     rows: int
     k: int
     across: bool
-    start: int
     offset: int
     pitch: int
     step: int
@@ -62,11 +61,11 @@ class DirectSide(NamedTuple):
         fast, slow = (self.rows, self.k) if self.across else (self.k, self.rows)
         box = (_COLUMN, block_k) if self.across else (block_k, rows)
         strides = (self.pitch, self.pitch * slow if self.pitch * slow < MAX_STRIDE else self.pitch, self.step)
-        return Box((self.start + fast, slow, 1, self.matrices), (*box, 1, 1), strides)
+        return Box((fast, slow, 1, self.matrices), (*box, 1, 1), strides)
 
 
 def unfit(view: MatrixView, batch_shape: Sequence[int]) -> str | None:
-    """Why the copy engine cannot read `view`, rows by k, or None; its address may be any."""
+    """Why the copy engine cannot read `view`, rows by k, or None; its `re` counts bytes from an aligned base."""
     if _across(view) is None:
         return (
             f"a matrix of {view.rows} x {view.columns} with strides of {_ITEM * view.row_stride} and "
@@ -75,22 +74,23 @@ def unfit(view: MatrixView, batch_shape: Sequence[int]) -> str | None:
     steps = [stride for extent, stride in zip(batch_shape, view.batch_strides, strict=True) if extent > 1]
     if odd := next((stride for stride in steps if stride % _STEP), None):
         return f"matrices {_ITEM * odd} bytes apart: no multiple of {VECTOR_BYTES}"
+    side = direct_side(view, batch_shape)
+    if side.offset % VECTOR_BYTES:
+        return f"begins {side.offset % VECTOR_BYTES} bytes past a multiple of {VECTOR_BYTES}"
     slow = max(abs(stride) for stride in (view.row_stride, view.column_stride, 0, *steps))
     if _ITEM * slow >= MAX_STRIDE:
         return f"strides of {_ITEM * slow} bytes: a tensor map has fewer than 2^40"
-    largest = max(view.rows, view.columns, direct_side(view, batch_shape).matrices)
+    largest = max(view.rows, view.columns, side.matrices)
     return "an extent is too large for a tensor map" if largest >= _LARGEST else None
 
 
 def direct_side(view: MatrixView, batch_shape: Sequence[int]) -> DirectSide:
-    """The side that `view` is, rows by k; its `re` counts bytes from an aligned base. `unfit` is None."""
+    """The side that `view` is, rows by k; its `re` counts bytes from an aligned base."""
     across = bool(_across(view))
     fast, slow = (view.rows, view.columns) if across else (view.columns, view.rows)
     strides = [0 if extent == 1 else stride for extent, stride in zip(batch_shape, view.batch_strides, strict=True)]
     low = sum((extent - 1) * min(0, stride) for extent, stride in zip(batch_shape, strides, strict=True))
-    address = view.re + _ITEM * low
-    start = address % VECTOR_BYTES // _ITEM
-    natural = -(-_ITEM * (start + fast) // VECTOR_BYTES) * VECTOR_BYTES
+    natural = -(-_ITEM * fast // VECTOR_BYTES) * VECTOR_BYTES
     pitch = _ITEM * (view.column_stride if across else view.row_stride) if slow > 1 else natural
     common = math.gcd(*strides)
     each = common or 1
@@ -98,8 +98,7 @@ def direct_side(view: MatrixView, batch_shape: Sequence[int]) -> DirectSide:
         view.rows,
         view.columns,
         across,
-        start,
-        address - _ITEM * start,
+        view.re + _ITEM * low,
         pitch,
         _ITEM * common or pitch,
         1 + sum((extent - 1) * abs(stride) for extent, stride in zip(batch_shape, strides, strict=True)) // each,

@@ -12,7 +12,7 @@ from simt_shim import ORDERS, ShimLauncher
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.ozaki import gemm as ozaki
 from gemmserve_kernels.ozaki import model as ozaki_model
-from gemmserve_kernels.ozaki.moduli import Moduli
+from gemmserve_kernels.ozaki.moduli import Moduli, needed
 from gemmserve_kernels.simt import gemm as simt
 
 EPSILON = {"complex128": 3e-15, "float64": 3e-15, "complex64": 3e-7, "float32": 3e-7}
@@ -62,7 +62,7 @@ def test_codes_and_residues_are_the_models(kind, dtype, trans):
 def test_the_result_has_the_models_bits(kind, dtype):
     result = on_shim(Case((21, 150), (150, 18), dtype, kind))
     a, b, _ = result.arrays
-    np.testing.assert_array_equal(result.value, ozaki_model.gemm(a, b, Moduli.first(14)))
+    np.testing.assert_array_equal(result.value, ozaki_model.gemm(a, b, Moduli.first(needed(150, np.dtype(dtype)))))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -125,7 +125,7 @@ def test_grading_along_k_is_found_and_done_in_plain_arithmetic():
     case = Case((40, 50), (50, 70), kind="graded")
     assert on_shim(case).errors.rel_fro <= 1e-15
     a, b, _ = case.arrays()
-    without = ozaki_model.gemm(a, b, Moduli.first(14))
+    without = ozaki_model.gemm(a, b, Moduli.first(needed(a.shape[1], a.dtype)))
     # Had it not been found: the test would show nothing.
     assert np.linalg.norm(without - a @ b) > 1e-8 * np.linalg.norm(a @ b)
 

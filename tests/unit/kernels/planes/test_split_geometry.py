@@ -105,3 +105,15 @@ def test_what_hopper_holds(k):
         assert shared % 16 == 0
         assert geometry.blocks * (shared + 1024) <= 228 * 1024
         assert shared <= H200.shared_per_block
+
+
+@pytest.mark.parametrize(("cluster", "trans"), [(1, "NN"), (1, "NT"), (1, "TN"), (1, "TT"), (2, "TN")])
+def test_units_of_a_batch_come_in_chunks(launcher, monkeypatch, trans, cluster):
+    """Chunks that end within a matrix and beyond it; a device of few blocks, each of which has several."""
+    geometry = replace(TINY, cluster=cluster, ranks=1, stages=3)
+    rows = 83 if trans in {"NN", "NT"} else 150
+    how = check(launcher, geometry, monkeypatch, 23, rows=rows, k=70, trans=trans)
+    chunks = how.params.a.chunk, how.params.b.chunk
+    assert max(chunks) > 1
+    for params in (how.params.a, how.params.b):
+        assert params.chunk == 1 or params.units * params.matrices > params.groups * params.chunk
