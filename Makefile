@@ -17,7 +17,8 @@ RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve test gpu-test sanitize bench bench-service chaos lint python fuzz attacks
+.PHONY: help demo serve test gpu-test sanitize bench bench-service chaos lint python fuzz attacks containers \
+	containers-cuda containers-time lock amd amd-cupy
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,3 +81,29 @@ lint: python  ## ruff, mypy and the import rules
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
+
+amd: python  ## the kernels for AMD's architectures through AMD's compiler, within their budgets (ARGS='--table')
+	$(call environment,dev)
+	PYTHONPATH=tools $(RUN) -m amd $(ARGS)
+
+amd-cupy: python  ## CuPy's ROCm wheel with its libraries, as far as it goes without a device (fetches 1 GB)
+	$(call environment,dev)
+	PYTHONPATH=tools $(RUN) -m amd.wheel
+
+containers: python  ## build the cpu image, run the README's compose lines, kill it in every way (an engine is installed)
+	$(call environment,dev)
+	tools/containers/promtool.sh check config prometheus.yml
+	tools/containers/promtool.sh test rules alerts_test.yml
+	tools/containers/engine.sh $(abspath $(RUN)) tools/containers/check.py
+
+containers-cuda: python  ## build the cuda image and look inside it, without a GPU
+	$(call environment,dev)
+	tools/containers/engine.sh $(abspath $(RUN)) tools/containers/cuda.py
+
+containers-time: python  ## time from `compose up` to ready, by phase, and image sizes (ARGS='--target cuda')
+	$(call environment,dev)
+	tools/containers/engine.sh $(abspath $(RUN)) benchmarks/containers/run.py $(ARGS)
+
+lock: python  ## make the images' lock files again, from pyproject.toml and .ci/constraints.txt
+	$(call environment,dev$(comma)lock)
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(RUN) tools/lock.py

@@ -4,9 +4,9 @@ The text that reaches the compiler is one piece: a prelude of ``#define GEMM_...
 the source with its own includes put in place (each once, with ``#line``, so that messages name the right file). So the
 text alone decides what is compiled, and caches need to look at nothing else.
 
-CUDA: NVRTC to a cubin for the exact architecture, kept on disk under its digest. CuPy's own compiler path is not used
-because it adds ``-ftz=true``: subnormals must survive, as they do in the vendor's BLAS. ROCm: `cupy.RawModule`, which
-runs HIPRTC and keeps its own cache.
+CUDA: NVRTC to a cubin for the exact architecture. ROCm: HIPRTC to a code object. Either is kept on disk under its
+digest, and needs no device. CuPy's own compiler path is not used because it flushes subnormals (``-ftz=true``,
+``-fcuda-flush-denormals-to-zero``): they must survive, as they do in the vendor's BLAS.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _SOURCES: Final = Path(__file__).parent / "cuda"
 _INCLUDE: Final = re.compile(r'\s*#\s*include\s+"([^"]+)"\s*')
 _OPTIONS: Final = ("--std=c++17", "--device-as-default-execution-space")
+ROCM_OPTIONS: Final = ("-std=c++17",)
 CACHE_VARIABLE: Final = "GEMMSERVE_KERNEL_CACHE"
 
 
@@ -117,6 +118,27 @@ def compile_cuda(text: str, arch: str, *, name: str = "kernel.cu") -> Cubin:
         nvrtc.destroyProgram(program)
 
 
+def compile_rocm(text: str, arch: str, *, name: str = "kernel.cu") -> bytes:
+    """The code object that HIPRTC makes for `arch` ("gfx942"); needs no device. Raises CompileError."""
+    from cupy.cuda import nvrtc  # HIPRTC where CuPy is built for ROCm
+
+    program = nvrtc.createProgram(text, name, (), ())
+    try:
+        try:
+            nvrtc.compileProgram(program, (*ROCM_OPTIONS, f"--gpu-architecture={arch}"))
+        except nvrtc.NVRTCError as error:
+            raise CompileError(f"{name} for {arch}: {error}\n{nvrtc.getProgramLog(program)}") from error
+        # CuPy takes the last byte off, as if the code object were a string; it is the upper half of a small number.
+        return bytes(nvrtc.getPTX(program)) + b"\0"
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def is_rocm(arch: str) -> bool:
+    """Whether it is an AMD architecture."""
+    return arch.startswith("gfx")
+
+
 def cache_directory() -> Path:
     """Where cubins are kept: $GEMMSERVE_KERNEL_CACHE, or gemmserve/kernels in the user's cache directory."""
     if chosen := os.environ.get(CACHE_VARIABLE):
@@ -131,22 +153,28 @@ def _private_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def cubin_file(source: KernelSource, arch: str) -> Path:
-    """The cubin of `source` for `arch` on disk, compiled unless it is there. Raises CompileError."""
-    from cupy.cuda import nvrtc
+    """The cubin (on ROCm the code object) of `source` for `arch` on disk, compiled unless it is there.
+
+    Raises CompileError.
+    """
+    from cupy.cuda import nvrtc, runtime
 
     text = source.text
-    key = "\0".join([text, arch, *_OPTIONS, str(nvrtc.getVersion())])
-    file_name = f"{source.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
+    rocm = is_rocm(arch)
+    options, version = (ROCM_OPTIONS, runtime.runtimeGetVersion()) if rocm else (_OPTIONS, nvrtc.getVersion())
+    key = "\0".join([text, arch, *options, str(version)])
+    file_name = f"{source.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.{'hsaco' if rocm else 'cubin'}"
     directory = cache_directory()
     path = directory / file_name
     if path.is_file():
         return path
-    cubin = compile_cuda(text, arch, name=f"{source.name}.cu")
+    name = f"{source.name}.cu"
+    code = compile_rocm(text, arch, name=name) if rocm else compile_cuda(text, arch, name=name).code
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        return _publish(directory, file_name, cubin.code)
+        return _publish(directory, file_name, code)
     except OSError:  # a home that cannot be written: compile once a process
-        return _publish(Path(_private_directory().name), file_name, cubin.code)
+        return _publish(Path(_private_directory().name), file_name, code)
 
 
 def _publish(directory: Path, file_name: str, code: bytes) -> Path:
@@ -172,6 +200,4 @@ def load(source: KernelSource, entry: str, arch: str, device: int) -> Any:
 
     if device != cupy.cuda.Device().id:
         raise ValueError(f"device {device} is not the current one")
-    if cupy.cuda.runtime.is_hip:
-        return cupy.RawModule(code=source.text, options=("-std=c++17",)).get_function(entry)
     return cupy.RawModule(path=str(cubin_file(source, arch))).get_function(entry)

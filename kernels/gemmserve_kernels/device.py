@@ -24,6 +24,8 @@ _TENSOR_MODES: Final = ("tf32", "1xtf32", "3xtf32", "3xfp16")
 """What tensor cores multiply from compute capability 8.0 on."""
 _WGMMA_MODES: Final = ("3xfp16-3m", "ozaki")
 """What has kernels for compute capability 9.0 alone."""
+_MFMA_MODES: Final = {"gfx942": ("tf32", "3xfp16"), "gfx950": ("tf32", "3xfp16")}
+"""What AMD's matrix units multiply beside plain arithmetic (`mfma.tiles` says why gfx90a does not)."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _from_properties(properties: dict[str, Any], *, hip: bool) -> DeviceSpec:
         registers_per_sm=int(properties.get("regsPerMultiprocessor", 0)) or int(properties["regsPerBlock"]),
         memory_bytes=int(properties["totalGlobalMem"]),
         l2_bytes=int(properties["l2CacheSize"]),
-        compute_modes=_CPU_MODES if hip else cuda_modes(capability),
+        compute_modes=rocm_modes(arch) if hip else cuda_modes(capability),
     )
 
 
@@ -130,6 +132,11 @@ def cuda_modes(capability: int) -> tuple[str, ...]:
     """The compute modes on CUDA, from ten times the compute capability."""
     tensor = _TENSOR_MODES if capability >= 80 else ()
     return (*_CPU_MODES, *tensor, *(_WGMMA_MODES if capability == 90 else ()))
+
+
+def rocm_modes(arch: str) -> tuple[str, ...]:
+    """The compute modes on ROCm, from the architecture's name ("gfx942")."""
+    return (*_CPU_MODES, *_MFMA_MODES.get(arch, ()))
 
 
 def _cores() -> int:
@@ -173,15 +180,27 @@ def _cuda(name: str, capability: int, sms: int, shared_kib: int, memory_gib: int
     )
 
 
+def _rocm(
+    name: str, arch: str, units: int, warp: int, shared_kib: int, registers: int, memory_gib: int, l2_mib: int
+) -> DeviceSpec:
+    shared = shared_kib * _KIB
+    modes = rocm_modes(arch)
+    return DeviceSpec(
+        "rocm", name, arch, units, warp, shared, shared, registers, memory_gib * _GIB, l2_mib * _MIB, modes
+    )
+
+
 KNOWN: Final = {
     "A100": _cuda("NVIDIA A100", 80, 108, 164, 80, 40),
     "H100": _cuda("NVIDIA H100", 90, 132, 228, 80, 50),
     "H200": _cuda("NVIDIA H200", 90, 132, 228, 141, 60),
     "B200": _cuda("NVIDIA B200", 100, 148, 228, 180, 126),
     "RTX5090": _cuda("NVIDIA GeForce RTX 5090", 120, 170, 100, 32, 96),
-    # 512 KiB of vector registers a compute unit; the L2 is one die's (CDNA 3 white paper).
-    "MI300X": DeviceSpec(
-        "rocm", "AMD Instinct MI300X", "gfx942", 304, 64, 64 * _KIB, 64 * _KIB, 131072, 192 * _GIB, 4 * _MIB, _CPU_MODES
-    ),
+    # 512 KiB of vector registers a compute unit; MI250X's two dies are devices of their own; the L2 is one die's
+    # (CDNA 2, 3 and 4 white papers). RDNA 3: 192 KiB of registers for each of two vector units.
+    "MI250X": _rocm("AMD Instinct MI250X", "gfx90a", 110, 64, 64, 131072, 64, 8),
+    "MI300X": _rocm("AMD Instinct MI300X", "gfx942", 304, 64, 64, 131072, 192, 4),
+    "MI355X": _rocm("AMD Instinct MI355X", "gfx950", 256, 64, 160, 131072, 288, 4),
+    "RX7900XTX": _rocm("AMD Radeon RX 7900 XTX", "gfx1100", 96, 32, 64, 98304, 24, 6),
 }
 """Data-sheet values, for plans without the device."""

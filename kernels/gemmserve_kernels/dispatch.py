@@ -31,15 +31,22 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", GemmProblem, GemmReduceProblem)
 
-_PLAIN: Final[tuple[Route, ...]] = (("vendor", "plain"), ("simt", "plain"), ("small", "plain"))
+_PLAIN: Final[tuple[Route, ...]] = (("vendor", "plain"), ("simt", "plain"), ("small", "plain"), ("mfma", "plain"))
 _ROUTES: Final[dict[str, tuple[Route, ...]]] = {
     "auto": (*_PLAIN, ("wgmma", "3xfp16"), ("wgmma", "fp16"), ("mma", "3xfp16"), ("ozaki", "ozaki")),
     "fp32": _PLAIN,
     "fp64": _PLAIN,
-    "tf32": (("vendor", "tf32"), ("wgmma", "1xfp16"), ("mma", "1xfp16"), ("mma", "1xtf32")),
+    "tf32": (
+        ("vendor", "tf32"),
+        ("wgmma", "1xfp16"),
+        ("mma", "1xfp16"),
+        ("mma", "1xtf32"),
+        ("mfma", "xf32"),
+        ("mfma", "1xfp16"),
+    ),
     "1xtf32": (("mma", "1xtf32"),),
     "3xtf32": (("mma", "3xtf32"), ("small", "3xtf32")),
-    "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16")),
+    "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16"), ("mfma", "3xfp16")),
     "3xfp16-3m": (("wgmma", "3xfp16-3m"),),
     "ozaki": (("ozaki", "ozaki"),),
 }
@@ -48,16 +55,17 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
         ("sums", "plain"),
         ("gram", "plain"),
         ("simt", "plain"),
+        ("mfma", "plain"),
         ("wgmma", "3xfp16"),
         ("wgmma", "fp16"),
         ("mma", "3xfp16"),
     ),
-    "fp32": (("sums", "plain"), ("simt", "plain")),
-    "fp64": (("sums", "plain"), ("simt", "plain")),
-    "tf32": (("wgmma", "1xfp16"), ("mma", "1xfp16"), ("mma", "1xtf32")),
+    "fp32": (("sums", "plain"), ("simt", "plain"), ("mfma", "plain")),
+    "fp64": (("sums", "plain"), ("simt", "plain"), ("mfma", "plain")),
+    "tf32": (("wgmma", "1xfp16"), ("mma", "1xfp16"), ("mma", "1xtf32"), ("mfma", "xf32"), ("mfma", "1xfp16")),
     "1xtf32": (("mma", "1xtf32"),),
     "3xtf32": (("mma", "3xtf32"),),
-    "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16")),
+    "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16"), ("mfma", "3xfp16")),
     "3xfp16-3m": (("wgmma", "3xfp16-3m"),),
 }
 """The same for gemm_reduce."""
@@ -74,6 +82,10 @@ _MODULES: Final = {
     ("mma", "1xfp16"): "planes",
     ("mma", "3xtf32"): "mma",
     ("mma", "1xtf32"): "mma",
+    ("mfma", "plain"): "mfma",
+    ("mfma", "xf32"): "mfma",
+    ("mfma", "3xfp16"): "planes",
+    ("mfma", "1xfp16"): "planes",
     ("ozaki", "ozaki"): "ozaki",
     ("sums", "plain"): "sums",
     ("gram", "plain"): "gram",
@@ -240,6 +252,8 @@ def _candidate(route: Route, problem: GemmProblem, spec: DeviceSpec) -> Plan:
     """The plan of one route. Raises ConfigInfeasible with the reason why it cannot run."""
     algorithm, arithmetic = route
     if algorithm == "vendor":
+        if arithmetic == "tf32" and spec.kind == "rocm":
+            raise ConfigInfeasible("algorithm: the vendor's BLAS has no TF32 on AMD devices")
         try:
             return Plan("vendor", problem.config, lower(problem), arithmetic)
         except NotExpressible as error:
@@ -260,6 +274,8 @@ def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
     algorithm, arithmetic = route
     if algorithm == "small":
         return None
+    if algorithm == "mfma":
+        return None if spec.kind == "rocm" else "mfma needs an AMD device"
     if spec.kind != "cuda":
         return f"{algorithm} needs an NVIDIA device"
     if algorithm in {"wgmma", "ozaki"} and spec.arch != "sm_90a":

@@ -148,7 +148,7 @@ class CupyLauncher:
 def _loaded(source: KernelSource, entry: str, shared: int, arch: str, device: int) -> Any:
     """The kernel, allowed to take that much shared memory."""
     kernel = compiler.load(source, entry, arch, device)
-    if shared > _UNASKED_SHARED and kernel.max_dynamic_shared_size_bytes < shared:
+    if arch.startswith("sm_") and shared > _UNASKED_SHARED and kernel.max_dynamic_shared_size_bytes < shared:
         kernel.max_dynamic_shared_size_bytes = shared
     return kernel
 

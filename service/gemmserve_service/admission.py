@@ -46,20 +46,12 @@ class Admission:
 
         Both raise QueueFull, and the place itself QuotaExceeded.
         """
-        waiting = self._queue.waiting(owner) + self._arriving[owner]
-        total = len(self._queue) + self._arriving.total()
-        self._check(owner, waiting, total, self._settings.max_queued_jobs, "jobs are waiting", 1)
-        self._quotas.check_job(owner, waiting, retry_after_s=self.retry_after_s())
+        self._check_place(owner)
         claimed = 0
 
         def claim(nbytes: int) -> None:
             nonlocal claimed
-            held = self._queue.waiting_bytes(owner) + self._arriving_bytes[owner]
-            everybody = self._queue.nbytes + self._arriving_bytes.total()
-            if everybody:  # one task always fits: it could never run otherwise
-                self._check(
-                    owner, held, everybody, self._settings.max_queued_bytes, "bytes of jobs are waiting", nbytes
-                )
+            self._check_bytes(owner, nbytes)
             claimed += nbytes
             self._arriving_bytes[owner] += nbytes
 
@@ -69,6 +61,11 @@ class Admission:
         finally:
             self._release(self._arriving, owner, 1)
             self._release(self._arriving_bytes, owner, claimed)
+
+    def check(self, owner: str, nbytes: int) -> None:
+        """What `place` and its claim ask, for a task that is queued in the same turn of the event loop."""
+        self._check_place(owner)
+        self._check_bytes(owner, nbytes)
 
     def ended(self) -> None:
         """A task is through: keeps a running mean of the time between two ends while tasks wait."""
@@ -88,6 +85,20 @@ class Admission:
         """Whole seconds in which a tenth of the queue will have gone, at the measured rate."""
         interval = self._interval_s if self._interval_s is not None else 1.0
         return float(math.ceil(min(max(_RETRY_SHARE * len(self._queue) * interval, 1.0), _LONGEST_RETRY_S)))
+
+    def _check_place(self, owner: str) -> None:
+        waiting, total = self._queue.waiting(owner), len(self._queue)
+        if self._arriving:
+            waiting += self._arriving[owner]
+            total += self._arriving.total()
+        self._check(owner, waiting, total, self._settings.max_queued_jobs, "jobs are waiting", 1)
+        self._quotas.check_job(owner, waiting, retry_after_s=self.retry_after_s)
+
+    def _check_bytes(self, owner: str, nbytes: int) -> None:
+        everybody = self._queue.nbytes + self._arriving_bytes.total()
+        if everybody:  # one task always fits: it could never run otherwise
+            held = self._queue.waiting_bytes(owner) + self._arriving_bytes[owner]
+            self._check(owner, held, everybody, self._settings.max_queued_bytes, "bytes of jobs are waiting", nbytes)
 
     def _check(self, owner: str, own: int, total: int, most: int, what: str, more: int) -> None:
         """Without keys there is one owner, who may fill the queue."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from gemmserve_service import documentation, problems
-from gemmserve_service.access import Access
+from gemmserve_service.access import Access, Gate
 from gemmserve_service.audit import Audit, AuditLog
 from gemmserve_service.body_rate import BodyRate
 from gemmserve_service.descriptors import Descriptors
@@ -49,6 +49,7 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
     )
     app.state.core = core
     app.state.descriptors = Descriptors(settings, core.keyring)
+    app.state.gate = Gate(settings, core.keyring)
     app.state.metrics = Metrics(core)
     app.state.audit = AuditLog(settings.audit_log)
     core.observers.append(app.state.metrics)
@@ -59,7 +60,7 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
         app.include_router(module.router)
     # The last one added is the outermost.
     app.add_middleware(HotRoutes, endpoints={**oneshot.HOT, **batch.HOT, **jobs.HOT})
-    app.add_middleware(Access, settings=settings, keyring=core.keyring)
+    app.add_middleware(Access, gate=app.state.gate)
     app.add_middleware(BodyRate, settings=settings)
     app.add_middleware(Audit, log=app.state.audit)
     app.add_middleware(Observe, metrics=app.state.metrics)

@@ -17,6 +17,7 @@ import structlog
 from gemmserve.wire import PROBLEM
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -49,6 +50,35 @@ class AuditLog:
     def write(self, **fields: Any) -> None:
         """One line; None is left out."""
         self._log.msg("audit", **{name: value for name, value in fields.items() if value is not None})
+
+    def request(
+        self,
+        scope: Scope,
+        status: int,
+        problem: Callable[[], str | None],
+        location: str | None = None,
+        **context: str,
+    ) -> None:
+        """What became of a request, if that is anything for the audit. `problem`: the slug of what was answered."""
+        caller: Caller | None = scope.get("state", {}).get("caller")
+        known = caller is not None and bool(caller.key_id)
+        refused = status in _REFUSALS
+        if not refused and (not known or scope["method"] in _LOOKING):
+            return
+        client = scope.get("client")
+        self.write(
+            **context,
+            action=f"{scope['method'][:20]} {getattr(scope.get('route'), 'path', 'unmatched')}",
+            path=scope["path"][:200],
+            created=location,
+            status=status or None,
+            outcome="refused" if refused else "done" if 0 < status < 400 else "failed",
+            problem=problem(),
+            key=caller.key_id if caller is not None and known else None,
+            key_name=caller.name if caller is not None and known else None,
+            owner=caller.owner if caller is not None and known else None,
+            address=client[0] if client else None,
+        )
 
     def keys_changed(self, before: Keyring, after: Keyring) -> None:
         """`KeyringWatch.on_change`: which keys were made and revoked, and whose limits changed."""
@@ -118,27 +148,7 @@ class Audit:
         try:
             await self._app(scope, receive, answer)
         finally:
-            self._record(scope, answer)
-
-    def _record(self, scope: Scope, answer: _Answer) -> None:
-        caller: Caller | None = scope.get("state", {}).get("caller")
-        known = caller is not None and bool(caller.key_id)
-        refused = answer.status in _REFUSALS
-        if not refused and (not known or scope["method"] in _LOOKING):
-            return
-        client = scope.get("client")
-        self._log.write(
-            action=f"{scope['method'][:20]} {getattr(scope.get('route'), 'path', 'unmatched')}",
-            path=scope["path"][:200],
-            created=answer.location,
-            status=answer.status or None,
-            outcome="refused" if refused else "done" if 0 < answer.status < 400 else "failed",
-            problem=answer.problem(),
-            key=caller.key_id if caller is not None and known else None,
-            key_name=caller.name if caller is not None and known else None,
-            owner=caller.owner if caller is not None and known else None,
-            address=client[0] if client else None,
-        )
+            self._log.request(scope, answer.status, answer.problem, answer.location)
 
 
 class _Answer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from gemmserve_service.errors import BodyTooShort, InvalidNpy, TooLarge, Unsuppo
 from gemmserve_service.ingest import content_length
 from gemmserve_service.multipart import MAX_PARAMS, MAX_PART_HEADER_BYTES
 from gemmserve_service.problems import InvalidParameters, MalformedMultipart
+from gemmserve_service.turns import Turns
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -75,8 +77,9 @@ def boundary_of(request: Request) -> bytes:
     return bytes(boundary)
 
 
-def cut(body: memoryview, boundary: bytes, most: int) -> tuple[bytes | None, dict[str, list[Found]]]:
-    """The params part, and the arrays of a, b and c.
+async def cut(body: memoryview, boundary: bytes, most: int) -> tuple[bytes | None, dict[str, list[Found]]]:
+    """The params part, and the arrays of a, b and c. Others have their turns meanwhile.
+
 
     Raises MalformedMultipart, InvalidParameters, NpyError, TooLarge, UnsupportedMediaType.
     """
@@ -105,7 +108,7 @@ def cut(body: memoryview, boundary: bytes, most: int) -> tuple[bytes | None, dic
             params = text[:end]
             position += end
         else:
-            position = _files(name, body, position, delimiter, arrays.setdefault(name, []), most)
+            position = await _files(name, body, position, delimiter, arrays.setdefault(name, []), most)
         position += len(delimiter)
     return params, arrays
 
@@ -127,9 +130,11 @@ def _name(head: bytes) -> str:
     return name
 
 
-def _files(name: str, body: memoryview, position: int, delimiter: bytes, found: list[Found], most: int) -> int:
+async def _files(name: str, body: memoryview, position: int, delimiter: bytes, found: list[Found], most: int) -> int:
     """Notes the .npy files from `position` on; returns where the part ends."""
+    turns = Turns()
     while body[position : position + len(delimiter)] != delimiter:
+        await turns.pause()
         if len(found) >= most:
             raise TooLarge(f"part {name} has more than {most} arrays")
         try:
@@ -150,10 +155,21 @@ def _files(name: str, body: memoryview, position: int, delimiter: bytes, found: 
 def _header(body: memoryview, position: int) -> NpyHeader:
     prefix = 10 if bytes(body[position + 6 : position + 7]) == b"\x01" else 12
     length = int.from_bytes(body[position + 8 : position + prefix], "little")
-    header = parse_npy_header(body[position : position + min(prefix + length, _MOST_NPY_HEAD)])
+    header = _parsed(bytes(body[position : position + min(prefix + length, _MOST_NPY_HEAD)]))
     if header is None:
         raise InvalidNpy("the body ends within the .npy header")
     return header
+
+
+@lru_cache(1024)
+def _parsed(head: bytes) -> NpyHeader | None:
+    return parse_npy_header(head)
+
+
+@lru_cache(64)
+def _name_of(dtype: np.dtype) -> str:
+    """Without the order of its bytes."""
+    return str(dtype.newbyteorder("=").name)
 
 
 async def align(upload: Upload, arrays: dict[str, list[Found]]) -> dict[str, list[Found]]:
@@ -174,7 +190,10 @@ async def align(upload: Upload, arrays: dict[str, list[Found]]) -> dict[str, lis
 
     total = sum(arrays[name][index].header.nbytes for name, index in jobs)
     if total < _THREAD_FROM:
-        work()
+        turns = Turns()
+        for name, index in jobs:
+            moved[name][index] = _align(upload.view, moved[name][index])
+            await turns.pause()
         return moved
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
@@ -237,5 +256,5 @@ def _unstack(name: str, upload: Upload, found: list[Found], *, planar: bool) -> 
 
 
 def _placed(upload: Upload, header: NpyHeader, shape: tuple[int, ...], offset: int) -> Placed:
-    kind = (header.dtype.newbyteorder("=").name, shape, header.order)
+    kind = (_name_of(header.dtype), shape, header.order)
     return Placed(kind, upload.extent if header.nbytes else None, offset)

@@ -93,11 +93,13 @@ class StoredItems:
         if errors:
             raise InvalidParameters(errors[0]["field"] + ": " + errors[0]["message"], errors[:20])
         self._params = {"": parse_params(self.envelope.params)}
+        self.pins: list[Pinned] = []
+        """Holds on the operands, from `pin` on."""
 
     def pin(self, store: ArrayStore, held: contextlib.ExitStack, owner: str) -> list[Item | ServiceError]:
         """Every product with its operands held, or what is wrong with it."""
         arrays: dict[str, Placed | ServiceError] = {}
-        pins: list[Pinned] = []
+        pins = self.pins
 
         def release() -> None:
             for pinned in pins:

@@ -16,10 +16,11 @@ from gemmserve_service import operations
 from gemmserve_service.errors import ServiceError
 from gemmserve_service.executor.protocol import ExtentTable, Part, RunBatch, Stack
 from gemmserve_service.tasks import Task, plan_of
+from gemmserve_service.turns import Turns
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
 
@@ -99,11 +100,18 @@ class BatchProblem:
         return sum(group.problem.flops() * len(group.items) for group in self.groups)
 
 
-def sort(items: Sequence[Item | ServiceError], check: Callable[[Product], object]) -> tuple[list[Group], Failures]:
-    """The products by kind, and what is wrong with the others. `check`: raises what no device can run."""
+async def sort(
+    items: Sequence[Item | ServiceError], check: Callable[[Product], object]
+) -> tuple[list[Group], Failures]:
+    """The products by kind, and what is wrong with the others. `check`: raises what no device can run.
+
+    Others have their turns meanwhile.
+    """
+    turns = Turns()
     groups: dict[Any, Group | KernelError] = {}
     failures: Failures = {}
     for number, item in enumerate(items):
+        await turns.pause()
         if isinstance(item, ServiceError):
             failures[number] = item
             continue
@@ -153,35 +161,61 @@ class BatchTask(Task):
         self.uploads = results
         self._items = items
         self._held = held
+        self._planned: dict[int, tuple[DeviceSpec, list[Plan | KernelError]]] = {}
+        """The groups' plans, by the identity of the device's description, which is held."""
+        self._table = _Table()
+        self._parts: list[Part] = []
+
+    async def prepare(self, specs: Iterable[DeviceSpec]) -> None:
+        """Works out in turns with others what `plan` and `message` would work out in one."""
+        turns = Turns()
+        for spec in specs:
+            plans = self._planned[id(spec)] = spec, []
+            for group in self.groups:
+                plans[1].append(plan_of(group.problem, spec))
+                await turns.pause()
+        for group in self.groups:
+            self._add(group)
+            await turns.pause()
 
     def plan(self, spec: DeviceSpec) -> Plan | KernelError:
         """The first product's plan, or why the device cannot run one of them."""
-        plans = [plan_of(group.problem, spec) for group in self.groups]
+        plans = self._plans(spec)
         return next((plan for plan in plans if isinstance(plan, KernelError)), plans[0])
 
     def message(self, chosen: Plan, *, verify: bool) -> RunBatch:
         """See `Task`."""
+        del chosen
         assert self.worker is not None
         assert self.worker.spec is not None
-        table = _Table()
+        for group in self.groups[len(self._parts) :]:
+            self._add(group)
         parts = []
-        for group in self.groups:
-            plan = plan_of(group.problem, self.worker.spec) if len(self.groups) > 1 else chosen
+        for part, plan in zip(self._parts, self._plans(self.worker.spec), strict=True):
             assert isinstance(plan, Plan)  # `plan` saw to it
-            wanted = [self._items[number] for number in group.items]
-            names = wanted[0].operands if isinstance(wanted[0], Item) else {}
-            parts.append(
-                Part(
-                    params=group.params,
-                    algorithm=plan.algorithm,
-                    operands={
-                        name: table.stack([item.operands[name] for item in wanted if isinstance(item, Item)])
-                        for name in names
-                    },
-                    results={name: table.stack(placed) for name, placed in group.results.items()},
-                )
+            same = part.algorithm == plan.algorithm
+            parts.append(part if same else part.model_copy(update={"algorithm": plan.algorithm}))
+        return RunBatch(task=self.id, extents=self._table.extents, parts=parts, verify=verify)
+
+    def _plans(self, spec: DeviceSpec) -> list[Plan | KernelError]:
+        known = self._planned.get(id(spec))
+        if known is None:
+            known = self._planned[id(spec)] = spec, [plan_of(group.problem, spec) for group in self.groups]
+        return known[1]
+
+    def _add(self, group: Group) -> None:
+        """The part of the message that is this group's, by any device's algorithm."""
+        wanted = [item for number in group.items if isinstance(item := self._items[number], Item)]
+        stack = self._table.stack
+        plans = [plans[len(self._parts)] for _, plans in self._planned.values()]
+        self._parts.append(
+            Part(
+                params=group.params,
+                algorithm=next((plan.algorithm for plan in plans if isinstance(plan, Plan)), ""),
+                operands={name: stack([item.operands[name] for item in wanted]) for name in wanted[0].operands},
+                results={name: stack(placed) for name, placed in group.results.items()},
             )
-        return RunBatch(task=self.id, extents=table.extents, parts=parts, verify=verify)
+        )
 
     def close(self, *, reusable: bool = True) -> None:
         """See `Task`; idempotent."""

@@ -16,11 +16,11 @@ from gemmserve_service.batches import BatchProblem, BatchTask, Group, Packed, Pl
 from gemmserve_service.bundles import reserve
 from gemmserve_service.errors import JobCancelled, ServiceError, TooLarge
 from gemmserve_service.executor.protocol import Done
+from gemmserve_service.hangups import Hangup
 from gemmserve_service.ids import new_id
 from gemmserve_service.problems import InvalidParameters
 from gemmserve_service.schemas import ArrayInfo
 from gemmserve_service.single import Waiter, summary
-from gemmserve_service.small import Hangup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +91,7 @@ async def run_batch(
     with contextlib.ExitStack() as undo:
         undo.enter_context(held)
         with scheduler.admission(owner) as claim:
-            groups, failures = sort(items, scheduler.check)
+            groups, failures = await sort(items, scheduler.check)
             outcome = Outcome(failures, groups)
             if not groups:
                 return outcome
@@ -99,23 +99,24 @@ async def run_batch(
             claim(problem)
             outcome.packed = pack(groups, len(items))
             uploads = _reserve(core, outcome, options, undo, owner=owner)
+            waiter = Waiter(asyncio.get_running_loop().create_future())
+            task = BatchTask(
+                new_id("job"),
+                groups[0].params,
+                problem,
+                waiter,
+                items=items,
+                results=uploads,
+                held=held,
+                owner=owner,
+                priority=options.priority,
+                timeout_s=scheduler.settings.oneshot_timeout_s if options.timeout_s is None else options.timeout_s,
+                verify=options.verify,
+                durable=False,
+                submitted=arrived,
+            )
+            await task.prepare([worker.spec for worker in core.executor.workers() if worker.spec is not None])
         undo.pop_all()
-    waiter = Waiter(asyncio.get_running_loop().create_future())
-    task = BatchTask(
-        new_id("job"),
-        groups[0].params,
-        problem,
-        waiter,
-        items=items,
-        results=uploads,
-        held=held,
-        owner=owner,
-        priority=options.priority,
-        timeout_s=scheduler.settings.oneshot_timeout_s if options.timeout_s is None else options.timeout_s,
-        verify=options.verify,
-        durable=False,
-        submitted=arrived,
-    )
     scheduler.submit(task, soon=True)
     hangup = Hangup(asyncio.get_running_loop(), receive, lambda: scheduler.cancel(task))
     try:

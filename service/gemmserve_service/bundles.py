@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_service.executor.protocol import ArrayRef, Run
-from gemmserve_service.tasks import Task, array_ref
+from gemmserve_service.executor.protocol import BundleForm, Placed, RunBundle
+from gemmserve_service.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gemmserve_kernels import Plan
-    from gemmserve_service.extents import Extent
     from gemmserve_service.operations import Problem
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_service.space import Room
     from gemmserve_service.store import ArrayStore
     from gemmserve_service.tasks import Listener
     from gemmserve_service.uploads import Upload
@@ -65,16 +65,22 @@ def reserve(store: ArrayStore, nbytes: int, *, largest: int, owner: str) -> Uplo
     return store.allocate(_BYTES, (nbytes,), "C", ttl_s=math.inf, scratch=True, owner=owner, granted=True)
 
 
-Refs = tuple[dict[str, ArrayRef], dict[str, ArrayRef]]
-"""Of operands and results, by name."""
+def form_of(params: GemmParams | GemmReduceParams, operands: Iterable[Slot], results: Iterable[Slot]) -> str:
+    """What a worker is told of a bundle's products, but for the extent."""
 
+    def placed(slots: Iterable[Slot]) -> dict[str, Placed]:
+        return {
+            slot.name: Placed(
+                nbytes=slot.nbytes,
+                dtype=slot.dtype,
+                shape=slot.shape,
+                order="F" if slot.order == "F" else "C",
+                offset=slot.offset,
+            )
+            for slot in slots
+        }
 
-def refs_of(extent: Extent, operands: Iterable[Slot], results: Iterable[Slot]) -> Refs:
-    """Where a worker finds them."""
-    return (
-        {slot.name: array_ref(slot, extent, None, slot.offset) for slot in operands},
-        {slot.name: array_ref(slot, extent, None, slot.offset) for slot in results},
-    )
+    return BundleForm(params=params, operands=placed(operands), results=placed(results)).model_dump_json()
 
 
 class BundleTask(Task):
@@ -87,29 +93,28 @@ class BundleTask(Task):
         problem: Problem,
         listener: Listener,
         *,
-        bundle: Upload,
-        refs: Refs,
+        room: Room,
+        form: str,
         **fields: Any,
     ) -> None:
-        """`fields` are those of `Task`."""
+        """`form`: of `form_of`; `fields` are those of `Task`."""
         super().__init__(task_id, params, problem, {}, {}, listener, **fields)
-        self.bundle = bundle
-        self._refs = refs
+        self.room = room
+        self._form = form
 
-    def message(self, chosen: Plan, *, verify: bool) -> Run:
+    def message(self, chosen: Plan, *, verify: bool) -> RunBundle:
         """See `Task`."""
-        return Run(
+        extent = self.room.extent
+        return RunBundle(
             task=self.id,
-            params=self.params,
+            form=self._form,
             algorithm=chosen.algorithm,
-            operands=self._refs[0],
-            results=self._refs[1],
+            extent=extent.name,
+            path=extent.path,
+            capacity=extent.capacity,
             verify=verify,
         )
 
     def close(self, *, reusable: bool = True) -> None:
         """See `Task`; idempotent."""
-        if reusable:
-            self.bundle.abort()
-        else:
-            self.bundle.discard()
+        self.room.give_back(reusable=reusable)

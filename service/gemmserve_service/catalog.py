@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gemmserve_service.extents import Extent
+    from gemmserve_service.unwritten import Unwritten
     from gemmserve_service.uploads import ScratchArray
 
 State = Literal["live", "deleted", "expired"]
@@ -37,6 +38,10 @@ class Record:
     hidden: bool = False
     """Committed as deleted or expired: the extent may go with the last pin."""
     freed: bool = False
+    unwritten: Unwritten | None = None
+    """The bytes are not in the extent yet; None: they are."""
+    tainted: bool = False
+    """Whether a process that was lost may still write to the extent: it serves no other array."""
 
     def expired(self, now: float | None = None) -> bool:
         """Whether its time has passed."""
@@ -166,8 +171,8 @@ class Catalog:
         return found
 
 
-def to_row(info: ArrayInfo, extent: Extent | None) -> dict[str, Any]:
-    """The parameters of the statement `insert` of sql/arrays.sql."""
+def to_row(info: ArrayInfo, extent: Extent | None, job: str | None = None) -> dict[str, Any]:
+    """The parameters of the statement `insert` of sql/arrays.sql. `job`: of a result that is to be written later."""
     return {
         "id": info.id,
         "dtype": info.dtype,
@@ -179,6 +184,8 @@ def to_row(info: ArrayInfo, extent: Extent | None) -> dict[str, Any]:
         "expires_at": None if info.expires_at is None else info.expires_at.timestamp(),
         "extent": None if extent is None else extent.name,
         "owner": info.owner,
+        "written": int(job is None),
+        "job": job,
     }
 
 

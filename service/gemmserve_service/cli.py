@@ -54,7 +54,7 @@ class Serve:
         settings = _settings(given, context.console)
         if settings is None:
             return _USAGE
-        from gemmserve_service.errors import StartError
+        from gemmserve_service.starting import StartError
         from gemmserve_service.supervisor import run
 
         try:
@@ -77,7 +77,9 @@ class Doctor:
     def run(self, args: argparse.Namespace, context: Context) -> int:
         from gemmserve_service.doctor import examine
 
-        settings = _settings({"data_dir": args.data_dir} if args.data_dir else {}, context.console)
+        # It listens nowhere: whether a server may where this one would is the server's to say.
+        given = {"host": "127.0.0.1"} | ({"data_dir": args.data_dir} if args.data_dir else {})
+        settings = _settings(given, context.console)
         if settings is None:
             return _USAGE
         findings = examine(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from gemmserve_service.jobs import Jobs
 from gemmserve_service.keyring import KeyringError, KeyringWatch
 from gemmserve_service.observers import DeviceInfo, Observer, Snapshot
 from gemmserve_service.partial_uploads import PartialUploads
+from gemmserve_service.prefetching import Prefetcher
 from gemmserve_service.queue import SqliteQueue
 from gemmserve_service.quotas import Quotas
 from gemmserve_service.scheduler import Scheduler
@@ -40,12 +42,14 @@ class Core:
         self.executor = executor
         self.observers: list[Observer] = []
         self.database = Database(settings.data_dir / "gemmserve.sqlite", durability=settings.durability)
-        self.keyring = KeyringWatch(settings.data_dir)
+        self.keyring = KeyringWatch(settings.data_dir, settings.keys_file)
         self.quotas = Quotas(self.keyring.quota, self.database)
         self.store = ArrayStore(settings, self.database, self.quotas)
         self.uploads = PartialUploads(settings, self.store, self.database, self.quotas)
         self.scheduler = Scheduler(settings, self.store, executor)
         self.scheduler.queue.weight_of = self.keyring.weight
+        if settings.device_prefetch:
+            self.store.on_uploaded(Prefetcher(executor).stored)
         self.jobs = Jobs(settings, self.store, SqliteQueue(self.database, self.store), self.scheduler, self.observers)
         self.started_at = clock.time()
 
@@ -86,7 +90,11 @@ class Core:
         """
         self.scheduler.drain()
         self.jobs.release_waiters()
-        return await self.scheduler.idle(timeout_s)
+        until = time.monotonic() + timeout_s
+        idle = await self.scheduler.idle(timeout_s)
+        if not await self.scheduler.writes.flush(max(until - time.monotonic(), 0.0)):
+            log.warning("not every result on a device could be written: the next start computes them again")
+        return idle
 
     async def stop(self) -> None:
         """Stops at once; durable jobs that run are queued again at the next start."""
@@ -95,6 +103,7 @@ class Core:
         self.jobs.release_waiters()
         await self.executor.stop()
         await self.jobs.stop()
+        await self.scheduler.writes.stop()
         await self.uploads.stop()
         await self.store.stop()
         self.quotas.stop()
@@ -130,6 +139,7 @@ class Core:
                 jobs_running=len(worker.tasks),
                 verified_error=worker.verified_error,
                 restarts=worker.restarts,
+                kept=worker.kept,
             )
             for worker in self.executor.workers()
         ]
@@ -183,4 +193,7 @@ class Core:
             workers_killed=self.scheduler.watchdog.killed,
             ends_unrecorded=len(self.jobs.recorder.waiting),
             devices=self.devices(),
+            results_recomputed=self.scheduler.writes.recomputed,
+            results_lost=self.scheduler.writes.lost,
+            write_backs_spared=self.scheduler.writes.spared,
         )

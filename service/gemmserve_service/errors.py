@@ -60,10 +60,6 @@ class ServiceError(Exception):
         self.extra = extra
 
 
-class StartError(RuntimeError):
-    """The server cannot start; the message says what to do."""
-
-
 class BodyLength(ServiceError):
     """The body holds more or fewer bytes than its header says."""
 
@@ -202,6 +198,14 @@ class Gone(ServiceError):
     slug = "gone"
     status = 410
     title = "Expired"
+
+
+class ArrayLost(ServiceError):
+    """A result was lost with its device before it was written, and could not be computed again."""
+
+    slug = "array-lost"
+    status = 410
+    title = "Array lost"
 
 
 class LengthRequired(ServiceError):

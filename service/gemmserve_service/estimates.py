@@ -31,16 +31,18 @@ class Estimates:
 
     def __init__(self) -> None:
         self._corrections: dict[Key, float] = {}
+        self._factors: dict[Key, float] = {}
+        """Their exponentials."""
 
     def seconds(self, task: Task, worker: Worker) -> float:
         """Expected device time, transfers included."""
         model_s, key = _model(task, worker)
-        return model_s * math.exp(self._corrections.get(key, 0.0))
+        return model_s * self._factors.get(key, 1.0)
 
     def cautious_seconds(self, task: Task, worker: Worker) -> float:
         """For the watchdog: never less than the model says, however fast the device was with other products."""
         model_s, key = _model(task, worker)
-        return model_s * math.exp(max(self._corrections.get(key, 0.0), 0.0))
+        return model_s * max(self._factors.get(key, 1.0), 1.0)
 
     def learn(self, task: Task, worker: Worker, timings: Timings) -> None:
         """Takes in what a task took."""
@@ -50,7 +52,8 @@ class Estimates:
             found = math.log(seconds / model_s)
             found = min(max(found, -_FACTOR), _FACTOR)
             mean = self._corrections.get(key, found)
-            self._corrections[key] = mean + _SMOOTHING * (found - mean)
+            self._corrections[key] = correction = mean + _SMOOTHING * (found - mean)
+            self._factors[key] = math.exp(correction)
 
 
 def device_seconds(timings: Timings) -> float:

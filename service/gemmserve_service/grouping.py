@@ -30,14 +30,20 @@ def companions(first: Task, queue: FairQueue, most: int, seconds: Callable[[Task
     left_s = _MOST_S - seconds(first)
     left_bytes = _MOST_BYTES - first.size[0]
 
+    cost_s = 0.0  # of the task that was asked about last
+
     def fits(task: Task) -> bool:
-        return not task.crashes and task.products == 1 and task.size[0] <= left_bytes and seconds(task) <= left_s
+        nonlocal cost_s
+        if task.crashes or task.products > 1 or task.size[0] > left_bytes:
+            return False
+        cost_s = seconds(task)
+        return cost_s <= left_s
 
     while left_s > 0 and left_bytes >= 0 and len(found) + 1 < most:
         task = queue.take(fits, first=True)
         if task is None:
             break
         found.append(task)
-        left_s -= seconds(task)
+        left_s -= cost_s
         left_bytes -= task.size[0]
     return found

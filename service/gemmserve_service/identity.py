@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _EVERYTHING: Final = frozenset(Scope)
 
 # What the world may know of a server that has keys: that it lives, and what its API is.
-_PUBLIC: Final = frozenset({"/healthz", "/livez", "/readyz", "/docs", "/openapi.json", "/problems"})
+_PUBLIC: Final = frozenset({"/", "/healthz", "/livez", "/readyz", "/docs", "/openapi.json", "/problems"})
 _PUBLIC_BELOW: Final = "/problems/"
 _LOOKING: Final = frozenset({"GET", "HEAD"})
 

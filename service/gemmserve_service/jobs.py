@@ -16,12 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service import clock
+from gemmserve_service.background import report
 from gemmserve_service.catalog import to_row
 from gemmserve_service.errors import JobFailed, NotFound, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.idempotency import IdempotencyKeys, RememberedKey, digest_of
 from gemmserve_service.ids import new_id
+from gemmserve_service.lineages import recover
 from gemmserve_service.preparing import prepare
+from gemmserve_service.purging import purge
 from gemmserve_service.queue import brief
 from gemmserve_service.recording import Recorder
 from gemmserve_service.schemas import GemmParams, GemmReduceParams, JobInfo, JobState, ProgramJob
@@ -43,10 +46,10 @@ if TYPE_CHECKING:
     from gemmserve_service.single import EndedJob
     from gemmserve_service.store import ArrayStore
     from gemmserve_service.tasks import Task
+    from gemmserve_service.unwritten import Unwritten
     from gemmserve_service.uploads import Upload
 
 _MOST_RECENT: Final = 4096  # finished jobs kept in memory, so that those who wait for them need no database
-_PURGE_EVERY_S: Final = 3600.0
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +95,7 @@ class Jobs:
         self._released = asyncio.Event()
         self._room = StepRoom(settings.max_queued_steps)
         self.recorder = Recorder(store, queue)
+        scheduler.writes.on_lost = self._lost
         self._prepare = partial(prepare, store=store, scheduler=scheduler, listener=self)
 
     # -- life cycle -------------------------------------------------------------------------------------------------
@@ -104,9 +108,10 @@ class Jobs:
             await self._resume(job)
         if unfinished:
             log.info("recovery: %d unfinished jobs are queued again", len(unfinished))
+        await recover(self.store, self.queue, self.scheduler)
         self.store.expiry.on_jump.append(self._follow_clock)
         self.store.finish_recovery()
-        self._spawn(self._purge())
+        self._spawn(purge(self.settings, self.queue, self._keys))
 
     async def stop(self) -> None:
         """Ends background work; writes under way are finished first."""
@@ -271,13 +276,13 @@ class Jobs:
         live = self._live[task.id]
         update = {"state": JobState.RUNNING, "attempt": task.attempt, "started_at": now()}
         self._change(live, live.info.model_copy(update=update), task.size)
-        self.queue.started(live.info).add_done_callback(_report)
+        self.queue.started(live.info).add_done_callback(report)
 
     def requeued(self, task: Task) -> None:
         """Its worker was lost."""
         live = self._live[task.id]
         self._change(live, live.info.model_copy(update={"state": JobState.QUEUED, "started_at": None}), task.size)
-        self.queue.requeued(live.info, task.crashes).add_done_callback(_report)
+        self.queue.requeued(live.info, task.crashes).add_done_callback(report)
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """It is over; the rest is putting that on record."""
@@ -290,27 +295,34 @@ class Jobs:
         self, live: _Live, outcome: Done | ServiceError, task: Task | None, held: Sequence[Pinned]
     ) -> None:
         uploads = task.results if task is not None and isinstance(outcome, Done) else {}
+        unwritten = task.unwritten if uploads and task is not None else None
         infos = {name: self.store.describe(upload) for name, upload in uploads.items()}
         info = live.info.model_copy(update=final_fields(outcome) | {"finished_at": now()})
         if isinstance(outcome, Done):
             info.result = {name: array.id for name, array in infos.items()}
         recorded = True
         try:
-            rows = [to_row(infos[name], uploads[name].extent) for name in uploads]
-            if not await self.recorder.record(info, list(uploads.values()), rows):
+            job = None if unwritten is None else info.id
+            rows = [to_row(infos[name], uploads[name].extent, job) for name in uploads]
+            if not await self.recorder.record(info, list(uploads.values()) if unwritten is None else [], rows):
                 live.recorded.set()
                 return  # the server stops: the next one runs the job again
         except Exception as error:
             log.exception("job %s: its end cannot be recorded", info.id)
             recorded = False
             info = live.info.model_copy(update=final_fields(_failed(error)) | {"finished_at": now()})
-            for upload in uploads.values():
+            if unwritten is not None and task is not None:
+                self.scheduler.writes.discard(task)
+            for upload in uploads.values() if unwritten is None else ():
                 upload.abort()
         else:
+            records = []
             for name, upload in uploads.items():
                 upload.seal()
-                self.store.index(infos[name], upload.extent)
-        if task is not None and isinstance(outcome, Done):
+                records.append(self.store.index(infos[name], upload.extent))
+            if unwritten is not None:
+                self.scheduler.writes.recorded(unwritten, records)
+        if task is not None and isinstance(outcome, Done) and unwritten is None:
             task.unpin()
         for pinned in held:
             pinned.release()
@@ -361,32 +373,24 @@ class Jobs:
             observer.job_changed(info, *size)
 
     def _spawn(self, coroutine: Any) -> None:
-        name = "purge" if coroutine.__name__ == "_purge" else None
+        name = "purge" if coroutine.__name__ == "purge" else None
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_report)
+        task.add_done_callback(report)
 
     async def _follow_clock(self, seconds: float) -> None:
         self._keys.shift(seconds)
         await self.queue.shift(seconds)
 
-    async def _purge(self) -> None:
-        while True:
-            moment = clock.time()
-            keys_before = moment - self.settings.idempotency_ttl_s
-            try:
-                await self.queue.purge(jobs_before=moment - self.settings.job_history_s, keys_before=keys_before)
-            except Exception:  # a full disk, say: the next round may find room
-                log.exception("old jobs could not be removed")
-            self._keys.forget(keys_before)
-            await asyncio.sleep(_PURGE_EVERY_S)
+    def _lost(self, unwritten: Unwritten) -> None:
+        """The job has succeeded, and that was told; that its results are lost is said besides."""
+        assert unwritten.error is not None
+        error = describe(unwritten.error).problem()
+        if unwritten.job in self._recent:
+            self._recent[unwritten.job] = self._recent[unwritten.job].model_copy(update={"error": error})
+        self._spawn(self.queue.set_error(unwritten.job, error))
 
 
 def _failed(error: Exception | KernelError) -> ServiceError:
     return error if isinstance(error, ServiceError) else JobFailed(describe(error))
-
-
-def _report(done: asyncio.Future[Any]) -> None:
-    if not done.cancelled() and done.exception() is not None:
-        log.error("background work failed", exc_info=done.exception())

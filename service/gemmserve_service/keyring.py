@@ -2,6 +2,9 @@
 
 A file of its own, not the database: the front is the database's only writer, and keys are made and revoked beside a
 running server and without one. Each change is made under a lock and takes the file's place whole, by rename.
+
+Beside it there may be keys in a file that somebody else writes, a container's secret (`key_file.py`): they hold for as
+long as they are in there, unless `keys.json` knows the same key and says otherwise.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gemmserve_service.api_keys import KeyRecord, Owner, Quota, Scope, digest_of, new_key
+from gemmserve_service.key_file import KeyFileError, read_key_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -70,8 +74,20 @@ class Keyring(BaseModel):
 _UNLIMITED: Final = Quota()
 
 
-def read_keyring(data_dir: Path) -> Keyring:
-    """The keys of a data directory; empty where none was ever made. Raises KeyringError."""
+def read_keyring(data_dir: Path, keys_file: Path | None = None) -> Keyring:
+    """The keys of a data directory, and of `keys_file`; empty where there are none. Raises KeyringError."""
+    stored = _read_stored(data_dir)
+    if keys_file is None:
+        return stored
+    try:
+        given = read_key_file(keys_file)
+    except KeyFileError as error:
+        raise KeyringError(str(error)) from error
+    owners = {record.owner: Owner(name=record.name) for record in given.values()}
+    return Keyring(keys=given | stored.keys, owners=owners | stored.owners)
+
+
+def _read_stored(data_dir: Path) -> Keyring:
     path = data_dir / FILE
     try:
         text = path.read_bytes()
@@ -163,7 +179,7 @@ def _changing(data_dir: Path) -> Iterator[tuple[Keyring, Callable[[dict[str, Key
         def save(keys: dict[str, KeyRecord], owners: dict[str, Owner]) -> None:
             _replace(data_dir, Keyring(keys=keys, owners=owners))
 
-        yield read_keyring(data_dir), save
+        yield _read_stored(data_dir), save
     finally:
         os.close(fd)
 
@@ -193,11 +209,12 @@ class KeyringWatch:
     server that had keys must not fall open. `on_change(before, after)` hears of each change.
     """
 
-    def __init__(self, data_dir: Path) -> None:
-        self.data_dir = data_dir
+    def __init__(self, data_dir: Path, keys_file: Path | None = None) -> None:
+        self.data_dir, self.keys_file = data_dir, keys_file
+        self._paths = [data_dir / FILE] if keys_file is None else [data_dir / FILE, keys_file]
         self.current = Keyring()
         self.on_change: list[Callable[[Keyring, Keyring], None]] = []
-        self._signature: tuple[int, int, int] | None = None
+        self._signatures: list[tuple[int, int, int] | None] = [None] * len(self._paths)
         self._task: asyncio.Task[None] | None = None
 
     def quota(self, owner_id: str) -> Quota:
@@ -210,8 +227,8 @@ class KeyringWatch:
 
     async def start(self) -> None:
         """Reads the keys and goes on watching. Raises KeyringError."""
-        self._signature = self._stat()
-        self.current = read_keyring(self.data_dir)
+        self._signatures = [_signature(path) for path in self._paths]
+        self.current = read_keyring(self.data_dir, self.keys_file)
         self._task = asyncio.get_running_loop().create_task(self._watch(), name="keyring")
 
     async def stop(self) -> None:
@@ -222,19 +239,23 @@ class KeyringWatch:
             await asyncio.gather(task, return_exceptions=True)
 
     def refresh(self) -> None:
-        """Looks at the file now."""
-        signature = self._stat()
-        if signature == self._signature:
+        """Looks at the files now."""
+        signatures = [_signature(path) for path in self._paths]
+        if signatures == self._signatures:
             return
-        self._signature = signature
-        if signature is None:
-            log.error("%s is gone; the keys that it held stay in force until the server ends", self.data_dir / FILE)
-            return
+        self._signatures, before_them = signatures, self._signatures
+        for path, was, now in zip(self._paths, before_them, signatures, strict=True):
+            if now is None and was is not None:
+                log.error("%s is gone; the keys that it held stay in force until the server ends", path)
+                return
         try:
-            changed = read_keyring(self.data_dir)
+            changed = read_keyring(self.data_dir, self.keys_file)
         except KeyringError:
             log.exception("the keys as they were stay in force")
             return
+        # What is in no file any more has ended, and the server stays closed, also where it was the last key.
+        ended = {key_id: _ended(record) for key_id, record in self.current.keys.items() if key_id not in changed.keys}
+        changed = changed.model_copy(update={"keys": ended | changed.keys})
         before, self.current = self.current, changed
         for callback in self.on_change:
             callback(before, changed)
@@ -247,9 +268,15 @@ class KeyringWatch:
             except OSError:
                 log.exception("the key file cannot be looked at; the keys stay in force")
 
-    def _stat(self) -> tuple[int, int, int] | None:
-        try:
-            status = (self.data_dir / FILE).stat()
-        except FileNotFoundError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
+
+def _ended(record: KeyRecord) -> KeyRecord:
+    return record if record.revoked_at is not None else record.model_copy(update={"revoked_at": time.time()})
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    """What changes when the file does; None where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

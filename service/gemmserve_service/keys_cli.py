@@ -78,6 +78,7 @@ class Keys:
         )
         _add_limits(create)
         show = choices.add_parser("list", help="show the keys there are, without their secrets")
+        show.add_argument("--keys-file", metavar="FILE", help="those of this file too, as the server's --keys-file")
         revoke = choices.add_parser("revoke", help="end keys, for good; a running server notices within a second")
         revoke.add_argument("key_ids", nargs="+", metavar="ID", help="ids as `keys list` shows them")
         change = choices.add_parser("set", help="change an owner's weight and quotas")
@@ -139,7 +140,7 @@ def _create(args: argparse.Namespace, data_dir: Path, console: Console) -> int:
 
 
 def _list(args: argparse.Namespace, data_dir: Path, console: Console) -> int:
-    keyring = read_keyring(data_dir)
+    keyring = read_keyring(data_dir, Path(args.keys_file) if args.keys_file else None)
     if args.json:
         console.json(
             [

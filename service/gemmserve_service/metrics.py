@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from gemmserve_service.tallies import Distribution, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from gemmserve_service.core import Core
+    from gemmserve_service.observers import DeviceInfo
     from gemmserve_service.schemas import JobInfo
     from gemmserve_service.single import EndedJob
 
@@ -28,109 +31,96 @@ class Metrics:
     """The app's own registry; an observer of the core's jobs and of the middleware's requests."""
 
     def __init__(self, core: Core) -> None:
-        self.registry = CollectorRegistry()
-        self._jobs = Counter(
-            "gemmserve_jobs", "Jobs by the state they entered.", ["op", "algorithm", "state"], registry=self.registry
+        self.registry = registry = CollectorRegistry()
+        self._jobs = Tally(
+            "gemmserve_jobs", "Jobs by the state they entered.", ["op", "algorithm", "state"], registry=registry
         )
-        self._phases = Histogram(
+        self._phases = Distribution(
             "gemmserve_job_phase_seconds",
             "Seconds of finished jobs by phase.",
+            _SECONDS,
             ["op", "phase"],
-            buckets=_SECONDS,
-            registry=self.registry,
+            registry=registry,
         )
-        self._residuals = Histogram(
+        self._residuals = Distribution(
             "gemmserve_job_residual",
             "Relative errors that checks found, by algorithm.",
+            _RESIDUALS,
             ["algorithm"],
-            buckets=_RESIDUALS,
-            registry=self.registry,
+            registry=registry,
         )
-        self._mismatches = Counter(
+        self._mismatches = Tally(
             "gemmserve_job_mismatches",
             "Results that a check found wrong; they were computed again in plain arithmetic.",
             ["algorithm"],
-            registry=self.registry,
+            registry=registry,
         )
-        self._flops = Counter(
+        self._flops = Tally(
             "gemmserve_flops",
             "Floating-point operations of succeeded jobs (complex: 8 m n k).",
             ["op"],
-            registry=self.registry,
+            registry=registry,
         )
-        self._job_bytes = Counter(
-            "gemmserve_job_bytes", "Bytes of operands and results of succeeded jobs.", ["op"], registry=self.registry
+        self._job_bytes = Tally(
+            "gemmserve_job_bytes", "Bytes of operands and results of succeeded jobs.", ["op"], registry=registry
         )
-        self._requests = Counter(
-            "gemmserve_http_requests", "Requests answered.", ["route", "method", "status"], registry=self.registry
+        self._requests = Tally(
+            "gemmserve_http_requests", "Requests answered.", ["route", "method", "status"], registry=registry
         )
-        self._durations = Histogram(
+        self._durations = Distribution(
             "gemmserve_http_request_duration_seconds",
             "From the first byte of the request to the last of the answer.",
+            _SECONDS,
             ["route", "method"],
-            buckets=_SECONDS,
-            registry=self.registry,
+            registry=registry,
         )
-        self._received = Counter("gemmserve_http_received_bytes", "Bytes of request bodies.", registry=self.registry)
-        self._sent = Counter("gemmserve_http_sent_bytes", "Bytes of answer bodies.", registry=self.registry)
-        self._refused_connections = Counter(
+        self._received = Tally("gemmserve_http_received_bytes", "Bytes of request bodies.", registry=registry)
+        self._sent = Tally("gemmserve_http_sent_bytes", "Bytes of answer bodies.", registry=registry)
+        self._refused_connections = Tally(
             "gemmserve_http_refused_connections",
             "Connections that were refused or cut off before a request of theirs reached a route.",
             ["problem"],
-            registry=self.registry,
+            registry=registry,
         )
-        self._batches = Histogram(
+        self._batches = Distribution(
             "gemmserve_batch_size",
             "Products that a worker was sent together.",
-            buckets=(1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096, 16_384),
-            registry=self.registry,
+            (1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096, 16_384),
+            registry=registry,
         )
-        self._children: dict[tuple[Any, ...], Any] = {}
-        """By metric and labels; there are as many as in the registry."""
         core.scheduler.group_sent = self.batch_sent
         self.registry.register(_Gauges(core))
 
     def job_changed(self, job: JobInfo | EndedJob, nbytes: int, flops: int) -> None:
         """`Observer`: counts the state; adds times, bytes and operations once the job has succeeded."""
-        self._of(self._jobs, job.op, job.algorithm or "none", job.state.value).inc()
+        self._jobs.add(job.op, job.algorithm or "none", job.state.value)
         if job.timings is not None and job.state.final:
-            for phase, seconds in (
-                ("queue", job.timings.queue_s),
-                ("h2d", job.timings.h2d_s),
-                ("kernel", job.timings.kernel_s),
-                ("d2h", job.timings.d2h_s),
-            ):
-                self._of(self._phases, job.op, phase).observe(seconds)
+            self._phases.observe(job.timings.queue_s, job.op, "queue")
+            self._phases.observe(job.timings.h2d_s, job.op, "h2d")
+            self._phases.observe(job.timings.kernel_s, job.op, "kernel")
+            self._phases.observe(job.timings.d2h_s, job.op, "d2h")
         if job.residual is not None:
-            self._residuals.labels(job.algorithm or "none").observe(job.residual)
+            self._residuals.observe(job.residual, job.algorithm or "none")
         if job.mismatch is not None:
-            self._mismatches.labels(job.algorithm or "none").inc()
+            self._mismatches.add(job.algorithm or "none")
         if job.state == "succeeded":
-            self._of(self._flops, job.op).inc(flops)
-            self._of(self._job_bytes, job.op).inc(nbytes)
+            self._flops.add(job.op, by=flops)
+            self._job_bytes.add(job.op, by=nbytes)
 
     def batch_sent(self, size: int) -> None:
         """Counts what a worker was sent at one time: so many products."""
         self._batches.observe(size)
 
-    def _of(self, metric: Any, *labels: Any) -> Any:
-        """`metric.labels`, which takes several times as long as counting does."""
-        key = (id(metric), *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return child
-
     def request_done(self, route: str, method: str, status: int, *, seconds: float, received: int, sent: int) -> None:
         """Counts one request; `route` is a template such as /v1/arrays/{array_id}, never a path."""
-        self._of(self._requests, route, method, status).inc()
-        self._of(self._durations, route, method).observe(seconds)
-        self._received.inc(received)
-        self._sent.inc(sent)
+        self._requests.add(route, method, status)
+        self._durations.observe(seconds, route, method)
+        self._received.add(by=received)
+        self._sent.add(by=sent)
 
     def connection_refused(self, problem: str) -> None:
         """Counts one; `problem` is the slug of the reason."""
-        self._refused_connections.labels(problem).inc()
+        self._refused_connections.add(problem)
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """The exposition and its content type: OpenMetrics where `accept` asks for it, else Prometheus text."""
@@ -167,6 +157,17 @@ class _Gauges(Collector):
             yield GaugeMetricFamily(f"gemmserve_{name}", text, value=value)
         yield CounterMetricFamily("gemmserve_worker_restarts", "Workers started again.", value=now.worker_restarts)
         yield CounterMetricFamily("gemmserve_workers_killed", "Workers killed because they hung.", now.workers_killed)
+        for name, text, value in (
+            (
+                "results_recomputed",
+                "Jobs whose results were lost with a device and computed again.",
+                now.results_recomputed,
+            ),
+            ("results_lost", "Jobs whose results were lost with a device for good.", now.results_lost),
+            ("write_backs_spared", "Jobs whose results were deleted before they were written.", now.write_backs_spared),
+        ):
+            yield CounterMetricFamily(f"gemmserve_{name}", text, value=value)
+        yield from _caches(now.devices)
         used = GaugeMetricFamily("gemmserve_device_memory_used_bytes", "Device memory in use.", labels=["device"])
         total = GaugeMetricFamily("gemmserve_device_memory_total_bytes", "Device memory.", labels=["device"])
         running = GaugeMetricFamily("gemmserve_device_jobs_running", "Jobs that run on the device.", labels=["device"])
@@ -175,3 +176,26 @@ class _Gauges(Collector):
             total.add_metric([device.id], device.memory_total)
             running.add_metric([device.id], device.jobs_running)
         yield from (used, total, running)
+
+
+def _caches(devices: list[DeviceInfo]) -> Iterator[Metric]:
+    """What devices keep of arrays, and how often it was there when it was asked for."""
+    kept = [(device.id, device.kept) for device in devices if device.kept is not None]
+    for name, text, field in (
+        ("cache_bytes", "Bytes of copies of arrays and of what was prepared of them.", "used"),
+        ("cache_budget_bytes", "Bytes that they may take.", "budget"),
+        ("unwritten_bytes", "Bytes of results that are not in the store yet.", "unwritten"),
+    ):
+        gauge = GaugeMetricFamily(f"gemmserve_device_{name}", text, labels=["device"])
+        for device, each in kept:
+            gauge.add_metric([device], getattr(each, field))
+        yield gauge
+    for name, text, field in (
+        ("cache_hits", "Operands, and forms prepared of them, that were on the device.", "hits"),
+        ("cache_misses", "Operands, and forms of them, that were not.", "misses"),
+        ("cache_evictions", "Copies and prepared forms that had to go for others.", "evictions"),
+    ):
+        counter = CounterMetricFamily(f"gemmserve_device_{name}", text, labels=["device"])
+        for device, each in kept:
+            counter.add_metric([device], getattr(each, field))
+        yield counter

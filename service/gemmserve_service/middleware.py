@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
-import uuid
 from typing import TYPE_CHECKING, Final
 
 import structlog
 from starlette.datastructures import Headers
 
 from gemmserve_service.landing import EXTENSION
+from gemmserve_service.logging import REQUESTS
 from gemmserve_service.problems import problem_response
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from gemmserve_service.metrics import Metrics
@@ -30,13 +33,13 @@ _TRACEPARENT: Final = re.compile(
 )
 _QUIET: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
 
-_SECURITY: Final = (
+SECURITY: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"x-frame-options", b"DENY"),
 )
-_POLICY: Final = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+POLICY: Final = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 
 
 class Observe:
@@ -65,35 +68,63 @@ class Observe:
             structlog.contextvars.unbind_contextvars(*exchange.context)
 
     def _finish(self, exchange: _Exchange) -> None:
-        seconds = time.perf_counter() - exchange.began
-        # 499 (nginx's): the client hung up before there was an answer.
-        status = exchange.status or 499
-        method = exchange.scope["method"]
-        path = exchange.scope["path"]
-        route = getattr(exchange.scope.get("route"), "path", "unmatched")
-        self._metrics.request_done(
-            route,
-            method if method in _METHODS else "other",
-            status,
-            seconds=seconds,
+        request_done(
+            self._metrics,
+            exchange.scope,
+            exchange.context,
+            exchange.status,
+            seconds=time.perf_counter() - exchange.began,
             received=exchange.received,
             sent=exchange.sent,
-        )
-        caller = exchange.scope.get("state", {}).get("caller")
-        known = {"key": caller.key_id} if caller is not None and caller.key_id else {}
-        line = log.debug if path in _QUIET else log.info
-        line(
-            "request",
-            method=method,
-            path=path,
-            route=route,
-            status=status,
-            duration_ms=round(seconds * 1e3, 3),
-            bytes_in=exchange.received,
-            bytes_out=exchange.sent,
             complete=exchange.complete,
-            **known,
         )
+
+
+def request_done(
+    metrics: Metrics,
+    scope: Scope,
+    context: Mapping[str, str],
+    status: int,
+    *,
+    seconds: float,
+    received: int,
+    sent: int,
+    complete: bool,
+) -> None:
+    """Counts a request and writes its line. `status` 0: the client hung up before there was an answer.
+
+    `context`: its id and trace (`context_of`).
+    """
+    status = status or 499  # nginx's
+    method = scope["method"]
+    path = scope["path"]
+    route = getattr(scope.get("route"), "path", "unmatched")
+    metrics.request_done(
+        route, method if method in _METHODS else "other", status, seconds=seconds, received=received, sent=sent
+    )
+    fields = {
+        **context,
+        "method": method,
+        "path": path,
+        "route": route,
+        "status": status,
+        "duration_ms": round(seconds * 1e3, 3),
+        "bytes_in": received,
+        "bytes_out": sent,
+        "complete": complete,
+    }
+    caller = scope.get("state", {}).get("caller")
+    if caller is not None and caller.key_id:
+        fields["key"] = caller.key_id
+    REQUESTS.write("debug" if path in _QUIET else "info", fields)
+
+
+def context_of(request_id: str, traceparent: str) -> dict[str, str]:
+    """What every log line of a request carries: its id, which is made up unless it is well-formed, and its trace."""
+    context = {"request_id": request_id if _REQUEST_ID.fullmatch(request_id) else os.urandom(16).hex()}
+    if traceparent and (match := _TRACEPARENT.fullmatch(traceparent)):
+        context |= {"trace_id": match[1], "parent_id": match[2]}
+    return context
 
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -111,11 +142,7 @@ class _Exchange:
         self._receive, self._send = receive, send
         self._asked = False
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        self.context: dict[str, str] = {"request_id": self.request_id}
-        if match := _TRACEPARENT.fullmatch(headers.get("traceparent", "")):
-            self.context |= {"trace_id": match[1], "parent_id": match[2]}
+        self.context = context_of(headers.get("x-request-id", ""), headers.get("traceparent", ""))
         self._expects_continue = headers.get("expect", "").lower() == "100-continue"
         landing = (scope.get("extensions") or {}).get(EXTENSION)
         if landing is not None:
@@ -139,9 +166,9 @@ class _Exchange:
             self.started = True
             self.status = message["status"]
             given = message["headers"]
-            headers = [(b"x-request-id", self.request_id.encode("ascii")), *_SECURITY]
+            headers = [(b"x-request-id", self.context["request_id"].encode("ascii")), *SECURITY]
             if not any(name == b"content-security-policy" for name, _ in given):
-                headers.append(_POLICY)
+                headers.append(POLICY)
             if self._expects_continue and not self._asked:
                 # The client holds its body back and may not send it at all (RFC 9110, section 10.1.1): what comes
                 # next on this connection could be read as that body.

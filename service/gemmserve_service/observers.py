@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from gemmserve_service.executor.protocol import Kept
     from gemmserve_service.schemas import JobInfo
     from gemmserve_service.single import EndedJob
 
@@ -27,6 +28,8 @@ class DeviceInfo:
     verified_error: float | None
     """Relative error of the product that the worker checked at its start."""
     restarts: int
+    kept: Kept | None = None
+    """What its worker said last of the copies that it keeps of arrays; None: it keeps none."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,12 @@ class Snapshot:
     ends_unrecorded: int
     """Jobs that are over and whose end cannot be put on record yet."""
     devices: list[DeviceInfo]
+    results_recomputed: int = 0
+    """Jobs whose results were lost with their device before they were written, and computed again."""
+    results_lost: int = 0
+    """Jobs whose results were lost so, and could not be."""
+    write_backs_spared: int = 0
+    """Jobs whose results were deleted before they were written."""
 
 
 class Observer(Protocol):

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from gemmserve_service.catalog import Record
     from gemmserve_service.extents import Extent
     from gemmserve_service.store import ArrayStore
+    from gemmserve_service.unwritten import Unwritten
 
 
 class Pinned:
@@ -30,9 +31,16 @@ class Pinned:
         return self._record.extent
 
     @property
+    def unwritten(self) -> Unwritten | None:
+        """None: the bytes are there; else who has them."""
+        return None if self._record is None else self._record.unwritten
+
+    @property
     def view(self) -> memoryview:
         """The bytes: read-only, little-endian, in `info.order`."""
         if self._view is None:
+            if self.unwritten is not None:
+                raise ValueError("the array's bytes are not in the store yet")
             extent = self.extent
             if extent is None:
                 self._view = memoryview(b"")

@@ -54,28 +54,9 @@ async def prepare(
     """
     recovered = claim is None
     with contextlib.ExitStack() as undo:
-        operands: dict[str, Pinned] = {}
-        params: GemmParams | GemmReduceParams | ProgramParams
-        problem: Problem
-        if isinstance(request, ProgramJob):
-            if not recovered:
-                check_length(len(request.steps), store.settings.max_program_steps)
-            for number, step, field, array_id in arrays_of(request.steps):
-                with step_errors(number, step, field):
-                    operands[array_id] = undo.enter_context(store.pin(array_id, hidden=recovered, owner=owner))
-            problem = await _compile(request, operands, None if recovered else store, scheduler)
-            if not recovered:
-                _check_results(len(problem.results), store.settings.max_program_steps)
-            params = problem.params
-            for unused in operands.keys() - problem.arrays.keys():
-                operands.pop(unused).release()
-        else:
-            names = {"a": request.a, "b": request.b} | ({"c": request.c} if isinstance(request, GemmJob) else {})
-            for name, optional in names.items():
-                if optional is not None:
-                    operands[name] = undo.enter_context(store.pin(optional, hidden=recovered, owner=owner))
-            params = _params(request)
-            problem = operations.build_stored(params, operands)
+        params, problem, operands = await understood(
+            request, owner, undo, store=store, scheduler=scheduler, recovered=recovered
+        )
         plans = {} if recovered else scheduler.check(problem)
         if claim is not None:
             claim(problem)
@@ -99,6 +80,40 @@ async def prepare(
         verify=request.verify,
         plans=plans,
     )
+
+
+async def understood(
+    request: GemmJob | GemmReduceJob | ProgramJob,
+    owner: str,
+    undo: contextlib.ExitStack,
+    *,
+    store: ArrayStore,
+    scheduler: Scheduler,
+    recovered: bool,
+) -> tuple[GemmParams | GemmReduceParams | ProgramParams, Problem, dict[str, Pinned]]:
+    """What to compute, and on what: the operands are pinned, until `undo` unless that is emptied.
+
+    `recovered`: it had been admitted by an earlier process. Raises what `prepare` raises for it.
+    """
+    operands: dict[str, Pinned] = {}
+    if isinstance(request, ProgramJob):
+        if not recovered:
+            check_length(len(request.steps), store.settings.max_program_steps)
+        for number, step, field, array_id in arrays_of(request.steps):
+            with step_errors(number, step, field):
+                operands[array_id] = undo.enter_context(store.pin(array_id, hidden=recovered, owner=owner))
+        program = await _compile(request, operands, None if recovered else store, scheduler)
+        if not recovered:
+            _check_results(len(program.results), store.settings.max_program_steps)
+        for unused in operands.keys() - program.arrays.keys():
+            operands.pop(unused).release()
+        return program.params, program, operands
+    names = {"a": request.a, "b": request.b} | ({"c": request.c} if isinstance(request, GemmJob) else {})
+    for name, optional in names.items():
+        if optional is not None:
+            operands[name] = undo.enter_context(store.pin(optional, hidden=recovered, owner=owner))
+    params = _params(request)
+    return params, operations.build_stored(params, operands), operands
 
 
 def check_length(steps: int, most: int) -> None:

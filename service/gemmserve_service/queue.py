@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gemmserve_service.database import Database
+    from gemmserve_service.schemas import Problem
     from gemmserve_service.store import ArrayStore
 
 _SQL: Final = load_sql("jobs")
@@ -52,6 +53,12 @@ class JobQueue(Protocol):
 
     async def finish(self, info: JobInfo, arrays: Iterable[dict[str, Any]]) -> None:
         """Records the final state and the rows of the result arrays, all or nothing."""
+
+    async def lineages(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
+        """Those of the jobs that have succeeded, with what they were asked for."""
+
+    async def set_error(self, job_id: str, error: Problem) -> None:
+        """What came to light after the job's end."""
 
     async def get(self, job_id: str) -> JobInfo | None:
         """The job of that id."""
@@ -124,6 +131,15 @@ class SqliteQueue:
             db.execute(_SQL["finish"], fields)
 
         await self._database.write(write)
+
+    async def lineages(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
+        ids = {"ids": json.dumps(list(job_ids))}
+        rows = await self._database.read(lambda db: db.execute(_SQL["lineages"], ids).fetchall())
+        return [(_info(row), request_of(row["request"])) for row in rows]
+
+    async def set_error(self, job_id: str, error: Problem) -> None:
+        fields = {"id": job_id, "error": error.model_dump_json()}
+        await self._database.write(lambda db: db.execute(_SQL["set_error"], fields))
 
     async def get(self, job_id: str) -> JobInfo | None:
         row = await self._database.read(lambda db: db.execute(_SQL["get"], {"id": job_id}).fetchone())

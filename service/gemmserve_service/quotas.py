@@ -27,7 +27,7 @@ _SQL: Final = load_sql("quotas")
 _DAY_S: Final = 86_400
 _DAYS_KEPT: Final = 400
 _BODY_RETRY_S: Final = 1.0  # bodies and one-shot products come and go within seconds; no measurement behind the figure
-_FLUSH_S: Final = 0.25
+_FLUSH_S: Final = 2.0  # each costs milliseconds, for which small requests wait
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +105,7 @@ class Quotas:
 
     def _check_moving(self, owner: str, nbytes: int) -> None:
         limit = self._quota_of(owner).inflight_bytes
-        used = self.inflight_bytes(owner)
-        if limit is not None and used + nbytes > limit:
+        if limit is not None and (used := self.inflight_bytes(owner)) + nbytes > limit:
             raise QuotaExceeded(
                 f"{nbytes} bytes are too many now: {used} of the {limit} bytes that this key's owner may have in "
                 "flight are",
@@ -119,7 +118,7 @@ class Quotas:
 
     # -- jobs -------------------------------------------------------------------------------------------------------
 
-    def check_job(self, owner: str, waiting: int, *, retry_after_s: float = 1.0) -> None:
+    def check_job(self, owner: str, waiting: int, *, retry_after_s: Callable[[], float] = lambda: 1.0) -> None:
         """Raises QuotaExceeded if another job is too many beside `waiting` others, or the day's device time is used up.
 
         `retry_after_s`: when a place in the queue is likely to be free.
@@ -128,7 +127,7 @@ class Quotas:
         if quota.queued_jobs is not None and waiting >= quota.queued_jobs:
             raise QuotaExceeded(
                 f"{waiting} jobs wait, and this key's owner may have {quota.queued_jobs} waiting",
-                retry_after_s=retry_after_s,
+                retry_after_s=retry_after_s(),
                 quota="queued_jobs",
                 limit=quota.queued_jobs,
                 used=waiting,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 import random
 import time
 from typing import TYPE_CHECKING, Final, Protocol
@@ -32,17 +31,19 @@ from gemmserve_service.errors import (
     describe,
 )
 from gemmserve_service.estimates import Estimates, device_seconds
-from gemmserve_service.executor.protocol import Done, Failed, Group, Run, RunBatch
+from gemmserve_service.executor.protocol import Done, Failed, Group
 from gemmserve_service.fairness import FairQueue
-from gemmserve_service.grouping import companions
+from gemmserve_service.placement import Placement
 from gemmserve_service.tasks import plan_of
 from gemmserve_service.watchdog import Watchdog
+from gemmserve_service.write_back import WriteBack, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gemmserve_kernels import Plan
     from gemmserve_service.executor.base import Executor, Worker
+    from gemmserve_service.executor.protocol import Work, Written
     from gemmserve_service.operations import Problem
     from gemmserve_service.settings import Settings
     from gemmserve_service.store import ArrayStore
@@ -50,11 +51,6 @@ if TYPE_CHECKING:
 
 _MOST_SAMPLED: Final = 1 << 28  # bytes of a product that is checked unasked: a fraction of a second
 _CHECK_RATE: Final = 1e8  # bytes a second that a check gets through at least (docs/reliability.md)
-_LONG_S: Final = 0.5  # a task that others may pass, and
-_SHORT_S: Final = 0.05  # one that may pass it: it delays the long one by a tenth at most; no measurement behind these
-_GROUP_S: Final = 0.01  # of a group: so long does somebody wait at most who comes when it has just gone
-_AHEAD_S: Final = 0.5  # of work, beyond which a worker is sent nothing more: its copies are hidden, or do not matter
-_GROUP_BYTES: Final = 64 << 20  # of a group's operands and results; no measurement behind the figure
 
 
 class Sized(Protocol):
@@ -75,6 +71,9 @@ class Scheduler:
         self.quotas = store.quotas
         self.admissions = Admission(settings, self.queue, self.quotas)
         self.estimates = Estimates()
+        self.placement = Placement(executor, self.estimates, self._dispatch)
+        self.writes = WriteBack(store, executor, self.submit, self.cancel)
+        """Results that are on a device and not in the store yet."""
         self.watchdog = Watchdog(executor, silence_s=settings.heartbeat_timeout_s, hang_s=settings.hang_s)
         self._sequence = itertools.count()
         self._idle = asyncio.Event()
@@ -113,6 +112,14 @@ class Scheduler:
         with self.admissions.place(owner) as claim:
             yield lambda problem: claim(problem.nbytes())
 
+    def check_admission(self, problem: Sized, owner: str = "") -> None:
+        """What `admission` and its claim raise, for a task that is queued in the same turn of the event loop."""
+        if self.draining:
+            raise self._draining()
+        if not any(worker.spec for worker in self.executor.workers()):
+            raise NotReady("no worker has answered a verified product yet", retry_after_s=1.0)
+        self.admissions.check(owner, problem.nbytes())
+
     def check(self, problem: Problem) -> dict[str, Plan | KernelError]:
         """`Task.plans` for every device that is known. Raises the KernelError of one if none can run the problem."""
         plans = {worker.id: plan_of(problem, worker.spec) for worker in self.executor.workers() if worker.spec}
@@ -136,6 +143,8 @@ class Scheduler:
             left_s = max(task.submitted + task.timeout_s - time.monotonic(), 0.0)
             task.timer = asyncio.get_running_loop().call_later(left_s, self._expire, task)
         self.queue.push(task)
+        if task.operands:
+            self.writes.make_way(task, lambda worker: self.placement.able(task, worker))
         if not soon:
             self._dispatch()
         elif not self._dispatching:
@@ -189,7 +198,11 @@ class Scheduler:
         self._dispatch()
 
     def worker_lost(self, worker: Worker) -> None:
-        """What it had is queued again, in its old place, or fails after `max_attempts` losses."""
+        """What it had is queued again, in its old place, or fails after `max_attempts` losses.
+
+        What its device alone had is computed again.
+        """
+        self.writes.worker_lost(worker)
         tasks = list(worker.tasks.values())
         worker.tasks.clear()
         now = time.monotonic()
@@ -219,6 +232,8 @@ class Scheduler:
         task: Task | None = worker.tasks.pop(answer.task, None)
         if task is None:
             return
+        if isinstance(answer, Done) and not answer.written:
+            self.writes.hold(task, worker, answer.algorithm)
         task.worker = None
         self.admissions.ended()
         if isinstance(answer, Done):
@@ -227,7 +242,9 @@ class Scheduler:
         else:
             self._settle_cost(task, _since(task, worker))
         worker.ended()
-        if task.over:
+        if task.over and task.unwritten is not None:
+            self.writes.discard(task)
+        elif task.over:
             task.close()
         elif isinstance(answer, Done):
             # What the worker says it waited for is what went before it in its group.
@@ -238,6 +255,11 @@ class Scheduler:
             self._end(task, JobFailed(description))
             task.close()
         self._settle()
+
+    def results_written(self, worker: Worker, message: Written) -> None:
+        """Others may have waited for them."""
+        self.writes.written(worker, message)
+        self._dispatch()
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -252,16 +274,16 @@ class Scheduler:
 
         Then those that run several at once what they are to begin with meanwhile.
         """
-        if self.draining:
+        if self.draining or not self.queue:
             return
         for worker in self.executor.workers():
-            between = self._lets_pass(worker)
+            between = self.placement.lets_pass(worker)
             if worker.ready and self.queue and (between or not worker.tasks):
                 task = self._take(worker, between=between)
                 if task is not None:
                     self._send(worker, [task] if between else [task, *self._companions(task, worker)])
         for worker in self.executor.workers():
-            while self.queue and self._runs_ahead(worker):
+            while self.queue and self.placement.runs_ahead(worker):
                 task = self._take(worker, ahead=True)
                 if task is None:
                     break
@@ -272,61 +294,31 @@ class Scheduler:
         self._dispatch()
 
     def _companions(self, task: Task, worker: Worker) -> list[Task]:
-        """What goes with `task`; not what another worker, which is idle, could begin with now."""
-        idle = sum(each.ready and not each.tasks for each in self.executor.workers())
-        most = min(self.settings.max_grouped_jobs, -(-(len(self.queue) + 1) // max(idle, 1)))
-
-        def seconds(other: Task) -> float:
-            runs = not isinstance(self._plan(other, worker), KernelError)
-            return self.estimates.seconds(other, worker) if runs else math.inf
-
-        return companions(task, self.queue, most, seconds)
-
-    def _plan(self, task: Task, worker: Worker) -> Plan | KernelError:
-        if worker.id not in task.plans and worker.spec is not None:
-            task.plans[worker.id] = task.plan(worker.spec)
-        return task.plans[worker.id]
-
-    def _lets_pass(self, worker: Worker) -> bool:
-        """Whether the worker is at a long task, between whose panels a short one can run.
-
-        Not if it has lost a worker before: should it be the one that kills them, it takes nobody along.
-        """
-        if not worker.interleaves or len(worker.tasks) != 1:
-            return False
-        (task,) = worker.tasks.values()
-        return bool(not task.over and not task.crashes and task.cost_s >= _LONG_S)
-
-    def _runs_ahead(self, worker: Worker) -> bool:
-        """Whether the worker is to have another task before it has answered those that it has.
-
-        Not while it has one that has lost a worker, nor work for a while: what it is sent nobody can come before.
-        """
-        tasks = worker.tasks.values()
-        return (
-            worker.ready
-            and 0 < len(tasks) <= worker.ahead
-            and not any(task.crashes for task in tasks)
-            and sum(task.cost_s for task in tasks) < _AHEAD_S
-        )
+        most = self.settings.max_grouped_jobs
+        return self.placement.companions(task, worker, self.queue, most, self.writes.allows)
 
     def _take(self, worker: Worker, *, between: bool = False, ahead: bool = False) -> Task | None:
-        hopeless: list[Task] = []
+        hopeless: list[tuple[Task, JobFailed]] = []
 
         def runs(task: Task) -> bool:
-            if between and (task.crashes or self.estimates.seconds(task, worker) > _SHORT_S):
+            if between and not self.placement.may_pass(task, worker):
                 return False
             if ahead and task.crashes:
                 return False
-            if not isinstance(self._plan(task, worker), KernelError):
-                return True
-            if all(isinstance(task.plans.get(other.id), KernelError) for other in self.executor.workers()):
-                hopeless.append(task)
+            if not self.writes.allows(task, worker):
+                if (failure := failure_of(task)) is not None:
+                    hopeless.append((task, failure))
+                return False
+            if self.placement.able(task, worker):
+                return not self.placement.better_elsewhere(task, worker)
+            plans = [task.plans.get(other.id) for other in self.executor.workers()]
+            if all(isinstance(plan, KernelError) for plan in plans):  # admitted by a server that had another device
+                hopeless.append((task, JobFailed(describe(next(e for e in plans if isinstance(e, KernelError))))))
             return False
 
         found = self.queue.take(runs, heads=between, first=ahead)
-        for task in hopeless:  # admitted by an earlier server that had another device
-            self._drop(task, JobFailed(describe(next(e for e in task.plans.values() if isinstance(e, KernelError)))))
+        for task, failure in hopeless:
+            self._drop(task, failure)
         return found
 
     def _send(self, worker: Worker, tasks: list[Task]) -> None:
@@ -341,7 +333,7 @@ class Scheduler:
         for task in tasks:
             task.listener.started(task)
 
-    def _begin(self, worker: Worker, task: Task, *, grouped: bool) -> Run | RunBatch:
+    def _begin(self, worker: Worker, task: Task, *, grouped: bool) -> Work:
         task.attempt += 1
         task.worker = worker
         task.grouped = grouped
@@ -385,9 +377,9 @@ class Scheduler:
 
     def _settle(self) -> None:
         self._dispatch()
-        if not self.running:
+        if not any(worker.tasks for worker in self.executor.workers()):
             self.queue.rest()
-        if not self._wanted():
+        if not self._idle.is_set() and not self._wanted():
             self._idle.set()
 
     def _forget(self, extent: str) -> None:
@@ -395,6 +387,8 @@ class Scheduler:
             self.executor.forget(extent)
 
     def _forget_array(self, array: str) -> None:
+        for worker in self.executor.workers():
+            worker.resident.discard(array)
         if any(worker.ready for worker in self.executor.workers()):
             self.executor.forget_array(array)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable  # noqa: TC003 (pydantic resolves it at run time)
 from datetime import datetime  # noqa: TC003 (pydantic resolves it at run time)
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_serializer
 from pydantic.json_schema import SkipJsonSchema
@@ -26,7 +26,7 @@ Compute = Literal["auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", 
 Reduction = Literal["sum", "max", "min", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
 Axis = Literal["m", "n", "batch"]
 PreOp = Literal["identity", "abs", "square"]
-Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "ozaki", "sums", "gram", "product"]
+Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "mfma", "ozaki", "sums", "gram", "product"]
 Rounding = Literal["nearest", "toward_zero", "half_ulp_truncate", "half_ulp_truncate_flush"]
 
 Scalar = Annotated[
@@ -125,12 +125,27 @@ class GemmParams(_OperationFields):
     order: Order = Field("C", description="memory order of the result")
 
 
+def _known(names: Any, known: Any, what: str) -> Any:
+    """`names`, one or a list; ValueError in one sentence, where pydantic would tell both sides of the union."""
+    listed = names if isinstance(names, list | tuple) else [names]
+    strange = [name for name in listed if name not in get_args(known)]
+    if strange or not listed:
+        said = f"{str(strange[0])[:40]!r} is no {what}" if strange else f"at least one {what} is wanted"
+        raise ValueError(f"{said}; there are {', '.join(get_args(known))}")
+    return names
+
+
 class GemmReduceParams(_OperationFields):
     """D[b, j] = reduce over i of pre_op(alpha * op(A)[b] op(B)[b])[i, j]; the product never reaches global memory."""
 
     op: Literal["gemm_reduce"] = "gemm_reduce"
-    reduce: Reduction | Annotated[list[Reduction], Field(min_length=1)] = "sum"
-    axis: Axis | Annotated[list[Axis], Field(min_length=1)] = "m"
+    reduce: Annotated[
+        Reduction | Annotated[list[Reduction], Field(min_length=1)],
+        BeforeValidator(lambda names: _known(names, Reduction, "reduction")),
+    ] = "sum"
+    axis: Annotated[
+        Axis | Annotated[list[Axis], Field(min_length=1)], BeforeValidator(lambda names: _known(names, Axis, "axis"))
+    ] = "m"
     pre_op: PreOp = "identity"
     return_c: bool = False
     reproducible: bool = True

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 Buffer = bytes | memoryview
 
 
+def npy_header(pinned: Pinned) -> bytes:
+    """That of the .npy file of a pinned array."""
+    info = pinned.info
+    return format_npy_header(RESULT_DTYPES[info.dtype], info.shape, fortran_order=info.order == "F")
+
+
 def npy_parts(pinned: Pinned) -> tuple[bytes, memoryview]:
     """The .npy file of a pinned array: the header, and the data in place."""
-    info = pinned.info
-    return format_npy_header(RESULT_DTYPES[info.dtype], info.shape, fortran_order=info.order == "F"), pinned.view
+    return npy_header(pinned), pinned.view
 
 
 def pieces(parts: Sequence[Buffer], span: range) -> Iterator[Buffer]:

@@ -13,6 +13,8 @@ import uvicorn
 
 from gemmserve_service.access import SidePort
 from gemmserve_service.connections import Connections, limited
+from gemmserve_service.fast_path import FastPath
+from gemmserve_service.fast_protocol import fast
 
 if TYPE_CHECKING:
     import socket
@@ -92,7 +94,7 @@ def main_server(app: FastAPI, settings: Settings) -> Server:
 
     config = uvicorn.Config(
         app,
-        http=limited(Connections(settings, refused)),
+        http=fast(Connections(settings, refused), FastPath(app, settings)),
         lifespan="on",
         ws="none",
         access_log=False,

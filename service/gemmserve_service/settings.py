@@ -42,6 +42,11 @@ class Settings(BaseSettings):
         None, description="folder for the control socket; default: a private temporary one"
     )
     device: str = Field("auto", description="auto, cpu, or a comma-separated list such as cuda:0,cuda:1 or rocm:0")
+    keys_file: Path | None = Field(
+        None,
+        description="file of API keys besides those of `gemmserve keys`, such as a container's secret: a key a line, "
+        "then, if need be, its name and its scopes",
+    )
     allow_unauthenticated: bool = Field(
         default=False, description="listen beyond loopback without API keys: anyone who reaches the port may use it"
     )
@@ -160,6 +165,17 @@ class Settings(BaseSettings):
     device_cache_share: float = Field(
         0.5, ge=0, le=0.95, description="share of a device's memory that may hold copies of stored arrays"
     )
+    write_back_delay_s: float = Field(
+        0.5,
+        ge=0,
+        le=60,
+        description="a job's result may stay on its device alone for so long before it is written to the store, unless "
+        "somebody asks for it; deleted until then, it is not written at all",
+    )
+    device_prefetch: bool = Field(
+        default=True,
+        description="uploaded arrays go to a device that has room for them before a job asks for them",
+    )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe line that is logged"
@@ -184,7 +200,7 @@ class Settings(BaseSettings):
     def _split_list(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
-    @field_validator("uds", "data_dir", "runtime_dir", "tls_certificate", "tls_key", "audit_log")
+    @field_validator("uds", "data_dir", "runtime_dir", "keys_file", "tls_certificate", "tls_key", "audit_log")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser().absolute()
@@ -207,7 +223,7 @@ class Settings(BaseSettings):
         if self.loopback or self.allow_unauthenticated:
             return self
         try:
-            closed = read_keyring(self.data_dir).closed
+            closed = read_keyring(self.data_dir, self.keys_file).closed
         except KeyringError as error:
             raise ValueError(str(error)) from error
         if not closed:

@@ -1,4 +1,4 @@
-"""Products of a single request whose body is small: gathered whole, cut by searching, in one extent with their result.
+"""Products of a single request whose body is small: one extent for operands and result, and nothing worked out twice.
 
 What depends on a request's parameters and .npy headers alone is worked out once and remembered, for a client that
 multiplies small matrices sends the same ones again and again. Scheduler, limits and checks are those of `single`.
@@ -6,42 +6,33 @@ multiplies small matrices sends the same ones again and again. Scheduler, limits
 
 from __future__ import annotations
 
-import asyncio
-import time
+import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from operator import is_not
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.requests import ClientDisconnect
-
 from gemmserve.wire import RESULT_DTYPES, format_npy_header, parse_npy_header
 from gemmserve_kernels import Operand
 from gemmserve_service import operations
-from gemmserve_service.bundles import BundleTask, Layout, Refs, Slot, refs_of, reserve
-from gemmserve_service.errors import JobCancelled, ServiceError
-from gemmserve_service.executor.protocol import Done
-from gemmserve_service.ids import new_id
-from gemmserve_service.sending import until_disconnect
-from gemmserve_service.single import Waiter, summary
+from gemmserve_service.bundles import BundleTask, Layout, Slot, form_of
+from gemmserve_service.errors import ServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from starlette.types import Receive
+    from collections.abc import Callable, Sequence
 
     from gemmserve_kernels import KernelError, Plan
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_service.core import Core
     from gemmserve_service.executor.base import Worker
-    from gemmserve_service.extents import Extent
     from gemmserve_service.operations import Product
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_service.tasks import Listener
 
+_NUMBERS: Final = itertools.count(1)
 _MOST_KEPT: Final = 512  # products that are remembered
 _MOST_KEY: Final = 2048  # bytes of the parameters and headers of one that is
-_MOST_REFS: Final = 64  # extents whose references are remembered with a product
-_LOOK_S: Final = 0.005  # a product that is done sooner is not worth a look whether its client is still there
+_MOST_RESULT: Final = 1 << 20  # bytes; a column by a row has as many as the square of what was sent
 
 
 @dataclass(eq=False)
@@ -61,11 +52,14 @@ class SmallProduct:
     """Bytes and operations of the problem."""
     models: dict[str, Any] = field(default_factory=dict, init=False)
     """`Task.models` of every task that computes it."""
-    refs: dict[str, Refs] = field(default_factory=dict, init=False)
-    """By extent, the arrays in it; extents are used again and again."""
+    form: str = field(init=False)
+    """What a worker is told of it."""
     _plans: tuple[list[DeviceSpec | None], dict[str, Plan | KernelError]] | None = field(default=None, init=False)
 
-    def plans(self, workers: list[Worker], check: Callable[[Product], dict[str, Plan | KernelError]]) -> Any:
+    def __post_init__(self) -> None:
+        self.form = form_of(self.params, self.operands, self.results)
+
+    def plans(self, workers: Sequence[Worker], check: Callable[[Product], dict[str, Plan | KernelError]]) -> Any:
         """`Scheduler.check`, asked once for the devices that there are."""
         specs = [worker.spec for worker in workers]
         known = [] if self._plans is None else self._plans[0]
@@ -143,7 +137,7 @@ def _describe(params: GemmParams | GemmReduceParams, heads: dict[str, bytes]) ->
     results = tuple(
         layout.place(name, dtype, shape, order) for name, (shape, dtype, order) in operations.outputs(problem).items()
     )
-    if len(results) != 1 or not all(slot.nbytes for slot in (*slots, *results)):
+    if len(results) != 1 or results[0].nbytes > _MOST_RESULT or not all(slot.nbytes for slot in (*slots, *results)):
         return None
     (result,) = results
     answer = format_npy_header(RESULT_DTYPES[result.dtype], result.shape, fortran_order=result.order == "F")
@@ -152,39 +146,37 @@ def _describe(params: GemmParams | GemmReduceParams, heads: dict[str, bytes]) ->
     return SmallProduct(params, problem, lengths, tuple(slots), results, layout, answer, size)
 
 
-async def run_small(
+def begin(
     core: Core,
     product: SmallProduct,
     body: bytes,
     parts: dict[str, tuple[int, int]],
-    receive: Receive,
+    listener: Listener,
     *,
+    arrived: float,
     timeout_s: float | None,
     owner: str,
-) -> tuple[bytes, Done]:
-    """The result as a .npy file, and the worker's account. A client that hangs up cancels the product.
+) -> BundleTask:
+    """Queues the product of a form, whose bytes are copied; `listener` is told what becomes of it, perhaps at once.
 
-    Raises what `single.run_once` raises, and ClientDisconnect.
+    Whoever takes the result over closes the task. `arrived`: by time.monotonic. Raises Draining, NotReady, QueueFull,
+    QuotaExceeded, TooLarge, StoreFull, KernelError.
     """
-    arrived = time.monotonic()
     scheduler = core.scheduler
-    with scheduler.admission(owner) as claim:
-        plans = product.plans(list(core.executor.workers()), scheduler.check)
-        claim(product)
-        bundle = reserve(core.store, product.layout.nbytes, largest=product.layout.largest, owner=owner)
-    view = bundle.view
+    scheduler.check_admission(product, owner)
+    plans = product.plans(core.executor.workers(), scheduler.check)
+    room = core.store.room(product.layout.nbytes, largest=product.layout.largest, owner=owner)
+    view, sent = room.extent.view(room.nbytes), memoryview(body)
     for slot in product.operands:
         start = parts[slot.name][0] + product.heads[slot.name]
-        view[slot.offset : slot.offset + slot.nbytes] = memoryview(body)[start : start + slot.nbytes]
-    loop = asyncio.get_running_loop()
-    waiter = Waiter(loop.create_future())
+        view[slot.offset : slot.offset + slot.nbytes] = sent[start : start + slot.nbytes]
     task = BundleTask(
-        new_id("job"),
+        f"small_{next(_NUMBERS)}",
         product.params,
         product.problem,
-        waiter,
-        bundle=bundle,
-        refs=_refs(product, bundle.extent),
+        listener,
+        room=room,
+        form=product.form,
         owner=owner,
         timeout_s=scheduler.settings.oneshot_timeout_s if timeout_s is None else timeout_s,
         durable=False,
@@ -194,59 +186,4 @@ async def run_small(
     )
     task.size = product.size
     scheduler.submit(task, soon=True)
-    hangup = Hangup(loop, receive, lambda: scheduler.cancel(task))
-    try:
-        outcome = await waiter.outcome
-    except asyncio.CancelledError:
-        if not task.over:
-            scheduler.cancel(task)
-        elif not waiter.outcome.cancelled() and isinstance(waiter.outcome.result(), Done):
-            task.close()
-        core.observe(summary(task, JobCancelled("the client hung up")), task.size)
-        raise
-    finally:
-        hangup.stop()
-    core.observe(summary(task, outcome), task.size)
-    if isinstance(outcome, ServiceError):
-        raise ClientDisconnect if hangup.seen else outcome
-    (slot,) = product.results
-    answer = b"".join((product.answer_head, view[slot.offset : slot.offset + slot.nbytes]))
-    del view
-    task.close()
-    return answer, outcome
-
-
-def _refs(product: SmallProduct, extent: Extent | None) -> Refs:
-    assert extent is not None  # nothing in a small product is empty
-    found = product.refs.get(extent.name)
-    if found is None:
-        if len(product.refs) >= _MOST_REFS:
-            product.refs.clear()
-        found = product.refs[extent.name] = refs_of(extent, product.operands, product.results)
-    return found
-
-
-class Hangup:
-    """Looks after a while whether the client is still there; `gone` is called when it is not."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, gone: Callable[[], None]) -> None:
-        self.seen = False
-        self._receive = receive
-        self._gone = gone
-        self._watch: asyncio.Task[None] | None = None
-        self._timer = loop.call_later(_LOOK_S, self._look)
-
-    def _look(self) -> None:
-        self._watch = asyncio.ensure_future(until_disconnect(self._receive))
-        self._watch.add_done_callback(self._ended)
-
-    def _ended(self, watch: asyncio.Task[None]) -> None:
-        if not watch.cancelled() and watch.exception() is None:
-            self.seen = True
-            self._gone()
-
-    def stop(self) -> None:
-        """Looks no more."""
-        self._timer.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
+    return task

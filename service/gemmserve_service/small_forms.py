@@ -7,6 +7,7 @@ Only the plain form is read here: parts whose headers are Content-Disposition an
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 MOST_BYTES: Final = 1 << 18
@@ -40,13 +41,11 @@ def cut(body: bytes, boundary: bytes) -> dict[str, tuple[int, int]] | None:
     found: dict[str, tuple[int, int]] = {}
     position = len(delimiter)
     while True:
-        start = body.find(b"\r\n\r\n", position, position + _MOST_HEAD) + 4
-        match = _PART.fullmatch(body, position, start - 4) if start > 3 else None
-        if match is None:
-            return None
-        end = body.find(delimiter, start)
-        name = match[1].decode("ascii")
-        if end < 0 or name in found or body.startswith(delimiter[2:], start):
+        blank = body.find(b"\r\n\r\n", position, position + _MOST_HEAD)
+        name = None if blank < 0 else _name(body[position:blank])
+        end = body.find(delimiter, blank + 2)  # an empty part's delimiter begins with the end of the blank line
+        start = blank + 4
+        if name is None or name in found or end < start:
             return None
         found[name] = (start, end)
         position = end + len(delimiter) + 2
@@ -55,3 +54,10 @@ def cut(body: bytes, boundary: bytes) -> dict[str, tuple[int, int]] | None:
             return found if body[position:] in {b"\r\n", b""} else None
         if follows != b"\r\n":
             return None
+
+
+@lru_cache(256)
+def _name(head: bytes) -> str | None:
+    """The name in a part's headers; the same come again and again."""
+    match = _PART.fullmatch(head)
+    return None if match is None else match[1].decode("ascii")

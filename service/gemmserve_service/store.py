@@ -13,17 +13,18 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from gemmserve_service.catalog import Catalog, Record, from_row, to_row
+from gemmserve_service import inventory
+from gemmserve_service.background import report
+from gemmserve_service.catalog import Catalog, Record, to_row
 from gemmserve_service.database import load_sql
-from gemmserve_service.errors import NotFound, StoreFull, TooLarge
+from gemmserve_service.errors import NotFound
 from gemmserve_service.expiry import Expiry
-from gemmserve_service.extents import Extent, ExtentPool, memory_extents_supported
 from gemmserve_service.hashing import RunningHash, hash_pool
 from gemmserve_service.ids import new_id
 from gemmserve_service.pins import Pinned
 from gemmserve_service.quotas import Quotas
-from gemmserve_service.runtime import host_memory
 from gemmserve_service.schemas import ArrayInfo
+from gemmserve_service.space import Room, Space
 from gemmserve_service.uploads import ArraySpec, ScratchArray, Upload, now
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_service.database import Database
+    from gemmserve_service.extents import Extent
     from gemmserve_service.settings import Settings
     from gemmserve_service.shared_memory import Memory
+    from gemmserve_service.unwritten import Unwritten
 
 _SQL: Final = load_sql("arrays")
 
@@ -49,24 +52,16 @@ class ArrayStore:
         self.database = database
         self.quotas = quotas or Quotas()
         self.hash_pool = hash_pool()
-        self.used_bytes = 0
-        """Bytes of stored arrays, of reservations for them, and of scratch arrays that went to files."""
+        self.found_unwritten: dict[str, Unwritten] = {}
+        """By job, the results that an earlier process had not written."""
         self._catalog = Catalog()
         self.expiry = Expiry(self._catalog, database, self.settle, history_s=settings.job_history_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._destroyed: list[Callable[[str], None]] = []
         self._gone: list[Callable[[str], None]] = []
-        self._files = ExtentPool(
-            settings.data_dir / "extents", keep_bytes=settings.recycle_bytes, on_destroy=self._on_destroy
-        )
-        limit = settings.max_scratch_bytes
-        if limit is None:
-            limit = host_memory() // 4
-        self._memory = (
-            ExtentPool(None, keep_bytes=min(settings.recycle_bytes, limit), limit=limit, on_destroy=self._on_destroy)
-            if memory_extents_supported()
-            else None
-        )
+        self._uploaded: list[Callable[[ArrayInfo, Extent | None], None]] = []
+        self._space = Space(settings, self.quotas, self._destroyed)
+        self._files, self._memory = self._space.files, self._space.memory
 
     # -- life cycle -------------------------------------------------------------------------------------------------
 
@@ -77,22 +72,7 @@ class ArrayStore:
         """
         folder = self.settings.data_dir / "extents"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        rows = await self.database.read(lambda db: db.execute(_SQL["load"]).fetchall())
-        lost = []
-        live = {row["extent"] for row in rows if row["state"] == "live"} - {None}
-        for row in rows:
-            if row["state"] == "expired":
-                self._catalog.bury(row["id"], row["owner"])
-            # Where the disk was too full for a row to go, its space may have become another array's.
-            outlived = row["state"] != "live" and row["extent"] in live
-            if outlived or not self._recover(row):
-                lost.append(row["id"])
-        for array_id in lost:
-            await self.database.write(partial(_remove, array_id))
-        stored = (record.extent.name for record in self._catalog if record.extent is not None)
-        orphans = self._files.sweep([*stored, *keep])
-        if orphans or lost:
-            log.warning("recovery: removed %d orphaned extents, %d rows without their bytes", orphans, len(lost))
+        self.found_unwritten = await inventory.take(self.database, self._catalog, self._space, keep)
 
     def finish_recovery(self) -> None:
         """Frees hidden arrays that no job needs any more; from here on arrays expire."""
@@ -106,13 +86,15 @@ class ArrayStore:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.hash_pool.shutdown(wait=False, cancel_futures=True)
-        self._files.trim()
-        if self._memory is not None:
-            self._memory.trim()
+        self._space.trim()
 
     def on_array_gone(self, callback: Callable[[str], None]) -> None:
         """`callback(id)` runs when nobody can see or uses an array any more."""
         self._gone.append(callback)
+
+    def on_uploaded(self, callback: Callable[[ArrayInfo, Extent | None], None]) -> None:
+        """`callback(info, extent)` runs when an array was uploaded."""
+        self._uploaded.append(callback)
 
     def on_extent_destroyed(self, callback: Callable[[str], None]) -> None:
         """`callback(name)` runs whenever an extent is given back to the system."""
@@ -170,7 +152,7 @@ class ArrayStore:
         if not granted:
             self.check_size(nbytes, scratch=scratch, owner=owner)
         if memory is None:
-            extent = self._take(nbytes, scratch=scratch) if nbytes else None
+            extent = self._space.take(nbytes, scratch=scratch) if nbytes else None
         else:
             assert self._memory is not None  # systems without have no client's memory either
             extent = self._memory.lend(memory, nbytes)
@@ -187,28 +169,28 @@ class ArrayStore:
         """The upload that an earlier process had reserved. None: its bytes are missing, or an array's."""
         extent = None
         if spec.nbytes:
-            taken = (record.extent.name for record in self._catalog if record.extent is not None)
+            taken = {record.extent.name for record in self._catalog if record.extent is not None}
             if extent_name is None or extent_name in taken:
                 return None
-            try:
-                capacity = (self.settings.data_dir / "extents" / extent_name).stat().st_size
-            except FileNotFoundError:
+            extent = self._space.adopt(extent_name, spec.nbytes, spec.owner)
+            if extent is None:
                 return None
-            if capacity < spec.nbytes:
-                return None
-            extent = self._files.adopt(extent_name, capacity)
-            self.used_bytes += spec.nbytes
-            self.quotas.charge_bytes(spec.owner, spec.nbytes, scratch=False)
         return Upload(self, spec, extent, byteswap=byteswap, digest_prefix=None)
+
+    def room(self, nbytes: int, *, largest: int, owner: str) -> Room:
+        """Memory for `nbytes` > 0 of one request, arrays of at most `largest` among them; costs little to take and to
+        give back. Raises TooLarge, StoreFull, QuotaExceeded.
+        """
+        if largest > self.settings.max_array_bytes:
+            self.check_size(largest, scratch=True, owner=owner)
+        self.quotas.check_bytes(owner, nbytes, scratch=True)
+        extent = self._space.take(nbytes, scratch=True)
+        self.quotas.charge_bytes(owner, nbytes, scratch=True)
+        return Room(self._space, extent, nbytes, owner)
 
     def check_size(self, nbytes: int, *, scratch: bool = False, owner: str = "") -> None:
         """Raises TooLarge, StoreFull or QuotaExceeded if `nbytes` more could not be reserved now."""
-        if nbytes > self.settings.max_array_bytes:
-            raise TooLarge(f"an array of {nbytes} bytes; this server takes at most {self.settings.max_array_bytes}")
-        limit = self.settings.max_store_bytes
-        if not scratch and limit is not None and self.used_bytes + nbytes > limit:
-            raise StoreFull(f"{nbytes} bytes do not fit: {self.used_bytes} of {limit} are taken")
-        self.quotas.check_bytes(owner, nbytes, scratch=scratch)
+        self._space.check(nbytes, scratch=scratch, owner=owner)
 
     async def info(self, array_id: str, *, owner: str = "") -> ArrayInfo:
         """Metadata. Raises NotFound (also when deleted, or not of `owner`; "" sees everybody's), Gone (expired)."""
@@ -238,14 +220,17 @@ class ArrayStore:
         await asyncio.shield(write)
 
     def pin(self, array: str | ArrayInfo, *, hidden: bool = False, owner: str = "") -> Pinned:
-        """Holds an array's bytes. Raises NotFound, Gone. `hidden`: also one that was deleted (a recovered job's)."""
+        """Holds an array's bytes, wherever they are (`Pinned.unwritten`). Raises NotFound, Gone, ArrayLost.
+
+        `hidden`: also one that was deleted (a recovered job's).
+        """
         array_id = array if isinstance(array, str) else array.id
-        if hidden:
-            record = self._catalog.get(array_id)
-            if record is None:
-                raise NotFound(f"no array {array_id}")
-            return Pinned(self, record)
-        return Pinned(self, self._catalog.live(array_id, owner))
+        record = self._catalog.get(array_id) if hidden else self._catalog.live(array_id, owner)
+        if record is None:
+            raise NotFound(f"no array {array_id}")
+        if record.unwritten is not None and record.unwritten.error is not None:
+            raise record.unwritten.error
+        return Pinned(self, record)
 
     def pin_upload(self, upload: Upload) -> Pinned:
         """Takes a committed scratch upload over: its bytes go when this pin (and others) are released."""
@@ -266,14 +251,19 @@ class ArrayStore:
         return len(self._catalog)
 
     @property
+    def used_bytes(self) -> int:
+        """Bytes of stored arrays, of reservations for them, and of scratch arrays that went to files."""
+        return self._space.used_bytes
+
+    @property
     def scratch_bytes(self) -> int:
         """Memory in use for scratch arrays."""
-        return self._memory.live_bytes if self._memory is not None else 0
+        return self._space.scratch_bytes
 
     @property
     def recycled_bytes(self) -> int:
         """Freed extents kept for reuse."""
-        return self._files.free_bytes + (self._memory.free_bytes if self._memory is not None else 0)
+        return self._space.recycled_bytes
 
     # -- for uploads, jobs and pins ---------------------------------------------------------------------------------
 
@@ -296,11 +286,13 @@ class ArrayStore:
         except asyncio.CancelledError:
             # The row may be committed all the same. Nobody learned the id, so it goes again, and the extent after it.
             upload.seal()
-            remove = self.database.write_soon(partial(_remove, info.id))
-            remove.add_done_callback(_report)
+            remove = self.database.write_soon(partial(inventory.remove, info.id))
+            remove.add_done_callback(report)
             remove.add_done_callback(lambda done: self.release(upload, reusable=_succeeded(done) and not upload.named))
             raise
         self.index(info, upload.extent)
+        for callback in self._uploaded:
+            callback(info, upload.extent)
         if running is not None:
             self._spawn(self._record_hash(info.id, running))
         return info
@@ -309,6 +301,18 @@ class ArrayStore:
         """Has the bytes on the disk before the row that names them, where settings ask for that."""
         if self.settings.durability == "power" and upload.extent is not None:
             await asyncio.to_thread(upload.extent.flush)
+
+    async def secure_all(self, records: Iterable[Record]) -> None:
+        """`secure`, for arrays whose bytes came after their row."""
+        if self.settings.durability == "power":
+            for record in records:
+                if record.extent is not None:
+                    await asyncio.to_thread(record.extent.flush)
+
+    def set_written(self, records: Iterable[Record], written: int) -> asyncio.Future[Any]:
+        """Puts on record that arrays' bytes are in the store (1), or lost for good (-1)."""
+        rows = [{"id": record.info.id, "written": written} for record in records]
+        return self.database.write_soon(lambda db: db.executemany(_SQL["set_written"], rows))
 
     def describe(self, upload: Upload) -> ArrayInfo:
         """The info of an upload that becomes an array now."""
@@ -331,18 +335,23 @@ class ArrayStore:
         """For `catalog.to_row`'s row, inside a transaction of the caller's."""
         db.execute(_SQL["insert"], row)
 
-    def index(self, info: ArrayInfo, extent: Extent | None) -> None:
+    def index(self, info: ArrayInfo, extent: Extent | None) -> Record:
         """Shows an array whose row is committed."""
-        self._catalog.add(Record(info, extent))
+        record = Record(info, extent)
+        self._catalog.add(record)
         if info.expires_at is not None:
             self.expiry.wake()
+        return record
 
     def release(self, upload: Upload, *, reusable: bool = True) -> None:
         """Gives the space of an upload back that was never published (or was scratch)."""
-        self._free(upload.extent, upload.spec, reusable=reusable)
+        self._space.free(upload.extent, upload.spec, reusable=reusable)
 
     def settle(self, record: Record) -> None:
-        """Frees a hidden array once nobody holds it."""
+        """Frees a hidden array once nobody holds it, nor will write to it."""
+        if record.hidden and record.unwritten is not None:
+            record.unwritten.let_go()  # and comes back when nobody writes
+            return
         if not record.hidden or record.pins or record.freed:
             return
         info = record.info
@@ -350,12 +359,12 @@ class ArrayStore:
             return  # the next start frees it
         record.freed = True
         if isinstance(info, ScratchArray):
-            self._free(record.extent, info)
+            self._space.free(record.extent, info)
             return
         statement = _SQL["remove" if record.state == "deleted" else "forget_extent"]
-        self.database.write_soon(lambda db: db.execute(statement, {"id": info.id})).add_done_callback(_report)
+        self.database.write_soon(lambda db: db.execute(statement, {"id": info.id})).add_done_callback(report)
         self._catalog.remove(record)
-        self._free(record.extent, info)
+        self._space.free(record.extent, info, reusable=not record.tainted)
         for callback in self._gone:
             callback(info.id)
 
@@ -366,56 +375,11 @@ class ArrayStore:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _take(self, nbytes: int, *, scratch: bool) -> Extent:
-        if scratch and self._memory is not None:
-            try:
-                return self._memory.take(nbytes)
-            except (StoreFull, OSError) as error:  # OSError: out of file descriptors or of memory for the mapping
-                log.info("scratch goes to a file: %s", error)
-        extent = self._files.take(nbytes)
-        self.used_bytes += nbytes
-        return extent
-
-    def _free(
-        self, extent: Extent | None, array: ArrayInfo | ScratchArray | ArraySpec, *, reusable: bool = True
-    ) -> None:
-        if extent is None:
-            return
-        self.quotas.charge_bytes(array.owner, -array.nbytes, scratch=not isinstance(array, ArrayInfo) and array.scratch)
-        if extent.fd is not None:
-            assert self._memory is not None  # it came from there
-            self._memory.give(extent, reusable=reusable)
-            return
-        self.used_bytes -= array.nbytes
-        self._files.give(extent, reusable=reusable)
-
-    def _on_destroy(self, name: str) -> None:
-        for callback in self._destroyed:
-            callback(name)
-
-    def _recover(self, row: sqlite3.Row) -> bool:
-        """Takes one row in. False: its bytes are missing or cut short."""
-        if row["state"] != "live" and row["extent"] is None and row["nbytes"]:
-            return bool(row["state"] == "expired")
-        extent = None
-        if row["extent"] is not None:
-            try:
-                capacity = (self.settings.data_dir / "extents" / row["extent"]).stat().st_size
-            except FileNotFoundError:
-                return False
-            if capacity < row["nbytes"]:
-                return False
-            extent = self._files.adopt(row["extent"], capacity)
-            self.used_bytes += row["nbytes"]
-            self.quotas.charge_bytes(row["owner"], row["nbytes"], scratch=False)
-        self._catalog.add(Record(from_row(row), extent, state=row["state"], hidden=row["state"] != "live"))
-        return True
-
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_report)
+        task.add_done_callback(report)
 
     async def _record_hash(self, array_id: str, running: RunningHash) -> None:
         await running.finish()
@@ -428,14 +392,5 @@ class ArrayStore:
         await self.database.write(lambda db: db.execute(_SQL["set_sha256"], {"id": array_id, "sha256": digest}))
 
 
-def _remove(array_id: str, db: sqlite3.Connection) -> None:
-    db.execute(_SQL["remove"], {"id": array_id})
-
-
 def _succeeded(done: asyncio.Future[Any]) -> bool:
     return not done.cancelled() and done.exception() is None
-
-
-def _report(done: asyncio.Future[Any]) -> None:
-    if not done.cancelled() and done.exception() is not None:
-        log.error("background write failed", exc_info=done.exception())

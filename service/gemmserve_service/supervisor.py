@@ -29,12 +29,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gemmserve.wire import DESCRIPTORS_SUFFIX
 from gemmserve_service.datadir import lock
-from gemmserve_service.errors import StartError
-from gemmserve_service.extents import memory_extents_supported
 from gemmserve_service.handoff import FrontHandoff, WorkerHandoff
 from gemmserve_service.keyring import KeyringError, read_keyring
+from gemmserve_service.starting import StartError
 from gemmserve_service.unix_sockets import PATH_MAX, listen_unix
 
 if TYPE_CHECKING:
@@ -278,7 +276,7 @@ def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, 
 def _check_keys(settings: Settings) -> None:
     """Raises StartError for a key file that the front could not read."""
     try:
-        read_keyring(settings.data_dir)
+        read_keyring(settings.data_dir, settings.keys_file)
     except KeyringError as error:
         raise StartError(str(error)) from error
 
@@ -327,6 +325,10 @@ def _listen_here(settings: Settings, stack: ExitStack) -> tuple[socket.socket | 
     """The Unix socket and the one for descriptors, where settings and system have them."""
     if settings.uds is None:
         return None, None
+    # Here, and not above: they bring NumPy, which the supervisor has no other use for.
+    from gemmserve.wire import DESCRIPTORS_SUFFIX
+    from gemmserve_service.extents import memory_extents_supported
+
     mode = int(settings.uds_mode, 8)
     unix = listen_unix(settings.uds, mode, stack)
     if not memory_extents_supported():
@@ -340,8 +342,18 @@ def _runtime_folder(settings: Settings, stack: ExitStack) -> Path:
 
     Its name follows from the data directory, whose lock is held: what a killed server left is found and used again.
     """
-    base = Path(tempfile.gettempdir()) if settings.runtime_dir is None else settings.runtime_dir
-    tag = hashlib.sha256(os.fsencode(settings.data_dir.resolve())).hexdigest()[:12]
+    try:
+        base = Path(tempfile.gettempdir()) if settings.runtime_dir is None else settings.runtime_dir
+        return _private_folder(base, settings.data_dir, stack)
+    except OSError as error:
+        raise StartError(
+            f"no folder for the control socket: {error.strerror or error}; set GEMMSERVE_RUNTIME_DIR, or give a "
+            "container whose root file system is read-only --tmpfs /tmp"
+        ) from error
+
+
+def _private_folder(base: Path, data_dir: Path, stack: ExitStack) -> Path:
+    tag = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:12]
     folder = base / f"gemmserve-{os.getuid()}-{tag}"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.lstat()

@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gemmserve_kernels import KernelError
-from gemmserve_service.executor.protocol import ArrayRef, Run, RunBatch
+from gemmserve_service.executor.protocol import ArrayRef, Run, RunBatch, RunBundle
 from gemmserve_service.operations import plan
 from gemmserve_service.program import Program
-from gemmserve_service.schemas import ArrayInfo
+from gemmserve_service.schemas import ArrayInfo, ProgramParams
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from gemmserve_service.extents import Extent
     from gemmserve_service.operations import Problem
     from gemmserve_service.pins import Pinned
-    from gemmserve_service.schemas import GemmParams, GemmReduceParams, ProgramParams
+    from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_service.unwritten import Unwritten
     from gemmserve_service.uploads import Upload
 
 
@@ -58,6 +59,11 @@ class Task:
     timeout_s: float | None = None
     """Seconds after `submitted` at which it expires, wherever it is then."""
     verify: bool = False
+    defers: bool = True
+    """Whether a durable one may end before its results are written, if they come out the same each time."""
+    algorithm: str | None = None
+    """By which it is to be computed; None: by the one that its device takes. No other than that of a device that there
+    is, if none of them has it."""
     durable: bool = True
     """Whether it starts again with the server; others are refused when it drains."""
     attempt: int = 0
@@ -80,6 +86,10 @@ class Task:
     over: bool = False
     """The listener has been told; a worker may still be at it."""
     worker: Worker | None = None
+    passed_over: float | None = None
+    """Since when it has waited for a device that has its operands, while another one was idle (time.monotonic)."""
+    unwritten: Unwritten | None = None
+    """Its results, once it has ended and they are not in the store yet."""
     order: tuple[int, int] = (0, 0)
     timer: asyncio.TimerHandle | None = None
     plans: dict[str, Plan | KernelError] = field(default_factory=dict)
@@ -101,7 +111,7 @@ class Task:
         """How that device would run it, or why it cannot."""
         return plan_of(self.problem, spec)
 
-    def message(self, chosen: Plan, *, verify: bool) -> Run | RunBatch:
+    def message(self, chosen: Plan, *, verify: bool) -> Run | RunBundle | RunBatch:
         """What a worker is sent, whose plan is `chosen`."""
         return Run(
             task=self.id,
@@ -114,9 +124,21 @@ class Task:
                 )
                 for name, pinned in self.operands.items()
             },
-            results={name: array_ref(upload.spec, upload.extent) for name, upload in self.results.items()},
+            results={
+                name: array_ref(upload.spec, upload.extent, None if upload.spec.scratch else upload.spec.id)
+                for name, upload in self.results.items()
+            },
             verify=verify,
+            defer=self._may_end_unwritten(verify=verify),
         )
+
+    def _may_end_unwritten(self, *, verify: bool) -> bool:
+        """Not if it is checked, which is done on the host, nor if it could come out otherwise the next time."""
+        keeps = self.worker is not None and self.worker.defers
+        if not keeps or not self.defers or not self.durable or verify:
+            return False
+        steps = self.params.steps if isinstance(self.params, ProgramParams) else (self.params,)
+        return all(getattr(step, "reproducible", True) for step in steps)
 
     def close(self, *, reusable: bool = True) -> None:
         """Gives operands and results back. Not `reusable`: a lost process may still write to the results."""

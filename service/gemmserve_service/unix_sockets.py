@@ -9,7 +9,7 @@ import stat
 import struct
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_service.errors import StartError
+from gemmserve_service.starting import StartError
 
 if TYPE_CHECKING:
     from contextlib import ExitStack

@@ -1,4 +1,5 @@
-"""Workers that hang: silent ones, and those whose task does not get on. They are killed; the task is tried again.
+"""Workers that hang: silent ones, those whose task does not get on, those that do not write what somebody waits for.
+They are killed; the task is tried again.
 
 A task's lease is `hang_s` and `hang_factor` times its estimated time; each panel that its worker reports renews it.
 """
@@ -26,6 +27,7 @@ class Watchdog:
     def __init__(self, executor: Executor, *, silence_s: float, hang_s: float) -> None:
         self.executor = executor
         self.silence_s = silence_s
+        self.hang_s = hang_s
         self.killed = 0
         """Workers that were killed."""
         self._every_s = min(silence_s / _LOOKS, hang_s / _LOOKS, _LONGEST_S)
@@ -65,6 +67,10 @@ class Watchdog:
             still_s = now - max(worker.moved, self._excused)
             if still_s > task.limit_s:
                 return f"task {task.id} has not got on for {still_s:.1f} s"
+        if worker.asked is not None:
+            waited_s = now - max(worker.asked, self._excused)
+            if waited_s > self.hang_s:
+                return f"a result that somebody waits for was not written in {waited_s:.1f} s"
         return None
 
     async def _watch(self) -> None:

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-BACKENDS = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+BACKENDS = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
 CHANNELS = ["job", "one-shot"]
 
 
@@ -18,7 +18,12 @@ def server(request):
     """The service on one device."""
     from live_server import LiveServer
 
-    with LiveServer("--device", request.param) as server:
+    device = request.param
+    if device == "gpu":
+        import cupy
+
+        device = "rocm:0" if cupy.cuda.runtime.is_hip else "cuda:0"
+    with LiveServer("--device", device) as server:
         yield server
 
 

@@ -159,3 +159,20 @@ def test_verify_recomputes_some_outputs(http, put, random_array, axis):
     info = http.post("/v1/jobs", json=job, headers={"Prefer": "wait=60"}).json()
     assert info["state"] == "succeeded"
     assert 0 <= info["residual"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("reduce", "power", "'power' is no reduction; there are sum, max"),
+        ("reduce", ["sum", "power"], "'power' is no reduction"),
+        ("reduce", [], "at least one reduction is wanted"),
+        ("reduce", 3, "'3' is no reduction"),
+        ("axis", "k", "'k' is no axis; there are m, n, batch"),
+    ],
+)
+def test_names_that_are_none(http, put, problem, random_array, field, value, said):
+    job = {"op": "gemm_reduce", "a": put(random_array((3, 3))), "b": put(random_array((3, 3))), field: value}
+    found = problem(http.post("/v1/jobs", json=job), 422, "parameter-invalid")
+    assert found["detail"].count(said) == 1
+    assert "valid list" not in found["detail"]

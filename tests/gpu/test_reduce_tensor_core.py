@@ -14,7 +14,7 @@ from gemmserve_kernels.planes import gemm_reduce as planes
 from gemmserve_kernels.sums import gemm_reduce as sums
 
 pytestmark = pytest.mark.gpu
-ALGORITHMS = {"wgmma": "3xfp16", "mma": "3xfp16", "tf32": "3xtf32"}
+ALGORITHMS = {"wgmma": "3xfp16", "mma": "3xfp16", "mfma": "3xfp16", "tf32": "3xtf32"}
 
 
 @pytest.fixture
@@ -25,7 +25,8 @@ def machine():
 def route(machine, name):
     """(function, options) of a way to reduce."""
     spec = machine.launcher.spec
-    if "3xfp16" not in spec.compute_modes or (name == "wgmma" and spec.arch != "sm_90a"):
+    foreign = (name == "mfma") != (spec.kind == "rocm") or (name == "wgmma" and spec.arch != "sm_90a")
+    if foreign or ALGORITHMS[name] not in spec.compute_modes:
         pytest.skip(f"{spec.name} has no {name}")
     if name == "tf32":
         return mma.run_gemm_reduce, {"compute": "3xtf32"}

@@ -19,7 +19,7 @@ from gemmserve_kernels.simt import gemm as simt
 
 pytestmark = pytest.mark.gpu
 
-ALGORITHMS = ["wgmma", "mma"]
+ALGORITHMS = ["wgmma", "mma", "mfma"]
 
 
 def on_device(array):
@@ -71,6 +71,8 @@ def run(launcher, a, b, *, algorithm=None, compute="3xfp16", put=on_device, conf
         pytest.skip(reason)
     if algorithm == "wgmma" and launcher.spec.arch != "sm_90a":
         pytest.skip("not a Hopper GPU")
+    if algorithm is not None and (algorithm == "mfma") != (launcher.spec.kind == "rocm"):
+        pytest.skip(f"{launcher.spec.name} has no {algorithm}")
     out = cupy.empty(problem.result_shape, problem.result_dtype)
     out.view(cupy.uint8)[...] = 0xFF
     device_c = None if c is None else on_device(c)

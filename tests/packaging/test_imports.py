@@ -48,6 +48,12 @@ def test_the_front_never_loads_a_device_library() -> None:
     assert not loaded & {"cupy", "cuda"}
 
 
+def test_the_supervisor_loads_little() -> None:
+    """It starts the others: what it loads, they wait for."""
+    loaded = modules_after("import gemmserve.cli, gemmserve_service.cli, gemmserve_service.supervisor")
+    assert not loaded & {"numpy", "gemmserve_kernels", "fastapi", "starlette", "uvicorn", "structlog"}
+
+
 def test_the_client_installs_and_runs_with_numpy_and_httpx_alone(wheel, tmp_path) -> None:
     """The wheel unpacked beside nothing but numpy, httpx and what httpx needs: imports work, the server's commands
     name what to install."""

@@ -60,6 +60,13 @@ class MemoryQueue:
         )
         self._update(info, **{name: getattr(info, name) for name in ends})
 
+    async def lineages(self, job_ids):
+        infos = [self.jobs[job_id] for job_id in sorted(set(job_ids) & self.jobs.keys())]
+        return [(info, request_of(info.request)) for info in infos if info.state == JobState.SUCCEEDED]
+
+    async def set_error(self, job_id, error):
+        self.jobs[job_id] = self.jobs[job_id].model_copy(update={"error": error})
+
     async def get(self, job_id):
         return self.jobs.get(job_id)
 

@@ -64,3 +64,28 @@ for order in "CF":
 attempt(GemmReduceParams(reduce=["sumsq", "argmax"], return_c=True), WHOLE // 2,
         {"sumsq": np.zeros(M), "argmax": np.zeros(M, "i8"), "c": np.zeros((M, M))}, a=a, b=b)  # fmt: skip
 attempt(GemmParams(), 1000, {"d": np.zeros((M, M))}, a=a, b=b)
+
+# An operand that is a result which the device alone has, with room for the whole, and without.
+import cupy  # noqa: E402
+
+from gemmserve_service.worker.backlog import Result  # noqa: E402
+
+told = []
+backend.backlog.begin(told.append)
+for number, room in enumerate((WHOLE, WHOLE // 3)):
+    value, place = cupy.empty(a.shape, a.dtype), np.zeros(a.shape)
+    value.set(a)
+    assert backend.backlog.reserve(f"task-{number}", [Result(f"late-{number}", value, place)])
+    backend.backlog._delay_s = 3600.0
+    backend.backlog.start(f"task-{number}")
+    ROOM = room
+    SEEN.clear()
+    d = np.zeros((M, M))
+    backend.run(GemmParams(), {"a": HostArray(place, f"late-{number}"), "b": HostArray(b, "id-b")}, {"d": d})
+    print(json.dumps({
+        "right": bool(np.array_equal(d, a @ b)),
+        "tries": len(SEEN),
+        "written": bool(np.array_equal(place, a)),
+        "told": [outcome.task for outcome in told],
+    }))  # fmt: skip
+    backend.backlog.flush()

@@ -58,17 +58,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(chosen: str | None, *, with_plugins: bool) -> tuple[argparse.ArgumentParser, dict[str, Command]]:
-    """The parser for this invocation: of plugins only the chosen one is loaded, all of them for the overall help."""
+    """The parser for this invocation: with a plugin chosen, it alone is loaded; everything for the overall help."""
     parser = EnvironmentParser(
         prog="gemmserve", description="Matrix products on a GPU somewhere else.", allow_abbrev=False
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     choices = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands: dict[str, Command] = {}
+    plugins = plugin_names() if with_plugins else []
     for name in [chosen] if chosen in _OWN else _OWN:
+        if chosen in plugins:
+            choices.add_parser(name)  # a server that starts has no use for NumPy, which the client's commands load
+            continue
         module, _, attribute = _OWN[name].partition(":")
         commands[name] = getattr(import_module(f"gemmserve.cli.{module}"), attribute)
-    for name in plugin_names() if with_plugins else []:
+    for name in plugins:
         try:
             if chosen in {None, name}:
                 commands[name] = load_plugin(name)

@@ -13,7 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gemmserve_kernels.device import DeviceSpec
-    from gemmserve_service.executor.protocol import Done, Failed, Group, Hello, Run, RunBatch
+    from gemmserve_service.executor.protocol import (
+        Done,
+        Failed,
+        Group,
+        Hello,
+        Kept,
+        Prefetch,
+        Work,
+        WriteBack,
+        Written,
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -45,6 +55,14 @@ class Worker:
     """The task that it said it is at."""
     answered: float = 0.0
     """When it last answered one (time.monotonic)."""
+    defers: bool = False
+    """Whether it keeps copies of arrays, and results that are to be written later."""
+    asked: float | None = None
+    """Since when it has written none of the results that somebody waits for (time.monotonic); None: nobody does."""
+    resident: set[str] = field(default_factory=set)
+    """Ids of arrays that its device has copies of."""
+    kept: Kept | None = None
+    """What it said last about them."""
 
     def greeted(self, hello: Hello) -> None:
         """Takes over what the process said about itself."""
@@ -55,6 +73,10 @@ class Worker:
         self.memory_used = hello.memory_used
         self.interleaves = hello.interleaves
         self.ahead = hello.ahead
+        self.defers = hello.defers
+        self.asked = None
+        self.resident.clear()
+        self.kept = None
         self.restarts += 1
         self.heard = time.monotonic()
 
@@ -64,6 +86,13 @@ class Worker:
             if progress != self.progress or self.at not in {None, task}:
                 self.moved = time.monotonic()
             self.progress, self.at = progress, task
+
+    def keeps(self, kept: Kept) -> None:
+        """Takes over what it said about its device's copies."""
+        self.resident.update(kept.came)
+        self.resident.difference_update(kept.went)
+        self.kept = kept.model_copy(update={"came": [], "went": []})
+        self.memory_used = kept.memory_used
 
     def began(self) -> None:
         """It was sent something to do."""
@@ -86,6 +115,9 @@ class ExecutorOwner(Protocol):
     def task_ended(self, worker: Worker, answer: Done | Failed) -> None:
         """One task is over."""
 
+    def results_written(self, worker: Worker, message: Written) -> None:
+        """Results that were to be written later are, or never will be."""
+
 
 class Executor(Protocol):
     """Runs tasks on workers. A worker runs what it is sent in order, and answers in that order."""
@@ -99,7 +131,7 @@ class Executor(Protocol):
     def workers(self) -> Sequence[Worker]:
         """All that are known, ready or not."""
 
-    def send(self, worker: Worker, task: Run | RunBatch | Group) -> None:
+    def send(self, worker: Worker, task: Work | Group) -> None:
         """Hands a task over, or several; the answers come through the owner, one for each."""
 
     def cancel(self, worker: Worker, task: str) -> None:
@@ -107,6 +139,9 @@ class Executor(Protocol):
 
     def kill(self, worker: Worker, reason: str) -> None:
         """Ends the worker's process, which hangs; `owner.worker_lost` follows at once, a new process later."""
+
+    def tell(self, worker: Worker, message: WriteBack | Prefetch) -> None:
+        """Something that it need not answer; only for workers that keep copies."""
 
     def forget(self, extent: str) -> None:
         """The extent is gone: workers drop their mapping of it."""

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from gemmserve_service.executor.base import Worker
-from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Group, Hello, Run, RunBatch
+from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Group, Hello, Work
 from gemmserve_service.worker.device import CpuBackend
 from gemmserve_service.worker.runner import Runner
 from gemmserve_service.worker.selftest import verified_error
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gemmserve_service.executor.base import ExecutorOwner
-    from gemmserve_service.executor.protocol import Done, Failed
+    from gemmserve_service.executor.protocol import Done, Failed, Prefetch, WriteBack
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class InlineExecutor:
         """The one."""
         return [self._worker]
 
-    def send(self, worker: Worker, task: Run | RunBatch | Group) -> None:
+    def send(self, worker: Worker, task: Work | Group) -> None:
         """Queues the task, or several, for the thread, through the same JSON as over a socket."""
         del worker
         self._thread.submit(self._run, self._runner, task.model_dump_json())
@@ -61,6 +61,9 @@ class InlineExecutor:
         """Sets the flag that is looked at between panels."""
         del worker
         self._runner.cancel(task)
+
+    def tell(self, worker: Worker, message: WriteBack | Prefetch) -> None:
+        """The processor keeps nothing."""
 
     def kill(self, worker: Worker, reason: str) -> None:
         """A thread cannot be ended: it is left alone, and another takes its place."""
@@ -98,7 +101,7 @@ class InlineExecutor:
 
     def _run(self, runner: Runner, text: str) -> None:
         message = TO_WORKER.validate_json(text)
-        assert isinstance(message, Run | RunBatch | Group)
+        assert isinstance(message, Work | Group)
         if self._loop is None:
             return
         loop = self._loop

@@ -24,10 +24,13 @@ from gemmserve_service.executor.protocol import (
     Forget,
     Group,
     Hello,
+    Kept,
+    Prefetch,
     ProtocolError,
-    Run,
-    RunBatch,
     Stop,
+    Work,
+    WriteBack,
+    Written,
     encode,
 )
 
@@ -48,6 +51,7 @@ class LocalExecutor:
     def __init__(self, listener: socket.socket, names: Sequence[str]) -> None:
         self._listener = listener
         self._workers = {name: Worker(name) for name in names}
+        self._in_order = tuple(self._workers.values())
         self._links: dict[str, _Link] = {}
         self._server: asyncio.Server | None = None
         self._accepted: set[_Link] = set()
@@ -72,9 +76,9 @@ class LocalExecutor:
 
     def workers(self) -> Sequence[Worker]:
         """One per device, ready or not."""
-        return list(self._workers.values())
+        return self._in_order
 
-    def send(self, worker: Worker, task: Run | RunBatch | Group) -> None:
+    def send(self, worker: Worker, task: Work | Group) -> None:
         """Writes the task to the worker's socket; a worker that is just being lost will not answer."""
         link = self._links.get(worker.id)
         if link is not None:
@@ -85,6 +89,12 @@ class LocalExecutor:
         link = self._links.get(worker.id)
         if link is not None:
             link.write(encode(Cancel(task=task)))
+
+    def tell(self, worker: Worker, message: WriteBack | Prefetch) -> None:
+        """Writes it to the worker's socket."""
+        link = self._links.get(worker.id)
+        if link is not None:
+            link.write(encode(message))
 
     def kill(self, worker: Worker, reason: str) -> None:
         """SIGKILL. The connection is given up at once: a process that the driver holds may take its time to end."""
@@ -178,6 +188,11 @@ class _Link(asyncio.Protocol):
                     self.close()
                 elif isinstance(message, Beat):
                     self.worker.beat(message.task, message.progress)
+                elif isinstance(message, Kept):
+                    self.worker.keeps(message)
+                elif isinstance(message, Written):
+                    if self._executor.owner is not None:
+                        self._executor.owner.results_written(self.worker, message)
                 elif self._executor.owner is not None:
                     self._executor.owner.task_ended(self.worker, message)
         except (ProtocolError, ValidationError):

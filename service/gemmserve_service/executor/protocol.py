@@ -54,6 +54,54 @@ class Run(_Message):
     operands: dict[str, ArrayRef]
     results: dict[str, ArrayRef]
     verify: bool = False
+    defer: bool = Field(default=False, description="the task may end before its results are written")
+
+
+class Placed(_Message):
+    """An array in an extent that is named elsewhere."""
+
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    offset: int
+
+
+class BundleForm(_Message):
+    """What products whose arrays lie side by side in one extent have in common but for the extent and the data."""
+
+    params: Annotated[GemmParams | GemmReduceParams, Field(discriminator="op")]
+    operands: dict[str, Placed]
+    results: dict[str, Placed]
+
+
+class RunBundle(_Message):
+    """Front to worker: `Run` of a product in one extent. The same form comes again and again, and is read once."""
+
+    kind: Literal["run_bundle"] = "run_bundle"
+    task: str
+    form: str = Field(description="a BundleForm as JSON")
+    algorithm: str
+    extent: str
+    path: str
+    capacity: int
+    verify: bool = False
+
+    def spread(self, form: BundleForm) -> Run:
+        """The same task as any other; `form` is this one's."""
+
+        def refs(arrays: dict[str, Placed]) -> dict[str, ArrayRef]:
+            place = {"extent": self.extent, "path": self.path, "capacity": self.capacity}
+            return {name: ArrayRef(**place, **placed.model_dump()) for name, placed in arrays.items()}
+
+        return Run(
+            task=self.task,
+            params=form.params,
+            algorithm=self.algorithm,
+            operands=refs(form.operands),
+            results=refs(form.results),
+            verify=self.verify,
+        )
 
 
 class ExtentTable(_Message):
@@ -97,7 +145,7 @@ class Group(_Message):
     """Front to worker: short tasks, to be run in this order. Each is answered for itself."""
 
     kind: Literal["group"] = "group"
-    tasks: list[Annotated[Run | RunBatch, Field(discriminator="kind")]]
+    tasks: list[Annotated[Run | RunBundle | RunBatch, Field(discriminator="kind")]]
 
 
 class Forget(_Message):
@@ -113,6 +161,22 @@ class Cancel(_Message):
 
     kind: Literal["cancel"] = "cancel"
     task: str
+
+
+class WriteBack(_Message):
+    """Front to worker, of tasks whose results are on the device alone."""
+
+    kind: Literal["write_back"] = "write_back"
+    now: list[str] = Field(default_factory=list, description="somebody waits for them")
+    late: list[str] = Field(default_factory=list, description="nobody can see them: the others go first")
+    never: list[str] = Field(default_factory=list, description="nobody needs them")
+
+
+class Prefetch(_Message):
+    """Front to worker: jobs may come for this array; a device that has nothing to do and room for it takes a copy."""
+
+    kind: Literal["prefetch"] = "prefetch"
+    array: ArrayRef
 
 
 class Stop(_Message):
@@ -132,6 +196,7 @@ class Hello(_Message):
     memory_used: int = 0
     interleaves: bool = Field(default=False, description="runs what comes meanwhile between the panels of a long task")
     ahead: int = Field(0, description="tasks, or groups, that it takes on before it has answered the first")
+    defers: bool = Field(default=False, description="keeps copies of arrays, and results that are to be written later")
 
 
 class Beat(_Message):
@@ -142,8 +207,31 @@ class Beat(_Message):
     progress: int = Field(0, description="parts of the task that are done; grows")
 
 
+class Kept(_Message):
+    """Worker to front, before other messages: of which arrays its device has copies, and how it fares with them."""
+
+    kind: Literal["kept"] = "kept"
+    came: list[str] = Field(default_factory=list, description="ids of arrays that it has a copy of now")
+    went: list[str] = Field(default_factory=list)
+    used: int = Field(0, description="bytes of copies and prepared forms")
+    budget: int = Field(0, description="bytes that they may take")
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    unwritten: int = Field(0, description="bytes of results that are not in the store yet")
+    memory_used: int = 0
+
+
+class Written(_Message):
+    """Worker to front: the results of these tasks are in the store, or nothing will write to their place any more."""
+
+    kind: Literal["written"] = "written"
+    tasks: list[str] = Field(default_factory=list)
+    lost: list[str] = Field(default_factory=list, description="whose results could not be written, and are gone")
+
+
 class Done(_Message):
-    """Worker to front: every byte of the results is written."""
+    """Worker to front: every byte of the results is written, or will be."""
 
     kind: Literal["done"] = "done"
     task: str
@@ -153,6 +241,7 @@ class Done(_Message):
     mismatch: float | None = Field(None, description="residual of a first result that was thrown away")
     steps: list[StepInfo] | None = Field(None, description="of a program")
     memory_used: int = 0
+    written: bool = Field(default=True, description="false: the results are on the device; `Written` follows")
 
 
 class Failed(_Message):
@@ -167,10 +256,13 @@ class Failed(_Message):
     extra: dict[str, Any] = Field(default_factory=dict)
 
 
-ToWorker = Annotated[Run | RunBatch | Group | Cancel | Forget | Stop, Field(discriminator="kind")]
-ToFront = Annotated[Hello | Beat | Done | Failed, Field(discriminator="kind")]
-TO_WORKER: Final[TypeAdapter[Run | RunBatch | Group | Cancel | Forget | Stop]] = TypeAdapter(ToWorker)
-TO_FRONT: Final[TypeAdapter[Hello | Beat | Done | Failed]] = TypeAdapter(ToFront)
+Work = Run | RunBundle | RunBatch
+"""What a worker is sent to compute; each is answered for itself."""
+
+ToWorker = Annotated[Work | Group | Cancel | Forget | WriteBack | Prefetch | Stop, Field(discriminator="kind")]
+ToFront = Annotated[Hello | Beat | Done | Failed | Written | Kept, Field(discriminator="kind")]
+TO_WORKER: Final[TypeAdapter[Work | Group | Cancel | Forget | WriteBack | Prefetch | Stop]] = TypeAdapter(ToWorker)
+TO_FRONT: Final[TypeAdapter[Hello | Beat | Done | Failed | Written | Kept]] = TypeAdapter(ToFront)
 
 
 def encode(message: BaseModel) -> bytes:

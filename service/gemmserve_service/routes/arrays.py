@@ -26,7 +26,7 @@ from gemmserve_service.routes.common import (
     view_of,
 )
 from gemmserve_service.schemas import ArrayInfo, ArrayPage, Dtype
-from gemmserve_service.sending import PiecesResponse, npy_parts, pieces
+from gemmserve_service.sending import PiecesResponse, npy_header, pieces
 from gemmserve_service.shared_requests import SharedRequest
 
 router = APIRouter(tags=["arrays"], default_response_class=Response)
@@ -150,9 +150,10 @@ _DATA_DOCS = {
     ),
     304: {"description": "If-None-Match holds."},
     **doc.problems(
-        "not-found", "gone", "not-acceptable", "range-not-satisfiable", "parameter-invalid", "descriptor-refused"
+        "not-found", "gone", "array-lost", "not-acceptable", "range-not-satisfiable", "parameter-invalid",
+        "descriptor-refused", "timeout", "draining",
     ),
-}
+}  # fmt: skip
 _HEAD_DOCS: dict[int | str, dict[str, Any]] = {
     **{status: {"description": document["description"]} for status, document in _DATA_DOCS.items() if status != 206},
     200: doc.binary("As GET, without the bytes.", NPY, OCTET_STREAM, headers=_DATA_HEADERS),
@@ -197,8 +198,13 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
         return Response(status_code=304, headers=headers)
     with ExitStack() as stack:
         pinned = stack.enter_context(core.store.pin(info))
-        parts = npy_parts(pinned) if media_type == NPY else (pinned.view,)
-        size = sum(map(len, parts))
+        header = npy_header(pinned) if media_type == NPY else b""
+        size = len(header) + info.nbytes
+        parts: tuple[bytes | memoryview, ...] = ()
+        if request.method == "GET":
+            # A job's result may be on a device alone.
+            await core.scheduler.writes.bring(pinned, core.settings.oneshot_timeout_s)
+            parts = (header, pinned.view)
         headers |= {"Accept-Ranges": "bytes"}
         span, status = range(size), 200
         ranged = request.method == "GET" and if_range_holds(request.headers.get("if-range"), etag)

@@ -43,7 +43,7 @@ PROBLEMS_MEMBER: Final = "problems.json"
 
 _PROBLEMS = (
     "malformed-json", "malformed-multipart", "invalid-request", "invalid-npy", "body-length", "not-acceptable",
-    "not-found", "gone", "length-required", "too-large", "unsupported-media-type", "parameter-invalid",
+    "not-found", "gone", "array-lost", "length-required", "too-large", "unsupported-media-type", "parameter-invalid",
     "shape-mismatch", "dtype-unsupported", "compute-unsupported", "config-infeasible", "queue-full", "worker-crashed",
     "device-error", "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout",
 )  # fmt: skip
@@ -86,6 +86,9 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
             )
             _check_accept(request, options)
             items = stored.pin(core.store, held, owner)
+            wait_s = core.settings.oneshot_timeout_s if options.timeout_s is None else options.timeout_s
+            for pinned in stored.pins:  # it reads them where they lie together: in the store
+                await core.scheduler.writes.bring(pinned, wait_s)
         else:
             options = Options(timeout_s=query.timeout_s)
             _check_accept(request, options)
@@ -140,7 +143,7 @@ async def _sent(request: Request, core: Core, held: contextlib.ExitStack, owner:
     most = core.settings.max_batch_items
     upload = await batch_bodies.land(request, core.store, core.settings, owner)
     held.callback(upload.abort)
-    text, arrays = batch_bodies.cut(upload.view, boundary, most)
+    text, arrays = await batch_bodies.cut(upload.view, boundary, most)
     params = parse_params({} if text is None else parse_object(text))
     if arrays.get("c") and isinstance(params, GemmReduceParams):
         raise InvalidParameters("gemm_reduce has no c")
@@ -152,7 +155,7 @@ async def _sent(request: Request, core: Core, held: contextlib.ExitStack, owner:
 def _answer(outcome: Outcome, count: int, options: Options, received_s: float) -> Response:
     headers = {"Cache-Control": "no-store"}
     if outcome.done is not None:
-        headers["Server-Timing"] = server_timing(outcome.done.timings, receive=received_s)
+        headers["Server-Timing"] = server_timing(outcome.done.timings, received_s)
         headers[ALGORITHM_HEADER] = outcome.done.algorithm
     if outcome.failures:
         headers[FAILED_HEADER] = str(len(outcome.failures))

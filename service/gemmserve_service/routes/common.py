@@ -69,13 +69,21 @@ def page_headers(request: Request, query: BaseModel, next_cursor: str | None) ->
     return {"Link": f'<{request.url.path}?{urlencode(fields)}>; rel="next"'}
 
 
-def server_timing(timings: Timings, **more_s: float) -> str:
-    """Server-Timing's value: milliseconds by phase."""
-    phases = {
-        **more_s,
-        "queue": timings.queue_s,
-        "h2d": timings.h2d_s,
-        "kernel": timings.kernel_s,
-        "d2h": timings.d2h_s,
-    }
-    return ", ".join([f"{name};dur={seconds * 1e3:.3f}" for name, seconds in phases.items()])
+def server_timing(timings: Timings, receive_s: float | None = None, whole_s: float | None = None) -> str:
+    """Server-Timing's value: milliseconds by phase.
+
+    `receive_s`: of the body. `whole_s`: of the request until now; what the phases leave of it is "handover", what it
+    takes to tell a worker and to hear of it.
+    """
+    text = (
+        f"queue;dur={timings.queue_s * 1e3:.3f}, h2d;dur={timings.h2d_s * 1e3:.3f}, "
+        f"kernel;dur={timings.kernel_s * 1e3:.3f}, d2h;dur={timings.d2h_s * 1e3:.3f}"
+    )
+    if timings.verify_s:
+        text += f", verify;dur={timings.verify_s * 1e3:.3f}"
+    if receive_s is not None:
+        text = f"receive;dur={receive_s * 1e3:.3f}, {text}"
+    if whole_s is None:
+        return text
+    known_s = timings.queue_s + timings.h2d_s + timings.kernel_s + timings.d2h_s + timings.verify_s + (receive_s or 0.0)
+    return f"{text}, handover;dur={max(whole_s - known_s, 0.0) * 1e3:.3f}"

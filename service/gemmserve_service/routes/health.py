@@ -1,13 +1,13 @@
-"""/healthz /livez /readyz, /docs, /metrics and /problems."""
+"""/, /healthz /livez /readyz, /docs, /metrics and /problems."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from gemmserve_service import clock, docs_page
 from gemmserve_service import documentation as doc
@@ -17,6 +17,10 @@ from gemmserve_service.routes.common import core_of, render
 from gemmserve_service.schemas import Problem
 
 router = APIRouter(tags=["service"], default_response_class=Response)
+
+
+_VERSION: Final = version("gemmserve")
+"""Read once: from the package's files, which takes a millisecond."""
 
 
 class Health(BaseModel):
@@ -29,7 +33,7 @@ class Health(BaseModel):
 
 def _alive(request: Request) -> Response:
     uptime_s = clock.time() - core_of(request).started_at
-    return render(Health(status="ok", version=version("gemmserve"), uptime_s=round(uptime_s, 3)))
+    return render(Health(status="ok", version=_VERSION, uptime_s=round(uptime_s, 3)))
 
 
 _ALIVE = {200: doc.model(Health, "The process answers."), **doc.problems()}
@@ -61,6 +65,12 @@ async def readyz(request: Request) -> Response:
     if not ready:
         raise (Draining if core.draining else NotReady)("; ".join(reasons), reasons=reasons)
     return _alive(request)
+
+
+@router.get("/", include_in_schema=False)
+async def home() -> Response:
+    """To the API's description, for who types the server's address into a browser."""
+    return RedirectResponse("docs", headers={"Cache-Control": "no-store"})
 
 
 @router.get("/docs", include_in_schema=False)

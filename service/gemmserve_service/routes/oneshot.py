@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import APIRouter, Query, Request
@@ -19,7 +20,6 @@ from gemmserve_service.multipart import OneShotForm
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable
 from gemmserve_service.routes.common import caller_of, core_of, server_timing
-from gemmserve_service.routes.small import SmallRequest
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.sending import PiecesResponse, npy_parts, npz_pieces, pieces, until_disconnect
 from gemmserve_service.shared_requests import SharedRequest
@@ -105,6 +105,29 @@ HOT: Final = {"/v1/gemm": _plain_gemm, "/v1/gemm-reduce": _plain_reduce}
 """For `hot.HotRoutes`: the routes above, of a request without a query."""
 
 
+@dataclass(frozen=True, slots=True)
+class SmallRoute:
+    """What `fast_path` has to know of one of these routes; for the log and the metrics it stands for the route."""
+
+    path: str
+    kind: type[GemmParams | GemmReduceParams]
+    names: frozenset[str]
+    """Of the parts that a body may have."""
+
+    def parse(self, text: bytes | None) -> GemmParams | GemmReduceParams:
+        """The params part. Raises MalformedJson, InvalidParameters."""
+        return _params(self.kind, text)
+
+
+SMALL: Final = {
+    route.path: route
+    for route in (
+        SmallRoute("/v1/gemm", GemmParams, frozenset({"a", "b", "c", "params"})),
+        SmallRoute("/v1/gemm-reduce", GemmReduceParams, frozenset({"a", "b", "params"})),
+    )
+}
+
+
 async def _one_shot(
     request: Request,
     kind: type[GemmParams | GemmReduceParams],
@@ -116,11 +139,6 @@ async def _one_shot(
     core = core_of(request)
     began = time.perf_counter()
     owner = caller_of(request).owner
-    small = SmallRequest(request, kind, lambda text: _params(kind, text), names)
-    if small.expected:
-        if (answer := await small.answer(core, timeout_s=timeout_s, owner=owner)) is not None:
-            return answer
-        request = small.unread()
     shared = SharedRequest(request, owner)
     form = OneShotForm(
         core.store,
@@ -134,7 +152,7 @@ async def _one_shot(
         received_s = time.perf_counter() - began
         params = _params(kind, form.params)
         done = await _run_while_connected(request, core, params, form, timeout_s)
-        return await _answer(done, received_s, shared)
+        return await _answer(done, began, received_s, shared)
     finally:
         form.abort()
         shared.close()
@@ -181,10 +199,10 @@ async def _run_while_connected(
             await asyncio.wait([run])
 
 
-async def _answer(done: OneShot, received_s: float, shared: SharedRequest) -> Response:
+async def _answer(done: OneShot, began: float, received_s: float, shared: SharedRequest) -> Response:
     """The result as .npy, several as .npz; the extents are given back when the last byte is out."""
     headers = {
-        "Server-Timing": server_timing(done.timings, receive=received_s),
+        "Server-Timing": server_timing(done.timings, received_s, time.perf_counter() - began),
         ALGORITHM_HEADER: done.algorithm,
         "Cache-Control": "no-store",
     }

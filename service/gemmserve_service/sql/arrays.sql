@@ -1,12 +1,16 @@
 -- name: insert
-INSERT INTO arrays (id, dtype, shape, memory_order, nbytes, sha256, created_at, expires_at, extent, owner)
-VALUES (:id, :dtype, :shape, :memory_order, :nbytes, :sha256, :created_at, :expires_at, :extent, :owner)
+INSERT INTO arrays (id, dtype, shape, memory_order, nbytes, sha256, created_at, expires_at, extent, owner,
+    written, job)
+VALUES (:id, :dtype, :shape, :memory_order, :nbytes, :sha256, :created_at, :expires_at, :extent, :owner, :written, :job)
 
 -- name: load
 SELECT * FROM arrays ORDER BY id
 
 -- name: set_sha256
 UPDATE arrays SET sha256 = :sha256 WHERE id = :id
+
+-- name: set_written
+UPDATE arrays SET written = :written WHERE id = :id
 
 -- name: set_state
 UPDATE arrays SET state = :state WHERE id = :id

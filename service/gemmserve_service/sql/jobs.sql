@@ -47,6 +47,13 @@ FROM jobs WHERE owner = :owner AND state = :state AND id < :before ORDER BY id D
 
 -- name: purge
 DELETE FROM jobs WHERE finished_at < :before
+    AND id NOT IN (SELECT job FROM arrays WHERE written = 0 AND job IS NOT NULL)
+
+-- name: lineages
+SELECT * FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) AND state = 'succeeded' ORDER BY id
+
+-- name: set_error
+UPDATE jobs SET error = :error WHERE id = :id
 
 -- name: remember_key
 INSERT OR REPLACE INTO idempotency (owner, key, digest, job_id, created_at)

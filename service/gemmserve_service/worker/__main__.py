@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from gemmserve_kernels.seed import seed_cache
 from gemmserve_service import logging as logs
 from gemmserve_service.handoff import WorkerHandoff
 from gemmserve_service.runtime import keep_from_collector
@@ -23,8 +24,10 @@ def main() -> int:
     """Opens the device, verifies a product on it, and serves. EX_UNAVAILABLE: starting again would not help."""
     handoff = WorkerHandoff.receive()
     logs.configure(handoff.settings)
+    _seed_kernels()
     try:
-        backend = open_backend(handoff.device, handoff.settings.device_cache_share)
+        settings = handoff.settings
+        backend = open_backend(handoff.device, settings.device_cache_share, settings.write_back_delay_s)
         error = verified_error(backend)
     except DeviceUnavailable as unavailable:
         log.error("%s cannot be used: %s", handoff.device, unavailable)  # noqa: TRY400 (the message says it all)
@@ -33,6 +36,15 @@ def main() -> int:
     keep_from_collector()
     serve(Path(handoff.control_path), handoff.device, Runner(backend), error, timeout_s)
     return 0
+
+
+def _seed_kernels() -> None:
+    """Kernels that were compiled ahead of time go into the cache; without them products wait for the compiler."""
+    try:
+        if count := seed_cache():
+            log.info("%d kernels compiled ahead of time are new in the cache", count)
+    except OSError as error:
+        log.warning("kernels compiled ahead of time cannot be used: %s", error)
 
 
 def probe() -> int:

@@ -11,6 +11,7 @@ from gemmserve_kernels.errors import DeviceError, OutOfDeviceMemory
 from gemmserve_service.executor.base import spec_adapter
 from gemmserve_service.operations import build
 from gemmserve_service.schemas import Timings
+from gemmserve_service.worker.backlog import Backlog
 from gemmserve_service.worker.batches import Products, sum_of
 from gemmserve_service.worker.device import DeviceUnavailable, HostArray, call, go_on
 from gemmserve_service.worker.device_batches import run_together
@@ -21,7 +22,7 @@ from gemmserve_service.worker.memory import within_memory
 from gemmserve_service.worker.panels import panels, plan_cut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
 
@@ -36,14 +37,14 @@ log = logging.getLogger(__name__)
 
 
 class CupyBackend:
-    """Operands go to the device (or are there already), results come back into their mapping.
+    """Operands go to the device (or are there already), results come back into their mapping, some of them later.
 
-    Copies of operands stay within the share of memory that settings give them; a result goes to the host at once.
+    Copies of arrays stay within the share of memory that settings give them.
     """
 
     cuts = False
 
-    def __init__(self, kind: str, ordinal: int, cache_share: float) -> None:
+    def __init__(self, kind: str, ordinal: int, cache_share: float, write_back_delay_s: float = 0.0) -> None:
         try:
             import cupy
         except ImportError as error:
@@ -63,6 +64,7 @@ class CupyBackend:
         self.out_of_memory = (cupy.cuda.memory.OutOfMemoryError, OutOfDeviceMemory)
         self._streams: list[Any] = []
         self.copies = DeviceCopies(cupy, ordinal, self.spec, int(self.spec.memory_bytes * cache_share))
+        self.backlog = Backlog(self.copies, self.enter, delay_s=write_back_delay_s)
 
     def spec_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = spec_adapter().dump_python(self.spec, mode="json")
@@ -125,11 +127,19 @@ class CupyBackend:
             log.info("out of device memory within a batch: %s", error)
         return sum_of([self.run(products.params, operands, results, checkpoint) for operands, results in products])
 
+    def repeated(self, *_: object) -> None:
+        """See `DeviceBackend`."""
+
     def forget(self, array: str) -> None:
         """Drops copies and prepared forms of an array that is gone."""
         self.copies.resident.forget(array)
 
+    def flush(self, arrays: Iterable[str | None]) -> None:
+        """Results among them that are on the device alone are written."""
+        self.backlog.flush(arrays)
+
     def _make_room(self) -> None:
+        self.backlog.flush()
         self.copies.resident.clear()
         self.cupy.get_default_memory_pool().free_all_blocks()
 
@@ -190,7 +200,8 @@ class DeviceProduct:
         self._results = results
         self._checkpoint = checkpoint
         self._there: dict[str, Any] | None = None
-        self._made: dict[str, Any] = {}
+        self.made: dict[str, Any] = {}
+        """The results on the device, from when they are computed until they are stored."""
 
     def load(self) -> None:
         """Brings the operands that are not there."""
@@ -215,7 +226,7 @@ class DeviceProduct:
         stop.record()
         stop.synchronize()
         self.timings.kernel_s += cupy.cuda.get_elapsed_time(start, stop) / 1e3
-        self._made = made
+        self.made = made
         self.release()
 
     def store(self) -> None:
@@ -223,7 +234,7 @@ class DeviceProduct:
         self._checkpoint()
         began = time.perf_counter()
         for name, out in self._results.items():
-            self._copies.store(self._made.pop(name), out)
+            self._copies.store(self.made.pop(name), out)
         self.timings.d2h_s += time.perf_counter() - began
 
     def release(self) -> None:

@@ -15,7 +15,7 @@ from gemmserve_service.worker.blas import BlasThreads, flops_per_call
 from gemmserve_service.worker.panels import grid, plan_grid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy as np
 
@@ -74,8 +74,21 @@ class DeviceBackend(Protocol):
     def run_many(self, products: Products, checkpoint: Callable[[], None] = go_on) -> Timings:
         """`run` for each of them, with the same bits."""
 
+    def repeated(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, np.ndarray[Any, Any]],
+        results: Mapping[str, np.ndarray[Any, Any]],
+    ) -> Callable[..., None] | None:
+        """`run` for small products that lie like this one, with the same bits: called with the operands and then the
+        results. None: there is no shorter way.
+        """
+
     def forget(self, array: str) -> None:
         """Drops what it keeps of an array that is gone."""
+
+    def flush(self, arrays: Iterable[str | None]) -> None:
+        """Returns when the bytes of those arrays are in host memory."""
 
     def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
         """What `run` returns, called with where the program's values are to live; called again, if memory ran out, with
@@ -142,7 +155,7 @@ class CpuBackend:
                     call(params, *({name: x[low : low + step] for name, x in side.items()} for side in stacks))
                     checkpoint()
                 return Timings(kernel_s=time.perf_counter() - start)
-            run = _repeated(params, products, first, results)
+            run = _repeated(params, first, results, aligned=products.aligned())
             columns, outs = products.columns()
             rows = zip(*columns.values(), *outs.values(), strict=True)
             for number, row in enumerate(rows, 1):
@@ -151,8 +164,29 @@ class CpuBackend:
                     checkpoint()
         return Timings(kernel_s=time.perf_counter() - start)
 
+    def repeated(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, np.ndarray[Any, Any]],
+        results: Mapping[str, np.ndarray[Any, Any]],
+    ) -> Callable[..., None] | None:
+        if 8 * operands["a"].size * operands["b"].size > _PANEL_FLOPS:
+            return None
+        flops = flops_per_call(params, operands["a"], operands["b"])
+        aligned = all(array.flags.aligned for array in (*operands.values(), *results.values()))
+        product = _repeated(params, operands, results, aligned=aligned)
+
+        def run(*row: np.ndarray[Any, Any]) -> None:
+            with self._threads.limited(flops):
+                product(*row)
+
+        return run
+
     def forget(self, array: str) -> None:
         """It keeps nothing."""
+
+    def flush(self, arrays: Iterable[str | None]) -> None:
+        """They are."""
 
     def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
         from gemmserve_service.worker.host_values import HostValues
@@ -161,10 +195,10 @@ class CpuBackend:
 
 
 def _repeated(
-    params: GemmParams | GemmReduceParams, products: Products, first: Mapping[str, Any], outs: Mapping[str, Any]
+    params: GemmParams | GemmReduceParams, first: Mapping[str, Any], outs: Mapping[str, Any], *, aligned: bool
 ) -> Callable[..., None]:
     """`call` for arrays like the first ones, given one by one, operands and then results: looked at once."""
-    if isinstance(params, GemmParams) and products.aligned():
+    if isinstance(params, GemmParams) and aligned:
         problem = build(params, {name: Operand.of(array) for name, array in first.items()})
         assert isinstance(problem, GemmProblem)
         multiply = one_call(problem, first["a"], first["b"], outs["d"])
@@ -191,14 +225,14 @@ def _panels(
     yield arrays, results
 
 
-def open_backend(device: str, cache_share: float) -> DeviceBackend:
+def open_backend(device: str, cache_share: float, write_back_delay_s: float = 0.0) -> DeviceBackend:
     """The backend of "cpu", "cuda:0", "rocm:1". Raises DeviceUnavailable."""
     kind, _, ordinal = device.partition(":")
     if kind == "cpu":
         return CpuBackend()
     from gemmserve_service.worker.cuda import CupyBackend
 
-    return CupyBackend(kind, int(ordinal), cache_share)
+    return CupyBackend(kind, int(ordinal), cache_share, write_back_delay_s)
 
 
 class DeviceUnavailable(RuntimeError):  # noqa: N818 (says what is the case, as a sentence)

@@ -50,6 +50,18 @@ class DeviceCopies:
             array.set(data)
         return array
 
+    def begin(self, data: np.ndarray[Any, Any]) -> Any:
+        """Room for a copy that `extend` fills."""
+        return self._cupy.empty(data.shape, data.dtype, order=order_of(data))
+
+    def extend(self, copy: Any, data: np.ndarray[Any, Any], start: int, stop: int) -> None:
+        """Copies those bytes of an array that lies in one piece; returns when they are on the device."""
+        memory = flat(data)
+        assert memory is not None  # as every stored array does
+        stream = self._cupy.cuda.get_current_stream()
+        self._staging.to_device(copy.data.ptr + start, memory[start:stop], stream)
+        stream.synchronize()
+
     def kept(self, operand: HostArray) -> bool:
         """Whether its copy is here for others, too."""
         return operand.cache_id is not None and self.resident.holds(operand.cache_id)

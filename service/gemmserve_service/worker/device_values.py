@@ -30,6 +30,8 @@ class DeviceValues:
     `call` enqueues a product of CuPy arrays on the current stream.
     """
 
+    away = True
+
     def __init__(
         self,
         cupy: Any,

@@ -24,6 +24,8 @@ _LARGE: Final = 1 << 24  # bytes from which it is worth asking how much memory i
 class HostValues:
     """`Values` of a backend that takes each step from host memory to host memory, as it would a job of its own."""
 
+    away = False
+
     def __init__(self, backend: DeviceBackend, checkpoint: Callable[[], None]) -> None:
         self._backend = backend
         self._checkpoint = checkpoint

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, TypeGuard
 
 from gemmserve_service.executor.protocol import (
@@ -23,9 +24,12 @@ from gemmserve_service.executor.protocol import (
     Forget,
     Group,
     Hello,
-    Run,
-    RunBatch,
+    Kept,
+    Prefetch,
     Stop,
+    Work,
+    WriteBack,
+    Written,
     encode,
 )
 from gemmserve_service.worker.overlap import Overlap, OverlappingBackend
@@ -36,9 +40,11 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from gemmserve_service.executor.protocol import Failed
+    from gemmserve_service.worker.backlog import Backlog, Outcome
     from gemmserve_service.worker.device import DeviceBackend
     from gemmserve_service.worker.runner import Runner
 
+Message = Work | Group | Forget | WriteBack | Prefetch | Stop
 _RETRY_S: Final = 0.05
 _PIECE: Final = 1 << 16
 _BEATS: Final = 6  # in the time after which a silent worker is taken for hung
@@ -70,6 +76,7 @@ def serve(path: Path, name: str, runner: Runner, verified_error: float, heartbea
                 memory_used=backend.memory_used(),
                 interleaves=backend.cuts,
                 ahead=_AHEAD if _overlaps(backend) else 0,
+                defers=_backlog(backend) is not None,
             )
             try:
                 connection.sendall(encode(hello))
@@ -99,13 +106,21 @@ class _Line:
         self._connection = connection
         self._runner = runner
         self._decoder = Decoder()
-        self._pending: deque[Run | RunBatch | Group | Forget | Stop] = deque()
+        self._pending: deque[Message] = deque()
         self._sending = threading.Lock()
         self._passing = False
         self._looked = 0.0
         backend = runner.backend
-        self.overlap = Overlap(runner, backend, self._answer) if _overlaps(backend) else None
+        self.overlap = Overlap(runner, backend, self._answer, self._tell_news) if _overlaps(backend) else None
         """What runs the tasks, where several run at once."""
+        self.backlog = _backlog(backend)
+        """Results that are to be written later, where there are such."""
+        self._account = Kept()
+        if self.backlog is not None:
+            self.backlog.begin(self._settled)
+            kept = self._kept(self.backlog.resident.arrays())
+            self._account = kept.model_copy(update={"came": []})
+            self.send(kept)
 
     @property
     def at(self) -> tuple[str | None, int]:
@@ -113,12 +128,16 @@ class _Line:
         return (self._runner.task, self._runner.progress) if self.overlap is None else self.overlap.at
 
     def send(self, *messages: BaseModel) -> None:
-        """Whole frames."""
-        frames = b"".join(map(encode, messages))
+        """Whole frames; before them what there is to tell of the device's copies."""
         with self._sending:
-            self._connection.sendall(frames)
+            if self.backlog is not None:
+                kept = self._kept(*self.backlog.resident.news())
+                if kept != self._account:
+                    self._account = kept.model_copy(update={"came": [], "went": []})
+                    messages = (kept, *messages)
+            self._connection.sendall(b"".join(map(encode, messages)))
 
-    def receive(self) -> Run | RunBatch | Group | Forget | Stop | None:
+    def receive(self) -> Message | None:
         """The next message; None once the front is gone."""
         while not self._pending:
             if not self._take():
@@ -143,20 +162,26 @@ class _Line:
                 self._passing = False
             self._poll()
 
-    def handle(self, message: Run | RunBatch | Group | Forget | Stop) -> bool:
+    def handle(self, message: Message) -> bool:
         """Does what a message says; False: stop."""
-        if self.overlap is not None and isinstance(message, Run | RunBatch | Group):
+        if self.overlap is not None and isinstance(message, Work | Group):
             for task in message.tasks if isinstance(message, Group) else [message]:
-                self.overlap.start(task)
-        elif isinstance(message, Run | RunBatch):
+                self.overlap.start(self._runner.spread(task))
+        elif isinstance(message, Work):
             self.send(self._run(message))
         elif isinstance(message, Group):
             self._run_group(message)
         elif isinstance(message, Forget):
+            if self.overlap is not None:
+                self.overlap.gone(message.arrays)
             self._runner.forget(message.extents, message.arrays)
+        elif isinstance(message, WriteBack) and self.backlog is not None:
+            self.backlog.ask(now=message.now, late=message.late, never=message.never)
+        elif isinstance(message, Prefetch) and self.overlap is not None:
+            self.overlap.prefetch(message)
         return not isinstance(message, Stop)
 
-    def _run(self, message: Run | RunBatch) -> Done | Failed:
+    def _run(self, message: Work) -> Done | Failed:
         return self._sound(self._runner.run(message))
 
     def _answer(self, answer: Done | Failed) -> None:
@@ -165,6 +190,35 @@ class _Line:
             self.send(self._sound(answer))
         except OSError:
             log.info("nobody is there any more for the answer of task %s", answer.task)
+
+    def _tell_news(self) -> None:
+        """Called by a thread of `overlap`."""
+        try:
+            self.send()
+        except OSError:
+            log.info("nobody is there any more who would hear of the device's copies")
+
+    def _settled(self, outcome: Outcome) -> None:
+        """Called when results were written, or not."""
+        if outcome.lost and not _usable(self._runner.backend):
+            log.error("the device context is broken: starting anew")
+            os._exit(BROKEN_CONTEXT)
+        try:
+            self.send(Written(**{"lost" if outcome.lost else "tasks": [outcome.task]}))
+        except OSError:
+            log.info("nobody is there any more who would hear of the results of task %s", outcome.task)
+
+    def _kept(self, came: list[str], went: list[str] | None = None) -> Kept:
+        assert self.backlog is not None
+        backend = self._runner.backend
+        account = self.backlog.resident.account()
+        return Kept(
+            came=came,
+            went=went or [],
+            unwritten=self.backlog.nbytes,
+            memory_used=backend.memory_used(),
+            **asdict(account),
+        )
 
     def _sound(self, answer: Done | Failed) -> Done | Failed:
         if answer.kind == "failed" and answer.status >= 500 and not _usable(self._runner.backend):
@@ -229,6 +283,8 @@ def _converse(connection: socket.socket, runner: Runner, beat_s: float) -> None:
     finally:
         if line.overlap is not None:
             line.overlap.abandon()
+        if line.backlog is not None:
+            line.backlog.abandon()
         over.set()
         heart.join()
 
@@ -245,6 +301,10 @@ def _beat(line: _Line, beat_s: float, over: threading.Event) -> None:
 
 def _overlaps(backend: DeviceBackend) -> TypeGuard[OverlappingBackend]:
     return isinstance(backend, OverlappingBackend)
+
+
+def _backlog(backend: DeviceBackend) -> Backlog | None:
+    return getattr(backend, "backlog", None)
 
 
 def _usable(backend: DeviceBackend) -> bool:

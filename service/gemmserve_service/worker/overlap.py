@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from gemmserve_kernels.errors import OutOfDeviceMemory
 from gemmserve_service.errors import JobCancelled, describe
 from gemmserve_service.executor.protocol import Done, Run
 from gemmserve_service.schemas import ProgramParams, Timings
+from gemmserve_service.worker.backlog import Result
 from gemmserve_service.worker.pipeline import Pipeline
+from gemmserve_service.worker.prefetch import Coming, Prefetches
 from gemmserve_service.worker.runner import failed
 
 if TYPE_CHECKING:
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gemmserve_service.executor.protocol import Failed, RunBatch
+    from gemmserve_service.executor.protocol import ArrayRef, Failed, Prefetch, RunBatch
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_service.worker.backlog import Backlog
     from gemmserve_service.worker.device import HostArray
     from gemmserve_service.worker.runner import Runner
 
@@ -30,6 +33,8 @@ class StagedProduct(Protocol):
     """One product on its way through a device."""
 
     timings: Timings
+    made: Mapping[str, Any]
+    """The results on the device, from when they are computed until they are stored; of backends with a backlog."""
 
     def load(self) -> None:
         """Brings the operands."""
@@ -69,40 +74,85 @@ class Overlap:
     What finds too little memory waits until it is alone with the device, and what was loaded ahead is let go.
     """
 
-    def __init__(self, runner: Runner, backend: OverlappingBackend, answer: Callable[[Done | Failed], None]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        backend: OverlappingBackend,
+        answer: Callable[[Done | Failed], None],
+        news: Callable[[], None],
+    ) -> None:
+        """`news` is called when the device has a copy that no task asked for."""
+        self._news = news
         self._runner = runner
         self._backend = backend
         self._answer = answer
         self._pipeline: Pipeline[_Task] = Pipeline(backend.enter)
         self._steps = 0
+        self._prefetches = Prefetches()
+        self._backlog: Backlog | None = getattr(backend, "backlog", None)
 
     @property
     def at(self) -> tuple[str | None, int]:
         """The oldest task that is under way, and a number that grows as long as anything gets on."""
         oldest = next(iter(self._pipeline.under_way), None)
-        return None if oldest is None else oldest.message.task, self._steps + self._runner.progress
+        return None if oldest is None else oldest.name, self._steps + self._runner.progress
 
     def start(self, message: Run | RunBatch) -> None:
         """Takes a task on."""
         runner, backend = self._runner, self._backend
         if isinstance(message, Run) and not isinstance(message.params, ProgramParams):
-            task: _Task = _ProductTask(runner, message, message.params, backend, self._pipeline, self._step)
+            task: _Task = _ProductTask(
+                runner, message, message.params, backend, self._pipeline, self._step, self._answer
+            )
         else:
             task = _WholeTask(runner, message, self._pipeline)
+        if isinstance(message, Run):
+            self._prefetches.drop(ref.cache_id for ref in message.operands.values())
         self._pipeline.put(task, self._ended)
+
+    def prefetch(self, message: Prefetch) -> None:
+        """Takes a copy of an array when there is nothing else to do."""
+        copies = getattr(self._backend, "copies", None)
+        if copies is not None:
+            ref = message.array
+            self._prefetches.add(Coming(ref, lambda: self._runner.stored(ref), copies))
+            self._use_the_pause(None)
+
+    def gone(self, arrays: list[str]) -> None:
+        """Those arrays are."""
+        self._prefetches.drop(arrays)
 
     def abandon(self) -> None:
         """Nobody wants what is under way; returns when it has ended."""
         for task in self._pipeline.under_way:
-            self._runner.cancel(task.message.task)
+            self._runner.cancel(task.name)
         self.close()
 
     def close(self) -> None:
         """Returns when what was taken on has ended."""
+        self._prefetches.clear()
         self._pipeline.close()
 
     def _step(self) -> None:
         self._steps += 1
+
+    def _use_the_pause(self, ended: _Task | None) -> None:
+        """Goes on with a prefetch if nothing is under way but what has just ended."""
+        if not self._prefetches or any(task is not ended for task in self._pipeline.under_way):
+            return
+        coming = self._prefetches.take()
+        if coming is not None:
+            task = _PrefetchTask(self._runner, coming, self._pipeline, self._backend.out_of_memory)
+            self._pipeline.put(task, self._prefetched)
+
+    def _prefetched(self, task: _Task, error: BaseException | None) -> None:
+        prefetch = cast("_PrefetchTask", task)
+        if error is not None:
+            log.warning("array %s was not brought ahead of its use: %s", prefetch.coming.array, error)
+        self._prefetches.stopped(prefetch.coming, finished=prefetch.finished or error is not None)
+        if prefetch.finished:
+            self._news()
+        self._use_the_pause(task)
 
     def _ended(self, task: _Task, error: BaseException | None) -> None:
         answer = task.answer
@@ -110,20 +160,26 @@ class Overlap:
             if not isinstance(error, Exception):  # the interpreter's own end
                 raise error
             if isinstance(error, JobCancelled):
-                log.info("task %s stopped", task.message.task)
-            answer = failed(task.message, error)
-        assert answer is not None
-        self._runner.over(task.message.task)
-        self._answer(answer)
+                log.info("task %s stopped", task.name)
+            answer = failed(cast("_WholeTask | _ProductTask", task).message, error)
+        self._runner.over(task.name)
+        if not task.answered:
+            assert answer is not None
+            self._answer(answer)
+            if isinstance(answer, Done) and not answer.written and self._backlog is not None:
+                self._backlog.start(task.name)
+        self._use_the_pause(task)
 
 
 class _Task:
     """One task of the pipeline."""
 
-    def __init__(self, runner: Runner, message: Run | RunBatch) -> None:
+    def __init__(self, runner: Runner, name: str) -> None:
         self.runner = runner
-        self.message = message
+        self.name = name
         self.answer: Done | Failed | None = None
+        self.answered = False
+        """Whether the front has been told already."""
 
     def load(self) -> None:
         """Nothing."""
@@ -142,7 +198,8 @@ class _WholeTask(_Task):
     """A program or a batch: everything where others compute."""
 
     def __init__(self, runner: Runner, message: Run | RunBatch, pipeline: Pipeline[_Task]) -> None:
-        super().__init__(runner, message)
+        super().__init__(runner, message.task)
+        self.message = message
         self._pipeline = pipeline
 
     def compute(self) -> None:
@@ -157,6 +214,31 @@ class _WholeTask(_Task):
         self.answer = self.runner.run(self.message)
 
 
+class _PrefetchTask(_Task):
+    """An array that no task has asked for, or some pieces of it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        coming: Coming,
+        pipeline: Pipeline[_Task],
+        out_of_memory: tuple[type[BaseException], ...],
+    ) -> None:
+        super().__init__(runner, f"prefetch of {coming.array}")
+        self.coming = coming
+        self.finished = False
+        self._pipeline = pipeline
+        self._passing: tuple[type[BaseException], ...] = (*out_of_memory, OSError)
+
+    def load(self) -> None:
+        """As much of it as goes before a task comes."""
+        try:
+            self.finished = self.coming.go_on(lambda: len(self._pipeline.under_way) > 1)
+        except self._passing as error:  # no room after all, or the array is gone
+            log.info("array %s is not brought ahead of its use: %s", self.coming.array, error)
+            self.finished = True
+
+
 class _ProductTask(_Task):
     """A product, in stages."""
 
@@ -168,9 +250,12 @@ class _ProductTask(_Task):
         backend: OverlappingBackend,
         pipeline: Pipeline[_Task],
         step: Callable[[], None],
+        tell: Callable[[Done | Failed], None],
     ) -> None:
-        super().__init__(runner, message)
-        self._run = message
+        super().__init__(runner, message.task)
+        self.message = message
+        self._tell = tell
+        self._backlog: Backlog | None = getattr(backend, "backlog", None)
         self._params = params
         self._backend = backend
         self._pipeline = pipeline
@@ -184,22 +269,53 @@ class _ProductTask(_Task):
     def load(self) -> None:
         """Brings the operands."""
         self._waited_s = time.perf_counter() - self._came
-        self._operands, self._results = self.runner.arrays(self._run)
+        self._operands, self._results = self.runner.arrays(self.message)
         self._product = self._backend.product(self._params, self._operands, self._results, self._checkpoint)
         self._stage(self._product.load)
 
     def compute(self) -> None:
-        """Computes."""
+        """Computes; that is all, where the result may be written later and there is room for it."""
         assert self._product is not None
         self._stage(self._product.compute)
+        backlog = self._backlog
+        if backlog is None or self._timings is not None or not self.message.defer:
+            return
+        if backlog.reserve(self.name, self._made()):
+            timings = self._product.timings
+            timings.queue_s = self._waited_s
+            done = self.runner.answer(
+                self.message, self._operands, self._results, timings, self._checkpoint, written=False
+            )
+            self.answered = True
+            try:
+                self._tell(done)
+            finally:
+                backlog.start(self.name)
 
     def store(self) -> None:
         """Takes the result to its place, and checks it where that was asked for."""
+        if self.answered:
+            return
         assert self._product is not None
+        # A check may put another result in the place of this one.
+        stays = self._backlog is not None and self._timings is None and not self.message.verify
+        made = self._made() if stays else []
         self._stage(self._product.store)
+        if self._backlog is not None and self._timings is None:
+            self._backlog.keep(made)
         timings = self._product.timings if self._timings is None else self._timings
         timings.queue_s = self._waited_s
-        self.answer = self.runner.answer(self._run, self._operands, self._results, timings, self._checkpoint)
+        self.answer = self.runner.answer(self.message, self._operands, self._results, timings, self._checkpoint)
+
+    def _made(self) -> list[Result]:
+        """The results that have a name, on the device and in the store."""
+        assert self._product is not None
+        refs: dict[str, ArrayRef] = self.message.results
+        return [
+            Result(array, self._product.made[name], self._results[name])
+            for name, ref in refs.items()
+            if (array := ref.cache_id) is not None
+        ]
 
     def release(self) -> None:
         """Lets go of what was loaded."""
@@ -212,7 +328,7 @@ class _ProductTask(_Task):
         try:
             step()
         except self._backend.out_of_memory as error:
-            log.info("task %s waits for memory: %s", self.message.task, error)
+            log.info("task %s waits for memory: %s", self.name, error)
         else:
             return
         self._pipeline.alone(self, self._whole)
@@ -223,6 +339,6 @@ class _ProductTask(_Task):
         self._timings = self.runner.backend.run(self._params, self._operands, self._results, self._checkpoint)
 
     def _checkpoint(self) -> None:
-        if self.runner.is_cancelled(self.message.task):
+        if self.runner.is_cancelled(self.name):
             raise JobCancelled("the job was cancelled")
         self._step()

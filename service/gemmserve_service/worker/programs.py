@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 class Values(Protocol):
     """Where the values of a program live while it runs."""
 
+    away: bool
+    """Whether results are made elsewhere than at their place, which `deliver` brings them to."""
+
     def load(self, operand: HostArray) -> Any:
         """A stored array."""
 
@@ -86,12 +89,17 @@ def run_program(
     spec: DeviceSpec,
     *,
     verify: bool = False,
+    left: dict[str, Any] | None = None,
 ) -> Outcome:
     """Runs every step in `values` of a device; `results`, by name without the $, are full when it returns.
 
+    `left`: takes results that would have to be brought to their place, which they are not then.
+
     Raises what the steps raise.
     """
-    run = _Run(operands, results, values, spec, last_uses(params.steps), verify)
+    if left is not None:
+        left.clear()
+    run = _Run(operands, results, values, spec, last_uses(params.steps), verify, left if values.away else None)
     for number, step in enumerate(params.steps):
         run.step(step)
         for name in operands_of(step).values():
@@ -108,6 +116,7 @@ class _Run:
     spec: DeviceSpec
     last: Mapping[str, int]
     verify: bool
+    left: dict[str, Any] | None
     alive: dict[str, Any] = field(default_factory=dict)
     """What later steps need; nothing else holds on to a value between two steps."""
     done: list[tuple[StepInfo, Product, Callable[[], float]]] = field(default_factory=list)
@@ -130,8 +139,10 @@ class _Run:
         if self.verify:
             self._check(info, step, given, made)
         for result, array in made.items():
-            if (out := self._out(step, result)) is not None:
+            if (out := self._out(step, result)) is not None and self.left is None:
                 values.deliver(array, out)
+            elif out is not None and self.left is not None:
+                self.left[value_name(step, result)[1:]] = array
             if (name := value_name(step, result)) in self.last:
                 self.alive[name] = array
 

@@ -28,6 +28,19 @@ class _Kept:
     priority: float
     order: int
     uses: int = 1
+    pinned: bool = False
+    """It is nowhere else yet: it stays until it is let go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """How a `Residency` has fared."""
+
+    used: int
+    budget: int
+    hits: int
+    misses: int
+    evictions: int
 
 
 class Residency:
@@ -43,6 +56,10 @@ class Residency:
         self.hits = 0
         self.misses = 0
         """Of `get` with an array's id."""
+        self.evictions = 0
+        """Copies and forms that had to go for others."""
+        self._came: set[str] = set()
+        self._went: set[str] = set()
         self._lock = threading.Lock()
         self._age = 0.0
         self._kept: dict[str, dict[Any, _Kept]] = {}
@@ -79,6 +96,8 @@ class Residency:
             fits = nbytes <= self.budget
             if fits:  # room is made before the value is, so that the device has it; and it counts while it is made
                 self._make_room(nbytes)
+                fits = self.used + nbytes <= self.budget  # not beside what is pinned, perhaps
+            if fits:
                 self.used += nbytes
         if not fits:
             return load()
@@ -104,7 +123,63 @@ class Residency:
             priority = self._age + cost_s / max(nbytes, 1)
             kept = forms[form] = _Kept(value, nbytes, cost_s, priority, next(self._sequence))
             heapq.heappush(self._order, (priority, kept.order, array, form))
+            if form is None:
+                self._note(array, came=True)
         return value
+
+    def put(self, array: str, value: Any, nbytes: int, *, pinned: bool = False, evict: bool = True) -> bool:
+        """Keeps a copy that was made elsewhere; False: there is no room for it.
+
+        That is no use of it. `pinned`: it is nowhere else, and stays until `unpin`. Not `evict`: nothing goes for it.
+        """
+        with self._lock:
+            kept = self._kept.get(array, {}).get(None)
+            if kept is not None:  # of an array: the same bytes
+                kept.pinned = kept.pinned or pinned
+                return True
+            if evict:
+                self._make_room(nbytes)
+            if self.used + nbytes > self.budget:
+                return False
+            self.used += nbytes
+            cost_s = nbytes / _LINK_RATE
+            kept = _Kept(value, nbytes, cost_s, self._age + cost_s / max(nbytes, 1), next(self._sequence), 0, pinned)
+            self._kept.setdefault(array, {})[None] = kept
+            heapq.heappush(self._order, (kept.priority, kept.order, array, None))
+            self._note(array, came=True)
+        return True
+
+    def unpin(self, array: str) -> None:
+        """That copy may go like any other."""
+        with self._lock:
+            kept = self._kept.get(array, {}).get(None)
+            if kept is not None:
+                kept.pinned = False
+
+    @property
+    def room(self) -> int:
+        """Bytes that could be kept without anything having to go."""
+        return max(self.budget - self.used, 0)
+
+    def account(self) -> Account:
+        """What it holds and how often it had what was asked for."""
+        with self._lock:
+            return Account(self.used, self.budget, self.hits, self.misses, self.evictions)
+
+    def news(self) -> tuple[list[str], list[str]]:
+        """Arrays whose copies came, and went, since this was asked last."""
+        with self._lock:
+            came, went = list(self._came), list(self._went)
+            self._came.clear()
+            self._went.clear()
+        return came, went
+
+    def arrays(self) -> list[str]:
+        """Every array of which there is a copy; `news` goes on from here."""
+        with self._lock:
+            self._came.clear()
+            self._went.clear()
+            return list(self._kept)
 
     def uses(self, array: str | None, form: Any = None) -> int:
         """How often that was asked for since it came; 0 where it is not here."""
@@ -123,26 +198,46 @@ class Residency:
             self._drop(array)
 
     def clear(self) -> None:
-        """Drops everything."""
+        """Drops everything but what is pinned."""
         with self._lock:
-            self.used -= sum(kept.nbytes for forms in self._kept.values() for kept in forms.values())
-            self._kept.clear()
-            self._order.clear()
+            for array, forms in list(self._kept.items()):
+                pinned = forms.get(None)
+                if pinned is None or not pinned.pinned:
+                    self._drop(array)
+                    continue
+                self.used -= sum(kept.nbytes for form, kept in forms.items() if form is not None)
+                self._kept[array] = {None: pinned}
+            self._order = [entry for entry in self._order if entry[2] in self._kept and entry[3] is None]
+            heapq.heapify(self._order)
 
     def _make_room(self, nbytes: int) -> None:
+        stay: list[tuple[float, int, str, Any]] = []
         while self.used + nbytes > self.budget and self._order:
             noted, order, array, form = heapq.heappop(self._order)
             kept = self._kept.get(array, {}).get(form)
             if kept is None or kept.order != order:
                 continue  # forgotten meanwhile
+            if kept.pinned:
+                stay.append((noted, order, array, form))
+                continue
             if kept.priority > noted:  # used meanwhile: priorities only grow
                 heapq.heappush(self._order, (kept.priority, order, array, form))
                 continue
             self._age = kept.priority
+            self.evictions += 1
             if form is None:
                 self._drop(array)
             else:
                 self.used -= self._kept[array].pop(form).nbytes
+        for entry in stay:
+            heapq.heappush(self._order, entry)
 
     def _drop(self, array: str) -> None:
-        self.used -= sum(kept.nbytes for kept in self._kept.pop(array, {}).values())
+        forms = self._kept.pop(array, {})
+        self.used -= sum(kept.nbytes for kept in forms.values())
+        if forms:
+            self._note(array, came=False)
+
+    def _note(self, array: str, *, came: bool) -> None:
+        (self._came if came else self._went).add(array)
+        (self._went if came else self._came).discard(array)

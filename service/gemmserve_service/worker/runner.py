@@ -7,11 +7,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
-from gemmserve_service.executor.protocol import Done, Failed, RunBatch
-from gemmserve_service.schemas import ProgramParams
+from gemmserve_service.executor.protocol import Done, Failed, RunBatch, RunBundle
+from gemmserve_service.schemas import ProgramParams, Timings
 from gemmserve_service.worker import verification
+from gemmserve_service.worker.backlog import Result
 from gemmserve_service.worker.batches import parts_of, run_parts
 from gemmserve_service.worker.device import HostArray
+from gemmserve_service.worker.forms import Forms
 from gemmserve_service.worker.mappings import Mappings
 from gemmserve_service.worker.programs import run_program
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gemmserve_service.executor.protocol import Run
-    from gemmserve_service.schemas import Timings
+    from gemmserve_service.executor.protocol import ArrayRef, Run, Work
+    from gemmserve_service.worker.backlog import Backlog
     from gemmserve_service.worker.batches import Products
     from gemmserve_service.worker.device import DeviceBackend
 
@@ -43,13 +45,14 @@ class Runner:
         self._paused_s = 0.0
         """For how long the task has stood still while others passed."""
         self._mappings = Mappings()
+        self._forms = Forms(backend)
         self._cancelled: set[str] = set()
 
     def cancel(self, task: str) -> None:
         """That task's result is wanted no more. May be called from another thread."""
         self._cancelled.add(task)
 
-    def run(self, message: Run | RunBatch) -> Done | Failed:
+    def run(self, message: Work) -> Done | Failed:
         """Computes and answers. Raises ConnectionError if the front is gone.
 
         May be called by `look`, in the middle of another task, which then stands still.
@@ -57,6 +60,8 @@ class Runner:
         outer, began = (self.task, self.progress, self._paused_s), time.perf_counter()
         self.task, self.progress, self._paused_s = message.task, 0, 0.0
         try:
+            if isinstance(message, RunBundle):
+                return self._run_bundle(message)
             return self._run_batch(message) if isinstance(message, RunBatch) else self._run(message)
         except ConnectionError:
             raise
@@ -89,6 +94,10 @@ class Runner:
         operands = {name: HostArray(self._mappings.array(ref), ref.cache_id) for name, ref in message.operands.items()}
         return operands, {name: self._mappings.array(ref, writable=True) for name, ref in message.results.items()}
 
+    def stored(self, ref: ArrayRef) -> np.ndarray[Any, Any]:
+        """One array, over its mapping. Raises OSError if its extent is gone."""
+        return self._mappings.array(ref)
+
     def answer(
         self,
         message: Run,
@@ -96,6 +105,8 @@ class Runner:
         results: dict[str, np.ndarray[Any, Any]],
         timings: Timings,
         checkpoint: Callable[[], None],
+        *,
+        written: bool = True,
     ) -> Done:
         """Of a product that was computed; checks it where that was asked for."""
         done = Done(
@@ -105,6 +116,7 @@ class Runner:
             residual=None,
             mismatch=None,
             memory_used=self.backend.memory_used(),
+            written=written,
         )
         return self._verified(message, operands, results, done, checkpoint) if message.verify else done
 
@@ -128,9 +140,30 @@ class Runner:
             timings = timings.model_copy(update={"kernel_s": max(timings.kernel_s - self._paused_s, 0.0)})
         return self.answer(message, operands, results, timings, self._checkpoint)
 
+    def spread(self, message: Work) -> Run | RunBatch:
+        """The same task, without a form. Raises ValueError for a form that is none."""
+        return message.spread(self._forms.of(message.form).fields) if isinstance(message, RunBundle) else message
+
+    def _run_bundle(self, message: RunBundle) -> Done:
+        form = self._forms.of(message.form)
+        row = form.row(self._mappings.of(message.extent, message.path, message.capacity))
+        product = form.product(row)
+        if message.verify or product is None:
+            return self._run(message.spread(form.fields))
+        # Without a look at what has come meanwhile: that takes as long as the product.
+        if message.task in self._cancelled:
+            raise JobCancelled("the job was cancelled")
+        start = time.perf_counter()
+        product(*row)
+        timings = Timings(kernel_s=time.perf_counter() - start)
+        return Done(
+            task=message.task, algorithm=message.algorithm, timings=timings, memory_used=self.backend.memory_used()
+        )
+
     def _run_batch(self, message: RunBatch) -> Done:
         """One answer for all: with the largest residual, if they are checked."""
         parts = parts_of(message, self._mappings)
+        self.backend.flush(message.extents.cache_ids)  # it reads them where they lie together
         timings = run_parts(parts, self.backend, self._checkpoint)
         timings.kernel_s = max(timings.kernel_s - self._paused_s, 0.0)
         names = ", ".join(dict.fromkeys(part.algorithm for part in parts))
@@ -167,11 +200,23 @@ class Runner:
         results: dict[str, np.ndarray[Any, Any]],
     ) -> Done:
         spec = self.backend.spec
+        if message.verify:
+            self.backend.flush(operand.cache_id for operand in operands.values())
+        backlog: Backlog | None = getattr(self.backend, "backlog", None)
+        left: dict[str, Any] | None = {} if message.defer and backlog is not None else None
         ran = self.backend.run_program(
-            lambda values: run_program(params, operands, results, values, spec, verify=message.verify),
+            lambda values: run_program(params, operands, results, values, spec, verify=message.verify, left=left),
             self._checkpoint,
         )
         kernel_s = max(ran.timings.kernel_s - self._paused_s, 0.0)
+        written = True
+        if left and backlog is not None:
+            began = time.perf_counter()
+            made = [Result(message.results[name].cache_id or "", value, results[name]) for name, value in left.items()]
+            written = not backlog.reserve(message.task, made)
+            if written:
+                backlog.write(made)
+            ran.timings.d2h_s += time.perf_counter() - began
         return Done(
             task=message.task,
             algorithm=ran.algorithm,
@@ -180,6 +225,7 @@ class Runner:
             mismatch=ran.mismatch,
             memory_used=self.backend.memory_used(),
             steps=ran.steps,
+            written=written,
         )
 
     def _verified(
@@ -192,6 +238,7 @@ class Runner:
     ) -> Done:
         """The answer with the residual; after a second run in plain arithmetic where the first result was in doubt."""
         began = time.perf_counter()
+        self.backend.flush(operand.cache_id for operand in operands.values())
         residual, mismatch = verification.verdict(
             message.params,  # type: ignore[arg-type]  # a program's steps are checked as it runs
             {name: operand.data for name, operand in operands.items()},
@@ -203,7 +250,7 @@ class Runner:
         return done.model_copy(update={"timings": timings, "residual": residual, "mismatch": mismatch})
 
 
-def failed(message: Run | RunBatch, error: Exception) -> Failed:
+def failed(message: Work, error: Exception) -> Failed:
     description = describe(error)
     if description.slug == ServiceError.slug:
         log.error("task %s failed", message.task, exc_info=error)

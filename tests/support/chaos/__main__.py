@@ -28,6 +28,14 @@ def main() -> int:
         "kills": lambda folder: faults.kills(
             folder, jobs=arguments.jobs, over_s=arguments.over_s, pause_s=(0.5, 3.0), seed=arguments.seed
         ),
+        "device_kills": lambda folder: faults.kills(
+            folder,
+            jobs=arguments.jobs,
+            over_s=arguments.over_s,
+            pause_s=(0.5, 3.0),
+            seed=arguments.seed,
+            environment=faults.DEVICE,
+        ),
         "disk_full": faults.disk_full,
         "clock_jumps": faults.clock_jumps,
         "second_server": faults.second_server,

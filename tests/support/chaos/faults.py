@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
@@ -19,15 +20,35 @@ import numpy as np
 from chaos.load import Client, Load
 from chaos.victim import Victim
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 KINDS = ("worker", "front", "supervisor", "all")
 
 
-def kills(folder: Path, *, jobs: int, over_s: float, pause_s: tuple[float, float], seed: int = 1) -> dict:
+SUPPORT = Path(__file__).parents[1]
+DEVICE = {
+    "PYTHONPATH": f"{SUPPORT / 'device_on_host'}:{SUPPORT / 'cupy_on_numpy'}",
+    "GEMMSERVE_DEVICE": "cuda:0",
+    "GEMMSERVE_WRITE_BACK_DELAY_S": "2",
+}
+"""Of a server whose device is the stand-in for one: jobs succeed before their results are written."""
+
+
+def kills(
+    folder: Path,
+    *,
+    jobs: int,
+    over_s: float,
+    pause_s: tuple[float, float],
+    seed: int = 1,
+    environment: Mapping[str, str] = {},
+) -> dict:
     """SIGKILL of a random process, or of all, again and again while jobs come in; then each accepted job is checked."""
     rng = random.Random(seed)
     ready: dict[str, list[float]] = {kind: [] for kind in KINDS}
     # A worker is killed so often here that a job may meet several of them by no fault of its own.
-    with Victim(folder, GEMMSERVE_MAX_ATTEMPTS="20") as victim:
+    with Victim(folder, GEMMSERVE_MAX_ATTEMPTS="20", **environment) as victim:
         load = Load(victim.url, count=jobs, over_s=over_s)
         began = time.monotonic()
         load.start()

@@ -51,6 +51,14 @@ _FAMILY_OPTIONS = {
     "zig": ("-fno-sanitize=undefined", "-nostdlib++"),
 }
 
+# Of device code alone: a vector at an address that is no multiple of its size is a fault on a GPU, and here a SIGILL,
+# which becomes one (runtime/faults.cpp).
+_ALIGNMENT = {
+    "gcc": ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
+    "clang": ("-fsanitize=alignment", "-fsanitize-trap=alignment"),
+    "zig": ("-fsanitize=alignment", "-fsanitize-trap=alignment"),
+}
+
 
 class CompilerMissing(RuntimeError):  # noqa: N818 - what is missing is the point
     """No C++ compiler on this machine, or not the one that was asked for."""
@@ -194,7 +202,7 @@ def build(
     entries = "".join(f"SIMT_KERNEL({name})\n" for name in kernels)
     text = f'#include "{device}/simt.hpp"\n#line 1 "kernel"\n{source}\n#line 1 "entries"\n{entries}'
     options = [*mode, optimize, *(f"-D{define}" for define in defines), *(["-fsanitize=thread"] if checked else [])]
-    objects = [_compile(compiler, options, text)]
+    objects = [_compile(compiler, [*options, *_ALIGNMENT[compiler.family]], text)]
     for name in (*RUNTIME, *([CHECKER] if checked else [])):
         include = f'#include "{HERE}/runtime/{name}"\n'
         objects.append(_compile(compiler, [*mode, "-O2", *(["-DSIMT_UCONTEXT"] if ucontext else [])], include))

@@ -22,6 +22,24 @@
 
 typedef long long Long;
 
+// Kernels see warps of 32 lanes. Where a device's have 64, each half is one: what its lanes ask of each other stays in it.
+#if defined(GEMM_HIP)
+#define __shfl_xor_sync(mask, value, step) __shfl_xor(value, step, 32)
+#define __any_sync(mask, predicate) (half_ballot(predicate) != 0)
+#define __all_sync(mask, predicate) (half_ballot(!(predicate)) == 0)
+GEMM_DEVICE unsigned half_ballot(int predicate) {
+    return static_cast<unsigned>(__ballot(predicate) >> (__lane_id() & 32u));
+}
+#elif defined(GEMM_SHIM)
+#if SIMT_WARP_SIZE == 64
+#define __shfl_xor_sync(mask, value, step) __shfl_xor_sync(half_wave(), value, step)
+#define __any_sync(mask, predicate) __any_sync(half_wave(), predicate)
+#define __all_sync(mask, predicate) __all_sync(half_wave(), predicate)
+#define __syncwarp() __syncwarp(half_wave())
+GEMM_DEVICE unsigned long long half_wave() { return 0xffffffffull << (threadIdx.x & 32u); }
+#endif
+#endif
+
 // float16 as its bits: the run-time compilers have no __half without headers.
 struct Half {
     unsigned short bits;

@@ -1,7 +1,8 @@
 // Epilogue that reduces a tile over its rows: one partial result a column goes to the workspace, C goes nowhere.
 #pragma once
 
-#include "../mma/simt.cuh"
+#include "../common/raster.cuh"
+#include "../common/types.cuh"
 #include "pre_op.cuh"
 #include "reductions.cuh"
 

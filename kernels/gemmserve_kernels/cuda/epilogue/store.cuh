@@ -1,7 +1,8 @@
 // Epilogue that writes D = alpha acc + beta C. C is read only where beta is not 0.
 #pragma once
 
-#include "../mma/simt.cuh"
+#include "../common/raster.cuh"
+#include "../common/types.cuh"
 
 // Element (or planar pair) of a batched matrix.
 template <class Stored, class Acc, bool PLANAR>

@@ -7,6 +7,7 @@
 #include "ampere.hpp"
 #include "atomics.hpp"
 #include "builtins.hpp"
+#include "cdna.hpp"
 #include "half.hpp"
 #include "hopper.hpp"
 #include "language.hpp"

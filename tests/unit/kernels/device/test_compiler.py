@@ -118,6 +118,27 @@ def test_a_source_is_compiled_once_per_architecture_and_text(compiles, monkeypat
     assert sorted(tmp_path.glob("cache/*")) == sorted(others | {path})  # no temporary file is left
 
 
+def test_code_for_amd_devices_is_hiprtcs(compiles, monkeypatch, tmp_path):
+    """Through CuPy's binding, which takes the last byte off; beside the cubins, under the version of HIP."""
+    cupy = pytest.importorskip("cupy")
+    options, freed = [], []
+    nvrtc = cupy.cuda.nvrtc
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(cupy.cuda.runtime, "runtimeGetVersion", lambda: 70200000)
+    monkeypatch.setattr(nvrtc, "createProgram", lambda text, name, headers, names: name)
+    monkeypatch.setattr(nvrtc, "compileProgram", lambda program, given: options.append(given))
+    monkeypatch.setattr(nvrtc, "getPTX", lambda program: b"\x7fELF...")
+    monkeypatch.setattr(nvrtc, "destroyProgram", freed.append)
+    path = compiler.cubin_file(KernelSource("gemm", ()), "gfx942")
+    assert (path.suffix, path.read_bytes()) == (".hsaco", b"\x7fELF...\0")
+    assert options == [("-std=c++17", "--gpu-architecture=gfx942")]
+    assert freed == ["gemm.cu"]
+    assert compiler.cubin_file(KernelSource("gemm", ()), "gfx942") == path
+    monkeypatch.setattr(cupy.cuda.runtime, "runtimeGetVersion", lambda: 70300000)
+    assert compiler.cubin_file(KernelSource("gemm", ()), "gfx942") != path
+    assert compiles == []
+
+
 def test_a_cache_that_cannot_be_written(compiles, monkeypatch, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")

@@ -52,7 +52,7 @@ def test_cuda_properties():
 def test_hip_properties():
     spec = device._from_properties(MI300X_PROPERTIES, hip=True)
     assert (spec.kind, spec.arch, spec.warp_size, spec.shared_per_block) == ("rocm", "gfx942", 64, 65536)
-    assert "tf32" not in spec.compute_modes
+    assert spec.compute_modes == ("auto", "fp32", "fp64", "tf32", "3xfp16")
 
 
 @pytest.mark.parametrize(("capability", "arch"), [(70, "sm_70"), (80, "sm_80"), (90, "sm_90a"), (120, "sm_120")])

@@ -14,13 +14,21 @@ from gemmserve_kernels import (
     GemmProblem,
     GemmReduceProblem,
     Operand,
+    estimate,
     plan,
 )
 from gemmserve_kernels.checks import COMPUTE_MODES
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.dispatch import as_uniform, available, candidates, plan_gemm, plan_gemm_reduce
 
-H200, MI300X, CPU = KNOWN["H200"], KNOWN["MI300X"], DeviceSpec.cpu()
+
+@pytest.fixture(autouse=True)
+def models_alone(monkeypatch):
+    """What follows from the models; what was measured says another thing every time (test_measured_tables.py)."""
+    monkeypatch.setattr(estimate, "table", lambda arch: estimate.Table({}))
+
+
+H200, RADEON, CPU = KNOWN["H200"], KNOWN["RX7900XTX"], DeviceSpec.cpu()
 TURING = dataclasses.replace(KNOWN["A100"], arch="sm_75", compute_modes=("auto", "fp32", "fp64"))
 
 
@@ -41,7 +49,7 @@ def algorithm(case, spec=H200) -> str:
     return plan_gemm(case, spec).algorithm
 
 
-@pytest.mark.parametrize("spec", [MI300X, TURING])
+@pytest.mark.parametrize("spec", [RADEON, TURING])
 def test_plain_arithmetic_where_there_is_no_other(spec):
     for dtype in ("float16", "float32", "float64", "complex64", "complex128"):
         for found in (plan_gemm(problem(dtype=dtype), spec), plan_gemm(problem(dtype=dtype, trans_a="T"), spec)):
@@ -107,7 +115,7 @@ def test_a_mode_has_its_algorithm(compute, expected):
     assert found.config is not None
     assert found.config.algorithm == expected
     with pytest.raises(ComputeUnsupported) as error:
-        plan_gemm(problem(compute=compute), MI300X)
+        plan_gemm(problem(compute=compute), RADEON)
     assert error.value.available == ["auto", "fp32", "fp64"]
 
 
@@ -146,7 +154,7 @@ def test_the_cpu_has_numpy():
 
 
 def test_reductions_are_ours_on_every_device():
-    for spec in (TURING, MI300X):
+    for spec in (TURING, RADEON):
         assert plan(reduction(), spec).algorithm == "simt"
     assert plan(reduction(compute="fp32"), H200).algorithm == "simt"
     found = plan(reduction(), H200)
@@ -214,7 +222,7 @@ def test_sums_of_squares_of_tall_products_do_without_the_product():
 
 
 def test_auto_takes_gram_matrices_only_where_double_precision_is_fast_and_enough():
-    for spec in (TURING, MI300X, KNOWN["RTX5090"], CPU):
+    for spec in (TURING, RADEON, KNOWN["RTX5090"], CPU):
         assert plan(tall(), spec).algorithm != "gram"
     for options in ({"compute": "fp32"}, {"compute": "fp64"}, {"compute": "3xfp16"}, {"dtype": "complex128"}):
         assert plan(tall(**options), H200).algorithm != "gram"
@@ -265,7 +273,7 @@ def test_reductions_of_nothing_and_of_mixed_operands():
 
 def test_tf32_needs_its_hardware():
     assert plan_gemm(problem(compute="tf32"), H200).arithmetic in {"tf32", "1xfp16", "1xtf32"}
-    for spec in (TURING, MI300X, CPU):
+    for spec in (TURING, RADEON, CPU):
         with pytest.raises(ComputeUnsupported) as error:
             plan_gemm(problem(compute="tf32"), spec)
         assert error.value.available == ["auto", "fp32", "fp64"]
@@ -301,7 +309,7 @@ def test_an_override_is_obeyed():
         (problem(config=GemmConfig(algorithm="vendor", block_m=64)), H200, "block_m"),
         (problem(config=GemmConfig(algorithm="simt"), compute="tf32"), H200, "tf32"),
         (problem(config=GemmConfig(algorithm="wgmma")), KNOWN["A100"], "9.0"),
-        (problem(config=GemmConfig(algorithm="mma")), MI300X, "NVIDIA"),
+        (problem(config=GemmConfig(algorithm="mma")), RADEON, "NVIDIA"),
         (problem(config=GemmConfig(algorithm="wgmma"), dtype="float64"), H200, "float64"),
         (problem(config=GemmConfig(algorithm="ozaki")), H200, "64-bit"),
         (problem(config=GemmConfig(algorithm="small")), H200, "small"),

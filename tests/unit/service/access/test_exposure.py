@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from gemmserve_service.errors import StartError
 from gemmserve_service.keyring import FILE, create_key, revoke_key
 from gemmserve_service.settings import Settings
+from gemmserve_service.starting import StartError
 from gemmserve_service.supervisor import _check_certificate
 
 

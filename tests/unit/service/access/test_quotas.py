@@ -74,7 +74,7 @@ def test_jobs(quotas):
     quotas.check_job("a", 1)
     quotas.check_job("b", 10_000)
     with pytest.raises(QuotaExceeded) as caught:
-        quotas.check_job("a", 2, retry_after_s=7.0)
+        quotas.check_job("a", 2, retry_after_s=lambda: 7.0)
     assert caught.value.retry_after_s == 7.0
     assert caught.value.extra["quota"] == "queued_jobs"
 

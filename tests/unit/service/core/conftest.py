@@ -12,7 +12,7 @@ from gemmserve_kernels.device import DeviceSpec
 from gemmserve_service.core import Core
 from gemmserve_service.database import Database
 from gemmserve_service.executor.base import Worker, spec_adapter
-from gemmserve_service.executor.protocol import Done, Failed, Hello, Run
+from gemmserve_service.executor.protocol import Done, Failed, Hello, Run, Written
 from gemmserve_service.schemas import GemmJob, Timings
 from gemmserve_service.settings import Settings
 from gemmserve_service.store import ArrayStore
@@ -27,10 +27,12 @@ class FakeExecutor:
         self.forgotten: list[str] = []
         self.cancelled: list[tuple[str, str]] = []
         self.killed: list[tuple[str, str]] = []
+        self.told: list[tuple[str, object]] = []
         self.owner = None
         self.stopped = False
         self.interleaves = False
         self.ahead = 0
+        self.defers = False
 
     async def start(self, owner):
         self.owner = owner
@@ -49,6 +51,9 @@ class FakeExecutor:
     def cancel(self, worker, task):
         self.cancelled.append((worker.id, task))
 
+    def tell(self, worker, message):
+        self.told.append((worker.id, message))
+
     def kill(self, worker, reason):
         self.killed.append((worker.id, reason))
         self.lose(worker.id)
@@ -63,8 +68,9 @@ class FakeExecutor:
         worker = self.fleet[name]
         spec = spec_adapter().dump_python(DeviceSpec.cpu(), mode="json")
         hello = Hello(
-            worker=name, pid=1, spec=spec, verified_error=1e-8, interleaves=self.interleaves, ahead=self.ahead
-        )
+            worker=name, pid=1, spec=spec, verified_error=1e-8, interleaves=self.interleaves, ahead=self.ahead,
+            defers=self.defers,
+        )  # fmt: skip
         worker.greeted(hello)
         self.owner.worker_ready(worker)
 
@@ -77,10 +83,16 @@ class FakeExecutor:
         """Ids of the tasks that a worker has."""
         return list(self.fleet[name].tasks)
 
-    def done(self, name="cpu", task=None):
+    def done(self, name="cpu", task=None, *, written=True):
         worker = self.fleet[name]
         task = task or self.running(name)[0]
-        self.owner.task_ended(worker, Done(task=task, algorithm="numpy", timings=Timings(kernel_s=0.001)))
+        done = Done(task=task, algorithm="numpy", timings=Timings(kernel_s=0.001), written=written)
+        self.owner.task_ended(worker, done)
+
+    def written(self, task, name="cpu", *, lost=False):
+        """The results of a task are in the store, or nobody is at them any more; or they are lost."""
+        message = Written(lost=[task]) if lost else Written(tasks=[task])
+        self.owner.results_written(self.fleet[name], message)
 
     def fail(self, name="cpu", task=None, slug="device-error", status=500):
         worker = self.fleet[name]

@@ -9,8 +9,8 @@ import pytest
 
 from gemmserve.cli import main
 from gemmserve_service import supervisor
-from gemmserve_service.errors import StartError
 from gemmserve_service.settings import Settings
+from gemmserve_service.starting import StartError
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +104,14 @@ def test_doctor_json(capsys, tmp_path):
     assert all(set(finding) == {"level", "subject", "text", "advice"} for finding in findings)
     subjects = {finding["subject"] for finding in findings}
     assert {"python", "packages", "data", "cpu"} <= subjects
+
+
+def test_doctor_looks_where_a_server_would_refuse_to_listen(monkeypatch, capsys, tmp_path):
+    """Inside a container, say, that waits for its first key."""
+    monkeypatch.setenv("GEMMSERVE_HOST", "0.0.0.0")
+    monkeypatch.setenv("GEMMSERVE_DATA_DIR", str(tmp_path))
+    assert main(["doctor", "--json"]) in {0, 1}
+    assert "data" in {finding["subject"] for finding in json.loads(capsys.readouterr().out)}
 
 
 def test_doctor_with_settings_that_make_no_sense(monkeypatch, capsys):

@@ -17,7 +17,7 @@ from gemmserve_kernels import DeviceSpec
 from gemmserve_service.core import Core
 from gemmserve_service.errors import NotFound, ServiceError
 from gemmserve_service.executor.base import Worker, spec_adapter
-from gemmserve_service.executor.protocol import Done, Failed, Group, Hello
+from gemmserve_service.executor.protocol import Done, Failed, Group, Hello, Written
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmStep, JobState, ProgramJob, Timings
 from gemmserve_service.settings import Settings
 from gemmserve_service.single import OneShot
@@ -35,9 +35,14 @@ class Fleet:
     def __init__(self):
         self.fleet = {name: Worker(name) for name in NAMES}
         self.owner = None
+        self.may_wait = set()
+        """Tasks whose results may be written later."""
+        self.unwritten = {name: [] for name in NAMES}
+        """Tasks whose results a device has and the store has not."""
 
     async def start(self, owner):
         self.owner = owner
+        self.catalog = owner.writes._store._catalog
         for name in NAMES:
             self.hello(name)
 
@@ -49,15 +54,42 @@ class Fleet:
 
     def send(self, worker, task):
         assert worker.ready
-        sent = [run.task for run in task.tasks] if isinstance(task, Group) else [task.task]
+        messages = task.tasks if isinstance(task, Group) else [task]
+        sent = [message.task for message in messages]
+        for message in messages:
+            for ref in getattr(message, "operands", {}).values():
+                record = None if ref.cache_id is None else self.catalog.get(ref.cache_id)
+                assert record is None or record.unwritten is None or record.unwritten.holder is worker
+        self.may_wait |= {message.task for message in messages if getattr(message, "defer", False)}
         assert list(worker.tasks) == sent, "one task or one group at a time"
 
     def cancel(self, worker, task):
         assert task in worker.tasks
 
+    def tell(self, worker, message):
+        assert worker.ready
+        assert {*message.now, *message.late, *message.never} <= set(self.unwritten[worker.id])
+
     def kill(self, worker, reason):
+        self.lose(worker)
+
+    def lose(self, worker):
         worker.ready = False
+        self.unwritten[worker.id].clear()
         self.owner.worker_lost(worker)
+
+    def done(self, worker, task, *, later=False):
+        """A worker answers; `later`: before it has written the results, if it may."""
+        later = later and task in self.may_wait
+        if later:
+            self.unwritten[worker.id].append(task)
+        self.owner.task_ended(worker, Done(task=task, algorithm="numpy", timings=Timings(), written=not later))
+
+    def write(self, name, *, lost=False):
+        """A worker writes the oldest result that it has, or loses it."""
+        if self.unwritten[name]:
+            tasks = [self.unwritten[name].pop(0)]
+            self.owner.results_written(self.fleet[name], Written(lost=tasks) if lost else Written(tasks=tasks))
 
     def forget_array(self, array):
         pass
@@ -67,7 +99,7 @@ class Fleet:
 
     def hello(self, name):
         spec = spec_adapter().dump_python(DeviceSpec.cpu(), mode="json")
-        self.fleet[name].greeted(Hello(worker=name, pid=1, spec=spec, verified_error=0))
+        self.fleet[name].greeted(Hello(worker=name, pid=1, spec=spec, verified_error=0, defers=True))
         self.owner.worker_ready(self.fleet[name])
 
 
@@ -96,6 +128,7 @@ class JobLife(RuleBasedStateMachine):
         self.history = History()
         self.accepted = []
         self.owners = {}
+        self.deleted = set()
         self.pending = []
 
     @initialize()
@@ -154,6 +187,42 @@ class JobLife(RuleBasedStateMachine):
         self.accepted.append(job_id)
         self.owners[job_id] = owner
         return job_id
+
+    @rule(target=jobs, job=jobs, delete=st.booleans())
+    def submit_on_a_result(self, job, delete):
+        """Of a job that has succeeded, whose result may be on a device alone; and which is perhaps deleted then."""
+
+        async def submit():
+            info = await self.core.jobs.get(job)
+            array = (info.result or {"d": ""}).get("d", "")
+            if not array or array in self.deleted:
+                return None
+            owner = self.owners[job]
+            try:
+                made, _ = await self.core.jobs.submit(GemmJob(op="gemm", a=array, b=array), owner=owner)
+            except ServiceError as error:
+                if error.slug not in {"queue-full", "array-lost"}:
+                    raise
+                made = None
+            if delete:
+                await self.core.store.delete(array)
+                self.deleted.add(array)
+            return None if made is None else (made.id, owner)
+
+        found = self.run(submit())
+        if found is None:
+            return multiple()
+        self.accepted.append(found[0])
+        self.owners[found[0]] = found[1]
+        return found[0]
+
+    @rule(name=st.sampled_from(NAMES), lost=st.sampled_from([False, False, False, True]))
+    def write(self, name, lost):
+        async def write():
+            self.core.executor.write(name, lost=lost)
+            await self.settle()
+
+        self.run(write())
 
     @rule(target=requests)
     def one_shot(self):
@@ -218,15 +287,15 @@ class JobLife(RuleBasedStateMachine):
 
         self.run(both())
 
-    @rule(name=st.sampled_from(NAMES), ok=st.booleans())
-    def answer(self, name, ok):
+    @rule(name=st.sampled_from(NAMES), ok=st.booleans(), later=st.booleans())
+    def answer(self, name, ok, later):
         async def answer():
             worker = self.core.executor.fleet[name]
             for task in list(worker.tasks)[:1]:
                 if ok:
-                    reply = Done(task=task, algorithm="numpy", timings=Timings())
-                else:
-                    reply = Failed(task=task, slug="device-error", status=500, title="Device error", detail="no")
+                    self.core.executor.done(worker, task, later=later)
+                    continue
+                reply = Failed(task=task, slug="device-error", status=500, title="Device error", detail="no")
                 self.core.executor.owner.task_ended(worker, reply)
             await self.settle()
 
@@ -237,8 +306,7 @@ class JobLife(RuleBasedStateMachine):
         async def lose():
             worker = self.core.executor.fleet[name]
             if worker.ready:
-                worker.ready = False
-                self.core.executor.owner.worker_lost(worker)
+                self.core.executor.lose(worker)
             elif back:
                 self.core.executor.hello(name)
             await self.settle()
@@ -296,7 +364,8 @@ class JobLife(RuleBasedStateMachine):
             waiting = core.database._queue
             while not waiting.empty():
                 waiting.get_nowait()
-            tasks = [*core.jobs._tasks, *core.store._tasks, *self.pending, *(call for _, call in calls)]
+            background = [*core.jobs._tasks, *core.store._tasks, *core.scheduler.writes._tasks]
+            tasks = [*background, *self.pending, *(call for _, call in calls)]
             for task in tasks:
                 task.cancel()
             for live in core.jobs._live.values():
@@ -322,10 +391,9 @@ class JobLife(RuleBasedStateMachine):
             await self.core.jobs.cancel(job)
         if what == "answer":
             for task in list(worker.tasks):
-                self.core.executor.owner.task_ended(worker, Done(task=task, algorithm="numpy", timings=Timings()))
+                self.core.executor.done(worker, task, later=True)
         if what == "lose" and worker.ready:
-            worker.ready = False
-            self.core.executor.owner.worker_lost(worker)
+            self.core.executor.lose(worker)
         return None
 
     def start_again(self):
@@ -360,6 +428,10 @@ class JobLife(RuleBasedStateMachine):
         assert sum(scheduler.queue.waiting(owner) for owner in ("", "alice", "bob")) == len(waiting)
         assert {task for task in waiting if task.durable} == {
             job.task for job in live if job.task is not None and not job.task.over and job.task.worker is None
+        } | {
+            each.again
+            for each in scheduler.writes._again.values()
+            if each.again is not None and not each.again.over and each.again.worker is None
         }
 
     def teardown(self):
@@ -368,11 +440,12 @@ class JobLife(RuleBasedStateMachine):
             for name in NAMES:
                 if not core.executor.fleet[name].ready:
                     core.executor.hello(name)
-            while core.scheduler.running or core.scheduler.queued:
-                for worker in core.executor.workers():
+            fleet = core.executor
+            while core.scheduler.running or core.scheduler.queued or any(fleet.unwritten.values()):
+                for worker in fleet.workers():
                     for task in list(worker.tasks):
-                        done = Done(task=task, algorithm="numpy", timings=Timings())
-                        core.executor.owner.task_ended(worker, done)
+                        fleet.done(worker, task)
+                    fleet.write(worker.id)
                 await self.settle()
             await self.settle()
             infos = [await core.jobs.get(job_id) for job_id in self.accepted]
@@ -386,6 +459,8 @@ class JobLife(RuleBasedStateMachine):
                 assert (info.state is JobState.SUCCEEDED) == (info.result is not None)
                 assert info.owner == self.owners[info.id]
                 for array_id in (info.result or {}).values():
+                    if array_id in self.deleted:
+                        continue
                     assert (await core.store.info(array_id)).owner == info.owner
                     await core.store.delete(array_id)
             await core.store.delete(self.operand.id)

@@ -86,7 +86,10 @@ def test_the_cuda_backend_computes_in_panels_what_does_not_fit_whole():
     script = Path(__file__).parents[3] / "support" / "out_of_memory_script.py"
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60)
     assert ran.returncode == 0, ran.stderr
-    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    *found, late, pressed = [json.loads(line) for line in ran.stdout.splitlines()]
     assert [each.get("right") for each in found] == [True] * 5 + [None]
     assert [each["tries"] for each in found[:2]] == [1, 7]  # twice whole, one of two panels, all of four
     assert "does not fit into the device's memory" in found[-1]["error"]
+    assert late == {"right": True, "tries": 1, "written": False, "told": []}, "an operand that the device alone has"
+    assert (pressed["right"], pressed["written"]) == (True, True), "its bytes were needed on the host"
+    assert pressed["told"] == ["task-0", "task-1"]

@@ -10,13 +10,15 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import psutil
 import pytest
 from live_server import LiveServer
 
 from gemmserve_service import datadir, supervisor
-from gemmserve_service.errors import StartError
+from gemmserve_service.settings import Settings
+from gemmserve_service.starting import StartError
 
 
 def ended(tmp_path, *arguments, **environment):
@@ -232,3 +234,11 @@ def test_a_worker_that_is_left_over_keeps_the_next_server_out(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         server.terminate()
+
+
+def test_nowhere_for_the_control_socket_is_said(tmp_path):
+    """A read-only root file system without a temporary folder, or a runtime folder that is none."""
+    (tmp_path / "file").touch()
+    settings = Settings(data_dir=tmp_path / "data", runtime_dir=tmp_path / "file", port=0)
+    with ExitStack() as stack, pytest.raises(StartError, match="GEMMSERVE_RUNTIME_DIR"):
+        supervisor._runtime_folder(settings, stack)

@@ -9,7 +9,7 @@ import stat
 
 import pytest
 
-from gemmserve_service.errors import StartError
+from gemmserve_service.starting import StartError
 from gemmserve_service.unix_sockets import PATH_MAX, listen_unix, peer_user
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no Unix sockets here")

@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from gemmserve_service import small
 from gemmserve_service.app import create_app
 from gemmserve_service.core import Core
 from gemmserve_service.executor.inline import InlineExecutor
@@ -135,6 +136,7 @@ class LiveApp:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
+        self.core_loop = asyncio.get_running_loop()
         self.core = Core(self._settings, self.executor)
         self.app = create_app(self._settings, self.core)
         self._server = main_server(self.app, self._settings)
@@ -154,6 +156,26 @@ class LiveApp:
             self._server.should_exit = True
         self._thread.join(20)
         self.socket.close()
+
+    @property
+    def connection_class(self):
+        return self._server.config.http_protocol_class
+
+    @property
+    def tasks(self) -> int:
+        """Requests that the app is at."""
+        return len(self._server.server_state.tasks)
+
+    @property
+    def stalled(self) -> int:
+        """Connections whose client does not take what it is sent."""
+        return len(self.connection_class.registry._stalled)
+
+    def call(self, function) -> None:
+        """Has the app's thread call it, and waits."""
+        done = threading.Event()
+        self.core_loop.call_soon_threadsafe(lambda: (function(), done.set()))
+        assert done.wait(30)
 
     def connect(self) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
@@ -284,3 +306,17 @@ def random_array():
         return real.astype(dtype)
 
     return make
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How many requests took the short way as far as the queue."""
+    calls = []
+    begin = small.begin
+
+    def count(*args, **fields):
+        calls.append(args)
+        return begin(*args, **fields)
+
+    monkeypatch.setattr(small, "begin", count)
+    return calls

@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 
+from gemmserve_service import turns
 from gemmserve_service.errors import StoreFull
 from gemmserve_service.executor.protocol import Group
 
@@ -370,3 +371,20 @@ async def test_results_of_which_one_cannot_be_stored_are_none(stored, put, core,
     assert (core.store.count, core.store.used_bytes) == (1, used)
     free = [extent.name for extent in core.store._files._free.values()]
     assert len(free) == len(set(free))
+
+
+async def test_others_have_their_turns_while_a_batch_is_prepared(client, form, npy, monkeypatch):
+    asked = 0
+    pause = turns.Turns.pause
+
+    async def count(self):
+        nonlocal asked
+        asked += 1
+        await pause(self)
+
+    monkeypatch.setattr(turns.Turns, "pause", count)
+    a = b"".join(npy(np.ones((1 + i, 2), "f4")) for i in range(100))
+    b = b"".join(npy(np.ones((2, 1), "f4")) for _ in range(100))
+    content, headers = form([("a", a), ("b", b)])
+    assert (await client.post("/v1/batch", content=content, headers=headers)).status_code == 200
+    assert asked >= 5 * 100  # two operands, the kinds, their plans, the message

@@ -54,6 +54,8 @@ async def test_without_a_key_nothing_but_signs_of_life(app, client, make_key):
             assert answer.headers["www-authenticate"] == 'Bearer realm="gemmserve"'
     for path in ("/docs", "/openapi.json"):
         assert (await client.get(path)).status_code == 200
+    home = await client.get("/", follow_redirects=False)
+    assert (home.status_code, home.headers["location"]) == (307, "docs")
     assert (await client.get("/nowhere")).status_code == 401
 
 

@@ -39,7 +39,7 @@ async def test_the_simplest_product(one_shot, read_npy, random_array):
     assert answer.headers["content-length"] == str(len(answer.content))
     assert answer.headers["gemm-algorithm"]
     phases = dict(entry.split(";dur=") for entry in answer.headers["server-timing"].split(", "))
-    assert set(phases) == {"receive", "queue", "h2d", "kernel", "d2h"}
+    assert set(phases) == {"receive", "queue", "h2d", "kernel", "d2h", "handover"}
     assert all(float(value) >= 0 for value in phases.values())
 
 

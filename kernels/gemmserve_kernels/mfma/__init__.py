@@ -1,0 +1,1 @@
+"""Matrix units of AMD's CDNA devices (MFMA)."""

@@ -1,0 +1,154 @@
+"""Products on the matrix units of AMD's CDNA devices: gfx90a (MI200), gfx942 (MI300), gfx950 (MI350).
+
+Two families share one kernel, cuda/mfma_gemm.cu. `run_gemm` multiplies operands as they are stored (any strides,
+interleaved or planar): float32 and complex64 by v_mfma_f32_32x32x2, float64 and complex128 by v_mfma_f64_16x16x4,
+float16 by v_mfma_f32_32x32x8_f16 (on gfx90a as float32), and, where `compute` is "tf32" on gfx942, float32 rounded to
+TF32 by v_mfma_f32_32x32x4_xf32. `multiply` multiplies float16 planes (`planes.Planes`): `3xfp16`, `1xfp16`.
+
+Nothing of this has run on AMD hardware. It is compiled for every architecture, its registers are counted, and it runs
+on a CPU emulation of the instructions (docs/kernels.md).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gemmserve_kernels.arguments import StoredArray
+from gemmserve_kernels.errors import ConfigInfeasible
+from gemmserve_kernels.mfma.plan import dense_plan, planes_plan
+from gemmserve_kernels.mfma.tiles import (
+    ARCHITECTURES,
+    ARITHMETIC,
+    MfmaTile,
+    check_device,
+    dense_arithmetic,
+    resolve_tile,
+)
+from gemmserve_kernels.mma.plan import Layout
+from gemmserve_kernels.operand import real_dtype
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.config import GemmConfig
+    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.launch import Launcher
+    from gemmserve_kernels.planes.layout import Planes, Scheme
+    from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
+    from gemmserve_kernels.reduction import Partials
+
+__all__ = [
+    "MfmaTile",
+    "multiply",
+    "multiply_reduce",
+    "partials_length",
+    "resolve",
+    "resolve_planes",
+    "run_gemm",
+    "supports",
+    "supports_planes",
+]
+
+
+def supports(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str | None:
+    """Why `run_gemm` cannot compute `problem` on `spec`, or None. Any shape but an empty one, any strides and C."""
+    if reason := check_device(spec):
+        return reason
+    if dense_arithmetic(problem, spec) is None:
+        return f"mfma has no {problem.compute} of {problem.dtype.name} on {spec.arch}"
+    stored = real_dtype(problem.dtype) if problem.planar else problem.dtype
+    if {problem.a.dtype, problem.b.dtype} != {stored}:
+        return f"both operands must be {stored.name}, not {problem.a.dtype.name} and {problem.b.dtype.name}"
+    if 0 in {problem.m, problem.n, problem.k, problem.batch}:
+        return "an empty product"
+    return None
+
+
+def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> MfmaTile:
+    """The tile of `run_gemm`: what `config` asks for, the rest chosen. Raises ConfigInfeasible naming the limit."""
+    arithmetic = dense_arithmetic(problem, spec)
+    if arithmetic is None:
+        raise ConfigInfeasible(f"algorithm: mfma has no {problem.compute} of {problem.dtype.name} on {spec.arch}")
+    is_complex = problem.dtype.kind == "c"
+    return resolve_tile(config, arithmetic, (problem.m, problem.n), problem.batch, spec, is_complex=is_complex)
+
+
+def supports_planes(problem: GemmProblem | GemmReduceProblem, scheme: Scheme, spec: DeviceSpec) -> str | None:
+    """Why `multiply` cannot compute `problem` from planes of `scheme` on `spec`, or None."""
+    if reason := check_device(spec):
+        return reason
+    if scheme not in ARITHMETIC:
+        return f"mfma has no {scheme}"
+    if scheme not in ARCHITECTURES[spec.arch]:
+        return f"{spec.arch} takes subnormal float16 numbers for zero, which low parts have"
+    if problem.dtype.name not in {"float32", "complex64"}:
+        return f"{scheme} multiplies float32 or complex64, not {problem.dtype.name}"
+    return None
+
+
+def resolve_planes(
+    config: GemmConfig | None, problem: GemmProblem | GemmReduceProblem, scheme: Scheme, spec: DeviceSpec
+) -> MfmaTile:
+    """The tile of `multiply`, as `resolve`; the same for every turn of a batch. Raises ConfigInfeasible."""
+    return resolve_tile(config, scheme, (problem.m, problem.n), 1, spec, is_complex=problem.dtype.kind == "c")
+
+
+def run_gemm(
+    launcher: Launcher,
+    problem: GemmProblem,
+    config: GemmConfig | MfmaTile | None,
+    a: Any,
+    b: Any,
+    c: Any | None,
+    out: Any,
+) -> None:
+    """Writes alpha op(a) op(b) + beta c into `out`, of any strides; `c` is not read where beta is 0.
+
+    Raises ConfigInfeasible, CompileError.
+    """
+    arrays = [a, b, out if c is None or problem.beta == 0 else c, out]
+    found = [StoredArray.of(launcher, array) for array in arrays]
+    arithmetic = dense_arithmetic(problem, launcher.spec)
+    assert arithmetic is not None
+    plan = dense_plan(launcher.spec, problem, arithmetic, config, *(stored for stored, _ in found))
+    bases = [base for _, base in found]
+    if plan.swapped:
+        bases[:2] = bases[1::-1]
+    plan.launch(launcher, bases)
+
+
+def multiply(
+    launcher: Launcher, problem: GemmProblem, tile: MfmaTile, a: Planes, b: Planes, c: Any | None, out: Any
+) -> None:
+    """Writes alpha (planes of a times planes of b) 2^(exponents) + beta c into `out`, for the whole batch.
+
+    Every element is written; where a row or column does not fit the planes, with whatever comes out.
+    """
+    c_array = out if c is None or problem.beta == 0 else c
+    (c_stored, c_base), (d_stored, d_base) = (StoredArray.of(launcher, array) for array in (c_array, out))
+    plan = planes_plan(launcher.spec, problem, tile, Layout.of(a), Layout.of(b), c_stored, d_stored)
+    sides = [b, a] if plan.swapped else [a, b]
+    bases = [launcher.pointer(side.data) for side in sides] + [c_base, d_base]
+    plan.launch(launcher, bases, [launcher.pointer(side.exponents) for side in sides])
+
+
+def partials_length(problem: GemmReduceProblem, tile: MfmaTile) -> int:
+    """Partials that `multiply_reduce` leaves for each output of one product."""
+    return -(-(problem.m if problem.over_rows else problem.n) // tile.block_m)
+
+
+def multiply_reduce(
+    launcher: Launcher,
+    problem: GemmReduceProblem,
+    tile: MfmaTile,
+    a: Planes,
+    b: Planes,
+    partials: Partials,
+    first_matrix: int,
+    c: Any | None,
+) -> None:
+    """`multiply`, leaving partials of the problem's batch from number `first_matrix` on; the product in `c` if any."""
+    stored, base = (None, 0) if c is None else StoredArray.of(launcher, c)
+    plan = planes_plan(launcher.spec, problem, tile, Layout.of(a), Layout.of(b), stored, stored)
+    sides = [b, a] if plan.swapped else [a, b]
+    bases = [launcher.pointer(side.data) for side in sides] + ([base, base] if c is not None else [])
+    exponents = [launcher.pointer(side.exponents) for side in sides]
+    plan.launch(launcher, bases, exponents, partials=partials, first_matrix=first_matrix)

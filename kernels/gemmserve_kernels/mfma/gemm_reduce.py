@@ -1,0 +1,67 @@
+"""Reductions of products by MFMA: `gemm`'s tiles leave partials, which are combined in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gemmserve_kernels.arguments import StoredArray
+from gemmserve_kernels.errors import ConfigInfeasible
+from gemmserve_kernels.mfma import gemm
+from gemmserve_kernels.mfma.plan import dense_plan
+from gemmserve_kernels.mfma.tiles import MfmaTile, dense_arithmetic, resolve_tile
+from gemmserve_kernels.reduction import Partials, combine, local_bytes
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.config import GemmConfig
+    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.launch import Launcher
+    from gemmserve_kernels.problem import GemmReduceProblem
+
+
+def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
+    """Why this cannot run `problem` on `spec`, or None."""
+    return gemm.supports(problem, spec)
+
+
+def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceSpec) -> MfmaTile:
+    """The tile. Raises ConfigInfeasible."""
+    arithmetic = dense_arithmetic(problem, spec)
+    if arithmetic is None:
+        raise ConfigInfeasible(f"algorithm: mfma has no {problem.compute} of {problem.dtype.name} on {spec.arch}")
+    return resolve_tile(
+        config,
+        arithmetic,
+        (problem.m, problem.n),
+        problem.batch,
+        spec,
+        is_complex=problem.dtype.kind == "c",
+        local_bytes=local_bytes(problem),
+    )
+
+
+def run_gemm_reduce(
+    launcher: Launcher,
+    problem: GemmReduceProblem,
+    config: GemmConfig | MfmaTile | None,
+    a: Any,
+    b: Any,
+    results: dict[str, Any],
+) -> None:
+    """Writes the reductions of alpha op(a) op(b), and the product as "c" where the problem returns it, into `results`.
+
+    Raises ConfigInfeasible, CompileError.
+    """
+    arrays = [a, b, *([results["c"]] if problem.return_c else [])]
+    found = [StoredArray.of(launcher, array) for array in arrays]
+    stored = [*(each for each, _ in found), None][:3]
+    assert stored[0] is not None
+    assert stored[1] is not None
+    arithmetic = dense_arithmetic(problem, launcher.spec)
+    assert arithmetic is not None
+    plan = dense_plan(launcher.spec, problem, arithmetic, config, stored[0], stored[1], stored[2], stored[2])
+    bases = [base for _, base in found]
+    if plan.swapped:
+        bases[:2] = bases[1::-1]
+    partials = Partials.allocate(launcher, problem, plan.length)
+    plan.launch(launcher, [*bases, *bases[2:]], partials=partials)
+    combine(launcher, problem, partials, results)

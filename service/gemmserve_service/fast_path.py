@@ -1,0 +1,335 @@
+"""Small one-shot products straight from the connection: without ASGI, without a task of asyncio's, in one write.
+
+A request whose head is plain and whose body is small is gathered by the connection's protocol and answered from
+callbacks. It passes the same gate, queue, limits and workers as any other and leaves the same log line, counts and
+audit. Whatever is unusual or wrong, in its head or in its body, is handed to the app with every byte that came: there
+it is answered as if it had gone there at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from functools import lru_cache, partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ, SESSION_HEADER, NpyError
+from gemmserve_kernels.errors import DeviceError, KernelError
+from gemmserve_service import small
+from gemmserve_service.bundles import BundleTask
+from gemmserve_service.errors import JobCancelled, ServiceError, describe
+from gemmserve_service.executor.protocol import Done
+from gemmserve_service.middleware import POLICY, SECURITY, context_of, request_done
+from gemmserve_service.preferences import choose_media_type
+from gemmserve_service.problems import problem_response
+from gemmserve_service.routes.common import server_timing
+from gemmserve_service.routes.oneshot import SMALL, SmallRoute
+from gemmserve_service.single import summary
+from gemmserve_service.small_forms import MOST_BYTES, boundary_of, cut
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from fastapi import FastAPI
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+    from gemmserve_service.access import Gate
+    from gemmserve_service.audit import AuditLog
+    from gemmserve_service.core import Core
+    from gemmserve_service.fast_protocol import FastProtocol
+    from gemmserve_service.metrics import Metrics
+    from gemmserve_service.settings import Settings
+    from gemmserve_service.tasks import Task
+
+_PATIENCE_S: Final = 0.02
+"""For the rest of a body. Who sends less at once is left to the app, which has clocks for slow bodies."""
+_MOST_GATHERED: Final = 64 << 20  # bytes of all bodies that are being gathered
+_TIMEOUT: Final = re.compile(rb"timeout_s=(\d{1,5}(?:\.\d{1,6})?)")
+_LONGEST_S: Final = 86_400.0
+_UNUSUAL: Final = frozenset({b"transfer-encoding", b"upgrade", SESSION_HEADER.lower().encode("ascii")})
+_ALGORITHM: Final = ALGORITHM_HEADER.lower()
+
+log = structlog.get_logger(__name__)
+
+
+def lines(headers: Any) -> bytes:
+    return b"".join([b"%s: %s\r\n" % header for header in headers])
+
+
+_GUARDS: Final = lines((*SECURITY, POLICY))
+_STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus}
+
+
+class FastPath:
+    """What the exchanges of one server have in common; belongs to the event loop's thread."""
+
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        self.core: Core = app.state.core
+        self.gate: Gate = app.state.gate
+        self.metrics: Metrics = app.state.metrics
+        self.audit: AuditLog = app.state.audit
+        self.products = small.SmallProducts()
+        self.gathered = 0
+        """Bytes of the bodies that are being gathered, as their heads announce them."""
+        self._proxies = ProxyHeadersMiddleware(_nobody, settings.trusted_proxies) if settings.trusted_proxies else None
+        self._ended: list[Exchange] = []
+
+    def accept(self, protocol: FastProtocol, cycle: RequestResponseCycle) -> Exchange | None:
+        """The exchange of a request whose head has come; None: it is the app's."""
+        scope: Any = cycle.scope
+        route = SMALL.get(scope["path"])
+        if route is None or scope["method"] != "POST" or protocol.flow.write_paused:
+            return None
+        timeout_s = None
+        if scope["query_string"]:
+            match = _TIMEOUT.fullmatch(scope["query_string"])
+            timeout_s = float(match[1]) if match else 0.0
+            if not 0 < timeout_s <= _LONGEST_S:
+                return None
+        fields: dict[bytes, bytes] = dict(scope["headers"])
+        if len(fields) != len(scope["headers"]) or not fields.keys().isdisjoint(_UNUSUAL):
+            return None
+        length = fields.get(b"content-length", b"")
+        size = int(length) if length.isdigit() and len(length) < 8 else MOST_BYTES + 1
+        if size > MOST_BYTES or self.gathered + size > _MOST_GATHERED or not _acceptable(fields.get(b"accept", b"")):
+            return None
+        boundary = boundary_of(_text(fields.get(b"content-type")))
+        if boundary is None:
+            return None
+
+        if not self.gate.anyone(scope, fields):
+            try:
+                self.gate.caller(scope, partial(_values, fields))
+            except ServiceError:
+                return None
+        if self._proxies is not None:
+            with contextlib.suppress(StopIteration):  # it awaits nothing before the app, nor does that
+                self._proxies(scope, None, None).send(None)  # type: ignore[arg-type]
+        scope["route"] = route
+        context = context_of(_text(fields.get(b"x-request-id")), _text(fields.get(b"traceparent")))
+        return Exchange(self, protocol, cycle, route, boundary, size, timeout_s, context)
+
+    def ended(self, exchange: Exchange) -> None:
+        """Has it answered later in this turn of the event loop, when the workers have been given what follows."""
+        if not self._ended:
+            exchange.protocol.loop.call_soon(self._answer_all)
+        self._ended.append(exchange)
+
+    def _answer_all(self) -> None:
+        ended, self._ended = self._ended, []
+        for exchange in ended:
+            try:
+                exchange.answer()
+            except Exception:
+                log.exception("unexpected error")
+                exchange.protocol.transport.abort()
+
+
+class Exchange:
+    """One request and its answer; the scheduler's listener for its product."""
+
+    def __init__(
+        self,
+        path: FastPath,
+        protocol: FastProtocol,
+        cycle: RequestResponseCycle,
+        route: SmallRoute,
+        boundary: bytes,
+        size: int,
+        timeout_s: float | None,
+        context: dict[str, str],
+    ) -> None:
+        self._began = time.perf_counter()
+        self.protocol = protocol
+        self.cycle = cycle
+        self.gathering = True
+        """Whether the body is still coming."""
+        self._path = path
+        self._route = route
+        self._owner = cycle.scope["state"]["caller"].owner
+        self._boundary = boundary
+        self._size = size
+        self._timeout_s = timeout_s
+        self._context = context
+        self._pieces: list[bytes] = []
+        self._patience: asyncio.TimerHandle | None = None
+        self._received_s = 0.0
+        self._gone = False
+        self._product: small.SmallProduct | None = None
+        self._task: BundleTask | None = None
+        self._outcome: Done | Exception | None = None
+        path.gathered += size
+
+    # -- the body ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Takes up what came before this exchange began, and waits for the rest."""
+        cycle, protocol = self.cycle, self.protocol
+        if cycle.body:
+            self._pieces.append(bytes(cycle.body))
+            cycle.body = bytearray()
+        if not cycle.more_body:
+            self.complete()
+            return
+        protocol.flow.resume_reading()
+        if cycle.waiting_for_100_continue:
+            cycle.waiting_for_100_continue = False
+            protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._patience = protocol.loop.call_later(_PATIENCE_S, self._hand_over)
+
+    def feed(self, piece: bytes) -> None:
+        """The body's next piece."""
+        self._pieces.append(piece)
+
+    def complete(self) -> None:
+        """The body is whole: its product is queued."""
+        arrived = time.monotonic()
+        path, route, pieces = self._path, self._route, self._pieces
+        self._received_s = time.perf_counter() - self._began
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        parts = cut(body, self._boundary)
+        product = None
+        if parts is not None and parts.keys() <= route.names:
+            product = path.products.get(route.kind, route.parse, body, parts)
+        if parts is None or product is None:
+            self._hand_over()
+            return
+        self._gather_no_more()
+        self._product = product
+        try:
+            self._task = small.begin(
+                path.core,
+                product,
+                body,
+                parts,
+                self,
+                arrived=arrived,
+                timeout_s=self._timeout_s,
+                owner=self._owner,
+            )
+        except Exception as error:
+            self._outcome = error
+            path.ended(self)
+
+    def _hand_over(self) -> None:
+        """Gives the request to the app, as if it had been the app's from the start."""
+        pieces = self._pieces
+        self._gather_no_more()
+        self.cycle.body += b"".join(pieces)
+        self.protocol.hand_over(self.cycle)
+
+    def _gather_no_more(self) -> None:
+        self.gathering = False
+        self._pieces = []
+        self._path.gathered -= self._size
+        if self._patience is not None:
+            self._patience.cancel()
+
+    # -- the scheduler's listener -----------------------------------------------------------------------------------
+
+    def started(self, task: Task) -> None:
+        """Nobody asks."""
+
+    def requeued(self, task: Task) -> None:
+        """Nobody asks."""
+
+    def ended(self, task: Task, outcome: Done | ServiceError) -> None:
+        """See `tasks.Listener`."""
+        assert isinstance(task, BundleTask)
+        self._task, self._outcome = task, outcome
+        self._path.ended(self)
+
+    # -- the answer -------------------------------------------------------------------------------------------------
+
+    def lost(self) -> None:
+        """The client hung up."""
+        self._gone = True
+        if self.gathering:
+            received = sum(map(len, self._pieces))
+            self._gather_no_more()
+            self._record(0, received, 0)
+        elif self._task is not None:
+            self._path.core.scheduler.cancel(self._task)
+
+    def answer(self) -> None:
+        """Sends what came of it, if there is still somebody."""
+        outcome, task = self._outcome, self._task
+        gone = self._gone or self.protocol.transport.is_closing()
+        if task is not None and isinstance(outcome, Done | ServiceError):
+            told = JobCancelled("the client hung up") if gone else outcome
+            self._path.core.observe(summary(task, told), task.size)
+        status, head, body = 0, b"", b""
+        if isinstance(outcome, Done):
+            assert task is not None
+            try:
+                if not gone:
+                    status, head, body = self._result(task, outcome)
+            finally:
+                task.close()
+        elif not gone:
+            status, head, body = self._problem(outcome)
+        if not gone:
+            self.protocol.reply(self.cycle, _STATUS[status], head + _id_line(self._context) + _GUARDS, body)
+        self._record(status, self._size, len(body))
+
+    def _result(self, task: BundleTask, done: Done) -> tuple[int, bytes, bytes]:
+        product = self._product
+        assert product is not None
+        (slot,) = product.results
+        made = task.room.extent.view(task.room.nbytes)[slot.offset : slot.offset + slot.nbytes]
+        body = b"".join((product.answer_head, made))
+        timing = server_timing(done.timings, self._received_s, time.perf_counter() - self._began)
+        head = (
+            f"server-timing: {timing}\r\n{_ALGORITHM}: {done.algorithm}\r\ncache-control: no-store\r\n"
+            f'content-disposition: attachment; filename="{slot.name}.npy"\r\ncontent-length: {len(body)}\r\n'
+            f"content-type: {NPY}\r\n"
+        )
+        return 200, head.encode("ascii"), body
+
+    def _problem(self, error: Exception | None) -> tuple[int, bytes, bytes]:
+        assert error is not None
+        if not isinstance(error, ServiceError | KernelError | DeviceError | NpyError):
+            log.error("unexpected error", exc_info=error, **self._context)
+        response = problem_response(error)
+        return response.status_code, lines(response.raw_headers), bytes(response.body)
+
+    def _record(self, status: int, received: int, sent: int) -> None:
+        """Count, log line and audit. `status` 0: there was no answer."""
+        path = self._path
+        scope: Any = self.cycle.scope
+        seconds = time.perf_counter() - self._began
+        request_done(
+            path.metrics, scope, self._context, status,
+            seconds=seconds, received=received, sent=sent, complete=bool(status),
+        )  # fmt: skip
+        path.audit.request(scope, status, self._slug, **self._context)
+
+    def _slug(self) -> str | None:
+        return describe(self._outcome).slug if isinstance(self._outcome, Exception) else None
+
+
+async def _nobody(scope: Any, receive: Any, send: Any) -> None:
+    """An app that does nothing."""
+
+
+@lru_cache(256)
+def _acceptable(accept: bytes) -> bool:
+    return choose_media_type(accept.decode("latin-1"), (NPY, NPZ)) is not None
+
+
+def _values(fields: dict[bytes, bytes], name: str) -> tuple[str, ...]:
+    value = fields.get(name.encode("ascii"))
+    return () if value is None else (value.decode("latin-1"),)
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode("latin-1")
+
+
+def _id_line(context: dict[str, str]) -> bytes:
+    return b"x-request-id: %s\r\n" % context["request_id"].encode("ascii")

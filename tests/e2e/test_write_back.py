@@ -1,0 +1,217 @@
+"""A real server with a device (the stand-in of tests/support) whose results stay there: killed, chained, deleted."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from live_server import LiveServer
+
+from gemmserve import Client
+
+SUPPORT = Path(__file__).parents[1] / "support"
+DEVICE = {
+    "PYTHONPATH": f"{SUPPORT / 'device_on_host'}:{SUPPORT / 'cupy_on_numpy'}",
+    "GEMMSERVE_DEVICE": "cuda:0",
+    "GEMMSERVE_WRITE_BACK_DELAY_S": "60",  # nothing is written that nobody asks for
+}
+N = 300
+"""Rows of complex64 that make a result large enough to stay."""
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(6)
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def start(data_dir):
+    def begin():
+        return LiveServer(data_dir=data_dir, environment=DEVICE)
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Of the stand-in's 144 GB the share for copies is that of some forty results, of which ten may be unwritten."""
+    share = {"GEMMSERVE_DEVICE_CACHE_SHARE": str(42 * 8 * N * N / 144e9)}
+    with LiveServer(data_dir=tmp_path_factory.mktemp("data"), environment=DEVICE | share) as live:
+        yield live
+
+
+def matrix(rng):
+    return (rng.standard_normal((N, N)) + 1j * rng.standard_normal((N, N))).astype("complex64")
+
+
+def metric(server, name):
+    with server.http() as http:
+        found = re.search(rf"^gemmserve_{name}(?:{{.*}})? (\S+)$", http.get("/metrics").text, re.MULTILINE)
+    return None if found is None else float(found[1])
+
+
+def until(condition, within_s=30):
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def as_written(client, ra, rb):
+    """The bits of ra @ rb as they are when the result is written at once: a checked one is."""
+    job = client.submit("gemm", ra, rb, verify=True)
+    return job.result().numpy()
+
+
+def downloaded(server, array_id):
+    with server.http() as http:
+        answer = http.get(f"/v1/arrays/{array_id}/data", headers={"Accept": "application/octet-stream"})
+    return np.frombuffer(answer.content, "complex64").reshape(N, N)
+
+
+def test_a_chain_whose_middle_is_deleted_is_written_at_its_end(shared, rng):
+    with Client(shared.url) as client:
+        a = matrix(rng) / 20
+        ra = client.put(a)
+        hits = metric(shared, "device_cache_hits_total")
+        spared = metric(shared, "write_backs_spared_total")
+        square = ra @ ra
+        fourth = square @ square
+        eighth = fourth @ fourth
+        assert metric(shared, "device_unwritten_bytes") == 3 * a.nbytes
+        assert metric(shared, "device_cache_hits_total") >= hits + 4
+        square.delete()
+        fourth.delete()
+        found = eighth.numpy()
+        expected = a @ a
+        expected = expected @ expected
+        np.testing.assert_allclose(found, expected @ expected, rtol=1e-3, atol=1e-3)
+        until(lambda: metric(shared, "write_backs_spared_total") == spared + 2)
+        until(lambda: metric(shared, "device_unwritten_bytes") == 0)
+
+
+def test_ranges_and_heads_of_what_is_not_written(shared, rng):
+    with Client(shared.url) as client, shared.http() as http:
+        ra = client.put(matrix(rng))
+        result = ra @ ra
+        path = f"/v1/arrays/{result.id}/data"
+        bare = {"Accept": "application/octet-stream"}
+        head = http.head(path, headers=bare)
+        assert (head.status_code, head.headers["content-length"]) == (200, str(ra.nbytes))
+        assert metric(shared, "device_unwritten_bytes") >= ra.nbytes, "it was not asked for"
+        part = http.get(path, headers=bare | {"Range": "bytes=800-1599"})
+        assert part.status_code == 206
+        assert part.content == result.numpy().tobytes()[800:1600]
+
+
+def test_checks_batches_and_programs_on_what_is_not_written(shared, rng):
+    with Client(shared.url) as client:
+        a = matrix(rng)
+        ra = client.put(a)
+        square = ra @ ra
+        job = client.submit("gemm", square, ra, verify=True)
+        job.wait(60)
+        assert job.info.residual < 1e-5
+        square = ra.H @ ra
+        batch = client.gemm_many([square, square], [ra, square])
+        host = square.numpy()
+        np.testing.assert_array_equal(batch[0].numpy() if hasattr(batch[0], "numpy") else batch[0], host @ a)
+        square = ra @ ra.H
+        with client.program() as program:
+            last = program.gemm(square, square) @ ra
+        np.testing.assert_allclose(last.numpy(), (a @ a.conj().T) @ (a @ a.conj().T) @ a, rtol=1e-3, atol=1.0)
+
+
+def test_uploads_are_there_before_they_are_asked_for(shared, rng):
+    with Client(shared.url) as client:
+        pause = itertools.count(1)
+
+        def all_were_there():
+            ra, rb = client.put(matrix(rng)), client.put(matrix(rng))
+            time.sleep(0.05 * next(pause))  # the device takes them when it likes
+            misses = metric(shared, "device_cache_misses_total")
+            _ = ra @ rb
+            return metric(shared, "device_cache_misses_total") == misses
+
+        until(all_were_there)
+
+
+def test_more_than_may_be_unwritten_is_written(shared, rng):
+    with Client(shared.url) as client:
+        a = matrix(rng)
+        ra = client.put(a)
+        most = metric(shared, "device_cache_budget_bytes") / 4
+        assert 5 * a.nbytes < most < 20 * a.nbytes
+        results = [client.submit("gemm", ra, ra, alpha=alpha).result() for alpha in range(1, 25)]
+        assert metric(shared, "device_unwritten_bytes") <= most
+        for alpha, result in enumerate(results, 1):
+            np.testing.assert_allclose(result.numpy(), alpha * (a @ a), rtol=1e-4, atol=1e-3)
+
+
+def test_a_worker_killed_before_it_wrote_takes_nothing_with_it(shared, rng):
+    with Client(shared.url) as client:
+        a = matrix(rng)
+        ra = client.put(a)
+        expected = as_written(client, ra, ra)
+        before = metric(shared, "results_recomputed_total")
+        square = ra @ ra
+        other = ra @ square
+        unwritten = metric(shared, "device_unwritten_bytes")
+        with client.program() as program:
+            step = program.gemm(ra, square)
+            last = step @ ra
+            program.keep(step, last)
+        assert metric(shared, "device_unwritten_bytes") == unwritten + 2 * a.nbytes
+        ra.delete()
+        shared.workers()[0].kill()
+        waiting = client.submit("gemm", square, other)
+        np.testing.assert_array_equal(square.numpy(), expected)
+        np.testing.assert_array_equal(other.numpy(), a @ expected)
+        np.testing.assert_array_equal(waiting.result().numpy(), expected @ (a @ expected))
+        np.testing.assert_array_equal(last.numpy(), (a @ expected) @ a)
+        np.testing.assert_array_equal(step.numpy(), a @ expected)
+        assert metric(shared, "results_recomputed_total") == before + 3
+
+
+def test_a_front_killed_before_it_heard_is_followed_by_one_that_asks_again(shared, rng):
+    with Client(shared.url) as client:
+        a = matrix(rng)
+        ra = client.put(a)
+        square = ra @ ra
+        (front,) = [each for each in shared.processes() if "gemmserve_service.front" in each.cmdline()]
+        front.kill()
+        front.wait(30)
+        shared.wait_ready()
+        np.testing.assert_array_equal(square.numpy(), a @ a)
+
+
+def test_a_server_killed_before_it_wrote_computes_again_bit_for_bit_and_one_that_ends_writes(start, rng):
+    with start() as server, Client(server.url) as client:
+        a = matrix(rng)
+        ra = client.put(a)
+        expected = as_written(client, ra, ra)
+        square = ra @ ra
+        cube = square @ ra
+        ra.delete()
+        square.delete()
+        assert client.submit("gemm", cube, cube).wait(60)
+        server.terminate(signal.SIGKILL)
+    with start() as server, Client(server.url) as client:
+        np.testing.assert_array_equal(downloaded(server, cube.id), expected @ a)
+        until(lambda: metric(server, "array_store_bytes") == 3 * a.nbytes)  # what they were made of has gone
+        assert metric(server, "results_recomputed_total") == 3
+        ra = client.put(a)
+        square = ra @ ra
+    with start() as server:
+        np.testing.assert_array_equal(downloaded(server, square.id), expected)
+        assert metric(server, "results_recomputed_total") == 0

@@ -1,0 +1,116 @@
+"""Tiles of the MFMA kernels: what is chosen, what is refused and in which words; what fits which architecture."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gemmserve_kernels.config import GemmConfig
+from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.errors import ConfigInfeasible
+from gemmserve_kernels.mfma import gemm as mfma
+from gemmserve_kernels.mfma import gemm_reduce as mfma_reduce
+from gemmserve_kernels.mfma.tiles import (
+    ARCHITECTURES,
+    ARITHMETIC,
+    CANDIDATES,
+    MfmaTile,
+    candidates_of,
+    dense_arithmetic,
+    resolve_tile,
+)
+from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand
+
+BY_ARCH = {spec.arch: spec for spec in KNOWN.values() if spec.kind == "rocm"}
+MI300X = KNOWN["MI300X"]
+
+
+def problem(m, n, k, dtype="complex64", *, batch=(), **options):
+    a, b = (Operand.contiguous((*batch, *shape), np.dtype(dtype)) for shape in ((m, k), (k, n)))
+    return GemmProblem.build(a, b, **options)
+
+
+SHIPPED = [(arch, *key) for arch, known in ARCHITECTURES.items() for key in CANDIDATES if key[0] in known]
+
+
+@pytest.mark.parametrize(("arch", "arithmetic", "is_complex"), SHIPPED)
+def test_every_candidate_fits_every_device_that_has_its_instruction(arch, arithmetic, is_complex):
+    for reducing in (False, True):
+        for tile in candidates_of(arithmetic, is_complex=is_complex, reducing=reducing):
+            local = 16 if reducing else 0
+            assert tile.broken_limit(arithmetic, is_complex=is_complex, spec=BY_ARCH[arch], local_bytes=local) is None
+            assert tile.block_k % ARITHMETIC[arithmetic].instruction.depth == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compute", "by_arch"),
+    [
+        ("float32", "auto", {"gfx90a": "fp32", "gfx942": "fp32", "gfx950": "fp32"}),
+        ("complex128", "fp64", {"gfx90a": "fp64", "gfx942": "fp64", "gfx950": "fp64"}),
+        ("complex64", "fp64", {"gfx90a": "fp64", "gfx942": "fp64", "gfx950": "fp64"}),
+        ("float16", "auto", {"gfx90a": "fp32", "gfx942": "fp16", "gfx950": "fp16"}),
+        ("complex64", "tf32", {"gfx90a": None, "gfx942": "xf32", "gfx950": None}),
+        ("float32", "3xtf32", {"gfx942": None}),
+    ],
+)
+def test_what_multiplies(dtype, compute, by_arch):
+    case = problem(64, 64, 64, dtype, compute=compute)
+    assert {arch: dense_arithmetic(case, BY_ARCH[arch]) for arch in by_arch} == by_arch
+    assert dense_arithmetic(case, BY_ARCH["gfx1100"]) is None
+
+
+def test_a_small_product_has_smaller_tiles():
+    large, small = (resolve_tile(None, "fp32", (n, n), 1, MI300X, is_complex=True) for n in (4096, 512))
+    assert large == CANDIDATES["fp32", True][0]
+    assert small == CANDIDATES["fp32", True][1]
+    assert resolve_tile(None, "fp32", (512, 512), 64, MI300X, is_complex=True) == large
+    assert mfma.resolve(None, problem(512, 512, 64), MI300X) == small
+
+
+def test_a_reduction_has_tiles_of_its_own():
+    a, b = (Operand.contiguous((4096, 4096), np.dtype("c8")) for _ in range(2))
+    case = GemmReduceProblem.build(a, b, reduce=["sum", "argmax"])
+    assert mfma_reduce.resolve(None, case, MI300X).block_n == 64
+    assert mfma.resolve(None, problem(4096, 4096, 4096), MI300X).block_n == 128
+
+
+def test_wishes_are_obeyed_and_the_rest_bent():
+    tile = resolve_tile(GemmConfig(block_m=32), "fp32", (4096, 4096), 1, MI300X, is_complex=False)
+    assert (tile.block_m, tile.warp_m) == (32, 32)
+    tile = resolve_tile(GemmConfig(block_k=32, stages=1), "fp32", (4096, 4096), 1, MI300X, is_complex=False)
+    assert (tile.block_k, tile.stages) == (32, 1)
+    config = GemmConfig(block_m=128, block_n=64, warp_m=64, warp_n=32, raster=4)
+    assert resolve_tile(config, "fp64", (64, 64), 1, MI300X, is_complex=False) == MfmaTile(128, 64, 8, 64, 32, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "arithmetic", "word"),
+    [
+        (GemmConfig(block_m=48), "fp32", "warp_m"),
+        (GemmConfig(block_m=64, warp_m=48), "fp32", "multiple"),
+        (GemmConfig(warp_m=16), "fp32", "32"),
+        (GemmConfig(block_k=12), "fp32", "power of two from 8"),
+        (GemmConfig(block_k=8), "fp16", "power of two from 16"),
+        (GemmConfig(stages=3), "fp32", "1 or 2"),
+        (GemmConfig(block_m=512, block_n=512, warp_m=32, warp_n=32), "fp32", "limit is 1024"),
+        (GemmConfig(block_k=256, stages=2), "fp32", "shared memory"),
+        (GemmConfig(block_m=256, block_n=256, warp_m=256, warp_n=128, block_k=8), "fp32", "registers"),
+        (GemmConfig(split_k=2), "fp32", "no such setting"),
+        (GemmConfig(block_m=0), "fp32", "at least 1"),
+    ],
+)
+def test_refusals_name_the_limit(config, arithmetic, word):
+    with pytest.raises(ConfigInfeasible, match=word):
+        resolve_tile(config, arithmetic, (4096, 4096), 1, MI300X, is_complex=False)
+
+
+def test_supports():
+    assert mfma.supports(problem(8, 8, 8), MI300X) is None
+    assert "gfx1100" in mfma.supports(problem(8, 8, 8), KNOWN["RX7900XTX"])
+    assert "sm_90a" in mfma.supports(problem(8, 8, 8), KNOWN["H200"])
+    assert "tf32" in mfma.supports(problem(8, 8, 8, compute="tf32"), KNOWN["MI355X"])
+    assert "empty" in mfma.supports(problem(8, 8, 0), MI300X)
+    mixed = GemmProblem.build(Operand.contiguous((8, 8), np.dtype("f4")), Operand.contiguous((8, 8), np.dtype("c8")))
+    assert "float32 and complex64" in mfma.supports(mixed, MI300X)
+    with pytest.raises(ConfigInfeasible, match="tf32"):
+        mfma.resolve(None, problem(8, 8, 8, compute="tf32"), KNOWN["MI355X"])

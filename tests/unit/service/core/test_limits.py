@@ -1,0 +1,109 @@
+"""The doctor's look at folders and limits."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+from typing import NamedTuple
+
+import pytest
+
+from gemmserve_service import limits
+from gemmserve_service.findings import Machine
+from gemmserve_service.settings import Settings
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture
+def outside(tmp_path):
+    return Machine(root=tmp_path / "root", environment={})
+
+
+@pytest.fixture
+def inside(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / ".dockerenv").touch()
+    return Machine(root=root, environment={})
+
+
+@pytest.fixture
+def no_permission(monkeypatch):
+    monkeypatch.setattr(limits.os, "access", lambda path, mode: False)
+
+
+def test_room_for_arrays(tmp_path, outside, monkeypatch):
+    (finding,) = limits.data_dir(tmp_path / "not" / "yet", outside)
+    assert (finding.level, finding.subject) == ("ok", "data")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1, 1, 1000))
+    (finding,) = limits.data_dir(tmp_path, outside)
+    assert finding.level == "note"
+    assert "507" in finding.advice
+
+
+def test_a_data_directory_that_cannot_be_written(tmp_path, outside, no_permission):
+    (finding,) = limits.data_dir(tmp_path / "not" / "yet", outside)
+    assert finding.level == "error"
+    assert f"no permission to write {tmp_path}" in finding.text
+    assert "--data-dir" in finding.advice
+
+
+def test_a_volume_that_cannot_be_written(tmp_path, inside, no_permission):
+    (finding,) = limits.data_dir(tmp_path, inside)
+    assert f"chown -R {os.getuid()}:{os.getgid()}" in finding.advice
+    assert f"--user {tmp_path.stat().st_uid}" in finding.advice
+
+
+def test_kernels_that_cannot_be_kept(tmp_path, outside, monkeypatch):
+    monkeypatch.setenv("GEMMSERVE_KERNEL_CACHE", str(tmp_path / "kernels"))
+    assert not list(limits.kernel_cache(outside))
+    monkeypatch.setattr(limits.os, "access", lambda path, mode: False)
+    (finding,) = limits.kernel_cache(outside)
+    assert finding.level == "note"
+    assert "GEMMSERVE_KERNEL_CACHE" in finding.advice
+
+
+def test_nowhere_for_the_control_socket(tmp_path, monkeypatch):
+    assert not list(limits.temporary(Settings(data_dir=tmp_path)))
+    assert not list(limits.temporary(Settings(data_dir=tmp_path, runtime_dir=tmp_path / "run")))
+
+    def none():
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    (finding,) = limits.temporary(Settings(data_dir=tmp_path))
+    assert finding.level == "error"
+    assert "--tmpfs /tmp" in finding.advice
+    monkeypatch.setattr(limits.os, "access", lambda path, mode: False)
+    (finding,) = limits.temporary(Settings(data_dir=tmp_path, runtime_dir=tmp_path / "run"))
+    assert str(tmp_path / "run") in finding.text
+
+
+def test_little_shared_memory(inside, monkeypatch):
+    assert not list(limits.shared_memory(inside)), "none is no fault"
+    (inside.root / "dev" / "shm").mkdir(parents=True)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(64 << 20, 0, 0))
+    assert not list(limits.shared_memory(inside)), "what Docker gives is enough"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 20, 0, 0))
+    (finding,) = limits.shared_memory(inside)
+    assert "1 MiB" in finding.text
+    assert "--shm-size" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("hard", "connections", "noted"),
+    [(1024, 4096, True), (16_384, 4096, False), (1024, 0, True), (resource.RLIM_INFINITY, 4096, False)],
+)
+def test_open_files(tmp_path, monkeypatch, hard, connections, noted):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, hard))
+    settings = Settings(data_dir=tmp_path, max_connections=max(1, connections))
+    found = list(limits.open_files(settings))
+    assert [finding.level for finding in found] == ["note"] * noted
+    assert all("LimitNOFILE" in finding.advice for finding in found)
