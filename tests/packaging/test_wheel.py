@@ -23,8 +23,8 @@ def test_top_level_names_are_the_three_packages(wheel) -> None:
 
 
 def test_every_source_file_travels(wheel, root) -> None:
-    """Python, kernels, SQL and the typing marker; nothing else."""
-    kinds = {".py", ".cu", ".cuh", ".sql", ".typed"}
+    """Python, kernels, measurements, SQL and the typing marker; nothing else."""
+    kinds = {".py", ".cu", ".cuh", ".json", ".sql", ".typed"}
     for package, folder in PACKAGES.items():
         here = {
             f"{package}/{path.relative_to(root / folder).as_posix()}"
@@ -38,7 +38,7 @@ def test_every_source_file_travels(wheel, root) -> None:
 
 def test_kernels_and_queries_are_files(wheel) -> None:
     names = wheel.namelist()
-    for kind in (".cu", ".cuh", ".sql"):
+    for kind in (".cu", ".cuh", ".json", ".sql"):
         assert any(name.endswith(kind) for name in names), f"the wheel holds no {kind} file"
 
 
