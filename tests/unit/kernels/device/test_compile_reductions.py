@@ -16,7 +16,7 @@ from gemmserve_kernels.reduce_call import program_of
 from gemmserve_kernels.reduction import written_dtype
 
 EVERY = ("sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin")
-REGISTERS = {"wgmma_reduce": 168, "mma_reduce": 255, "reduce_fallback": 160, "sums": 64, "combine": 56}
+REGISTERS = {"wgmma_reduce": 168, "mma_reduce": 255, "reduce_fallback": 160, "sums": 80, "combine": 56}
 SPILLS = {"mma_reduce": 320}
 """Bytes; other kernels have none."""
 CASES = {
