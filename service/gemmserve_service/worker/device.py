@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PANEL_FLOPS: Final = 1 << 31
-"""Operations of a panel on a processor, a hundredth to a tenth of a second: what a cancellation, or somebody else's
-small product, waits for. Square panels of that size are no slower than the whole product."""
-
+_PANEL_FLOPS: Final = 1 << 30
+"""Operations of a panel on a processor, a hundredth of a second on two: what a cancellation, or somebody else's small
+product, waits for. Square panels of that size are a seventh slower than the whole product, and 7 % slower than panels
+twice as large, beside which the 99th percentile of small products was 2.6 times that in peace (1.5 beside these)."""
 
 _STACKED_BYTES: Final = 8 << 20
 """Of the operands and results of many small products between two looks whether anybody wants the worker."""
