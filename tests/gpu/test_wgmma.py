@@ -258,9 +258,10 @@ def test_a_batch_of_more_than_65535(machine):
     check(machine, "3xfp16", True, case)
 
 
-PARTS = [("normal", 1.0), ("positive", 1.8)]
-"""Where results are as few as here the BLAS cuts k into more parts than we do, and the sums of data of one sign gain by
-each: at 512 x 512 x 8192 it has 1.1e-7 and we 1.6e-7 (float32), from 1024 x 1024 on we have less than it has."""
+PARTS = [(512, "normal", 1.0), (512, "positive", 1.15), (1024, "normal", 1.0), (1024, "positive", 1.0)]
+"""Extents of the result, data, slack: of one sign at k = 512 they come close to a BLAS that splits k."""
+SHORT = {("float32", 4096), ("float32", 8192), ("float32", 16384), ("complex64", 8192)}
+"""What falls short at 512 x 512: the BLAS cuts k into more parts than we do, and sums of one sign gain by each."""
 
 
 def of_kind(kind, dtype, *shapes):
@@ -271,22 +272,24 @@ def of_kind(kind, dtype, *shapes):
 
 
 @pytest.mark.parametrize("k", [512, 1024, 4096, 8192, 16384])
-@pytest.mark.parametrize(("kind", "slack"), PARTS, ids=[kind for kind, _ in PARTS])
+@pytest.mark.parametrize(("extent", "kind", "slack"), PARTS, ids=[f"{kind}-{extent}" for extent, kind, _ in PARTS])
 @pytest.mark.parametrize("dtype", ["complex64", "float32"])
 @pytest.mark.parametrize("conjugate", [False, True])
-def test_each_part_is_as_accurate_as_the_vendors_float32(machine, dtype, kind, slack, k, conjugate):
+def test_each_part_is_as_accurate_as_the_vendors_float32(request, machine, dtype, extent, kind, slack, k, conjugate):
     """Conjugation changes which of the parts cancels."""
     import cupy
 
+    if (extent, kind) == (512, "positive") and (dtype, k) in SHORT:
+        request.applymarker(pytest.mark.xfail(reason="up to 1.65 times cuBLAS's error where it cuts k further"))
     if conjugate and dtype == "float32":
         pytest.skip("real data")
-    a, b = of_kind(kind, dtype, (512, k), (k, 512))
+    a, b = of_kind(kind, dtype, (extent, k), (k, extent))
     a = a.conj() if conjugate else a
     problem = GemmProblem.build(Operand.of(a), Operand.of(b))
     # Split as `auto` splits it: so does the vendor, and parts of a sum are more accurate than the whole.
     tile = wgmma.resolve(None, problem, machine.launcher.spec, "3xfp16")
     planes = [planes_of(x, "3xfp16", side, (), machine.put) for x, side in ((a, "a"), (np.ascontiguousarray(b.T), "b"))]
-    out = cupy.full((512, 512), cupy.nan, dtype)
+    out = cupy.full((extent, extent), cupy.nan, dtype)
     wgmma.multiply(machine.launcher, problem, tile, *planes, None, out)
     expected = a.astype(np.complex128) @ b.astype(np.complex128)
     expected = expected if dtype == "complex64" else expected.real
