@@ -21,21 +21,19 @@ DEFAULT = "default"
 COMMON = {"st": {"stream": True}}
 BY_K = {
     64: {
-        "t32b16": {"threads": 32, "blocks": 16},
-        "t32b24": {"threads": 32, "blocks": 24},
-        "t32b16s64": {"threads": 32, "blocks": 16, "strip": 64},
-        "t32b16s256": {"threads": 32, "blocks": 12, "strip": 256},
-        "t128b4": {"threads": 128, "blocks": 4},
-        "b12": {"blocks": 12},
+        "together": {"alone": 0, "threads": 64, "blocks": 8, "stages": 2},
+        "t128b3": {"threads": 128, "blocks": 3},
+        "t32b12": {"threads": 32, "blocks": 12},
+        "st1b8": {"stages": 1, "blocks": 8},
+        "s64b8": {"strip": 64, "blocks": 8},
+        "s64st4": {"strip": 64, "stages": 4},
     },
     256: {
-        "b4": {"blocks": 4},
-        "b4s128": {"blocks": 4, "strip": 128},
-        "s32": {"strip": 32},
-        "st3": {"stages": 3},
-        "st4b4": {"stages": 4, "blocks": 4},
-        "t64c2b8s64": {"threads": 64, "blocks": 8, "cluster": 2},
-        "t256b3": {"threads": 256, "blocks": 3},
+        "together": {"alone": 0, "threads": 128, "blocks": 6, "stages": 2},
+        "t128b3": {"threads": 128, "blocks": 3},
+        "s32st2": {"strip": 32, "stages": 2},
+        "s32b8": {"strip": 32, "blocks": 8},
+        "st2b3": {"stages": 2, "blocks": 3},
     },
     512: {
         "b2": {"blocks": 2},
@@ -49,7 +47,7 @@ BY_K = {
     8192: {"t512": {"threads": 512, "held": 1, "patches": 1}, "h4": {"held": 4, "ranks": 1}, "st1": {"stages": 1}},
 }
 """What each variant changes: fields of the geometry, or constants of planes/split.py (those with an underscore)."""
-FIELDS_ALONG = ("threads", "blocks", "held", "ranks", "stages", "stream")
+FIELDS_ALONG = ("threads", "blocks", "held", "ranks", "stages", "stream", "alone")
 """Of a geometry, what changes the kernel for vectors along memory."""
 TINY = {100: (40, 24)}
 TINY_VARIANTS = {"s64": {"strip": 64}, "t128": {"threads": 128, "blocks": 4}}

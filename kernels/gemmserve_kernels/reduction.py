@@ -8,6 +8,7 @@ from run to run.
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,8 @@ from gemmserve_kernels.operand import real_dtype
 from gemmserve_kernels.tiling import TYPES, flag
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.problem import GemmReduceProblem
 
@@ -66,16 +69,21 @@ def epilogue_defines(problem: GemmReduceProblem) -> dict[str, str]:
     }
 
 
+def sum_dtype(problem: GemmReduceProblem) -> np.dtype[Any]:
+    """Of the sums and means that kernels write."""
+    summed = np.dtype(np.float32) if problem.dtype == np.float16 else problem.dtype
+    return real_dtype(summed) if problem.value_dtype.kind == "f" else summed
+
+
 def combine_source(problem: GemmReduceProblem) -> KernelSource:
     """The kernels that combine the partials of `problem`."""
-    narrow = problem.dtype
-    summed = np.dtype(np.float32) if narrow == np.float16 else narrow
+    summed = sum_dtype(problem)
     defines = {
         "REDUCTIONS": epilogue_defines(problem)["REDUCTIONS"],
         "TYPE_VALUE": TYPES[_value_dtype(problem).name],
-        "TYPE_SUM": TYPES[(real_dtype(summed) if problem.value_dtype.kind == "f" else summed).name],
+        "TYPE_SUM": TYPES[summed.name],
         "TYPE_SUMSQ": TYPES[real_dtype(summed).name],
-        "TYPE_REAL": TYPES[real_dtype(narrow).name],
+        "TYPE_REAL": TYPES[real_dtype(problem.dtype).name],
     }
     return KernelSource("combine", tuple(defines.items()))
 
@@ -140,11 +148,18 @@ def combine(launcher: Launcher, problem: GemmReduceProblem, partials: Partials, 
         partials = folded
     params.source = partials.params(launcher)
     params.length, params.sums_length = partials.length, partials.sums_length
-    targets = {name: _target(launcher, problem, name, results[name]) for name in problem.reductions}
-    for name, target in targets.items():
-        params.result[MEAN if name == "mean" else KINDS.index(name)] = launcher.pointer(target)
-    launch("gemm_reduce_finish", outputs)
-    for name, target in targets.items():
+    with targets(launcher, problem, results) as pointers:
+        for name, pointer in pointers.items():
+            params.result[MEAN if name == "mean" else KINDS.index(name)] = pointer
+        launch("gemm_reduce_finish", outputs)
+
+
+@contextmanager
+def targets(launcher: Launcher, problem: GemmReduceProblem, results: dict[str, Any]) -> Iterator[dict[str, int]]:
+    """Where a kernel is to write each reduction, in C order and complex where it is; then brought to `results`."""
+    written = {name: _target(launcher, problem, name, results[name]) for name in problem.reductions}
+    yield {name: launcher.pointer(target) for name, target in written.items()}
+    for name, target in written.items():
         if target is not results[name]:
             _deliver(target, results[name])
 

@@ -1,6 +1,30 @@
 // The pre-pass of the tensor-core products: both operands as scaled float16 planes, in one launch.
+#include "common/lanes.cuh"
+#include "split/source.cuh"
+#if GEMM_ALONE
+#include "split/alone.cuh"
+#else
 #include "split/across.cuh"
 #include "split/along.cuh"
+#endif
+
+#if GEMM_ALONE
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) split(SplitParams params) {
+    GEMM_DYNAMIC_SHARED(dynamic);
+    static_assert(sizeof(alone::Shared) <= GEMM_SHARED_BYTES, "as the host counts");
+    alone::Shared& shared = *reinterpret_cast<alone::Shared*>(dynamic);
+    const Long of_a = params.a.units * params.a.matrices, all = of_a + params.b.units * params.b.matrices;
+    const int number = warp_number();
+    const Long warp = static_cast<Long>(blockIdx.x) * WARPS + number, warps = static_cast<Long>(gridDim.x) * WARPS;
+    const Long first = all * warp / warps, last = all * (warp + 1) / warps;
+    wait_for_previous();
+    alone::split_operand<false, GEMM_A_ALONG_K, GEMM_VECTOR_A>(params.a, 0, first, last, shared.unit[number], params.status);
+    alone::split_operand<true, GEMM_B_ALONG_K, GEMM_VECTOR_B>(params.b, of_a, first, last, shared.unit[number], params.status);
+    let_next_start();
+}
+
+#else
 
 template <bool SIDE_B, bool ALONG_K, bool VECTOR>
 GEMM_DEVICE void split_operand(const SplitOperand& operand, bool first, int group, unsigned char* shared, int* status) {
@@ -41,3 +65,5 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) spli
     let_next_start();
     if constexpr (CLUSTER > 1) cluster_barrier();  // no block may end while another reads its shared memory
 }
+
+#endif

@@ -1,10 +1,13 @@
 // Weighted sums of the rows of a matrix, out[j] = alpha sum over i of w[i] x[i, j], in double: half of a sum over a
 // product, since 1^T (A B) = (1^T A) B. Bound by memory: every element is read once.
 //
-// A block takes LINES rows of a tile of columns and leaves one partial for each column; combine.cu folds them. Where
+// A block takes LINES rows of a tile of columns and leaves one partial for each column; combine.cu folds them. Weights may
+// come as a few partials, which every block adds up for its rows; where a block has all rows of its columns, it writes the
+// results. So two launches do for short sums. Where
 // columns are neighbours in memory (ACROSS) a thread holds VECTOR of them, LANES threads have a row of the tile and the
 // block's other threads other rows, DEPTH of which are on their way at once; where rows are, a warp walks along one column
 // after another.
+#include "common/dependent.cuh"
 #include "common/lanes.cuh"
 #include "common/raster.cuh"
 #include "common/types.cuh"
@@ -15,13 +18,18 @@ struct SumsParams {
     Long batch_shape[BATCH_DIMS];
     const void* weights;  // Acc, rows of them for each matrix; null: all are 1
     Long weight_stride[BATCH_DIMS];
-    void* out;  // Acc, (partials, outputs)
+    Long weights_apart;  // from one part of the weights to the next
+    void* out;           // Acc, (partials, outputs); null: the results are written
+    void *sum, *mean;    // each may be null
+    Long count;          // of what the mean is
     Long outputs;
     Long first_batch, first_block;
     Long tiles, parts;  // of columns, of rows
     double alpha[2];
     int reduce_batch;  // whether matrices are further partials of the same outputs
     int conjugate;
+    int weight_parts;
+    int reserved;
 };
 
 using Stored = GEMM_TYPE_X;
@@ -92,7 +100,16 @@ struct Target {
         : params(p), slot((p.reduce_batch ? (p.first_batch + matrix) * p.parts : 0) + part),
           column(p.reduce_batch ? 0 : (p.first_batch + matrix) * p.columns) {}
     GEMM_DEVICE void store(Long j, Acc sum) const {
-        if constexpr (WEIGHTED) sum = scale(sum, params.alpha[0], params.alpha[1]);
+        if constexpr (WEIGHTED) {
+            sum = scale(sum, params.alpha[0], params.alpha[1]);
+            if (!params.out) {
+                using Sum = GEMM_TYPE_SUM;
+                const Acc mean = over(sum, static_cast<double>(params.count));
+                if (params.sum) static_cast<Sum*>(params.sum)[column + j] = Narrow<Sum>::from(sum);
+                if (params.mean) static_cast<Sum*>(params.mean)[column + j] = Narrow<Sum>::from(mean);
+                return;
+            }
+        }
         static_cast<Acc*>(params.out)[slot * params.outputs + column + j] = sum;
     }
 };
@@ -129,9 +146,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(SumsParams params) {
     const Quotient at = divide(row.quotient, params.parts);
     const Long matrix = at.quotient, part = at.remainder, tile = row.remainder;
     const Long base = batch_offset(matrix, params.batch_shape, params.x.batch_stride);
-    const Acc* const weights =
-        static_cast<const Acc*>(params.weights) + batch_offset(matrix, params.batch_shape, params.weight_stride);
     const Long first = part * LINES, left = params.rows - first, lines = left < LINES ? left : LINES;
+    let_next_start();
+    wait_for_previous();  // weights are what the kernel ahead has left
+    __shared__ Acc weights[WEIGHTED ? LINES : 1];  // of the block's rows
+    if constexpr (WEIGHTED) {
+        const Acc* const from = static_cast<const Acc*>(params.weights) +
+                                batch_offset(matrix, params.batch_shape, params.weight_stride) + first;
+        for (int i = thread; i < lines; i += THREADS) {
+            Acc all = from[i];
+            for (int p = 1; p < params.weight_parts; ++p) all = add(all, from[p * params.weights_apart + i]);
+            weights[i] = all;
+        }
+        __syncthreads();
+    }
     const Target target(params, matrix, part);
     if constexpr (ACROSS) {
         constexpr int ROWS = THREADS / LANES;  // at once
@@ -143,9 +171,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(SumsParams params) {
             const Long offset = base + first * params.x.row_stride + column * params.x.column_stride;
             const int all = static_cast<int>(lines);
             if (params.conjugate) {
-                fold_rows<true>(params, offset, count, row_of, ROWS, all, weights + first, sum);
+                fold_rows<true>(params, offset, count, row_of, ROWS, all, weights, sum);
             } else {
-                fold_rows<false>(params, offset, count, row_of, ROWS, all, weights + first, sum);
+                fold_rows<false>(params, offset, count, row_of, ROWS, all, weights, sum);
             }
         }
 #pragma unroll
@@ -170,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(SumsParams params) {
 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v) {
                     const Acc element = params.conjugate ? x.at<true>(v) : x.at<false>(v);
-                    if (i + v < lines) fold(sum, element, weights + first + i + v);
+                    if (i + v < lines) fold(sum, element, weights + i + v);
                 }
             }
 #pragma unroll

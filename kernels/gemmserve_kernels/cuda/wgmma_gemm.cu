@@ -16,9 +16,15 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_AT
 #endif
         if constexpr (Config::SPLIT > 1) {
             exchange_in<Config>(to, place, who.memory, who.number(), who.rank);
-        } else {
-            write_sums<Config>(to, place, sums);
+            return;
         }
+#if !GEMM_PARTIAL
+        if (to.is_plain(static_cast<Long>(unit.tile_n) * Config::BLOCK_N, place)) {
+            write_sums<Config>(Store<Config, true>(to), place, sums);
+            return;
+        }
+#endif
+        write_sums<Config>(to, place, sums);
     });
 }
 

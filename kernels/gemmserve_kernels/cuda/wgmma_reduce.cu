@@ -4,7 +4,8 @@
 #include "epilogue/quad.cuh"
 
 // Puts the finished elements into the place of the sums, once for all reductions.
-GEMM_DEVICE void finish_sums(const Store<Config>& store, const Place& place, Sums<Config>& sums) {
+template <class Store>
+GEMM_DEVICE void finish_sums(const Store& store, const Place& place, Sums<Config>& sums) {
     if constexpr (Config::DIRECT && Config::ACCUMULATIONS == 0) {
         if (!store.scales) return;  // they are finished
     }
@@ -28,9 +29,9 @@ GEMM_DEVICE void finish_sums(const Store<Config>& store, const Place& place, Sum
 }
 
 // Calls visit(column, element) for a thread's elements in its upper or lower row, `column` counting in the tile.
-template <class Visit>
+template <class Store, class Visit>
 GEMM_DEVICE void visit_elements(
-    const Store<Config>& store, const Consumer& who, const Place& place, const Sums<Config>& sums, bool lower,
+    const Store& store, const Consumer& who, const Place& place, const Sums<Config>& sums, bool lower,
     Visit visit) {
     constexpr int EIGHTS = Config::BLOCK_N / 8, SHARE = EIGHTS / Config::SPLIT, IM = Config::COMPONENTS - 1;
     const int first = who.thread % 4 * 2, at = lower ? 2 : 0;
@@ -65,42 +66,50 @@ GEMM_DEVICE void visit_elements(
     }
 }
 
+// What of a unit's result goes where. PLAIN: of the store.
+template <bool PLAIN>
+GEMM_DEVICE void reduce_unit(
+    const WgmmaParams& params, const Unit& unit, const Consumer& who, const Place& place,
+    const Store<Config, PLAIN>& store, Sums<Config>& sums) {
+#if GEMM_RETURN_C
+    if constexpr (Config::SPLIT > 1) {
+        exchange_in<Config>(store, place, who.memory, who.number(), who.rank);
+    } else {
+        write_sums<Config>(store, place, sums);
+    }
+#endif
+    if constexpr (Config::SPLIT == 1) finish_sums(store, place, sums);
+    const RowReduceParams& reduce = params.reduce;
+    const Long batch = reduce.first_batch + unit.batch, parts = static_cast<Long>(params.tiles_n) * Config::SPLIT;
+    const Long part = static_cast<Long>(unit.tile_n) * Config::SPLIT + (Config::SPLIT > 1 ? who.rank : 0);
+    const Long first_column = static_cast<Long>(unit.tile_n) * Config::BLOCK_N, left = params.n - first_column;
+    const int columns = PLAIN || left > Config::BLOCK_N ? Config::BLOCK_N : static_cast<int>(left);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const Long index = place.row + 8 * half;
+        const RowSlot slot{
+            (reduce.reduce_batch ? 0 : batch * params.m) + index, (reduce.reduce_batch ? batch * parts : 0) + part,
+            (reduce.reduce_batch ? batch * params.n : 0) + first_column, index < params.m};
+        reduce_row<GEMM_REDUCTIONS, GEMM_PRE_OP, GEMM_ATOMIC, Config::Value>(
+            reduce, slot, who.thread % 4, [&](auto fold) {
+                visit_elements(store, who, place, sums, half == 1, [&](int column, Config::Value element) {
+                    if (PLAIN || column < columns) fold(column, element);
+                });
+            });
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
     wgmma_reduce(const __grid_constant__ WgmmaParams params) {
     multiply_block(params, [&](const Unit& unit, const Consumer& who, Sums<Config>& sums) {
         const Place place(unit, Config::BLOCK_M, Config::BLOCK_N, who.group, who.thread);
         const Store<Config> store(params, unit.batch);
-#if GEMM_RETURN_C
-        if constexpr (Config::SPLIT > 1) {
-            exchange_in<Config>(store, place, who.memory, who.number(), who.rank);
-        } else {
-            write_sums<Config>(store, place, sums);
+        if constexpr (Config::SPLIT == 1) {
+            if (store.is_plain(static_cast<Long>(unit.tile_n) * Config::BLOCK_N, place)) {
+                reduce_unit<true>(params, unit, who, place, Store<Config, true>(store), sums);
+                return;
+            }
         }
-#endif
-        if constexpr (Config::SPLIT == 1) finish_sums(store, place, sums);
-        const RowReduceParams& reduce = params.reduce;
-        const Long batch = reduce.first_batch + unit.batch, parts = static_cast<Long>(params.tiles_n) * Config::SPLIT;
-        const Long part = static_cast<Long>(unit.tile_n) * Config::SPLIT + (Config::SPLIT > 1 ? who.rank : 0);
-        const Long first_column = static_cast<Long>(unit.tile_n) * Config::BLOCK_N;
-        const Long after = params.n - first_column;
-        const int columns = after < Config::BLOCK_N ? static_cast<int>(after) : Config::BLOCK_N;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const Long index = place.row + 8 * half;
-            const RowSlot slot{
-                (reduce.reduce_batch ? 0 : batch * params.m) + index, (reduce.reduce_batch ? batch * parts : 0) + part,
-                (reduce.reduce_batch ? batch * params.n : 0) + first_column, index < params.m};
-            reduce_row<GEMM_REDUCTIONS, GEMM_PRE_OP, GEMM_ATOMIC, Config::Value>(
-                reduce, slot, who.thread % 4, [&](auto fold) {
-                    // The product of one plane is so fast that a comparison for each element would show.
-                    if (Config::DIRECT && Config::PROMOTE == 0 && columns == Config::BLOCK_N) {
-                        visit_elements(store, who, place, sums, half == 1, fold);
-                        return;
-                    }
-                    visit_elements(store, who, place, sums, half == 1, [&](int column, Config::Value element) {
-                        if (column < columns) fold(column, element);
-                    });
-                });
-        }
+        reduce_unit<false>(params, unit, who, place, store, sums);
     });
 }

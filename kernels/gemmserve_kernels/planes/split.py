@@ -7,7 +7,8 @@ Beside the planes the kernel writes what `balance` and `fallback` decide by:
 - `flags`: vectors that are not finite, or lose more than 2**-33 of the 1-norm of their real or their imaginary parts;
 - `relative`, `absolute`: for each k, the bits of the largest scaled and of the largest unscaled magnitude.
 
-How it is done (cuda/split; the shapes are in `geometry`). A vector's scale is known only when all of it has been
+How it is done (cuda/split; the shapes are in `geometry`). Short vectors are one warp's, which holds a few of them, and
+asks no other; all warps have equal parts. Of longer ones a vector's scale is known only when all of it has been
 seen, so the blocks, or clusters of blocks that see each other's shared memory, hold whole vectors there: everything
 is read once and written once. Each warp fetches and converts the same steps of k of one vector after another. So it
 needs no other warp but for the maxima and sums of a vector, it fetches the next ones as soon as it has converted
@@ -32,7 +33,7 @@ import numpy as np
 
 from gemmserve_kernels.arguments import BATCH_DIMS, MatrixParams, MatrixView, StoredArray, launches, matrix_view
 from gemmserve_kernels.compiler import KernelSource
-from gemmserve_kernels.planes.geometry import Geometry, geometry_of
+from gemmserve_kernels.planes.geometry import WARP, Geometry, geometry_of
 from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
 from gemmserve_kernels.tiling import flag
 
@@ -249,16 +250,11 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: Side | None, b: Side | None) -> Sp
         "GAUSS": flag(scheme == "3xfp16-3m"),
         "THREADS": str(geometry.threads),
         "MIN_BLOCKS": str(geometry.blocks),
-        "CLUSTER": str(cluster),
         "SHARED_BYTES": str(shared),
-        "HELD_ALONG": str(geometry.held),
-        "RANKS": str(geometry.ranks),
-        "TEAM": str(geometry.team(one.k)),
         "STAGES": str(geometry.stages),
-        "WHOLE_ALONG": flag(one.k <= geometry.along_k),
-        "HELD_ACROSS": str(geometry.patches),
         "STRIP": str(geometry.strip),
-        "WHOLE_ACROSS": flag(one.k <= geometry.across_k),
+        "ALONE": flag(geometry.alone > 0),
+        **(_alone(geometry) if geometry.alone else _together(geometry, cluster, one.k)),
         "A_ALONG_K": flag(left.along_k),
         "B_ALONG_K": flag(right.along_k),
         "VECTOR_A": flag(left.vector),
@@ -267,31 +263,81 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: Side | None, b: Side | None) -> Sp
         "PREFETCH": str(geometry.prefetch),
     }
     both = [SplitOperandParams() if side is None else operand_params(side) for side in (a, b)]
+    deal = _deal_alone if geometry.alone else _deal_together
+    grid = deal(spec, geometry, cluster, (a, b), both)
+    return SplitPlan(
+        KernelSource("split", tuple(defines.items())),
+        geometry,
+        cluster,
+        shared,
+        SplitParams(a=both[0], b=both[1]),
+        grid,
+    )
+
+
+def _alone(geometry: Geometry) -> dict[str, str]:
+    return {"HELD_K": str(geometry.alone)}
+
+
+def _together(geometry: Geometry, cluster: int, k: int) -> dict[str, str]:
+    return {
+        "CLUSTER": str(cluster),
+        "HELD_ALONG": str(geometry.held),
+        "RANKS": str(geometry.ranks),
+        "TEAM": str(geometry.team(k)),
+        "WHOLE_ALONG": flag(k <= geometry.along_k),
+        "HELD_ACROSS": str(geometry.patches),
+        "WHOLE_ACROSS": flag(k <= geometry.across_k),
+    }
+
+
+def _deal_alone(
+    spec: DeviceSpec,
+    geometry: Geometry,
+    _cluster: int,
+    sides: tuple[Side | None, Side | None],
+    both: list[SplitOperandParams],
+) -> int:
+    """Sets the units of both operands, and returns the grid: warps take equal parts."""
+    units = 0
+    for side, params in zip(sides, both, strict=True):
+        if side is not None:
+            params.units = -(-side.rows // geometry.columns(complex_data=side.complex))
+            units += int(params.units) * side.matrices
+    return min(-(-units // (geometry.threads // WARP)), spec.sm_count * geometry.blocks)
+
+
+def _deal_together(
+    spec: DeviceSpec,
+    geometry: Geometry,
+    cluster: int,
+    sides: tuple[Side | None, Side | None],
+    both: list[SplitOperandParams],
+) -> int:
+    """Sets units, groups and chunks of both operands, and returns the grid."""
     wanted = [0, 0]  # groups that would have one unit each
-    for i, (side, params) in enumerate(zip((a, b), both, strict=True)):
+    for i, (side, params) in enumerate(zip(sides, both, strict=True)):
         if side is None:
             continue
         if side.along_k:
             together = geometry.ranks > 1
-            step = geometry.threads // geometry.team(one.k) * (cluster // geometry.ranks if together else 1)
+            step = geometry.threads // geometry.team(side.k) * (cluster // geometry.ranks if together else 1)
             params.units = -(-side.rows // step)
             wanted[i] = -(-params.units * side.matrices // (1 if together else cluster))
         else:
-            params.units = -(-side.rows // geometry.columns(complex_data=one.complex))
+            params.units = -(-side.rows // geometry.columns(complex_data=side.complex))
             wanted[i] = params.units * side.matrices
     resident = max(2, int(spec.sm_count * geometry.blocks / cluster * (_FILL if cluster > 1 else 1)))
     work = [
-        0.0 if side is None else side.rows * side.matrices * (1 if side.along_k else _STRIPS_FIRST) for side in (a, b)
+        0.0 if side is None else side.rows * side.matrices * (1 if side.along_k else _STRIPS_FIRST) for side in sides
     ]
     both[0].groups, both[1].groups = _shares(wanted, work, resident)
-    for side, params in zip((a, b), both, strict=True):
+    for side, params in zip(sides, both, strict=True):
         if side is not None:
             blocks = cluster if side.along_k and geometry.ranks == 1 else 1
-            ahead = geometry.stages if side.along_k and one.k <= geometry.along_k else 1
+            ahead = geometry.stages if side.along_k and side.k <= geometry.along_k else 1
             params.chunk = _chunk(params.units, side.matrices, params.groups * blocks, ahead)
-    source = KernelSource("split", tuple(defines.items()))
-    grid = (both[0].groups + both[1].groups) * cluster
-    return SplitPlan(source, geometry, cluster, shared, SplitParams(a=both[0], b=both[1]), grid)
+    return int(both[0].groups + both[1].groups) * cluster
 
 
 def _chunk(units: int, matrices: int, groups: int, ahead: int) -> int:

@@ -1,7 +1,8 @@
 """Sums and means of a product's rows or columns without the product: 1^T (A B) = (1^T A) B, and (A B) 1 = A (B 1).
 
-Two passes bound by memory, in double throughout, so no less accurate than sums over a rounded product. The order of
-every sum depends on the shape of one product and on how the operands lie, not on the batch.
+Two passes bound by memory, in double throughout, so no less accurate than sums over a rounded product; two launches
+where either pass has few partials, of which the second may begin before the first has ended. The order of every sum
+depends on the shape of one product and on how the operands lie, not on the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gemmserve_kernels.arguments import (
     launches,
 )
 from gemmserve_kernels.compiler import KernelSource
-from gemmserve_kernels.reduction import Partials, combine, combine_source
+from gemmserve_kernels.reduction import Partials, combine, combine_source, outputs_of, sum_dtype, targets
 from gemmserve_kernels.tiling import TYPES, Operands, flag
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ _FEWEST: Final = 4
 _COLUMNS: Final = 32
 """Columns of one block where it walks along them."""
 _COMBINE_BLOCK: Final = 256
+_MOST_PARTS: Final = 4
+"""Of weights, that every block of the second pass adds up: 8 KiB beside the 128 KiB that it reads."""
 
 
 class SumsParams(ctypes.Structure):
@@ -55,7 +58,11 @@ class SumsParams(ctypes.Structure):
         ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
         ("weights", ctypes.c_uint64),
         ("weight_stride", ctypes.c_int64 * BATCH_DIMS),
+        ("weights_apart", ctypes.c_int64),
         ("out", ctypes.c_uint64),
+        ("sum", ctypes.c_uint64),
+        ("mean", ctypes.c_uint64),
+        ("count", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
         ("first_batch", ctypes.c_int64),
         ("first_block", ctypes.c_int64),
@@ -64,6 +71,8 @@ class SumsParams(ctypes.Structure):
         ("alpha", ctypes.c_double * 2),
         ("reduce_batch", ctypes.c_int32),
         ("conjugate", ctypes.c_int32),
+        ("weight_parts", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     )
 
 
@@ -120,6 +129,7 @@ def _pass(
         "VECTOR": str(vector),
         "LINES": str(lines),
         "COLUMNS": str(columns),
+        "TYPE_SUM": TYPES[sum_dtype(problem).name],
     }
     weights = MatrixView(0, 0, wide, 1, 1, 0, 0, weight_strides or (0,) * len(batch_shape))
     alpha = complex(problem.alpha)
@@ -192,34 +202,42 @@ def run_gemm_reduce(
     bases = (base_b, base_a) if plan.swapped else (base_a, base_b)
     wide = np.dtype(np.complex128 if problem.dtype.kind == "c" else np.float64)
     weights = launcher.empty((plan.first.parts * plan.inner,), wide)
-    _launch(launcher, plan.first, bases[0], weights, plan.inner, over_batch=False)
-    if plan.first.parts > 1:
+    of_weights = SumsParams(out=launcher.pointer(weights), outputs=plan.inner)
+    _launch(launcher, plan.first, bases[0], of_weights)
+    parts = plan.first.parts
+    if parts > _MOST_PARTS:
         folded = launcher.empty((plan.inner,), wide)
         _fold(launcher, problem, weights, folded, plan)
-        weights = folded
+        weights, parts = folded, 1
     problem = replace(problem, reproducible=True)
-    partials = Partials.allocate(launcher, problem, plan.second.parts * (problem.batch if problem.over_batch else 1))
-    out = partials.values[KINDS.index("sum")]
-    _launch(
-        launcher, plan.second, bases[1], out, partials.outputs, over_batch=problem.over_batch,
-        weights=launcher.pointer(weights),
+    params = SumsParams(
+        weights=launcher.pointer(weights), weights_apart=plan.inner, weight_parts=parts,
+        reduce_batch=problem.over_batch, outputs=outputs_of(problem), count=problem.extent,
     )  # fmt: skip
+    if plan.second.parts == 1 and not problem.over_batch:
+        with targets(launcher, problem, results) as pointers:
+            params.sum, params.mean = pointers.get("sum", 0), pointers.get("mean", 0)
+            _launch(launcher, plan.second, bases[1], params)
+        return
+    partials = Partials.allocate(launcher, problem, plan.second.parts * (problem.batch if problem.over_batch else 1))
+    params.out = launcher.pointer(partials.values[KINDS.index("sum")])
+    _launch(launcher, plan.second, bases[1], params)
     combine(launcher, problem, partials, results)
 
 
-def _launch(
-    launcher: Launcher, of: _Pass, base: int, out: Any, outputs: int, *, over_batch: bool, weights: int = 0
-) -> None:
+def _launch(launcher: Launcher, of: _Pass, base: int, given: SumsParams) -> None:
+    """Every piece of a pass, with what `given` says of weights and results."""
     for piece, blocks in of.pieces:
         params = SumsParams.from_buffer_copy(piece)
         params.x.re += base
         params.x.im += base
-        params.weights += weights
-        params.out, params.outputs, params.reduce_batch = launcher.pointer(out), outputs, over_batch
+        params.weights += given.weights
+        for name in ("weights_apart", "weight_parts", "out", "outputs", "sum", "mean", "count", "reduce_batch"):
+            setattr(params, name, getattr(given, name))
         for first in range(0, blocks, launcher.max_grid):
             params.first_block = first
             grid = min(blocks - first, launcher.max_grid)
-            launcher.launch(of.source, "sums", grid=grid, block=_THREADS, shared=0, params=params)
+            launcher.launch(of.source, "sums", grid=grid, block=_THREADS, shared=0, params=params, dependent=True)
 
 
 def _fold(launcher: Launcher, problem: GemmReduceProblem, weights: Any, folded: Any, plan: _Plan) -> None:

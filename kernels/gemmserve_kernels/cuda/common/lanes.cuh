@@ -3,6 +3,16 @@
 
 #include "platform.cuh"
 
+// The warp in its block: told by one lane, so that the compiler sees that all lanes have the same, and take the same way.
+GEMM_DEVICE int warp_number() {
+    const int number = static_cast<int>(threadIdx.x / 32);
+#if defined(GEMM_CUDA)
+    return __shfl_sync(0xffffffffu, number, 0);
+#else
+    return number;
+#endif
+}
+
 // The same variable of lane `lane ^ step`.
 template <class T>
 GEMM_DEVICE T of_neighbour(T x, int step) {

@@ -14,14 +14,14 @@ struct RowSlot {
     bool inside;  // whether the row exists
 };
 
-// Every reduction in MASK of one row. `each(fold)` calls fold(column, value) for the lane's own elements; all lanes of
+// Every reduction in MASK of one row. `each(fold)` calls fold(column, value) for the lane's own elements, as often as asked; all lanes of
 // the warp come here together. `lane` counts in the quad.
 template <unsigned MASK, PreOp OP, bool ATOMIC, class Acc, class Elements>
 GEMM_DEVICE void reduce_row(const RowReduceParams& params, const RowSlot& slot, int lane, const Elements& each) {
     for_each_reduction<MASK, PreOpValue<OP, Acc>>([&](auto reduction) {
         using Each = decltype(reduction);
-        typename Each::Local local = Each::start();
-        each([&](int column, Acc value) { Each::fold(local, apply<OP>(value), column); });
+        const auto local = fold_elements<Each>(
+            [&](auto fold) { each([&](int column, Acc value) { fold(apply<OP>(value), column); }); });
         typename Each::Partial partial = Each::lift(local, slot.first);
         Each::merge(partial, of_neighbour(partial, 1));
         Each::merge(partial, of_neighbour(partial, 2));

@@ -27,15 +27,15 @@ GEMM_DEVICE void reduce_tile(
         __syncthreads();  // the mainloop, or the reduction before this one, may still be reading
 #pragma unroll
         for (int j = 0; j < Config::THREAD_N; ++j) {
-            typename Each::Local local = Each::start();
+            locals[threads.thread_m * COLUMNS + threads.column(j)] = fold_elements<Each>([&](auto fold) {
 #pragma unroll
-            for (int i = 0; i < Config::THREAD_M; ++i) {
-                const int row = threads.row(i);
-                const auto scaled = scale(
-                    acc[i][j], static_cast<R>(params.gemm.alpha[0]), static_cast<R>(params.gemm.alpha[1]));
-                if (row < rows) Each::fold(local, apply<OP>(scaled), row);
-            }
-            locals[threads.thread_m * COLUMNS + threads.column(j)] = local;
+                for (int i = 0; i < Config::THREAD_M; ++i) {
+                    const int row = threads.row(i);
+                    const auto scaled = scale(
+                        acc[i][j], static_cast<R>(params.gemm.alpha[0]), static_cast<R>(params.gemm.alpha[1]));
+                    if (row < rows) fold(apply<OP>(scaled), row);
+                }
+            });
         }
         __syncthreads();
         for (int column = thread; column < COLUMNS; column += Config::THREADS) {

@@ -34,11 +34,29 @@ GEMM_DEVICE float extreme(float best, float x) {
 }
 #endif
 
+// Magnitudes of complex values are compared by their squares: one root for all of a thread's values takes the place of a
+// hypot for each. Not where the best square has overflown, or underflown so far that it has lost bits, nor with NaN, which
+// may be the square of an infinite value: then once more by magnitudes.
+template <class R>
+GEMM_DEVICE R square_of(Complex<R> x) {
+    return multiply_add(x.re, x.re, x.im * x.im);
+}
+GEMM_DEVICE bool root_of(float& square) {
+    const bool exact = square >= 7.8886090522101181e-31f && square < infinity<float>();  // 2^-100
+    square = sqrtf(square);
+    return exact;
+}
+GEMM_DEVICE bool root_of(double& square) {
+    const bool exact = square >= 1.1830521861667747e-271 && square < infinity<double>();  // 2^-900
+    square = sqrt(square);
+    return exact;
+}
+
 // Sum of the values (SUM) or of their squared magnitudes (SUMSQ).
 template <Kind KIND, class Value>
 struct SumReduction {
     static constexpr Kind WHICH = KIND;
-    static constexpr bool ADDS = true;
+    static constexpr bool ADDS = true, BY_SQUARES = false;
     using Local = Select<KIND == SUM, Value, Real<Value>>;
     using Partial = Select<is_complex<Local>, Complex<double>, double>;
 
@@ -80,6 +98,7 @@ struct ExtremeReduction {
     static constexpr bool ADDS = false;
     static constexpr bool LARGEST = KIND == MAX || KIND == ABSMAX;
     static constexpr bool BY_MAGNITUDE = KIND == ABSMAX || KIND == ABSMIN;
+    static constexpr bool BY_SQUARES = BY_MAGNITUDE && is_complex<Value>;
     using Local = Real<Value>;
     using Partial = Real<Value>;
 
@@ -92,6 +111,8 @@ struct ExtremeReduction {
             merge(best, real_part(x));
         }
     }
+    static GEMM_DEVICE void fold_square(Local& best, Value x, int) { merge(best, square_of(x)); }
+    static GEMM_DEVICE bool root(Local& best) { return root_of(best); }
     static GEMM_DEVICE Partial lift(Local best, Long) { return best; }
     static GEMM_DEVICE void merge(Partial& best, Partial x) {
         best = extreme<LARGEST>(best, x);
@@ -115,7 +136,7 @@ template <Kind KIND, class Value>
 struct ArgumentReduction {
     static constexpr Kind WHICH = KIND;
     static constexpr bool ADDS = false;
-    static constexpr bool LARGEST = KIND == ARGMAX;
+    static constexpr bool LARGEST = KIND == ARGMAX, BY_SQUARES = is_complex<Value>;
     using R = Real<Value>;
     using Local = Candidate<R, int>;
     using Partial = Candidate<R, Long>;
@@ -136,6 +157,8 @@ struct ArgumentReduction {
             choose(best, Local{x, row});
         }
     }
+    static GEMM_DEVICE void fold_square(Local& best, Value x, int row) { choose(best, Local{square_of(x), row}); }
+    static GEMM_DEVICE bool root(Local& best) { return root_of(best.value); }
     static GEMM_DEVICE Partial lift(Local best, Long first) {
         return {best.value, best.index == 0x7fffffff ? NO_INDEX : first + best.index};
     }
@@ -153,6 +176,19 @@ template <Kind KIND, class Value>
 using Reduction = Select<
     KIND == SUM || KIND == SUMSQ, SumReduction<KIND, Value>,
     Select<KIND == ARGMAX || KIND == ARGMIN, ArgumentReduction<KIND, Value>, ExtremeReduction<KIND, Value>>>;
+
+// What a thread keeps of its elements: `each(fold)` calls fold(value, index) for every one, and may have to do so twice.
+template <class Each, class Elements>
+GEMM_DEVICE typename Each::Local fold_elements(const Elements& each) {
+    typename Each::Local local = Each::start();
+    if constexpr (Each::BY_SQUARES) {
+        each([&](auto x, int index) { Each::fold_square(local, x, index); });
+        if (Each::root(local)) return local;
+        local = Each::start();
+    }
+    each([&](auto x, int index) { Each::fold(local, x, index); });
+    return local;
+}
 
 // Calls `body` with each reduction in the set MASK as a type.
 template <unsigned MASK, class Value, class Body>

@@ -129,33 +129,3 @@ private:
         return (shared_out + number) * chunk;
     }
 };
-
-// A vector, or the first one of a strip.
-struct Place {
-    int matrix, row;
-};
-
-GEMM_DEVICE Place place_of(const SplitOperand& operand, int unit, int vectors) {
-    const unsigned units = static_cast<unsigned>(operand.units);
-    const unsigned matrix = operand.matrices == 1 ? 0 : static_cast<unsigned>(unit) / units;
-    return {static_cast<int>(matrix), static_cast<int>(unit - matrix * units) * vectors};
-}
-
-// Where its first element is in the array.
-GEMM_DEVICE Long offset_of(const SplitOperand& operand, const Place& at) {
-    Long offset = at.row * operand.source.row_stride;
-    if (operand.matrices == 1) return offset;
-    unsigned matrix = static_cast<unsigned>(at.matrix);
-#pragma unroll
-    for (int d = BATCH_DIMS - 1; d >= 0; --d) {
-        const unsigned extent = static_cast<unsigned>(operand.batch_shape[d]), rest = matrix / extent;
-        offset += (matrix - rest * extent) * operand.source.batch_stride[d];
-        matrix = rest;
-    }
-    return offset;
-}
-
-// The planes' first elements of a vector.
-GEMM_DEVICE Half* planes_of(const SplitOperand& operand, const Place& at) {
-    return operand.planes + (at.matrix * PLANES * operand.rows + at.row) * operand.pitch;
-}

@@ -1,7 +1,7 @@
 // From an operand of any strides to shared memory, 16 bytes at a time.
 #pragma once
 
-#include "element.cuh"
+#include "place.cuh"
 
 constexpr int WIDTH = COMPLEX ? 2 : 4;  // elements of a piece
 constexpr int PIECES = RUN / WIDTH;     // of a run
@@ -108,6 +108,18 @@ template <int PENDING>
 GEMM_DEVICE void wait_async() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+#elif defined(GEMM_SHIM)
+template <bool VECTOR>
+constexpr bool ASYNC = VECTOR && !(COMPLEX && PLANAR);
+// At once, which is one of the moments that are allowed.
+GEMM_DEVICE void copy_async(Piece* to, const float* from, int bytes) {
+    *to = Piece{};
+    for (int i = 0; i < bytes / 4; ++i) to->at[i] = from[i];
+}
+GEMM_DEVICE void copy_async(Piece* to, const float* from) { copy_async(to, from, 16); }
+GEMM_DEVICE void commit_async() {}
+template <int PENDING>
+GEMM_DEVICE void wait_async() {}
 #else
 template <bool VECTOR>
 constexpr bool ASYNC = false;

@@ -24,7 +24,16 @@ struct Power {
     GEMM_DEVICE Complex<float> times(Complex<float> x) const { return {times(x.re), times(x.im)}; }
 };
 
-template <class Config>
+// Where a thread's values lie: of eight columns, rows `row` and `row` + 8, two neighbours each (PTX ISA 9.7.15.5.1.1).
+struct Place {
+    Long row, column;
+    GEMM_DEVICE Place(const Unit& unit, int block_m, int block_n, int group, int thread)
+        : row(static_cast<Long>(unit.tile_m) * block_m + group * 64 + thread / 32 * 16 + thread % 32 / 4),
+          column(static_cast<Long>(unit.tile_n) * block_n + thread % 4 * 2) {}
+};
+
+// PLAIN, known of most tiles before the first element: see `is_plain`.
+template <class Config, bool PLAIN = false>
 struct Store {
     using Value = typename Config::Value;
     using C = typename Config::C;
@@ -50,6 +59,26 @@ struct Store {
           scales(p.alpha[0] != 1 || p.alpha[1] != 0),
           reads_c(p.beta[0] != 0 || p.beta[1] != 0) {}
 
+    template <bool OTHER>
+    GEMM_DEVICE explicit Store(const Store<Config, OTHER>& o)  // PLAIN, of one that is
+        : params(o.params), c_offset(o.c_offset), d_offset(o.d_offset), left(o.left), right(o.right), alpha_re(1),
+          alpha_im(0), beta_re(o.beta_re), beta_im(o.beta_im), scales(false), reads_c(o.reads_c) {}
+
+    // Whether the columns of a tile from `first` on are all inside, alpha is 1, and one factor, a normal number, undoes the
+    // exponents of a row and a column: sums lie between 2^-48 and 2^48, so that the result is normal, too. All lanes of
+    // the warp that has the rows come here.
+    GEMM_DEVICE bool is_plain(Long first, const Place& place) const {
+        if (scales || first + Config::BLOCK_N > params.n) return false;
+        if constexpr (Config::DIRECT) return true;
+        constexpr int SMALL = 36;
+        int outside = row(place.row).exponent + SMALL > 2u * SMALL || row(place.row + 8).exponent + SMALL > 2u * SMALL;
+#pragma unroll
+        for (int column = 0; column < Config::BLOCK_N; column += 32) {
+            outside |= right[first + column + threadIdx.x % 32] + SMALL > 2u * SMALL;
+        }
+        return !__any_sync(0xffffffffu, outside);
+    }
+
     static GEMM_DEVICE const int* exponents_of(const PlaneParams& side, const WgmmaParams& p, int batch, Long rows) {
         if constexpr (Config::DIRECT) return nullptr;
         return side.exponents + (side.first_matrix + offset_of(batch, p.batch_shape, side.batch_stride)) * rows;
@@ -71,8 +100,15 @@ struct Store {
     GEMM_DEVICE Value finished(Value sum, const Row& row, Long column, int exponent) const {
         if constexpr (Config::ACCUMULATIONS > 0) sum = whole(sum);
         Value value = sum;
-        if constexpr (!Config::DIRECT) value = Power(row.exponent + exponent).times(sum);
-        if (scales) value = scale(value, alpha_re, alpha_im);
+        if constexpr (!Config::DIRECT) {
+            if constexpr (PLAIN) {
+                const float factor = power_of_two(row.exponent + exponent);
+                value = scale(sum, factor, 0.0f);
+            } else {
+                value = Power(row.exponent + exponent).times(sum);
+            }
+        }
+        if (!PLAIN && scales) value = scale(value, alpha_re, alpha_im);
         if (Config::ADDS_C && reads_c) {
             const Long offset = row.c + column * params.c.column_stride;
             Value c;
@@ -102,7 +138,7 @@ struct Store {
         int exponents[2];
     };
     GEMM_DEVICE Columns columns(Long first) const {
-        const bool any = first < params.n, both = first + 1 < params.n;
+        const bool any = PLAIN || first < params.n, both = PLAIN || first + 1 < params.n;
         if constexpr (Config::DIRECT) return {first, any, both, {0, 0}};
         return {first, any, both, {any ? right[first] : 0, both ? right[first + 1] : 0}};
     }
@@ -200,14 +236,6 @@ struct StorePartial {
         if (column < params.n) row.target[column] = first;
         if (column + 1 < params.n) row.target[column + 1] = second;
     }
-};
-
-// Where a thread's values lie: of eight columns, rows `row` and `row` + 8, two neighbours each (PTX ISA 9.7.15.5.1.1).
-struct Place {
-    Long row, column;
-    GEMM_DEVICE Place(const Unit& unit, int block_m, int block_n, int group, int thread)
-        : row(static_cast<Long>(unit.tile_m) * block_m + group * 64 + thread / 32 * 16 + thread % 32 / 4),
-          column(static_cast<Long>(unit.tile_n) * block_n + thread % 4 * 2) {}
 };
 
 template <class Config, class To>

@@ -91,8 +91,10 @@ def test_work_is_shared_out_by_its_size():
     assert plan.grid <= plan.geometry.blocks * KNOWN["H200"].sm_count
     alone = split.plan(KNOWN["H200"], "3xfp16", a, None)
     assert (alone.cluster, alone.params.b.matrices, alone.params.b.groups) == (1, 0, 0)
-    tiny = split.plan(KNOWN["H200"], "3xfp16", side((8, 64), "complex64", "a"), side((64, 8), "complex64", "b"))
-    assert tiny.grid == 5  # four vectors of two warps, one strip
+    tiny = split.plan(KNOWN["H200"], "3xfp16", side((8, 512), "complex64", "a"), side((512, 4), "complex64", "b"))
+    assert tiny.grid == 3  # twice four vectors, one strip
+    short = split.plan(KNOWN["H200"], "3xfp16", side((8, 64), "complex64", "a"), side((64, 40), "complex64", "b"))
+    assert short.grid == 2  # a unit and three, by two blocks of two warps
 
 
 def test_architectures_are_named_as_devices_name_them():

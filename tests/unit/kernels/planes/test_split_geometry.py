@@ -96,15 +96,57 @@ def test_strips(launcher, monkeypatch, strip, dtype):
 def test_what_hopper_holds(k):
     """Up to 16384 steps of k everything is read once, whichever way it lies."""
     geometry = geometry_of(k, H200)
-    assert geometry.along_k >= min(k, 65536)
-    assert geometry.across_k >= min(k, 16384)
-    assert geometry.cluster % geometry.ranks == 0
-    assert geometry.team(k) in {32, 64, 128, 256, 512}
+    if geometry.alone:
+        assert k <= geometry.alone <= max(64, 2 * k)
+    else:
+        assert geometry.along_k >= min(k, 65536)
+        assert geometry.across_k >= min(k, 16384)
+        assert geometry.cluster % geometry.ranks == 0
+        assert geometry.team(k) in {32, 64, 128, 256, 512}
     for complex_data in (False, True):
         shared = max(geometry.shared_bytes(k, complex_data=complex_data, along=along) for along in (False, True))
         assert shared % 16 == 0
         assert geometry.blocks * (shared + 1024) <= 228 * 1024
         assert shared <= H200.shared_per_block
+
+
+@pytest.mark.parametrize(
+    ("k", "rows", "dtype", "trans"),
+    [
+        (64, 32, "complex64", "NN"),  # whole units
+        (64, 59, "complex64", "TN"),
+        (50, 37, "float32", "NN"),  # a part of a vector's pitch
+        (64, 91, "float32", "TT"),
+        (128, 27, "complex64", "NN"),
+        (101, 40, "float32", "NT"),
+        (256, 19, "complex64", "TN"),  # one stage, and a whole warp for a vector
+        (200, 35, "float32", "NN"),
+        (1, 40, "complex64", "NN"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["3xfp16", "3xfp16-3m"])
+def test_warps_alone(launcher, monkeypatch, k, rows, dtype, trans, scheme):
+    """Each has units of both operands and of several matrices."""
+    if scheme == "3xfp16-3m" and dtype == "float32":
+        scheme = "1xfp16"
+    geometry = geometry_of(k, H200)
+    assert geometry.alone
+    how = check(launcher, geometry, monkeypatch, 9, rows=rows, k=k, trans=trans, dtype=dtype, scheme=scheme)
+    assert how.grid <= 2 * geometry.blocks
+
+
+def test_warps_alone_with_narrow_strips(launcher, monkeypatch):
+    geometry = geometry_of(200, KNOWN["MI300X"])
+    check(launcher, geometry, monkeypatch, 3, rows=43, k=200, trans="NT")
+
+
+def test_warps_alone_where_shared_memory_is_scarce():
+    for name, least in (("RTX5090", 5), ("A100", 4), ("MI300X", 3), ("RX7900XTX", 3)):
+        for k in (64, 128, 256):
+            geometry = geometry_of(k, KNOWN[name])
+            shared = geometry.shared_bytes(k, complex_data=True, along=True)
+            assert shared <= KNOWN[name].shared_per_block
+            assert least <= geometry.blocks <= KNOWN[name].shared_per_sm // shared
 
 
 @pytest.mark.parametrize(("cluster", "trans"), [(1, "NN"), (1, "NT"), (1, "TN"), (1, "TT"), (2, "TN")])
