@@ -22,7 +22,7 @@ REGISTERS = {
     "ozaki_convert": 80,
     "ozaki_multiply": 168,
     "ozaki_combine": 104,
-    "ozaki_patch": 160,
+    "ozaki_patch": 192,
 }
 
 
