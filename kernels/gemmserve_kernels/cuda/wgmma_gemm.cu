@@ -7,24 +7,27 @@
 
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
     wgmma_gemm(const __grid_constant__ WgmmaParams params) {
-    multiply_block(params, [&](const Unit& unit, const Consumer& who, const Sums<Config>& sums) {
+    multiply_block(params, [&](const Unit& unit, const Consumer& who, const auto& exponents, const Sums<Config>& sums) {
         const Place place(unit, Config::BLOCK_M, Config::BLOCK_N, who.group, who.thread);
+        const auto write = [&](const auto& to) {
+            if constexpr (Config::SPLIT > 1) {
+                exchange_in<Config>(to, place, who.memory, who.number(), who.rank);
+            } else {
+                write_sums<Config>(to, place, sums);
+            }
+        };
 #if GEMM_PARTIAL
-        const StorePartial<Config> to(params, unit);
+        write(StorePartial<Config>(params, unit));
 #else
-        const Store<Config> to(params, unit.batch);
-#endif
-        if constexpr (Config::SPLIT > 1) {
-            exchange_in<Config>(to, place, who.memory, who.number(), who.rank);
-            return;
+        const Store<Config> store(params, unit.batch);
+        if constexpr (!Config::DIRECT) {
+            if (store.is_plain(static_cast<Long>(unit.tile_n) * Config::BLOCK_N, exponents)) {
+                write(Store<Config, true>(store, exponents));
+                return;
+            }
         }
-#if !GEMM_PARTIAL
-        if (to.is_plain(static_cast<Long>(unit.tile_n) * Config::BLOCK_N, place)) {
-            write_sums<Config>(Store<Config, true>(to), place, sums);
-            return;
-        }
+        write(store);
 #endif
-        write_sums<Config>(to, place, sums);
     });
 }
 

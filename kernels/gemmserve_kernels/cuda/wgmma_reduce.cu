@@ -9,12 +9,13 @@ GEMM_DEVICE void finish_sums(const Store& store, const Place& place, Sums<Config
     if constexpr (Config::DIRECT && Config::ACCUMULATIONS == 0) {
         if (!store.scales) return;  // they are finished
     }
-    const auto upper = store.row(place.row), lower = store.row(place.row + 8);
+    const auto upper = store.row(place.row, 0), lower = store.row(place.row + 8, 1);
 #pragma unroll
     for (int part = 0; part < Config::PARTS; ++part) {
 #pragma unroll
         for (int eight = 0; eight < Config::INSTRUCTION_N / 8; ++eight) {
-            const auto columns = store.columns(place.column + part * Config::INSTRUCTION_N + 8 * eight);
+            const int number = part * (Config::INSTRUCTION_N / 8) + eight;
+            const auto columns = store.columns(place.column + 8 * number, number);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float& re = sums[0][part][4 * eight + e];
@@ -36,13 +37,13 @@ GEMM_DEVICE void visit_elements(
     constexpr int EIGHTS = Config::BLOCK_N / 8, SHARE = EIGHTS / Config::SPLIT, IM = Config::COMPONENTS - 1;
     const int first = who.thread % 4 * 2, at = lower ? 2 : 0;
     if constexpr (Config::SPLIT > 1) {
-        const auto row = store.row(place.row + (lower ? 8 : 0));
+        const auto row = store.row(place.row + (lower ? 8 : 0), lower);
 #pragma unroll 1
         for (int i = 0; i < SHARE; ++i) {
             const int eight = static_cast<int>(who.rank) * SHARE + i;
             float re[4], im[4];
             exchanged<Config>(who.memory, who.number(), eight, re, im);
-            const auto columns = store.columns(place.column + 8 * eight);
+            const auto columns = store.columns(place.column + 8 * eight, eight);
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const auto sum = make<Config::Value>(re[at + e], im[at + e]);
@@ -101,12 +102,12 @@ GEMM_DEVICE void reduce_unit(
 
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
     wgmma_reduce(const __grid_constant__ WgmmaParams params) {
-    multiply_block(params, [&](const Unit& unit, const Consumer& who, Sums<Config>& sums) {
+    multiply_block(params, [&](const Unit& unit, const Consumer& who, const auto& exponents, Sums<Config>& sums) {
         const Place place(unit, Config::BLOCK_M, Config::BLOCK_N, who.group, who.thread);
         const Store<Config> store(params, unit.batch);
-        if constexpr (Config::SPLIT == 1) {
-            if (store.is_plain(static_cast<Long>(unit.tile_n) * Config::BLOCK_N, place)) {
-                reduce_unit<true>(params, unit, who, place, Store<Config, true>(store), sums);
+        if constexpr (Config::SPLIT == 1) {  // else elements are not there before they are visited
+            if (store.is_plain(static_cast<Long>(unit.tile_n) * Config::BLOCK_N, exponents)) {
+                reduce_unit<true>(params, unit, who, place, Store<Config, true>(store, exponents), sums);
                 return;
             }
         }

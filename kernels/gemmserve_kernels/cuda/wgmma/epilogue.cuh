@@ -32,7 +32,58 @@ struct Place {
           column(static_cast<Long>(unit.tile_n) * block_n + thread % 4 * 2) {}
 };
 
-// PLAIN, known of most tiles before the first element: see `is_plain`.
+// The exponents of a warp's tile, fetched before it multiplies: lanes have its columns between them, in turns, and each
+// those of its two rows.
+template <class Config>
+struct Exponents {
+    static constexpr int SMALL = 36;
+    int column[Config::BLOCK_N / 32], row[2];
+
+    GEMM_DEVICE void fetch(const WgmmaParams& params, const Unit& unit, int group, int thread) {
+        if constexpr (Config::DIRECT) return;
+        const Place place(unit, Config::BLOCK_M, Config::BLOCK_N, group, thread);
+        const int* const left = exponents_of(params.left, params, unit.batch, params.m);
+        const int* const right = exponents_of(params.right, params, unit.batch, params.n);
+        const Long first = static_cast<Long>(unit.tile_n) * Config::BLOCK_N + thread % 32;
+#pragma unroll
+        for (int i = 0; i < Config::BLOCK_N / 32; ++i) column[i] = first + 32 * i < params.n ? right[first + 32 * i] : 0;
+#pragma unroll
+        for (int lower = 0; lower < 2; ++lower) {
+            row[lower] = place.row + 8 * lower < params.m ? left[place.row + 8 * lower] : 0;
+        }
+    }
+
+    // Whether one factor, a normal number, undoes the exponents of any row and any column: sums lie between 2^-48 and 2^48,
+    // so that the result is normal, too. All lanes of the warp come here.
+    GEMM_DEVICE bool are_small() const {
+        if constexpr (Config::DIRECT) return true;
+        int large = is_large(row[0]) || is_large(row[1]);
+#pragma unroll
+        for (int i = 0; i < Config::BLOCK_N / 32; ++i) large |= is_large(column[i]);
+        return !__any_sync(0xffffffffu, large);
+    }
+    static GEMM_DEVICE bool is_large(int exponent) { return exponent < -SMALL || exponent > SMALL; }
+
+    // Of a lane's neighbour `e` of two in `eight` columns.
+    GEMM_DEVICE int of_column(int eight, int e) const {
+        const int lane = eight % 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + e;
+        if constexpr (Config::SPLIT == 1) return __shfl_sync(0xffffffffu, column[eight / 4], lane);
+        int found = 0;  // not known to the compiler: it would put the array into memory
+#pragma unroll
+        for (int i = 0; i < Config::BLOCK_N / 32; ++i) {
+            const int exponent = __shfl_sync(0xffffffffu, column[i], lane);
+            found = eight / 4 == i ? exponent : found;
+        }
+        return found;
+    }
+
+    static GEMM_DEVICE const int* exponents_of(const PlaneParams& side, const WgmmaParams& p, int batch, Long rows) {
+        if constexpr (Config::DIRECT) return nullptr;
+        return side.exponents + (side.first_matrix + offset_of(batch, p.batch_shape, side.batch_stride)) * rows;
+    }
+};
+
+// PLAIN: of a tile whose columns are all inside, of small exponents, where alpha is 1.
 template <class Config, bool PLAIN = false>
 struct Store {
     using Value = typename Config::Value;
@@ -43,6 +94,7 @@ struct Store {
     const WgmmaParams& params;
     Long c_offset, d_offset;
     const int *left, *right;
+    Exponents<Config> exponents;  // PLAIN
     float alpha_re, alpha_im, beta_re, beta_im;
     bool scales, reads_c;
 
@@ -50,8 +102,9 @@ struct Store {
         : params(p),
           c_offset(offset_of(batch, p.batch_shape, p.c.batch_stride)),
           d_offset(offset_of(batch, p.batch_shape, p.d.batch_stride)),
-          left(exponents_of(p.left, p, batch, p.m)),
-          right(exponents_of(p.right, p, batch, p.n)),
+          left(Exponents<Config>::exponents_of(p.left, p, batch, p.m)),
+          right(Exponents<Config>::exponents_of(p.right, p, batch, p.n)),
+          exponents{},
           alpha_re(static_cast<float>(p.alpha[0])),
           alpha_im(static_cast<float>(p.alpha[1])),
           beta_re(static_cast<float>(p.beta[0])),
@@ -59,29 +112,13 @@ struct Store {
           scales(p.alpha[0] != 1 || p.alpha[1] != 0),
           reads_c(p.beta[0] != 0 || p.beta[1] != 0) {}
 
-    template <bool OTHER>
-    GEMM_DEVICE explicit Store(const Store<Config, OTHER>& o)  // PLAIN, of one that is
-        : params(o.params), c_offset(o.c_offset), d_offset(o.d_offset), left(o.left), right(o.right), alpha_re(1),
-          alpha_im(0), beta_re(o.beta_re), beta_im(o.beta_im), scales(false), reads_c(o.reads_c) {}
+    GEMM_DEVICE Store(const Store<Config>& o, const Exponents<Config>& e)
+        : params(o.params), c_offset(o.c_offset), d_offset(o.d_offset), left(nullptr), right(nullptr), exponents(e),
+          alpha_re(1), alpha_im(0), beta_re(o.beta_re), beta_im(o.beta_im), scales(false), reads_c(o.reads_c) {}
 
-    // Whether the columns of a tile from `first` on are all inside, alpha is 1, and one factor, a normal number, undoes the
-    // exponents of a row and a column: sums lie between 2^-48 and 2^48, so that the result is normal, too. All lanes of
-    // the warp that has the rows come here.
-    GEMM_DEVICE bool is_plain(Long first, const Place& place) const {
-        if (scales || first + Config::BLOCK_N > params.n) return false;
-        if constexpr (Config::DIRECT) return true;
-        constexpr int SMALL = 36;
-        int outside = row(place.row).exponent + SMALL > 2u * SMALL || row(place.row + 8).exponent + SMALL > 2u * SMALL;
-#pragma unroll
-        for (int column = 0; column < Config::BLOCK_N; column += 32) {
-            outside |= right[first + column + threadIdx.x % 32] + SMALL > 2u * SMALL;
-        }
-        return !__any_sync(0xffffffffu, outside);
-    }
-
-    static GEMM_DEVICE const int* exponents_of(const PlaneParams& side, const WgmmaParams& p, int batch, Long rows) {
-        if constexpr (Config::DIRECT) return nullptr;
-        return side.exponents + (side.first_matrix + offset_of(batch, p.batch_shape, side.batch_stride)) * rows;
+    // Whether the columns of a tile from `first` on can have a store that is PLAIN.
+    GEMM_DEVICE bool is_plain(Long first, const Exponents<Config>& exponents) const {
+        return !scales && first + Config::BLOCK_N <= params.n && exponents.are_small();
     }
 
     // What a row has in common.
@@ -90,11 +127,13 @@ struct Store {
         int exponent;
         bool inside;
     };
-    GEMM_DEVICE Row row(Long index) const {
+    // `lower`: which of a lane's two.
+    GEMM_DEVICE Row row(Long index, int lower) const {
         const bool inside = index < params.m;
+        int exponent = 0;
+        if constexpr (!Config::DIRECT) exponent = PLAIN ? exponents.row[lower] : inside ? left[index] : 0;
         return {
-            c_offset + index * params.c.row_stride, d_offset + index * params.d.row_stride,
-            !Config::DIRECT && inside ? left[index] : 0, inside};
+            c_offset + index * params.c.row_stride, d_offset + index * params.d.row_stride, exponent, inside};
     }
 
     GEMM_DEVICE Value finished(Value sum, const Row& row, Long column, int exponent) const {
@@ -137,9 +176,11 @@ struct Store {
         bool any, both;
         int exponents[2];
     };
-    GEMM_DEVICE Columns columns(Long first) const {
+    // In the tile's `eight` columns.
+    GEMM_DEVICE Columns columns(Long first, int eight) const {
         const bool any = PLAIN || first < params.n, both = PLAIN || first + 1 < params.n;
         if constexpr (Config::DIRECT) return {first, any, both, {0, 0}};
+        if constexpr (PLAIN) return {first, any, both, {exponents.of_column(eight, 0), exponents.of_column(eight, 1)}};
         return {first, any, both, {any ? right[first] : 0, both ? right[first + 1] : 0}};
     }
 
@@ -157,8 +198,8 @@ struct Store {
     }
 
     GEMM_DEVICE void one(Long index, Long column, Value sum) const {
-        const Row at = row(index);
-        const Value value = finished(sum, at, column, columns(column).exponents[0]);
+        const Row at = row(index, 0);
+        const Value value = finished(sum, at, column, columns(column, 0).exponents[0]);
         const Long offset = at.d + column * params.d.column_stride;
         if constexpr (Config::PLANAR) {
             static_cast<D*>(params.d.re)[offset] = value.re;
@@ -229,8 +270,8 @@ struct StorePartial {
         Value* target;
         bool inside;
     };
-    GEMM_DEVICE Row row(Long index) const { return {target + index * params.n, index < params.m}; }
-    GEMM_DEVICE Long columns(Long first) const { return first; }
+    GEMM_DEVICE Row row(Long index, int) const { return {target + index * params.n, index < params.m}; }
+    GEMM_DEVICE Long columns(Long first, int) const { return first; }
     GEMM_DEVICE void pair(const Row& row, Long column, Value first, Value second) const {
         if (!row.inside) return;
         if (column < params.n) row.target[column] = first;
@@ -240,10 +281,10 @@ struct StorePartial {
 
 template <class Config, class To>
 GEMM_DEVICE void write_eight(
-    const To& to, const typename To::Row& upper, const typename To::Row& lower, Long column, const float (&re)[4],
-    const float (&im)[4]) {
+    const To& to, const typename To::Row& upper, const typename To::Row& lower, Long column, int eight,
+    const float (&re)[4], const float (&im)[4]) {
     using Value = typename Config::Value;
-    const auto columns = to.columns(column);
+    const auto columns = to.columns(column + 8 * eight, eight);
     to.pair(upper, columns, make<Value>(re[0], im[0]), make<Value>(re[1], im[1]));
     to.pair(lower, columns, make<Value>(re[2], im[2]), make<Value>(re[3], im[3]));
 }
@@ -252,7 +293,7 @@ GEMM_DEVICE void write_eight(
 template <class Config, class To>
 GEMM_DEVICE void write_sums(const To& to, const Place& place, const Sums<Config>& sums) {
     constexpr int IM = Config::COMPONENTS - 1;
-    const auto upper = to.row(place.row), lower = to.row(place.row + 8);
+    const auto upper = to.row(place.row, 0), lower = to.row(place.row + 8, 1);
     if constexpr (To::WIDE) {
         const int lane = static_cast<int>(threadIdx.x % 4);
         const Long tile = place.column - 2 * lane, after = to.params.n - tile;
@@ -280,8 +321,7 @@ GEMM_DEVICE void write_sums(const To& to, const Place& place, const Sums<Config>
             const float* const from_im = &sums[IM][part][4 * eight];
             const float re[4] = {from_re[0], from_re[1], from_re[2], from_re[3]};
             const float im[4] = {from_im[0], from_im[1], from_im[2], from_im[3]};
-            write_eight<Config>(
-                to, upper, lower, place.column + part * Config::INSTRUCTION_N + 8 * eight, re, im);
+            write_eight<Config>(to, upper, lower, place.column, part * (Config::INSTRUCTION_N / 8) + eight, re, im);
         }
     }
 }
@@ -329,12 +369,12 @@ template <class Config, class To>
 GEMM_DEVICE void exchange_in(const To& to, const Place& place, Address memory, int consumer, unsigned rank) {
     constexpr int EIGHTS = Config::BLOCK_N / 8, SHARE = EIGHTS / Config::SPLIT;
     static_assert(SHARE * Config::SPLIT == EIGHTS, "every block of the cluster finishes as many columns");
-    const auto upper = to.row(place.row), lower = to.row(place.row + 8);
+    const auto upper = to.row(place.row, 0), lower = to.row(place.row + 8, 1);
 #pragma unroll 1
     for (int i = 0; i < SHARE; ++i) {
         const int eight = static_cast<int>(rank) * SHARE + i;
         float re[4], im[4];
         exchanged<Config>(memory, consumer, eight, re, im);
-        write_eight<Config>(to, upper, lower, place.column + 8 * eight, re, im);
+        write_eight<Config>(to, upper, lower, place.column, eight, re, im);
     }
 }

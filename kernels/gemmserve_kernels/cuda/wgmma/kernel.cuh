@@ -64,7 +64,7 @@ struct Consumer {
     GEMM_DEVICE int number() const { return group * 128 + thread; }
 };
 
-// Walks over this block's units; `finish(unit, consumer, sums)` gets each.
+// Walks over this block's units; `finish(unit, consumer, exponents, sums)` gets each.
 template <class Finish>
 GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
     GEMM_DYNAMIC_SHARED(dynamic);
@@ -97,14 +97,20 @@ GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
         }
     } else {
         if constexpr (Config::CONSUMERS > 1) take_registers<232>();
-        consume<Config>(params, pipeline, rank, group - 1, thread, [&](const Unit& unit, Sums<Config>& sums) {
+        Exponents<Config> exponents;
+        constexpr bool AHEAD = !Config::QUARTERED;  // else there are no registers for them
+        const auto begin = [&](const Unit& unit) {
+            if constexpr (AHEAD) exponents.fetch(params, unit, group - 1, thread);
+        };
+        consume<Config>(params, pipeline, rank, group - 1, thread, begin, [&](const Unit& unit, Sums<Config>& sums) {
             const Consumer who{group - 1, thread, rank, pipeline.stages};
             if constexpr (Config::SPLIT > 1) {
                 cluster_sync();  // all stages of all consumers have been read
                 exchange_out<Config>(pipeline.stages, who.number(), sums);
                 cluster_sync();
             }
-            finish(unit, who, sums);
+            if constexpr (!AHEAD) exponents.fetch(params, unit, group - 1, thread);
+            finish(unit, who, exponents, sums);
         });
     }
     // Others may still write to this block's memory, or read it.

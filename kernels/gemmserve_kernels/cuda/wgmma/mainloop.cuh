@@ -314,10 +314,12 @@ GEMM_DEVICE void multiply_plain(Sums<Config>& sums, Descriptor left, Descriptor 
     wgmma_commit();
 }
 
-// Multiplies all units of this block; `finish_unit(unit, sums)` gets each result. `group` counts the consumers.
-template <class Config, class Visitor>
+// Multiplies all units of this block; `begin_unit(unit)` hears of each, `finish_unit(unit, sums)` gets its result. `group`
+// counts the consumers.
+template <class Config, class Begin, class Finish>
 GEMM_DEVICE void consume(
-    const WgmmaParams& params, const Pipeline& pipeline, unsigned rank, int group, int thread, Visitor finish_unit) {
+    const WgmmaParams& params, const Pipeline& pipeline, unsigned rank, int group, int thread, Begin begin_unit,
+    Finish finish_unit) {
     Turn<Config::STAGES> turn;
     const auto release = [&](int stage) {
         const Address empty = pipeline.empty + stage * sizeof(Barrier);
@@ -343,6 +345,7 @@ GEMM_DEVICE void consume(
 
     for_each_unit<Config>(params, rank, [&](const Unit& unit) {
         const Slice slice = slice_of<Config>(params, unit, rank);
+        begin_unit(unit);
         Sums<Config> sums;
 #pragma unroll
         for (int i = 0; i < Config::COMPONENTS; ++i) {
