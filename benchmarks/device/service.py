@@ -20,8 +20,9 @@ import numpy as np
 from local_server import LocalServer
 
 from gemmserve import Client
-from gemmserve_kernels import DeviceSpec, gemm
+from gemmserve_kernels import DeviceSpec, GemmProblem, Operand, gemm
 from gemmserve_kernels.bench.environment import environment
+from gemmserve_kernels.freivalds import freivalds_check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,13 +160,23 @@ def stream(client: Client, size: int, count: int, link: dict[str, float]) -> dic
 
 
 def verification(client: Client, size: int) -> dict[str, Any]:
-    """What a check costs."""
-    ra, rb = client.put(matrix(size, size, 1)), client.put(matrix(size, size, 2))
-    jobs = [finished(client.submit("gemm", ra, rb, verify=True)) for _ in range(ROUNDS)]
+    """What a check costs beside its product: in a job, where operands and result are on the device, and by itself."""
+    a, b = matrix(size, size, 1), matrix(size, size, 2)
+    ra, rb = client.put(a), client.put(b)
+    jobs = [finished(client.submit("gemm", ra, rb, verify=True)) for _ in range(ROUNDS + 1)]
+    da, db = cupy.asarray(a), cupy.asarray(b)
+    d = gemm(da, db)
+    problem = GemmProblem.build(Operand.of(da), Operand.of(db))
+    alone = statistics.median(seconds(lambda: freivalds_check(problem, da, db, None, d, 1), ROUNDS))
+    product = statistics.median(seconds(lambda: gemm(da, db), ROUNDS))
     return {
         "size": size,
-        "verify_s": statistics.median(job["verify_s"] for job in jobs),
-        "kernel_s": statistics.median(job["kernel_s"] for job in jobs),
+        "first_verify_s": jobs[0]["verify_s"],  # its kernels are compiled, or found on disk
+        "verify_s": statistics.median(job["verify_s"] for job in jobs[1:]),
+        "kernel_s": statistics.median(job["kernel_s"] for job in jobs[1:]),
+        "alone_s": alone,
+        "product_s": product,
+        "bytes_read": 3 * a.nbytes,
     }
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 from gemmserve import _batch, _requests
 from gemmserve._arrays import as_array
+from gemmserve._compression import check
 from gemmserve._flows import Flow, Flows, prepare, submission
 from gemmserve._io import AsyncIO
 from gemmserve._job import AsyncJob
@@ -57,13 +58,19 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
         progress: bool = True,
         connections: int = 3,
+        compression: Literal["zstd"] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        compress = check(compression)
         self._io = AsyncIO(
             server_url(url), api_key=api_key, verify=verify, timeout=timeout, progress=progress, transport=transport
         )
         # What shared memory carries does not go in parts.
-        self._flows = Flows(retry or RetryPolicy(), connections=connections if self._io.socket is None else 0)
+        self._flows = Flows(
+            retry or RetryPolicy(),
+            connections=connections if self._io.socket is None else 0,
+            compression=compress and self._io.socket is None,
+        )
 
     @property
     def url(self) -> str:

@@ -12,13 +12,15 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from gemmserve import _errors, _params, _requests
 from gemmserve._arrays import as_array
+from gemmserve._compression import compressed
 from gemmserve._parts import PART, PARTS_FROM, Download, Span, divisible, flat, spans
 from gemmserve._remote import ArrayHandle, plain_id
-from gemmserve._requests import LONG_POLL_S, Pause, Request, Together
+from gemmserve._requests import LONG_POLL_S, Pause, Request, Together, Work
 from gemmserve._retry import Attempts, RetryPolicy
 
 if TYPE_CHECKING:
@@ -26,13 +28,16 @@ if TYPE_CHECKING:
     from gemmserve._model import ArrayInfo, JobInfo
 
 T = TypeVar("T")
-Flow: TypeAlias = Generator[Request[Any] | Pause | Together, Any, T]
+Flow: TypeAlias = Generator[Request[Any] | Pause | Together | Work[Any], Any, T]
 
 TEMPORARY_TTL_S: Final = 3600.0
 """Life of operands put for one job, should the client die before it deletes them."""
 
 PAGE: Final = 1000
 """Items a page: the most that the service gives."""
+
+UNSUPPORTED: Final = 415
+"""Status of an answer to a coding that the server does not read."""
 
 CLEANUP_LIMIT_S: Final = 5.0
 """Seconds of silence after which cancelling or tidying up is given up."""
@@ -47,6 +52,8 @@ class Flows:
     uniform: Callable[[float, float], float] = random.uniform
     connections: int = 3
     """Over how many connections a large array goes, in parts; 0: whole, in one request."""
+    compression: bool = False
+    """Whether arrays that get shorter by it go compressed, whole."""
 
     def call(self, request: Request[T], *, deadline: float | None = None) -> Flow[T]:
         """One request, repeated as the policy says. Raises the last error."""
@@ -69,6 +76,15 @@ class Flows:
         self, array: AnyArray, *, ttl_s: float | None = None, digest: bool = False, label: str = "put"
     ) -> Flow[ArrayInfo]:
         """Stores an array; a large one in parts, each of which goes on where its connection broke."""
+        if self.compression:
+            body = yield Work(partial(compressed, array))
+            if body is not None:
+                try:
+                    request = _requests.put_array(array, ttl_s=ttl_s, digest=digest, label=label, compressed=body)
+                    return (yield from self.call(request))
+                except _errors.APIError as error:
+                    if error.status != UNSUPPORTED:  # else a server that does not know it takes the array as it is
+                        raise
         if self.connections and array.nbytes >= PARTS_FROM and divisible(array):
             for last in (False, True):
                 try:
@@ -118,8 +134,9 @@ class Flows:
 
     def download(self, array_id: str, *, nbytes: int = 0) -> Flow[Any]:
         """An array's elements; `nbytes` where they are known: many are fetched over several connections."""
-        if not self.connections:
-            return (yield from self.call(_requests.array_data(array_id, nbytes=nbytes)))
+        if not self.connections or self.compression:
+            request = _requests.array_data(array_id, nbytes=nbytes, compression=self.compression)
+            return (yield from self.call(request))
         download = Download()
         first = Span(download, 0, PART if nbytes >= PARTS_FROM else None)
         reached = yield from self._fetch(array_id, first)

@@ -18,10 +18,11 @@ import numpy as np
 
 from gemmserve import _direct, _errors, _local_memory
 from gemmserve._auth import auth_of
+from gemmserve._compression import ZSTD, DecodingReceiver
 from gemmserve._local import HTTP_BASE, socket_path
 from gemmserve._local_session import REFUSED, SharedMemory
 from gemmserve._progress import Progress, SharedBar, watched
-from gemmserve._requests import Pause, Request, Together
+from gemmserve._requests import Pause, Request, Together, Work
 from gemmserve._sse import EventParser
 from gemmserve._transfer import Body, Placing, Receiver, Whole
 from gemmserve._urls import is_loopback, normal_url, trust
@@ -56,7 +57,7 @@ class _Connection:
         self.headers = {
             "User-Agent": f"gemmserve/{importlib.metadata.version('gemmserve')}",
             "Accept": "application/json",
-            # Arrays do not compress, and their bytes are copied as they come.
+            # Most arrays hardly compress, and their bytes are copied as they come; a request may say otherwise.
             "Accept-Encoding": "identity",
         }
         self.auth = auth_of(api_key, self.base)
@@ -108,7 +109,11 @@ class _Connection:
         """What takes this answer's body; for an error's answer, one that raises it at the end."""
         if not response.is_success:
             return Whole(lambda data: _raise(_errors.from_answer(response.status_code, response.headers, data)))
-        if response.headers.get("content-encoding", "identity") != "identity":
+        coding = response.headers.get("content-encoding", "identity")
+        if coding == ZSTD and request.headers.get("Accept-Encoding") == ZSTD:
+            headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+            return DecodingReceiver(request.receiver(headers))
+        if coding != "identity":
             raise _errors.ProtocolError("something on the way compressed the answer although identity was asked for")
         return request.receiver(response.headers)
 
@@ -162,11 +167,13 @@ class SyncIO(_Connection):
             value: T = done.value
             return value
 
-    def _perform(self, step: Request[Any] | Pause | Together, bar: SharedBar | None) -> Any:
+    def _perform(self, step: Request[Any] | Pause | Together | Work[Any], bar: SharedBar | None) -> Any:
         if isinstance(step, Request):
             return self.send(step, bar)
         if isinstance(step, Together):
             return self._together(step)
+        if isinstance(step, Work):
+            return step.call()
         self._sleep(step.seconds)
         return None
 
@@ -305,11 +312,13 @@ class AsyncIO(_Connection):
             value: T = done.value
             return value
 
-    async def _perform(self, step: Request[Any] | Pause | Together, bar: SharedBar | None) -> Any:
+    async def _perform(self, step: Request[Any] | Pause | Together | Work[Any], bar: SharedBar | None) -> Any:
         if isinstance(step, Request):
             return await self.send(step, bar)
         if isinstance(step, Together):
             return await self._together(step)
+        if isinstance(step, Work):
+            return await asyncio.to_thread(step.call)
         await self._sleep(step.seconds)
         return None
 

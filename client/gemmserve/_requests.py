@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gemmserve import _errors
 from gemmserve._arrays import is_fortran
+from gemmserve._compression import ZSTD
 from gemmserve._model import ArrayInfo, JobInfo
 from gemmserve._params import gemm_nbytes
 from gemmserve._parts import PartBody, part_size
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
     from gemmserve._arrays import AnyArray
+    from gemmserve._compression import CompressedBody
     from gemmserve._parts import Span
 
 T = TypeVar("T")
@@ -74,6 +76,13 @@ class Together:
 
 
 @dataclass(frozen=True)
+class Work(Generic[T]):
+    """Nothing to send either: something to compute that takes its time."""
+
+    call: Callable[[], T]
+
+
+@dataclass(frozen=True)
 class Pause:
     """Nothing to send for so many seconds."""
 
@@ -89,12 +98,21 @@ def _nothing(_headers: Mapping[str, str]) -> Receiver[None]:
 
 
 def put_array(
-    array: AnyArray, *, ttl_s: float | None = None, digest: bool = False, label: str = "put"
+    array: AnyArray,
+    *,
+    ttl_s: float | None = None,
+    digest: bool = False,
+    label: str = "put",
+    compressed: CompressedBody | None = None,
 ) -> Request[ArrayInfo]:
-    """Stores an array; with `digest` after a pass over it for its Content-Digest (RFC 9530)."""
+    """Stores an array, as `compressed` if there is that; with `digest` after a pass over the body for its
+    Content-Digest (RFC 9530).
+    """
     query: dict[str, str | int | float] = {} if ttl_s is None else {"ttl_s": ttl_s}
-    body = NpyBody(array)
+    body = compressed or NpyBody(array)
     headers = {"Content-Digest": content_digest(body)} if digest else {}
+    if compressed is not None:
+        headers["Content-Encoding"] = ZSTD
     return Request("POST", "/v1/arrays", _json(ArrayInfo.parse), query=query, headers=headers, body=body, label=label)
 
 
@@ -103,10 +121,11 @@ def array_info(array_id: str) -> Request[ArrayInfo]:
     return Request("GET", f"/v1/arrays/{segment(array_id)}", _json(ArrayInfo.parse))
 
 
-def array_data(array_id: str, *, nbytes: int = 0) -> Request[AnyArray | dict[str, AnyArray]]:
-    """An array's elements; `nbytes` where they are known."""
+def array_data(array_id: str, *, nbytes: int = 0, compression: bool = False) -> Request[AnyArray | dict[str, AnyArray]]:
+    """An array's elements; `nbytes` where they are known. `compression`: they may come compressed."""
     path = f"/v1/arrays/{segment(array_id)}/data"
-    return Request("GET", path, receive_arrays, headers={"Accept": NPY}, label="get", result_nbytes=nbytes)
+    headers = {"Accept": NPY} | ({"Accept-Encoding": ZSTD} if compression else {})
+    return Request("GET", path, receive_arrays, headers=headers, label="get", result_nbytes=nbytes)
 
 
 def array_part(array_id: str, span: Span) -> Request[int]:

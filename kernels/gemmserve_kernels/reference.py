@@ -205,7 +205,10 @@ def reduction_errors(problem: GemmReduceProblem, a: Any, b: Any, results: dict[s
     An argument's error is how much worse the element at that index is than the best one, relative to the largest
     magnitude that is compared: rounding may well prefer another of two nearly equal elements.
     """
-    product = oracle_product(problem, a, b)
+    return _errors_of_reductions(problem, oracle_product(problem, a, b), results)
+
+
+def _errors_of_reductions(problem: GemmReduceProblem, product: Array, results: dict[str, Any]) -> dict[str, float]:
     values = pre_op(problem.pre_op, product)
     found = {}
     for name in problem.reductions:
@@ -336,13 +339,21 @@ def _times(problem: GemmProblem, xp: Any, array: Any, trans: str, vectors: Any) 
 def sampled_reduction_errors(
     problem: GemmReduceProblem, a: Any, b: Any, results: dict[str, Any], rng: np.random.Generator, outputs: int = 16
 ) -> dict[str, float]:
-    """`reduction_errors` of some outputs only: the oracle computes that many columns (or rows) of the product."""
-    kept = problem.n if problem.over_rows else problem.m
-    chosen = np.sort(rng.choice(kept, size=min(outputs, kept), replace=False))
-    if problem.over_rows:
-        b = b[..., chosen] if problem.trans_b in {"N", "R"} else b[..., chosen, :]
+    """`reduction_errors` of some outputs only, for which that many columns (or rows) of the product are computed.
+
+    NumPy or CuPy arrays, all of the same library: of CuPy's those columns are computed on their device, by the portable
+    kernel in double precision, and the large operand stays there.
+    """
+    if library(a) == "cupy":
+        import cupy as xp
     else:
-        a = a[..., chosen, :] if problem.trans_a in {"N", "R"} else a[..., chosen]
+        xp = np
+    kept = problem.n if problem.over_rows else problem.m
+    chosen = xp.asarray(np.sort(rng.choice(kept, size=min(outputs, kept), replace=False)))
+    if problem.over_rows:
+        b = b.take(chosen, axis=-1 if problem.trans_b in {"N", "R"} else -2)
+    else:
+        a = a.take(chosen, axis=-2 if problem.trans_a in {"N", "R"} else -1)
     part = GemmReduceProblem.build(
         Operand.of(a),
         Operand.of(b),
@@ -355,4 +366,23 @@ def sampled_reduction_errors(
         layout=problem.layout,
         compute=problem.compute,
     )
-    return reduction_errors(part, a, b, {name: results[name][..., chosen] for name in problem.reductions})
+    product = oracle_product(part, a, b) if xp is np else _double_product(part, a, b)
+    found = {name: results[name].take(chosen, axis=-1) for name in problem.reductions}
+    return _errors_of_reductions(part, product, found)
+
+
+def _double_product(problem: GemmReduceProblem, a: Any, b: Any) -> Array:
+    """`oracle_product` of CuPy arrays, computed on their device in double precision, on the host."""
+    from gemmserve_kernels.config import GemmConfig
+    from gemmserve_kernels.gemm import gemm
+
+    def widened(x: Any) -> Any:
+        return x.astype(np.result_type(x.dtype, np.float64))
+
+    # The kernel widens the large operand as it reads it.
+    a, b = (a, widened(b)) if problem.over_rows else (widened(a), b)
+    d = gemm(
+        a, b, alpha=problem.alpha, trans_a=problem.trans_a, trans_b=problem.trans_b, layout=problem.layout,
+        compute="fp64", config=GemmConfig(algorithm="simt"),
+    )  # fmt: skip
+    return logical(problem, d)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels import compiler
 from gemmserve_kernels.bench.cases import Case
-from gemmserve_kernels.bench.sources import sources
+from gemmserve_kernels.bench.sources import check_sources, sources
 from gemmserve_kernels.device import KNOWN, cuda_arch, cuda_modes
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _DTYPES: Final = ("complex64", "float32", "complex128", "float64", "float16")
 _SIZES: Final = (16, 64, 256, 1024, 4096)
+_CHECKED: Final = (1024,)
+"""Of these sizes every kernel that a check takes is compiled."""
 _KIB: Final = 1 << 10
 
 
@@ -81,7 +83,9 @@ def cases() -> Iterator[Case]:
 def common(arch: str) -> set[KernelSource]:
     """The sources that the common products compile on `arch`. Raises KeyError for an architecture without a device."""
     spec = DEVICES[arch]
-    return {source for case in cases() for source in sources(case, spec, every=False)}
+    found = {source for case in cases() for source in sources(case, spec, every=False)}
+    # Of some products the service checks the results.
+    return found.union(*(check_sources(case, spec) for case in cases() if case.m in _CHECKED))
 
 
 def _compile(arch: str, source: KernelSource) -> int:

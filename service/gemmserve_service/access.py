@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import Headers
 
+from gemmserve_service.coding import check_coding
 from gemmserve_service.errors import InvalidRequest, NotFound, ServiceError
 from gemmserve_service.hosts import HostRule
 from gemmserve_service.identity import ANYONE, NOBODY, SCRAPER, identify, needed_scope
@@ -81,7 +82,9 @@ class Gate:
 
 
 class Access:
-    """Lets a request through with its `Caller` in ``request.state.caller``, or answers 401, 403 or 404."""
+    """Lets a request through with its `Caller` in ``request.state.caller``, or answers 401, 403, 404 or, where its body
+    has a coding that is not read there, 415.
+    """
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
@@ -96,7 +99,9 @@ class Access:
                 await send({"type": "websocket.close", "code": 1008})
             return
         try:
-            self._gate.caller(scope, Headers(scope=scope).getlist)
+            headers = Headers(scope=scope)
+            self._gate.caller(scope, headers.getlist)
+            check_coding(scope["method"], scope["path"], headers.getlist("content-encoding"))
         except ServiceError as refusal:
             await problem_response(refusal)(scope, receive, send)
             return

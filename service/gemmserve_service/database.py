@@ -2,7 +2,8 @@
 
 `await database.write(fn)` runs `fn(connection)` in the writer thread and returns its value once the transaction is
 committed. Whatever queued up meanwhile shares one transaction, so that a burst of submissions costs one commit; a
-function that raises is rolled back alone.
+function that raises is rolled back alone. A write that nobody is in a hurry for may wait a little for the next one:
+each transaction wakes a thread, which then competes with the event loop for the interpreter.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Database:
     def __init__(self, path: Path, *, durability: str = "process") -> None:
         self.path = path
         self._synchronous = "FULL" if durability == "power" else "NORMAL"
-        self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[Write] | None] = queue.SimpleQueue()
+        self._held: list[Write] = []
+        """Those that wait for others to share their transaction with."""
+        self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._reader: ThreadPoolExecutor | None = None
@@ -66,6 +70,7 @@ class Database:
         """Commits what is queued and closes; may be called again, or without start."""
         thread, self._thread = self._thread, None
         if thread is not None:
+            self._let_go()
             self._queue.put(None)
             await asyncio.to_thread(thread.join)
         reader, self._reader = self._reader, None
@@ -85,16 +90,42 @@ class Database:
         # Shielded: a caller that goes away must not leave the outcome of a commit unknown to the others' futures.
         return await asyncio.shield(self.write_soon(fn))
 
-    def write_soon(self, fn: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
-        """Like `write`, for those who need not wait; writes are applied in the order of the calls."""
-        if self._loop is None or self._thread is None:
+    def write_soon(self, fn: Callable[[sqlite3.Connection], T], *, within_s: float = 0.0) -> asyncio.Future[T]:
+        """Like `write`, for those who need not wait; writes are applied in the order of the calls.
+
+        `within_s`: it is begun after so many seconds at the latest, sooner with any write after it. Raises
+        DatabaseError.
+        """
+        loop = self._loop
+        if loop is None or self._thread is None:
             raise DatabaseError("the database is not open")
-        future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put((fn, future))
+        future: asyncio.Future[T] = loop.create_future()
+        self._held.append((fn, future))
+        if within_s <= 0:
+            self._let_go()
+        elif self._timer is None or self._timer.when() > loop.time() + within_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(within_s, self._let_go)
         return future
 
+    def _let_go(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._held:
+            held, self._held = self._held, []
+            self._queue.put(held)
+
     async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs `fn` on the reader's connection, which sees every commit that was answered."""
+        """Runs `fn` on the reader's connection, which sees every commit that was answered.
+
+        And every write that has waited for others until now.
+        """
+        if self._held:
+            last = self._held[-1][1]
+            self._let_go()
+            await asyncio.wait((last,))
         connection = self._read_connection
         if self._loop is None or self._reader is None or connection is None:
             raise DatabaseError("the database is not open")
@@ -139,8 +170,8 @@ class Database:
             batch: list[Write] = []
             item = self._queue.get()
             while item is not None:
-                batch.append(item)
-                if len(batch) == _MOST_IN_ONE_COMMIT:
+                batch += item
+                if len(batch) >= _MOST_IN_ONE_COMMIT:
                     break
                 try:
                     item = self._queue.get_nowait()
@@ -165,7 +196,11 @@ def _commit(
     outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
     try:
         connection.execute("BEGIN IMMEDIATE")
+        alone = len(batch) == 1  # what fails then takes nobody along
         for fn, future in batch:
+            if alone:
+                outcomes.append((future, fn(connection), None))
+                break
             connection.execute("SAVEPOINT one")
             try:
                 outcomes.append((future, fn(connection), None))

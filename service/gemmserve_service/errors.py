@@ -100,6 +100,10 @@ class InvalidRequest(ServiceError):
     title = "Malformed request"
 
 
+class MalformedCoding(InvalidRequest):
+    """The body is not what its Content-Encoding says, or breaks off."""
+
+
 _REGISTRY = "https://iana.org/assignments/http-problem-types#"
 
 
@@ -230,6 +234,14 @@ class UnsupportedMediaType(ServiceError):
     slug = "unsupported-media-type"
     status = 415
     title = "Unsupported media type"
+
+
+class UnsupportedCoding(UnsupportedMediaType):
+    """Or a Content-Encoding; the Accept-Encoding of the answer says which it reads."""
+
+    def __init__(self, detail: str, accepted: str) -> None:
+        super().__init__(detail)
+        self.accepted = accepted
 
 
 class DescriptorRefused(ServiceError):

@@ -51,7 +51,9 @@ _PATIENCE_S: Final = 0.02
 _MOST_GATHERED: Final = 64 << 20  # bytes of all bodies that are being gathered
 _TIMEOUT: Final = re.compile(rb"timeout_s=(\d{1,5}(?:\.\d{1,6})?)")
 _LONGEST_S: Final = 86_400.0
-_UNUSUAL: Final = frozenset({b"transfer-encoding", b"upgrade", SESSION_HEADER.lower().encode("ascii")})
+_UNUSUAL: Final = frozenset(
+    {b"transfer-encoding", b"content-encoding", b"upgrade", SESSION_HEADER.lower().encode("ascii")}
+)
 _ALGORITHM: Final = ALGORITHM_HEADER.lower()
 
 log = structlog.get_logger(__name__)
@@ -78,6 +80,7 @@ class FastPath:
         """Bytes of the bodies that are being gathered, as their heads announce them."""
         self._proxies = ProxyHeadersMiddleware(_nobody, settings.trusted_proxies) if settings.trusted_proxies else None
         self._ended: list[Exchange] = []
+        self._answered: list[Exchange] = []
 
     def accept(self, protocol: FastProtocol, cycle: RequestResponseCycle) -> Exchange | None:
         """The exchange of a request whose head has come; None: it is the app's."""
@@ -129,6 +132,20 @@ class FastPath:
                 log.exception("unexpected error")
                 exchange.protocol.transport.abort()
 
+    def answered(self, exchange: Exchange) -> None:
+        """Has it counted in the next turn of the event loop: what was written goes out at the end of this one."""
+        if not self._answered:
+            exchange.protocol.loop.call_soon(self._record_all)
+        self._answered.append(exchange)
+
+    def _record_all(self) -> None:
+        answered, self._answered = self._answered, []
+        for exchange in answered:
+            try:
+                exchange.record()
+            except Exception:
+                log.exception("unexpected error")
+
 
 class Exchange:
     """One request and its answer; the scheduler's listener for its product."""
@@ -163,6 +180,9 @@ class Exchange:
         self._product: small.SmallProduct | None = None
         self._task: BundleTask | None = None
         self._outcome: Done | Exception | None = None
+        self._ended_s = 0.0
+        self._sent = (0, 0, 0)
+        """Status, bytes that came and bytes that went; status 0: there was no answer."""
         path.gathered += size
 
     # -- the body ---------------------------------------------------------------------------------------------------
@@ -252,7 +272,8 @@ class Exchange:
         if self.gathering:
             received = sum(map(len, self._pieces))
             self._gather_no_more()
-            self._record(0, received, 0)
+            self._sent = (0, received, 0)
+            self.record()
         elif self._task is not None:
             self._path.core.scheduler.cancel(self._task)
 
@@ -260,9 +281,7 @@ class Exchange:
         """Sends what came of it, if there is still somebody."""
         outcome, task = self._outcome, self._task
         gone = self._gone or self.protocol.transport.is_closing()
-        if task is not None and isinstance(outcome, Done | ServiceError):
-            told = JobCancelled("the client hung up") if gone else outcome
-            self._path.core.observe(summary(task, told), task.size)
+        self._gone = gone
         status, head, body = 0, b"", b""
         if isinstance(outcome, Done):
             assert task is not None
@@ -275,7 +294,9 @@ class Exchange:
             status, head, body = self._problem(outcome)
         if not gone:
             self.protocol.reply(self.cycle, _STATUS[status], head + _id_line(self._context) + _GUARDS, body)
-        self._record(status, self._size, len(body))
+        self._ended_s = time.perf_counter() - self._began
+        self._sent = (status, self._size, len(body))
+        self._path.answered(self)
 
     def _result(self, task: BundleTask, done: Done) -> tuple[int, bytes, bytes]:
         product = self._product
@@ -298,11 +319,15 @@ class Exchange:
         response = problem_response(error)
         return response.status_code, lines(response.raw_headers), bytes(response.body)
 
-    def _record(self, status: int, received: int, sent: int) -> None:
-        """Count, log line and audit. `status` 0: there was no answer."""
-        path = self._path
+    def record(self) -> None:
+        """Count, log line and audit."""
+        path, task, outcome = self._path, self._task, self._outcome
+        status, received, sent = self._sent
         scope: Any = self.cycle.scope
-        seconds = time.perf_counter() - self._began
+        if task is not None and isinstance(outcome, Done | ServiceError):
+            told = JobCancelled("the client hung up") if self._gone else outcome
+            path.core.observe(summary(task, told), task.size)
+        seconds = self._ended_s or time.perf_counter() - self._began
         request_done(
             path.metrics, scope, self._context, status,
             seconds=seconds, received=received, sent=sent, complete=bool(status),

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
 _STEP: Final = 4 << 20  # bytes that gather before a thread is woken
@@ -41,17 +42,35 @@ class RunningHash:
         self._cancelled = False
 
     def advance(self, filled: int) -> None:
-        """Bytes up to `filled` are final."""
-        self._filled = filled
+        """Bytes up to `filled` are final; they are hashed as soon as there are enough."""
+        self.reach(filled)
         if filled - self._done >= _STEP and (self._future is None or self._future.done()):
-            self._future = self._pool.submit(self._pump)
+            self._future = self._pool.submit(self._pump, _never)
+
+    def reach(self, filled: int) -> None:
+        """Bytes up to `filled` are final; nothing is begun."""
+        self._filled = filled
 
     async def finish(self) -> None:
         """Waits until everything that was filled is hashed."""
-        while self._done < self._filled and not self._cancelled:
-            if self._future is None or self._future.done():
-                self._future = self._pool.submit(self._pump)
-            await asyncio.wrap_future(self._future)
+        while not self.over:
+            await self.work(_never)
+
+    async def work(self, enough: Callable[[], bool]) -> None:
+        """Hashes a slice, and goes on while `enough()`, which a thread asks, does not hold."""
+        if self._future is None or self._future.done():
+            self._future = self._pool.submit(self._pump, enough)
+        await asyncio.wrap_future(self._future)
+
+    @property
+    def over(self) -> bool:
+        """Whether everything that was filled is hashed, or nobody wants it."""
+        return self._done >= self._filled or self._cancelled
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody wants it."""
+        return self._cancelled
 
     def cancel(self) -> None:
         """Stops within one slice."""
@@ -65,10 +84,16 @@ class RunningHash:
         """Digest of prefix and view."""
         return self._body.digest()
 
-    def _pump(self) -> None:
-        while self._done < self._filled and not self._cancelled:
+    def _pump(self, enough: Callable[[], bool]) -> None:
+        while not self.over:
             piece = self._view[self._done : min(self._filled, self._done + _SLICE)]
             self._data.update(piece)
             if self._body is not self._data:
                 self._body.update(piece)
             self._done += len(piece)
+            if enough():
+                return
+
+
+def _never() -> bool:
+    return False

@@ -16,6 +16,8 @@ from gemmserve.wire import (
     parse_shape,
 )
 from gemmserve_service.bodies import RequestBody
+from gemmserve_service.coded_bodies import CodedBody, check_coded_length, decoding
+from gemmserve_service.coding import is_coded, refuse_coding
 from gemmserve_service.digests import parse_content_digest
 from gemmserve_service.errors import (
     BodyTooLong,
@@ -129,9 +131,31 @@ async def receive_array(
     expected = parse_content_digest(request.headers.get("content-digest"))
     length = content_length(request)
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    codings = request.headers.getlist("content-encoding")
+    if media_type == NPY_HEADER:
+        refuse_coding(codings)
+    elif is_coded(codings):
+        with decoding(request, expected) as coded:
+            return await _receive(core, coded, media_type, length, None, dtype, shape, order, ttl_s, owner)
     body = RequestBody(request)
     if media_type == NPY_HEADER:
         return await _receive_shared(request, core, body, length, expected, ttl_s=ttl_s, owner=owner)
+    return await _receive(core, body, media_type, length, expected, dtype, shape, order, ttl_s, owner)
+
+
+async def _receive(
+    core: Core,
+    body: RequestBody,
+    media_type: str,
+    length: int,
+    expected: bytes | None,
+    dtype: str | None,
+    shape: str | None,
+    order: Order | None,
+    ttl_s: float | None,
+    owner: str,
+) -> ArrayInfo:
+    """`receive_array` once the headers are read. `expected`: the digest of what `body` gives, if any."""
     if media_type == NPY:
         if dtype is not None or shape is not None or order is not None:
             raise InvalidParameters(f"dtype, shape and order belong to {OCTET_STREAM}; a .npy body says them itself")
@@ -147,13 +171,18 @@ async def receive_array(
             f"Content-Type is {media_type or 'missing'}; an array is {NPY} "
             f"(curl -H 'Content-Type: {NPY}' --data-binary @a.npy) or {OCTET_STREAM} with ?dtype= and ?shape="
         )
-    _check_length(declared, length)
+    if isinstance(body, CodedBody):
+        check_coded_length(len(declared.header) + declared.nbytes, length)
+    else:
+        _check_length(declared, length)
     prefix = None if expected is None else declared.header
     with core.quotas.moving(owner, declared.nbytes):
         upload = await declared.reserve(core.store, ttl_s=ttl_s, digest_prefix=prefix, owner=owner)
         try:
             upload.write(first)
             await receive_rest(body, upload)
+            if isinstance(body, CodedBody):
+                await body.finish()
             return cast("ArrayInfo", await upload.commit(expected))
         except BaseException:
             upload.abort()

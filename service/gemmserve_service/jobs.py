@@ -1,7 +1,8 @@
 """Jobs as their owners see them: submitted, awaited, cancelled; durable ones and those of a single request.
 
 States: queued -> running -> succeeded | failed | cancelled | expired, and running -> queued when a worker is lost. A
-job is on record before its submission is answered, and its results before it is called succeeded.
+job is on record before its submission is answered, and its results before it is called succeeded. A worker may be at
+it before that: if it cannot be put on record, what came of it is thrown away, and the submission is refused.
 """
 
 from __future__ import annotations
@@ -11,31 +12,30 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service import clock
-from gemmserve_service.background import report
+from gemmserve_service.background import Background, report
 from gemmserve_service.catalog import to_row
-from gemmserve_service.errors import JobFailed, NotFound, ServiceError, describe
+from gemmserve_service.errors import NotFound, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.idempotency import IdempotencyKeys, RememberedKey, digest_of
 from gemmserve_service.ids import new_id
 from gemmserve_service.lineages import recover
+from gemmserve_service.live_jobs import LiveJob
 from gemmserve_service.preparing import prepare
 from gemmserve_service.purging import purge
 from gemmserve_service.queue import brief
 from gemmserve_service.recording import Recorder
 from gemmserve_service.schemas import GemmParams, GemmReduceParams, JobInfo, JobState, ProgramJob
-from gemmserve_service.single import OneShot, final_fields, run_once
+from gemmserve_service.single import OneShot, failure, final_fields, run_once
 from gemmserve_service.step_room import StepRoom, steps_of
 from gemmserve_service.uploads import now
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from gemmserve_kernels.errors import KernelError
     from gemmserve_service.observers import Observer
     from gemmserve_service.operations import Problem
     from gemmserve_service.pins import Pinned
@@ -49,27 +49,11 @@ if TYPE_CHECKING:
     from gemmserve_service.unwritten import Unwritten
     from gemmserve_service.uploads import Upload
 
+_WAITS_WITHIN_S: Final = 0.002
+"""For how long the record of a job whose end is waited for may wait for that end, so that one commit has both."""
 _MOST_RECENT: Final = 4096  # finished jobs kept in memory, so that those who wait for them need no database
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _Live:
-    """A durable job that is not final, or was not when somebody began to watch it."""
-
-    history: list[JobInfo]
-    held: contextlib.ExitStack
-    """What is given back at its end."""
-    changed: asyncio.Event
-    task: Task | None = None
-    recorded: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its end is on record. Not `changed`: that one stays set when the server drains."""
-
-    @property
-    def info(self) -> JobInfo:
-        """The job now."""
-        return self.history[-1]
 
 
 class Jobs:
@@ -88,10 +72,11 @@ class Jobs:
         self.queue = queue
         self.scheduler = scheduler
         self.observers = observers
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, LiveJob] = {}
         self._recent: OrderedDict[str, JobInfo] = OrderedDict()
         self._keys = IdempotencyKeys(settings.idempotency_ttl_s)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
+        self._purge: asyncio.Task[None] | None = None
         self._released = asyncio.Event()
         self._room = StepRoom(settings.max_queued_steps)
         self.recorder = Recorder(store, queue)
@@ -111,15 +96,14 @@ class Jobs:
         await recover(self.store, self.queue, self.scheduler)
         self.store.expiry.on_jump.append(self._follow_clock)
         self.store.finish_recovery()
-        self._spawn(purge(self.settings, self.queue, self._keys))
+        self._purge = self._background.spawn(purge(self.settings, self.queue, self._keys))
 
     async def stop(self) -> None:
         """Ends background work; writes under way are finished first."""
         self.recorder.stop()
-        purge = [task for task in self._tasks if task.get_name() == "purge"]
-        for task in purge:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._purge is not None:
+            self._purge.cancel()
+        await self._background.wait()
 
     def release_waiters(self) -> None:
         """Answers everyone who waits with the state as it is."""
@@ -130,27 +114,40 @@ class Jobs:
     # -- durable jobs -----------------------------------------------------------------------------------------------
 
     async def submit(
-        self, request: GemmJob | GemmReduceJob | ProgramJob, *, idempotency_key: str | None = None, owner: str = ""
+        self,
+        request: GemmJob | GemmReduceJob | ProgramJob,
+        *,
+        idempotency_key: str | None = None,
+        owner: str = "",
+        waits: bool = False,
     ) -> tuple[JobInfo, bool]:
         """Queues a product of stored arrays, or a program; on record when this returns. False: the key had made this
         job before.
 
         `owner`: whose job it is and whose operands it may use ("": everybody's, where the server has no API keys).
+        `waits`: the caller waits for its end, and is in no hurry to hear that it was accepted.
         Raises KernelError, NotFound, Gone, TooLarge, StoreFull, QueueFull, NotReady, Draining, IdempotencyConflict,
         IdempotencyMismatch.
         """
         arrived = time.monotonic()
         # Of a program what was left out stays out: a thousand steps would be many times as long.
         text = request.model_dump_json(exclude_unset=isinstance(request, ProgramJob))
-        if idempotency_key is None:
+        with contextlib.ExitStack() as arriving:
+            key = None
+            if idempotency_key is not None:
+                digest = digest_of(text)
+                known = self._keys.job_of(owner, idempotency_key, digest)
+                if known is not None:
+                    return await self.get(known), False
+                arriving.enter_context(self._keys.arriving(owner, idempotency_key, digest))
+                key = (idempotency_key, digest)
             with self.scheduler.admission(owner) as claim:
-                return await self._submit(request, text, None, owner, arrived, claim), True
-        digest = digest_of(text)
-        known = self._keys.job_of(owner, idempotency_key, digest)
-        if known is not None:
-            return await self.get(known), False
-        with self._keys.arriving(owner, idempotency_key, digest), self.scheduler.admission(owner) as claim:
-            return await self._submit(request, text, (idempotency_key, digest), owner, arrived, claim), True
+                live, insert = await self._submit(request, text, key, owner, arrived, claim, waits=waits)
+            # A client that hangs up changes nothing: a job on record is carried out, and its key taken until then.
+            taken = arriving.pop_all()
+            insert.add_done_callback(lambda _: taken.close())
+        await asyncio.shield(insert)
+        return live.info, True
 
     async def _submit(
         self,
@@ -160,7 +157,10 @@ class Jobs:
         owner: str,
         arrived: float,
         claim: Callable[[Problem], None],
-    ) -> JobInfo:
+        *,
+        waits: bool,
+    ) -> tuple[LiveJob, asyncio.Future[Any]]:
+        """The job, which a worker may have when this returns, and what is done once it is on record."""
         job_id = new_id("job")
         created = now()
         with contextlib.ExitStack() as held:
@@ -179,33 +179,41 @@ class Jobs:
             deadline_at = None if request.timeout_s is None else created.timestamp() + request.timeout_s
             remembered = None if key is None else RememberedKey(owner, *key, job_id, created.timestamp())
             try:
-                await self.queue.insert(info, text, deadline_at, remembered)
-            except asyncio.CancelledError:
-                # The client hung up, the row may be committed all the same: a job on record is carried out.
-                self._admit(info, task, remembered, held.pop_all())
-                raise
+                # Before the scheduler has it: whatever is recorded of the job comes after it.
+                within_s = _WAITS_WITHIN_S if waits else 0.0
+                insert = self.queue.insert(info, text, deadline_at, remembered, within_s=within_s)
             except BaseException:
                 task.close()
                 raise
-            return self._admit(info, task, remembered, held.pop_all()).info
-
-    def _admit(self, info: JobInfo, task: Task, key: RememberedKey | None, held: contextlib.ExitStack) -> _Live:
-        if key is not None:
-            self._keys.remember(key)
-        live = self._live[info.id] = _Live([info], held, asyncio.Event(), task)
+            live = self._live[job_id] = LiveJob([info], held.pop_all(), task)
+        insert.add_done_callback(partial(self._inserted, live, remembered))
         self._observe(info, task.size)
         self.scheduler.submit(task)
-        return live
+        return live, insert
+
+    def _inserted(self, live: LiveJob, key: RememberedKey | None, insert: asyncio.Future[Any]) -> None:
+        """It is known whether a job is on record. What is not was not accepted: it ends, and leaves nothing."""
+        error = insert.exception()
+        if error is None:
+            if key is not None:
+                self._keys.remember(key)
+            return
+        live.refused = error if isinstance(error, Exception) else RuntimeError(str(error))
+        task = live.task
+        if task is not None and not task.over:
+            self.scheduler.cancel(task)
+            end = final_fields(failure(live.refused)) | {"finished_at": now()}
+            self._forget(live, live.info.model_copy(update=end))
 
     async def _resume(self, job: Unfinished) -> None:
         info = job.info.model_copy(update={"state": JobState.QUEUED, "started_at": None})
-        live = _Live([info], contextlib.ExitStack(), asyncio.Event())
+        live = LiveJob([info], contextlib.ExitStack())
         live.held.callback(self._room.take(info.owner, steps_of(job.request), recovered=True))
         self._live[info.id] = live
         try:
             task = await self._prepare(info.id, job.request, info.owner, claim=None)
         except (ServiceError, ValueError) as error:  # KernelError is a ValueError
-            self._spawn(self._conclude(live, _failed(error), None, []))
+            self._background.spawn(self._conclude(live, failure(error), None, []))
             return
         task.attempt, task.crashes = info.attempt, job.crashes
         live.task = task
@@ -275,24 +283,26 @@ class Jobs:
         """A worker has it."""
         live = self._live[task.id]
         update = {"state": JobState.RUNNING, "attempt": task.attempt, "started_at": now()}
-        self._change(live, live.info.model_copy(update=update), task.size)
+        self._change(live, live.info.model_copy(update=update))
         self.queue.started(live.info).add_done_callback(report)
 
     def requeued(self, task: Task) -> None:
         """Its worker was lost."""
         live = self._live[task.id]
-        self._change(live, live.info.model_copy(update={"state": JobState.QUEUED, "started_at": None}), task.size)
+        self._change(live, live.info.model_copy(update={"state": JobState.QUEUED, "started_at": None}))
         self.queue.requeued(live.info, task.crashes).add_done_callback(report)
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """It is over; the rest is putting that on record."""
+        if self._live[task.id].refused is not None:
+            return
         # Its operands stay until then, whatever the scheduler does: were they freed now, a crash before the record
         # would start the job again on what came to lie in their place.
         held = [pinned.share() for pinned in task.operands.values()]
-        self._spawn(self._conclude(self._live[task.id], outcome, task, held))
+        self._background.spawn(self._conclude(self._live[task.id], outcome, task, held))
 
     async def _conclude(
-        self, live: _Live, outcome: Done | ServiceError, task: Task | None, held: Sequence[Pinned]
+        self, live: LiveJob, outcome: Done | ServiceError, task: Task | None, held: Sequence[Pinned]
     ) -> None:
         uploads = task.results if task is not None and isinstance(outcome, Done) else {}
         unwritten = task.unwritten if uploads and task is not None else None
@@ -304,13 +314,15 @@ class Jobs:
         try:
             job = None if unwritten is None else info.id
             rows = [to_row(infos[name], uploads[name].extent, job) for name in uploads]
-            if not await self.recorder.record(info, list(uploads.values()) if unwritten is None else [], rows):
+            to_secure = list(uploads.values()) if unwritten is None else []
+            if not await self.recorder.record(info, to_secure, rows, lambda: live.refused is not None):
                 live.recorded.set()
                 return  # the server stops: the next one runs the job again
         except Exception as error:
-            log.exception("job %s: its end cannot be recorded", info.id)
+            if live.refused is None:
+                log.exception("job %s: its end cannot be recorded", info.id)
             recorded = False
-            info = live.info.model_copy(update=final_fields(_failed(error)) | {"finished_at": now()})
+            info = live.info.model_copy(update=final_fields(failure(error)) | {"finished_at": now()})
             if unwritten is not None and task is not None:
                 self.scheduler.writes.discard(task)
             for upload in uploads.values() if unwritten is None else ():
@@ -326,20 +338,22 @@ class Jobs:
             task.unpin()
         for pinned in held:
             pinned.release()
-        if info.op != "program" or not recorded:  # programs may be long: they are in the database
+        if (info.op != "program" or not recorded) and live.refused is None:  # long programs are in the database
             self._recent[info.id] = info
         if len(self._recent) > _MOST_RECENT:
             self._recent.popitem(last=False)
+        self._forget(live, info)
+
+    def _forget(self, live: LiveJob, info: JobInfo) -> None:
+        """It is over, and whoever waits for that is told."""
         del self._live[info.id]
         live.held.close()
         live.recorded.set()
-        self._change(live, info, (0, 0) if task is None else task.size)
+        self._change(live, info)
 
-    def _change(self, live: _Live, info: JobInfo, size: tuple[int, int]) -> None:
-        live.history.append(info)
-        changed, live.changed = live.changed, asyncio.Event()
-        changed.set()
-        self._observe(info, size)
+    def _change(self, live: LiveJob, info: JobInfo) -> None:
+        live.change(info)
+        self._observe(info, live.size)
 
     # -- jobs of a single request -----------------------------------------------------------------------------------
 
@@ -372,13 +386,6 @@ class Jobs:
         for observer in self.observers:
             observer.job_changed(info, *size)
 
-    def _spawn(self, coroutine: Any) -> None:
-        name = "purge" if coroutine.__name__ == "purge" else None
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(report)
-
     async def _follow_clock(self, seconds: float) -> None:
         self._keys.shift(seconds)
         await self.queue.shift(seconds)
@@ -389,8 +396,4 @@ class Jobs:
         error = describe(unwritten.error).problem()
         if unwritten.job in self._recent:
             self._recent[unwritten.job] = self._recent[unwritten.job].model_copy(update={"error": error})
-        self._spawn(self.queue.set_error(unwritten.job, error))
-
-
-def _failed(error: Exception | KernelError) -> ServiceError:
-    return error if isinstance(error, ServiceError) else JobFailed(describe(error))
+        self._background.spawn(self.queue.set_error(unwritten.job, error))

@@ -8,6 +8,7 @@ import numpy as np
 
 from gemmserve_kernels import GemmConfig, GemmProblem, GemmReduceProblem, Operand
 from gemmserve_kernels import plan as plan_product
+from gemmserve_kernels.caching import cached
 from gemmserve_service.program import Program
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
@@ -51,8 +52,17 @@ def build(params: GemmParams | GemmReduceParams, operands: Mapping[str, Operand]
 
 
 def build_stored(params: GemmParams | GemmReduceParams, operands: Mapping[str, Pinned]) -> Product:
-    """`build`, on arrays of the store."""
-    return build(params, {name: stored(pinned) for name, pinned in operands.items()})
+    """`build`, on arrays of the store; for products that come again worked out once. Raises KernelError."""
+    arrays = tuple((name, (x := pinned.info).shape, x.dtype, x.order) for name, pinned in operands.items())
+    return cached(_build_alike, params, arrays)
+
+
+def _build_alike(
+    params: GemmParams | GemmReduceParams, arrays: tuple[tuple[str, tuple[int, ...], str, str], ...]
+) -> Product:
+    return build(
+        params, {name: Operand.contiguous(shape, np.dtype(dtype), order) for name, shape, dtype, order in arrays}
+    )
 
 
 def stored(pinned: Pinned) -> Operand:

@@ -174,6 +174,7 @@ class PartialUpload:
 
             def advance(count: int) -> None:
                 transfer.landed += count
+                upload.moved(count)
                 if running is not None:
                     running.advance(transfer.landed - len(self.head) - first)
 

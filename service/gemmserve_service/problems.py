@@ -20,7 +20,16 @@ from starlette.responses import Response
 
 from gemmserve.wire import PROBLEM, NpyError
 from gemmserve_kernels.errors import DeviceError, KernelError, ParameterInvalid
-from gemmserve_service.errors import Forbidden, JobFailed, NotFound, ServiceError, StepInvalid, Unauthorized, describe
+from gemmserve_service.errors import (
+    Forbidden,
+    JobFailed,
+    NotFound,
+    ServiceError,
+    StepInvalid,
+    Unauthorized,
+    UnsupportedCoding,
+    describe,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -148,6 +157,8 @@ def problem_response(error: BaseException, headers: Mapping[str, str] | None = N
     elif isinstance(error, Forbidden):
         scope = error.extra.get("scope", "")
         sent.setdefault("WWW-Authenticate", f'{_CHALLENGE}, error="insufficient_scope", scope="{scope}"')
+    elif isinstance(error, UnsupportedCoding):
+        sent.setdefault("Accept-Encoding", error.accepted)  # RFC 9110, section 15.5.16
     # ASCII, so that a lone surrogate quoted from a request cannot break the answer.
     document = json.dumps(description.problem().model_dump(exclude_none=True))
     return Response(document.encode("ascii"), description.status, sent, media_type=PROBLEM)

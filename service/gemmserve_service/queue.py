@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store import ArrayStore
 
 _SQL: Final = load_sql("jobs")
+_START_WITHIN_S: Final = 0.05  # nobody waits for it, and of a short job the end comes first and says the same
 _AFTER_EVERY_ID: Final = "job_~"  # sorts after every id: the alphabet ends at z
 _REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob | ProgramJob]] = TypeAdapter(JobRequest)
 _STEPS: Final = TypeAdapter(list[StepInfo])
@@ -39,11 +40,26 @@ class Unfinished:
     """Workers that were lost while they had it."""
 
 
+class NotOnRecord(RuntimeError):  # noqa: N818 (says what is the case)
+    """The end of a job cannot be recorded: the job was not, so nobody was told that it was accepted."""
+
+
 class JobQueue(Protocol):
     """The port: what any queue must keep. A method that returns a future may be left unawaited."""
 
-    async def insert(self, info: JobInfo, request: str, deadline_at: float | None, key: RememberedKey | None) -> None:
-        """Durable when it returns, the key with it or neither."""
+    def insert(
+        self,
+        info: JobInfo,
+        request: str,
+        deadline_at: float | None,
+        key: RememberedKey | None,
+        *,
+        within_s: float = 0.0,
+    ) -> asyncio.Future[Any]:
+        """Durable once the future is done, the key with it or neither; what is recorded after it is after it.
+
+        `within_s`: for how long it may wait for what follows. Raises DatabaseError.
+        """
 
     def started(self, info: JobInfo) -> asyncio.Future[Any]:
         """Records state, attempt and start; without effect on a finished job."""
@@ -52,7 +68,7 @@ class JobQueue(Protocol):
         """Records that it waits again, and how many workers it has lost; without effect on a finished job."""
 
     async def finish(self, info: JobInfo, arrays: Iterable[dict[str, Any]]) -> None:
-        """Records the final state and the rows of the result arrays, all or nothing."""
+        """Records the final state and the rows of the result arrays, all or nothing. Raises NotOnRecord."""
 
     async def lineages(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
         """Those of the jobs that have succeeded, with what they were asked for."""
@@ -82,8 +98,18 @@ class SqliteQueue:
     def __init__(self, database: Database, store: ArrayStore) -> None:
         self._database = database
         self._store = store
+        self._ending: set[str] = set()
+        """Jobs whose end is being recorded."""
 
-    async def insert(self, info: JobInfo, request: str, deadline_at: float | None, key: RememberedKey | None) -> None:
+    def insert(
+        self,
+        info: JobInfo,
+        request: str,
+        deadline_at: float | None,
+        key: RememberedKey | None,
+        *,
+        within_s: float = 0.0,
+    ) -> asyncio.Future[Any]:
         row = {
             "id": info.id,
             "op": info.op,
@@ -98,11 +124,16 @@ class SqliteQueue:
             if key is not None:
                 db.execute(_SQL["remember_key"], asdict(key))
 
-        await self._database.write(write)
+        return self._database.write_soon(write, within_s=within_s)
 
     def started(self, info: JobInfo) -> asyncio.Future[Any]:
         fields = {"id": info.id, "attempt": info.attempt, "started_at": _timestamp(info.started_at)}
-        return self._database.write_soon(lambda db: db.execute(_SQL["start"], fields))
+
+        def write(db: sqlite3.Connection) -> None:
+            if info.id not in self._ending:  # which says the same
+                db.execute(_SQL["start"], fields)
+
+        return self._database.write_soon(write, within_s=_START_WITHIN_S)
 
     def requeued(self, info: JobInfo, crashes: int) -> asyncio.Future[Any]:
         fields = {"id": info.id, "attempt": info.attempt, "crashes": crashes}
@@ -126,11 +157,16 @@ class SqliteQueue:
         }
 
         def write(db: sqlite3.Connection) -> None:
+            if not db.execute(_SQL["finish"], fields).rowcount and db.execute(_SQL["get"], fields).fetchone() is None:
+                raise NotOnRecord(f"job {info.id} was never put on record")
             for row in rows:
                 self._store.insert_row(db, row)
-            db.execute(_SQL["finish"], fields)
 
-        await self._database.write(write)
+        self._ending.add(info.id)
+        try:
+            await self._database.write(write)
+        finally:
+            self._ending.discard(info.id)
 
     async def lineages(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
         ids = {"ids": json.dumps(list(job_ids))}

@@ -27,6 +27,7 @@ _SQL: Final = load_sql("quotas")
 _DAY_S: Final = 86_400
 _DAYS_KEPT: Final = 400
 _BODY_RETRY_S: Final = 1.0  # bodies and one-shot products come and go within seconds; no measurement behind the figure
+_WITH_OTHERS_S: Final = 0.05  # the record of the job's end follows at once, and takes it along
 _FLUSH_S: Final = 2.0  # each costs milliseconds, for which small requests wait
 
 log = logging.getLogger(__name__)
@@ -219,7 +220,7 @@ class Quotas:
         def write(db: sqlite3.Connection) -> None:
             db.executemany(_SQL["add_device_use"], rows)
 
-        self._database.write_soon(write).add_done_callback(recorded)
+        self._database.write_soon(write, within_s=_WITH_OTHERS_S).add_done_callback(recorded)
 
 
 def _sum(ledger: defaultdict[str, int], owner: str) -> int:

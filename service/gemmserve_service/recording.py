@@ -12,7 +12,7 @@ from gemmserve_service.errors import StoreFull
 from gemmserve_service.migrations import DatabaseError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gemmserve_service.queue import JobQueue
     from gemmserve_service.schemas import JobInfo
@@ -40,10 +40,17 @@ class Recorder:
         """No attempt follows on one that fails from here on."""
         self._stopping.set()
 
-    async def record(self, info: JobInfo, uploads: Sequence[Upload], rows: Sequence[dict[str, Any]]) -> bool:
+    async def record(
+        self,
+        info: JobInfo,
+        uploads: Sequence[Upload],
+        rows: Sequence[dict[str, Any]],
+        refused: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """The job's end and the rows of its results, all or nothing. False: the server stops before it could be done.
 
-        Raises what trying again would not mend.
+        `refused`: whether the job itself could not be recorded, so that nobody wants its end. Raises what trying again
+        would not mend.
         """
         delay_s = _FIRST_RETRY_S
         while True:
@@ -52,6 +59,8 @@ class Recorder:
                     await self._store.secure(upload)
                 await self._queue.finish(info, rows)
             except _PASSING as error:
+                if refused():
+                    raise
                 log.warning("job %s: its end could not be recorded (%s); trying again in %g s", info.id, error, delay_s)
             else:
                 self.waiting.discard(info.id)

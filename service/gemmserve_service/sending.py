@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import zipfile
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response
@@ -87,7 +88,7 @@ class PiecesResponse(Response):
 
     def __init__(
         self,
-        content: Iterator[Buffer],
+        content: Iterator[Buffer] | AsyncIterator[Buffer],
         *,
         length: int | None,
         status_code: int = 200,
@@ -110,7 +111,7 @@ class PiecesResponse(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if scope["method"] != "HEAD":
-                for piece in self._content:
+                async for piece in _in_turn(self._content):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                     # A transport whose buffer never fills never waits: give others their turn.
                     await asyncio.sleep(0)
@@ -120,6 +121,15 @@ class PiecesResponse(Response):
         finally:
             hangup.cancel()
             self._release()
+
+
+async def _in_turn(content: Iterator[Buffer] | AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
+    if isinstance(content, AsyncIterator):
+        async for piece in content:
+            yield piece
+    else:
+        for piece in content:
+            yield piece
 
 
 async def until_disconnect(receive: Receive) -> None:

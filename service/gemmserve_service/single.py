@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gemmserve_service import operations
-from gemmserve_service.errors import JobCancelled, JobTimeout, ServiceError, describe
+from gemmserve_service.errors import JobCancelled, JobFailed, JobTimeout, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.ids import new_id
 from gemmserve_service.schemas import JobState
@@ -160,6 +160,11 @@ def final_fields(outcome: Done | ServiceError) -> dict[str, Any]:
         return {"state": JobState.CANCELLED, "error": describe(outcome).problem()}
     state = JobState.EXPIRED if isinstance(outcome, JobTimeout) else JobState.FAILED
     return {"state": state, "error": describe(outcome).problem()}
+
+
+def failure(error: Exception) -> ServiceError:
+    """What ended a job, as its owner is told."""
+    return error if isinstance(error, ServiceError) else JobFailed(describe(error))
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from gemmserve_service.errors import NotFound
 from gemmserve_service.expiry import Expiry
 from gemmserve_service.hashing import RunningHash, hash_pool
 from gemmserve_service.ids import new_id
+from gemmserve_service.lazy_hashing import LazyHashes
 from gemmserve_service.pins import Pinned
 from gemmserve_service.quotas import Quotas
 from gemmserve_service.schemas import ArrayInfo
@@ -52,6 +53,7 @@ class ArrayStore:
         self.database = database
         self.quotas = quotas or Quotas()
         self.hash_pool = hash_pool()
+        self.hashes = LazyHashes(self._record_hash)
         self.found_unwritten: dict[str, Unwritten] = {}
         """By job, the results that an earlier process had not written."""
         self._catalog = Catalog()
@@ -85,6 +87,7 @@ class ArrayStore:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.hashes.stop()
         self.hash_pool.shutdown(wait=False, cancel_futures=True)
         self._space.trim()
 
@@ -294,7 +297,7 @@ class ArrayStore:
         for callback in self._uploaded:
             callback(info, upload.extent)
         if running is not None:
-            self._spawn(self._record_hash(info.id, running))
+            self.hashes.add(info.id, running)
         return info
 
     async def secure(self, upload: Upload) -> None:
@@ -349,6 +352,8 @@ class ArrayStore:
 
     def settle(self, record: Record) -> None:
         """Frees a hidden array once nobody holds it, nor will write to it."""
+        if record.hidden:
+            self.hashes.drop(record.info.id)
         if record.hidden and record.unwritten is not None:
             record.unwritten.let_go()  # and comes back when nobody writes
             return
@@ -381,15 +386,13 @@ class ArrayStore:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(report)
 
-    async def _record_hash(self, array_id: str, running: RunningHash) -> None:
-        await running.finish()
-        digest = running.data_digest().hex()
-        del running  # holds a view of the extent
+    def _record_hash(self, array_id: str, digest: str) -> None:
         record = self._catalog.get(array_id)
         if record is None or not isinstance(record.info, ArrayInfo):
             return
         record.info = record.info.model_copy(update={"sha256": digest})
-        await self.database.write(lambda db: db.execute(_SQL["set_sha256"], {"id": array_id, "sha256": digest}))
+        row = {"id": array_id, "sha256": digest}
+        self.database.write_soon(lambda db: db.execute(_SQL["set_sha256"], row)).add_done_callback(report)
 
 
 def _succeeded(done: asyncio.Future[Any]) -> bool:

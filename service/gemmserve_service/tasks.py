@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gemmserve_kernels import KernelError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.base import Worker
     from gemmserve_service.executor.protocol import Done
     from gemmserve_service.extents import Extent
-    from gemmserve_service.operations import Problem
+    from gemmserve_service.operations import Problem, Product
     from gemmserve_service.pins import Pinned
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.unwritten import Unwritten
@@ -129,13 +129,13 @@ class Task:
                 for name, upload in self.results.items()
             },
             verify=verify,
-            defer=self._may_end_unwritten(verify=verify),
+            defer=self._may_end_unwritten(),
         )
 
-    def _may_end_unwritten(self, *, verify: bool) -> bool:
-        """Not if it is checked, which is done on the host, nor if it could come out otherwise the next time."""
+    def _may_end_unwritten(self) -> bool:
+        """Not if it could come out otherwise the next time."""
         keeps = self.worker is not None and self.worker.defers
-        if not keeps or not self.defers or not self.durable or verify:
+        if not keeps or not self.defers or not self.durable:
             return False
         steps = self.params.steps if isinstance(self.params, ProgramParams) else (self.params,)
         return all(getattr(step, "reproducible", True) for step in steps)
@@ -156,11 +156,18 @@ class Task:
 
 
 def plan_of(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
-    """How a device would run a problem, or why it cannot."""
+    """How a device would run a problem, or why it cannot. For products that come again, as they do, worked out once."""
     try:
-        return plan(problem, spec)
+        # A program knows what it found, and no other is equal to it: here it would only be kept for longer.
+        return plan(problem, spec) if isinstance(problem, Program) else _plan(problem, spec)
     except KernelError as error:
         return error
+
+
+@lru_cache(4096)
+def _plan(product: Product, spec: DeviceSpec) -> Plan:
+    """To choose among the algorithms of an accelerator takes up to a millisecond."""
+    return plan(product, spec)
 
 
 def array_ref(array: Any, extent: Extent | None, cache_id: str | None = None, offset: int = 0) -> ArrayRef:

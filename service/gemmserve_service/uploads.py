@@ -126,11 +126,16 @@ class Upload:
     def advance(self, count: int) -> None:
         """`count` more bytes lie in `view`, after those that were `filled`."""
         self.filled = end = self.filled + count
+        self.moved(count)
         # Only a digest that `commit` waits for is begun now: any other would take processor time from the socket.
         if self._prefix is not None:
             if self._hash is None:
                 self._hash = RunningHash(self._store.hash_pool, self.view, self._prefix)
             self._hash.advance(end)
+
+    def moved(self, count: int) -> None:
+        """`count` bytes came at once, wherever they lie."""
+        self._store.hashes.moved(count)
 
     async def commit(self, expected_sha256: bytes | None = None) -> ArrayInfo | ScratchArray:
         """Publishes the array; from here on it is immutable, and durable unless scratch.
@@ -150,7 +155,7 @@ class Upload:
             running, self._hash = self._hash, None
             if not self.spec.scratch:
                 running = running or RunningHash(self._store.hash_pool, self.view)
-                running.advance(self.nbytes)
+                running.reach(self.nbytes)
             self._view = None
             self._open = False
             self._info = await self._store.publish(self, running)

@@ -15,9 +15,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from gemmserve_service.background import report
+from gemmserve_service.background import Background, report
 from gemmserve_service.errors import Draining, JobFailed, JobTimeout, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.executor.protocol import WriteBack as Wishes
@@ -65,7 +65,7 @@ class WriteBack:
         """By the name of the task that its holder knows."""
         self._again: dict[str, Unwritten] = {}
         """By the task that computes them once more."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._stopping = asyncio.Event()
 
     # -- the life of results ----------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class WriteBack:
     async def stop(self) -> None:
         """Whoever waits is told; what is being put on record is finished first."""
         self._stopping.set()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.wait()
 
     # -- scheduler.Listener, of tasks that compute results once more ------------------------------------------------
 
@@ -273,7 +273,7 @@ class WriteBack:
             for record in unwritten.records:
                 record.unwritten = None
             unwritten.settled.set()
-            self._spawn(self._put_on_record(unwritten))
+            self._background.spawn(self._put_on_record(unwritten))
 
     def _orphaned(self, unwritten: Unwritten, *, reusable: bool) -> None:
         """Nobody has them any more."""
@@ -357,12 +357,6 @@ class WriteBack:
             unwritten.lineage.release()
         for record in unwritten.records:
             self._store.settle(record)
-
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(report)
 
 
 def failure_of(task: Task) -> JobFailed | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -99,6 +100,42 @@ def test_a_check_and_a_program(on_device, rng):
         square = program.gemm(ra, ra)
         fourth = square @ square
     np.testing.assert_array_equal(fourth.numpy(), (a @ a) @ (a @ a))
+
+
+def test_wrong_results_are_found_on_the_device_and_replaced(device, on_device, rng):
+    """The stand-in's fast products with alpha 13 are wrong: alone, of prepared operands, in a program, in a batch."""
+    a = matrix(rng, 300, 300)  # a result that would stay on the device
+    ra = on_device.put(a)
+
+    def told_of(job):
+        with device.http() as http:
+            return http.get(f"/v1/jobs/{job.id}").json()
+
+    for _ in range(3):
+        job = on_device.submit("gemm", ra, ra, alpha=13, verify=True)
+        np.testing.assert_array_equal(job.result().numpy(), 13 * (a @ a))
+        told = told_of(job)
+        assert told["residual"] == 0
+        assert told["mismatch"] > 1e-4
+        assert told["timings"]["verify_s"] > 0
+    with on_device.program(verify=True) as program:
+        last = program.gemm(program.gemm(ra, ra, alpha=13), ra, beta=0)
+    np.testing.assert_allclose(last.numpy(), 13 * (a @ a @ a), rtol=1e-6)
+    right = on_device.submit("gemm", ra, ra, verify=True)
+    np.testing.assert_array_equal(right.result().numpy(), a @ a)
+    assert (told_of(right)["residual"], told_of(right)["mismatch"]) == (0, None)
+    reduced = on_device.submit("gemm_reduce", ra, ra, reduce=["absmax"], axis="m", verify=True)
+    reduced.wait(60)
+    assert reduced.info.residual < 1e-6
+    small = [on_device.put(matrix(rng, 20, 20)) for _ in range(3)]
+    items = [{"a": each.id, "b": each.id} for each in small]
+    with device.http() as http:
+        body = {"params": {"op": "gemm", "alpha": 13}, "items": items, "results": "each", "verify": True}
+        told = http.post("/v1/batch", json=body).json()
+        found = [np.load(io.BytesIO(http.get(f"/v1/arrays/{x['result']['d']}/data").content)) for x in told["items"]]
+    assert told["residual"] == 0, "of those that took their place"
+    for each, d in zip(small, found, strict=True):
+        np.testing.assert_array_equal(d, 13 * (each.numpy() @ each.numpy()))
 
 
 def test_a_killed_worker_loses_nothing(device, on_device, rng):

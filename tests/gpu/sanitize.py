@@ -19,6 +19,7 @@ from gemmserve_kernels import GemmConfig, KernelError, gemm, gemm_reduce, prepar
 from gemmserve_kernels.bench.cases import Case
 from gemmserve_kernels.device import DeviceSpec
 from gemmserve_kernels.errors import DeviceError
+from gemmserve_kernels.freivalds import freivalds_check
 from gemmserve_kernels.problem import GemmReduceProblem, Operand
 from gemmserve_kernels.reference import errors, logical, oracle_gemm, reduction_errors
 
@@ -191,12 +192,45 @@ def reduction(cupy, case):
     return max(found.values())
 
 
+CHECKS = {
+    f"check {name}": Case(m=133, n=71, k=201, batch=batch, **case)
+    for name, batch, case in (
+        ("complex64", 3, {"trans_a": "C", "trans_b": "R", **BETA}),
+        ("complex64, F", 1, {"trans_a": "T", "trans_b": "T", "order": "F"}),
+        ("float16", 2, {"dtype": "float16"}),
+        ("float32", 1, {"dtype": "float32", "trans_b": "T", "alpha": 2, "beta": -1}),
+        ("float64", 1, {"dtype": "float64", "trans_a": "T"}),
+        ("complex128", 1, {"dtype": "complex128"}),
+        ("planar", 2, {"layout": "planar"}),
+    )
+}
+
+
+def check(cupy, case):
+    """How far the finding of a check on the device is from the host's; infinity where a wrong element is not found."""
+    problem, operands = case.problem(), case.operands()
+    arrays = [operands.get(name) for name in "abc"]
+    d = gemm(*arrays, **case.options())
+    differences = [float("inf")]
+    for wrong in (False, True):
+        if wrong:
+            d[..., 3, 4] += 20
+        held = [None if x is None else cupy.asarray(x) for x in (*arrays, d)]
+        here, there = (freivalds_check(problem, *each, seed=5) for each in ((*arrays, d), held))
+        if (there.excess > 8) != wrong:
+            return float("inf")
+        # Of right results in double precision little but the check's own rounding is seen.
+        differences = [abs(there.excess / here.excess - 1), abs(there.residual / here.residual - 1)]
+    return max(differences)
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", help="jobs whose names contain one of these")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args(argv)
-    chosen = [n for n in (*JOBS, *REDUCTIONS) if not args.only or any(word in n for word in args.only)]
+    names = (*JOBS, *REDUCTIONS, *CHECKS)
+    chosen = [n for n in names if not args.only or any(word in n for word in args.only)]
     if args.list:
         print("\n".join(chosen))
         return 0
@@ -212,7 +246,10 @@ def main(argv=None):
     for name in chosen:
         try:
             limit = JOBS[name].limit if name in JOBS else 1e-5
-            error = product(cupy, JOBS[name]) if name in JOBS else reduction(cupy, REDUCTIONS[name])
+            if name in CHECKS:
+                error = check(cupy, CHECKS[name])
+            else:
+                error = product(cupy, JOBS[name]) if name in JOBS else reduction(cupy, REDUCTIONS[name])
         except KernelError as reason:
             print(f"{name}: not on this device: {reason}", flush=True)
             continue

@@ -9,7 +9,7 @@ import pytest
 from simt_cases import random
 
 from gemmserve_kernels import DeviceSpec, GemmConfig, GemmProblem, Operand, gemm, gemm_reduce, plan, prepare
-from gemmserve_kernels.mfma.tiles import check_device
+from gemmserve_kernels.mfma.tiles import ARCHITECTURES
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
@@ -30,7 +30,9 @@ def options_of(name):
     spec = DeviceSpec.current()
     compute = CONFIGS[name].get("compute", "auto")
     algorithm = getattr(CONFIGS[name].get("config"), "algorithm", None)
-    foreign = {"wgmma": spec.arch != "sm_90a", "mma": spec.kind != "cuda", "mfma": check_device(spec) is not None}
+    foreign = {"wgmma": spec.arch != "sm_90a", "mma": spec.kind != "cuda", "mfma": spec.arch not in ARCHITECTURES}
+    if name == "mfma" and "fp32" not in ARCHITECTURES.get(spec.arch, {}):
+        pytest.skip(f"{spec.name} multiplies float16 alone that way")
     if compute not in spec.compute_modes or foreign.get(algorithm, False):
         pytest.skip(f"{spec.name} has no {name}")
     return CONFIGS[name]

@@ -24,7 +24,7 @@ from gemmserve_service.errors import JobCancelled
 from gemmserve_service.ids import new_id
 from gemmserve_service.program import operands_of
 from gemmserve_service.schemas import JobRequest
-from gemmserve_service.worker import cuda, device_values
+from gemmserve_service.worker import cuda, device_values, verification
 from gemmserve_service.worker.device import CpuBackend, HostArray, call
 from gemmserve_service.worker.host_values import HostValues
 from gemmserve_service.worker.programs import run_program
@@ -103,6 +103,9 @@ def noted_wait(self):
 device_values.DeviceValues.empty = watched_empty
 cupy.cuda.Event.record, cupy.cuda.Event.synchronize = noted_record, noted_wait
 cuda.call = kernel
+verification.find_on_device = lambda params, operands, results, seed: verification.find(
+    params, *({name: array._n for name, array in side.items()} for side in (operands, results)), seed
+)
 backend = cuda.CupyBackend("cuda", 0, 0.5)
 
 

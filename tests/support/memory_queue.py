@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from gemmserve_service.queue import Unfinished, brief, request_of
+from gemmserve_service.queue import NotOnRecord, Unfinished, brief, request_of
 from gemmserve_service.schemas import JobState, ProgramJob
 
 OPEN = {JobState.QUEUED, JobState.RUNNING}
@@ -18,13 +18,16 @@ class MemoryQueue:
         self.database, self.store = database, store
         self.jobs, self.deadlines, self.crashes, self.keys = {}, {}, {}, {}
 
-    async def insert(self, info, request, deadline_at, key):
+    def insert(self, info, request, deadline_at, key, *, within_s=0.0):
         parsed = request_of(request)
         given = parsed.model_dump(mode="json", exclude_unset=isinstance(parsed, ProgramJob))
         self.jobs[info.id] = info.model_copy(update={"request": given})
         self.deadlines[info.id] = deadline_at
         if key is not None:
             self.keys[key.owner, key.key] = key
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
 
     def _update(self, info, **fields):
         done = asyncio.get_running_loop().create_future()
@@ -45,6 +48,8 @@ class MemoryQueue:
             for row in arrays:
                 self.store.insert_row(db, row)
 
+        if info.id not in self.jobs:
+            raise NotOnRecord(info.id)
         await self.database.write(insert)
         ends = (
             "state",

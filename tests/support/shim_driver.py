@@ -25,6 +25,8 @@ from simt_shim.module import compile_source  # noqa: E402
 from gemmserve_kernels import GemmConfig, compiler, driver, gemm, gemm_reduce, prepare  # noqa: E402
 from gemmserve_kernels.arguments import CombineParams, GemmParams, GemmReduceParams  # noqa: E402
 from gemmserve_kernels.device import KNOWN, DeviceSpec  # noqa: E402
+from gemmserve_kernels.freivalds import device as freivalds_device  # noqa: E402
+from gemmserve_kernels.freivalds import freivalds_check  # noqa: E402
 from gemmserve_kernels.gram.gemm_reduce import GramFormParams, GramParams  # noqa: E402
 from gemmserve_kernels.mma.plan import MmaParams  # noqa: E402
 from gemmserve_kernels.planes.balance import BalanceParams  # noqa: E402
@@ -32,6 +34,8 @@ from gemmserve_kernels.planes.fallback import FallbackParams  # noqa: E402
 from gemmserve_kernels.planes.reduce_fallback import ReduceFallbackParams  # noqa: E402
 from gemmserve_kernels.planes.split import SplitParams  # noqa: E402
 from gemmserve_kernels.planes.watch import watch  # noqa: E402
+from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand  # noqa: E402
+from gemmserve_kernels.reference import sampled_reduction_errors  # noqa: E402
 from gemmserve_kernels.small.gemm import SmallParams  # noqa: E402
 from gemmserve_kernels.sums.gemm_reduce import SumsParams  # noqa: E402
 
@@ -50,6 +54,7 @@ PARAMS = {
     "sums": SumsParams,
     "gram": GramParams,
     "gram_form": GramFormParams,
+    **freivalds_device.PARAMS,
 }
 kernels: list[tuple[str, object]] = []
 launched: list[str] = []
@@ -260,6 +265,44 @@ def check_empty_products():
     c = random(1, "c8", 4, 5)
     agree(gemm(put(a), put(b), put(c), beta=2), 2 * c.astype("c16"))
     assert gemm(put(np.zeros((0, 3), "c8")), put(np.zeros((3, 2), "c8"))).shape == (0, 2)
+
+
+def check_what_is_checked_on_the_device():
+    """The finding is the host's, whatever the stream, and of arrays that lie at odd addresses too."""
+    a, b = pair()
+    c = random(3, "c8", 40, 30)
+    problem = GemmProblem.build(*(Operand.of(x) for x in (a, b, c)), alpha=2j, beta=1)
+    d = gemm(a, b, c, alpha=2j, beta=1)
+    for value in (1, 1.1):
+        d[3, 4] *= value
+        flat = put(np.concatenate([np.zeros(1, "f4"), d.view("f4").ravel()]))
+        odd = cupy.ndarray(d.shape, "c8", flat.data + 4)
+        expected = freivalds_check(problem, a, b, c, d, 7)
+        assert (expected.excess > 8) == (value > 1)
+        for held in (put(d), odd):
+            found = freivalds_check(problem, put(a), put(b), put(c), held, 7)
+            np.testing.assert_allclose([found.residual, found.excess], [expected.residual, expected.excess], rtol=1e-6)
+
+
+def check_sampled_reductions():
+    """Columns computed again in double precision by our own kernel, of every dtype and layout."""
+    for dtype, options in (
+        ("f2", {}), ("f4", {"axis": "n", "trans_a": "T"}), ("c8", {"trans_b": "C", "alpha": 2j}), ("c16", {}),
+        ("f4", {"layout": "planar", "axis": ["m", "batch"]}),
+    ):  # fmt: skip
+        planar = (2,) if "layout" in options else ()
+        a, b = random(1, dtype, *planar, 3, 40, 40), random(2, dtype, *planar, 40, 40)
+        problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), reduce=["absmax", "sumsq", "argmax"], **options)
+        names = {"reduce": list(problem.reductions), **options}
+        results = gemm_reduce(a, b, **names)
+        for wrong in (False, True):
+            if wrong:
+                results["absmax"][..., :] *= 2
+            held = {name: put(array) for name, array in results.items()}
+            found = sampled_reduction_errors(problem, put(a), put(b), held, np.random.default_rng(5))
+            expected = sampled_reduction_errors(problem, a, b, results, np.random.default_rng(5))
+            assert (found["absmax"] > 0.5) == wrong
+            np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-4, atol=1e-13)
 
 
 def check_reductions():

@@ -13,6 +13,7 @@ from typing import Any, Final
 _SHT_SYMTAB: Final = 2
 _SHT_NOTE: Final = 7
 _SHT_DYNSYM: Final = 11
+_STT_OBJECT: Final = 1
 _STT_FUNC: Final = 2
 _NT_AMDGPU_METADATA: Final = 32
 
@@ -22,6 +23,7 @@ class Usage:
     """What one kernel takes. `vgpr`: registers of one lane, accumulation registers (`agpr`) among them where an
     architecture has one file for both; `sgpr`: of a wave. `lds`: static shared memory, `scratch`: a lane's memory, both
     in bytes. `vgpr_spills` go to that memory; `sgpr_spills` to lanes of a vector register, which costs little.
+    `subnormal`: whether it starts with the device set to keep subnormal numbers of every width, not to flush them.
     """
 
     vgpr: int
@@ -32,6 +34,7 @@ class Usage:
     vgpr_spills: int
     sgpr_spills: int
     wave: int
+    subnormal: bool
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,21 @@ class CodeObject:
                 vgpr_spills=kernel[".vgpr_spill_count"],
                 sgpr_spills=kernel[".sgpr_spill_count"],
                 wave=kernel[".wavefront_size"],
+                subnormal=self._keeps_subnormal(kernel[".symbol"]),
             )
             for kernel in self.metadata["amdhsa.kernels"]
         }
 
+    def _keeps_subnormal(self, descriptor: str) -> bool:
+        """FLOAT_DENORM_MODE_32 and FLOAT_DENORM_MODE_16_64 of COMPUTE_PGM_RSRC1 (LLVM, Kernel Descriptor)."""
+        (settings,) = struct.unpack_from("<I", self._symbol(descriptor, _STT_OBJECT), 48)
+        return bool(settings >> 16 & 15 == 15)
+
     def code(self, name: str) -> bytes:
         """The machine code of a function. Raises KeyError."""
+        return self._symbol(name, _STT_FUNC)
+
+    def _symbol(self, name: str, kind: int) -> bytes:
         for table in self._sections:
             if table.kind not in {_SHT_SYMTAB, _SHT_DYNSYM}:
                 continue
@@ -106,7 +118,7 @@ class CodeObject:
                 name_at, info, _, section, value, size = struct.unpack_from("<IBBHQQ", self._data, at)
                 start = names.offset + name_at
                 found = self._data[start : self._data.index(b"\0", start)].decode()
-                if found == name and info & 15 == _STT_FUNC:
+                if found == name and info & 15 == kind:
                     text = self._sections[section]
                     begin = text.offset + value - text.address
                     return self._data[begin : begin + size]

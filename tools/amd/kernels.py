@@ -1,7 +1,7 @@
 """The kernels that AMD's compiler is to check: the very sources that the host code would launch, by architecture.
 
-The portable kernels for every architecture, the MFMA kernels for those that have the instructions. A launcher that runs
-nothing notes what it is asked to launch.
+The portable kernels for every architecture, those for matrix units as far as an architecture has the instructions. A
+launcher that runs nothing notes what it is asked to launch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import numpy as np
 
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN, DeviceSpec
+from gemmserve_kernels.freivalds import device as freivalds
 from gemmserve_kernels.mfma import gemm as mfma
 from gemmserve_kernels.mfma import gemm_reduce as mfma_reduce
-from gemmserve_kernels.mfma.tiles import ARCHITECTURES, ARITHMETIC, CANDIDATES, MfmaTile, candidates_of
+from gemmserve_kernels.mfma.tiles import ARCHITECTURES, CANDIDATES, MfmaTile, candidates_of
 from gemmserve_kernels.planes import gemm as planes
 from gemmserve_kernels.planes import gemm_reduce as planes_reduce
 from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
@@ -35,9 +36,9 @@ _LARGE: Final = 4096
 _REDUCTIONS: Final = ["sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
 _DTYPES: Final = ("float16", "float32", "float64", "complex64", "complex128")
 _EVERYTHING: Final = "gfx942"
-"""The architecture for which every tile and every way to read an operand is compiled; of the others, the first tile."""
-_ALL_DTYPES: Final = (_EVERYTHING, "gfx1100")
-"""Where the portable kernels are compiled for all dtypes: one CDNA, one RDNA."""
+"""The architecture for which every way to read an operand is compiled."""
+_BOTH_FAMILIES: Final = (_EVERYTHING, "gfx1100")
+"""Where portable kernels are compiled for all dtypes, and every tile of the others: one CDNA, one RDNA."""
 _EVERY_TILE: Final = ("fp32", "3xfp16")
 """Arithmetic whose second tiles are compiled too; the others take fewer registers."""
 _DATA: Final = {
@@ -115,12 +116,13 @@ def _named(label: str, notes: list[Note], mnemonic: str = "", *, only: str = "")
 
 
 def _portable(spec: DeviceSpec) -> Iterator[Case]:
-    everything = spec.arch in _ALL_DTYPES
+    everything = spec.arch in _BOTH_FAMILIES
     for dtype in _DTYPES if everything else ("complex64",):
         x = _operand(dtype)
         yield from _named(dtype, _gemm(spec, simt, GemmProblem.build(x, x), None))
         yield from _named(dtype, _reduce(spec, simt, GemmReduceProblem.build(x, x, reduce=_REDUCTIONS), None))
     yield from _sums(spec)
+    yield from _checks(spec)
     if not everything:
         return
     across = GemmProblem.build(_operand("complex64", order="F"), _operand("complex64"), trans_b="R")
@@ -145,27 +147,46 @@ def _sums(spec: DeviceSpec) -> Iterator[Case]:
         yield from _named(f"complex64 over {axis}", _reduce(spec, sums, total, None))
 
 
+def _checks(spec: DeviceSpec) -> Iterator[Case]:
+    """Of results, whose kernels are the portable ones too."""
+    for order in ("C", "F"):
+        x = _operand("complex64", order=order)
+        problem = GemmProblem.build(x, x)
+
+        def run(tracer: Tracer, problem: GemmProblem = problem, x: OperandSpec = x) -> None:
+            a, b, d = (_array(tracer, x) for _ in range(3))
+            freivalds.figures(tracer, problem, a, b, None, d, seed=0)
+
+        yield from _named(f"complex64 {order}", _notes(spec, run))
+
+
 def _matrix(spec: DeviceSpec) -> Iterator[Case]:
-    """The MFMA kernels, and what comes before and after products of planes."""
-    known, whole = ARCHITECTURES.get(spec.arch, ()), spec.arch == _EVERYTHING
-    for (arithmetic, is_complex), tiles in CANDIDATES.items():
+    """The kernels for matrix units, and what comes before and after products of planes."""
+    known = ARCHITECTURES[spec.arch]
+    for arithmetic, is_complex in CANDIDATES:
         if arithmetic not in known:
             continue
-        reducing = candidates_of(arithmetic, is_complex=is_complex, reducing=True)
-        every = whole and arithmetic in _EVERY_TILE
+        tiles, reducing = (
+            candidates_of(arithmetic, spec.arch, is_complex=is_complex, reducing=which) for which in (False, True)
+        )
+        every = spec.arch in _BOTH_FAMILIES and arithmetic in _EVERY_TILE
         for tile in tiles if every else tiles[:1]:
             yield from _matrix_gemm(spec, arithmetic, tile, is_complex=is_complex)
         for tile in reducing if every else reducing[:1]:
             yield from _matrix_reduce(spec, arithmetic, tile, is_complex=is_complex)
     if "fp32" in known and "fp16" not in known:
         x = _operand("float16")
-        yield from _named("float16 as float32", _gemm(spec, mfma, GemmProblem.build(x, x), None), _mnemonic("fp32"))
-    if whole:
+        yield from _named(
+            "float16 as float32", _gemm(spec, mfma, GemmProblem.build(x, x), None), _mnemonic(spec, "fp32")
+        )
+    if "fp16" in known:
+        yield from _across(spec, "float16")
+    if spec.arch == _EVERYTHING:
         yield from _matrix_variants(spec)
 
 
-def _mnemonic(arithmetic: str) -> str:
-    return ARITHMETIC[arithmetic].instruction.mnemonic
+def _mnemonic(spec: DeviceSpec, arithmetic: str) -> str:
+    return ARCHITECTURES[spec.arch][arithmetic].instruction.mnemonic
 
 
 def _label(arithmetic: str, tile: MfmaTile, *, is_complex: bool) -> str:
@@ -175,22 +196,22 @@ def _label(arithmetic: str, tile: MfmaTile, *, is_complex: bool) -> str:
 
 def _matrix_gemm(spec: DeviceSpec, arithmetic: str, tile: MfmaTile, *, is_complex: bool) -> Iterator[Case]:
     label = _label(arithmetic, tile, is_complex=is_complex)
-    if ARITHMETIC[arithmetic].planes:
+    if ARCHITECTURES[spec.arch][arithmetic].planes:
         x = _operand("complex64" if is_complex else "float32")
         problem = replace(GemmProblem.build(x, x), compute=_mode(arithmetic))
         notes = _gemm(spec, planes, problem, _wish(tile))
         if arithmetic != "3xfp16":  # the pre-pass and the fallback are much the same
             notes = [note for note in notes if note.entry == "mfma_gemm"]
-        yield from _named(label, notes, _mnemonic(arithmetic))
+        yield from _named(label, notes, _mnemonic(spec, arithmetic))
         return
     x = _operand(_DATA[arithmetic, is_complex])
     problem = GemmProblem.build(x, x, compute=_mode(arithmetic))
-    yield from _named(label, _gemm(spec, mfma, problem, tile), _mnemonic(arithmetic))
+    yield from _named(label, _gemm(spec, mfma, problem, tile), _mnemonic(spec, arithmetic))
 
 
 def _matrix_reduce(spec: DeviceSpec, arithmetic: str, tile: MfmaTile, *, is_complex: bool) -> Iterator[Case]:
     label = _label(arithmetic, tile, is_complex=is_complex)
-    if ARITHMETIC[arithmetic].planes:
+    if ARCHITECTURES[spec.arch][arithmetic].planes:
         x = _operand("complex64" if is_complex else "float32")
         problem = replace(GemmReduceProblem.build(x, x, reduce=_REDUCTIONS), compute=_mode(arithmetic))
         entries = {"mfma_reduce"} | ({"reduce_fallback"} if arithmetic == "3xfp16" else set())
@@ -199,24 +220,29 @@ def _matrix_reduce(spec: DeviceSpec, arithmetic: str, tile: MfmaTile, *, is_comp
         x = _operand(_DATA[arithmetic, is_complex])
         problem = GemmReduceProblem.build(x, x, reduce=_REDUCTIONS, compute=_mode(arithmetic))
         notes = [n for n in _reduce(spec, mfma_reduce, problem, tile) if n.entry == "mfma_reduce"]
-    yield from _named(label, notes, _mnemonic(arithmetic))
+    yield from _named(label, notes, _mnemonic(spec, arithmetic))
 
 
 def _matrix_variants(spec: DeviceSpec) -> Iterator[Case]:
     """What operands change in the text."""
-    for dtype in ("float16", "complex64", "complex128"):
-        arithmetic = {"float16": "fp16", "float64": "fp64", "complex128": "fp64"}.get(dtype, "fp32")
-        across = GemmProblem.build(_operand(dtype, order="F"), _operand(dtype))
-        yield from _named(f"{dtype} across k", _gemm(spec, mfma, across, None), _mnemonic(arithmetic))
+    for dtype in ("complex64", "complex128"):
+        yield from _across(spec, dtype)
     odd = GemmProblem.build(_operand("complex64", extent=4095), _operand("complex64", extent=4095), trans_a="C")
-    yield from _named("complex64 odd", _gemm(spec, mfma, odd, None), _mnemonic("fp32"))
+    yield from _named("complex64 odd", _gemm(spec, mfma, odd, None), _mnemonic(spec, "fp32"))
     planar = GemmProblem.build(_operand("float32", planar=True), _operand("float32", planar=True), layout="planar")
-    yield from _named("planar", _gemm(spec, mfma, planar, None), _mnemonic("fp32"))
+    yield from _named("planar", _gemm(spec, mfma, planar, None), _mnemonic(spec, "fp32"))
     for options in ({"reduce": ["max", "min"], "pre_op": "abs"}, {"reduce": ["sum", "absmax"], "return_c": True}):
         x = _operand("complex64")
         problem = GemmReduceProblem.build(x, x, **options)
         notes = [n for n in _reduce(spec, mfma_reduce, problem, None) if n.entry == "mfma_reduce"]
-        yield from _named(f"complex64 {' '.join(map(str, options['reduce']))}", notes, _mnemonic("fp32"))
+        yield from _named(f"complex64 {' '.join(map(str, options['reduce']))}", notes, _mnemonic(spec, "fp32"))
+
+
+def _across(spec: DeviceSpec, dtype: str) -> Iterator[Case]:
+    """An operand that lies across k."""
+    arithmetic = {"float16": "fp16", "complex128": "fp64"}.get(dtype, "fp32")
+    across = GemmProblem.build(_operand(dtype, order="F"), _operand(dtype))
+    yield from _named(f"{dtype} across k", _gemm(spec, mfma, across, None), _mnemonic(spec, arithmetic))
 
 
 def _wish(tile: MfmaTile) -> GemmConfig:

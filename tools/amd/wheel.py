@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
@@ -49,6 +50,7 @@ def _wheel(folder: Path) -> None:
 
 def main() -> int:
     """0 where the wheel goes as far as it can without a device."""
+    began = time.monotonic()
     try:
         root = toolchain.ensure(_LIBRARIES, "amd-cupy")
     except toolchain.ToolchainError as error:
@@ -57,6 +59,7 @@ def main() -> int:
     tracer, packages = root / "tracer", root / "wheel"
     _stand_in(tracer)
     _wheel(packages)
+    fetched = time.monotonic() - began
     sources = [
         {"arch": arch, "label": case.label, "entry": case.entry, "name": case.source.name, "text": case.source.text}
         for arch in sorted(kernels.SPECS)
@@ -67,6 +70,8 @@ def main() -> int:
         [*toolchain.command(root, tracer), str(Path(__file__).with_name("wheel_worker.py")), *paths],
         input=json.dumps(sources), text=True, check=False,
     )  # fmt: skip
+    seconds = time.monotonic() - began
+    print(f"CuPy's ROCm wheel: {seconds:.0f} s, {fetched:.0f} s of them to get it and its libraries")
     return done.returncode
 
 

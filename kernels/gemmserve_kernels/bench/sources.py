@@ -11,6 +11,7 @@ import numpy as np
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.dispatch import WITHOUT_PRODUCT, candidates, plan
 from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.freivalds import device as freivalds
 from gemmserve_kernels.operand import Operand
 from gemmserve_kernels.prepared import prepare_on
 from gemmserve_kernels.problem import GemmProblem
@@ -50,6 +51,18 @@ def sources(case: Case, spec: DeviceSpec, *, every: bool = True) -> set[KernelSo
         if each.blas is None:
             found |= set(_product(problem, each, spec))
     return found | (set(_preparation(case, problem, spec)) if every else set())
+
+
+def check_sources(case: Case, spec: DeviceSpec) -> set[KernelSource]:
+    """What a check of a product (`freivalds`) compiles, operands and result aligned as fresh arrays are."""
+    problem = case.problem()
+    if not isinstance(problem, GemmProblem):
+        return set()
+    tracer = Tracer(spec, _MAX_GRID, 0)
+    a, b, d = (_argument(tracer, x) for x in (problem.a, problem.b, problem.result))
+    c = None if problem.c is None or problem.beta == 0 else _argument(tracer, problem.c)
+    freivalds.figures(tracer, problem, a, b, c, d, seed=0)
+    return set(_noted(tracer))
 
 
 def _argument(tracer: Tracer, operand: Operand) -> Any:

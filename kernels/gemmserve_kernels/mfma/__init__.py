@@ -1,1 +1,1 @@
-"""Matrix units of AMD's CDNA devices (MFMA)."""
+"""AMD's matrix units: MFMA of CDNA devices, WMMA of RDNA 3."""

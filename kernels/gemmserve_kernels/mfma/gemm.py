@@ -1,9 +1,10 @@
-"""Products on the matrix units of AMD's CDNA devices: gfx90a (MI200), gfx942 (MI300), gfx950 (MI350).
+"""Products on AMD's matrix units: MFMA of gfx90a (MI200), gfx942 (MI300), gfx950 (MI350); WMMA of gfx1100 (RDNA 3).
 
 Two families share one kernel, cuda/mfma_gemm.cu. `run_gemm` multiplies operands as they are stored (any strides,
 interleaved or planar): float32 and complex64 by v_mfma_f32_32x32x2, float64 and complex128 by v_mfma_f64_16x16x4,
-float16 by v_mfma_f32_32x32x8_f16 (on gfx90a as float32), and, where `compute` is "tf32" on gfx942, float32 rounded to
-TF32 by v_mfma_f32_32x32x4_xf32. `multiply` multiplies float16 planes (`planes.Planes`): `3xfp16`, `1xfp16`.
+float16 by v_mfma_f32_32x32x8_f16 (32x32x16 on gfx950, as float32 on gfx90a), and, where `compute` is "tf32" on gfx942,
+float32 rounded to TF32 by v_mfma_f32_32x32x4_xf32. `multiply` multiplies float16 planes (`planes.Planes`): `3xfp16`,
+`1xfp16`. gfx1100 multiplies float16 data and planes alone, by v_wmma_f32_16x16x16_f16 on waves of 32 lanes.
 
 Nothing of this has run on AMD hardware. It is compiled for every architecture, its registers are counted, and it runs
 on a CPU emulation of the instructions (docs/kernels.md).
@@ -11,20 +12,20 @@ on a CPU emulation of the instructions (docs/kernels.md).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.errors import ConfigInfeasible
+from gemmserve_kernels.matrix_units import reduce_planes, run_planes, run_stored
 from gemmserve_kernels.mfma.plan import dense_plan, planes_plan
 from gemmserve_kernels.mfma.tiles import (
     ARCHITECTURES,
-    ARITHMETIC,
+    SCHEMES,
     MfmaTile,
     check_device,
     dense_arithmetic,
     resolve_tile,
 )
-from gemmserve_kernels.mma.plan import Layout
 from gemmserve_kernels.operand import real_dtype
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def supports_planes(problem: GemmProblem | GemmReduceProblem, scheme: Scheme, sp
     """Why `multiply` cannot compute `problem` from planes of `scheme` on `spec`, or None."""
     if reason := check_device(spec):
         return reason
-    if scheme not in ARITHMETIC:
+    if scheme not in SCHEMES:
         return f"mfma has no {scheme}"
     if scheme not in ARCHITECTURES[spec.arch]:
         return f"{spec.arch} takes subnormal float16 numbers for zero, which low parts have"
@@ -104,30 +105,17 @@ def run_gemm(
 
     Raises ConfigInfeasible, CompileError.
     """
-    arrays = [a, b, out if c is None or problem.beta == 0 else c, out]
-    found = [StoredArray.of(launcher, array) for array in arrays]
     arithmetic = dense_arithmetic(problem, launcher.spec)
     assert arithmetic is not None
-    plan = dense_plan(launcher.spec, problem, arithmetic, config, *(stored for stored, _ in found))
-    bases = [base for _, base in found]
-    if plan.swapped:
-        bases[:2] = bases[1::-1]
-    plan.launch(launcher, bases)
+    run_stored(launcher, problem, partial(dense_plan, launcher.spec, problem, arithmetic, config), a, b, c, out)
 
 
 def multiply(
     launcher: Launcher, problem: GemmProblem, tile: MfmaTile, a: Planes, b: Planes, c: Any | None, out: Any
 ) -> None:
-    """Writes alpha (planes of a times planes of b) 2^(exponents) + beta c into `out`, for the whole batch.
-
-    Every element is written; where a row or column does not fit the planes, with whatever comes out.
-    """
-    c_array = out if c is None or problem.beta == 0 else c
-    (c_stored, c_base), (d_stored, d_base) = (StoredArray.of(launcher, array) for array in (c_array, out))
-    plan = planes_plan(launcher.spec, problem, tile, Layout.of(a), Layout.of(b), c_stored, d_stored)
-    sides = [b, a] if plan.swapped else [a, b]
-    bases = [launcher.pointer(side.data) for side in sides] + [c_base, d_base]
-    plan.launch(launcher, bases, [launcher.pointer(side.exponents) for side in sides])
+    """See matrix_units.run_planes."""
+    plan_of = partial(planes_plan, launcher.spec, problem, tile)
+    run_planes(launcher, problem, plan_of, a, b, c, out)
 
 
 def partials_length(problem: GemmReduceProblem, tile: MfmaTile) -> int:
@@ -145,10 +133,6 @@ def multiply_reduce(
     first_matrix: int,
     c: Any | None,
 ) -> None:
-    """`multiply`, leaving partials of the problem's batch from number `first_matrix` on; the product in `c` if any."""
-    stored, base = (None, 0) if c is None else StoredArray.of(launcher, c)
-    plan = planes_plan(launcher.spec, problem, tile, Layout.of(a), Layout.of(b), stored, stored)
-    sides = [b, a] if plan.swapped else [a, b]
-    bases = [launcher.pointer(side.data) for side in sides] + ([base, base] if c is not None else [])
-    exponents = [launcher.pointer(side.exponents) for side in sides]
-    plan.launch(launcher, bases, exponents, partials=partials, first_matrix=first_matrix)
+    """See matrix_units.reduce_planes."""
+    plan_of = partial(planes_plan, launcher.spec, problem, tile)
+    reduce_planes(launcher, plan_of, a, b, partials, first_matrix, c)

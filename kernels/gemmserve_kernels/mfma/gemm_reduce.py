@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.errors import ConfigInfeasible
+from gemmserve_kernels.matrix_units import reduce_stored
 from gemmserve_kernels.mfma import gemm
 from gemmserve_kernels.mfma.plan import dense_plan
 from gemmserve_kernels.mfma.tiles import MfmaTile, dense_arithmetic, resolve_tile
-from gemmserve_kernels.reduction import Partials, combine, local_bytes
+from gemmserve_kernels.reduction import local_bytes
 
 if TYPE_CHECKING:
     from gemmserve_kernels.config import GemmConfig
@@ -51,17 +52,7 @@ def run_gemm_reduce(
 
     Raises ConfigInfeasible, CompileError.
     """
-    arrays = [a, b, *([results["c"]] if problem.return_c else [])]
-    found = [StoredArray.of(launcher, array) for array in arrays]
-    stored = [*(each for each, _ in found), None][:3]
-    assert stored[0] is not None
-    assert stored[1] is not None
     arithmetic = dense_arithmetic(problem, launcher.spec)
     assert arithmetic is not None
-    plan = dense_plan(launcher.spec, problem, arithmetic, config, stored[0], stored[1], stored[2], stored[2])
-    bases = [base for _, base in found]
-    if plan.swapped:
-        bases[:2] = bases[1::-1]
-    partials = Partials.allocate(launcher, problem, plan.length)
-    plan.launch(launcher, [*bases, *bases[2:]], partials=partials)
-    combine(launcher, problem, partials, results)
+    plan_of = partial(dense_plan, launcher.spec, problem, arithmetic, config)
+    reduce_stored(launcher, problem, plan_of, a, b, results)

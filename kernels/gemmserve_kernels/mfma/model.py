@@ -1,4 +1,4 @@
-"""NumPy model of what CDNA 3's matrix units make of float16 and XF32: the bits of the MFMA kernels, on any machine.
+"""NumPy model of what AMD's matrix units make of float16 and XF32: the bits of their kernels, on any machine.
 
 float32 and double are chains of fused multiply-adds, which need no model. A float16 instruction of 8 steps of k, or an
 XF32 one of 4, multiplies exactly, cuts the products towards zero 24 bits below the largest one's binary point, and adds
@@ -7,11 +7,14 @@ bits below it, are added and rounded to nearest. So a sum of k numbers is rounde
 NVIDIA's, it has next to no bias, and nothing is given back in the end.
 
 Source: P. Xie et al., MMA-Sim: bit-accurate reference model of tensor cores and matrix cores, arXiv 2511.10909, which
-measured CDNA 1 to 3. CDNA 4 (gfx950) is assumed to be the same. No AMD device was at hand to check this.
+measured CDNA 1 to 3. CDNA 4 (gfx950) is assumed to be the same, its instruction of 16 steps two of 8. RDNA 3 (gfx1100)
+rounds to nearest (RDNA 3 instruction set architecture reference guide, section 7.9); in which order it adds 16 products
+is not documented, and assumed to be one after another. No AMD device was at hand to check this.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -32,11 +35,37 @@ PROMOTE: Final = 32
 """Steps of k whose sums are promoted where planes are multiplied: a tile's depth."""
 
 
+@dataclass(frozen=True)
+class Unit:
+    """How float16 is multiplied: `per` neighbours in k a group of lanes, `groups` of them; `width` steps at once."""
+
+    per: int
+    groups: int
+    width: int
+
+    @property
+    def depth(self) -> int:
+        """Steps of k that all lanes hold at once, whose products of parts follow one another."""
+        return max(_PACK, self.per) * self.groups
+
+    def order(self, k: int) -> Array:
+        """`order` of this unit."""
+        return order(k, max(_PACK, self.per), self.per, self.groups)
+
+
+_PACK: Final = 8
+"""float16 numbers of one piece."""
+UNITS: Final = {"gfx942": Unit(4, 2, 8), "gfx950": Unit(8, 2, 8), "gfx1100": Unit(16, 1, 1)}
+"""By architecture."""
+
+
 def step(accumulator: Array, x: Array, y: Array, least: int) -> Array:
     """float32 (m, n) plus x y as one instruction has it: `x` (m, few), `y` (few, n), of 11 significant bits each.
 
-    `least`: the exponent of the operands' subnormal numbers. Finite data.
+    `least`: the exponent of the operands' subnormal numbers. Finite data. One step alone is rounded to nearest.
     """
+    if x.shape[1] == 1:
+        return np.asarray(accumulator + x * y, np.float32)  # the product of 11 bits by 11 is exact
     products = x[:, None, :].astype(np.float64) * y.T[None, :, :].astype(np.float64)
     of_products = _exponents(x, least)[:, None, :] + _exponents(y.T, least)[None, :, :]
     of_products = np.where(products == 0, _NOTHING, of_products)
@@ -71,10 +100,11 @@ def chain(terms: Sequence[tuple[Array, Array]], width: int, least: int, start: A
     return total
 
 
-def product_fp16(a: Array, b: Array) -> Array:
+def product_fp16(a: Array, b: Array, arch: str = "gfx942") -> Array:
     """float32 sums of float16 matrices (m, k) and (k, n)."""
-    x, y = _padded(a, b, order(a.shape[1], 8, 4))
-    return chain([(x, y)], 8, HALF_LEAST)
+    unit = UNITS[arch]
+    x, y = _padded(a, b, unit.order(a.shape[1]))
+    return chain([(x, y)], unit.width, HALF_LEAST)
 
 
 def product_xf32(a: Array, b: Array) -> Array:
@@ -94,7 +124,7 @@ def nearest_tf32(x: Array) -> Array:
     return np.where(lost, word | np.uint32(0x2000), word).view(np.float32)
 
 
-def multiply(left: Array, right: Array, scheme: str) -> Array:
+def multiply(left: Array, right: Array, scheme: str, arch: str = "gfx942") -> Array:
     """Products of planes (planes, m, k) and (planes, n, k), as `planes.models.multiply` has them on other devices."""
     parts = 2 if scheme == "3xfp16" else 1
     components = len(left) // parts
@@ -103,24 +133,24 @@ def multiply(left: Array, right: Array, scheme: str) -> Array:
     sums = [np.zeros(shape, np.float32) for _ in range(components)]
     for first in range(0, k, PROMOTE):
         here = slice(first, min(first + PROMOTE, k))
-        tiles = _tile(left[:, :, here], right[:, :, here].swapaxes(1, 2), parts, components)
+        tiles = _tile(left[:, :, here], right[:, :, here].swapaxes(1, 2), parts, components, UNITS[arch])
         sums = [np.asarray(total + tile, np.float32) for total, tile in zip(sums, tiles, strict=True)]
     return np.asarray(sums[0] + 1j * sums[1], np.complex64) if components == 2 else sums[0]
 
 
-def _tile(a: Array, b: Array, parts: int, components: int) -> list[Array]:
-    """The sums of one tile: 16 steps of k at a time, small products first."""
+def _tile(a: Array, b: Array, parts: int, components: int, unit: Unit) -> list[Array]:
+    """The sums of one tile: as many steps of k at a time as lanes hold, small products first."""
     found: list[Array | None] = [None] * components
-    steps = order(a.shape[2], 8, 4)
-    for first in range(0, len(steps), 16):
-        planes_a, planes_b = _padded(a, b, steps[first : first + 16])
+    steps = unit.order(a.shape[2])
+    for first in range(0, len(steps), unit.depth):
+        planes_a, planes_b = _padded(a, b, steps[first : first + unit.depth])
         for of_a, of_b in ((1, 0), (0, 1), (0, 0)) if parts == 2 else ((0, 0),):
             x, y = planes_a[of_a * components :], planes_b[of_b * components :]
             terms = [(0, x[0], y[0])]
             if components == 2:
                 terms += [(1, x[0], y[1]), (0, -x[1], y[1]), (1, x[1], y[0])]
             for number, left, right in terms:
-                found[number] = chain([(left, right)], 8, HALF_LEAST, found[number])
+                found[number] = chain([(left, right)], unit.width, HALF_LEAST, found[number])
     return [np.asarray(each) for each in found]
 
 

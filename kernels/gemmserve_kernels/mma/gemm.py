@@ -11,12 +11,13 @@ finite, or overflow, give what plain float32 gives.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.arguments import StoredArray
-from gemmserve_kernels.mma.plan import TF32_MODES, Layout, planes_plan, resolve_tf32, tf32_plan, warp_columns
+from gemmserve_kernels.matrix_units import reduce_planes, run_planes, run_stored
+from gemmserve_kernels.mma.plan import TF32_MODES, planes_plan, resolve_tf32, tf32_plan, warp_columns
 from gemmserve_kernels.mma.tiles import ARITHMETIC, MmaTile, check_device, resolve_tile
 
 if TYPE_CHECKING:
@@ -77,28 +78,15 @@ def run_gemm(
 
     `problem.compute` is "3xtf32", "1xtf32" or "tf32". Raises ConfigInfeasible, CompileError.
     """
-    arrays = [a, b, out if c is None or problem.beta == 0 else c, out]
-    found = [StoredArray.of(launcher, array) for array in arrays]
-    plan = tf32_plan(launcher.spec, problem, config, *(stored for stored, _ in found))
-    bases = [base for _, base in found]
-    if plan.swapped:
-        bases[:2] = bases[1::-1]
-    plan.launch(launcher, bases)
+    run_stored(launcher, problem, partial(tf32_plan, launcher.spec, problem, config), a, b, c, out)
 
 
 def multiply(
     launcher: Launcher, problem: GemmProblem, tile: MmaTile, a: Planes, b: Planes, c: Any | None, out: Any
 ) -> None:
-    """Writes alpha (planes of a times planes of b) 2^(exponents) + beta c into `out`, for the whole batch.
-
-    Every element is written; where a row or column does not fit the planes, with whatever comes out.
-    """
-    c_array = out if c is None or problem.beta == 0 else c
-    (c_stored, c_base), (d_stored, d_base) = (StoredArray.of(launcher, array) for array in (c_array, out))
-    plan = planes_plan(launcher.spec, problem, tile, Layout.of(a), Layout.of(b), c_stored, d_stored)
-    sides = [b, a] if plan.swapped else [a, b]
-    bases = [launcher.pointer(side.data) for side in sides] + [c_base, d_base]
-    plan.launch(launcher, bases, [launcher.pointer(side.exponents) for side in sides])
+    """See matrix_units.run_planes."""
+    plan_of = partial(planes_plan, launcher.spec, problem, tile)
+    run_planes(launcher, problem, plan_of, a, b, c, out)
 
 
 def partials_length(problem: GemmReduceProblem, tile: MmaTile) -> int:
@@ -116,10 +104,6 @@ def multiply_reduce(
     first_matrix: int,
     c: Any | None,
 ) -> None:
-    """`multiply`, leaving partials of the problem's batch from number `first_matrix` on; the product in `c` if any."""
-    stored, base = (None, 0) if c is None else StoredArray.of(launcher, c)
-    plan = planes_plan(launcher.spec, problem, tile, Layout.of(a), Layout.of(b), stored, stored)
-    sides = [b, a] if plan.swapped else [a, b]
-    bases = [launcher.pointer(side.data) for side in sides] + ([base, base] if c is not None else [])
-    exponents = [launcher.pointer(side.exponents) for side in sides]
-    plan.launch(launcher, bases, exponents, partials=partials, first_matrix=first_matrix)
+    """See matrix_units.reduce_planes."""
+    plan_of = partial(planes_plan, launcher.spec, problem, tile)
+    reduce_planes(launcher, plan_of, a, b, partials, first_matrix, c)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gemmserve_kernels.arguments import StoredArray
+from gemmserve_kernels.matrix_units import reduce_stored
 from gemmserve_kernels.mma import gemm
 from gemmserve_kernels.mma.plan import resolve_tf32, tf32_plan
-from gemmserve_kernels.reduction import Partials, combine
 
 if TYPE_CHECKING:
     from gemmserve_kernels.config import GemmConfig
@@ -39,15 +39,4 @@ def run_gemm_reduce(
 
     `problem.compute` is "3xtf32", "1xtf32" or "tf32". Raises ConfigInfeasible, CompileError.
     """
-    arrays = [a, b, *([results["c"]] if problem.return_c else [])]
-    found = [StoredArray.of(launcher, array) for array in arrays]
-    stored = [*(each for each, _ in found), None][:3]
-    assert stored[0] is not None
-    assert stored[1] is not None
-    plan = tf32_plan(launcher.spec, problem, config, stored[0], stored[1], stored[2], stored[2])
-    bases = [base for _, base in found]
-    if plan.swapped:
-        bases[:2] = bases[1::-1]
-    partials = Partials.allocate(launcher, problem, plan.length)
-    plan.launch(launcher, [*bases, *bases[2:]], partials=partials)
-    combine(launcher, problem, partials, results)
+    reduce_stored(launcher, problem, partial(tf32_plan, launcher.spec, problem, config), a, b, results)

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gemmserve_kernels.arguments import (
-    BATCH_DIMS,
-    GemmParams,
-    MatrixView,
-    RowReduceParams,
-    StoredArray,
-    launches,
-    matrix_view,
-)
+from gemmserve_kernels import matrix_units
+from gemmserve_kernels.arguments import BATCH_DIMS, GemmParams, MatrixView, RowReduceParams, StoredArray
 from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.config import GemmConfig
+from gemmserve_kernels.matrix_units import rebase, set_exponents, written
 from gemmserve_kernels.mma.tiles import ARITHMETIC, MmaTile, resolve_tile
-from gemmserve_kernels.planes.layout import PLANES
 from gemmserve_kernels.problem import GemmReduceProblem
 from gemmserve_kernels.reduction import Partials, epilogue_defines
-from gemmserve_kernels.tiling import TYPES, Operands, flag
+from gemmserve_kernels.simt.gemm import runs_along_rows
+from gemmserve_kernels.tiling import Operands, flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.planes.layout import Planes, Scheme
+    from gemmserve_kernels.matrix_units import Layout
     from gemmserve_kernels.problem import GemmProblem
 
 _WORKSPACE_BYTES: Final = 256 << 20
@@ -61,45 +54,8 @@ class MmaParams(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where planes lie in their arrays."""
-
-    scheme: Scheme
-    complex: bool
-    side: str
-    rows: int
-    k: int
-    pitch: int
-    batch_strides: tuple[int, ...]
-
-    @classmethod
-    def of(cls, planes: Planes) -> Layout:
-        return cls(
-            planes.scheme, planes.complex, planes.side, planes.rows, planes.k, planes.pitch, planes.batch_strides
-        )
-
-    @property
-    def matrix(self) -> int:
-        """Elements of all planes of one matrix."""
-        return len(PLANES[self.scheme, self.complex, self.side]) * self.rows * self.pitch
-
-    def planes(self) -> MatrixView:
-        """The first plane, as rows x k."""
-        strides = tuple(step * self.matrix for step in self.batch_strides)
-        return MatrixView(0, 0, np.dtype(np.float16), self.rows, self.k, self.pitch, 1, strides)
-
-    def exponents(self) -> MatrixView:
-        """The exponents of the rows, as a matrix of one column."""
-        strides = tuple(step * self.rows for step in self.batch_strides)
-        return MatrixView(0, 0, np.dtype(np.int32), self.rows, 1, 1, 0, strides)
-
-
-@dataclass(frozen=True)
 class _Plan:
-    """The launches of one product; addresses in `pieces` count from the arrays' bases.
-
-    `swapped` where it is the transposed product, so that A and B change places.
-    """
+    """The launches of one product (matrix_units.Plan); addresses in `pieces` count from the arrays' bases."""
 
     source: KernelSource
     tile: MmaTile
@@ -118,7 +74,7 @@ class _Plan:
         partials: Partials | None = None,
         first_matrix: int = 0,
     ) -> None:
-        """Enqueues everything; `bases` in the order a, b, c, d, where A and B have changed places if `swapped`."""
+        """See matrix_units.Plan."""
         splits = self.tile.split_k
         per_launch = launcher.max_grid // splits
         partial = arrivals = None
@@ -131,14 +87,10 @@ class _Plan:
         for piece, tiles in self.pieces:
             params = MmaParams.from_buffer_copy(piece)
             gemm = params.gemm
-            for matrix, base in zip((gemm.a, gemm.b, gemm.c, gemm.d), bases, strict=False):
-                matrix.re += base
-                matrix.im += base
+            rebase(gemm, params, bases, exponents)
             if partials is not None:
                 params.reduce.partial, params.reduce.outputs = partials.params(launcher), partials.outputs
                 params.reduce.first_batch += first_matrix
-            for side in range(2):
-                params.exponents[side] += exponents[side]
             for first in range(0, tiles, per_launch):
                 if splits > 1:
                     params.partial = launcher.pointer(partial)
@@ -170,7 +122,7 @@ def tf32_plan(
     d: StoredArray | None,
 ) -> _Plan:
     operands = Operands.of(problem, a, b)
-    c_view, d_view = _written(problem, c, d)
+    c_view, d_view = written(problem, c, d)
     swapped = _turned(problem, d_view)
     if swapped:
         operands, c_view, d_view = operands.transposed(), c_view.transposed(), d_view.transposed()
@@ -213,7 +165,7 @@ def planes_plan(
     d: StoredArray | None,
 ) -> _Plan:
     del spec
-    c_view, d_view = _written(problem, c, d)
+    c_view, d_view = written(problem, c, d)
     swapped = _turned(problem, d_view)
     if swapped:
         a, b, c_view, d_view = b, a, c_view.transposed(), d_view.transposed()
@@ -223,21 +175,9 @@ def planes_plan(
     return _finish(problem, tile, a.scheme, defines, views, (False, False), swapped=swapped, plane_strides=strides)
 
 
-def _written(
-    problem: GemmProblem | GemmReduceProblem, c: StoredArray | None, d: StoredArray | None
-) -> list[MatrixView]:
-    shape = (*problem.batch_shape, problem.m, problem.n)
-    nowhere = MatrixView(0, 0, _stored_dtype(problem), problem.m, problem.n, 0, 0, (0,) * len(problem.batch_shape))
-    return [nowhere if array is None else matrix_view(array, shape, planar=problem.planar) for array in (c, d)]
-
-
-def _stored_dtype(problem: GemmProblem | GemmReduceProblem) -> np.dtype[Any]:
-    return problem.stored((), problem.dtype)[1]
-
-
 def _turned(problem: GemmProblem | GemmReduceProblem, d: MatrixView) -> bool:
     """Whether the transposed product is computed: columns are what is reduced, or what lies along memory."""
-    return problem.over_rows if isinstance(problem, GemmReduceProblem) else _runs_along_rows(d)
+    return problem.over_rows if isinstance(problem, GemmReduceProblem) else runs_along_rows(d)
 
 
 def warp_columns(tile: MmaTile, columns: int) -> int:
@@ -263,16 +203,8 @@ def _defines(
         "PLANES": flag(shape.planes),
         "PLANAR": flag(problem.planar),
         "PARTS": str(shape.parts),
-        "TYPE_C": TYPES[(c.dtype if c else _stored_dtype(problem)).name],
-        "TYPE_D": TYPES[(d.dtype if d else _stored_dtype(problem)).name],
+        **matrix_units.defines(problem, tile, c, d),
         "VECTOR_D": flag(d is not None and d_view.column_stride == 1 and d_view.aligned(pair, d_view.row_stride)),
-        "BLOCK_M": str(tile.block_m),
-        "BLOCK_N": str(tile.block_n),
-        "BLOCK_K": str(tile.block_k),
-        "WARP_M": str(tile.warp_m),
-        "WARP_N": str(tile.warp_n),
-        "STAGES": str(tile.stages),
-        "GROUP": str(tile.raster),
         "PROMOTE": str(tile.promote),
         "MIN_BLOCKS": str(tile.min_blocks),
         "THREADS": str(tile.threads),
@@ -294,43 +226,24 @@ def _finish(
 ) -> _Plan:
     """The plan for `views`: A, B, C, D and, of planes, the exponents of A and B."""
     is_complex = problem.dtype.kind == "c"
-    m, n, k = views[0].rows, views[1].columns, problem.k
-    tiles_m, tiles_n = -(-m // tile.block_m), -(-n // tile.block_n)
     reduces = isinstance(problem, GemmReduceProblem)
-    alpha, beta = complex(problem.alpha), 0j if isinstance(problem, GemmReduceProblem) else complex(problem.beta)
+    mask = 0xFFFFFFFF if ARITHMETIC[arithmetic].planes else _TF32_MASK
     pieces = []
-    for first_matrix, inner, cut in launches(problem.batch_shape, views):
-        gemm = GemmParams(m=m, n=n, k=k, tiles_m=tiles_m, tiles_n=tiles_n)
-        gemm.conjugate_a, gemm.conjugate_b = conjugates
-        gemm.a, gemm.b, gemm.c, gemm.d = (view.params() for view in cut[:4])
-        gemm.batch_shape[:] = inner
-        gemm.alpha[:] = alpha.real, alpha.imag
-        gemm.beta[:] = beta.real, beta.imag
-        mask = 0xFFFFFFFF if ARITHMETIC[arithmetic].planes else _TF32_MASK
-        params = MmaParams(gemm=gemm, k_part=tile.k_part(k), splits=tile.split_k, mask=mask)
+    for gemm, tiles, first_matrix, exponents in matrix_units.pieces(problem, tile, views, conjugates):
+        params = MmaParams(gemm=gemm, k_part=tile.k_part(problem.k), splits=tile.split_k, mask=mask)
         params.plane_stride[:] = plane_strides
         if isinstance(problem, GemmReduceProblem):
             params.reduce.first_batch = first_matrix
             params.reduce.reduce_batch = problem.over_batch
-        for side, view in enumerate(cut[4:]):
-            matrix = view.params()
-            params.exponents[side] = matrix.re
-            params.exponent_stride[side][:] = matrix.batch_stride[:]
-        pieces.append((params, tiles_m * tiles_n * math.prod(inner)))
+        set_exponents(params, exponents)
+        pieces.append((params, tiles))
     shared = tile.shared_bytes(arithmetic, is_complex=is_complex)
     tile_bytes = tile.block_m * tile.block_n * (8 if is_complex else 4)
     source = KernelSource("mma_reduce" if reduces else "mma_gemm", tuple(defines.items()))
     length = 0
     if isinstance(problem, GemmReduceProblem):
-        length = warp_columns(tile, n) * (problem.batch if problem.over_batch else 1)
+        length = warp_columns(tile, views[1].columns) * (problem.batch if problem.over_batch else 1)
     return _Plan(source, tile, shared, tile_bytes, tuple(pieces), swapped, length)
-
-
-def _runs_along_rows(d: MatrixView) -> bool:
-    """Whether neighbours in memory are neighbours in a column of D: then the transposed product is computed."""
-    if d.rows == 1 or d.columns == 1:
-        return d.columns == 1 and d.rows > 1
-    return abs(d.row_stride) < abs(d.column_stride)
 
 
 def _along_k(view: MatrixView, *, k_is_row: bool) -> bool:

@@ -163,6 +163,8 @@ class _Link(asyncio.Protocol):
         self._executor = executor
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
+        self._socket = -1
+        """The transport's descriptor."""
         self._process: int | None = None
         """Descriptor of the process at the other end, where the system has such (Linux 5.3)."""
 
@@ -172,7 +174,9 @@ class _Link(asyncio.Protocol):
             log.error("a process of another user connected to the control socket: closed")
             self._transport.abort()
             return
-        self._process = _process_of(transport.get_extra_info("socket"))
+        connection = transport.get_extra_info("socket")
+        self._process = _process_of(connection)
+        self._socket = -1 if connection is None else connection.fileno()
         self._executor.accepted(self)
 
     def data_received(self, data: bytes) -> None:
@@ -201,13 +205,23 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
+        self._socket = -1
         self._executor.disconnected(self)
         self._forget_process()
 
     def write(self, frame: bytes) -> None:
-        """Sends one frame."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
+        """Sends one frame. At once, where it can be: uvloop's transports begin to write at the end of a turn of the
+        loop, when whoever sent a task has put all of its own affairs in order.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        sent = 0
+        if self._socket >= 0 and not transport.get_write_buffer_size():
+            with contextlib.suppress(OSError):  # full, or broken, which the transport finds out
+                sent = os.write(self._socket, frame)
+        if sent < len(frame):
+            transport.write(memoryview(frame)[sent:] if sent else frame)
 
     def kill(self) -> None:
         """Ends the process, and the connection without waiting for it."""

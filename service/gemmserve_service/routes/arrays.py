@@ -11,6 +11,8 @@ from starlette.responses import Response
 
 from gemmserve.wire import NPY, OCTET_STREAM
 from gemmserve_service import documentation as doc
+from gemmserve_service.coded_answers import coded, worth_coding
+from gemmserve_service.coding import ZSTD, chosen_coding
 from gemmserve_service.ingest import receive_array
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable, RangeNotSatisfiable, problem_response
@@ -74,7 +76,14 @@ class UploadQuery(BaseModel):
                 "in": "header",
                 "description": "RFC 9530; sha-256 of the body is checked: sha-256=:base64:",
                 "schema": {"type": "string", "pattern": "^sha-256=:[A-Za-z0-9+/]{43}=:$"},
-            }
+            },
+            {
+                "name": "Content-Encoding",
+                "in": "header",
+                "description": "zstd (RFC 8878, a window of 8 MiB at most); Content-Length and Content-Digest are then "
+                "those of the compressed body. 415 where the server lacks it",
+                "schema": {"type": "string", "enum": ["zstd", "identity"]},
+            },
         ]
     },
 )  # fmt: skip
@@ -136,9 +145,10 @@ async def delete(request: Request, array_id: ArrayPath, query: Annotated[ViewQue
 
 
 _DATA_HEADERS = {
-    "ETag": "strong; the array never changes",
-    "Accept-Ranges": "bytes",
-    "Content-Length": "bytes of this answer",
+    "ETag": "strong, unless compressed; the array never changes",
+    "Accept-Ranges": "bytes, unless compressed",
+    "Content-Length": "bytes of this answer, unless compressed",
+    "Content-Encoding": "zstd, where it is compressed",
 }
 _DATA_DOCS = {
     200: doc.binary("The bytes.", NPY, OCTET_STREAM, headers=_DATA_HEADERS),
@@ -165,6 +175,7 @@ _DATA_PARAMETERS = {
             ("Range", "one range of bytes of the chosen representation, such as bytes=0-1023"),
             ("If-Range", "an ETag: the range is served only if it still holds"),
             ("If-None-Match", "ETags that the client has"),
+            ("Accept-Encoding", "zstd: compressed, where that makes it shorter"),
         )
     ]
 }
@@ -172,7 +183,10 @@ _DATA_PARAMETERS = {
 
 @router.get("/v1/arrays/{array_id}/data", summary="Download", responses=_DATA_DOCS, openapi_extra=_DATA_PARAMETERS)
 async def download(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
-    """The array's bytes: as a .npy file, or bare (`Accept: application/octet-stream`) in the order of the metadata."""
+    """The array's bytes: as a .npy file, or bare (`Accept: application/octet-stream`) in the order of the metadata.
+    With `Accept-Encoding: zstd` and without Range they come compressed, if that makes them an eighth shorter; the ETag
+    is then a weak one, and its own.
+    """
     return await _data(request, array_id, view_of(request, query))
 
 
@@ -182,7 +196,7 @@ async def download(request: Request, array_id: ArrayPath, query: Annotated[ViewQ
     responses=_HEAD_DOCS,
 )
 async def head(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
-    """What GET would send, without the bytes."""
+    """What GET would send, not compressed, without the bytes."""
     return await _data(request, array_id, view_of(request, query))
 
 
@@ -192,10 +206,12 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
         raise NotAcceptable(f"an array is {NPY} or {OCTET_STREAM}")
     core = core_of(request)
     info = await core.store.info(array_id, owner=owner)
-    etag = f'"{info.id}.{"npy" if media_type == NPY else "bin"}"'
-    headers = {"ETag": etag, "Vary": "Accept", "Cache-Control": "private, no-cache"}
-    if none_match(request.headers.get("if-none-match"), etag):
-        return Response(status_code=304, headers=headers)
+    suffix = "npy" if media_type == NPY else "bin"
+    etag, coded_etag = f'"{info.id}.{suffix}"', f'W/"{info.id}.{suffix}.{ZSTD}"'
+    headers = {"ETag": etag, "Vary": "Accept, Accept-Encoding", "Cache-Control": "private, no-cache"}
+    for tag in (etag, coded_etag):
+        if none_match(request.headers.get("if-none-match"), tag.removeprefix("W/")):
+            return Response(status_code=304, headers=headers | {"ETag": tag})
     with ExitStack() as stack:
         pinned = stack.enter_context(core.store.pin(info))
         header = npy_header(pinned) if media_type == NPY else b""
@@ -220,7 +236,18 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
             answer = await shared.answer(pinned, headers)
             if answer is not None:
                 return answer
-        suffix = "npy" if media_type == NPY else "bin"
+        if request.method == "GET" and request.headers.get("range") is None:
+            coding = chosen_coding(request.headers.get("accept-encoding"))
+            if coding == "must" or (coding == "may" and await worth_coding(pinned.view)):
+                del headers["Accept-Ranges"]
+                headers |= {"ETag": coded_etag, "Content-Encoding": ZSTD}
+                return PiecesResponse(
+                    coded(parts),
+                    length=None,
+                    headers=headers | {"Content-Disposition": f'attachment; filename="{info.id}.{suffix}"'},
+                    media_type=media_type,
+                    release=stack.pop_all().close,
+                )
         headers["Content-Disposition"] = f'attachment; filename="{info.id}.{suffix}"'
         return PiecesResponse(
             pieces(parts, span),

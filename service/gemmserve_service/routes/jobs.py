@@ -133,9 +133,11 @@ async def submit(
     if isinstance(steps, list):  # before they are looked at one by one
         check_length(len(steps), core.settings.max_program_steps)
     job = validate(_REQUEST, document, tags=_TAGS)
-    info, created = await core.jobs.submit(job, idempotency_key=idempotency_key, owner=caller_of(request).owner)
     preference = parse_prefer(prefer or [])
     wait_s = min(float(preference.wait_s or 0), core.settings.max_wait_s)
+    info, created = await core.jobs.submit(
+        job, idempotency_key=idempotency_key, owner=caller_of(request).owner, waits=wait_s > 0
+    )
     if wait_s > 0 and not info.state.final:
         info = await core.jobs.wait(info.id, wait_s)
     headers = {"Location": f"/v1/jobs/{info.id}"}

@@ -13,6 +13,7 @@ from gemmserve.wire import NPY, OCTET_STREAM
 from gemmserve_service import documentation as doc
 from gemmserve_service import upload_fields as fields
 from gemmserve_service.bodies import RequestBody
+from gemmserve_service.coding import refuse_coding
 from gemmserve_service.digests import parse_content_digest
 from gemmserve_service.errors import (
     InconsistentUploadLength,
@@ -125,6 +126,7 @@ async def create(request: Request, query: Annotated[UploadQuery, Query()]) -> Re
             request, core, dtype=query.dtype, shape=query.shape, order=query.order, ttl_s=query.ttl_s, owner=owner
         )
         return _published(info)
+    refuse_coding(request.headers.getlist("content-encoding"))  # offsets are those of the array's own bytes
     count = content_length(request)
     expected = parse_content_digest(request.headers.get("content-digest"))
     declared = None

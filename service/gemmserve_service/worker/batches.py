@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import ExtentTable, Part, RunBatch, Stack
     from gemmserve_service.worker.device import DeviceBackend
     from gemmserve_service.worker.mappings import Mappings
+    from gemmserve_service.worker.verification import Verdict
 
     Array = np.ndarray[Any, Any]
 
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
 class Products:
     """The products of one part, on arrays over the extents' mappings."""
 
-    def __init__(self, part: Part, extents: ExtentTable, buffers: list[Any]) -> None:
+    def __init__(self, part: Part, extents: ExtentTable, buffers: list[Any], *, verify: bool = False) -> None:
         self.params = part.params
         self.algorithm = part.algorithm
+        self.verify = verify
+        """Whether they are to be checked."""
+        self.verdicts: list[Verdict] | None = None
+        """Of each product, once that was done where they are on a device."""
         self._part = part
         self._extents = extents
         self._buffers = buffers
@@ -114,7 +119,7 @@ def parts_of(message: RunBatch, mappings: Mappings) -> list[Products]:
     """A batch's parts. Raises OSError if an extent is gone."""
     table = message.extents
     buffers = [mappings.of(*each) for each in zip(table.names, table.paths, table.capacities, strict=True)]
-    return [Products(part, message.extents, buffers) for part in message.parts]
+    return [Products(part, message.extents, buffers, verify=message.verify) for part in message.parts]
 
 
 def run_parts(parts: list[Products], backend: DeviceBackend, checkpoint: Callable[[], None]) -> Timings:
@@ -128,4 +133,5 @@ def sum_of(timings: list[Timings]) -> Timings:
         h2d_s=math.fsum(each.h2d_s for each in timings),
         kernel_s=math.fsum(each.kernel_s for each in timings),
         d2h_s=math.fsum(each.d2h_s for each in timings),
+        verify_s=math.fsum(each.verify_s for each in timings),
     )

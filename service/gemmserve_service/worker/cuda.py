@@ -11,6 +11,7 @@ from gemmserve_kernels.errors import DeviceError, OutOfDeviceMemory
 from gemmserve_service.executor.base import spec_adapter
 from gemmserve_service.operations import build
 from gemmserve_service.schemas import Timings
+from gemmserve_service.worker import verification
 from gemmserve_service.worker.backlog import Backlog
 from gemmserve_service.worker.batches import Products, sum_of
 from gemmserve_service.worker.device import DeviceUnavailable, HostArray, call, go_on
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.worker.programs import Values
+    from gemmserve_service.worker.verification import Verdict
 
 T = TypeVar("T")
 
@@ -93,9 +95,14 @@ class CupyBackend:
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
         checkpoint: Callable[[], None] = go_on,
+        *,
+        check: str | None = None,
     ) -> DeviceProduct:
-        """A product to be taken through its stages, which raise what `run` raises, and `out_of_memory`."""
-        return DeviceProduct(self, params, operands, results, checkpoint)
+        """A product to be taken through its stages, which raise what `run` raises, and `out_of_memory`.
+
+        `check`: its results are checked on the device, and it is called this in the log.
+        """
+        return DeviceProduct(self, params, operands, results, checkpoint, check=check)
 
     def enter(self) -> None:
         """Gives the calling thread the device, and a stream of its own: memory is used again in its order alone."""
@@ -191,8 +198,13 @@ class DeviceProduct:
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
         checkpoint: Callable[[], None],
+        *,
+        check: str | None = None,
     ) -> None:
         self.timings = Timings()
+        self.verdict: Verdict | None = None
+        """Of the results, if they were to be checked, from when they are computed."""
+        self._name = check
         self._cupy = backend.cupy
         self._copies = backend.copies
         self._params = params
@@ -226,8 +238,16 @@ class DeviceProduct:
         stop.record()
         stop.synchronize()
         self.timings.kernel_s += cupy.cuda.get_elapsed_time(start, stop) / 1e3
+        if self._name is not None:
+            self._check(self._name, self._there, made)
         self.made = made
         self.release()
+
+    def _check(self, name: str, there: dict[str, Any], made: dict[str, Any]) -> None:
+        """Before the operands are let go, and before the results are anywhere else."""
+        began = time.perf_counter()
+        self.verdict = verification.on_device(self._params, there, made, lambda plain: call(plain, there, made), name)
+        self.timings.verify_s += time.perf_counter() - began
 
     def store(self) -> None:
         """Takes the results to the host."""

@@ -72,7 +72,7 @@ class DeviceBackend(Protocol):
         """
 
     def run_many(self, products: Products, checkpoint: Callable[[], None] = go_on) -> Timings:
-        """`run` for each of them, with the same bits."""
+        """`run` for each of them, with the same bits. Those that are to be checked are where they are on a device."""
 
     def repeated(
         self,

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gemmserve_service.schemas import Timings
+from gemmserve_service.worker import verification
 from gemmserve_service.worker.device_copies import order_of
 from gemmserve_service.worker.staging import flat
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gemmserve_service.worker.batches import Products
     from gemmserve_service.worker.device import HostArray
     from gemmserve_service.worker.device_copies import DeviceCopies
+    from gemmserve_service.worker.verification import Verdict
 
     Array = np.ndarray[Any, Any]
 
@@ -43,7 +45,8 @@ class Backend(Protocol):
 
 
 def run_together(backend: Backend, products: Products, checkpoint: Callable[[], None]) -> Timings:
-    """Computes every product of a part of a batch. Raises what a product raises."""
+    """Computes every product of a part of a batch, and checks each if that is wanted. Raises what a product raises."""
+    verdicts: list[Verdict] | None = [] if products.verify else None
     stacks = products.each_stack()
     rows = iter(products)
     operands, results = next(iter(products))
@@ -54,19 +57,21 @@ def run_together(backend: Backend, products: Products, checkpoint: Callable[[], 
         checkpoint()
         some = list(islice(rows, turn))
         part = [{name: None if x is None else x[low : low + turn] for name, x in side.items()} for side in stacks]
-        _turn(backend, products.params, some, part, total)
+        _turn(backend, products, some, part, total, verdicts)
     checkpoint()
+    products.verdicts = verdicts
     return total
 
 
 def _turn(
     backend: Backend,
-    params: GemmParams | GemmReduceParams,
+    products: Products,
     rows: list[tuple[dict[str, HostArray], dict[str, Array]]],
     stacks: Sequence[Mapping[str, Array | None]],
     total: Timings,
+    verdicts: list[Verdict] | None,
 ) -> None:
-    cupy, copies = backend.cupy, backend.copies
+    cupy, copies, params = backend.cupy, backend.copies, products.params
     stream = cupy.cuda.get_current_stream()
     began = time.perf_counter()
     there: dict[str, Sequence[Any]] = {}
@@ -103,6 +108,12 @@ def _turn(
     stop.record()
     stop.synchronize()
     computed = time.perf_counter()
+    if verdicts is not None:
+        for index in range(len(rows)):
+            given, outs = ({name: arrays[index] for name, arrays in side.items()} for side in (there, made))
+            verdicts.append(_checked(backend, products, given, outs))
+        total.verify_s += time.perf_counter() - computed
+        computed = time.perf_counter()
     for name, arrays in made.items():
         if name in blocks:
             copies.store(*blocks[name])
@@ -112,6 +123,16 @@ def _turn(
     total.h2d_s += loaded - began
     total.kernel_s += cupy.cuda.get_elapsed_time(start, stop) / 1e3
     total.d2h_s += time.perf_counter() - computed
+
+
+def _checked(backend: Backend, products: Products, given: dict[str, Any], outs: dict[str, Any]) -> Verdict:
+    return verification.on_device(
+        products.params,
+        given,
+        outs,
+        lambda plain: backend.call(plain, given, outs),
+        f"a product of a batch by {products.algorithm}",
+    )
 
 
 def _together(stack: Array | None) -> Array | None:

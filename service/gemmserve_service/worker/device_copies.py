@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels import Operand, plan, prepare
+from gemmserve_kernels.arrays import ArrayKey
+from gemmserve_kernels.caching import cached
 from gemmserve_service.operations import build
 from gemmserve_service.worker.residency import Residency
 from gemmserve_service.worker.staging import CupyLink, Staging, flat
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_kernels import DeviceSpec
-    from gemmserve_service.operations import Product
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.worker.device import HostArray
 
@@ -91,11 +91,12 @@ class DeviceCopies:
             # Where both would not be kept, it would be prepared each time.
             if self.resident.uses(operands[side].cache_id) >= _AGAIN and 2 * copies[side].nbytes <= self.resident.budget
         ]
-        if sides and _takes_prepared(
-            build(params, {name: Operand.of(operand.data) for name, operand in operands.items()}), self._spec
-        ):
-            for side in sides:
-                found[side] = self._form(side, params, operands[side], copies[side])
+        if not sides:
+            return found
+        keys = tuple((name, ArrayKey.of(operand.data)) for name, operand in operands.items())
+        takes_prepared: bool = cached(_takes_prepared, params, keys, self._spec)
+        for side in sides if takes_prepared else ():
+            found[side] = self._form(side, params, operands[side], copies[side])
         return found
 
     def _form(self, side: str, params: GemmParams | GemmReduceParams, operand: HostArray, copy: Any) -> Any:
@@ -121,6 +122,7 @@ def _lies_as(array: Any, out: np.ndarray[Any, Any]) -> bool:
     return bool(array.dtype == out.dtype and array.strides == out.strides)
 
 
-@lru_cache(4096)
-def _takes_prepared(product: Product, spec: DeviceSpec) -> bool:
-    return plan(product, spec).takes_prepared
+def _takes_prepared(
+    params: GemmParams | GemmReduceParams, operands: tuple[tuple[str, ArrayKey], ...], spec: DeviceSpec
+) -> bool:
+    return plan(build(params, {name: Operand.of(key) for name, key in operands}), spec).takes_prepared

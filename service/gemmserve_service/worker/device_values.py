@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service.schemas import Timings
+from gemmserve_service.worker import verification
 from gemmserve_service.worker.device_copies import order_of
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.worker.device import HostArray
     from gemmserve_service.worker.device_copies import DeviceCopies
+    from gemmserve_service.worker.verification import Verdict
 
 _AHEAD: Final = 4
 """Steps that are set going before the first of them has ended: the device need not wait for the host, and a program
@@ -91,12 +93,16 @@ class DeviceValues:
         self._copies.store(value, out)
         self._d2h_s += time.perf_counter() - began
 
-    def host(self, value: Any) -> np.ndarray[Any, Any]:
-        """A copy, for a check."""
+    def check(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, Any],
+        made: Mapping[str, Any],
+        what: str,
+    ) -> Verdict:
+        """On the device. What is under way is waited for first, so that it does not count as a part of the check."""
         self._wait(len(self._under_way))
-        order = "C" if value.flags.c_contiguous or value.ndim < 2 else "F"
-        copy: np.ndarray[Any, Any] = value.get(order=order)
-        return copy
+        return verification.on_device(params, operands, made, lambda plain: self.run(plain, operands, made), what)
 
     def finish(self) -> Timings:
         """Waits for all that is under way."""

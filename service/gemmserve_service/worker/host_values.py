@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 
 from gemmserve_service.schemas import Timings
+from gemmserve_service.worker import verification
 from gemmserve_service.worker.device import HostArray
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gemmserve_service.program import Value
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.worker.device import DeviceBackend
+    from gemmserve_service.worker.verification import Verdict
 
 _PAGE: Final = 4096
 _LARGE: Final = 1 << 24  # bytes from which it is worth asking how much memory is left
@@ -69,9 +71,15 @@ class HostValues:
     def deliver(self, value: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
         """It is there."""
 
-    def host(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The value."""
-        return value
+    def check(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, Any],
+        made: Mapping[str, Any],
+        what: str,
+    ) -> Verdict:
+        """See `Values`."""
+        return verification.on_host(params, operands, made, lambda plain: self.run(plain, operands, made), what)
 
     def finish(self) -> Timings:
         """Nothing is under way."""

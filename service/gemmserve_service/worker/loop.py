@@ -50,6 +50,9 @@ _PIECE: Final = 1 << 16
 _BEATS: Final = 6  # in the time after which a silent worker is taken for hung
 _LONGEST_BEAT_S: Final = 5.0
 _LOOK_S: Final = 1e-3  # a call of the system costs up to a hundredth of that
+_ACCOUNT_S: Final = 0.1
+"""Between two accounts of the device's copies that say nothing but how often they were used: each costs as much as the
+rest of an answer."""
 _LONGEST_HOLD_S: Final = 1e-3  # for which an answer waits for those of the tasks behind it, so that they go as one
 _AHEAD: Final = 3
 """Tasks, or groups of them, that a worker is sent before it is idle: one in each stage, and one that waits."""
@@ -116,6 +119,7 @@ class _Line:
         self.backlog = _backlog(backend)
         """Results that are to be written later, where there are such."""
         self._account = Kept()
+        self._told = 0.0
         if self.backlog is not None:
             self.backlog.begin(self._settled)
             kept = self._kept(self.backlog.resident.arrays())
@@ -131,10 +135,15 @@ class _Line:
         """Whole frames; before them what there is to tell of the device's copies."""
         with self._sending:
             if self.backlog is not None:
-                kept = self._kept(*self.backlog.resident.news())
-                if kept != self._account:
-                    self._account = kept.model_copy(update={"came": [], "went": []})
-                    messages = (kept, *messages)
+                came, went = self.backlog.resident.news()
+                now = time.monotonic()
+                moved = came or went or self.backlog.nbytes != self._account.unwritten
+                if moved or now - self._told >= _ACCOUNT_S:
+                    self._told = now
+                    kept = self._kept(came, went)
+                    if kept != self._account:
+                        self._account = kept.model_copy(update={"came": [], "went": []})
+                        messages = (kept, *messages)
             self._connection.sendall(b"".join(map(encode, messages)))
 
     def receive(self) -> Message | None:

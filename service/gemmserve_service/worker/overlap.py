@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from gemmserve_kernels.errors import OutOfDeviceMemory
 from gemmserve_service.errors import JobCancelled, describe
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from gemmserve_service.worker.backlog import Backlog
     from gemmserve_service.worker.device import HostArray
     from gemmserve_service.worker.runner import Runner
+    from gemmserve_service.worker.verification import Verdict
+
+_BRIEF: Final = 1 << 18
+"""Bytes of results whose way to the host takes no longer than to wake the thread for it: some 20 us."""
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +39,8 @@ class StagedProduct(Protocol):
     timings: Timings
     made: Mapping[str, Any]
     """The results on the device, from when they are computed until they are stored; of backends with a backlog."""
+    verdict: Verdict | None
+    """Of the results, if they were to be checked and the device could, from when they are computed."""
 
     def load(self) -> None:
         """Brings the operands."""
@@ -64,8 +70,12 @@ class OverlappingBackend(Protocol):
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
         checkpoint: Callable[[], None],
+        *,
+        check: str | None,
     ) -> StagedProduct:
-        """A product to be taken through its stages."""
+        """A product to be taken through its stages; `check`: what it is called, where it is to be checked on the
+        device, if that can be.
+        """
 
 
 class Overlap:
@@ -86,7 +96,9 @@ class Overlap:
         self._runner = runner
         self._backend = backend
         self._answer = answer
-        self._pipeline: Pipeline[_Task] = Pipeline(backend.enter)
+        self._pipeline: Pipeline[_Task] = Pipeline(
+            backend.enter, loaded=lambda task: task.loaded, brief=lambda task: task.brief
+        )
         self._steps = 0
         self._prefetches = Prefetches()
         self._backlog: Backlog | None = getattr(backend, "backlog", None)
@@ -181,6 +193,16 @@ class _Task:
         self.answered = False
         """Whether the front has been told already."""
 
+    @property
+    def loaded(self) -> bool:
+        """Whether there is nothing to bring."""
+        return False
+
+    @property
+    def brief(self) -> bool:
+        """Whether little or nothing is to be stored."""
+        return True
+
     def load(self) -> None:
         """Nothing."""
 
@@ -266,11 +288,30 @@ class _ProductTask(_Task):
         self._timings: Timings | None = None
         """Once it was computed alone, all at once."""
 
+    @property
+    def loaded(self) -> bool:
+        """Whether the device has every operand."""
+        resident = None if self._backlog is None else self._backlog.resident
+        return resident is not None and all(
+            ref.cache_id is not None and resident.holds(ref.cache_id) for ref in self.message.operands.values()
+        )
+
+    @property
+    def brief(self) -> bool:
+        """Whether there is little to store, and nothing to check."""
+        if self.answered:
+            return True
+        unsettled = self.message.verify and (self._product is None or self._product.verdict is None)
+        return not unsettled and sum(ref.nbytes for ref in self.message.results.values()) <= _BRIEF
+
     def load(self) -> None:
         """Brings the operands."""
         self._waited_s = time.perf_counter() - self._came
         self._operands, self._results = self.runner.arrays(self.message)
-        self._product = self._backend.product(self._params, self._operands, self._results, self._checkpoint)
+        check = f"task {self.name} by {self.message.algorithm}" if self.message.verify else None
+        self._product = self._backend.product(
+            self._params, self._operands, self._results, self._checkpoint, check=check
+        )
         self._stage(self._product.load)
 
     def compute(self) -> None:
@@ -280,11 +321,20 @@ class _ProductTask(_Task):
         backlog = self._backlog
         if backlog is None or self._timings is not None or not self.message.defer:
             return
+        verdict = self._product.verdict
+        if self.message.verify and (verdict is None or verdict.mismatch is not None):
+            return  # it is yet to be checked; or what replaced it would not come out again
         if backlog.reserve(self.name, self._made()):
             timings = self._product.timings
             timings.queue_s = self._waited_s
             done = self.runner.answer(
-                self.message, self._operands, self._results, timings, self._checkpoint, written=False
+                self.message,
+                self._operands,
+                self._results,
+                timings,
+                self._checkpoint,
+                written=False,
+                checked=verdict,
             )
             self.answered = True
             try:
@@ -297,15 +347,20 @@ class _ProductTask(_Task):
         if self.answered:
             return
         assert self._product is not None
+        # Alone it was computed all at once, and is checked in the store.
+        checked = self._product.verdict if self._timings is None else None
         # A check may put another result in the place of this one.
-        stays = self._backlog is not None and self._timings is None and not self.message.verify
+        unsettled = self.message.verify and checked is None
+        stays = self._backlog is not None and self._timings is None and not unsettled
         made = self._made() if stays else []
         self._stage(self._product.store)
         if self._backlog is not None and self._timings is None:
             self._backlog.keep(made)
         timings = self._product.timings if self._timings is None else self._timings
         timings.queue_s = self._waited_s
-        self.answer = self.runner.answer(self.message, self._operands, self._results, timings, self._checkpoint)
+        self.answer = self.runner.answer(
+            self.message, self._operands, self._results, timings, self._checkpoint, checked=checked
+        )
 
     def _made(self) -> list[Result]:
         """The results that have a name, on the device and in the store."""

@@ -34,24 +34,40 @@ _COUNT: Final = len(_STAGES)
 class _Entry(Generic[W]):
     """One piece of work on its way."""
 
-    __slots__ = ("done", "error", "work")
+    __slots__ = ("done", "error", "loads", "work")
 
     def __init__(self, work: W, done: Callable[[W, BaseException | None], None]) -> None:
         self.work = work
         self.done = done
         self.error: BaseException | None = None
+        self.loads = False
+        """Whether the second stage does what the first is for."""
 
 
 class Pipeline(Generic[W]):
     """Work goes through every stage in the order in which it came, at most one piece in each stage at a time.
 
     A stage begins nothing while what it did last still waits for the next one, so that no more than one piece is held
-    ahead of its time.
+    ahead of its time. From thread to thread a piece takes longer than a small product: where there is nothing to
+    overlap with, one thread does what three do otherwise.
     """
 
-    def __init__(self, enter: Callable[[], None] = lambda: None) -> None:
-        """`enter` is called once in each thread before anything else."""
-        self._changed = threading.Condition()
+    def __init__(
+        self,
+        enter: Callable[[], None] = lambda: None,
+        *,
+        loaded: Callable[[W], bool] = lambda _: False,
+        brief: Callable[[W], bool] = lambda _: False,
+    ) -> None:
+        """`enter` is called once in each thread before anything else. `loaded`: whether `load` has nothing to bring
+        now. `brief`: whether `store`, asked after `compute`, takes no longer than to hand it on.
+        """
+        self._loaded, self._brief = loaded, brief
+        lock = threading.Lock()
+        self._turn = tuple(threading.Condition(lock) for _ in _STAGES)
+        """Of each stage's thread: there may be something for it to do."""
+        self._changed = threading.Condition(lock)
+        """Of everybody else."""
         self._waiting: tuple[deque[_Entry[W]], ...] = tuple(deque() for _ in _STAGES)
         self._busy: list[_Entry[W] | None] = [None for _ in _STAGES]
         self._alone: _Entry[W] | None = None
@@ -67,9 +83,14 @@ class Pipeline(Generic[W]):
 
     def put(self, work: W, done: Callable[[W, BaseException | None], None]) -> None:
         """Starts it when its turn comes. `done(work, error)` is called in one of the threads, in order."""
+        entry = _Entry(work, done)
+        loaded = self._loaded(work)
         with self._changed:
-            self._waiting[0].append(_Entry(work, done))
-            self._changed.notify_all()
+            before = (*self._waiting[0], *self._waiting[1], self._busy[0], self._alone)
+            entry.loads = loaded and not any(before)
+            stage = int(entry.loads)
+            self._waiting[stage].append(entry)
+            self._turn[stage].notify()
 
     @property
     def under_way(self) -> list[W]:
@@ -85,6 +106,7 @@ class Pipeline(Generic[W]):
         with self._changed:
             (entry,) = [entry for entry in self._busy if entry is not None and entry.work is work]
             self._parked.append(entry)
+            self._changed.notify_all()
             stage = self._busy.index(entry)
             # The oldest first, so that two that want to be alone do not wait for each other.
             while self._alone or any(self._waiting[later] or self._busy[later] for later in range(stage + 1, _COUNT)):
@@ -99,7 +121,7 @@ class Pipeline(Generic[W]):
             with self._changed:
                 self._alone = None
                 self._parked.remove(entry)
-                self._changed.notify_all()
+                self._wake_all()
 
     def drain(self) -> None:
         """Waits until nothing is under way."""
@@ -112,7 +134,7 @@ class Pipeline(Generic[W]):
         self.drain()
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._wake_all()
         for thread in self._threads:
             thread.join()
 
@@ -128,12 +150,11 @@ class Pipeline(Generic[W]):
     def _run(self, stage: int, enter: Callable[[], None]) -> None:
         enter()
         while (entry := self._take(stage)) is not None:
-            if entry.error is None:
-                try:
-                    getattr(entry.work, _STAGES[stage])()
-                except BaseException as error:
-                    entry.error = error
+            self._do(entry, stage)
             last = stage == _COUNT - 1
+            if stage == _COUNT - 2 and self._goes_on(entry):
+                self._do(entry, stage + 1)
+                last = True
             if last:
                 try:
                     entry.done(entry.work, entry.error)
@@ -143,7 +164,30 @@ class Pipeline(Generic[W]):
                 self._busy[stage] = None
                 if not last:
                     self._waiting[stage + 1].append(entry)
+                    self._turn[stage + 1].notify()
                 self._changed.notify_all()
+
+    @staticmethod
+    def _do(entry: _Entry[W], stage: int) -> None:
+        if entry.error is None:
+            try:
+                if entry.loads and stage == 1:
+                    entry.work.load()
+                getattr(entry.work, _STAGES[stage])()
+            except BaseException as error:
+                entry.error = error
+
+    def _goes_on(self, entry: _Entry[W]) -> bool:
+        """Whether the thread that computed it may take its result away, too: nothing is before it."""
+        with self._changed:
+            if self._waiting[-1] or self._busy[-1] is not None or self._parked:
+                return False
+        return entry.error is not None or self._brief(entry.work)
+
+    def _wake_all(self) -> None:
+        for turn in self._turn:
+            turn.notify()
+        self._changed.notify_all()
 
     def _take(self, stage: int) -> _Entry[W] | None:
         """The next entry of a stage; None once there will be none."""
@@ -151,11 +195,13 @@ class Pipeline(Generic[W]):
             while True:
                 if self._waiting[stage] and self._may_move(stage):
                     entry = self._busy[stage] = self._waiting[stage].popleft()
-                    self._changed.notify_all()  # the stage before may go on
+                    if stage:
+                        self._turn[stage - 1].notify()  # may go on
+                    self._changed.notify_all()
                     return entry
                 if self._closed:
                     return None
-                self._changed.wait()
+                self._turn[stage].wait()
 
     def _may_move(self, stage: int) -> bool:
         """Whether a stage may take what waits: one piece ahead of the next stage, and none behind what is alone."""

@@ -15,7 +15,6 @@ from gemmserve_kernels import Operand, plan
 from gemmserve_service.operations import build, outputs
 from gemmserve_service.program import Value, last_uses, operands_of, value_name
 from gemmserve_service.schemas import StepInfo, Timings
-from gemmserve_service.worker import verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from gemmserve_service.operations import Product
     from gemmserve_service.schemas import GemmParams, GemmReduceParams, GemmReduceStep, GemmStep, ProgramParams
     from gemmserve_service.worker.device import HostArray
+    from gemmserve_service.worker.verification import Verdict
 
 
 class Values(Protocol):
@@ -51,8 +51,14 @@ class Values(Protocol):
     def deliver(self, value: Any, out: np.ndarray[Any, Any]) -> None:
         """Brings a result to its place."""
 
-    def host(self, value: Any) -> np.ndarray[Any, Any]:
-        """A value for a check on the host."""
+    def check(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, Any],
+        made: Mapping[str, Any],
+        what: str,
+    ) -> Verdict:
+        """Of what `run` has made; where that is wrong, something else is there then."""
 
     def finish(self) -> Timings:
         """Waits for the end; seconds by phase, checks excluded."""
@@ -163,17 +169,8 @@ class _Run:
     ) -> None:
         """Before any other step uses it, so that a wrong value goes no further."""
         began = time.perf_counter()
-        values, stored = self.values, self.operands
-        info.residual, info.mismatch = verification.verdict(
-            step,
-            {
-                operand: stored[name].data if name in stored else values.host(given[operand])
-                for operand, name in operands_of(step).items()
-            },
-            lambda: {name: values.host(array) for name, array in made.items()},
-            lambda plain: values.run(plain, given, made),
-            f"step {info.id}",
-        )
+        found = self.values.check(step, given, made, f"step {info.id}")
+        info.residual, info.mismatch = found.residual, found.mismatch
         self.verify_s += time.perf_counter() - began
 
 

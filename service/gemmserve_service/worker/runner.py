@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gemmserve_service.worker.backlog import Backlog
     from gemmserve_service.worker.batches import Products
     from gemmserve_service.worker.device import DeviceBackend
+    from gemmserve_service.worker.verification import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -107,18 +108,21 @@ class Runner:
         checkpoint: Callable[[], None],
         *,
         written: bool = True,
+        checked: Verdict | None = None,
     ) -> Done:
-        """Of a product that was computed; checks it where that was asked for."""
+        """Of a product that was computed; checks it where that was asked for. `checked`: it has been."""
         done = Done(
             task=message.task,
             algorithm=message.algorithm,
             timings=timings,
-            residual=None,
-            mismatch=None,
+            residual=None if checked is None else checked.residual,
+            mismatch=None if checked is None else checked.mismatch,
             memory_used=self.backend.memory_used(),
             written=written,
         )
-        return self._verified(message, operands, results, done, checkpoint) if message.verify else done
+        if not message.verify or checked is not None:
+            return done
+        return self._verified(message, operands, results, done, checkpoint)
 
     def forget(self, extents: list[str], arrays: Sequence[str] = ()) -> None:
         """Drops mappings, and what the device keeps of arrays."""
@@ -171,23 +175,22 @@ class Runner:
         if not message.verify:
             return done
         began = time.perf_counter()
-        verdicts = [self._verdict(message, part, *each) for part in parts for each in part]
-        timings.verify_s = time.perf_counter() - began
-        return done.model_copy(
-            update={
-                "residual": max((residual for residual, _ in verdicts if residual is not None), default=None),
-                "mismatch": max((mismatch for _, mismatch in verdicts if mismatch is not None), default=None),
-            }
-        )
+        verdicts: list[Verdict] = []
+        for part in parts:
+            there = part.verdicts  # of a backend that checks them where they are
+            verdicts += [self._verdict(message, part, *each) for each in part] if there is None else there
+        timings.verify_s += time.perf_counter() - began
+        of_all = verification.worst(verdicts)
+        return done.model_copy(update={"residual": of_all.residual, "mismatch": of_all.mismatch})
 
     def _verdict(
         self, message: RunBatch, part: Products, operands: dict[str, HostArray], results: dict[str, Any]
-    ) -> tuple[float | None, float | None]:
+    ) -> Verdict:
         self._checkpoint()
-        return verification.verdict(
+        return verification.on_host(
             part.params,
             {name: operand.data for name, operand in operands.items()},
-            lambda: results,
+            results,
             lambda plain: self.backend.run(plain, operands, results, self._checkpoint),
             f"a product of task {message.task} by {part.algorithm}",
         )
@@ -200,8 +203,6 @@ class Runner:
         results: dict[str, np.ndarray[Any, Any]],
     ) -> Done:
         spec = self.backend.spec
-        if message.verify:
-            self.backend.flush(operand.cache_id for operand in operands.values())
         backlog: Backlog | None = getattr(self.backend, "backlog", None)
         left: dict[str, Any] | None = {} if message.defer and backlog is not None else None
         ran = self.backend.run_program(
@@ -213,7 +214,8 @@ class Runner:
         if left and backlog is not None:
             began = time.perf_counter()
             made = [Result(message.results[name].cache_id or "", value, results[name]) for name, value in left.items()]
-            written = not backlog.reserve(message.task, made)
+            # What replaced a wrong result would not come out again.
+            written = ran.mismatch is not None or not backlog.reserve(message.task, made)
             if written:
                 backlog.write(made)
             ran.timings.d2h_s += time.perf_counter() - began
@@ -239,15 +241,15 @@ class Runner:
         """The answer with the residual; after a second run in plain arithmetic where the first result was in doubt."""
         began = time.perf_counter()
         self.backend.flush(operand.cache_id for operand in operands.values())
-        residual, mismatch = verification.verdict(
+        found = verification.on_host(
             message.params,  # type: ignore[arg-type]  # a program's steps are checked as it runs
             {name: operand.data for name, operand in operands.items()},
-            lambda: results,
+            results,
             lambda plain: self.backend.run(plain, operands, results, checkpoint),
             f"task {message.task} by {done.algorithm}",
         )
         timings = done.timings.model_copy(update={"verify_s": time.perf_counter() - began})
-        return done.model_copy(update={"timings": timings, "residual": residual, "mismatch": mismatch})
+        return done.model_copy(update={"timings": timings, "residual": found.residual, "mismatch": found.mismatch})
 
 
 def failed(message: Work, error: Exception) -> Failed:

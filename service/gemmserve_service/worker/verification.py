@@ -1,25 +1,28 @@
 """Are the results of a product right? Freivalds' check, sampled outputs, and plain arithmetic where it is in doubt.
 
-A product is checked by Freivalds' method (R. Freivalds, "Probabilistic machines can use less running time", IFIP
-Congress 1977): D x = alpha A (B x) + beta C x for random x, in double precision and O(n^2) operations; of a reduction a
-few outputs are computed again. What comes out is the relative error as the caller would measure it.
+A product is checked by Freivalds' method: D x = alpha A (B x) + beta C x for random x, in double precision and O(n^2)
+operations (`gemmserve_kernels.freivalds` has the statistics and their sources); of a reduction a few outputs are
+computed again. Both are done where the arrays are: in host memory, or on a device that has operands and results. What
+comes out is the relative error as the caller would measure it, and how much more it is than rounding would leave.
 
 An error that plain arithmetic would not be expected to make is no proof: sums may cancel. So a doubtful product is
-computed again in plain FP32 (FP64 for double precision). If that is much nearer, the first result was wrong: it is
-thrown away and reported. If it is not, the data are to blame, and nothing is.
+computed again in plain FP32 (FP64 for double precision), and checked by the same vectors or outputs. If that is much
+nearer, the first result was wrong: it is thrown away and reported. If it is not, the data are to blame, and nothing is.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from gemmserve_kernels import GemmProblem, Operand
-from gemmserve_kernels.operand import real_dtype
-from gemmserve_kernels.reference import freivalds, sampled_reduction_errors
+from gemmserve_kernels.freivalds import Finding, freivalds_check, rounding
+from gemmserve_kernels.reference import sampled_reduction_errors
 from gemmserve_service.operations import build
 
 if TYPE_CHECKING:
@@ -27,69 +30,112 @@ if TYPE_CHECKING:
 
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
+    Params = GemmParams | GemmReduceParams
+    Check = Callable[[Params, int], Finding]
+    """The finding of the results that there are now, computed as it is told; the number chooses what is looked at."""
+
 log = logging.getLogger(__name__)
 
-# Rounding errors of random data grow with the square root of k (Higham, Accuracy and Stability of Numerical Algorithms,
-# 2.8); what exceeds that several times is looked at again, which costs time and nothing else.
 _MARGIN: Final = 8.0
-_INPUT_ROUNDING: Final = {"tf32": 2.0**-11, "1xtf32": 2.0**-11}
+"""What exceeds the rounding that is expected several times is looked at again, which costs time and nothing else."""
 _MUCH_NEARER: Final = 4.0
 
 
-def residual(
-    params: GemmParams | GemmReduceParams, operands: Mapping[str, np.ndarray[Any, Any]], results: Mapping[str, Any]
-) -> float:
-    """The relative error that the check finds; NaN where data are not finite, which it then cannot judge."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is said of a product, or of the worst of many."""
+
+    residual: float | None = None
+    """The relative error; None where it cannot be told."""
+    mismatch: float | None = None
+    """That of a first result, which was wrong and is gone; None where there was none. Where the result was not even
+    finite, the largest number that there is."""
+
+
+def find(params: Params, operands: Mapping[str, Any], results: Mapping[str, Any], seed: int) -> Finding:
+    """What a check of these results finds, all arrays NumPy's or all CuPy's on the current device.
+
+    Raises what a launch raises.
+    """
     problem = build(params, {name: Operand.of(array) for name, array in operands.items()})
-    rng = np.random.default_rng()
+    if isinstance(problem, GemmProblem):
+        return freivalds_check(problem, operands["a"], operands["b"], operands.get("c"), results["d"], seed)
     with np.errstate(all="ignore"):
-        if isinstance(problem, GemmProblem):
-            return float(freivalds(problem, operands["a"], operands["b"], operands.get("c"), results["d"], rng))
-        errors = sampled_reduction_errors(problem, operands["a"], operands["b"], dict(results), rng)
-        return max(errors.values(), default=0.0)
+        errors = sampled_reduction_errors(
+            problem, operands["a"], operands["b"], dict(results), np.random.default_rng(seed)
+        )
+    residual = max(errors.values(), default=0.0)
+    terms = problem.k * max(problem.extent, 1)
+    return Finding(residual, residual / rounding(params.compute, problem.dtype, problem.accumulate, terms))
 
 
-def doubtful(params: GemmParams | GemmReduceParams, operands: Mapping[str, np.ndarray[Any, Any]], found: float) -> bool:
-    """Whether rounding alone would seldom make such an error."""
-    if math.isnan(found):
-        return False
-    problem = build(params, {name: Operand.of(array) for name, array in operands.items()})
-    arithmetic = float(np.finfo(real_dtype(problem.accumulate)).eps)
-    stored = float(np.finfo(real_dtype(problem.dtype)).eps)
-    terms = problem.k if isinstance(problem, GemmProblem) else problem.k * max(problem.extent, 1)
-    expected = (math.sqrt(terms) + 8) * arithmetic + stored + 2 * _INPUT_ROUNDING.get(params.compute, 0.0)
-    return found > _MARGIN * expected
+def find_on_device(params: Params, operands: Mapping[str, Any], results: Mapping[str, Any], seed: int) -> Finding:
+    """`find` for CuPy arrays: a few numbers come to the host. A name of its own, for stand-ins of a device."""
+    return find(params, operands, results, seed)
+
+
+def doubtful(found: Finding) -> bool:
+    """Whether rounding alone would seldom make such an error. What cannot be judged is in no doubt."""
+    return found.excess > _MARGIN
+
+
+def was_wrong(first: Finding, again: Finding) -> bool:
+    """Whether the first result was wrong, given what was found of both."""
+    return first.excess > _MUCH_NEARER * again.excess
 
 
 def verdict(
-    params: GemmParams | GemmReduceParams,
-    operands: Mapping[str, np.ndarray[Any, Any]],
-    results: Callable[[], Mapping[str, np.ndarray[Any, Any]]],
-    compute: Callable[[GemmParams | GemmReduceParams], object],
-    what: str,
-) -> tuple[float | None, float | None]:
-    """The residual of a product (None where it cannot be judged), and that of a first result that was wrong.
-
-    `compute` computes it again in place of the first, in the way it is told; `results` are those of then.
-    """
-    found, mismatch = residual(params, operands, results()), None
-    if doubtful(params, operands, found):
+    params: Params, operands: Mapping[str, Any], check: Check, compute: Callable[[Params], object], what: str
+) -> Verdict:
+    """Of a product that has been computed. `compute` computes it again in place of the first, in the way it is told."""
+    seed = secrets.randbits(64)
+    found, mismatch = check(params, seed), None
+    if doubtful(found):
         simple = plain(params, operands)
         compute(simple)
-        again = residual(simple, operands, results())
+        again = check(simple, seed)
         if was_wrong(found, again):
-            log.error("%s was wrong by %.1e, plain arithmetic by %.1e", what, found, again)
-            mismatch = found
+            log.error("%s was wrong by %.1e, plain arithmetic by %.1e", what, found.residual, again.residual)
+            mismatch = found.residual if math.isfinite(found.residual) else float(np.finfo(np.float64).max)
         found = again
-    return None if math.isnan(found) else found, mismatch
+    return Verdict(found.residual if math.isfinite(found.residual) else None, mismatch)
 
 
-def plain(params: GemmParams | GemmReduceParams, operands: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+def on_host(
+    params: Params,
+    operands: Mapping[str, np.ndarray[Any, Any]],
+    results: Mapping[str, np.ndarray[Any, Any]],
+    compute: Callable[[Params], object],
+    what: str,
+) -> Verdict:
+    """`verdict` of a product in host memory."""
+    return verdict(params, operands, lambda chosen, seed: find(chosen, operands, results, seed), compute, what)
+
+
+def on_device(
+    params: Params,
+    operands: Mapping[str, Any],
+    results: Mapping[str, Any],
+    compute: Callable[[Params], object],
+    what: str,
+) -> Verdict:
+    """`verdict` of a product on the current device, which has done it by then. Raises what a launch raises."""
+
+    def check(chosen: Params, seed: int) -> Finding:
+        return find_on_device(chosen, operands, results, seed)
+
+    return verdict(params, operands, check, compute, what)
+
+
+def plain(params: Params, operands: Mapping[str, Any]) -> Any:
     """The same product in plain arithmetic."""
     wide = any(array.dtype in (np.float64, np.complex128) for array in operands.values())
     return params.model_copy(update={"compute": "fp64" if wide else "fp32", "config": None})
 
 
-def was_wrong(first: float, again: float) -> bool:
-    """Whether the first result was wrong, given the errors of both."""
-    return first > _MUCH_NEARER * again
+def worst(verdicts: list[Verdict]) -> Verdict:
+    """Of many products in one answer: the largest of either."""
+    return Verdict(
+        max((each.residual for each in verdicts if each.residual is not None), default=None),
+        max((each.mismatch for each in verdicts if each.mismatch is not None), default=None),
+    )

@@ -9,14 +9,18 @@ import sys
 
 import numpy as np
 
+WRONG = 13
+
 
 def call(params, operands, outs):
-    """What the kernels' `call` does, on arrays of the stand-in."""
+    """What the kernels' `call` does, on arrays of the stand-in; wrong in one element for one alpha, unless plainly."""
     from gemmserve_service.worker import device
 
     host = {name: getattr(operand, "source", operand).get(order="K") for name, operand in operands.items()}
     results = {name: np.empty(out.shape, out.dtype) for name, out in outs.items()}
     device.call(params, host, results)
+    if params.alpha == WRONG and params.compute == "auto":
+        next(iter(results.values())).flat[-1] += 1000
     for name, out in outs.items():
         out.set(results[name])
 
@@ -28,7 +32,19 @@ def prepare(array, side, compute="auto", *, trans="N", layout="interleaved"):
     return PreparedOperand(array, side, trans, layout, compute, None)
 
 
-_REPLACED = {"gemmserve_service.worker.cuda": call, "gemmserve_service.worker.device_copies": prepare}
+def find_on_device(params, operands, results, seed):
+    """What the check's kernels find, on arrays of the stand-in."""
+    from gemmserve_service.worker import verification
+
+    sides = ({name: array.get(order="K") for name, array in side.items()} for side in (operands, results))
+    return verification.find(params, *sides, seed)
+
+
+_REPLACED = {
+    "gemmserve_service.worker.cuda": call,
+    "gemmserve_service.worker.device_copies": prepare,
+    "gemmserve_service.worker.verification": find_on_device,
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -39,14 +39,15 @@ def packed(value):
     return head + b"".join(packed(key) + packed(item) for key, item in value.items())
 
 
-def elf(document, code):
-    """A code object with the metadata and one function, `kernel`."""
+def elf(document, code, settings=0xF0000):
+    """A code object with the metadata and one function, `kernel`, with its descriptor before it."""
     description = packed(document)
     note = struct.pack("<III", 4, 3, 5) + b"ABC\0" + b"xyz\0"  # somebody else's
     note += struct.pack("<III", 7, len(description), 32) + b"AMDGPU\0\0" + description
     names = b"\0kernel\0kernel.kd\0"
-    symbols = struct.pack("<IBBHQQ", 8, 1, 0, 2, 0x2000, 64) + struct.pack("<IBBHQQ", 1, 2, 0, 2, 0x2010, len(code))
-    bodies = [b"", note, b"\0" * 16 + code, symbols, names]
+    symbols = struct.pack("<IBBHQQ", 8, 1, 0, 2, 0x2000, 64) + struct.pack("<IBBHQQ", 1, 2, 0, 2, 0x2040, len(code))
+    descriptor = b"\0" * 48 + struct.pack("<I", settings) + b"\0" * 12
+    bodies = [b"", note, descriptor + code, symbols, names]
     at, offsets = 64, []
     for body in bodies:
         offsets.append(at)
@@ -65,6 +66,7 @@ def elf(document, code):
 
 KERNEL = {
     ".name": "kernel",
+    ".symbol": "kernel.kd",
     ".args": [{".size": 300, ".offset": -5}] * 20,
     ".vgpr_count": 136,
     ".agpr_count": 64,
@@ -85,10 +87,18 @@ def test_metadata_and_code_of_a_code_object():
     found = CodeObject(elf({"amdhsa.version": [1, 2], "amdhsa.kernels": [KERNEL]}, b"machine code"))
     assert found.metadata["amdhsa.version"] == [1, 2]
     assert found.metadata["amdhsa.kernels"][0] == KERNEL
-    assert found.kernels == {"kernel": Usage(136, 64, 53, 70000, 0, 0, 2, 64)}
+    assert found.kernels == {"kernel": Usage(136, 64, 53, 70000, 0, 0, 2, 64, True)}
     assert found.code("kernel") == b"machine code"
     with pytest.raises(KeyError):
         found.code("another")
+
+
+@pytest.mark.parametrize(("settings", "kept"), [(0xF0000, True), (0xFFF2FFFF, False), (0xC0000, False), (0, False)])
+def test_whether_subnormal_numbers_are_kept(settings, kept):
+    """All four bits: those of float32, and those of float16 and double, which RDNA 3's matrix units go by."""
+    from amd.codeobject import CodeObject
+
+    assert CodeObject(elf({"amdhsa.kernels": [KERNEL]}, b"code", settings)).kernels["kernel"].subnormal is kept
 
 
 @pytest.mark.parametrize("data", [b"", b"not an ELF file", b"\x7fELF\x02\x01" + b"\0" * 20])
@@ -104,7 +114,7 @@ def compiled(instructions=("v_mfma_f32_32x32x2_f32",), **usage):
     from amd.compiling import Compiled
 
     values = dict.fromkeys(("agpr", "lds", "scratch", "vgpr_spills", "sgpr_spills"), 0)
-    values |= {"vgpr": 130, "sgpr": 50, "wave": 64}
+    values |= {"vgpr": 130, "sgpr": 50, "wave": 64, "subnormal": True}
     return Compiled(Usage(**values | usage), dict.fromkeys(instructions, 1))
 
 
@@ -127,10 +137,12 @@ BUDGETS = {"gfx942": {"mfma_gemm x": [136, 56, 0, 0, 0]}}
         ({"vgpr": 137}, "vgpr: 137, the budget is 136"),
         ({"sgpr": 60}, "sgpr"),
         ({"lds": 16}, "lds"),
-        ({"sgpr_spills": 1}, "spills 0 [+] 1"),
-        ({"vgpr_spills": 3, "scratch": 12}, "spills 3 [+] 0 registers, 12 bytes"),
+        ({"sgpr_spills": 1}, "sgpr_spills: 1, the budget is 0"),
+        ({"subnormal": False}, "takes subnormal numbers for zero"),
+        ({"vgpr_spills": 3, "scratch": 12}, "spills 3 registers, 12 bytes"),
         ({"instructions": ("v_fma_f32",)}, "has no v_mfma_f32_32x32x2"),
         ({"instructions": ("v_mfma_f32_32x32x2f32",)}, None),
+        ({"instructions": ("v_mfma_f32_16x16x4_f32", "v_wmma_f32_16x16x16_f16")}, "has no v_mfma_f32_32x32x2"),
     ],
 )
 def test_faults(usage, word):
@@ -174,15 +186,14 @@ def test_every_kernel_has_a_budget_and_every_budget_a_kernel():
 def test_every_instruction_is_looked_for_where_it_exists():
     from amd import kernels
 
-    from gemmserve_kernels.mfma.tiles import ARCHITECTURES, ARITHMETIC
+    from gemmserve_kernels.mfma.tiles import ARCHITECTURES
 
     for arch, known in ARCHITECTURES.items():
-        wanted = {ARITHMETIC[arithmetic].instruction.mnemonic for arithmetic in known}
+        wanted = {arithmetic.instruction.mnemonic for arithmetic in known.values()}
         found = {case.mnemonic for case in kernels.cases(arch)} - {""}
         assert found == wanted
         entries = {case.entry for case in kernels.cases(arch) if case.mnemonic}
         assert entries == {"mfma_gemm", "mfma_reduce"}
-    assert not any(case.mnemonic for case in kernels.cases("gfx1100"))
 
 
 def test_without_apt_the_message_says_so(monkeypatch, tmp_path):
@@ -203,3 +214,22 @@ def test_what_is_there_is_taken_as_it_is(monkeypatch, tmp_path):
     assert "libhiprtc7" in toolchain.packages(tmp_path)
     with pytest.raises(toolchain.ToolchainError, match="remove it"):
         toolchain.command(tmp_path)
+
+
+def test_the_stand_in_for_the_tracer_has_what_cupy_wants_of_it(tmp_path):
+    import ctypes
+
+    from amd import wheel
+
+    wheel._stand_in(tmp_path / "tracer")
+    library = ctypes.CDLL(str(tmp_path / "tracer" / "libroctracer64.so.4"))
+    assert (library.roctracer_start(), library.roctracer_stop()) == (-1, -1)
+
+
+def test_without_cupys_libraries_the_message_says_so(monkeypatch, tmp_path, capsys):
+    from amd import toolchain, wheel
+
+    monkeypatch.setenv(toolchain.DIRECTORY_VARIABLE, str(tmp_path / "none"))
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    assert wheel.main() == 2
+    assert "CuPy's libraries cannot be had" in capsys.readouterr().err

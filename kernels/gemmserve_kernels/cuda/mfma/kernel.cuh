@@ -59,7 +59,7 @@ GEMM_DEVICE void unpack(const Config::Multiply::Tiles& tiles, Config::Acc (&acc)
 // shared memory one barrier a tile is enough, with one it takes two.
 //
 // Planes: the sums of each tile, BLOCK_K steps of k, are promoted, added to the accumulators by the ordinary units, which
-// round to nearest; how the matrix units round is not documented.
+// round to nearest; how the matrix units of CDNA round is not documented.
 GEMM_DEVICE void accumulate(
     const MfmaParams& params, const TileCoordinate& where, const Config::Threads& threads, int thread,
     unsigned char* shared, Config::Acc (&acc)[Config::THREAD_M][Config::THREAD_N]) {

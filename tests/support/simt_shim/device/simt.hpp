@@ -4,10 +4,10 @@
 
 #include "kernel.hpp"  // first: it needs system headers, which the keywords of the device language would break
 
+#include "amd.hpp"
 #include "ampere.hpp"
 #include "atomics.hpp"
 #include "builtins.hpp"
-#include "cdna.hpp"
 #include "half.hpp"
 #include "hopper.hpp"
 #include "language.hpp"

@@ -6,7 +6,7 @@ import pytest
 
 from gemmserve_kernels import compiler, seed, warm
 from gemmserve_kernels.bench.cases import Case
-from gemmserve_kernels.bench.sources import sources
+from gemmserve_kernels.bench.sources import check_sources, sources
 from gemmserve_kernels.seed import SEED_VARIABLE, seed_cache
 
 
@@ -86,6 +86,11 @@ def test_common_products_need_no_compiler_afterwards(arch):
         Case(op="gemm_reduce", m=1024, n=1024, k=1024, dtype="complex64", reduce=("sumsq",)),
     ):
         assert sources(case, spec, every=False) <= found
+    checked = check_sources(Case(m=1024, n=1024, k=1024, dtype="complex64"), spec)
+    assert {source.name for source in checked} == {"freivalds", "freivalds_judge"}
+    assert checked <= found
+    assert check_sources(Case(m=4096, n=4096, k=4096, dtype="float32", trans_a="T"), spec) <= found
+    assert not check_sources(Case(op="gemm_reduce", m=64, n=64, k=64), spec)
 
 
 def test_the_first_product_of_a_worker_is_among_them():

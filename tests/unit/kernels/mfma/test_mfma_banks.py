@@ -1,8 +1,8 @@
-"""Shared memory of the MFMA kernels: no two of the 8 pieces of 16 bytes that are accessed together in the same banks.
+"""Shared memory of the matrix units' kernels: no two of the 8 pieces that are accessed together in the same banks.
 
-The header itself says where pieces lie: a kernel beside it writes its offsets down. Which lanes of a wave are served
-together: 8 neighbours where they write, and either 8 neighbours or 4 with the 4 that are 16 lanes and 4 away where they
-read (as AMD's Composable Kernel assumes of ds_read_b128).
+Pieces have 16 bytes. The header itself says where they lie: a kernel beside it writes its offsets down. Which lanes are
+served together: 8 neighbours where they write, and either 8 neighbours or 4 with the 4 that are 16 lanes and 4 away
+where they read (as AMD's Composable Kernel assumes of ds_read_b128).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TILES = {
     "double": [(64, 8, 16), (128, 8, 16), (32, 8, 16), (64, 16, 16)],
     "Half": [(64, 32, 32), (128, 32, 32), (32, 32, 32), (64, 64, 32)],
 }
-"""By element: rows and steps of k of a tile, rows of an instruction."""
+"""By element: rows and steps of k of a tile, rows of an instruction on waves of 64 lanes."""
 VECTOR = {"float": 4, "double": 2, "Half": 8}  # elements that are read at once
 CASES = [(element, *tile) for element, tiles in TILES.items() for tile in tiles]
 
@@ -75,6 +75,15 @@ def test_fragments_are_read_without_conflicts(element, extent, depth, tile):
             places = found[step * groups + LANES // tile, row + LANES % tile]
             assert conflicts(places, TOGETHER) == 0
             assert conflicts(places, SPREAD) == 0
+
+
+@pytest.mark.parametrize(("extent", "depth"), [(64, 32), (128, 32), (32, 16)])
+def test_waves_of_32_read_their_two_pieces_without_conflicts(extent, depth):
+    """Both halves of the wave read the same 16 rows, of one line after the other."""
+    found, lanes = offsets("Half", extent, depth), LANES[:32]
+    for line in range(len(found)):
+        for row in range(0, extent, 16):
+            assert conflicts(found[line, row + lanes % 16], TOGETHER[:4]) == 0
 
 
 @pytest.mark.parametrize(

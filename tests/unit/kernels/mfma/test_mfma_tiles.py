@@ -12,7 +12,6 @@ from gemmserve_kernels.mfma import gemm as mfma
 from gemmserve_kernels.mfma import gemm_reduce as mfma_reduce
 from gemmserve_kernels.mfma.tiles import (
     ARCHITECTURES,
-    ARITHMETIC,
     CANDIDATES,
     MfmaTile,
     candidates_of,
@@ -22,7 +21,7 @@ from gemmserve_kernels.mfma.tiles import (
 from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand
 
 BY_ARCH = {spec.arch: spec for spec in KNOWN.values() if spec.kind == "rocm"}
-MI300X = KNOWN["MI300X"]
+MI300X, RADEON = KNOWN["MI300X"], KNOWN["RX7900XTX"]
 
 
 def problem(m, n, k, dtype="complex64", *, batch=(), **options):
@@ -35,28 +34,53 @@ SHIPPED = [(arch, *key) for arch, known in ARCHITECTURES.items() for key in CAND
 
 @pytest.mark.parametrize(("arch", "arithmetic", "is_complex"), SHIPPED)
 def test_every_candidate_fits_every_device_that_has_its_instruction(arch, arithmetic, is_complex):
+    how = ARCHITECTURES[arch][arithmetic]
     for reducing in (False, True):
-        for tile in candidates_of(arithmetic, is_complex=is_complex, reducing=reducing):
+        for tile in candidates_of(arithmetic, arch, is_complex=is_complex, reducing=reducing):
             local = 16 if reducing else 0
-            assert tile.broken_limit(arithmetic, is_complex=is_complex, spec=BY_ARCH[arch], local_bytes=local) is None
-            assert tile.block_k % ARITHMETIC[arithmetic].instruction.depth == 0
+            assert tile.broken_limit(how, is_complex=is_complex, spec=BY_ARCH[arch], local_bytes=local) is None
+            assert tile.block_k % how.instruction.depth == 0
+            assert how.instruction.wave == BY_ARCH[arch].warp_size
 
 
 @pytest.mark.parametrize(
     ("dtype", "compute", "by_arch"),
     [
-        ("float32", "auto", {"gfx90a": "fp32", "gfx942": "fp32", "gfx950": "fp32"}),
-        ("complex128", "fp64", {"gfx90a": "fp64", "gfx942": "fp64", "gfx950": "fp64"}),
-        ("complex64", "fp64", {"gfx90a": "fp64", "gfx942": "fp64", "gfx950": "fp64"}),
-        ("float16", "auto", {"gfx90a": "fp32", "gfx942": "fp16", "gfx950": "fp16"}),
-        ("complex64", "tf32", {"gfx90a": None, "gfx942": "xf32", "gfx950": None}),
+        ("float32", "auto", {"gfx90a": "fp32", "gfx942": "fp32", "gfx950": "fp32", "gfx1100": None}),
+        ("complex128", "fp64", {"gfx90a": "fp64", "gfx942": "fp64", "gfx950": "fp64", "gfx1100": None}),
+        ("complex64", "fp64", {"gfx90a": "fp64", "gfx942": "fp64", "gfx950": "fp64", "gfx1100": None}),
+        ("float16", "auto", {"gfx90a": "fp32", "gfx942": "fp16", "gfx950": "fp16", "gfx1100": "fp16"}),
+        ("float16", "fp32", {"gfx90a": "fp32", "gfx942": "fp16", "gfx1100": "fp16"}),
+        ("complex64", "tf32", {"gfx90a": None, "gfx942": "xf32", "gfx950": None, "gfx1100": None}),
         ("float32", "3xtf32", {"gfx942": None}),
     ],
 )
 def test_what_multiplies(dtype, compute, by_arch):
     case = problem(64, 64, 64, dtype, compute=compute)
     assert {arch: dense_arithmetic(case, BY_ARCH[arch]) for arch in by_arch} == by_arch
-    assert dense_arithmetic(case, BY_ARCH["gfx1100"]) is None
+
+
+def test_instructions_by_architecture():
+    half = {
+        "gfx942": "v_mfma_f32_32x32x8_f16",
+        "gfx950": "v_mfma_f32_32x32x16_f16",
+        "gfx1100": "v_wmma_f32_16x16x16_f16",
+    }
+    for name in ("fp16", "3xfp16", "1xfp16"):
+        found = {arch: known[name].instruction.mnemonic for arch, known in ARCHITECTURES.items() if name in known}
+        assert found == half
+    assert [arch for arch, known in ARCHITECTURES.items() if "xf32" in known] == ["gfx942"]
+
+
+def test_waves_of_32_lanes_count_their_own_threads_and_registers():
+    how = ARCHITECTURES["gfx1100"]["fp16"]
+    tile = resolve_tile(None, "fp16", (4096, 4096), 1, RADEON, is_complex=False)
+    assert (tile.block_m, tile.block_n, tile.threads(how.instruction)) == (128, 128, 256)
+    wide = GemmConfig(block_m=128, block_n=128, warp_m=128, warp_n=64)
+    with pytest.raises(ConfigInfeasible, match="limit is 256"):
+        resolve_tile(wide, "fp16", (4096, 4096), 1, RADEON, is_complex=False)
+    narrow = GemmConfig(block_m=32, block_n=16, warp_m=16, warp_n=16)
+    assert resolve_tile(narrow, "fp16", (4096, 4096), 1, RADEON, is_complex=False).threads(how.instruction) == 64
 
 
 def test_a_small_product_has_smaller_tiles():
@@ -106,7 +130,8 @@ def test_refusals_name_the_limit(config, arithmetic, word):
 
 def test_supports():
     assert mfma.supports(problem(8, 8, 8), MI300X) is None
-    assert "gfx1100" in mfma.supports(problem(8, 8, 8), KNOWN["RX7900XTX"])
+    assert "complex64 on gfx1100" in mfma.supports(problem(8, 8, 8), RADEON)
+    assert mfma.supports(problem(8, 8, 8, "float16"), RADEON) is None
     assert "sm_90a" in mfma.supports(problem(8, 8, 8), KNOWN["H200"])
     assert "tf32" in mfma.supports(problem(8, 8, 8, compute="tf32"), KNOWN["MI355X"])
     assert "empty" in mfma.supports(problem(8, 8, 0), MI300X)

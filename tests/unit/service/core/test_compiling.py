@@ -226,7 +226,7 @@ def test_what_can_never_fit_is_refused_by_name():
     ("fields", "device", "cause"),
     [
         ({"compute": "ozaki"}, "cpu", ComputeUnsupported),
-        ({"compute": "3xfp16"}, "RX7900XTX", ComputeUnsupported),
+        ({"compute": "3xfp16"}, "MI250X", ComputeUnsupported),
         ({"config": {"algorithm": "wgmma"}}, "A100", ConfigInfeasible),
         ({"config": {"block_m": 512, "block_n": 512}}, "H200", ConfigInfeasible),
     ],

@@ -46,6 +46,54 @@ async def test_writes_are_applied_in_the_order_of_the_calls(database):
     assert order == list(range(1000))
 
 
+async def test_what_may_wait_goes_with_the_next_write_and_before_it(database):
+    statements, order = [], []
+    await database.write(lambda db: db.set_trace_callback(statements.append))
+    statements.clear()
+    held = [database.write_soon(lambda _, i=i: order.append(i), within_s=60) for i in range(3)]
+    await asyncio.sleep(0)
+    assert statements == []
+    await database.write(lambda _: order.append("next"))
+    assert order == [0, 1, 2, "next"]
+    assert all(future.done() for future in held)
+    assert statements.count("COMMIT") == 1
+
+
+async def test_what_may_wait_does_not_wait_for_ever(database):
+    late = database.write_soon(lambda db: db.execute(INSERT, ("late",)), within_s=60)
+    soon = database.write_soon(lambda db: db.execute(INSERT, ("soon",)), within_s=0.01)
+    await asyncio.wait_for(soon, 30)  # the shorter time counts for those before it, too
+    assert late.done()
+    assert database._timer is None
+
+
+async def test_a_reader_finds_what_may_wait(database):
+    held = database.write_soon(lambda db: db.execute(INSERT, ("k",)), within_s=60)
+    assert await database.read(count) == 1
+    assert held.done()
+
+
+async def test_stop_commits_what_may_wait(database):
+    held = database.write_soon(lambda db: db.execute(INSERT, ("k",)), within_s=60)
+    await database.stop()
+    await held
+    with sqlite3.connect(database.path) as other:
+        assert other.execute(COUNT).fetchone() == (1,)
+
+
+@pytest.mark.parametrize("company", [0, 2])
+async def test_a_write_that_fails_half_way_leaves_nothing(database, company):
+    def half(db):
+        db.execute(INSERT, ("half",))
+        raise ValueError("no more")
+
+    others = [database.write_soon(lambda db, i=i: db.execute(INSERT, (f"k{i}",)), within_s=60) for i in range(company)]
+    with pytest.raises(ValueError, match="no more"):
+        await database.write(half)
+    await asyncio.gather(*others)
+    assert await database.read(count) == company
+
+
 async def test_a_caller_that_goes_away_takes_nothing_back(database):
     task = asyncio.create_task(database.write(lambda db: db.execute(INSERT, ("k",))))
     await asyncio.sleep(0)

@@ -29,6 +29,7 @@ from gemmserve_service.worker.backlog import Backlog
 from gemmserve_service.worker.device import CpuBackend, call, go_on
 from gemmserve_service.worker.residency import Residency
 from gemmserve_service.worker.runner import Runner
+from gemmserve_service.worker.verification import Verdict
 
 WAIT_S = 30
 A = np.arange(9.0).reshape(3, 3)
@@ -65,6 +66,10 @@ class Copies:
 class Keeping(CpuBackend):
     out_of_memory = (MemoryError,)
     cuts = False
+    checks = False
+    """Whether it checks its products itself."""
+    wrong = False
+    """Whether it then finds them wrong."""
 
     def __init__(self):
         super().__init__()
@@ -80,14 +85,17 @@ class Keeping(CpuBackend):
     def flush(self, arrays):
         self.backlog.flush(arrays)
 
-    def product(self, params, operands, results, checkpoint=go_on):
-        return Product(self, params, operands, results)
+    def product(self, params, operands, results, checkpoint=go_on, *, check=None):
+        return Product(self, params, operands, results, check if self.checks else None)
 
 
 class Product:
-    def __init__(self, backend, params, operands, results):
+    verdict = None
+
+    def __init__(self, backend, params, operands, results, check):
         self.timings = Timings()
         self.backend, self.params, self.operands, self.results = backend, params, operands, results
+        self.check = check
         self.made = {}
 
     def load(self):
@@ -100,6 +108,9 @@ class Product:
     def compute(self):
         self.made = {name: np.empty_like(out) for name, out in self.results.items()}
         call(self.params, self.there, self.made)
+        if self.check is not None:
+            assert self.check.startswith("task t")
+            self.verdict = Verdict(1e-15, 0.5 if self.backend.wrong else None)
 
     def store(self):
         for name, out in self.results.items():
@@ -246,6 +257,29 @@ def test_a_check_reads_an_operand_that_is_not_written_and_changes_no_copy(front,
     assert not backend.copies.resident.holds("r2")
 
 
+def test_what_is_checked_on_the_device_is_written_later_too_unless_it_was_replaced(front, backend, place, product):
+    backend.checks = True
+    ref, _ = place(A, "a")
+    for wrong, mismatch in ((False, None), (True, 0.5)):
+        backend.wrong = wrong
+        message, _, view = product(ref, verify=True)
+        front.send(message)
+        (done,) = front.hear("done")
+        assert (done.residual, done.mismatch, done.written) == (1e-15, mismatch, wrong)
+        assert view.any() == wrong
+    assert backend.copies.resident.holds("r2"), "it is what the store has"
+
+
+def test_what_its_device_cannot_check_is_written_first(front, place, product):
+    ref, _ = place(A, "a")
+    message, _, view = product(ref, verify=True)
+    front.send(message)
+    (done,) = front.hear("done")
+    assert done.written
+    assert done.residual < 1e-12
+    np.testing.assert_array_equal(view, A @ A)
+
+
 def test_a_prefetched_array_is_told_of_and_one_that_is_gone_does_not_come(front, backend, place):
     (ref, _), (gone, _) = place(A, "a"), place(A, "b")
     (first,) = front.hear("kept")
@@ -271,3 +305,50 @@ def test_a_new_front_is_told_of_every_copy_and_owns_none_of_the_old_one_s_result
     second.thread.join(WAIT_S)
     second.end()
     assert not view.any()
+
+
+@pytest.mark.parametrize("defer", [True, False])
+def test_one_thread_takes_a_small_product_of_what_is_there_all_the_way(front, place, product, monkeypatch, defer):
+    threads = []
+    for stage in ("load", "compute", "store"):
+        method = getattr(Product, stage)
+
+        def note(self, stage=stage, method=method):
+            threads.append((stage, threading.current_thread().name.removeprefix("gemmserve-")))
+            return method(self)
+
+        monkeypatch.setattr(Product, stage, note)
+    ref, _ = place(A, "a")
+    first, _, _ = product(ref, defer=False)
+    front.send(first)
+    front.hear("done")
+    assert threads[0] == ("load", "load")  # there is something to bring
+    threads.clear()
+    again, _, view = product(ref, defer=defer)
+    front.send(again)
+    front.hear("done")
+    if defer:
+        assert threads == [("load", "compute"), ("compute", "compute")]
+        return
+    assert threads == [("load", "compute"), ("compute", "compute"), ("store", "compute")]
+    np.testing.assert_array_equal(view, A @ A)
+
+
+def test_how_often_copies_were_used_is_told_now_and_then_and_what_came_at_once(front, place, product, monkeypatch):
+    monkeypatch.setattr(loop, "_ACCOUNT_S", 3600.0)
+    ref, _ = place(A, "a")
+    out, _ = place(np.zeros((3, 3)), None)
+    message, _, _ = product(ref, defer=False)
+    unnamed = [message.model_copy(update={"task": f"u{number}", "results": {"d": out}}) for number in range(4)]
+    front.hear("kept")
+    front.send(unnamed[0])
+    (came,) = front.hear("kept", skip=())
+    assert came.came == ["a"]
+    front.hear("done", skip=())
+    front.send(*unnamed[1:3])
+    front.hear("done", "done", skip=())
+    monkeypatch.setattr(loop, "_ACCOUNT_S", 0.0)
+    front.send(unnamed[3])
+    (kept,) = front.hear("kept", skip=())
+    assert (kept.came, kept.went) == ([], [])
+    assert kept.hits > came.hits

@@ -24,7 +24,7 @@ def prepared(monkeypatch):
         return SimpleNamespace(nbytes=array.nbytes, side=side)
 
     monkeypatch.setattr(device_copies, "prepare", prepare)
-    monkeypatch.setattr(device_copies, "_takes_prepared", lambda product, spec: True)
+    monkeypatch.setattr(device_copies, "_takes_prepared", lambda *_: True)
     return sides
 
 

@@ -362,9 +362,14 @@ class JobLife(RuleBasedStateMachine):
             core.observers.clear()
             await core.scheduler.watchdog.stop()
             waiting = core.database._queue
+            core.database._held.clear()
             while not waiting.empty():
                 waiting.get_nowait()
-            background = [*core.jobs._tasks, *core.store._tasks, *core.scheduler.writes._tasks]
+            background = [
+                *core.jobs._background._tasks,
+                *core.store._tasks,
+                *core.scheduler.writes._background._tasks,
+            ]
             tasks = [*background, *self.pending, *(call for _, call in calls)]
             for task in tasks:
                 task.cancel()
@@ -372,6 +377,7 @@ class JobLife(RuleBasedStateMachine):
                 if live.task is not None and live.task.timer is not None:
                     live.task.timer.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            core.database._held.clear()
             while not waiting.empty():
                 waiting.get_nowait()
             go_on.set()

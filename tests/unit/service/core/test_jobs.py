@@ -121,11 +121,13 @@ async def test_no_room_for_the_result_is_refused_and_nothing_stays(make_core, ma
     assert held(core.store) == (0, 0, 0)
 
 
-async def test_a_submission_that_cannot_be_recorded_leaves_nothing(core, gemm, a, idle):
+async def test_a_submission_that_cannot_be_recorded_leaves_nothing(core, fake, gemm, a, idle):
     await core.database.write(lambda db: db.execute("ALTER TABLE jobs RENAME TO away"))
     with pytest.raises(Exception, match="no such table"):
         await core.jobs.submit(gemm(a, a), idempotency_key="k")
     await core.database.write(lambda db: db.execute("ALTER TABLE away RENAME TO jobs"))
+    assert [task for _, task in fake.cancelled] == fake.running()  # a worker has it already, and stops
+    fake.done()
     await idle()
     assert not core.jobs._keys._arriving
 

@@ -292,3 +292,28 @@ async def test_a_hung_process_is_killed_and_its_job_runs_elsewhere(core, path, p
         process.kill()
         process.wait()
         os.close(pipe)
+
+
+async def test_a_worker_that_reads_late_is_sent_everything_in_order(core, worker):
+    """What goes past the transport while the socket takes it, and what is left to it once that is full."""
+    (one,) = core.executor.workers()
+    names = [f"{number}_{'x' * (number * 977 % 60_000)}" for number in range(200)]
+    for name in names:
+        core.executor.cancel(one, name)
+    found = []
+    while len(found) < len(names):
+        data = await asyncio.wait_for(worker.reader.read(1 << 16), 30)
+        found += [TO_WORKER.validate_json(body).task for body in worker.decoder.feed(data)]
+    assert found == names
+    core.executor.cancel(one, "last")  # straight to the socket again
+    assert (await worker.hear()).task == "last"
+
+
+async def test_nothing_is_written_past_a_connection_that_is_gone(core, worker, eventually):
+    (one,) = core.executor.workers()
+    link = core.executor._links["cpu"]
+    worker.close()
+    await eventually(lambda: not core.ready()[0])
+    assert link._socket == -1
+    link.write(b"nobody reads this")
+    core.executor.cancel(one, "t")

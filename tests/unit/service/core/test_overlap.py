@@ -59,7 +59,7 @@ class Staged(CpuBackend):
     def enter(self):
         self.threads.add(threading.current_thread().name)
 
-    def product(self, params, operands, results, checkpoint=go_on):
+    def product(self, params, operands, results, checkpoint=go_on, *, check=None):
         return Product(self, params, operands, results, checkpoint)
 
     def note(self, stage, alpha):
@@ -68,6 +68,8 @@ class Staged(CpuBackend):
 
 
 class Product:
+    verdict = None
+
     def __init__(self, backend, params, operands, results, checkpoint):
         self.timings = Timings()
         self.backend, self.params, self.operands, self.results = backend, params, operands, results

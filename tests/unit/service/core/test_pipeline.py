@@ -199,3 +199,91 @@ def test_any_mixture_ends(ended):
         pipeline.put(work, lambda work, error: ended.append((work.name, error)))
     pipeline.close()
     assert ended == [(name, None) for name in range(300)]
+
+
+class Threads(Work):
+    """Notes which thread does what."""
+
+    def __init__(self, name, log, *, loaded=False, brief=False, **at):
+        super().__init__(name, log, **at)
+        self.loaded, self.brief = loaded, brief
+
+    def _stage(self, stage):
+        self.log.append((self.name, stage, threading.current_thread().name.removeprefix("gemmserve-")))
+        self.at.get(stage, lambda: None)()
+
+
+@pytest.fixture
+def short(ended):
+    pipeline = Pipeline(loaded=lambda work: work.loaded, brief=lambda work: work.brief)
+    yield pipeline
+    pipeline.close()
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("brief", [False, True])
+def test_one_thread_does_what_takes_no_time(short, ended, loaded, brief):
+    log = []
+    short.put(Threads(0, log, loaded=loaded, brief=brief), lambda work, error: ended.append((work.name, error)))
+    short.drain()
+    assert log == [
+        (0, "load", "compute" if loaded else "load"),
+        (0, "compute", "compute"),
+        (0, "store", "compute" if brief else "store"),
+    ]
+    assert ended == [(0, None)]
+
+
+def test_nobody_passes_what_is_being_loaded_or_stored(short, ended):
+    log = []
+    loading, storing, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def end(work, error):
+        ended.append(work.name)
+
+    stored = Threads(0, log, store=lambda: (storing.set(), go_on.wait(WAIT_S)))
+    short.put(stored, end)
+    assert storing.wait(WAIT_S)
+    short.put(Threads(1, log, loaded=True, brief=True), end)  # its turn to be stored comes
+    short.put(Threads(2, log, load=lambda: (loading.set(), go_on.wait(WAIT_S))), end)
+    assert loading.wait(WAIT_S)
+    short.put(Threads(3, log, loaded=True, brief=True), end)
+    assert ended == []
+    go_on.set()
+    short.drain()
+    assert ended == [0, 1, 2, 3]
+    assert (1, "load", "compute") in log
+    assert (1, "store", "store") in log
+    assert (3, "load", "load") in log
+
+
+@pytest.mark.parametrize("stage", ["load", "compute", "store"])
+def test_an_error_on_the_short_way(short, ended, stage):
+    def fail():
+        raise ValueError("no")
+
+    log = []
+    for name in range(3):
+        work = Threads(name, log, loaded=True, brief=True, **({stage: fail} if name == 1 else {}))
+        short.put(work, lambda work, error: ended.append((work.name, type(error))))
+    short.drain()
+    assert ended == [(0, type(None)), (1, ValueError), (2, type(None))]
+    stages = ["load", "compute", "store"]
+    assert [entry[1] for entry in log if entry[0] == 1] == stages[: stages.index(stage) + 1]
+
+
+def test_any_mixture_of_ways_ends_in_order(short, ended):
+    chance = random.Random(4)
+    log = []
+    for name in range(400):
+        work = Threads(name, log, loaded=chance.random() < 0.5, brief=chance.random() < 0.5)
+        for stage in ("load", "compute", "store"):
+            if chance.random() < 0.1:
+                work.at[stage] = lambda work=work: short.alone(work, lambda behind: None)
+        short.put(work, lambda work, error: ended.append((work.name, error)))
+        if chance.random() < 0.2:
+            short.drain()
+    short.drain()
+    assert ended == [(name, None) for name in range(400)]
+    for stage in ("load", "compute", "store"):
+        assert [entry[0] for entry in log if entry[1] == stage] == list(range(400))

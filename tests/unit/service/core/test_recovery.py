@@ -22,9 +22,9 @@ def die():
         core.executor.owner = None
         await core.database.stop()
         core.scheduler.stop()
-        for task in [*core.jobs._tasks, *core.store._tasks]:
+        for task in [*core.jobs._background._tasks, *core.store._tasks]:
             task.cancel()
-        await asyncio.gather(*core.jobs._tasks, *core.store._tasks, return_exceptions=True)
+        await asyncio.gather(*core.jobs._background._tasks, *core.store._tasks, return_exceptions=True)
 
     return kill
 

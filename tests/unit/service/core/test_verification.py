@@ -5,6 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gemmserve_kernels import models
+from gemmserve_kernels.freivalds import Finding
+from gemmserve_kernels.ozaki import model as ozaki_model
+from gemmserve_kernels.ozaki.moduli import Moduli, needed
 from gemmserve_service.executor.inline import InlineExecutor
 from gemmserve_service.schemas import GemmParams, GemmReduceParams, JobState
 from gemmserve_service.worker import verification
@@ -33,44 +37,105 @@ def computed(params, operands):
     return results
 
 
+def found(params, operands, results, seed=5):
+    return verification.find(params, operands, results, seed)
+
+
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16"])
 @pytest.mark.parametrize("params", [GemmParams(alpha=2, trans_b="T"), GemmReduceParams(reduce=["sumsq"])])
 def test_right_results_are_in_no_doubt(dtype, params):
     for lead in ((), (3,)):
         operands = arrays(dtype, lead)
-        found = verification.residual(params, operands, computed(params, operands))
-        assert 0 <= found < 1e-2
-        assert not verification.doubtful(params, operands, found)
+        finding = found(params, operands, computed(params, operands))
+        assert 0 <= finding.residual < 1e-2
+        assert finding.excess < 1
+        assert not verification.doubtful(finding)
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("k", [N, 1500])
+@pytest.mark.parametrize("mode", models.MODES)
+def test_right_results_of_every_mode_are_in_no_doubt(mode, k, positive):
+    """As the models of tensor cores compute them, promoted where the kernels promote. Wide data, too."""
+    for dtype in ("f4", "c8"):
+        a, b = (RNG.standard_normal(shape) for shape in ((24, k), (k, 20)))
+        if dtype == "c8":
+            a, b = a + 1j * RNG.standard_normal(a.shape), b + 1j * RNG.standard_normal(b.shape)
+        if positive:
+            a, b = (np.abs(x.real) + (1j * np.abs(x.imag) if dtype == "c8" else 0) for x in (a, b))
+        for spread in (0, 12):
+            rows, columns = np.exp2(RNG.uniform(-spread, spread, (24, 1))), np.exp2(RNG.uniform(-spread, spread, 20))
+            operands = {"a": (a * rows).astype(dtype), "b": (b * columns).astype(dtype)}
+            results = {"d": models.product(operands["a"], operands["b"], mode)}
+            finding = found(GemmParams(compute=mode), operands, results)
+            assert finding.excess < 1.5, finding
+            # That far from doubt, and yet where FP32 was asked for inputs rounded to TF32 are seen.
+            if mode == "1xtf32" and not positive:
+                assert verification.doubtful(found(GemmParams(), operands, results))
+
+
+@pytest.mark.parametrize("k", [64, 700])
+def test_residues_are_in_no_doubt(k):
+    a, b = (RNG.standard_normal(shape) * np.exp2(RNG.uniform(-9, 9, shape)) for shape in ((9, k), (k, 7)))
+    operands, results = {"a": a, "b": b}, {"d": ozaki_model.gemm(a, b, Moduli.first(needed(k, np.dtype("f8"))))}
+    assert found(GemmParams(compute="ozaki"), operands, results).excess < 1
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
-def test_one_wrong_element_is_found(dtype):
-    operands = arrays(dtype)
+@pytest.mark.parametrize("value", [1.5, np.inf, np.nan])
+def test_one_wrong_element_is_found(dtype, value):
+    operands = arrays(dtype, (5,))
     results = computed(GemmParams(), operands)
-    results["d"][17, 5] *= 1.5
-    assert verification.doubtful(GemmParams(), operands, verification.residual(GemmParams(), operands, results))
+    results["d"][3, 17, 5] *= value
+    assert verification.doubtful(found(GemmParams(), operands, results))
 
 
 def test_data_that_cannot_be_judged_are_not():
     operands = arrays()
     operands["a"][0, 0] = np.inf
-    found = verification.residual(GemmParams(), operands, computed(GemmParams(), operands))
-    assert np.isnan(found)
-    assert not verification.doubtful(GemmParams(), operands, found)
+    finding = found(GemmParams(), operands, computed(GemmParams(), operands))
+    assert np.isnan(finding.residual)
+    assert not verification.doubtful(finding)
+
+
+@pytest.mark.parametrize(("first", "again", "wrong"), [(9, 1, True), (9, 3, False), (np.inf, 1, True)])
+def test_when_a_first_result_was_wrong(first, again, wrong):
+    assert verification.was_wrong(Finding(0.1, first), Finding(0.1, again)) is wrong
+
+
+def test_overflow_that_plain_arithmetic_has_too_is_no_mismatch():
+    operands = {name: np.full((N, N), 200, "f2") for name in "ab"}
+    results, seeds, plain = computed(GemmParams(), operands), [], []
+
+    def check(params, seed):
+        seeds.append(seed)
+        return verification.find(params, operands, results, seed)
+
+    with np.errstate(over="ignore"):
+        verdict = verification.verdict(GemmParams(), operands, check, plain.append, "a product")
+    assert verdict == verification.Verdict(None, None)
+    assert [params.compute for params in plain] == ["fp32"]
+    assert seeds[0] == seeds[1], "the same vectors, so that chance is no difference"
+
+
+def test_many_verdicts_in_one():
+    many = [verification.Verdict(None, None), verification.Verdict(0.1, None), verification.Verdict(0.01, 0.5)]
+    assert verification.worst(many) == verification.Verdict(0.1, 0.5)
+    assert verification.worst(many[:1]) == verification.Verdict(None, None)
 
 
 class Faulty(CpuBackend):
     """Gets every product wrong that is not asked for in plain arithmetic."""
 
-    def __init__(self, always=False):
+    def __init__(self, always=False, error=1):
         super().__init__()
-        self.always, self.asked = always, []
+        self.always, self.error, self.asked = always, error, []
 
     def run(self, params, operands, results, checkpoint):
         timings = super().run(params, operands, results, checkpoint)
         self.asked.append(params.compute)
         if self.always or params.compute == "auto":
-            next(iter(results.values())).flat[3] += 1
+            next(iter(results.values())).flat[3] += self.error
         return timings
 
 
@@ -96,6 +161,15 @@ async def test_a_wrong_result_is_thrown_away_and_reported(job_on, fetch):
     assert info.residual < 1e-14
     assert info.timings.verify_s > 0
     np.testing.assert_allclose(fetch(core.store, info.result["d"]), operands["a"] @ operands["b"], rtol=1e-9)
+    assert await core.jobs.queue.get(info.id) == info, "on record"
+
+
+async def test_a_result_that_is_not_even_a_number(job_on, fetch):
+    operands = arrays("c8")
+    core, info = await job_on(Faulty(error=np.nan), operands)
+    assert info.mismatch == np.finfo("f8").max
+    assert info.residual < 1e-6
+    np.testing.assert_allclose(fetch(core.store, info.result["d"]), operands["a"] @ operands["b"], rtol=1e-3, atol=1e-3)
     assert await core.jobs.queue.get(info.id) == info, "on record"
 
 

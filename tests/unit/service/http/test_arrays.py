@@ -137,7 +137,7 @@ async def test_whole(client, stored):
     assert answer.content[-1000:] == npy_bytes[-1000:]
     assert answer.headers["content-length"] == str(len(answer.content))
     assert answer.headers["accept-ranges"] == "bytes"
-    assert answer.headers["vary"] == "Accept"
+    assert answer.headers["vary"] == "Accept, Accept-Encoding"
 
 
 @pytest.mark.parametrize("accept", ["application/x-npy", "application/octet-stream"])

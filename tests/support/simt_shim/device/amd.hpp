@@ -1,16 +1,18 @@
-// AMD's matrix instructions (CDNA) for a wave of 64 lanes, which tell each other what they hold. Kernels' headers take
-// these names where they would have compiler builtins: `using namespace simt::cdna`.
+// AMD's matrix instructions for a wave of 64 lanes (CDNA) or 32 (RDNA 3), which tell each other what they hold. Kernels'
+// headers take these names where they would have compiler builtins: `using namespace simt::amd`.
 //
-// Layouts: AMD Instinct MI200 and MI300 instruction set architecture reference guides; AMD's lab notes on matrix cores
-// (the rows of a lane of v_mfma_f64_16x16x4: 4 i + lane / 16). Arithmetic: P. Xie et al., MMA-Sim, arXiv 2511.10909, bit
-// for bit CDNA 3's: float32 and double are chains of fused multiply-adds; float16 and XF32 see `fused` below.
+// Layouts: AMD Instinct MI200, MI300 and CDNA 4 instruction set architecture reference guides; AMD's lab notes on matrix
+// cores (the rows of a lane of v_mfma_f64_16x16x4: 4 i + lane / 16); RDNA 3 instruction set architecture reference guide,
+// section 7.9. Arithmetic: P. Xie et al., MMA-Sim, arXiv 2511.10909, bit for bit CDNA 3's: float32 and double are chains
+// of fused multiply-adds; float16 and XF32 see `fused` below. CDNA 4's twice as long instruction is taken for two of
+// CDNA 3's. RDNA 3 rounds to nearest (7.9); in which order it adds is not documented: one step of k after another here.
 #pragma once
 
 #include "half.hpp"
 #include "matrix_unit.hpp"
 #include "warp.hpp"
 
-namespace simt::cdna {
+namespace simt::amd {
 
 inline double floor_of(double x) {
     const double whole = double((long long)(x));  // |x| < 2^40 here
@@ -58,12 +60,12 @@ struct Words {
 template <class Element_, int TILE_, int PER_, class Sum, class Shape>
 struct Matrix {
     using Element = Element_;
-    static constexpr int TILE = TILE_, GROUPS = 64 / TILE_, PER = PER_, COUNT = TILE_ * TILE_ / 64;
+    static constexpr int WAVE = 64, TILE = TILE_, GROUPS = 64 / TILE_, PER = PER_, COUNT = TILE_ * TILE_ / 64;
     using Sums = Words<Sum, COUNT>;
 
     template <class Vector>
     static void run(Sums& d, const Vector& a, const Vector& b) {
-        static_assert(TILE > 0 && warpSize == 64, "a wave has 64 lanes");
+        static_assert(sizeof(Vector) > 0 && warpSize == 64, "a wave has 64 lanes");
         __shared__ Element_ held[16][64][2][PER_];
         const int lane = int(threadIdx.x) % 64;
         auto& wave = held[threadIdx.x / 64];
@@ -109,12 +111,16 @@ struct ChainF64 : Rows16 {
 template <class Half>
 struct FusedF16 : Rows32 {
     static float sum(float d, const Half* x, const Half* y, int count) {
-        float left[8], right[8];
-        for (int k = 0; k < count; ++k) {
-            left[k] = simt::half_to_float(x[k].bits);
-            right[k] = simt::half_to_float(y[k].bits);
+        constexpr int AT_ONCE = 8;
+        for (int first = 0; first < count; first += AT_ONCE) {
+            float left[AT_ONCE], right[AT_ONCE];
+            for (int k = 0; k < AT_ONCE; ++k) {
+                left[k] = simt::half_to_float(x[first + k].bits);
+                right[k] = simt::half_to_float(y[first + k].bits);
+            }
+            d = fused(d, left, right, AT_ONCE, -14);
         }
-        return fused(d, left, right, count, -14);
+        return d;
     }
 };
 struct FusedXf32 : Rows32 {
@@ -134,5 +140,49 @@ struct MfmaF64 : Matrix<double, 16, 1, double, ChainF64>, Rows16 {};
 // Half is the kernels' own.
 template <class Half>
 struct MfmaF16Of : Matrix<Half, 32, 4, float, FusedF16<Half>>, Rows32 {};
+template <class Half>
+struct MfmaLongF16Of : Matrix<Half, 32, 8, float, FusedF16<Half>>, Rows32 {};
 
-}  // namespace simt::cdna
+// Lanes 16 to 31 must hold what lanes 0 to 15 do: where one does not, its row or column becomes NaN.
+template <class Half>
+struct WmmaF16Of {
+    using Element = Half;
+    static constexpr int WAVE = 32, TILE = 16, GROUPS = 1, PER = 16, COUNT = 8;
+    using Sums = Words<float, COUNT>;
+
+    static int row(int i, int lane) { return 2 * i + lane / 16; }
+
+    template <class Vector>
+    static void run(Sums& d, const Vector& a, const Vector& b) {
+        static_assert(sizeof(Vector) > 0 && warpSize == 32, "a wave has 32 lanes");
+        Held<Vector> mine{a, b, d};
+        collective("v_wmma_f32_16x16x16_f16", all_lanes, &mine, &combine<Vector>, {__FILE__, __LINE__});
+        d = mine.d;
+    }
+
+  private:
+    template <class Vector>
+    struct Held {
+        Vector a, b;
+        Sums d;
+    };
+
+    template <class Vector>
+    static void combine(Group& group) {
+        const auto of = [&group](int lane) -> Held<Vector>& { return *static_cast<Held<Vector>*>(group.operand[lane]); };
+        for (int lane = 0; lane < WAVE; ++lane) {
+            const int column = lane % TILE;
+            for (int i = 0; i < COUNT; ++i) {
+                const int here = row(i, lane);
+                float& sum = of(lane).d[i];
+                for (int k = 0; k < PER; ++k) {
+                    const auto x = of(here).a.at[k].bits, y = of(column).b.at[k].bits;
+                    sum = fmaf(simt::half_to_float(x), simt::half_to_float(y), sum);  // exact product, one rounding
+                    if (x != of(here + TILE).a.at[k].bits || y != of(column + TILE).b.at[k].bits) sum = __builtin_nanf("");
+                }
+            }
+        }
+    }
+};
+
+}  // namespace simt::amd

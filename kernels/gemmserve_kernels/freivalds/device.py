@@ -1,0 +1,316 @@
+"""The check on a device: host side of cuda/freivalds.cu and freivalds_judge.cu."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gemmserve_kernels.arguments import (
+    BATCH_DIMS,
+    VECTOR_BYTES,
+    MatrixParams,
+    MatrixView,
+    StoredArray,
+    launches,
+    matrix_view,
+)
+from gemmserve_kernels.compiler import KernelSource
+from gemmserve_kernels.freivalds.finding import floor_of
+from gemmserve_kernels.freivalds.signs import VECTORS
+from gemmserve_kernels.tiling import TYPES, Operands, flag
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.launch import Launcher
+    from gemmserve_kernels.problem import GemmProblem
+
+_THREADS: Final = 256
+_WARPS: Final = _THREADS // 32
+_FEWEST: Final = 4
+"""Threads side by side in a row at least."""
+_HELD: Final = {"f": 4, "c": 2}
+"""Columns that a warp takes at once where it walks along them, by kind."""
+_MOST_WIDE: Final = 16
+"""Bytes of the double-precision form of what a thread takes at once: more takes too many registers."""
+_LINES: Final = {True: (512, 256, 128), False: (2048, 1024, 512)}
+"""Rows of one block, across and along memory: as many as leave enough blocks to fill a device."""
+_BLOCKS_PER_SM: Final = 2
+_WORKSPACE: Final = 64 << 20
+"""Bytes of partial sums; of batches that would need more, a part is checked at a time."""
+_FIGURES: Final = 3
+
+
+class SignsParams(ctypes.Structure):
+    """Mirror of SignsParams in cuda/freivalds_judge.cu."""
+
+    _fields_ = (
+        ("out", ctypes.c_uint64),
+        ("count", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("first_block", ctypes.c_int64),
+    )
+
+
+class FoldParams(ctypes.Structure):
+    """Mirror of FoldParams."""
+
+    _fields_ = (
+        ("values", ctypes.c_uint64),
+        ("count", ctypes.c_int64),
+        ("parts", ctypes.c_int64),
+        ("first_block", ctypes.c_int64),
+    )
+
+
+class TimesParams(ctypes.Structure):
+    """Mirror of TimesParams in cuda/freivalds.cu."""
+
+    _fields_ = (
+        ("x", MatrixParams),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
+        ("weights", ctypes.c_uint64),
+        ("square_weights", ctypes.c_uint64),
+        ("out", ctypes.c_uint64),
+        ("squares", ctypes.c_int64),
+        ("part_stride", ctypes.c_int64),
+        ("first_matrix", ctypes.c_int64),
+        ("matrices", ctypes.c_int64),
+        ("first_block", ctypes.c_int64),
+        ("tiles", ctypes.c_int64),
+        ("parts", ctypes.c_int64),
+        ("lines", ctypes.c_int64),
+        ("own_weights", ctypes.c_int32),
+        ("conjugate", ctypes.c_int32),
+    )
+
+
+class SideParams(ctypes.Structure):
+    """Mirror of SideParams."""
+
+    _fields_ = (
+        ("values", ctypes.c_uint64),
+        ("squares", ctypes.c_int64),
+        ("parts", ctypes.c_int64),
+        ("part_stride", ctypes.c_int64),
+    )
+
+
+class JudgeParams(ctypes.Structure):
+    """Mirror of JudgeParams."""
+
+    _fields_ = (
+        ("d", SideParams),
+        ("a", SideParams),
+        ("c", SideParams),
+        ("rows", ctypes.c_int64),
+        ("matrices", ctypes.c_int64),
+        ("blocks", ctypes.c_int64),
+        ("first_block", ctypes.c_int64),
+        ("alpha", ctypes.c_double * 2),
+        ("beta", ctypes.c_double * 2),
+        ("floor", ctypes.c_double),
+        ("out", ctypes.c_uint64),
+    )
+
+
+PARAMS: Final[dict[str, type[ctypes.Structure]]] = {
+    "freivalds_signs": SignsParams,
+    "freivalds_times": TimesParams,
+    "freivalds_fold": FoldParams,
+    "freivalds_judge": JudgeParams,
+}
+"""What each kernel takes."""
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What one matrix of each product left on the device, in `memory`: see SideParams in cuda/freivalds_judge.cu."""
+
+    memory: Any
+    address: int
+    squares: int
+    parts: int
+    part_stride: int
+
+    def params(self) -> SideParams:
+        return SideParams(self.address, self.squares, self.parts, self.part_stride)
+
+
+_NOTHING: Final = _Side(None, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """What rows are multiplied with: `own` where every matrix has its own; no squares: signs."""
+
+    values: int
+    squares: int
+    own: bool
+
+
+def figures(launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None, d: Any, seed: int) -> Any:
+    """(products, parts of their rows, 3) figures on the launcher's device, as `judged` takes them.
+
+    Arrays are those of `problem`, which has a result that is not empty. Raises CompileError.
+    """
+    vectors = launcher.empty((VECTORS, problem.n), np.dtype(np.float64))
+    out = launcher.empty(figures_shape(problem), np.dtype(np.float64))
+    fill_signs(launcher, problem, vectors, seed)
+    run(launcher, problem, a, b, c, d, vectors, out)
+    return out
+
+
+def figures_shape(problem: GemmProblem) -> tuple[int, int, int]:
+    """Of what `run` fills."""
+    return problem.batch, -(-problem.m // _THREADS), _FIGURES
+
+
+def fill_signs(launcher: Launcher, problem: GemmProblem, vectors: Any, seed: int) -> None:
+    """Makes the vectors, float64 (VECTORS, n)."""
+    params = SignsParams(out=launcher.pointer(vectors), count=problem.n, seed=seed)
+    _launch(launcher, _common(problem), "freivalds_signs", -(-problem.n // _THREADS), params)
+
+
+def run(
+    launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None, d: Any, vectors: Any, out: Any
+) -> None:
+    """The figures of a check by those vectors, into `out`. What it launches depends on no address and on no data."""
+    _Check(launcher, problem).figures(a, b, c, d, vectors, out)
+
+
+def _wide(problem: GemmProblem) -> np.dtype[Any]:
+    return np.dtype(np.complex128 if problem.dtype.kind == "c" else np.float64)
+
+
+def _common(problem: GemmProblem) -> KernelSource:
+    return KernelSource("freivalds_judge", (("TYPE_ACC", TYPES[_wide(problem).name]),))
+
+
+def _launch(launcher: Launcher, source: KernelSource, entry: str, blocks: int, params: Any) -> None:
+    for first in range(0, blocks, launcher.max_grid):
+        params.first_block = first
+        grid = min(blocks - first, launcher.max_grid)
+        launcher.launch(source, entry, grid=grid, block=_THREADS, shared=0, params=params)
+
+
+class _Check:
+    def __init__(self, launcher: Launcher, problem: GemmProblem) -> None:
+        self.launcher = launcher
+        self.problem = problem
+        self.wide = _wide(problem)
+        self.words = VECTORS * self.wide.itemsize // 8
+        """Doubles of the values of one row; of its squares it is one."""
+
+    def figures(self, a: Any, b: Any, c: Any | None, d: Any, vectors: Any, out: Any) -> None:
+        launcher, problem = self.launcher, self.problem
+        blocks = figures_shape(problem)[1]
+        given = [a, b, d] if c is None or problem.beta == 0 else [a, b, d, c]
+        stored = [StoredArray.of(launcher, array) for array in given]
+        operands = Operands.of(problem, stored[0][0], stored[1][0])
+        shape = (*problem.batch_shape, problem.m, problem.n)
+        views = [operands.a, operands.b, *(matrix_view(x, shape, planar=problem.planar) for x, _ in stored[2:])]
+        views = [_placed(view, base) for view, (_, base) in zip(views, stored, strict=True)]
+        signs = _Weights(launcher.pointer(vectors), 0, own=False)
+        a_turned, b_turned = operands.conjugate_a, operands.conjugate_a != operands.conjugate_b
+        shared = not any(views[1].batch_strides)
+        once = self._inner(views[1], (1,) * BATCH_DIMS, 0, 1, signs, b_turned) if shared else None
+        share = 8 * (self.words + 1) * (problem.k + problem.m * (len(views) - 1))
+        step = max(1, _WORKSPACE // share)
+        for first, inner, pieces in launches(problem.batch_shape, views):
+            for low in range(0, math.prod(inner), step):
+                some = min(step, math.prod(inner) - low)
+                left = once or self._inner(pieces[1], inner, low, some, signs, b_turned)
+                weights = _Weights(left.address, left.address + 8 * left.squares, own=not shared)
+                of_a = self._times(pieces[0], inner, low, some, weights, turned=a_turned)
+                others = [self._times(view, inner, low, some, signs, turned=False) for view in pieces[2:]]
+                self._judge(of_a, others, some, blocks, launcher.pointer(out) + 8 * _FIGURES * blocks * (first + low))
+
+    def _inner(
+        self, view: MatrixView, batch: tuple[int, ...], first: int, count: int, signs: _Weights, turned: bool
+    ) -> _Side:
+        """op(B) x, its parts added up."""
+        side = self._times(view, batch, first, count, signs, turned=turned)
+        if side.parts > 1:
+            params = FoldParams(values=side.address, count=side.part_stride, parts=side.parts)
+            _launch(self.launcher, _common(self.problem), "freivalds_fold", -(-side.part_stride // _THREADS), params)
+        return side
+
+    def _times(
+        self, op: MatrixView, batch: tuple[int, ...], first: int, count: int, weights: _Weights, *, turned: bool
+    ) -> _Side:
+        """`op`, of `count` matrices of the batch from the `first` on, times the weights; `turned`: what is left is
+        conjugated.
+        """
+        if op.rows == 0 or op.columns == 0:
+            return _NOTHING
+        view = op.transposed()
+        across = view.columns > 1 and (view.rows == 1 or abs(view.column_stride) <= abs(view.row_stride))
+        vector = self._vector(view, across=across)
+        columns = vector * _lanes(-(-view.columns // vector)) if across else _WARPS * _HELD[self.wide.kind]
+        tiles = -(-view.columns // columns)
+        enough = _BLOCKS_PER_SM * self.launcher.spec.sm_count
+        lines = next((n for n in _LINES[across] if tiles * count * -(-view.rows // n) >= enough), _LINES[across][-1])
+        parts = -(-view.rows // lines)
+        squares = count * view.columns * self.words
+        part_stride = squares + count * view.columns
+        part_stride += part_stride % 2  # values stay aligned
+        memory = self.launcher.empty((parts * part_stride,), np.dtype(np.float64))
+        side = _Side(memory, self.launcher.pointer(memory), squares, parts, part_stride)
+        defines = {
+            "TYPE_X": TYPES[view.dtype.name],
+            "TYPE_ACC": TYPES[self.wide.name],
+            "PLANAR": flag(self.problem.planar),
+            "ACROSS": flag(across),
+            "SIGNS": flag(weights.squares == 0),
+            "VECTOR": str(vector),
+            "COLUMNS": str(columns),
+            "MIN_BLOCKS": str(_BLOCKS_PER_SM),
+        }
+        params = TimesParams(
+            x=view.params(), rows=view.rows, columns=view.columns, weights=weights.values,
+            square_weights=weights.squares, out=side.address, squares=squares, part_stride=part_stride,
+            first_matrix=first, matrices=count, tiles=tiles, parts=parts, lines=lines, own_weights=weights.own,
+            conjugate=turned,
+        )  # fmt: skip
+        params.batch_shape[:] = batch
+        source = KernelSource("freivalds", tuple(defines.items()))
+        _launch(self.launcher, source, "freivalds_times", tiles * parts * count, params)
+        return side
+
+    def _vector(self, view: MatrixView, *, across: bool) -> int:
+        fast, slow = (view.column_stride, view.row_stride) if across else (view.row_stride, view.column_stride)
+        vector = min(VECTOR_BYTES // view.dtype.itemsize, _MOST_WIDE // self.wide.itemsize)
+        while vector > 1 and not (fast == 1 and view.aligned(vector, slow)):
+            vector //= 2
+        return max(1, vector)
+
+    def _judge(self, of_a: _Side, others: list[_Side], matrices: int, blocks: int, out: int) -> None:
+        problem = self.problem
+        of_d, of_c = others[0], others[1] if len(others) > 1 else _NOTHING
+        params = JudgeParams(
+            d=of_d.params(), a=of_a.params(), c=of_c.params(), rows=problem.m, matrices=matrices, blocks=blocks,
+            floor=floor_of(problem), out=out,
+        )  # fmt: skip
+        params.alpha[:] = problem.alpha.real, problem.alpha.imag
+        params.beta[:] = problem.beta.real, problem.beta.imag
+        _launch(self.launcher, _common(problem), "freivalds_judge", matrices * blocks, params)
+
+
+def _placed(view: MatrixView, base: int) -> MatrixView:
+    return MatrixView(
+        view.re + base, view.im + base, view.dtype, view.rows, view.columns, view.row_stride, view.column_stride,
+        view.batch_strides,
+    )  # fmt: skip
+
+
+def _lanes(pieces: int) -> int:
+    """Threads that have a row of a tile: a warp's, fewer where so many pieces are too few for one."""
+    lanes = _FEWEST
+    while lanes < min(pieces, 32):
+        lanes *= 2
+    return lanes

@@ -1,0 +1,110 @@
+"""Freivalds' check on the device: the same figures as the products themselves give, and wrong elements found."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from freivalds_cases import assert_figures, build, on
+from host_products import on_device
+from simt_cases import CupyMachine, random, strided
+
+from gemmserve_kernels import KernelError, gemm, gemm_reduce
+from gemmserve_kernels.device import DeviceSpec
+from gemmserve_kernels.freivalds import freivalds_check
+from gemmserve_kernels.launch import CupyLauncher
+from gemmserve_kernels.problem import GemmReduceProblem, Operand
+from gemmserve_kernels.reference import sampled_reduction_errors
+
+pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy")
+
+DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
+
+
+@pytest.fixture
+def figures():
+    return on(CupyMachine(CupyLauncher.current()))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_figures(figures, dtype, order):
+    how = "plain" if order == "C" else "fortran"
+    a, b, c = (strided(random(i, dtype, *s), how) for i, s in enumerate([(2, 300, 700), (700, 290), (300, 290)]))
+    assert assert_figures(figures, a, b, c, alpha=1.5, beta=-0.5).excess < 1
+
+
+@pytest.mark.parametrize(("trans_a", "trans_b"), list(itertools.product("NTCR", repeat=2)))
+def test_operations(figures, trans_a, trans_b):
+    a, b = random(1, "complex64", 70, 70), random(2, "complex64", 70, 70)
+    assert_figures(figures, a, b, a, trans_a=trans_a, trans_b=trans_b, alpha=1.5 - 0.5j, beta=2j)
+
+
+@pytest.mark.parametrize("how", ["reversed", "gaps", "offset", "padded", "constant rows"])
+def test_strides(figures, how):
+    a, b = strided(random(1, "complex64", 3, 34, 20), how), strided(random(2, "complex64", 20, 37), how)
+    assert_figures(figures, a, b)
+
+
+def test_planar_batches_and_edges(figures):
+    a, b = random(1, "float32", 2, 33, 40), random(2, "float32", 2, 40, 21)
+    assert_figures(figures, a, b, layout="planar", alpha=1j)
+    assert_figures(figures, random(1, "float32", 3, 1, 20, 30), random(2, "float32", 2, 30, 13))
+    for m, n, k in ((1, 1, 1), (1, 700, 3), (700, 1, 40), (5, 4, 0)):
+        assert_figures(figures, random(1, "complex64", m, k), random(2, "complex64", k, n))
+
+
+def check_of(d, *operands, **options):
+    return freivalds_check(build(*operands, **options), *operands, None, d, seed=3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_right_results_of_every_mode_are_in_no_doubt_and_a_wrong_element_is(dtype):
+    a, b = (on_device(random(i, dtype, 1024, 1024)) for i in (1, 2))
+    checked = 0
+    for compute in ("auto", *DeviceSpec.current().compute_modes):
+        try:
+            d = gemm(a, b, compute=compute)
+        except KernelError:  # not for this dtype
+            continue
+        found = check_of(d, a, b, compute=compute)
+        assert 0 < found.residual < 1e-2
+        assert found.excess < 2, compute
+        checked += 1
+        limit = 8 if compute in {"tf32", "1xtf32"} or dtype == "float16" else 80
+        d[700, 33] += 100 if d.dtype.char in "efF" else 1e-6
+        assert check_of(d, a, b, compute=compute).excess > limit, compute
+    assert checked
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_what_is_not_finite(value):
+    a, b = (on_device(random(i, "complex64", 100, 100)) for i in (1, 2))
+    d = gemm(a, b)
+    d[3, 4] = value
+    assert check_of(d, a, b).excess == math.inf
+    a[3, 4] = value
+    assert math.isnan(check_of(gemm(a, b), a, b).excess)
+
+
+def test_many_small_products():
+    a, b = on_device(random(1, "complex64", 20_000, 16, 16)), on_device(random(2, "complex64", 20_000, 16, 16))
+    d = gemm(a, b)
+    assert check_of(d, a, b).excess < 1
+    d[19_999, 15, 15] *= 1.01
+    assert check_of(d, a, b).excess > 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sampled_outputs_of_reductions(dtype):
+    a, b = (on_device(random(i, dtype, 2, 300, 300)) for i in (1, 2))
+    for axis in (["m"], ["n"], ["m", "batch"]):
+        problem = GemmReduceProblem.build(*(Operand.of(x) for x in (a, b)), reduce=["absmax", "sumsq"], axis=axis)
+        found = gemm_reduce(a, b, reduce=["absmax", "sumsq"], axis=axis)
+        errors = sampled_reduction_errors(problem, a, b, found, np.random.default_rng(0))
+        assert max(errors.values()) < (1e-3 if dtype == "float16" else 1e-5)
+        found["absmax"] *= 1.5
+        assert sampled_reduction_errors(problem, a, b, found, np.random.default_rng(0))["absmax"] > 0.1

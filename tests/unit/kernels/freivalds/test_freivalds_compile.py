@@ -1,0 +1,71 @@
+"""The check's kernels for every CUDA architecture, by NVRTC, without a device: registers and spills."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+from gemmserve_kernels import compiler
+from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.freivalds import device
+from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.trace import Note, Tracer
+
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
+REGISTERS = {"freivalds_times": 128, "freivalds_judge": 128, "freivalds_fold": 40, "freivalds_signs": 32}
+"""freivalds_times: two blocks of 256 threads on a multiprocessor."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nvrtc():
+    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+
+
+def launched(dtype, order, *, planar=False):
+    """(source, entry) of what a check of large matrices launches."""
+    if planar:
+        x = Operand((2, 4096, 4096), np.dtype(dtype), (4096 * 4096, *((4096, 1) if order == "C" else (1, 4096))))
+    else:
+        x = Operand.contiguous((4096, 4096), np.dtype(dtype), order)
+    problem = GemmProblem.build(x, x, x, beta=1, layout="planar" if planar else "interleaved")
+    tracer = Tracer(KNOWN["H200"], 2**31 - 1, 0)
+    strides = tuple(stride * x.dtype.itemsize for stride in x.strides)
+    device.figures(tracer, problem, *(tracer.argument(x.shape, x.dtype, strides) for _ in range(4)), seed=1)
+    return {(step.source, step.entry) for step in tracer.steps if isinstance(step, Note)}
+
+
+@functools.cache
+def _compiled(source, arch):
+    return compiler.compile_cuda(source.text, arch, name=f"{source.name}.cu")
+
+
+def check(found, arch):
+    assert {entry for _, entry in found} == set(REGISTERS)
+    for source, entry in found:
+        cubin = _compiled(source, arch)
+        assert cubin.registers[entry] <= REGISTERS[entry], (entry, cubin.registers)
+        assert cubin.spill_bytes[entry] == 0, (entry, cubin.spill_bytes)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture(arch, order):
+    check(launched("complex64", order), arch)
+    check(launched("float32", order), arch)
+
+
+@pytest.mark.parametrize(("dtype", "order"), list(itertools.product(["float16", "float64", "complex128"], "CF")))
+def test_every_dtype(dtype, order):
+    check(launched(dtype, order), "sm_90a")
+
+
+@pytest.mark.parametrize(("dtype", "order"), list(itertools.product(["float32", "float64"], "CF")))
+def test_planar(dtype, order):
+    check(launched(dtype, order, planar=True), "sm_90a")
