@@ -46,7 +46,7 @@ BY_K = {
     4096: {"b3": {"blocks": 3}, "st1": {"stages": 1}, "s64": {"strip": 64}},
     8192: {"t512": {"threads": 512, "held": 1, "patches": 1}, "h4": {"held": 4, "ranks": 1}, "st1": {"stages": 1}},
 }
-"""What each variant changes: fields of the geometry, or constants of planes/split.py (those with an underscore)."""
+"""What each variant changes: fields of the geometry."""
 FIELDS_ALONG = ("threads", "blocks", "held", "ranks", "stages", "stream", "alone")
 """Of a geometry, what changes the kernel for vectors along memory."""
 TINY = {100: (40, 24)}

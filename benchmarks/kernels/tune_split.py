@@ -63,7 +63,6 @@ class Probe(KernelSource):
 def variant(job):
     """Inside, planes.split does as the job says."""
     changes = dict(job.changes)
-    constants = {name: changes.pop(name) for name in list(changes) if name.startswith("_")}
     geometry_of, plan = split.geometry_of, split.plan
 
     def changed(k, spec):
@@ -76,7 +75,7 @@ def variant(job):
 
     plan.cache_clear()
     try:
-        with mock.patch.multiple(split, geometry_of=changed, plan=probing if job.probe else plan, **constants):
+        with mock.patch.multiple(split, geometry_of=changed, plan=probing if job.probe else plan):
             yield
     finally:
         plan.cache_clear()

@@ -51,7 +51,8 @@ class ArrayInfo:
 @dataclass(frozen=True)
 class JobInfo:
     """A job at one moment. `timings` are seconds by phase; `steps` what became of each step of a program that has
-    succeeded (id, algorithm, kernel_s, residual); `fields` is the whole JSON object.
+    succeeded (id, algorithm, kernel_s, residual). Where the result was checked, `residual` is its relative error, and
+    `mismatch` that of a first result which was thrown away. `fields` is the whole JSON object.
     """
 
     id: str
@@ -66,6 +67,7 @@ class JobInfo:
     timings: Mapping[str, float] = field(default_factory=dict)
     algorithm: str | None = None
     residual: float | None = None
+    mismatch: float | None = None
     steps: Sequence[Mapping[str, Any]] = ()
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -97,6 +99,7 @@ class JobInfo:
                 timings=dict(fields.get("timings") or {}),
                 algorithm=fields.get("algorithm"),
                 residual=fields.get("residual"),
+                mismatch=fields.get("mismatch"),
                 steps=tuple(fields.get("steps") or ()),
                 fields=dict(fields),
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service.bodies import RequestBody
@@ -26,10 +27,12 @@ _OUTPUT: Final = 1 << 20  # decoded bytes of one step
 _INLINE: Final = 1 << 16  # decoded bytes that come faster than a thread is woken; of one step as well
 _MOST_FRAMES: Final = 10_000  # each costs some 10 microseconds, however little is in it
 _MOST_BODIES: Final = 64  # at one time: each may keep a window of 8 MiB
+_MOST_OF_ONE: Final = 16  # of them, of one key's owner
 _EXPANSION: Final = 15  # log2 of the most that a byte can become: a block of 4 bytes holds 128 KiB at most
 _SLACK: Final = 1 << 16  # bytes of headers, empty blocks and what else carries nothing
 
-_open: Final[set[CodedBody]] = set()
+_open: Final[Counter[str]] = Counter()
+"""By owner."""
 
 
 class CodedBody(RequestBody):
@@ -130,22 +133,25 @@ class CodedBody(RequestBody):
 
 
 @contextlib.contextmanager
-def decoding(request: Request, digest: bytes | None) -> Iterator[CodedBody]:
-    """The decoded body of a request. Raises QuotaExceeded when too many are being decoded."""
-    if len(_open) >= _MOST_BODIES:
-        raise QuotaExceeded(
-            f"{len(_open)} bodies are being decoded; send it as it is, or later",
-            retry_after_s=1.0,
-            quota="coded_bodies",
-            limit=_MOST_BODIES,
-            used=len(_open),
-        )
-    body = CodedBody(request, digest)
-    _open.add(body)
+def decoding(request: Request, digest: bytes | None, owner: str) -> Iterator[CodedBody]:
+    """The decoded body of a request of `owner`. Raises QuotaExceeded when too many are being decoded."""
+    of_one = _MOST_OF_ONE if owner else _MOST_BODIES  # without keys everybody is one
+    for limit, used in ((of_one, _open[owner]), (_MOST_BODIES, _open.total())):
+        if used >= limit:
+            raise QuotaExceeded(
+                f"{used} bodies are being decoded; send it as it is, or later",
+                retry_after_s=1.0,
+                quota="coded_bodies",
+                limit=limit,
+                used=used,
+            )
+    _open[owner] += 1
     try:
-        yield body
+        yield CodedBody(request, digest)
     finally:
-        _open.discard(body)
+        _open[owner] -= 1
+        if not _open[owner]:
+            del _open[owner]
 
 
 def check_coded_length(nbytes: int, length: int) -> None:

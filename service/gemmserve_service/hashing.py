@@ -63,6 +63,11 @@ class RunningHash:
         await asyncio.wrap_future(self._future)
 
     @property
+    def done(self) -> int:
+        """Bytes of the view that are hashed."""
+        return self._done
+
+    @property
     def over(self) -> bool:
         """Whether everything that was filled is hashed, or nobody wants it."""
         return self._done >= self._filled or self._cancelled

@@ -135,7 +135,7 @@ async def receive_array(
     if media_type == NPY_HEADER:
         refuse_coding(codings)
     elif is_coded(codings):
-        with decoding(request, expected) as coded:
+        with decoding(request, expected, owner) as coded:
             return await _receive(core, coded, media_type, length, None, dtype, shape, order, ttl_s, owner)
     body = RequestBody(request)
     if media_type == NPY_HEADER:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _FAST: Final = 4 << 20  # bytes that came without a pause; of a slower client they come in smaller pieces
 _LULL_S: Final = 0.05  # without such bytes, after which the processor is taken
 _LONGEST_WAIT_S: Final = 0.25  # then a slice is hashed all the same: some 16 MiB/s while bodies never cease
+_LEAST: Final = 1 << 14  # bytes that an array counts for at least, however few it has
+_SLICE: Final = 4 << 20  # bytes; of small arrays so many that they make one
 
 
 class LazyHashes:
@@ -59,6 +61,8 @@ class LazyHashes:
 
     async def stop(self) -> None:
         """Gives up what is not done."""
+        for running in self._waiting.values():
+            running.cancel()
         self._waiting.clear()
         task, self._task = self._task, None
         if task is not None:
@@ -66,13 +70,18 @@ class LazyHashes:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
+        hashed = _SLICE
         while self._waiting:
-            await self._lull()
-            if not self._waiting:  # all were dropped meanwhile
-                return
+            if hashed >= _SLICE:
+                hashed = 0
+                await self._lull()
+                if not self._waiting:  # all were dropped meanwhile
+                    return
             array_id, running = next(iter(self._waiting.items()))
+            before = running.done
             if not running.over:
                 await running.work(lambda: self.busy)
+            hashed += max(running.done - before, _LEAST)
             if running.over and self._waiting.pop(array_id, None) is running:
                 self._found(array_id, running.data_digest().hex())
             del running  # holds a view of the extent

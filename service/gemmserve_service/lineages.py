@@ -58,4 +58,4 @@ async def _lineage(
         )
         undo.pop_all()
     way = None if job.op == "program" else job.algorithm
-    return Lineage(params, problem, operands, places, way, job.owner)
+    return Lineage(params, problem, operands, places, way, job.owner, request.verify)

@@ -117,6 +117,11 @@ class PartialUpload:
         elif said not in {None, self.length}:
             raise InconsistentUploadLength(f"a length of {said} bytes, and the upload has {self.length}")
 
+    def check_end(self, end: int) -> None:
+        """Whether bytes up to `end` belong to it. Raises InconsistentUploadLength."""
+        if self.length is not None and end > self.length:
+            raise InconsistentUploadLength(f"bytes up to {end} of an upload that has {self.length}")
+
     async def stop(self, *, appends: bool = True, span: tuple[int, int] | None = None) -> None:
         """Ends requests that are under way: all, or those that meet `span`, and with `appends` the draft's."""
         for transfer in list(self.transfers):

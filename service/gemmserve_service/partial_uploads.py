@@ -173,6 +173,7 @@ class PartialUploads:
         """
         transfer = Transfer(start, start + count, append=append, unchecked=expected is not None)
         async with record.lock:
+            record.check_end(transfer.end)  # what is refused ends no other
             await record.stop(appends=append, span=(start, transfer.end))
             self._check_open(record, count)
             if append and start != record.offset:
@@ -180,8 +181,7 @@ class PartialUploads:
                     f"the upload goes on at {record.offset}, not at {start}",
                     **{"expected-offset": record.offset, "provided-offset": start},
                 )
-            if record.length is not None and transfer.end > record.length:
-                raise InconsistentUploadLength(f"bytes up to {transfer.end} of an upload that has {record.length}")
+            record.check_end(transfer.end)
             record.transfers.add(transfer)
         reserve = partial(self._reserve, record)
         try:

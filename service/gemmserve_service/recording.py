@@ -60,8 +60,12 @@ class Recorder:
                 await self._queue.finish(info, rows)
             except _PASSING as error:
                 if refused():
+                    self.waiting.discard(info.id)
                     raise
                 log.warning("job %s: its end could not be recorded (%s); trying again in %g s", info.id, error, delay_s)
+            except BaseException:
+                self.waiting.discard(info.id)
+                raise
             else:
                 self.waiting.discard(info.id)
                 return True

@@ -339,7 +339,9 @@ class Scheduler:
         task.grouped = grouped
         task.began = time.monotonic()
         task.queue_s = task.began - task.submitted
-        sampled = task.check_bytes <= _MOST_SAMPLED and self._chance.random() < self.settings.verify_share
+        # Not of what is computed again: plain arithmetic in its place would have other bits than the first time.
+        sampled = task.listener is not self.writes and task.check_bytes <= _MOST_SAMPLED
+        sampled = sampled and self._chance.random() < self.settings.verify_share
         verify = task.verify or sampled
         longest_s = self.estimates.cautious_seconds(task, worker) + (task.check_bytes / _CHECK_RATE if verify else 0.0)
         task.limit_s = self.settings.hang_s + self.settings.hang_factor * longest_s

@@ -41,6 +41,8 @@ class Lineage:
     algorithm: str | None
     """None: that of each step of a program, whatever its device takes."""
     owner: str
+    verify: bool
+    """Whether they are to be checked, whoever computes them."""
 
     def release(self) -> None:
         """Lets the operands go; idempotent."""

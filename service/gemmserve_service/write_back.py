@@ -73,7 +73,9 @@ class WriteBack:
     def hold(self, task: Task, worker: Worker, algorithm: str) -> None:
         """A task has ended whose results are on `worker`'s device alone; its operands stay pinned for them."""
         way = None if isinstance(task.problem, Program) else algorithm
-        lineage = Lineage(task.params, task.problem, task.operands, places_of(task.results), way, task.owner)
+        lineage = Lineage(
+            task.params, task.problem, task.operands, places_of(task.results), way, task.owner, task.verify
+        )
         task.unwritten = Unwritten(task.id, lineage=lineage, keeper=self, holder=worker, task=task.id)
         self._held[task.id] = task.unwritten
 
@@ -317,6 +319,7 @@ class WriteBack:
             self,
             owner=lineage.owner,
             priority=_PRIORITY,
+            verify=lineage.verify,
             algorithm=lineage.algorithm,
             defers=False,
         )

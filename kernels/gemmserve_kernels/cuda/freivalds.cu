@@ -29,7 +29,7 @@ using Stored = GEMM_TYPE_X;
 using Acc = GEMM_TYPE_ACC;  // double or Complex<double>
 constexpr bool PLANAR = GEMM_PLANAR, ACROSS = GEMM_ACROSS, SIGNS = GEMM_SIGNS;
 using Weight = Select<SIGNS, double, Acc>;
-constexpr int VECTOR = GEMM_VECTOR, COLUMNS = GEMM_COLUMNS, HELD = COLUMNS / WARPS;
+constexpr int VECTOR = GEMM_VECTOR, COLUMNS = GEMM_COLUMNS, HELD = ACROSS ? 1 : COLUMNS / WARPS;
 constexpr int LANES = ACROSS ? COLUMNS / VECTOR : 32, DEPTH = SIGNS ? 4 : 2;
 
 // Neighbours as they are stored.

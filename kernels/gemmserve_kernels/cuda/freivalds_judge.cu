@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) freivalds_signs(SignsParam
 }
 
 struct FoldParams {
-    double* values;  // (parts, count); the sum goes where the first part is
-    Long count, parts;
+    double* values;  // `parts` of `count`, `stride` apart; the sum goes where the first part is
+    Long count, parts, stride;
     Long first_block;
 };
 
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) freivalds_fold(FoldParams 
     const Long i = (params.first_block + static_cast<Long>(blockIdx.x)) * THREADS + static_cast<Long>(threadIdx.x);
     if (i >= params.count) return;
     double sum = params.values[i];
-    for (Long part = 1; part < params.parts; ++part) sum += params.values[part * params.count + i];
+    for (Long part = 1; part < params.parts; ++part) sum += params.values[part * params.stride + i];
     params.values[i] = sum;
 }
 

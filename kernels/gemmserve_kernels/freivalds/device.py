@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -61,6 +61,7 @@ class FoldParams(ctypes.Structure):
         ("values", ctypes.c_uint64),
         ("count", ctypes.c_int64),
         ("parts", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
         ("first_block", ctypes.c_int64),
     )
 
@@ -218,7 +219,8 @@ class _Check:
         signs = _Weights(launcher.pointer(vectors), 0, own=False)
         a_turned, b_turned = operands.conjugate_a, operands.conjugate_a != operands.conjugate_b
         shared = not any(views[1].batch_strides)
-        once = self._inner(views[1], (1,) * BATCH_DIMS, 0, 1, signs, b_turned) if shared else None
+        alone = replace(views[1], batch_strides=())
+        once = self._inner(alone, (1,) * BATCH_DIMS, 0, 1, signs, b_turned) if shared else None
         share = 8 * (self.words + 1) * (problem.k + problem.m * (len(views) - 1))
         step = max(1, _WORKSPACE // share)
         for first, inner, pieces in launches(problem.batch_shape, views):
@@ -236,8 +238,9 @@ class _Check:
         """op(B) x, its parts added up."""
         side = self._times(view, batch, first, count, signs, turned=turned)
         if side.parts > 1:
-            params = FoldParams(values=side.address, count=side.part_stride, parts=side.parts)
-            _launch(self.launcher, _common(self.problem), "freivalds_fold", -(-side.part_stride // _THREADS), params)
+            written = side.squares + count * self.problem.k
+            params = FoldParams(values=side.address, count=written, parts=side.parts, stride=side.part_stride)
+            _launch(self.launcher, _common(self.problem), "freivalds_fold", -(-written // _THREADS), params)
         return side
 
     def _times(

@@ -63,10 +63,12 @@ def unit_of(problem: GemmProblem) -> float:
 
 
 def floor_of(problem: GemmProblem) -> float:
-    """What is added to a row's squared size: subnormal numbers have an absolute error, or are taken for zero."""
+    """What is added to a row's squared size: subnormal numbers have an absolute error, or, where accumulated, are taken
+    for zero.
+    """
     accumulate, stored = (np.finfo(real_dtype(dtype)) for dtype in (problem.accumulate, problem.dtype))
     alpha = abs(problem.alpha.real) + abs(problem.alpha.imag)
-    tiny = float(accumulate.tiny) * (2 * problem.k + 8) * max(1.0, alpha) + float(stored.tiny)
+    tiny = float(accumulate.tiny) * (2 * problem.k + 8) * max(1.0, alpha) + float(stored.smallest_subnormal)
     return problem.n * (tiny / unit_of(problem)) ** 2
 
 

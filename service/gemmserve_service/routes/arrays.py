@@ -209,7 +209,10 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
     suffix = "npy" if media_type == NPY else "bin"
     etag, coded_etag = f'"{info.id}.{suffix}"', f'W/"{info.id}.{suffix}.{ZSTD}"'
     headers = {"ETag": etag, "Vary": "Accept, Accept-Encoding", "Cache-Control": "private, no-cache"}
-    for tag in (etag, coded_etag):
+    accepted = request.headers.getlist("accept-encoding")
+    coding = "no" if "range" in request.headers else chosen_coding(", ".join(accepted))
+    # Of what the client can read: a cache could give it no other on the strength of a 304.
+    for tag in {"no": (etag,), "may": (etag, coded_etag), "must": (coded_etag,)}[coding]:
         if none_match(request.headers.get("if-none-match"), tag.removeprefix("W/")):
             return Response(status_code=304, headers=headers | {"ETag": tag})
     with ExitStack() as stack:
@@ -236,19 +239,12 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
             answer = await shared.answer(pinned, headers)
             if answer is not None:
                 return answer
-        if request.method == "GET" and request.headers.get("range") is None:
-            coding = chosen_coding(request.headers.get("accept-encoding"))
-            if coding == "must" or (coding == "may" and await worth_coding(pinned.view)):
-                del headers["Accept-Ranges"]
-                headers |= {"ETag": coded_etag, "Content-Encoding": ZSTD}
-                return PiecesResponse(
-                    coded(parts),
-                    length=None,
-                    headers=headers | {"Content-Disposition": f'attachment; filename="{info.id}.{suffix}"'},
-                    media_type=media_type,
-                    release=stack.pop_all().close,
-                )
         headers["Content-Disposition"] = f'attachment; filename="{info.id}.{suffix}"'
+        if request.method == "GET" and (coding == "must" or (coding == "may" and await worth_coding(pinned.view))):
+            del headers["Accept-Ranges"]
+            headers |= {"ETag": coded_etag, "Content-Encoding": ZSTD}
+            release = stack.pop_all().close
+            return PiecesResponse(coded(parts), length=None, headers=headers, media_type=media_type, release=release)
         return PiecesResponse(
             pieces(parts, span),
             length=len(span),

@@ -322,7 +322,7 @@ class _ProductTask(_Task):
         if backlog is None or self._timings is not None or not self.message.defer:
             return
         verdict = self._product.verdict
-        if self.message.verify and (verdict is None or verdict.mismatch is not None):
+        if self.message.verify and (verdict is None or verdict.replaced):
             return  # it is yet to be checked; or what replaced it would not come out again
         if backlog.reserve(self.name, self._made()):
             timings = self._product.timings

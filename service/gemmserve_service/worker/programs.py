@@ -70,6 +70,8 @@ class Outcome:
 
     timings: Timings
     steps: list[StepInfo]
+    replaced: bool = False
+    """Whether plain arithmetic took the place of some step's first result."""
 
     @property
     def algorithm(self) -> str:
@@ -127,6 +129,7 @@ class _Run:
     """What later steps need; nothing else holds on to a value between two steps."""
     done: list[tuple[StepInfo, Product, Callable[[], float]]] = field(default_factory=list)
     verify_s: float = 0.0
+    replaced: bool = False
 
     def step(self, step: GemmStep | GemmReduceStep) -> None:
         values = self.values
@@ -158,7 +161,8 @@ class _Run:
         timings = self.values.finish()
         for info, _, seconds in self.done:
             info.kernel_s = seconds()
-        return Outcome(timings.model_copy(update={"verify_s": self.verify_s}), [info for info, *_ in self.done])
+        timings = timings.model_copy(update={"verify_s": self.verify_s})
+        return Outcome(timings, [info for info, *_ in self.done], self.replaced)
 
     def _out(self, step: GemmStep | GemmReduceStep, result: str) -> np.ndarray[Any, Any] | None:
         """Where a result of the step belongs that is a result of the program."""
@@ -171,6 +175,7 @@ class _Run:
         began = time.perf_counter()
         found = self.values.check(step, given, made, f"step {info.id}")
         info.residual, info.mismatch = found.residual, found.mismatch
+        self.replaced = self.replaced or found.replaced
         self.verify_s += time.perf_counter() - began
 
 

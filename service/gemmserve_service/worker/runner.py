@@ -214,8 +214,8 @@ class Runner:
         if left and backlog is not None:
             began = time.perf_counter()
             made = [Result(message.results[name].cache_id or "", value, results[name]) for name, value in left.items()]
-            # What replaced a wrong result would not come out again.
-            written = ran.mismatch is not None or not backlog.reserve(message.task, made)
+            # What replaced a doubtful result would not come out again.
+            written = ran.replaced or not backlog.reserve(message.task, made)
             if written:
                 backlog.write(made)
             ran.timings.d2h_s += time.perf_counter() - began

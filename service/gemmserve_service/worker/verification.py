@@ -26,7 +26,7 @@ from gemmserve_kernels.reference import sampled_reduction_errors
 from gemmserve_service.operations import build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
@@ -50,6 +50,9 @@ class Verdict:
     mismatch: float | None = None
     """That of a first result, which was wrong and is gone; None where there was none. Where the result was not even
     finite, the largest number that there is."""
+    replaced: bool = False
+    """Whether plain arithmetic has taken the first result's place, wrong or not: another way would not come to the same
+    bits."""
 
 
 def find(params: Params, operands: Mapping[str, Any], results: Mapping[str, Any], seed: int) -> Finding:
@@ -64,9 +67,21 @@ def find(params: Params, operands: Mapping[str, Any], results: Mapping[str, Any]
         errors = sampled_reduction_errors(
             problem, operands["a"], operands["b"], dict(results), np.random.default_rng(seed)
         )
-    residual = max(errors.values(), default=0.0)
+    residual = _largest(errors.values())
+    if math.isnan(residual) and all(_is_finite(operands[name]) for name in ("a", "b")):
+        residual = math.inf  # nothing that went in explains it
     terms = problem.k * max(problem.extent, 1)
     return Finding(residual, residual / rounding(params.compute, problem.dtype, problem.accumulate, terms))
+
+
+def _largest(errors: Iterable[float]) -> float:
+    """NaN where one is."""
+    found = list(errors)
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+
+
+def _is_finite(array: Any) -> bool:
+    return bool(np.isfinite(array).all())
 
 
 def find_on_device(params: Params, operands: Mapping[str, Any], results: Mapping[str, Any], seed: int) -> Finding:
@@ -90,7 +105,8 @@ def verdict(
     """Of a product that has been computed. `compute` computes it again in place of the first, in the way it is told."""
     seed = secrets.randbits(64)
     found, mismatch = check(params, seed), None
-    if doubtful(found):
+    in_doubt = doubtful(found)
+    if in_doubt:
         simple = plain(params, operands)
         compute(simple)
         again = check(simple, seed)
@@ -98,7 +114,7 @@ def verdict(
             log.error("%s was wrong by %.1e, plain arithmetic by %.1e", what, found.residual, again.residual)
             mismatch = found.residual if math.isfinite(found.residual) else float(np.finfo(np.float64).max)
         found = again
-    return Verdict(found.residual if math.isfinite(found.residual) else None, mismatch)
+    return Verdict(found.residual if math.isfinite(found.residual) else None, mismatch, in_doubt)
 
 
 def on_host(
@@ -138,4 +154,5 @@ def worst(verdicts: list[Verdict]) -> Verdict:
     return Verdict(
         max((each.residual for each in verdicts if each.residual is not None), default=None),
         max((each.mismatch for each in verdicts if each.mismatch is not None), default=None),
+        any(each.replaced for each in verdicts),
     )

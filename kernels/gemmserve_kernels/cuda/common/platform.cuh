@@ -116,5 +116,26 @@ GEMM_DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c)
 GEMM_DEVICE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 GEMM_DEVICE float magnitude_of(float re, float im) { return hypotf(re, im); }
 GEMM_DEVICE double magnitude_of(double re, double im) { return hypot(re, im); }
+// x x + y y, not contracted: the same for y and x.
+GEMM_DEVICE float sum_of_squares(float x, float y) {
+#if defined(GEMM_CUDA)
+    return __fadd_rn(__fmul_rn(x, x), __fmul_rn(y, y));
+#else
+#if defined(GEMM_HIP)
+#pragma clang fp contract(off)
+#endif
+    return x * x + y * y;
+#endif
+}
+GEMM_DEVICE double sum_of_squares(double x, double y) {
+#if defined(GEMM_CUDA)
+    return __dadd_rn(__dmul_rn(x, x), __dmul_rn(y, y));
+#else
+#if defined(GEMM_HIP)
+#pragma clang fp contract(off)
+#endif
+    return x * x + y * y;
+#endif
+}
 GEMM_DEVICE float magnitude_of(float x) { return fabsf(x); }
 GEMM_DEVICE double magnitude_of(double x) { return fabs(x); }

@@ -39,7 +39,7 @@ GEMM_DEVICE float extreme(float best, float x) {
 // may be the square of an infinite value: then once more by magnitudes.
 template <class R>
 GEMM_DEVICE R square_of(Complex<R> x) {
-    return multiply_add(x.re, x.re, x.im * x.im);
+    return sum_of_squares(x.re, x.im);
 }
 GEMM_DEVICE bool root_of(float& square) {
     const bool exact = square >= 7.8886090522101181e-31f && square < infinity<float>();  // 2^-100

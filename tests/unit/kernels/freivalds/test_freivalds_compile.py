@@ -66,6 +66,22 @@ def test_every_dtype(dtype, order):
     check(launched(dtype, order), "sm_90a")
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 1, 100), (100, 1, 4), (2, 3, 5)])
+@pytest.mark.parametrize("dtype", ["complex64", "float32"])
+def test_narrow_sides(dtype, m, n, k):
+    """Tiles of fewer columns than a block has warps."""
+    x, y = Operand.contiguous((m, k), np.dtype(dtype), "F"), Operand.contiguous((k, n), np.dtype(dtype))
+    problem, tracer = GemmProblem.build(x, y), Tracer(KNOWN["H200"], 2**31 - 1, 0)
+    a, b, d = (
+        tracer.argument(each.shape, each.dtype, tuple(stride * each.dtype.itemsize for stride in each.strides))
+        for each in (x, y, Operand.contiguous((m, n), np.dtype(dtype)))
+    )
+    device.figures(tracer, problem, a, b, None, d, seed=1)
+    for step in tracer.steps:
+        if isinstance(step, Note):
+            assert _compiled(step.source, "sm_90a").spill_bytes[step.entry] == 0
+
+
 @pytest.mark.parametrize(("dtype", "order"), list(itertools.product(["float32", "float64"], "CF")))
 def test_planar(dtype, order):
     check(launched(dtype, order, planar=True), "sm_90a")

@@ -55,6 +55,7 @@ def test_batches_and_broadcasting(figures):
     assert_figures(figures, a, b[0], random(3, "float32", 1, 1), beta=2)
     deep = random(1, "complex64", 2, 1, 3, 1, 2, 5, 6), random(2, "complex64", 2, 1, 3, 1, 6, 4)
     assert_figures(figures, *deep)
+    assert_figures(figures, random(1, "float32", 2, 2, 2, 2, 2, 3, 4), random(2, "float32", 4, 5))
 
 
 def test_planar_and_mixed(figures):
@@ -141,6 +142,15 @@ def test_tiny_numbers_have_an_absolute_error(figures):
         a, b = random(1, "float32", 20, 30, scale=scale), random(2, "float32", 30, 25, scale=1e-20)
         found = assert_figures(figures, a, b)
         assert found.excess < 1
+
+
+def test_small_float16_results_are_judged(figures):
+    a, b = random(1, "float16", 64, 64, scale=0.004), random(2, "float16", 64, 64, scale=0.004)
+    d = rounded(build(a, b), a, b)
+    assert assert_figures(figures, a, b, d=d).excess < 1
+    d = d.copy()
+    d[5, 7] += np.float16(1e-3)
+    assert assert_figures(figures, a, b, d=d).excess > 8
 
 
 def test_cancellation_is_no_excess(figures):

@@ -70,6 +70,14 @@ async def test_bodies_that_never_cease_do_not_starve_it(hashes, pool, eventually
     await eventually(lambda: "a" in hashes.found)
 
 
+async def test_small_arrays_do_not_pile_up_meanwhile(hashes, pool, eventually):
+    """A slice of them between two pauses, not one."""
+    hashes.fast = True
+    for number in range(200):
+        hashes.add(str(number), full(pool, bytes(100)))
+    await eventually(lambda: len(hashes.found) == 200)
+
+
 async def test_what_is_deleted_before_its_turn_is_let_go_of_at_once(hashes, pool):
     hashes.fast = True
     data = bytearray(SLICE)

@@ -113,7 +113,7 @@ def test_overflow_that_plain_arithmetic_has_too_is_no_mismatch():
 
     with np.errstate(over="ignore"):
         verdict = verification.verdict(GemmParams(), operands, check, plain.append, "a product")
-    assert verdict == verification.Verdict(None, None)
+    assert verdict == verification.Verdict(None, None, replaced=True), "what is there now is plain arithmetic's"
     assert [params.compute for params in plain] == ["fp32"]
     assert seeds[0] == seeds[1], "the same vectors, so that chance is no difference"
 
@@ -122,6 +122,20 @@ def test_many_verdicts_in_one():
     many = [verification.Verdict(None, None), verification.Verdict(0.1, None), verification.Verdict(0.01, 0.5)]
     assert verification.worst(many) == verification.Verdict(0.1, 0.5)
     assert verification.worst(many[:1]) == verification.Verdict(None, None)
+    assert verification.worst([verification.Verdict(replaced=True), *many]).replaced
+
+
+@pytest.mark.parametrize("where", ["max", "sum"])
+def test_a_reduction_that_is_not_a_number_for_no_reason(where):
+    operands = {name: np.random.default_rng(1).standard_normal((N, N)).astype("f4") for name in "ab"}
+    params = GemmReduceParams(reduce=["sum", "max"])
+    product = operands["a"].astype("f8") @ operands["b"]
+    results = {"sum": product.sum(0).astype("f4"), "max": product.max(0).astype("f4")}
+    assert verification.find(params, operands, results, 1).excess < 1
+    results[where] = np.full_like(results[where], np.nan)
+    assert verification.doubtful(verification.find(params, operands, results, 1))
+    operands["b"][3, 4] = np.nan
+    assert not verification.doubtful(verification.find(params, operands, results, 1)), "it may be right"
 
 
 class Faulty(CpuBackend):

@@ -151,17 +151,18 @@ async def test_of_a_chain_only_what_is_kept_is_written(core, fake, unwritten, a,
 
 
 async def test_a_lost_device_s_results_are_computed_again_in_their_order(core, fake, unwritten, a, held, eventually):
-    _, square = await unwritten(a, a)
+    _, square = await unwritten(a, a, verify=True)
     _, fourth = await unwritten(square, a, alpha=2)
     await core.store.delete(a.id)
     fake.lose()
     fake.hello()
     again = sent(fake)
-    assert (again.defer, again.algorithm) == (False, "numpy")
+    assert (again.defer, again.algorithm, again.verify) == (False, "numpy", True)
     assert again.results["d"].extent == core.store._catalog.get(square).extent.name
     assert len(fake.running()) == 1, "the second needs the first"
     fake.done()
     last = sent(fake)
+    assert not last.verify
     assert last.results["d"].extent == core.store._catalog.get(fourth).extent.name
     assert last.operands["a"].cache_id == square
     fake.done()

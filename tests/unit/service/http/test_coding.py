@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import itertools
 import struct
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from gemmserve_service import coded_bodies, coding
+from gemmserve_service.errors import QuotaExceeded
 
 zstd = pytest.importorskip("backports.zstd") if coding.zstd() is None else coding.zstd()
 
@@ -180,6 +183,18 @@ async def test_endless_empty_frames_end(client, monkeypatch, space):
     assert space() == 0
 
 
+def test_one_owner_has_a_part_of_the_places_and_everybody_is_one_without_keys():
+    request = Request({"type": "http", "headers": []})
+    with contextlib.ExitStack() as stack:
+        for _ in range(coded_bodies._MOST_OF_ONE):
+            stack.enter_context(coded_bodies.decoding(request, None, "alice"))
+        with pytest.raises(QuotaExceeded), coded_bodies.decoding(request, None, "alice"):
+            pass
+        for owner in ["bob"] + [""] * 20:
+            stack.enter_context(coded_bodies.decoding(request, None, owner))
+    assert not coded_bodies._open
+
+
 async def test_no_more_than_so_many_at_a_time(client, monkeypatch):
     monkeypatch.setattr(coded_bodies, "_MOST_BODIES", 0)
     answer = await client.post("/v1/arrays", params=bare(ZEROS), content=zstd.compress(ZEROS), headers=BARE)
@@ -317,6 +332,17 @@ async def test_either_tag_is_known_again(client, put, sparse):
         first, _ = await raw(client, path, Accept_Encoding=accept)
         again, body = await raw(client, path, Accept_Encoding=accept, If_None_Match=first.headers["etag"])
         assert (again.status_code, body, again.headers["etag"]) == (304, b"", first.headers["etag"])
+
+
+async def test_no_304_stands_for_what_the_client_cannot_read(client, put, sparse):
+    path = f"/v1/arrays/{await put(sparse)}/data"
+    coded, _ = await raw(client, path, Accept_Encoding="zstd")
+    plain, _ = await raw(client, path, Accept_Encoding="identity")
+    for accept, tag in (("identity", coded), ("zstd, identity;q=0", plain)):
+        again, _ = await raw(client, path, Accept_Encoding=accept, If_None_Match=tag.headers["etag"])
+        assert again.status_code == 200
+    either, _ = await raw(client, path, Accept_Encoding="zstd", If_None_Match=plain.headers["etag"])
+    assert either.status_code == 304
 
 
 @pytest.mark.parametrize(
