@@ -110,7 +110,7 @@ class Product:
         call(self.params, self.there, self.made)
         if self.check is not None:
             assert self.check.startswith("task t")
-            self.verdict = Verdict(1e-15, 0.5 if self.backend.wrong else None)
+            self.verdict = Verdict(1e-15, 0.5 if self.backend.wrong else None, self.backend.wrong)
 
     def store(self):
         for name, out in self.results.items():

@@ -120,11 +120,11 @@ def test_a_full_disk_is_store_full_and_leaves_no_file(tmp_path, monkeypatch):
 
 
 def test_descriptors_do_not_leak(pool):
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = len(list(Path("/proc/self/fd").iterdir()))  # garbage of other tests may go meanwhile
     for _ in range(50):
         pool.give(pool.take(MIB), reusable=False)
     pool.trim()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_mappings_of_live_files_are_bounded(tmp_path, monkeypatch):
