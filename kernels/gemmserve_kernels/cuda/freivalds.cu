@@ -6,6 +6,7 @@
 // have a row of the tile; where rows are, a warp walks along HELD columns at once. A block takes `lines` rows, and leaves
 // one partial for each column and vector.
 #include "common/lanes.cuh"
+#include "common/neighbours.cuh"
 #include "common/raster.cuh"
 #include "common/types.cuh"
 
@@ -32,37 +33,7 @@ using Weight = Select<SIGNS, double, Acc>;
 constexpr int VECTOR = GEMM_VECTOR, COLUMNS = GEMM_COLUMNS, HELD = ACROSS ? 1 : COLUMNS / WARPS;
 constexpr int LANES = ACROSS ? COLUMNS / VECTOR : 32, DEPTH = SIGNS ? 4 : 2;
 
-// Neighbours as they are stored.
-struct Piece {
-    Vector<Stored, VECTOR> re, im;
-
-    GEMM_DEVICE Acc at(int v) const {
-        if constexpr (PLANAR) {
-            return widen<Acc>(re.at[v], im.at[v]);
-        } else {
-            return widen<Acc>(re.at[v]);
-        }
-    }
-};
-
-// VECTOR neighbours along the fast axis, of which the first `count` exist.
-GEMM_DEVICE Piece read(const TimesParams& params, Long offset, Long stride, Long count) {
-    const Stored* const re = static_cast<const Stored*>(params.x.re) + offset;
-    const Stored* const im = static_cast<const Stored*>(params.x.im) + offset;
-    Piece x{};
-    if (VECTOR > 1 && count >= VECTOR) {
-        x.re = *reinterpret_cast<const Vector<Stored, VECTOR>*>(re);
-        if constexpr (PLANAR) x.im = *reinterpret_cast<const Vector<Stored, VECTOR>*>(im);
-    } else {
-#pragma unroll
-        for (int v = 0; v < VECTOR; ++v) {
-            if (v >= count) break;
-            x.re.at[v] = re[v * stride];
-            if constexpr (PLANAR) x.im.at[v] = im[v * stride];
-        }
-    }
-    return x;
-}
+using Piece = Neighbours<Stored, VECTOR, PLANAR>;
 
 GEMM_DEVICE void add_product(double& sum, double weight, double x) { sum = multiply_add(weight, x, sum); }
 GEMM_DEVICE void add_product(Complex<double>& sum, double sign, Complex<double> x) {
@@ -138,20 +109,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, GEMM_MIN_BLOCKS) freivalds
             for (; i + (DEPTH - 1) * ROWS < lines; i += DEPTH * ROWS) {
                 Piece x[DEPTH];
 #pragma unroll
-                for (int d = 0; d < DEPTH; ++d) x[d] = read(params, offset + (i + d * ROWS) * stride, across, count);
+                for (int d = 0; d < DEPTH; ++d) x[d] = Piece::read(params.x, offset + (i + d * ROWS) * stride, across, count);
 #pragma unroll
                 for (int d = 0; d < DEPTH; ++d) {
                     const Factors by(weights, square_weights, params.rows, i + d * ROWS);
 #pragma unroll
-                    for (int v = 0; v < VECTOR; ++v) sum[v].fold(by, x[d].at(v));
+                    for (int v = 0; v < VECTOR; ++v) sum[v].fold(by, x[d].at<Acc>(v));
                 }
             }
 #pragma unroll 1
             for (; i < lines; i += ROWS) {
-                const Piece x = read(params, offset + i * stride, across, count);
+                const Piece x = Piece::read(params.x, offset + i * stride, across, count);
                 const Factors by(weights, square_weights, params.rows, i);
 #pragma unroll
-                for (int v = 0; v < VECTOR; ++v) sum[v].fold(by, x.at(v));
+                for (int v = 0; v < VECTOR; ++v) sum[v].fold(by, x.at<Acc>(v));
             }
         }
 #pragma unroll
@@ -181,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GEMM_MIN_BLOCKS) freivalds
             Piece x[HELD];
 #pragma unroll
             for (int h = 0; h < HELD; ++h) {
-                if (h < count) x[h] = read(params, offset + h * across + i * stride, stride, lines - i);
+                if (h < count) x[h] = Piece::read(params.x, offset + h * across + i * stride, stride, lines - i);
                 else x[h] = Piece{};
             }
 #pragma unroll
@@ -189,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GEMM_MIN_BLOCKS) freivalds
                 if (i + v >= lines) break;  // zero times a weight that is infinite would be NaN
                 const Factors by(weights, square_weights, params.rows, i + v);
 #pragma unroll
-                for (int h = 0; h < HELD; ++h) sum[h].fold(by, x[h].at(v));
+                for (int h = 0; h < HELD; ++h) sum[h].fold(by, x[h].at<Acc>(v));
             }
         }
 #pragma unroll

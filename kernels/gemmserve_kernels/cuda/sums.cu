@@ -9,6 +9,7 @@
 // after another.
 #include "common/dependent.cuh"
 #include "common/lanes.cuh"
+#include "common/neighbours.cuh"
 #include "common/raster.cuh"
 #include "common/types.cuh"
 
@@ -38,49 +39,18 @@ constexpr bool PLANAR = GEMM_PLANAR, ACROSS = GEMM_ACROSS, WEIGHTED = GEMM_WEIGH
 constexpr int VECTOR = GEMM_VECTOR, LINES = GEMM_LINES, COLUMNS = GEMM_COLUMNS, THREADS = 256, WARPS = THREADS / 32;
 constexpr int LANES = ACROSS ? COLUMNS / VECTOR : 32, DEPTH = 8;
 
-template <class To>
-GEMM_DEVICE To element(Stored re, Stored im) {
-    if constexpr (PLANAR) {
-        return widen<To>(re, im);
-    } else {
-        return widen<To>(re);
-    }
-}
-
 template <class T>
 GEMM_DEVICE T conjugated(T x) {
     if constexpr (is_complex<T>) x.im = -x.im;
     return x;
 }
 
-// Neighbours as they are stored.
-struct Piece {
-    Vector<Stored, VECTOR> re, im;
+using Piece = Neighbours<Stored, VECTOR, PLANAR>;
 
-    template <bool CONJUGATE>
-    GEMM_DEVICE Acc at(int v) const {
-        const Acc x = element<Acc>(re.at[v], im.at[v]);
-        return CONJUGATE ? conjugated(x) : x;
-    }
-};
-
-// VECTOR neighbours along the fast axis, of which the first `count` exist.
-GEMM_DEVICE Piece read(const SumsParams& params, Long offset, Long stride, Long count) {
-    const Stored* const re = static_cast<const Stored*>(params.x.re) + offset;
-    const Stored* const im = static_cast<const Stored*>(params.x.im) + offset;
-    Piece x{};
-    if (VECTOR > 1 && count >= VECTOR) {
-        x.re = *reinterpret_cast<const Vector<Stored, VECTOR>*>(re);
-        if constexpr (PLANAR) x.im = *reinterpret_cast<const Vector<Stored, VECTOR>*>(im);
-    } else {
-#pragma unroll
-        for (int v = 0; v < VECTOR; ++v) {
-            if (v >= count) break;
-            x.re.at[v] = re[v * stride];
-            if constexpr (PLANAR) x.im.at[v] = im[v * stride];
-        }
-    }
-    return x;
+template <bool CONJUGATE>
+GEMM_DEVICE Acc element(const Piece& x, int v) {
+    const Acc value = x.at<Acc>(v);
+    return CONJUGATE ? conjugated(value) : value;
 }
 
 // Beyond the end there is nothing to add: zero times a weight that is infinite would be.
@@ -125,18 +95,18 @@ GEMM_DEVICE void fold_rows(
     for (; i + (DEPTH - 1) * step < lines; i += DEPTH * step) {
         Piece x[DEPTH];
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d) x[d] = read(params, offset + (i + d * step) * stride, across, count);
+        for (int d = 0; d < DEPTH; ++d) x[d] = Piece::read(params.x, offset + (i + d * step) * stride, across, count);
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
 #pragma unroll
-            for (int v = 0; v < VECTOR; ++v) fold(sum[v], x[d].at<CONJUGATE>(v), weights + i + d * step);
+            for (int v = 0; v < VECTOR; ++v) fold(sum[v], element<CONJUGATE>(x[d], v), weights + i + d * step);
         }
     }
 #pragma unroll 1
     for (; i < lines; i += step) {
-        const Piece x = read(params, offset + i * stride, across, count);
+        const Piece x = Piece::read(params.x, offset + i * stride, across, count);
 #pragma unroll
-        for (int v = 0; v < VECTOR; ++v) fold(sum[v], x.at<CONJUGATE>(v), weights + i);
+        for (int v = 0; v < VECTOR; ++v) fold(sum[v], element<CONJUGATE>(x, v), weights + i);
     }
 }
 
@@ -194,11 +164,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(SumsParams params) {
             Acc sum{};
 #pragma unroll 4
             for (Long i = lane * VECTOR; i < lines; i += 32 * VECTOR) {
-                const Piece x = read(params, offset + i * params.x.row_stride, params.x.row_stride, lines - i);
+                const Piece x = Piece::read(params.x, offset + i * params.x.row_stride, params.x.row_stride, lines - i);
 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v) {
-                    const Acc element = params.conjugate ? x.at<true>(v) : x.at<false>(v);
-                    if (i + v < lines) fold(sum, element, weights + i + v);
+                    const Acc value = params.conjugate ? element<true>(x, v) : element<false>(x, v);
+                    if (i + v < lines) fold(sum, value, weights + i + v);
                 }
             }
 #pragma unroll
