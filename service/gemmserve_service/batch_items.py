@@ -13,6 +13,7 @@ from gemmserve_service.errors import ServiceError, TooLarge
 from gemmserve_service.problems import InvalidParameters
 from gemmserve_service.schemas import ArrayId, GemmParams, GemmReduceParams, Strict
 from gemmserve_service.strict_json import validate
+from gemmserve_service.turns import Turns
 
 if TYPE_CHECKING:
     import contextlib
@@ -96,8 +97,8 @@ class StoredItems:
         self.pins: list[Pinned] = []
         """Holds on the operands, from `pin` on."""
 
-    def pin(self, store: ArrayStore, held: contextlib.ExitStack, owner: str) -> list[Item | ServiceError]:
-        """Every product with its operands held, or what is wrong with it."""
+    async def pin(self, store: ArrayStore, held: contextlib.ExitStack, owner: str) -> list[Item | ServiceError]:
+        """Every product with its operands held, or what is wrong with it. Others have their turns meanwhile."""
         arrays: dict[str, Placed | ServiceError] = {}
         pins = self.pins
 
@@ -121,7 +122,9 @@ class StoredItems:
             return found
 
         items: list[Item | ServiceError] = []
+        turns = Turns()
         for entry in self.envelope.items:
+            await turns.pause()
             try:
                 items.append(self._item(entry, operand))
             except ServiceError as error:

@@ -70,6 +70,8 @@ class Group:
     params: GemmParams | GemmReduceParams
     problem: Product
     outputs: dict[str, tuple[tuple[int, ...], np.dtype[Any], str]]
+    size: tuple[int, int]
+    """Bytes and operations of one product: the queue asks for all of them several times."""
     items: list[int] = field(default_factory=list)
     """Their numbers in the batch."""
     results: dict[str, list[Placed]] = field(default_factory=dict)
@@ -93,11 +95,11 @@ class BatchProblem:
 
     def nbytes(self) -> int:
         """Of operands and results."""
-        return sum(group.problem.nbytes() * len(group.items) for group in self.groups)
+        return sum(group.size[0] * len(group.items) for group in self.groups)
 
     def flops(self) -> int:
         """Operations."""
-        return sum(group.problem.flops() * len(group.items) for group in self.groups)
+        return sum(group.size[1] * len(group.items) for group in self.groups)
 
 
 async def sort(
@@ -137,7 +139,7 @@ def _describe(item: Item, check: Callable[[Product], object]) -> Group:
     }
     problem = operations.build(item.params, operands)
     check(problem)
-    return Group(item.params, problem, operations.outputs(problem))
+    return Group(item.params, problem, operations.outputs(problem), (problem.nbytes(), problem.flops()))
 
 
 class BatchTask(Task):
@@ -303,15 +305,20 @@ def pack(groups: Sequence[Group], count: int) -> Packed:
     return Packed(position, offsets, None)
 
 
-def place(groups: Sequence[Group], where: Callable[[int, str], tuple[Extent | None, int]]) -> None:
-    """Sets the groups' results: `where` says of a product's number and a result's name the extent and the offset."""
+async def place(groups: Sequence[Group], where: Callable[[int, str], tuple[Extent | None, int]]) -> None:
+    """Sets the groups' results: `where` says of a product's number and a result's name the extent and the offset.
+
+    Others have their turns meanwhile.
+    """
+    turns = Turns()
     for group in groups:
         for name, (shape, dtype, order) in group.outputs.items():
             kind = (dtype.newbyteorder("=").name, shape, order)
             empty = not math.prod(shape)
-            group.results[name] = [
-                Placed(kind, None, 0) if empty else Placed(kind, *where(number, name)) for number in group.items
-            ]
+            placed = group.results[name] = []
+            for number in group.items:
+                placed.append(Placed(kind, None, 0) if empty else Placed(kind, *where(number, name)))
+                await turns.pause()
 
 
 def each_result(groups: Sequence[Group]) -> Iterator[tuple[int, str, Placed]]:

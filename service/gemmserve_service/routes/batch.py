@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -32,12 +33,15 @@ if TYPE_CHECKING:
 
     from gemmserve_service.batches import Placed
     from gemmserve_service.core import Core
+    from gemmserve_service.settings import Settings
 
 router = APIRouter(tags=["one-shot"], default_response_class=Response)
 
 MAX_BODY: Final = 16 << 20
 _SMALL_BODY: Final = 1 << 20
 """Bytes of the JSON."""
+_READ_AT_ONCE: Final = 1 << 16
+"""Bytes of a body that is read in the event loop's thread."""
 FAILED_HEADER: Final = "Batch-Failed"
 PROBLEMS_MEMBER: Final = "problems.json"
 
@@ -79,13 +83,13 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     with contextlib.ExitStack() as held:
         if media_type == "application/json":
-            stored = StoredItems(parse_object(await _json_body(request, core, owner)), core.settings)
+            stored = await _stored_items(await _json_body(request, core, owner), core.settings)
             asked = stored.envelope
             options = Options(
                 asked.results, asked.verify, asked.priority, asked.timeout_s or query.timeout_s, asked.ttl_s
             )
             _check_accept(request, options)
-            items = stored.pin(core.store, held, owner)
+            items = await stored.pin(core.store, held, owner)
             wait_s = core.settings.oneshot_timeout_s if options.timeout_s is None else options.timeout_s
             for pinned in stored.pins:  # it reads them where they lie together: in the store
                 await core.scheduler.writes.bring(pinned, wait_s)
@@ -137,6 +141,16 @@ async def _json_body(request: Request, core: Core, owner: str) -> bytes | bytear
     return body
 
 
+async def _stored_items(body: bytes | bytearray, settings: Settings) -> StoredItems:
+    """What the JSON asks for. Raises as `StoredItems` and `parse_object` do."""
+
+    def read() -> StoredItems:
+        return StoredItems(parse_object(body), settings)
+
+    # In a thread the interpreter lets others have their turns every few milliseconds.
+    return read() if len(body) < _READ_AT_ONCE else await asyncio.to_thread(read)
+
+
 async def _sent(request: Request, core: Core, held: contextlib.ExitStack, owner: str) -> list[Any]:
     """Products whose operands are in the body."""
     boundary = batch_bodies.boundary_of(request)
@@ -148,8 +162,12 @@ async def _sent(request: Request, core: Core, held: contextlib.ExitStack, owner:
     if arrays.get("c") and isinstance(params, GemmReduceParams):
         raise InvalidParameters("gemm_reduce has no c")
     arrays = await batch_bodies.align(upload, arrays)
-    count, operands = batch_bodies.operands(upload, arrays, planar=params.layout == "planar", most=most)
-    return [Item(params, "", {name: each[i] for name, each in operands.items()}) for i in range(count)]
+
+    def read() -> list[Any]:
+        count, operands = batch_bodies.operands(upload, arrays, planar=params.layout == "planar", most=most)
+        return [Item(params, "", {name: each[i] for name, each in operands.items()}) for i in range(count)]
+
+    return read() if len(upload.view) < _READ_AT_ONCE else await asyncio.to_thread(read)
 
 
 def _answer(outcome: Outcome, count: int, options: Options, received_s: float) -> Response:

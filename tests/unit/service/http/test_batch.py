@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from gemmserve_service import turns
 from gemmserve_service.errors import StoreFull
 from gemmserve_service.executor.protocol import Group
+from gemmserve_service.uploads import Upload
 
 
 @pytest.fixture
@@ -388,3 +390,31 @@ async def test_others_have_their_turns_while_a_batch_is_prepared(client, form, n
     content, headers = form([("a", a), ("b", b)])
     assert (await client.post("/v1/batch", content=content, headers=headers)).status_code == 200
     assert asked >= 5 * 100  # two operands, the kinds, their plans, the message
+
+
+async def test_others_have_their_turns_while_many_results_become_arrays(client, stored, npy, monkeypatch):
+    """However many there are, few are begun in one round of the event loop."""
+    answer = await client.post(
+        "/v1/arrays", content=npy(np.ones((2, 2), "f4")), headers={"content-type": "application/x-npy"}
+    )
+    operand = answer.json()["id"]
+    loop, rounds, begun = asyncio.get_running_loop(), 0, Counter()
+    commit = Upload.commit
+
+    def turn():
+        nonlocal rounds
+        rounds += 1
+        loop.call_soon(turn)
+
+    async def counted(self):
+        begun[rounds] += 1
+        return await commit(self)
+
+    monkeypatch.setattr(Upload, "commit", counted)
+    monkeypatch.setattr(turns, "_SPAN_S", 0.0)
+    turn()
+    answer = await stored([{"a": operand, "b": operand}] * 300, results="each")
+    assert answer.status_code == 200
+    assert begun.total() == 300
+    assert max(begun.values()) <= 64
+    assert rounds >= 3 * 300  # operands are held, results given space, each its place
