@@ -8,6 +8,11 @@ CONSTRAINTS ?=
 # pytest's own arguments: make test PYTEST_ARGS='-k store'
 PYTEST_ARGS ?=
 
+# Tests of arithmetic have one outcome. Those of processes, sockets and disks meet machines that stand still for seconds:
+# three of them in a run get a second try, and the first one's traceback is printed. `make test AGAIN=` for none.
+AGAIN ?= --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks \
+	--rerun-exclude-path tests/unit/kernels --rerun-exclude-path tests/contract
+
 # The first Python that is new enough; PYTHON=/path/to/python3 overrides it.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$p"; break; }; done)
@@ -41,7 +46,7 @@ serve: python  ## run the service in the foreground (ARGS='--port 9000')
 
 test: python  ## the test suite (tests that need a GPU say so when they are skipped)
 	$(call environment,dev)
-	$(RUN) -m pytest -n 2 $(PYTEST_ARGS)
+	$(RUN) -m pytest -n 2 $(AGAIN) $(PYTEST_ARGS)
 
 gpu-test: python  ## the tests that need a GPU, on this machine's GPU
 	$(call environment,dev)
