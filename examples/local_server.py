@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-READY = re.compile(r"^gemmserve ready on (\S+)", re.MULTILINE)
+READY = re.compile(r"^gemmserve ready on (\S+).*\n", re.MULTILINE)  # the whole line: it is read while it is written
 
 
 class LocalServer:

@@ -1,4 +1,6 @@
-"""Settings every test shares: bounded BLAS threads, hypothesis profiles, a reason on every skipped device test."""
+"""Settings every test shares: bounded BLAS threads, no proxy to this machine, hypothesis profiles, a reason on every
+skipped device test.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Whatever proxy this machine has is not for the servers that tests start.
+for _name in ("no_proxy", "NO_PROXY"):
+    os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), "127.0.0.1", "localhost"]))
 
 settings.register_profile(
     "ci", max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

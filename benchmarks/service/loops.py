@@ -113,19 +113,19 @@ class Loop:
         self._by_fd[connection.fileno()] = connection
 
     def closed(self, seconds, most=None):
-        """Every connection busy all the time: until then, or until so many exchanges have begun."""
+        """Every connection busy all the time: until then, or until so many exchanges have begun; each begins one."""
         left = itertools.count() if most is None else iter(range(most))
         outcome = Outcome()
         began, end = self._begin_clock(seconds)
 
-        def further(connection):
-            if time.perf_counter_ns() < end and next(left, None) is not None:
+        def further(connection, first=False):
+            if (first or time.perf_counter_ns() < end) and next(left, None) is not None:
                 now = time.perf_counter_ns()
                 self._start(connection, now, outcome)
                 return True
             return False
 
-        busy = sum(further(connection) for connection in self.connections)
+        busy = sum(further(connection, first=True) for connection in self.connections)
         deadline = end + int(DRAIN_S * 1e9)
         while busy:
             for connection in self._finished(outcome, self._pause(deadline)):

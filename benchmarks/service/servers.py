@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import platform
+import random
 import signal
 import socket
 import subprocess
@@ -109,15 +110,22 @@ def versions(kind):
     return json.loads(done.stdout)
 
 
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
 def free_port():
-    """A TCP port that nobody has, nor the next one (PyTriton's gRPC)."""
+    """A TCP port that nobody has, nor the next one (PyTriton's gRPC). Until the server has it, the system gives it to
+    nobody else by itself, such as a connection that somebody opens meanwhile, where it tells which it takes for those.
+    """
+    low, high = map(int, PORT_RANGE.read_text().split()) if PORT_RANGE.is_file() else (32768, 60999)
+    apart = [*range(10_000, low - 1), *range(high + 1, 65_535)] or list(range(10_000, 65_535))
     while True:
+        port = random.choice(apart)
         with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
             try:
+                first.bind(("127.0.0.1", port))
                 second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
+            except OSError:
                 continue
             return port
 

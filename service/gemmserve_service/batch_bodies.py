@@ -54,7 +54,7 @@ async def land(request: Request, store: ArrayStore, settings: Settings, owner: s
         raise MalformedMultipart("the body is empty")
     upload = reserve(store, length, largest=0, owner=owner)
     try:
-        whole = await RequestBody(request).fill(upload.view, upload.advance)
+        whole = await RequestBody(request).fill(upload.view, upload.advance, upload.place(0))
     except BaseException:
         upload.abort()
         raise

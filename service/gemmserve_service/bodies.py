@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from gemmserve_service.landing import Lander
+    from gemmserve_service.movers.pool import Place
 
 _PATIENCE_S: Final = 0.1  # after which others see how far a slow client's body has come
 
@@ -47,11 +48,21 @@ class RequestBody:
         assert not self._rest
         self._rest = memoryview(piece)
 
-    async def fill(self, view: memoryview, advance: Callable[[int], None]) -> bool:
-        """Reads into `view` until it is full, or the body has ended: then False. `advance(n)`: n more bytes came."""
+    async def fill(self, view: memoryview, advance: Callable[[int], None], place: Place | None = None) -> bool:
+        """Reads into `view` until it is full, or the body has ended: then False. `advance(n)`: n more bytes came.
+
+        `place`: where `view` begins, if a transfer process may fill it.
+        """
         position = 0
         ahead = Prefault(view)
         while position < len(view):
+            if place is not None and self._movable(len(view) - position):
+                assert self._lander is not None
+                count = await self._lander.move_into(place.at(position), len(view) - position, _PATIENCE_S)
+                if count:
+                    position += count
+                    advance(count)
+                    continue
             end = await ahead.next(position)
             while position < end:
                 count = await self._read_into(view[position:end])
@@ -59,7 +70,12 @@ class RequestBody:
                     return False
                 position += count
                 advance(count)
+                if place is not None and self._movable(len(view) - position):
+                    break
         return True
+
+    def _movable(self, count: int) -> bool:
+        return self._lander is not None and self._more and not self._rest and self._lander.movable(count)
 
     async def _read_into(self, view: memoryview) -> int:
         """Some of the next bytes; 0 at the end."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from gemmserve_service.landing import Lander
+    from gemmserve_service.movers.pool import Place
     from gemmserve_service.settings import Settings
 
 
@@ -61,6 +62,21 @@ class _Timed:
         self._came += count
         self._judge()
         return count
+
+    def movable(self, count: int) -> bool:
+        """See `landing.Lander`."""
+        assert self.lander is not None
+        return self.lander.movable(count)
+
+    async def move_into(self, place: Place, count: int, patience_s: float) -> int:
+        """See `landing.Lander`."""
+        assert self.lander is not None
+        began = asyncio.get_running_loop().time()
+        moved = await self.lander.move_into(place, count, min(patience_s, self._window_s - self._waited))
+        self._waited += asyncio.get_running_loop().time() - began
+        self._came += moved
+        self._judge()
+        return moved
 
     async def __call__(self) -> Message:
         if self._whole:

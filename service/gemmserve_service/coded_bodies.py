@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from gemmserve_service.movers.pool import Place
+
 _INPUT: Final = 1 << 17  # coded bytes of one step
 _FIRST: Final = 1 << 13  # of a frame's first: what follows a short frame is copied
 _OUTPUT: Final = 1 << 20  # decoded bytes of one step
@@ -57,7 +59,7 @@ class CodedBody(RequestBody):
         target = memoryview(bytearray(_INLINE))
         return bytes(target[: await self._decode(target)])
 
-    async def fill(self, view: memoryview, advance: Callable[[int], None]) -> bool:
+    async def fill(self, view: memoryview, advance: Callable[[int], None], place: Place | None = None) -> bool:  # noqa: ARG002
         """As of a plain body."""
         position = 0
         while position < len(view):

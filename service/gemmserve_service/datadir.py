@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
-_WAIT_S: Final = 5.0  # for processes that end because their supervisor did
+_WAIT_S: Final = 30.0  # for processes that end because their supervisor did: on a busy machine that takes its time
 _POLL_S: Final = 0.02
 
 

@@ -18,6 +18,7 @@ from gemmserve_service.app import create_app
 from gemmserve_service.core import Core
 from gemmserve_service.executor.local import LocalExecutor
 from gemmserve_service.handoff import FrontHandoff
+from gemmserve_service.movers.pool import Movers
 from gemmserve_service.runtime import keep_from_collector
 from gemmserve_service.serving import main_server, side_server
 
@@ -58,7 +59,13 @@ async def _serve(handoff: FrontHandoff) -> bool:
     executor = LocalExecutor(socket.socket(fileno=handoff.control_fd), handoff.devices)
     core = Core(settings, executor)
     app = create_app(settings, core)
-    server = main_server(app, settings)
+    movers = None
+    if handoff.movers_fd is not None:
+        movers = Movers(socket.socket(fileno=handoff.movers_fd), silence_s=settings.heartbeat_timeout_s)
+        core.store.on_extent_destroyed(movers.forget)
+        app.state.metrics.watch(movers)
+        movers.start()
+    server = main_server(app, settings, movers)
     keep_from_collector()
     if handoff.unix_fd is not None:
         server.unix = socket.socket(fileno=handoff.unix_fd)
@@ -89,6 +96,8 @@ async def _serve(handoff: FrontHandoff) -> bool:
             await asyncio.wait(beside[-1:], timeout=_SIDE_CLOSE_S)
         for task in beside:
             task.cancel()
+        if movers is not None:
+            movers.stop()
     return server.started
 
 

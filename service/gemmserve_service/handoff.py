@@ -41,10 +41,19 @@ class FrontHandoff(_Handoff):
     """The Unix socket, where there is one."""
     descriptors_fd: int | None = None
     """The socket beside it that takes shared memory."""
+    movers_fd: int | None = None
+    """The socket that transfer processes connect to, where there are any."""
     control_fd: int
     ready_fd: int
     """A pipe to the supervisor: "1" once the front answers and a worker is ready, "." every second besides."""
     devices: list[str]
+
+
+class MoverHandoff(_Handoff):
+    """For a transfer process."""
+
+    name: str
+    control_path: str
 
 
 class WorkerHandoff(_Handoff):

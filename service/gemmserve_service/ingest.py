@@ -220,7 +220,7 @@ async def _receive_shared(
 async def receive_rest(body: RequestBody, upload: Upload) -> None:
     """Reads what `upload` lacks straight into it. Raises ClientDisconnect, RequestTimeout."""
     if upload.filled < upload.nbytes:
-        await body.fill(upload.view[upload.filled :], upload.advance)
+        await body.fill(upload.view[upload.filled :], upload.advance, upload.place(upload.filled))
 
 
 def declare_bare(dtype: str | None, shape: str | None, order: Order | None) -> Declared:

@@ -6,28 +6,42 @@ app knows where the bytes of a body belong, the connection's protocol is changed
 such bytes; it has counted the body's length by then, so the rest of that body passes it by, and the next request on the
 connection gets a fresh one.
 
-`LandingProtocol` puts a `Landing` into the scope's extensions; `bodies.RequestBody` uses it where there is one.
+`LandingProtocol` puts a `Landing` into the scope's extensions; `bodies.RequestBody` uses it where there is one. Where
+there are transfer processes (`movers`) one of them reads from the connection instead, or writes to it, a stretch at a
+time; this process keeps the connection, and looks after slow clients itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import httptools
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gemmserve_service.movers.protocol import End
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+    from gemmserve_service.movers.pool import Movers, Place
+    from gemmserve_service.movers.protocol import Moved
+
 EXTENSION: Final = "gemmserve.landing"
-"""Key in the ASGI scope's `extensions`."""
+"""Key in the ASGI scope's `extensions`, of a `Lander`."""
+SENDING: Final = "gemmserve.sending"
+"""Likewise, of what sends bytes of the answer from where they lie (`Landing`)."""
 
 _DIRECT_FROM: Final = 1 << 16  # bytes that must be outstanding; below, changing protocols costs more than it saves
 _MOST_AT_ONCE: Final = 1 << 19  # bytes of one read: others' turn comes after at most a third of a millisecond
+MOVED_FROM: Final = 1 << 20
+"""Bytes that are worth a word to a transfer process."""
+_MOVED_AT_ONCE: Final = 32 << 20  # what it is asked for: a round trip for each 10 to 20 ms of a fast client's bytes
+_SLOW: Final = 1 << 20  # bytes; a client of whom no more came, or who took no more, within the patience is slow ...
+_BY_HAND: Final = 4 << 20  # ... and so many bytes go by this process before the next try
 
 
 class Lander(Protocol):
@@ -38,6 +52,12 @@ class Lander(Protocol):
         ended, or `patience_s` have passed. Raises ClientDisconnect.
         """
 
+    def movable(self, count: int) -> bool:
+        """Whether a transfer process might be given the body's next `count` bytes just now."""
+
+    async def move_into(self, place: Place, count: int, patience_s: float) -> int:
+        """Like `read_into`, by a transfer process; 0 also when it is better not asked now: then read."""
+
 
 class Landing:
     """One request's body, for its app."""
@@ -47,6 +67,9 @@ class Landing:
         self.cycle: RequestResponseCycle | None = None
         self.on_landed: list[Callable[[int], None]] = []
         """Told how many bytes came past `receive`, and 0 when the client is told to go on sending."""
+        self.on_sent: list[Callable[[int], None]] = []
+        """Told how many bytes of the answer went past `send`."""
+        self._by_hand = 0  # bytes that this process moves before it asks another
 
     async def read_into(self, view: memoryview, patience_s: float) -> int:
         """See `Lander`."""
@@ -60,6 +83,7 @@ class Landing:
             protocol = self._protocol
             if protocol.cycle is cycle and (protocol.left or 0) >= _DIRECT_FROM and len(view) >= _DIRECT_FROM:
                 count = await protocol.land(view, patience_s)
+                self._by_hand -= count
                 self._tell(count)
                 if not count and cycle.disconnected:
                     raise ClientDisconnect
@@ -72,6 +96,95 @@ class Landing:
         cycle.body = cycle.body[count:]
         self._tell(count)
         return count
+
+    def movable(self, count: int) -> bool:
+        """See `Lander`."""
+        protocol, cycle = self._protocol, self.cycle
+        assert cycle is not None
+        return (
+            protocol.movers is not None
+            and count >= MOVED_FROM
+            and self._by_hand <= 0
+            and protocol.cycle is cycle
+            and (protocol.left or 0) >= MOVED_FROM
+            and not cycle.body
+            and not cycle.waiting_for_100_continue
+            and self._plain
+            and protocol.movers.free()
+        )
+
+    async def move_into(self, place: Place, count: int, patience_s: float) -> int:
+        """See `Lander`."""
+        protocol, cycle = self._protocol, self.cycle
+        assert cycle is not None
+        if not self.movable(count):
+            return 0
+        count = min(count, protocol.left or 0, _MOVED_AT_ONCE)
+        moved = await protocol.move(cycle, "in", place, count, patience_s)
+        if moved < min(count, _SLOW):
+            self._by_hand = _BY_HAND
+        self._tell(moved)
+        return moved
+
+    def sendable(self, count: int) -> bool:
+        """Whether a transfer process might send the next `count` bytes of the answer just now."""
+        protocol, cycle = self._protocol, self.cycle
+        assert cycle is not None
+        return (
+            protocol.movers is not None
+            and count >= MOVED_FROM
+            and self._by_hand <= 0
+            and cycle.response_started
+            and not cycle.response_complete
+            and cycle.expected_content_length >= count
+            and self._plain
+            and protocol.movers.free()
+        )
+
+    async def send_from(self, place: Place, count: int, patience_s: float) -> int:
+        """Has the answer's next bytes sent from `place`, behind what was sent before; returns how many went. 0: it is
+        better not asked now. Raises ClientDisconnect.
+        """
+        protocol, cycle = self._protocol, self.cycle
+        assert cycle is not None
+        if not self.sendable(count):
+            return 0
+        transport = protocol.transport
+        transport.set_write_buffer_limits(0)  # so that `drain` waits until the socket has everything
+        try:
+            await protocol.flow.drain()
+            if cycle.disconnected:
+                raise ClientDisconnect
+            if not self.sendable(count):  # while the client took what had been written
+                return 0
+            count = min(count, _MOVED_AT_ONCE)
+            moved = await protocol.move(cycle, "out", place, count, patience_s)
+        finally:
+            if not transport.is_closing():
+                transport.set_write_buffer_limits()
+        if moved < min(count, _SLOW):
+            self._by_hand = _BY_HAND
+        cycle.expected_content_length -= moved
+        for callback in self.on_sent:
+            callback(moved)
+        return moved
+
+    def sent(self, count: int) -> None:
+        """So many bytes of the answer went the ordinary way."""
+        self._by_hand -= count
+
+    @property
+    def _plain(self) -> bool:
+        """Whether others can use the connection as it is: it is open, and without TLS."""
+        protocol, cycle = self._protocol, self.cycle
+        assert cycle is not None
+        transport = protocol.transport
+        return (
+            not cycle.disconnected
+            and not transport.is_closing()
+            and transport.get_extra_info("sslcontext") is None
+            and transport.get_extra_info("socket") is not None
+        )
 
     @staticmethod
     async def _more(cycle: RequestResponseCycle, patience_s: float) -> None:
@@ -94,14 +207,22 @@ class Landing:
 class LandingProtocol(HttpToolsProtocol):
     """uvicorn's protocol; `left` are the bytes of the body that have not come, None where their number is unknown."""
 
+    movers: Movers | None = None
+    """The transfer processes, where there are any; of the class that a server makes."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.left: int | None = None
         self._past_parser = False
+        self._lost = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        super().connection_lost(exc)
 
     def on_headers_complete(self) -> None:
         landing = Landing(self)
-        self.scope["extensions"] = {EXTENSION: landing}  # type: ignore[dict-item]
+        self.scope["extensions"] = {EXTENSION: landing, SENDING: landing}  # type: ignore[dict-item]
         super().on_headers_complete()
         landing.cycle = self.cycle
         self.left = None if self.parser.should_upgrade() else _content_length(self.headers)
@@ -138,6 +259,36 @@ class LandingProtocol(HttpToolsProtocol):
                 self.left -= sink.filled
                 self._look_for_the_end()
         return sink.filled
+
+    async def move(
+        self, cycle: RequestResponseCycle, direction: Literal["in", "out"], place: Place, count: int, patience_s: float
+    ) -> int:
+        """Has a transfer process move bytes of the request's body, or of its answer; returns how many it moved.
+
+        Raises ClientDisconnect when the client is gone, or the connection has to be broken.
+        """
+        assert self.movers is not None
+        ends: list[Moved | None] = []
+        if direction == "in":
+            self.flow.pause_reading()
+        try:
+            connection = self.transport.get_extra_info("socket").fileno()
+            await self.movers.move(direction, connection, place, count, patience_s, ends.append)
+        finally:
+            moved = ends[0] if ends else None
+            if moved is not None and moved.count and direction == "in":
+                assert self.left is not None
+                self._past_parser = True
+                self.left -= moved.count
+                self._look_for_the_end()
+            if ends and (moved is None or moved.end is End.HANGUP):
+                self.transport.abort()
+        if self.transport.is_closing() and (moved is None or moved.end is not End.DONE):
+            while not self._lost:  # noqa: ASYNC110 (one of the next turns of the loop calls `connection_lost`)
+                await asyncio.sleep(0)
+            cycle.disconnected = True  # uvicorn says so to the last cycle alone, which may be a later one
+            raise ClientDisconnect
+        return 0 if moved is None else moved.count
 
     def _look_for_the_end(self) -> None:
         if self.left == 0 and self._past_parser:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import sys
 import tempfile
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels.compiler import CACHE_VARIABLE, cache_directory
 from gemmserve_service.findings import Finding
+from gemmserve_service.runtime import cpu_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +33,7 @@ def limits(settings: Settings, machine: Machine) -> Iterator[Finding]:
     yield from temporary(settings)
     yield from shared_memory(machine)
     yield from open_files(settings)
+    yield from transfer_processes(settings)
 
 
 def data_dir(folder: Path, machine: Machine) -> Iterator[Finding]:
@@ -88,6 +91,20 @@ def open_files(settings: Settings) -> Iterator[Finding]:
             "GEMMSERVE_MAX_CONNECTIONS"
         )
         yield Finding("note", "files", text, advice)
+
+
+def transfer_processes(settings: Settings) -> Iterator[Finding]:
+    """Whether the transfer processes that are asked for can run, and have processors to run on."""
+    count, processors = settings.transfer_processes, cpu_count()
+    if not count:
+        return
+    if sys.platform != "linux":
+        yield Finding("error", "transfers", "transfer processes need Linux", "set GEMMSERVE_TRANSFER_PROCESSES to 0")
+    elif count >= processors:
+        text = f"{count} transfer processes beside the front, and {processors} processors"
+        yield Finding("note", "transfers", text, "fewer leave one to the front: GEMMSERVE_TRANSFER_PROCESSES")
+    else:
+        yield Finding("ok", "transfers", f"{count} processes move large bodies")
 
 
 def _existing(folder: Path) -> Path:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from gemmserve_service.core import Core
+    from gemmserve_service.movers.pool import Movers
     from gemmserve_service.observers import DeviceInfo
     from gemmserve_service.schemas import JobInfo
     from gemmserve_service.single import EndedJob
@@ -122,6 +123,10 @@ class Metrics:
         """Counts one; `problem` is the slug of the reason."""
         self._refused_connections.add(problem)
 
+    def watch(self, movers: Movers) -> None:
+        """Shows what the transfer processes do."""
+        self.registry.register(_Moves(movers))
+
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """The exposition and its content type: OpenMetrics where `accept` asks for it, else Prometheus text."""
         encode, content_type = choose_encoder(accept or "")
@@ -176,6 +181,33 @@ class _Gauges(Collector):
             total.add_metric([device.id], device.memory_total)
             running.add_metric([device.id], device.jobs_running)
         yield from (used, total, running)
+
+
+class _Moves(Collector):
+    """What transfer processes have done and are at."""
+
+    def __init__(self, movers: Movers) -> None:
+        self._movers = movers
+
+    def collect(self) -> Iterator[Metric]:
+        """One snapshot."""
+        movers = self._movers
+        moved = CounterMetricFamily(
+            "gemmserve_transfer_bytes", "Bytes of bodies that transfer processes moved.", labels=["direction"]
+        )
+        for direction in ("in", "out"):
+            moved.add_metric([direction], movers.moved_bytes[direction])
+        yield moved
+        for name, text, value in (
+            ("transfers_running", "Bodies that transfer processes are at.", movers.under_way),
+            ("transfer_processes", "Transfer processes that are there.", movers.ready),
+        ):
+            yield GaugeMetricFamily(f"gemmserve_{name}", text, value=value)
+        for name, text, value in (
+            ("transfer_process_restarts", "Transfer processes started again.", movers.restarts),
+            ("transfer_processes_killed", "Transfer processes killed because they hung.", movers.killed),
+        ):
+            yield CounterMetricFamily(f"gemmserve_{name}", text, value=value)
 
 
 def _caches(devices: list[DeviceInfo]) -> Iterator[Metric]:

@@ -147,6 +147,7 @@ class _Exchange:
         landing = (scope.get("extensions") or {}).get(EXTENSION)
         if landing is not None:
             landing.on_landed.append(self._landed)
+            landing.on_sent.append(self._sent)
 
     async def receive(self) -> Message:
         """Counts the body."""
@@ -159,6 +160,10 @@ class _Exchange:
         """Counts what did not pass `receive`."""
         self._asked = True
         self.received += count
+
+    def _sent(self, count: int) -> None:
+        """Counts what did not pass `send`."""
+        self.sent += count
 
     async def send(self, message: Message) -> None:
         """Adds the id and the security headers; counts the body."""

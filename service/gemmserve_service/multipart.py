@@ -133,7 +133,7 @@ class OneShotForm:
         if upload is None or not self._within_data or upload.nbytes - upload.filled < _LAND_FROM:
             return
         self._landed, self._behind = (self._current.name, upload, upload.filled), b""
-        await body.fill(upload.view[upload.filled :], upload.advance)
+        await body.fill(upload.view[upload.filled :], upload.advance, upload.place(upload.filled))
 
     async def _look_for_lost_boundary(self, error: Exception) -> None:
         """Raises BodyTooShort if the boundary lies within what landed last: its header had promised too much."""

@@ -183,7 +183,7 @@ class PartialUpload:
                 if running is not None:
                     running.advance(transfer.landed - len(self.head) - first)
 
-            await body.fill(view, advance)
+            await body.fill(view, advance, upload.place(first))
         if transfer.landed < transfer.end:
             raise BodyTooShort(f"the part ended after {transfer.landed - transfer.start} bytes")
         if expected is not None:

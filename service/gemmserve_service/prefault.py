@@ -51,6 +51,7 @@ class Prefault:
         if not self._cold:
             return min(position + (STRIDE if position else _PROBE), self._end)
         end = min(position + STRIDE, self._end)
+        self._begun = max(self._begun, position)  # a transfer process may have filled what lies between
         while self._begun < min(end + STRIDE, self._end):
             low, self._begun = self._begun, min(self._begun + STRIDE, self._end)
             work = asyncio.get_running_loop().run_in_executor(_pool(), _populate, self._memory, low, self._begun)

@@ -6,18 +6,25 @@ import asyncio
 import io
 import zipfile
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Self
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gemmserve.wire import PIECE, RESULT_DTYPES, format_npy_header
+from gemmserve_service.landing import SENDING
+from gemmserve_service.movers.pool import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from starlette.types import Receive, Scope, Send
 
+    from gemmserve_service.extents import Extent
+    from gemmserve_service.landing import Landing
     from gemmserve_service.pins import Pinned
+
+_PATIENCE_S: Final = 0.1  # as with bodies that come
 
 Buffer = bytes | memoryview
 
@@ -33,18 +40,51 @@ def npy_parts(pinned: Pinned) -> tuple[bytes, memoryview]:
     return npy_header(pinned), pinned.view
 
 
-def pieces(parts: Sequence[Buffer], span: range) -> Iterator[Buffer]:
+class Pieces:
     """The bytes `span` of the concatenated parts, at most `PIECE` at a time, where they lie.
 
     A transport may hold the last of them past the pin: until it lets go, the extent is not `quiescent`, so no other
-    array gets it.
+    array gets it. `extent`: where the last part lies, from the extent's first byte on, if a transfer process may send
+    it: what it sent is passed over by `skip`.
     """
-    start = 0
-    for part in parts:
-        low, high = max(span.start - start, 0), min(span.stop - start, len(part))
-        for position in range(low, high, PIECE):
-            yield part[position : min(position + PIECE, high)]
-        start += len(part)
+
+    def __init__(self, parts: Sequence[Buffer], span: range, extent: Extent | None = None) -> None:
+        self._parts = parts
+        self._extent = extent
+        self._part = 0
+        self._before = 0  # bytes of the parts before that one
+        self._position, self._stop = span.start, span.stop
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Buffer:
+        while self._position < self._stop:
+            part = self._parts[self._part]
+            low, high = self._position - self._before, min(self._stop - self._before, len(part))
+            if low < high:
+                end = min(low + PIECE, high)
+                self._position = self._before + end
+                return part[low:end]
+            self._part += 1
+            self._before += len(part)
+        raise StopIteration
+
+    def ahead(self) -> tuple[Place, int] | None:
+        """Where the next bytes lie, and how many of them, if they all lie in the extent."""
+        before = sum(map(len, self._parts[:-1]))
+        if self._extent is None or self._position < before:
+            return None
+        return Place(self._extent, self._position - before), self._stop - self._position
+
+    def skip(self, count: int) -> None:
+        """So many bytes of those ahead were sent."""
+        self._position += count
+
+
+def pieces(parts: Sequence[Buffer], span: range, extent: Extent | None = None) -> Iterator[Buffer]:
+    """`Pieces`, as an iterator."""
+    return Pieces(parts, span, extent)
 
 
 def npz_pieces(arrays: Mapping[str, Pinned]) -> Iterator[bytes]:
@@ -111,16 +151,39 @@ class PiecesResponse(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if scope["method"] != "HEAD":
+                sender: Landing | None = (scope.get("extensions") or {}).get(SENDING)
+                if sender is not None and isinstance(self._content, Pieces) and _movable(self._content, sender):
+                    await send({"type": "http.response.body", "body": b"", "more_body": True})  # has the head written
+                    await _moved(self._content, sender, hangup)
                 async for piece in _in_turn(self._content):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                     # A transport whose buffer never fills never waits: give others their turn.
                     await asyncio.sleep(0)
                     if hangup.done():
                         return
+                    if sender is not None and isinstance(self._content, Pieces):
+                        sender.sent(len(piece))
+                        await _moved(self._content, sender, hangup)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except ClientDisconnect:
+            return
         finally:
             hangup.cancel()
             self._release()
+
+
+def _movable(content: Pieces, sender: Landing) -> tuple[Place, int] | None:
+    ahead = content.ahead()
+    return ahead if ahead is not None and sender.sendable(ahead[1]) else None
+
+
+async def _moved(content: Pieces, sender: Landing, hangup: asyncio.Future[None]) -> None:
+    """Has a transfer process send what lies ahead, as long as that goes on well."""
+    while (ahead := _movable(content, sender)) is not None and not hangup.done():
+        count = await sender.send_from(*ahead, _PATIENCE_S)
+        if not count:
+            return
+        content.skip(count)
 
 
 async def _in_turn(content: Iterator[Buffer] | AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:

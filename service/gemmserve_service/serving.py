@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from gemmserve_service.errors import ServiceError
+    from gemmserve_service.movers.pool import Movers
     from gemmserve_service.settings import Settings
 
 _CLOSE_S: Final = 5  # responses under way when everything else has ended
@@ -85,16 +86,21 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def main_server(app: FastAPI, settings: Settings) -> Server:
-    """The server of the API. Raises OSError and ssl.SSLError for a certificate or key that cannot be used."""
+def main_server(app: FastAPI, settings: Settings, movers: Movers | None = None) -> Server:
+    """The server of the API. Raises OSError and ssl.SSLError for a certificate or key that cannot be used.
+
+    `movers` are its transfer processes.
+    """
 
     def refused(error: ServiceError, address: str) -> None:
         app.state.metrics.connection_refused(error.slug)
         app.state.audit.write(action="connect", outcome="refused", problem=error.slug, address=address)
 
+    connection_class = fast(Connections(settings, refused), FastPath(app, settings))
+    connection_class.movers = movers
     config = uvicorn.Config(
         app,
-        http=fast(Connections(settings, refused), FastPath(app, settings)),
+        http=connection_class,
         lifespan="on",
         ws="none",
         access_log=False,

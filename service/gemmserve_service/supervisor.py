@@ -1,41 +1,37 @@
 """The thin parent: holds the data directory's lock and the sockets, and keeps its children running.
 
-Children are the front (`front.py`) and one worker a device (`worker/__main__.py`). They read from a pipe whose other
-end is this process's alone, so that they end with it even when it is killed. The listening socket stays open while the
-front restarts: connections wait in its backlog. They hold the data directory's lock too: the next server begins when
-the last process of this one is gone, not before.
+Children are the front (`front.py`), one worker a device (`worker/__main__.py`) and, where settings ask for them,
+transfer processes (`movers/__main__.py`), which end with the front: the next one starts when they are gone. All read
+from a pipe whose other end is this process's alone, so that they end with it even when it is killed. The listening
+socket stays open while the front restarts: connections wait in its backlog. They hold the data directory's lock too:
+the next server begins when the last process of this one is gone, not before.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 import os
 import selectors
-import shutil
 import signal
-import socket
 import ssl
-import stat
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.datadir import lock
-from gemmserve_service.handoff import FrontHandoff, WorkerHandoff
+from gemmserve_service.handoff import FrontHandoff, MoverHandoff, WorkerHandoff
 from gemmserve_service.keyring import KeyringError, read_keyring
+from gemmserve_service.listeners import control_socket, listen, listen_here, movers_socket, runtime_folder
 from gemmserve_service.starting import StartError
-from gemmserve_service.unix_sockets import PATH_MAX, listen_unix
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from gemmserve_service.settings import Settings
@@ -60,6 +56,8 @@ class _Child:
     due: float = 0.0
     failures: int = 0
     last_status: int = 0
+    doomed: bool = False
+    """Whether it was killed and is not gone yet."""
 
     def start(self) -> None:
         self.started = time.monotonic()
@@ -71,7 +69,7 @@ class _Child:
 
     def ended(self, status: int) -> None:
         """Plans the next start, later after each short life."""
-        self.process = None
+        self.process, self.doomed = None, False
         self.last_status = status
         now = time.monotonic()
         if now - self.started >= _STEADY_S:
@@ -90,16 +88,20 @@ def run(settings: Settings) -> int:
         _check_keys(settings)
         _check_certificate(settings)
         lock_fd = lock(settings.data_dir, stack)
-        listener = stack.enter_context(_listen(settings.host, settings.port))
+        listener = stack.enter_context(listen(settings.host, settings.port))
         side = None
         if settings.metrics_port is not None:
-            side = stack.enter_context(_listen(settings.metrics_host, settings.metrics_port))
-        unix, descriptors = _listen_here(settings, stack)
-        folder = _runtime_folder(settings, stack)
+            side = stack.enter_context(listen(settings.metrics_host, settings.metrics_port))
+        unix, descriptors = listen_here(settings, stack)
+        folder = runtime_folder(settings, stack)
         control_path = str(folder / "control.sock")
-        control = stack.enter_context(_control(control_path))
+        control = stack.enter_context(control_socket(control_path))
+        movers_path = str(folder / "movers.sock")
+        movers = stack.enter_context(movers_socket(movers_path)) if settings.transfer_processes else None
         devices = _devices(settings.device)
-        return _Supervisor(settings, lock_fd, listener, side, unix, descriptors, control, control_path, devices).run()
+        return _Supervisor(
+            settings, lock_fd, listener, side, unix, descriptors, control, control_path, movers, movers_path, devices
+        ).run()
 
 
 @dataclass(eq=False)
@@ -112,6 +114,8 @@ class _Supervisor:
     descriptors: socket.socket | None
     control: socket.socket
     control_path: str
+    movers_socket: socket.socket | None
+    movers_path: str
     devices: list[str]
     pipe: tuple[int, int] = field(default_factory=os.pipe)
     ready: tuple[int, int] = field(default_factory=os.pipe)
@@ -125,6 +129,13 @@ class _Supervisor:
     def __post_init__(self) -> None:
         self.front = _Child("front", self._spawn_front)
         self.workers = [_Child(f"worker {name}", partial(self._spawn_worker, name)) for name in self.devices]
+        names = map(str, range(self.settings.transfer_processes))
+        self.movers = [_Child(f"transfer process {name}", partial(self._spawn_mover, name)) for name in names]
+
+    @property
+    def children(self) -> tuple[_Child, ...]:
+        """All of them, the front last."""
+        return (*self.workers, *self.movers, self.front)
 
     def run(self) -> int:
         wake_read, wake_write = os.pipe()
@@ -196,24 +207,38 @@ class _Supervisor:
         if self.stopping is not None:
             return
         now = time.monotonic()
-        for child in (*self.workers, self.front):
-            if child.process is None and now >= child.due:
+        for child in self._missing():
+            if now >= child.due:
                 child.start()
+
+    def _missing(self) -> list[_Child]:
+        """Those that are to be started when they are due.
+
+        Movers of the last front might still write to an extent that the next one takes up. So it starts after them.
+        """
+        if any(mover.doomed for mover in self.movers):
+            return [child for child in self.workers if child.process is None]
+        return [child for child in self.children if child.process is None]
 
     def _pause(self) -> float | None:
         """Seconds until something is due."""
         moments = [] if self.heard is None else [time.monotonic() + self.settings.heartbeat_timeout_s / 4]
         moments += [self.stopping] if self.stopping is not None else []
         if self.stopping is None:
-            moments += [child.due for child in (*self.workers, self.front) if child.process is None]
+            moments += [child.due for child in self._missing()]
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def _reap(self) -> None:
-        for child in (*self.workers, self.front):
+        for child in self.children:
             status = None if child.process is None else child.process.poll()
             if status is None:
                 continue
             child.ended(status)
+            if child is self.front:
+                for mover in self.movers:
+                    if mover.process is not None:
+                        mover.process.kill()
+                        mover.doomed = True
             if self.stopping is None:
                 _say(f"{child.name} ended ({_reason(status)}); starting it again in {child.delay:.1f} s")
         if self.announced or self.stopping is not None:
@@ -224,7 +249,7 @@ class _Supervisor:
             raise StartError(f"no device can be used ({', '.join(self.devices)}); `gemmserve doctor` explains")
 
     def _kill_all(self) -> None:
-        for child in (*self.workers, self.front):
+        for child in self.children:
             if child.process is not None:
                 child.process.kill()
                 child.process.wait()
@@ -241,12 +266,14 @@ class _Supervisor:
             side_fd=None if self.side is None else self.side.fileno(),
             unix_fd=None if self.unix is None else self.unix.fileno(),
             descriptors_fd=None if self.descriptors is None else self.descriptors.fileno(),
+            movers_fd=None if self.movers_socket is None else self.movers_socket.fileno(),
             control_fd=self.control.fileno(),
             ready_fd=self.ready[1],
             devices=self.devices,
         )
         fds: tuple[int, ...] = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
-        fds += tuple(fd for fd in (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd) if fd is not None)
+        others = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.movers_fd)
+        fds += tuple(fd for fd in others if fd is not None)
         # The front multiplies nothing: a pool of BLAS threads in it would only cost memory.
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         return _spawn("gemmserve_service.front", handoff.model_dump_json(), fds, environment)
@@ -257,6 +284,11 @@ class _Supervisor:
         )
         fds = (self.lock_fd, self.pipe[0])
         return _spawn("gemmserve_service.worker", handoff.model_dump_json(), fds, dict(os.environ))
+
+    def _spawn_mover(self, name: str) -> subprocess.Popen[bytes]:
+        handoff = MoverHandoff(settings=self.settings, pipe_fd=self.pipe[0], name=name, control_path=self.movers_path)
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        return _spawn("gemmserve_service.movers", handoff.model_dump_json(), (self.lock_fd, self.pipe[0]), environment)
 
 
 def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -301,76 +333,6 @@ def _no_passphrase() -> str:
 def _url(scheme: str, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise StartError(f"cannot listen on {host}: {error.strerror}") from error
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from error
-    return listener
-
-
-def _listen_here(settings: Settings, stack: ExitStack) -> tuple[socket.socket | None, socket.socket | None]:
-    """The Unix socket and the one for descriptors, where settings and system have them."""
-    if settings.uds is None:
-        return None, None
-    # Here, and not above: they bring NumPy, which the supervisor has no other use for.
-    from gemmserve.wire import DESCRIPTORS_SUFFIX
-    from gemmserve_service.extents import memory_extents_supported
-
-    mode = int(settings.uds_mode, 8)
-    unix = listen_unix(settings.uds, mode, stack)
-    if not memory_extents_supported():
-        return unix, None
-    beside = settings.uds.with_name(settings.uds.name + DESCRIPTORS_SUFFIX)
-    return unix, listen_unix(beside, mode, stack, kind=socket.SOCK_SEQPACKET)
-
-
-def _runtime_folder(settings: Settings, stack: ExitStack) -> Path:
-    """A private folder with a short path, whatever the data directory's is.
-
-    Its name follows from the data directory, whose lock is held: what a killed server left is found and used again.
-    """
-    try:
-        base = Path(tempfile.gettempdir()) if settings.runtime_dir is None else settings.runtime_dir
-        return _private_folder(base, settings.data_dir, stack)
-    except OSError as error:
-        raise StartError(
-            f"no folder for the control socket: {error.strerror or error}; set GEMMSERVE_RUNTIME_DIR, or give a "
-            "container whose root file system is read-only --tmpfs /tmp"
-        ) from error
-
-
-def _private_folder(base: Path, data_dir: Path, stack: ExitStack) -> Path:
-    tag = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:12]
-    folder = base / f"gemmserve-{os.getuid()}-{tag}"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise StartError(f"{folder} is not a private folder of this user: set GEMMSERVE_RUNTIME_DIR")
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def _control(path: str) -> socket.socket:
-    if len(os.fsencode(path)) > PATH_MAX:
-        raise StartError(f"{path} is too long for a Unix socket ({PATH_MAX} bytes): set GEMMSERVE_RUNTIME_DIR")
-    Path(path).unlink(missing_ok=True)
-    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    control.bind(path)
-    control.listen(_BACKLOG)
-    return control
 
 
 def _devices(device: str) -> list[str]:

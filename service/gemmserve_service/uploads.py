@@ -12,6 +12,7 @@ import numpy as np
 from gemmserve_service import clock
 from gemmserve_service.errors import BodyTooLong, BodyTooShort, DigestMismatch
 from gemmserve_service.hashing import RunningHash
+from gemmserve_service.movers.pool import Place
 
 if TYPE_CHECKING:
     import sqlite3
@@ -132,6 +133,10 @@ class Upload:
             if self._hash is None:
                 self._hash = RunningHash(self._store.hash_pool, self.view, self._prefix)
             self._hash.advance(end)
+
+    def place(self, position: int) -> Place | None:
+        """Where byte `position` of the array lies."""
+        return None if self.extent is None else Place(self.extent, position)
 
     def moved(self, count: int) -> None:
         """`count` bytes came at once, wherever they lie."""

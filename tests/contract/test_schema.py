@@ -45,7 +45,14 @@ schemathesis.openapi.media_type("application/partial-upload", st.binary(max_size
 @pytest.fixture(scope="module")
 def service(request, tmp_path_factory):
     """The app as it is served, in a thread, on the CPU backend: its URL, and the headers that let one in."""
-    options = Settings(data_dir=tmp_path_factory.mktemp("schema"), max_array_bytes=1 << 20, max_wait_s=0.05)
+    options = Settings(
+        data_dir=tmp_path_factory.mktemp("schema"),
+        max_array_bytes=1 << 20,
+        max_wait_s=0.05,
+        head_timeout_s=600,
+        min_body_rate=0,
+        keep_alive_s=600,
+    )
     allowed = {}
     if request.param == "keys":
         # With quotas, so that their refusals are met too.
@@ -69,10 +76,11 @@ def service(request, tmp_path_factory):
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     with contextlib.closing(listener):
-        assert started.wait(20)
+        assert started.wait(120)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", allowed
         servers[0].should_exit = True
-        thread.join(20)
+        thread.join(120)
+        assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -83,19 +91,20 @@ def existing(service):
     """
 
     url, allowed = service
+    http = httpx.Client(base_url=url, headers=allowed, timeout=120, trust_env=False)
 
     def put():
         query = {"dtype": "complex64", "shape": "2,2"}
-        headers = {"Content-Type": "application/octet-stream", **allowed}
-        return httpx.post(f"{url}/v1/arrays", params=query, content=bytes(32), headers=headers).json()["id"]
+        headers = {"Content-Type": "application/octet-stream"}
+        return http.post("/v1/arrays", params=query, content=bytes(32), headers=headers).json()["id"]
 
     def submit():
-        return httpx.post(f"{url}/v1/jobs", json={"op": "gemm", "a": put(), "b": put()}, headers=allowed).json()["id"]
+        return http.post("/v1/jobs", json={"op": "gemm", "a": put(), "b": put()}).json()["id"]
 
     def begin():
         query = {"dtype": "float32", "shape": "3"}
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": "0", **allowed}
-        return httpx.post(f"{url}/v1/uploads", params=query, headers=headers).json()["id"]
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": "0"}
+        return http.post("/v1/uploads", params=query, headers=headers).json()["id"]
 
     def adapt(case):
         if "upload_id" in case.path_parameters:
@@ -111,7 +120,8 @@ def existing(service):
                 case.query.pop(name, None)
             case.headers.pop("Content-Digest", None)
 
-    return adapt
+    with http:
+        yield adapt
 
 
 def document():
@@ -139,7 +149,7 @@ def check(service, existing, case):
     url, allowed = service
     if case.meta.generation.mode is GenerationMode.POSITIVE:
         existing(case)
-    case.call_and_validate(base_url=url, excluded_checks=UNSUITABLE, timeout=20, headers=allowed)
+    case.call_and_validate(base_url=url, excluded_checks=UNSUITABLE, timeout=120, headers=allowed)
 
 
 @pytest.mark.parametrize("service", ["open"], indirect=True)

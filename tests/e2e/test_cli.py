@@ -19,7 +19,7 @@ def cli(server, tmp_path):
         environment = {**os.environ, "GEMMSERVE_SERVER": server.url}
         command = [sys.executable, "-m", "gemmserve.cli", *arguments]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == status, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done
@@ -61,7 +61,7 @@ def test_put_ls_get_rm(cli, tmp_path, files) -> None:
 def test_jobs(cli, client, files) -> None:
     a, b, _ = files
     job = client.submit("gemm", a, b)
-    job.wait(30)
+    job.wait(60)
     listed = cli("jobs").stdout
     assert job.id in listed
     assert "succeeded" in listed

@@ -68,7 +68,7 @@ def test_upload_job_download(server, tmp_path, operands) -> None:
         data = ("-H", "Content-Type: application/x-npy", "--data-binary", f"@{tmp_path}/{name}.npy")
         ids.append(json.loads(curl(*data, f"{server.url}/v1/arrays"))["id"])
     request = json.dumps({"op": "gemm", "a": ids[0], "b": ids[1]})
-    headers = ("-H", "Content-Type: application/json", "-H", "Prefer: wait=30")
+    headers = ("-H", "Content-Type: application/json", "-H", "Prefer: wait=60")
     job = json.loads(curl(*headers, "-d", request, f"{server.url}/v1/jobs"))
     assert job["state"] == "succeeded", job
     curl(f"{server.url}/v1/arrays/{job['result']['d']}/data", "-o", f"{tmp_path}/d.npy")

@@ -6,13 +6,12 @@ import contextlib
 import signal
 import sqlite3
 import threading
-import time
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-from live_server import LiveServer
+from live_server import LiveServer, until
 
 from gemmserve import Client
 
@@ -29,13 +28,6 @@ def hold(tmp_path):
 def start(tmp_path, hold):
     environment = {"PYTHONPATH": str(SUPPORT / "held_commits"), "GEMMSERVE_TEST_HOLD": str(hold)}
     return lambda: LiveServer(data_dir=tmp_path / "data", environment=environment)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def succeeded(server):
@@ -57,19 +49,21 @@ def test_kill_9_between_the_work_and_the_record(tmp_path, start, hold, wait):
 
         def submit():
             try:
-                answers.append(httpx.post(f"{server.url}/v1/jobs", json=job, headers=headers, timeout=60))
+                answers.append(
+                    httpx.post(f"{server.url}/v1/jobs", json=job, headers=headers, timeout=120, trust_env=False)
+                )
             except httpx.HTTPError as error:
                 answers.append(error)
 
         submission = threading.Thread(target=submit)
         submission.start()
-        wait_for(lambda: succeeded(server))
-        with httpx.Client(timeout=60) as http:
+        until(lambda: succeeded(server))
+        with httpx.Client(timeout=120, trust_env=False) as http:
             again = http.post(f"{server.url}/v1/jobs", json=job, headers=headers)
         assert again.status_code == 409  # the first one's fate is open
         assert answers == []
         server.terminate(signal.SIGKILL)
-        submission.join(60)
+        submission.join(120)
     (answer,) = answers
     assert isinstance(answer, httpx.HTTPError)  # it was told nothing
     hold.unlink()

@@ -93,7 +93,7 @@ def test_the_demo(tmp_path) -> None:
         [sys.executable, EXAMPLES / "demo.py", "--output", tmp_path],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )
@@ -115,9 +115,9 @@ def test_the_demo_fails_when_the_truth_is_missed(tmp_path) -> None:
         "import qft, demo\n"
         "exact = qft.hadamard\n"
         "qft.hadamard = lambda n, qubit: exact(n, qubit) * 1.001\n"
-        f"sys.argv = ['demo', '--output', {str(tmp_path)!r}]\n"
+        f"sys.argv = ['demo', '--qubits', '4', '--output', {str(tmp_path)!r}]\n"
         "sys.exit(demo.main())\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "exceeds its bound" in done.stderr

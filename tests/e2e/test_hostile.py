@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
 import pytest
+from live_server import LiveServer, until
 
 import gemmserve
 from gemmserve import Client
 from gemmserve.wire import format_npy_header
 
 MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Of these tests alone: they look at its memory and its space."""
+    with LiveServer(data_dir=tmp_path_factory.mktemp("data")) as live:
+        yield live
 
 
 @pytest.fixture
@@ -27,12 +35,30 @@ def http(server):
 
 def anonymous_bytes(server) -> int:
     """Private memory of all of its processes: mapped array files are not counted, copies of a body would be."""
-    return sum(
-        int(line.split()[1]) * 1024
-        for process in server.processes()
-        for line in open(f"/proc/{process.pid}/status")  # noqa: PTH123 (procfs, read at once)
-        if line.startswith("RssAnon:")
-    )
+    lines = []
+    for process in server.processes():
+        with contextlib.suppress(OSError), open(f"/proc/{process.pid}/status") as status:  # noqa: PTH123 (procfs)
+            lines += [line for line in status if line.startswith("RssAnon:")]
+    assert len(lines) >= 3, "supervisor, front and worker"
+    return sum(int(line.split()[1]) * 1024 for line in lines)
+
+
+def used_bytes(http) -> int:
+    """Of arrays and of what is under way."""
+    usage = http.get("/v1/usage").json()
+    return usage["store_bytes"] + usage["scratch_bytes"]
+
+
+def wait_until_nothing_else_is_held(server, http) -> int:
+    """Waits until what others have deleted is gone, and nothing is under way; returns the bytes that are used then."""
+    server.wait_quiet()
+
+    def settled() -> bool:
+        listed = http.get("/v1/arrays", params={"limit": 1000}).json()["items"]
+        return used_bytes(http) == sum(item["nbytes"] for item in listed)
+
+    until(settled)
+    return used_bytes(http)
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -44,7 +70,7 @@ def npy(array: np.ndarray) -> bytes:
 def raw_upload(server, head: bytes, length: int) -> socket.socket:
     """A connection that has sent the head of an upload of `length` bytes and goes on from there."""
     address = urlsplit(server.url)
-    connection = socket.create_connection((address.hostname, address.port), timeout=20)
+    connection = socket.create_connection((address.hostname, address.port), timeout=120)
     connection.sendall(
         f"POST /v1/arrays HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/x-npy\r\n"
         f"Content-Length: {length}\r\n\r\n".encode()
@@ -56,6 +82,7 @@ def raw_upload(server, head: bytes, length: int) -> socket.socket:
 @pytest.mark.parametrize("shape", [(1 << 60,), (1 << 30, 1 << 30), (1 << 62, 0), (-1, 4)])
 def test_a_header_that_claims_too_much_costs_nothing(server, http, shape) -> None:
     header = format_npy_header(np.dtype("complex64"), shape)
+    server.wait_quiet()
     before = anonymous_bytes(server)
     answer = http.post("/v1/arrays", content=header, headers={"Content-Type": "application/x-npy"})
     assert 400 <= answer.status_code < 500, answer.text
@@ -73,6 +100,7 @@ def test_empty_operands_with_an_enormous_product(server, http, columns) -> None:
         answer = http.post("/v1/arrays", content=header, headers={"Content-Type": "application/x-npy"})
         assert answer.status_code == 201, answer.text
         ids.append(answer.json()["id"])
+    server.wait_quiet()
     before = anonymous_bytes(server)
     answer = http.post("/v1/jobs", json={"op": "gemm", "a": ids[0], "b": ids[1]})
     assert answer.status_code in {413, 422}, answer.text
@@ -82,6 +110,7 @@ def test_empty_operands_with_an_enormous_product(server, http, columns) -> None:
 def test_a_body_is_not_held_in_memory(server, client) -> None:
     """An upload of 256 MiB goes to its place piece by piece."""
     client.put(np.zeros((1, 1)))
+    server.wait_quiet()
     before = anonymous_bytes(server)
     remote = client.put(np.ones((32, MIB)))
     during = anonymous_bytes(server)
@@ -91,21 +120,12 @@ def test_a_body_is_not_held_in_memory(server, client) -> None:
 
 
 def test_hanging_up_gives_the_space_back(server, http) -> None:
-    def used() -> int:
-        usage = http.get("/v1/usage").json()
-        return usage["store_bytes"] + usage["scratch_bytes"]
-
-    before = used()
+    before = wait_until_nothing_else_is_held(server, http)
     header = format_npy_header(np.dtype("float64"), (8, MIB))
     connection = raw_upload(server, header + b"\0" * MIB, len(header) + 64 * MIB)
-    deadline = time.monotonic() + 30
-    while used() < before + 64 * MIB:  # reserved before the data have come
-        assert time.monotonic() < deadline, "the space was never reserved"
-        time.sleep(0.02)
+    until(lambda: used_bytes(http) == before + 64 * MIB)  # reserved before the data have come
     connection.close()
-    while used() > before:
-        assert time.monotonic() < deadline, "the space of a broken upload was not given back"
-        time.sleep(0.02)
+    until(lambda: used_bytes(http) == before)
 
 
 @pytest.mark.parametrize(("claimed", "sent"), [(4, 3), (4, 5)])

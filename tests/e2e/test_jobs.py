@@ -1,4 +1,4 @@
-"""Jobs over plain HTTP: long poll, events, cancel, idempotency."""
+"""Jobs over plain HTTP: long poll, events, idempotency."""
 
 from __future__ import annotations
 
@@ -30,13 +30,6 @@ def small(http) -> str:
     return upload(http, np.eye(8, dtype=np.complex64))
 
 
-@pytest.fixture(scope="module")
-def big(server) -> str:
-    """Its square occupies one CPU core for seconds."""
-    with server.http() as http:
-        return upload(http, np.ones((2048, 2048), dtype=np.complex128))
-
-
 def submit(http, a: str, b: str, headers: dict[str, str] | None = None, **fields):
     return http.post("/v1/jobs", json={"op": "gemm", "a": a, "b": b, **fields}, headers=headers or {})
 
@@ -44,7 +37,7 @@ def submit(http, a: str, b: str, headers: dict[str, str] | None = None, **fields
 def test_202_then_long_poll(http, small) -> None:
     answer = submit(http, small, small)
     assert answer.status_code == 202
-    job = http.get(answer.headers["Location"], params={"wait": 30}).json()
+    job = http.get(answer.headers["Location"], params={"wait": 60}).json()
     assert job["state"] == "succeeded"
     assert job["attempt"] == 1
     assert job["algorithm"] == "numpy"
@@ -53,7 +46,7 @@ def test_202_then_long_poll(http, small) -> None:
 
 
 def test_prefer_wait_answers_200(http, small) -> None:
-    answer = submit(http, small, small, {"Prefer": "wait=30"})
+    answer = submit(http, small, small, {"Prefer": "wait=60"})
     assert answer.status_code == 200
     assert "wait" in answer.headers["Preference-Applied"]
     assert answer.json()["state"] == "succeeded"
@@ -75,34 +68,12 @@ def test_an_idempotency_key_makes_one_job(http, small) -> None:
     assert submit(http, small, small, key, alpha=2).status_code == 422
 
 
-def test_cancel_while_it_waits_and_while_it_runs(http, big, small) -> None:
-    running = submit(http, big, big).json()["id"]
-    waiting = submit(http, big, small, trans_a="N").json()
-    assert "shape" in json.dumps(waiting)  # refused at once: nothing that cannot run is queued
-    queued = submit(http, small, small, priority=-1).json()["id"]
-
-    assert http.delete(f"/v1/jobs/{queued}").status_code in {200, 202}
-    assert http.get(f"/v1/jobs/{queued}", params={"wait": 30}).json()["state"] == "cancelled"
-    assert http.delete(f"/v1/jobs/{running}").status_code in {200, 202}
-    job = http.get(f"/v1/jobs/{running}", params={"wait": 60}).json()
-    assert job["state"] == "cancelled"
-    assert not job.get("result")
-    after = submit(http, small, small, {"Prefer": "wait=60"}).json()
-    assert after["state"] == "succeeded", "the worker goes on after a cancelled job"
-
-
-def test_a_deadline_is_kept(http, big) -> None:
-    job = submit(http, big, big, {"Prefer": "wait=60"}, timeout_s=0.2).json()
-    assert job["state"] in {"failed", "expired"}
-    assert job["error"]["type"].endswith("/timeout")
-
-
 def test_deleting_an_operand_does_not_stop_its_job(http, random_complex) -> None:
     a = random_complex(64, 64)
     operand = upload(http, a)
     job = submit(http, operand, operand).json()
     assert http.delete(f"/v1/arrays/{operand}").status_code == 204
-    job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
+    job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 60}).json()
     assert job["state"] == "succeeded"
     data = http.get(f"/v1/arrays/{job['result']['d']}/data", headers={"Accept": "application/x-npy"}).content
     np.testing.assert_allclose(np.load(io.BytesIO(data)), a @ a, rtol=1e-4, atol=1e-4)
@@ -110,7 +81,7 @@ def test_deleting_an_operand_does_not_stop_its_job(http, random_complex) -> None
 
 
 def test_metrics_count_jobs(http, small) -> None:
-    submit(http, small, small, {"Prefer": "wait=30"})
+    submit(http, small, small, {"Prefer": "wait=60"})
     text = http.get("/metrics").text
     assert "gemmserve_jobs_total{" in text
     assert 'op="gemm"' in text

@@ -10,14 +10,14 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 import pytest
-from live_server import LiveServer
+from gates import Gate
+from live_server import LiveServer, until
 
 import gemmserve
 from gemmserve import Client, RetryPolicy
@@ -36,16 +36,28 @@ def create(data_dir, *arguments: str) -> str:
     return keys(data_dir, "create", *arguments).strip()
 
 
-def within(seconds: float, condition) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds, f"not within {seconds} s"
-        time.sleep(0.02)
+def accepted(server, key: str = "") -> bool:
+    """Whether the server answers who comes with that key: it hears of changes within about a second."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with server.http() as http:
+        return http.get("/v1/arrays", headers=headers).status_code == 200
+
+
+def create_and_wait(server, *arguments: str) -> str:
+    """A key that the running server knows."""
+    key = create(server.data_dir, *arguments)
+    until(lambda: accepted(server, key))
+    return key
+
+
+def charged_s(jobs) -> float:
+    """The device's time for those that have succeeded."""
+    return sum(job.info.timings[phase] for job in jobs if job.state == "succeeded" for phase in PHASES)
 
 
 def half_an_upload(server, key: str) -> socket.socket:
     address = urlsplit(server.url)
-    connection = socket.create_connection((address.hostname, address.port), timeout=20)
+    connection = socket.create_connection((address.hostname, address.port), timeout=120)
     connection.sendall(
         f"POST /v1/arrays?dtype=float64&shape={1 << 20} HTTP/1.1\r\nHost: {address.netloc}\r\n"
         f"Content-Type: application/octet-stream\r\nContent-Length: {8 << 20}\r\n"
@@ -58,28 +70,37 @@ def half_an_upload(server, key: str) -> socket.socket:
 def test_keys_and_quotas_over_a_kill(tmp_path) -> None:
     """Keys made and revoked beside a running server count within about a second, and all use is exact after kill -9."""
     data_dir = tmp_path / "data"
-    with LiveServer(data_dir=data_dir) as server, server.http() as http:
-        assert http.get("/v1/arrays").status_code == 200
+    gate = Gate(tmp_path / "gate")
+    with LiveServer(data_dir=data_dir, environment=gate.environment) as server, server.http() as http:
+        assert accepted(server)
         key = create(data_dir, "alice", "--quota-stored-bytes", "1G")
-        within(20, lambda: http.get("/v1/arrays").status_code == 401)
-        second = create(data_dir, "alice's second", "--owner", key.split("_")[1])
-        bearer = {"Authorization": f"Bearer {second}"}
-        within(20, lambda: http.get("/v1/arrays", headers=bearer).status_code == 200)
+        until(lambda: not accepted(server))
+        second = create_and_wait(server, "alice's second", "--owner", key.split("_")[1])
         keys(data_dir, "revoke", second.split("_")[1])
-        within(20, lambda: http.get("/v1/arrays", headers=bearer).status_code == 401)
+        until(lambda: not accepted(server, second))
+        bearer = {"Authorization": f"Bearer {second}"}
+        assert http.get("/v1/arrays", headers=bearer).status_code == 401
         with Client(server.url, api_key=key) as client:
             operand = client.put(np.random.default_rng(0).standard_normal((256, 256)))
-            submitted = [client.submit("gemm", operand, operand) for _ in range(20)]
-            submitted[9].wait()
+            for job in [client.submit("gemm", operand, operand) for _ in range(10)]:
+                job.wait(60)
+            gate.shut(after=0)
+            for _ in range(10):
+                client.submit("gemm", operand, operand)
+            gate.wait_reached()  # a worker is in the middle of a job
             half = half_an_upload(server, key)
-            within(20, lambda: client.usage()["quotas"]["inflight_bytes"]["used"] == 8 << 20)
-            ended = [job for job in client.jobs() if job.state == "succeeded"]
-        before_s = sum(job.info.timings[phase] for job in ended for phase in PHASES)
-        for process in server.processes():
-            if "gemmserve_service.front" in process.cmdline():
-                process.kill()
+            until(lambda: client.usage()["quotas"]["inflight_bytes"]["used"] == 8 << 20)
+
+            def device_s() -> float:
+                return client.usage()["quotas"]["device_seconds_per_day"]["used"]
+
+            # The front is through with those that have ended; no other one is charged before the kill.
+            until(lambda: device_s() == pytest.approx(charged_s(client.jobs()), abs=1e-4))
+            assert sum(job.state == "succeeded" for job in client.jobs()) == 10
+        server.front().kill()
         server.terminate(signal.SIGKILL)
         half.close()
+    gate.open()
     with LiveServer(data_dir=data_dir) as server, server.http() as http:
         assert http.get("/v1/arrays").status_code == 401
         assert http.get("/v1/arrays", headers=bearer).status_code == 401
@@ -87,16 +108,12 @@ def test_keys_and_quotas_over_a_kill(tmp_path) -> None:
             jobs = client.jobs()
             assert len(jobs) == 20
             for job in jobs:
-                job.wait(30)
+                job.wait(60)
             usage = client.usage()["quotas"]
             assert usage["inflight_bytes"]["used"] == 0
             assert usage["stored_bytes"]["used"] == 21 * 256 * 256 * 8
             used_s = usage["device_seconds_per_day"]["used"]
-            assert used_s >= before_s - 1e-5, "time of jobs that had ended was forgotten"
-            total_s = sum(job.info.timings[phase] for job in jobs for phase in PHASES)
-            assert used_s >= total_s - 1e-4
-            # A job whose end was lost with the process may run, and be charged, a second time; no more than one ran.
-            assert used_s <= total_s + max(job.info.timings["kernel_s"] for job in jobs) + 0.05
+            assert used_s == pytest.approx(charged_s(jobs), abs=1e-4), "nothing was forgotten, nothing charged twice"
         listed = json.loads(keys(data_dir, "list", "--json"))
         assert [(entry["name"], entry["state"]) for entry in listed] == [
             ("alice", "valid"),
@@ -118,9 +135,8 @@ def keyed(tmp_path_factory):
 
 def test_the_sdk_and_its_typed_errors(keyed) -> None:
     limits = ["--quota-stored-bytes", "20k", "--quota-device-seconds", "0.000000001"]
-    alice = create(keyed.data_dir, "alice", *limits)
-    reader = create(keyed.data_dir, "reader", "--scopes", "read", "--owner", alice.split("_")[1])
-    time.sleep(1)
+    alice = create_and_wait(keyed, "alice", *limits)
+    reader = create_and_wait(keyed, "reader", "--scopes", "read", "--owner", alice.split("_")[1])
     with Client(keyed.url, api_key="", retry=ONCE) as client, pytest.raises(gemmserve.Unauthorized):
         client.arrays()
     wrong = alice[:-1] + ("a" if alice[-1] != "a" else "b")
@@ -162,8 +178,7 @@ def test_the_command_line_takes_the_key_from_its_variable(keyed, tmp_path) -> No
 
 
 def test_concurrent_uploads_stay_within_the_quota(keyed) -> None:
-    key = create(keyed.data_dir, "carol", "--quota-stored-bytes", str(10 * 8000))
-    time.sleep(1)
+    key = create_and_wait(keyed, "carol", "--quota-stored-bytes", str(10 * 8000))
 
     def upload(_: int) -> int:
         with Client(keyed.url, api_key=key, retry=ONCE) as client:
@@ -209,14 +224,16 @@ def test_tls(exposed) -> None:
     address = urlsplit(exposed.url)
     context = ssl.create_default_context(cafile=exposed.certificate)
     with (
-        socket.create_connection((address.hostname, address.port)) as raw,
+        socket.create_connection((address.hostname, address.port), timeout=120) as raw,
         context.wrap_socket(raw, server_hostname="127.0.0.1") as connection,
     ):
         assert connection.version() in {"TLSv1.2", "TLSv1.3"}
 
 
 def test_any_host_name_but_nobody_without_a_key(exposed) -> None:
-    get = lambda **headers: httpx.get(f"{exposed.url}/v1/arrays", headers=headers, verify=False)
+    get = lambda **headers: httpx.get(
+        f"{exposed.url}/v1/arrays", headers=headers, verify=False, timeout=120, trust_env=False
+    )
     assert get(Host="any.example").status_code == 401
     assert get(**{"X-API-Key": exposed.key}).status_code == 200
 
@@ -224,13 +241,18 @@ def test_any_host_name_but_nobody_without_a_key(exposed) -> None:
 def test_the_second_port(exposed) -> None:
     side = exposed.text.split("metrics and docs: ")[1].split(")")[0]
     assert side.startswith("http://127.0.0.1:")
+    with httpx.Client(verify=False, timeout=120, trust_env=False) as ask:
+        check_second_port(ask, side, exposed)
+
+
+def check_second_port(ask, side, exposed) -> None:
     for path, status in (
         ("/metrics", 200), ("/docs", 200), ("/openapi.json", 200), ("/readyz", 200), ("/v1/arrays", 404),
         ("/v1/jobs", 404), ("/problems", 404),
     ):  # fmt: skip
-        assert httpx.get(side + path).status_code == status, path
-    assert httpx.post(f"{side}/v1/gemm").status_code == 404
-    assert httpx.get(f"{side}/metrics", headers={"Host": "evil.example"}).status_code == 403
+        assert ask.get(side + path).status_code == status, path
+    assert ask.post(f"{side}/v1/gemm").status_code == 404
+    assert ask.get(f"{side}/metrics", headers={"Host": "evil.example"}).status_code == 403
     for path, status in (("/metrics", 404), ("/docs", 404), ("/readyz", 200), ("/v1/arrays", 200)):
-        answer = httpx.get(exposed.url + path, headers={"X-API-Key": exposed.key}, verify=False)
+        answer = ask.get(exposed.url + path, headers={"X-API-Key": exposed.key})
         assert answer.status_code == status, path

@@ -3,41 +3,49 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import numpy as np
 import psutil
 import pytest
-from live_server import LiveServer
+from gates import Gate
+from live_server import LiveServer, until
 from local_server import LocalServer
 
 import gemmserve
 from gemmserve import Client
 
-# On one core about five seconds of complex128 product: long enough to be interrupted.
-SLOW = 2048
-
-
-def wait_for(condition, within_s: float = 40.0):
-    deadline = time.monotonic() + within_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.02)
-    return value
-
-
-def running(client, job_id: str) -> bool:
-    return client.job(job_id).state == "running"
+N = 768  # complex128: a few panels, between which a worker can be held
 
 
 @pytest.fixture
-def slow_operand() -> np.ndarray:
-    return np.full((SLOW, SLOW), 1 + 1j)
+def gate(tmp_path) -> Gate:
+    return Gate(tmp_path / "gate")
 
 
-def check_slow(result: np.ndarray) -> None:
-    assert result.shape == (SLOW, SLOW)
-    assert np.all(result == 2j * SLOW)  # every term (1 + i)^2 = 2i, exact
+@pytest.fixture
+def start(tmp_path, gate):
+    """A server on the same folder as the one before, whose worker stands still where the gate is shut."""
+    return lambda **environment: LiveServer(data_dir=tmp_path / "data", environment=gate.environment | environment)
+
+
+@pytest.fixture
+def operand() -> np.ndarray:
+    return np.full((N, N), 1 + 1j)
+
+
+def check(result: np.ndarray) -> None:
+    assert result.shape == (N, N)
+    assert np.all(result == 2j * N)  # every term (1 + i)^2 = 2i, exact
+
+
+def submit_and_hold(client, gate, operand):
+    """A job that a worker is in the middle of, and stays there."""
+    gate.shut(after=2)
+    remote = client.put(operand)
+    job = client.submit("gemm", remote, remote)
+    gate.wait_reached()
+    assert client.job(job.id).state == "running"
+    return job
 
 
 def test_a_restart_keeps_arrays_and_finished_jobs(tmp_path, random_complex) -> None:
@@ -46,7 +54,7 @@ def test_a_restart_keeps_arrays_and_finished_jobs(tmp_path, random_complex) -> N
         kept, gone = client.put(a), client.put(a)
         gone.delete()
         job = client.submit("gemm", kept, kept)
-        job.wait(30)
+        job.wait(60)
         result_id = job.result().id
     with LiveServer(data_dir=tmp_path) as server, Client(server.url) as client:
         np.testing.assert_array_equal(client.array(kept.id).numpy(), a)
@@ -58,58 +66,59 @@ def test_a_restart_keeps_arrays_and_finished_jobs(tmp_path, random_complex) -> N
             client.array(gone.id).numpy()
 
 
-def test_a_job_survives_kill_9_of_its_worker(tmp_path, slow_operand) -> None:
-    with LiveServer(data_dir=tmp_path) as server, Client(server.url) as client:
-        operand = client.put(slow_operand)
-        job = client.submit("gemm", operand, operand)
-        wait_for(lambda: running(client, job.id))
+def test_a_job_survives_kill_9_of_its_worker(start, gate, operand) -> None:
+    with start() as server, Client(server.url) as client:
+        job = submit_and_hold(client, gate, operand)
         (worker,) = server.workers()
         worker.kill()
+        gate.open()
         job.wait(120)
         assert job.state == "succeeded"
         assert client.job(job.id).info.attempt == 2
-        check_slow(job.result().numpy())
+        check(job.result().numpy())
         server.wait_ready()
 
 
-def test_a_job_survives_kill_9_of_everything(tmp_path, slow_operand) -> None:
-    with LiveServer(data_dir=tmp_path) as server, Client(server.url) as client:
-        operand = client.put(slow_operand)
-        job = client.submit("gemm", operand, operand)
+def test_a_job_survives_kill_9_of_everything(start, gate, operand) -> None:
+    with start() as server, Client(server.url) as client:
+        job = submit_and_hold(client, gate, operand)
         # Nothing may be left behind, and the next start need not wait for anything.
         server.terminate(signal.SIGKILL)
-    with LiveServer(data_dir=tmp_path) as server, Client(server.url) as client:
+    gate.open()
+    with start() as server, Client(server.url) as client:
         again = client.job(job.id)
         again.wait(120)
         assert again.state == "succeeded"
-        check_slow(again.result().numpy())
+        assert again.info.attempt == 2
+        check(again.result().numpy())
 
 
 def test_kill_9_of_the_front_is_repaired(tmp_path) -> None:
     with LiveServer(data_dir=tmp_path) as server, Client(server.url) as client:
         remote = client.put(np.eye(4))
-        fronts = [process for process in server.processes() if "gemmserve_service.front" in process.cmdline()]
-        assert len(fronts) == 1
-        fronts[0].kill()
-        psutil.wait_procs(fronts, timeout=10)
+        front = server.front()
+        front.kill()
+        psutil.wait_procs([front], timeout=60)
         server.wait_ready()
         np.testing.assert_array_equal((remote @ remote).numpy(), np.eye(4))
 
 
-def test_sigterm_lets_a_running_job_finish(tmp_path, slow_operand) -> None:
-    with LiveServer(data_dir=tmp_path, environment={"GEMMSERVE_DRAIN_S": "60"}) as server:
-        server._stop_within_s = 70
+def test_sigterm_lets_a_running_job_finish(start, gate, operand) -> None:
+    with start(GEMMSERVE_DRAIN_S="100") as server:
         with Client(server.url) as client:
-            operand = client.put(slow_operand)
-            job = client.submit("gemm", operand, operand)
-            wait_for(lambda: running(client, job.id))
-        server.terminate()
+            job = submit_and_hold(client, gate, operand)
+        server.process.terminate()
+        until(lambda: "draining: new work is refused" in server.text)
+        assert server.process.poll() is None, "it waits for the job"
+        gate.open()
+        server.wait_end()
         assert server.returncode == 0, server.text
-    with LiveServer(data_dir=tmp_path) as server, Client(server.url) as client:
+        assert "jobs were still running" not in server.text
+    with start() as server, Client(server.url) as client:
         again = client.job(job.id)
         assert again.state == "succeeded", "it was finished before the server ended, not run again"
         assert again.info.attempt == 1
-        check_slow(again.result().numpy())
+        check(again.result().numpy())
 
 
 def test_one_data_dir_has_one_server(tmp_path) -> None:

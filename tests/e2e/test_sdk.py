@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from fake_service import nobody_s_address
 
 import gemmserve
 from gemmserve import AsyncClient, Client
@@ -81,15 +82,21 @@ def test_errors_are_typed(client, random_complex) -> None:
     assert "fp32" in caught.value.available
 
 
-def test_nothing_listens_there() -> None:
-    with Client("http://127.0.0.1:9", timeout=5) as nobody, pytest.raises(gemmserve.TransportError):
+@pytest.fixture
+def nowhere():
+    with nobody_s_address() as url:
+        yield url
+
+
+def test_nothing_listens_there(nowhere) -> None:
+    with Client(nowhere, timeout=60) as nobody, pytest.raises(gemmserve.TransportError):
         nobody.put(np.zeros((2, 2)))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_proxy_is_not_asked_for_this_machine(server, monkeypatch, host) -> None:
+def test_a_proxy_is_not_asked_for_this_machine(server, nowhere, monkeypatch, host) -> None:
     for variable in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+        monkeypatch.setenv(variable, nowhere)
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     with Client(server.url.replace("127.0.0.1", host)) as client:
@@ -103,7 +110,7 @@ async def test_the_async_client_does_the_same(server, random_complex) -> None:
         remote = await client.gemm(await client.put(a), b)
         np.testing.assert_allclose(await remote.numpy(), a @ b, rtol=1e-5, atol=1e-5)
         job = await client.submit("gemm_reduce", a, b, reduce="sumsq")
-        await job.wait(30)
+        await job.wait(60)
         assert job.state == "succeeded"
 
 
@@ -116,4 +123,4 @@ def test_the_readmes_five_lines(server, tmp_path) -> None:
     assert "http://127.0.0.1:8000" in block
     script = tmp_path / "readme.py"
     script.write_text(block.replace("http://127.0.0.1:8000", server.url))
-    subprocess.run([sys.executable, script], check=True, timeout=60)
+    subprocess.run([sys.executable, script], check=True, timeout=120)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-import time
+import uuid
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from cutting_proxy import CuttingProxy
-from live_server import LiveServer
+from live_server import LiveServer, until
 
 import gemmserve
 from gemmserve import AsyncClient, Client, RetryPolicy, _flows, _parts
@@ -29,19 +29,34 @@ def small_parts(monkeypatch):
 
 
 def requests(server):
-    """(method, path) of every request that the server has logged, and (bytes in, status)."""
-    lines = [line for line in server.text.splitlines() if "method=" in line]
+    """The fields of every request that the server has logged."""
+    lines = [line for line in server.text.split("\n")[:-1] if "method=" in line]  # the last one may be half a line
     return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
 
 
-def routes(server, since):
-    return [one["method"] + " " + one["route"] for one in requests(server)[since:]]
+def logged(server):
+    """How many requests are logged once all that were answered are: lines are written a little later."""
+    path = f"/v1/arrays/{uuid.uuid4().hex}"
+    with server.http() as http:
+        http.get(path)
+    return until(lambda: [one["path"] for one in requests(server)].index(path) + 1 if path in server.text else 0)
+
+
+def sent(server, since):
+    """What was asked for to store an array, since so many requests."""
+    routes = (f"{one['method']} {one['route']}" for one in requests(server)[since:])
+    return [route for route in routes if route.startswith(("POST /v1/arrays", "POST /v1/uploads", "PUT /v1/uploads"))]
+
+
+def fetched(server, array_id):
+    """How often that array was asked for."""
+    return [one["path"] for one in requests(server)].count(f"/v1/arrays/{array_id}/data")
 
 
 @pytest.mark.parametrize("connections", [1, 2, 4])
 @pytest.mark.parametrize("array", [A, np.asfortranarray(A), A.T.real.copy()], ids=["C", "F", "real"])
 def test_there_and_back(server, connections, array):
-    before = len(requests(server))
+    before = logged(server)
     with Client(server.url, connections=connections, progress=False) as client:
         remote = client.put(array, digest=connections == 4)
         found = remote.numpy()
@@ -49,9 +64,9 @@ def test_there_and_back(server, connections, array):
     assert np.array_equal(found, array)
     assert found.flags.f_contiguous == array.flags.f_contiguous
     parts = -(-array.nbytes // (1 << 18))
-    seen = routes(server, before)
-    assert seen.count("PUT /v1/uploads/{upload_id}/parts/{offset}") == parts
-    assert seen.count("GET /v1/arrays/{array_id}/data") >= parts
+    logged(server)
+    assert sent(server, before).count("PUT /v1/uploads/{upload_id}/parts/{offset}") == parts
+    until(lambda: fetched(server, remote.id) >= parts)
 
 
 def test_the_awaited_client(server):
@@ -71,12 +86,13 @@ def test_the_awaited_client(server):
     ids=["strided", "big-endian", "switched off", "small"],
 )
 def test_whole_where_parts_are_not_slices_or_not_wanted(server, array, connections):
-    before = len(requests(server))
+    before = logged(server)
     with Client(server.url, connections=connections, progress=False) as client:
         remote = client.put(array)
         assert np.array_equal(client.get(remote.id), array)
         remote.delete()
-    assert routes(server, before)[:2] == ["POST /v1/arrays", "GET /v1/arrays/{array_id}/data"]
+    logged(server)
+    assert sent(server, before) == ["POST /v1/arrays"]
 
 
 def test_an_upload_goes_on_where_its_connections_broke(server):
@@ -161,14 +177,12 @@ def test_a_server_that_hangs_up_for_good(server):
     with CuttingProxy(server.url, cuts) as proxy, Client(proxy.url, retry=retry, progress=False) as client:
         with pytest.raises(gemmserve.TransportError):
             client.put(A)
-        deadline = time.monotonic() + 30
-        while any(thread.name.startswith("gemmserve-part") for thread in threading.enumerate()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not any(thread.name.startswith("gemmserve-part") for thread in threading.enumerate()))
 
 
 def test_a_failed_upload_leaves_nothing(server, monkeypatch):
     """One part is refused: the others end, and the space is free at once."""
+    server.wait_quiet()
     with Client(server.url) as client:
         before = client.usage()["store_bytes"]
     original = _flows._requests.send_part
@@ -183,7 +197,8 @@ def test_a_failed_upload_leaves_nothing(server, monkeypatch):
         with pytest.raises(gemmserve.InvalidRequest) as caught:
             client.put(A)
         assert caught.value.slug == "inconsistent-upload-length"
-        assert client.usage()["store_bytes"] == before
+        # Others' arrays that were deleted may go meanwhile.
+        assert client.usage()["store_bytes"] <= before
 
 
 def test_parts_survive_the_server(tmp_path):
@@ -208,14 +223,15 @@ def test_a_later_request_takes_the_place_of_one_that_hangs(server):
     """A connection that is dead for the client, and that the server still waits for."""
     kind = {"Content-Type": "application/octet-stream"}
     data = A.tobytes()
-    with server.http() as http, httpx.Client(base_url=server.url, timeout=30, trust_env=False) as hanging:
+    server.wait_quiet()
+    with server.http() as http, httpx.Client(base_url=server.url, timeout=300, trust_env=False) as hanging:
         query = {"dtype": "complex64", "shape": "512,1024"}
         url = http.post("/v1/uploads", params=query, headers=kind).headers["location"]
         goes_on, answers = threading.Event(), []
 
         def stalled():
             yield data[: 1 << 20]
-            goes_on.wait(30)
+            goes_on.wait(200)
             yield data[1 << 20 :]
 
         def send():
@@ -227,13 +243,10 @@ def test_a_later_request_takes_the_place_of_one_that_hangs(server):
 
         thread = threading.Thread(target=send)
         thread.start()
-        deadline = time.monotonic() + 30
-        while http.get("/v1/usage").json()["quotas"]["inflight_bytes"]["used"] == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: http.get("/v1/usage").json()["quotas"]["inflight_bytes"]["used"])
         assert http.put(f"{url}/parts/0", content=data, headers=kind).status_code == 204
         goes_on.set()
-        thread.join(30)
+        thread.join(200)
         assert answers
         assert answers[0] == 409 or isinstance(answers[0], httpx.TransportError)
         assert http.post(f"{url}/complete").status_code == 201
@@ -243,7 +256,8 @@ def test_a_later_request_takes_the_place_of_one_that_hangs(server):
 @pytest.mark.parametrize("connections", [0, 2])
 def test_the_front_s_memory_stays_flat(server, connections):
     """128 MiB pass through; `benchmarks/service` does the same with 4 GiB."""
-    (front,) = [one for one in server.processes() if "gemmserve_service.front" in one.cmdline()]
+    server.wait_quiet()
+    front = server.front()
 
     def rss_anon():
         status = Path(f"/proc/{front.pid}/status").read_text()
@@ -255,6 +269,7 @@ def test_the_front_s_memory_stays_flat(server, connections):
     def watch():
         while not over.wait(0.01):
             seen.append(rss_anon())
+        seen.append(rss_anon())
 
     with Client(server.url, connections=connections, progress=False) as client:
         client.put(A).delete()

@@ -63,7 +63,10 @@ def test_extras_exist(environment) -> None:
 
 def test_a_moved_or_broken_environment_is_not_usable(environment, tmp_path) -> None:
     assert not environment.usable(tmp_path / "none")
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "one"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "one"], check=True)
+    assert not environment.usable(tmp_path / "one"), "pip is missing"
+    (site,) = (tmp_path / "one").glob("lib/python*/site-packages")
+    (site / "pip.py").touch()  # to install the real one would take most of the test's time
     assert environment.usable(tmp_path / "one")
     (tmp_path / "one").rename(tmp_path / "two")
     assert not environment.usable(tmp_path / "one")

@@ -12,6 +12,7 @@ import io
 import itertools
 import json
 import re
+import socket
 import threading
 from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -244,6 +245,14 @@ class FakeService:
 
     def _get_readyz(self, _: httpx.Request, __: bytes) -> httpx.Response:
         return httpx.Response(200, json={"status": "ok"}) if self.ready else problem(503, "not-ready")
+
+
+@contextlib.contextmanager
+def nobody_s_address() -> Iterator[str]:
+    """A URL at which nobody listens, nor will meanwhile: the port is taken."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 @contextlib.contextmanager

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 import uuid
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
 import psutil
 from local_server import LocalServer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+T = TypeVar("T")
+
 MARK = "GEMMSERVE_TEST_MARK"
+
+_LONG_S = 120.0
+"""Longer than any start or end takes on a machine that is busy with something else; nobody waits for it in vain."""
+
+PATIENCE = {
+    "GEMMSERVE_HEAD_TIMEOUT_S": "600",
+    "GEMMSERVE_MIN_BODY_RATE": "0",
+    "GEMMSERVE_KEEP_ALIVE_S": "600",
+    "GEMMSERVE_HEARTBEAT_TIMEOUT_S": "600",
+    "GEMMSERVE_HANG_S": "600",
+}
+"""Of a server that takes no client and no worker for dead because a busy machine let them stand still for a while."""
+
+DETERMINISM = {"GEMMSERVE_VERIFY_SHARE": "0"}
+"""Of a server that does nothing by chance."""
 
 
 class LiveServer(LocalServer):
@@ -31,9 +49,13 @@ class LiveServer(LocalServer):
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
             MARK: self.mark,
+            **PATIENCE,
+            **DETERMINISM,
             **environment,
         }
-        super().__init__(*arguments, data_dir=data_dir, environment=marked)
+        super().__init__(
+            *arguments, data_dir=data_dir, environment=marked, start_within_s=_LONG_S, stop_within_s=_LONG_S
+        )
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -52,24 +74,33 @@ class LiveServer(LocalServer):
         return self._text if self.returncode is not None else self.log.read_text(errors="replace")
 
     def terminate(self, with_signal: signal.Signals = signal.SIGTERM) -> None:
-        """Ends it and asserts that within thirty seconds no process of it is left."""
-        processes = self.processes()
+        """Ends it and asserts that no process of it is left."""
         self.process.send_signal(with_signal)
+        self.wait_end()
+
+    def wait_end(self) -> None:
+        """Waits for the end that it was told of, and asserts that no process of it is left."""
         self.process.wait(self._stop_within_s)
         self._text = self.log.read_text(errors="replace")
         self.stop()
-        _, left = psutil.wait_procs(processes, timeout=30)
-        left = [*left, *self.processes()]
-        for process in left:
-            process.kill()
-        assert not left, f"left behind: {left}\n{self._text}"
+        deadline = time.monotonic() + _LONG_S
+        while left := self.processes():  # looked for anew: some are started while one looks
+            if time.monotonic() > deadline:
+                for process in left:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+                raise AssertionError(f"left behind: {left}\n{self._text}")
+            time.sleep(0.01)
 
-    def processes(self) -> list[psutil.Process]:
-        """Every living process of this server, the supervisor included."""
+    def processes(self, module: str = "") -> list[psutil.Process]:
+        """Every living process of this server, the supervisor included; those alone that run `module`, if one is
+        named."""
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                if process.environ().get(MARK) != self.mark or (module and module not in process.cmdline()):
+                    continue
+                if process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue  # another user's process, or one that ended meanwhile
@@ -77,16 +108,52 @@ class LiveServer(LocalServer):
 
     def workers(self) -> list[psutil.Process]:
         """The processes that own a device."""
-        return [process for process in self.processes() if "gemmserve_service.worker" in process.cmdline()]
+        return self.processes("gemmserve_service.worker")
+
+    def front(self) -> psutil.Process:
+        """The process that answers."""
+        (process,) = self.processes("gemmserve_service.front")
+        return process
 
     def http(self) -> httpx.Client:
         """A plain HTTP client of it."""
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        return httpx.Client(base_url=self.url, timeout=_LONG_S, trust_env=False)
 
-    def wait_ready(self, within_s: float = 30) -> None:
-        """Waits until /readyz is 200 (after a worker was lost)."""
+    def wait_ready(self, within_s: float = _LONG_S) -> None:
+        """Waits until /readyz is 200 (after a process was lost)."""
         deadline = time.monotonic() + within_s
         with self.http() as http:
-            while (answer := http.get("/readyz")).status_code != 200:
-                assert time.monotonic() < deadline, f"not ready after {within_s} s: {answer.text}\n{self.text}"
-                time.sleep(0.05)
+            while True:
+                try:
+                    answer = http.get("/readyz")
+                    if answer.status_code == 200:
+                        return
+                    said = answer.text
+                except httpx.TransportError as error:  # of a front that was killed
+                    said = repr(error)
+                assert time.monotonic() < deadline, f"not ready after {within_s} s: {said}\n{self.text}"
+                time.sleep(0.02)
+
+    def wait_quiet(self, within_s: float = _LONG_S) -> None:
+        """Waits until nothing is under way that others asked for: bodies, jobs, operands and results of one-shots."""
+        gauges = ("gemmserve_jobs_running", "gemmserve_queue_depth", "gemmserve_scratch_bytes")
+        with self.http() as http:
+
+            def quiet() -> bool:
+                lines = http.get("/metrics").text.splitlines()
+                said = {
+                    name: float(line.split()[1]) for name in gauges for line in lines if line.startswith(f"{name} ")
+                }
+                assert len(said) == len(gauges), "a metric has another name now"
+                return not any(said.values()) and not http.get("/v1/usage").json()["quotas"]["inflight_bytes"]["used"]
+
+            until(quiet, within_s)
+
+
+def until(condition: Callable[[], T], within_s: float = 60.0, *, every_s: float = 0.02) -> T:
+    """Waits until it is true; returns what it gave then."""
+    deadline = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        time.sleep(every_s)
+    return value

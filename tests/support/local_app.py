@@ -9,39 +9,17 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+from spy_executor import SpyExecutor
+
 from gemmserve.wire import DESCRIPTORS_SUFFIX
 from gemmserve_service.app import create_app
 from gemmserve_service.core import Core
-from gemmserve_service.executor.inline import InlineExecutor
 from gemmserve_service.serving import main_server
 from gemmserve_service.settings import Settings
 from gemmserve_service.unix_sockets import listen_unix
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-class SpyExecutor(InlineExecutor):
-    """Remembers what it was sent; `hold` keeps tasks back until `release`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = []
-        self.held = []
-        self.hold = False
-
-    def send(self, worker, task):
-        self.sent.append(task)
-        if self.hold:
-            self.held.append((worker, task))
-        else:
-            super().send(worker, task)
-
-    def release(self):
-        self.hold = False
-        for worker, task in self.held:
-            super().send(worker, task)
-        self.held.clear()
 
 
 class LocalApp:
@@ -89,9 +67,9 @@ class LocalApp:
 
         done = threading.Event()
         self._loop.call_soon_threadsafe(end)
-        assert done.wait(30)
+        assert done.wait(60)
 
-    def until(self, condition, within_s: float = 30.0) -> None:
+    def until(self, condition, within_s: float = 60.0) -> None:
         """Waits for something that the app's thread does."""
         deadline = time.monotonic() + within_s
         while not condition():
@@ -100,13 +78,13 @@ class LocalApp:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._started.wait(30)
+        assert self._started.wait(60)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.until(lambda: self.core.store.scratch_bytes == 0)
         self._server.should_exit = True
-        self._thread.join(30)
+        self._thread.join(60)
         if kind is None:
             assert (self.descriptors.held, self.descriptors.sessions) == (0, 0)

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
+
+GET = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+def upload_head(nbytes, **headers):
+    """Of an upload of so many bare bytes."""
+    lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return (
+        "POST /v1/arrays?dtype=float64&shape=" + str(nbytes // 8) + " HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Content-Type: application/octet-stream\r\nContent-Length: {nbytes}\r\n" + "".join(f"{x}\r\n" for x in lines)
+    ).encode() + b"\r\n"
 
 
 class Raw:
@@ -37,7 +50,7 @@ class Raw:
         self.socket.close()
 
 
-def eventually(condition, within_s=30.0):
+def eventually(condition, within_s=60.0):
     """Whether that becomes true."""
     deadline = time.monotonic() + within_s
     while not condition():
@@ -45,3 +58,31 @@ def eventually(condition, within_s=30.0):
             return False
         time.sleep(0.005)
     return True
+
+
+def until(condition, within_s=60.0):
+    """Waits for something that another thread does."""
+    assert eventually(condition, within_s), "it did not happen"
+
+
+def read_all(connection):
+    """What comes until the other side closes."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            data += piece
+    return data
+
+
+def closed(connection):
+    """Waits for the other side to close; whether it did so without a word."""
+    return read_all(connection) == b""
+
+
+def answer_of(data):
+    """Status, headers and problem of a whole answer."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+    assert int(headers["content-length"]) == len(body)
+    return int(lines[0].split()[1]), headers, json.loads(body)

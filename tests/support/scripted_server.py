@@ -30,7 +30,7 @@ class ScriptedServer:
     def __exit__(self, *_):
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(60)
         for connection in self._open:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -55,7 +55,10 @@ class ScriptedServer:
                 head, _, body = received.partition(b"\r\n\r\n")
                 length = LENGTH.search(head)
                 while len(body) < (int(length[1]) if length else 0):
-                    body += connection.recv(1 << 20)
+                    piece = connection.recv(1 << 20)
+                    if not piece:
+                        return
+                    body += piece
                 answer = self._answer(body, next(self._numbers))
                 if answer is None:
                     connection.shutdown(socket.SHUT_RDWR)

@@ -246,7 +246,7 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
             release = stack.pop_all().close
             return PiecesResponse(coded(parts), length=None, headers=headers, media_type=media_type, release=release)
         return PiecesResponse(
-            pieces(parts, span),
+            pieces(parts, span, pinned.extent),
             length=len(span),
             status_code=status,
             headers=headers,

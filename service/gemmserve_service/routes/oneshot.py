@@ -217,7 +217,11 @@ async def _answer(done: OneShot, began: float, received_s: float, shared: Shared
             size = sum(map(len, parts))
             headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'
             return PiecesResponse(
-                pieces(parts, range(size)), length=size, headers=headers, media_type=NPY, release=done.release
+                pieces(parts, range(size), result.extent),
+                length=size,
+                headers=headers,
+                media_type=NPY,
+                release=done.release,
             )
         headers["Content-Disposition"] = 'attachment; filename="results.npz"'
         return PiecesResponse(

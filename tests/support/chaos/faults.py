@@ -21,7 +21,7 @@ from chaos.load import Client, Load
 from chaos.victim import Victim
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 KINDS = ("worker", "front", "supervisor", "all")
 
@@ -42,9 +42,12 @@ def kills(
     over_s: float,
     pause_s: tuple[float, float],
     seed: int = 1,
+    least: int = len(KINDS),
     environment: Mapping[str, str] = {},
 ) -> dict:
-    """SIGKILL of a random process, or of all, again and again while jobs come in; then each accepted job is checked."""
+    """SIGKILL of a random process, or of all, again and again while jobs come in, `least` times or more; then each
+    accepted job is checked.
+    """
     rng = random.Random(seed)
     ready: dict[str, list[float]] = {kind: [] for kind in KINDS}
     # A worker is killed so often here that a job may meet several of them by no fault of its own.
@@ -58,12 +61,15 @@ def kills(
             order = order or rng.sample(KINDS, len(KINDS))  # each kind as often as the others
             kind = order.pop()
             ready[kind].append(victim.kill_and_recover(kind))
+            if sum(map(len, ready.values())) >= least:
+                load.enough()
         account = load.settle()
         seconds = time.monotonic() - began
         status = victim.stop()
     fields = account.fields()
     return {
-        "ok": not (account.lost or account.wrong or account.failed or load.errors) and account.accepted == jobs,
+        "ok": not (account.lost or account.wrong or account.failed or load.errors)
+        and account.accepted == load.begun >= jobs,
         "faults": {kind: len(times) for kind, times in ready.items()},
         "jobs": fields | {"not_accepted": load.errors},
         "seconds": round(seconds, 1),
@@ -91,6 +97,34 @@ def small_disk(mebibytes: int):
         folder.rmdir()
 
 
+def wait_for(condition: Callable[[], object], what: str, *, within_s: float = 60) -> None:
+    """Raises RuntimeError if it does not come true."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not within {within_s} s: {what}")
+        time.sleep(0.02)
+
+
+class Counted:
+    """How often a log says something, from now on."""
+
+    def __init__(self, log: Path, text: str) -> None:
+        self._log, self._text = log, text
+        self._before = self._count()
+
+    def more(self) -> bool:
+        return self._count() > self._before
+
+    def _count(self) -> int:
+        return self._log.read_text(errors="replace").count(self._text)
+
+
+def device_s(client: Client) -> float:
+    """Seconds of devices' time that the server has heard of."""
+    return client.http.get("/v1/usage").json()["quotas"]["device_seconds_per_day"]["used"]
+
+
 def fill(path: Path) -> int:
     """Takes every free byte of a file system."""
     with path.open("wb", buffering=0) as file:
@@ -104,7 +138,7 @@ def fill(path: Path) -> int:
 
 def head_only(victim: Victim, dtype: str, shape: str, nbytes: int) -> int:
     """The status that the head of an upload alone is answered with: a refusal does not wait for the body."""
-    with socket.create_connection(("127.0.0.1", victim.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", victim.port), timeout=120) as connection:
         connection.sendall(
             f"POST /v1/arrays?dtype={dtype}&shape={shape} HTTP/1.1\r\nHost: 127.0.0.1:{victim.port}\r\n"
             f"Content-Type: application/octet-stream\r\nContent-Length: {nbytes}\r\n\r\n".encode()
@@ -119,7 +153,7 @@ def disk_full(folder: Path) -> dict:
             return {"ok": True, "skipped": "this user may not mount a tmpfs"}
         environment = {"GEMMSERVE_RECYCLE_BYTES": "0"}
         with Victim(disk, **environment) as victim:  # its log is on that disk too
-            client = Client(victim.url, give_up_s=20)
+            client = Client(victim.url)
             array = np.random.default_rng(2).standard_normal((512, 512))
             operand = client.put(array)
             first = client.wait(client.submit(op="gemm", a=operand, b=operand))
@@ -130,8 +164,9 @@ def disk_full(folder: Path) -> dict:
             refused_upload = head_only(victim, "float64", "4096,4096", 1 << 27)
             fill(disk / "filler")
             refused = [once.http.post("/v1/jobs", json={"op": "gemm", "a": operand, "b": operand}) for _ in range(3)]
+            used_s = device_s(once)
             worker.resume()  # results have had their space since the submission; their rows have not
-            time.sleep(2)
+            wait_for(lambda: device_s(once) > used_s, "a product while the disk is full")
             alive = once.http.get("/livez").status_code
             during = [once.http.get(f"/v1/jobs/{job_id}").json()["state"] for job_id in held]
             (disk / "filler").unlink()
@@ -161,6 +196,11 @@ def disk_full(folder: Path) -> dict:
         "ends": [end["state"] for end in ends],
         "after_kill_of_all": kept,
     }
+
+
+def wait_until_gone(client: Client, array_id: str) -> None:
+    """Waits until that array has expired."""
+    wait_for(lambda: client.send("GET", f"/v1/arrays/{array_id}").status_code in {404, 410}, "an array expires")
 
 
 SHIFTED_CLOCK = """
@@ -194,13 +234,13 @@ def clock_jumps(folder: Path) -> dict:
         worker.suspend()
         job = client.submit(op="gemm", a=kept, b=kept, timeout_s=3600)
         for name, jump in (("a day forward", DAY), ("two days back", -DAY)):
-            noticed = victim.log.read_text().count("clock jumped")
-            shift.write_text(str(jump))
-            client.put(array, ttl_s=0.2)  # an array that may expire makes the server look at the clock
-            deadline = time.monotonic() + 10
-            while victim.log.read_text().count("clock jumped") == noticed and time.monotonic() < deadline:
-                time.sleep(0.05)
-            time.sleep(0.5)
+            jumps = Counted(victim.log, "clock jumped")
+            (folder / "new").write_text(str(jump))
+            (folder / "new").replace(shift)
+            soon = client.put(array, ttl_s=0.2)  # an array that may expire makes the server look at the clock
+            wait_for(jumps.more, "the server notices the jump")
+            # It expires when its time has passed, and whatever expires with it has done so then.
+            wait_until_gone(client, soon)
             array_there = client.send("GET", f"/v1/arrays/{kept}").status_code
             victim.kill("all")
             victim.start()

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import httpx
 import numpy as np
 
-AGAIN = {429, 502, 503, 504, 507}
+AGAIN = {409, 429, 502, 503, 504, 507}
+"""409: what was sent before with the same key is still being taken in."""
 _PROGRAMS = 0.2  # of all jobs
 
 
@@ -94,8 +95,8 @@ class Client:
 
 
 class Load:
-    """`count` products of a few operands, submitted by several threads at a steady pace; a share of them is the first
-    step of a program.
+    """Products of a few operands, submitted by several threads at a steady pace, `count` of them in `over_s` seconds,
+    and on until `enough` is called; a share of them is the first step of a program.
     """
 
     def __init__(self, url: str, *, count: int, over_s: float, threads: int = 4, size: int = 512) -> None:
@@ -109,7 +110,8 @@ class Load:
         self.ids = [client.put(array) for array in self.arrays]
         self.jobs: list[tuple[str, int, int, float]] = []
         self.errors: list[str] = []
-        self._left = count
+        self._begun = 0
+        self._enough = False
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._submit, args=(seed,), daemon=True) for seed in range(threads)]
 
@@ -121,13 +123,22 @@ class Load:
     def running(self) -> bool:
         return any(thread.is_alive() for thread in self._threads)
 
+    def enough(self) -> None:
+        """Nothing more is submitted past `count`."""
+        self._enough = True
+
+    @property
+    def begun(self) -> int:
+        """Submissions begun; each ends with a job accepted or an entry in `errors`."""
+        return self._begun
+
     def _submit(self, seed: int) -> None:
         client, rng = Client(self.url), random.Random(seed)
         while True:
             with self._lock:
-                if self._left == 0:
+                if self._enough and self._begun >= self.count:
                     return
-                self._left -= 1
+                self._begun += 1
             a, b, alpha = rng.randrange(4), rng.randrange(4), float(rng.randrange(1, 9))
             try:
                 job_id = client.submit(**self._job(a, b, alpha, program=rng.random() < _PROGRAMS))

@@ -21,10 +21,13 @@ MARK = "GEMMSERVE_CHAOS_MARK"
 MODULES = {"front": "gemmserve_service.front", "worker": "gemmserve_service.worker"}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def reserved_port() -> socket.socket:
+    """A port that the system gives to nobody else while this socket is open, and that a server of ours can have: one
+    that listens may stand beside one that is only bound, if both say SO_REUSEADDR."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
 
 
 class Victim:
@@ -33,7 +36,8 @@ class Victim:
     def __init__(self, folder: Path, *, log: Path | None = None, **environment: str) -> None:
         self.data_dir = folder / "data"
         self.log = log or folder / "server.log"
-        self.port = free_port()
+        self._holder = reserved_port()
+        self.port = self._holder.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.mark = uuid.uuid4().hex
         self.environment = os.environ | {
@@ -52,8 +56,9 @@ class Victim:
 
     def __exit__(self, *_):
         self.kill("all")
+        self._holder.close()
 
-    def start(self, *, within_s: float = 60) -> float:
+    def start(self, *, within_s: float = 120) -> float:
         """Starts it; returns the seconds until it was ready."""
         began = time.monotonic()
         with self.log.open("ab") as log:
@@ -62,16 +67,16 @@ class Victim:
             )
         return self.wait_ready(began, within_s=within_s)
 
-    def stop(self, *, within_s: float = 60) -> int:
+    def stop(self, *, within_s: float = 120) -> int:
         """SIGTERM; returns the exit status."""
         self.supervisor.terminate()
         return self.supervisor.wait(within_s)
 
-    def wait_ready(self, since: float, *, within_s: float = 60) -> float:
+    def wait_ready(self, since: float, *, within_s: float = 120) -> float:
         """Seconds from `since` until /readyz said yes."""
         while True:
             try:
-                if httpx.get(f"{self.url}/readyz", timeout=5, trust_env=False).status_code == 200:
+                if httpx.get(f"{self.url}/readyz", timeout=30, trust_env=False).status_code == 200:
                     return time.monotonic() - since
             except httpx.TransportError:
                 pass
@@ -99,7 +104,7 @@ class Victim:
         return found
 
     def kill(self, kind: str) -> list[psutil.Process]:
-        """SIGKILL; without the supervisor there is nothing left that would start again."""
+        """SIGKILL; without the supervisor there is nothing left that would start again. Returns when they are gone."""
         victims = self.processes(kind)
         for process in victims:
             try:
@@ -107,7 +112,8 @@ class Victim:
             except psutil.NoSuchProcess:
                 continue
         if kind in {"supervisor", "all"} and self.supervisor is not None:
-            self.supervisor.wait(10)
+            self.supervisor.wait(120)
+        psutil.wait_procs(victims, timeout=120)
         return victims
 
     def kill_and_recover(self, kind: str) -> float:
@@ -119,7 +125,7 @@ class Victim:
             self.start()
             return time.monotonic() - began
         while not {process.pid for process in self.processes(kind)} - before:
-            if time.monotonic() - began > 60:
+            if time.monotonic() - began > 120:
                 raise RuntimeError(f"no new {kind}:\n{self.tail()}")
             time.sleep(0.01)
         return self.wait_ready(began)

@@ -28,6 +28,8 @@ def run(script, *arguments, **variables):
 
 
 SMALL = ("--quick", "--shrink", 64, "--rounds", 1, "--budget", 0.001)
+SHAPES = ("1024x1024x1024", "4096x256x4096", "4096x4096x4096")
+TUNING = ("--shrink", 64, "--rounds", 1, "--budget", 0.001, "--seconds", 3600, "--shapes", *SHAPES)
 TABLES = ("headline", "modes", "ozaki", "errors float64", "planar", "scalars", "half", "gemm_reduce")
 
 
@@ -97,13 +99,15 @@ def test_a_fault_ends_the_run_and_the_next_one_goes_on(tmp_path):
 
 def test_a_fault_while_tuning_costs_one_shape(tmp_path):
     path = tmp_path / "sm_90a.json"
-    arguments = ("--shrink", 64, "--dtypes", "complex64", "--rounds", 1, "--budget", 0.001, "--output", path)
+    arguments = (*TUNING, "--dtypes", "float64", "complex64", "--output", path)
     assert run(FOLDER / "tune_dispatch.py", *arguments, CUPY_ON_NUMPY_FAULT="wgmma_gemm").returncode == 1
-    assert run(FOLDER / "tune_dispatch.py", *arguments, "--missing", "--seconds", 0.5).returncode == 4
-    lost, *others = json.loads(path.read_text())["points"]
-    assert lost["seconds"] == {}
-    assert others
-    assert all(point["seconds"] for point in others)
+    measured = json.loads(path.read_text())["points"]  # each was written when it was known, the last before it began
+    assert [bool(point["seconds"]) for point in measured] == [True] * len(SHAPES) + [False]
+    assert run(FOLDER / "tune_dispatch.py", *arguments, "--missing").returncode == 0
+    points = json.loads(path.read_text())["points"]
+    assert points[: len(measured)] == measured
+    assert len(points) == 2 * len(SHAPES)
+    assert all(point["seconds"] for point in points[len(measured) :])
 
 
 def test_the_report_has_every_table_and_a_picture(suite):
@@ -118,13 +122,18 @@ def test_the_report_has_every_table_and_a_picture(suite):
     assert path.with_suffix(".png").stat().st_size > 10_000
 
 
-def test_the_table_is_written_point_by_point(tmp_path):
+def test_a_table_is_gone_on_with_until_the_time_is_up(tmp_path):
     path = tmp_path / "sm_90a.json"
-    arguments = ("--shrink", 64, "--dtypes", "float32", "--rounds", 1, "--budget", 0.001, "--output", path)
-    stopped = run(FOLDER / "tune_dispatch.py", *arguments, "--seconds", 1.5)
+    arguments = (*TUNING, "--dtypes", "float32", "--output", path)
+    begun = run(FOLDER / "tune_dispatch.py", *arguments)
+    assert begun.returncode == 0, begun.stderr
+    document = json.loads(path.read_text())
+    assert len(document["points"]) == len(SHAPES)
+    points = document["points"][:-1]
+    path.write_text(json.dumps(document | {"points": points}))
+    stopped = run(FOLDER / "tune_dispatch.py", *arguments, "--missing", "--seconds", 0)
     assert stopped.returncode == 4, stopped.stderr
-    points = json.loads(path.read_text())["points"]
-    assert points
+    assert json.loads(path.read_text())["points"] == points
     routes = set().union(*(point["seconds"] for point in points))
     assert {"vendor:plain", "wgmma:3xfp16", "wgmma:1xfp16", "mma:1xtf32", "vendor:tf32"} <= routes
     assert "mma:1xfp16" not in routes  # its name stands for 1xtf32 as well

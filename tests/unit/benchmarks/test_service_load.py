@@ -166,6 +166,14 @@ def test_a_closed_loop_counts_its_exchanges() -> None:
     assert outcome.document()["errors"] == {}
 
 
+def test_a_closed_loop_whose_time_is_over_before_it_begins_counts_one_exchange_of_each() -> None:
+    with ScriptedServer(lambda body, n: frame_answer(body)) as server:
+        running = loop(server, exchanges.exchange("frame", SMALL), clients=2)
+        outcome = running.closed(0)
+        running.close()
+    assert outcome.latencies.get_total_count() == 2
+
+
 def test_an_open_loop_charges_the_wait_for_a_stalled_server() -> None:
     """One answer that takes 0.4 s delays those that were to begin meanwhile, and they count that delay."""
     stall = threading.Event()

@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
 import pytest
+from fake_service import nobody_s_address
 
 import gemmserve
 from gemmserve.cli import _OWN, _plugins, main
@@ -125,9 +126,10 @@ def test_an_error_is_one_line(cli, service, files) -> None:
 
 
 def test_nobody_there(cli, files) -> None:
-    done = cli("ls", "--server", "http://127.0.0.1:9")
+    with nobody_s_address() as url:
+        done = cli("ls", "--server", url)
     assert done.status == 1
-    assert done.err.startswith("gemmserve: TransportError: cannot reach http://127.0.0.1:9")
+    assert done.err.startswith(f"gemmserve: TransportError: cannot reach {url}")
 
 
 def test_ctrl_c_is_130(cli, monkeypatch) -> None:

@@ -8,7 +8,7 @@ import inspect
 import httpx
 import numpy as np
 import pytest
-from fake_service import FakeService, problem, serving
+from fake_service import FakeService, nobody_s_address, problem, serving
 
 import gemmserve
 from gemmserve import AsyncClient, Client
@@ -217,7 +217,11 @@ def test_the_silence_allowed_grows_with_what_is_waited_for(client, service, rand
 
 def test_nobody_there() -> None:
     retry = gemmserve.RetryPolicy(attempts=1)
-    with Client("http://127.0.0.1:9", retry=retry) as nobody, pytest.raises(gemmserve.TransportError) as caught:
+    with (
+        nobody_s_address() as url,
+        Client(url, retry=retry) as nobody,
+        pytest.raises(gemmserve.TransportError) as caught,
+    ):
         nobody.health()
     assert "gemmserve serve" in str(caught.value)
     assert isinstance(caught.value.__cause__, httpx.ConnectError)

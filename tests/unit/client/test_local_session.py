@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 import socket
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +17,7 @@ from gemmserve import AsyncClient, Client, _local_memory, _local_session
 from gemmserve._local_memory import find
 from gemmserve_service.keyring import create_key
 
-pytestmark = [
-    pytest.mark.skipif(not _local_memory.supported(), reason="shared memory is passed on Linux"),
-    pytest.mark.timeout(120),
-]
+pytestmark = pytest.mark.skipif(not _local_memory.supported(), reason="shared memory is passed on Linux")
 
 N = 256  # of complex64: 512 KiB an array
 
@@ -31,11 +29,19 @@ def running(tmp_path_factory):
         yield app
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A server that stands still for a while is no reason to do without shared memory here."""
+    monkeypatch.setattr(_local_session, "_TIMEOUT_S", 60.0)
+
+
 @pytest.fixture
 def app(running):
+    running.executor.release()  # should a test before have failed
     running.executor.sent.clear()
     yield running
-    running.until(lambda: running.descriptors.held == 0 and running.core.store.scratch_bytes == 0)
+    running.until(lambda: running.descriptors.sessions == running.descriptors.held == 0)
+    running.until(lambda: running.core.store.scratch_bytes == 0)
 
 
 @pytest.fixture
@@ -165,9 +171,10 @@ def test_what_is_frozen_is_used_where_it_lies_again_and_again(app, operands) -> 
         frozen = client.freeze(a)
         for _ in range(2):
             check(client.gemm(frozen, b, c, alpha=2, beta=1j), a, b, c)
+    app.until(lambda: app.core.store.scratch_bytes == 0)
     for run in app.executor.sent:
         assert run.operands["a"].capacity == a.nbytes
-        assert run.operands["a"].path not in {e.path for e in app.core.store._memory._free.values()}
+        assert run.operands["a"].path not in {e.path for e in tuple(app.core.store._memory._free.values())}
 
 
 def test_what_is_not_frozen_may_be_filled_anew(app, operands) -> None:
@@ -188,15 +195,21 @@ def test_memory_for_the_next_product(app, operands) -> None:
         assert find(again)[0].address != first, "a result that is held is never written again"
         check(kept, a, b, c)
         del kept, again
-        before = _open()
+        app.until(lambda: app.core.store.scratch_bytes == 0)
+        before = _memory()
         for _ in range(3):
             check(client.gemm(a, b, c, alpha=2, beta=1j), a, b, c)
-        assert _open() == before
+        app.until(lambda: _memory() == before)
         assert client._io.shared.pool.kept_bytes <= 5 * a.nbytes
 
 
-def _open() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+def _memory() -> int:
+    """Descriptors of clients' memory that this process has open, on either side."""
+    count = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            count += "memfd:gemmserve-client" in str(path.readlink())
+    return count
 
 
 def test_arrays_beyond_the_limit_go_by_the_socket(app, sent, operands) -> None:
@@ -295,7 +308,7 @@ def test_a_server_that_speaks_otherwise(app, tmp_path_factory, operands, answer)
         thread.start()
         with Client(f"unix:{folder}/g.sock") as client:
             check(client.gemm(a, b, c, alpha=2, beta=1j), a, b, c)
-        thread.join(30)
+        thread.join(60)
 
 
 def test_a_session_that_was_lost_costs_an_exchange_not_the_product(app, sent, operands, monkeypatch) -> None:

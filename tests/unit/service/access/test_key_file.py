@@ -105,12 +105,12 @@ async def test_a_replaced_secret_holds_and_what_left_it_has_ended(tmp_path, key_
         heard = asyncio.Event()
         watch.on_change.append(lambda before, after: heard.set())
         key_file(other, "# grown")
-        await asyncio.wait_for(heard.wait(), 30)
+        await asyncio.wait_for(heard.wait(), 60)
         assert watch.current.keys[second].state() == "valid"
         assert watch.current.keys[first].state() == "revoked"
         heard.clear()
         key_file()
-        await asyncio.wait_for(heard.wait(), 30)
+        await asyncio.wait_for(heard.wait(), 60)
         assert watch.current.closed, "an emptied secret must not open the server"
         assert {record.state() for record in watch.current.keys.values()} == {"revoked"}
         key_file(text, "# again")

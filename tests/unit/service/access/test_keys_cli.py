@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 
 import pytest
 
@@ -44,7 +45,8 @@ def test_create_prints_the_key_alone_on_stdout(keys, tmp_path):
     assert (record.name, record.scopes, record.expires_at) == ("alice", {Scope.READ, Scope.SUBMIT}, None)
 
 
-def test_create_with_everything(keys, tmp_path):
+def test_create_with_everything(keys, tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1.8e9)
     status, out, _ = keys(
         "create", "--name", "bob", "--scopes", "read, admin", "--expires-in", "90d", "--weight", "2.5",
         "--quota-stored-bytes", "1.5G", "--quota-inflight-bytes", "1000", "--quota-queued-jobs", "7",
@@ -56,7 +58,7 @@ def test_create_with_everything(keys, tmp_path):
     record = keyring.keys[shown["id"]]
     assert matches(shown["key"], record)
     assert record.scopes == {Scope.READ, Scope.ADMIN}
-    assert record.expires_at - record.created_at == pytest.approx(90 * 86_400, abs=5)
+    assert (record.created_at, record.expires_at) == (1.8e9, 1.8e9 + 90 * 86_400)
     assert keyring.weight(record.owner) == 2.5
     assert keyring.quota(record.owner) == Quota(
         stored_bytes=3 << 29, inflight_bytes=1000, queued_jobs=7, device_seconds_per_day=3600

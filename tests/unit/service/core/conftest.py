@@ -1,21 +1,32 @@
-"""A core without HTTP: a store, a scheduler, or all of it, on a data directory of the test's own."""
+"""A core without HTTP: a store, a scheduler, or all of it, on a data directory of the test's own.
+
+Nothing here depends on how fast the machine is: time passes for the service's clock when a test says so (`later`), and
+no worker of `FakeExecutor` is taken for hung.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from gemmserve_kernels import Operand
 from gemmserve_kernels.device import DeviceSpec
+from gemmserve_service import clock, operations
 from gemmserve_service.core import Core
 from gemmserve_service.database import Database
 from gemmserve_service.executor.base import Worker, spec_adapter
 from gemmserve_service.executor.protocol import Done, Failed, Hello, Run, Written
-from gemmserve_service.schemas import GemmJob, Timings
+from gemmserve_service.scheduler import Scheduler
+from gemmserve_service.schemas import GemmJob, GemmParams, Timings
 from gemmserve_service.settings import Settings
 from gemmserve_service.store import ArrayStore
+from gemmserve_service.tasks import Task
+
+SQUARE = np.ones((4, 4), "c8")
 
 
 class FakeExecutor:
@@ -105,7 +116,9 @@ class FakeExecutor:
 @pytest.fixture
 def make_settings(tmp_path):
     def make(**fields):
-        return Settings(**{"data_dir": tmp_path / "data", "max_array_bytes": 1 << 30, **fields})
+        # No worker is killed for its silence: those of `FakeExecutor` say nothing, however long a test takes.
+        given = {"data_dir": tmp_path / "data", "max_array_bytes": 1 << 30, "heartbeat_timeout_s": 3600.0}
+        return Settings(**given | fields)
 
     return make
 
@@ -113,6 +126,20 @@ def make_settings(tmp_path):
 @pytest.fixture
 def settings(make_settings):
     return make_settings()
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """later(3600): so many seconds pass at once, by the service's clock and by the wall's."""
+    ahead, steady = [0.0], clock._steady
+    monkeypatch.setattr(clock, "_steady", lambda: steady() + ahead[0])
+    shifted = {"time": lambda: time.time() + ahead[0]}
+    monkeypatch.setattr(clock, "system", SimpleNamespace(**vars(time) | shifted))
+
+    def pass_by(seconds):
+        ahead[0] += seconds
+
+    return pass_by
 
 
 @pytest.fixture
@@ -177,6 +204,107 @@ async def core(make_core, settings, fake):
 
 
 @pytest.fixture
+async def real(make_core, settings):
+    """A core that really multiplies."""
+    return await make_core(settings)
+
+
+@pytest.fixture
+def idle(core, held, eventually):
+    """Nothing is held any more."""
+
+    async def check():
+        await eventually(lambda: not core.jobs._live)
+        assert held(core.store) == (0, 0, 0)
+        assert (core.scheduler.queued, core.scheduler.running, core.jobs._room.taken) == (0, 0, 0)
+
+    return check
+
+
+@pytest.fixture
+def die():
+    """Ends a core as SIGKILL would: what is committed stays, nothing else is tidied up."""
+
+    async def kill(core):
+        core.executor.owner = None
+        await core.database.stop()
+        core.scheduler.stop()
+        tasks = [*core.jobs._background._tasks, *core.store._tasks, *core.scheduler.writes._background._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    return kill
+
+
+class Recorder:
+    """Notes what it is told, and takes over what it is given."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.outcomes: dict[str, object] = {}
+
+    def started(self, task):
+        self.told.append(("started", task.id))
+
+    def requeued(self, task):
+        self.told.append(("requeued", task.id))
+
+    def ended(self, task, outcome):
+        assert task.id not in self.outcomes, "told twice"
+        self.told.append(("ended", task.id))
+        self.outcomes[task.id] = outcome
+        if isinstance(outcome, Done):
+            task.close()
+
+
+@pytest.fixture
+def listener():
+    return Recorder()
+
+
+@pytest.fixture
+async def make_scheduler(store, make_settings):
+    async def make(fake, **fields):
+        scheduler = Scheduler(make_settings(**fields), store, fake)
+        await fake.start(scheduler)
+        return scheduler
+
+    return make
+
+
+@pytest.fixture
+async def scheduler(make_scheduler, fake):
+    return await make_scheduler(fake)
+
+
+@pytest.fixture
+def make_task(store, put, listener):
+    async def make(name, params=None, **fields):
+        params = params or GemmParams()
+        operands = {}
+        for key in ("a", "b"):
+            upload = await put(store, SQUARE, scratch=True)
+            await upload.commit()
+            operands[key] = store.pin_upload(upload)
+        problem = operations.build(params, {"a": Operand.of(SQUARE), "b": Operand.of(SQUARE)})
+        results = {"d": store.allocate(SQUARE.dtype, SQUARE.shape, "C", ttl_s=None, scratch=True)}
+        return Task(name, params, problem, operands, results, listener, **fields)
+
+    return make
+
+
+@pytest.fixture
+def submit(make_task):
+    async def make_and_submit(scheduler, name, **fields):
+        task = await make_task(name, **fields)
+        scheduler.submit(task)
+        return task
+
+    return make_and_submit
+
+
+@pytest.fixture
 def put():
     """Stores an array."""
 
@@ -225,12 +353,24 @@ def gemm():
 def eventually():
     """Waits until a condition holds."""
 
-    async def wait(condition, within_s=30.0):
+    async def wait(condition, within_s=60.0):
         deadline = time.monotonic() + within_s
         while not (value := condition()):
             assert time.monotonic() < deadline, f"it did not happen within {within_s} s"
             await asyncio.sleep(0.002)
         return value
+
+    return wait
+
+
+@pytest.fixture
+def hashed(eventually):
+    """Waits until the digest of an array is on record: nothing more is written of it after that."""
+
+    async def wait(store, array):
+        record = store._catalog.get(array.id)
+        await eventually(lambda: record.info.sha256)
+        await store.database.write(lambda _: None)
 
     return wait
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from gemmserve_service.worker import backlog as module
 from gemmserve_service.worker.backlog import Backlog, Outcome, Result
 from gemmserve_service.worker.residency import Residency
 
-WAIT_S = 30
+WAIT_S = 60
 SIZE = 1 << 10
 
 
@@ -126,10 +127,11 @@ def test_what_nobody_can_see_goes_after_the_others_and_only_under_pressure(bench
     it.add(2)
     it.add(3)
     assert it.wait(1) == ["t2"], "more than half of the room is taken"
+    it.backlog.ask(late=["t3"])
     it.add(4, start=False)
     it.add(5, start=False)
-    it.backlog.ask(late=["t3", "t4", "t5"])
-    assert "t1" in it.wait(2)
+    it.backlog.ask(late=["t4", "t5"])
+    assert it.wait(2)[:2] == ["t2", "t1"]
 
 
 def test_there_is_no_more_room_than_a_quarter_of_the_budget_nor_for_what_is_small(bench):
@@ -218,8 +220,16 @@ def test_a_front_that_is_gone_hears_nothing_and_nothing_is_written_for_it(bench)
         it.add(number)
     it.backlog.ask(now=["t1"])
     assert it.copies.begun.acquire(timeout=WAIT_S)
-    threading.Timer(0.05, it.copies.go.set).start()
+
+    def go_on():
+        while it.backlog.nbytes > SIZE:  # the other one goes as soon as it is abandoned
+            time.sleep(0.001)
+        it.copies.go.set()
+
+    going_on = threading.Thread(target=go_on)
+    going_on.start()
     it.backlog.abandon()
+    going_on.join(WAIT_S)
     assert it.copies.written == [1], "it has returned when nothing is being written any more"
     assert it.told == []
     assert it.backlog.nbytes == 0

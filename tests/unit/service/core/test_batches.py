@@ -198,11 +198,12 @@ def test_a_cancelled_batch_stops_between_its_products(memory, monkeypatch):
     part = Part(params=GemmParams(), algorithm="numpy", operands={"a": a, "b": a}, results=results)
     with near, far:
         near.sendall(encode(RunBatch(task="t", extents=memory.ref, parts=[part])))
-        thread = threading.Thread(target=loop._converse, args=(far, Runner(Backend()), 60))
+        thread = threading.Thread(target=loop._converse, args=(far, Runner(Backend()), 3600))
         thread.start()
-        near.settimeout(30)
+        near.settimeout(60)
         (answer,) = [TO_FRONT.validate_json(body) for body in Decoder().feed(near.recv(1 << 16))]
         near.sendall(encode(Stop()))
-        thread.join(10)
+        thread.join(60)
+        assert not thread.is_alive()
     assert (answer.kind, answer.slug) == ("failed", "cancelled")
     assert Backend.ran == 1

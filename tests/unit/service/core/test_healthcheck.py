@@ -68,15 +68,17 @@ def answering():
 def test_the_exit_status(answering, monkeypatch, capsys, answer, code, said):
     monkeypatch.setenv("GEMMSERVE_PORT", str(answering(answer)))
     monkeypatch.delenv("GEMMSERVE_METRICS_PORT", raising=False)
+    monkeypatch.setitem(status.__kwdefaults__, "timeout_s", 60)
     assert main() == code
     assert said in capsys.readouterr().out
 
 
 def test_nobody_there_and_somebody_silent(answering, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    monkeypatch.setenv("GEMMSERVE_PORT", str(port))
-    assert main() == 1
+    monkeypatch.delenv("GEMMSERVE_METRICS_PORT", raising=False)
+    with socket.socket() as bound:  # which nobody else can take meanwhile, and where nobody listens
+        bound.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("GEMMSERVE_PORT", str(bound.getsockname()[1]))
+        assert main() == 1
     with pytest.raises(TimeoutError):
         status("127.0.0.1", answering(None), tls=False, timeout_s=0.2)
 

@@ -12,108 +12,14 @@ import numpy as np
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+from job_fleet import NAMES, Fleet, History
 
-from gemmserve_kernels import DeviceSpec
 from gemmserve_service.core import Core
-from gemmserve_service.errors import NotFound, ServiceError
-from gemmserve_service.executor.base import Worker, spec_adapter
-from gemmserve_service.executor.protocol import Done, Failed, Group, Hello, Written
+from gemmserve_service.errors import ServiceError
+from gemmserve_service.executor.protocol import Done, Failed
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmStep, JobState, ProgramJob, Timings
 from gemmserve_service.settings import Settings
 from gemmserve_service.single import OneShot
-
-ALLOWED = {
-    JobState.QUEUED: {JobState.RUNNING, JobState.CANCELLED, JobState.EXPIRED, JobState.FAILED},
-    JobState.RUNNING: set(JobState) - {JobState.RUNNING},
-}
-NAMES = ("cpu", "cuda:0")
-
-
-class Fleet:
-    """Workers that do what the machine says."""
-
-    def __init__(self):
-        self.fleet = {name: Worker(name) for name in NAMES}
-        self.owner = None
-        self.may_wait = set()
-        """Tasks whose results may be written later."""
-        self.unwritten = {name: [] for name in NAMES}
-        """Tasks whose results a device has and the store has not."""
-
-    async def start(self, owner):
-        self.owner = owner
-        self.catalog = owner.writes._store._catalog
-        for name in NAMES:
-            self.hello(name)
-
-    async def stop(self):
-        self.owner = None
-
-    def workers(self):
-        return list(self.fleet.values())
-
-    def send(self, worker, task):
-        assert worker.ready
-        messages = task.tasks if isinstance(task, Group) else [task]
-        sent = [message.task for message in messages]
-        for message in messages:
-            for ref in getattr(message, "operands", {}).values():
-                record = None if ref.cache_id is None else self.catalog.get(ref.cache_id)
-                assert record is None or record.unwritten is None or record.unwritten.holder is worker
-        self.may_wait |= {message.task for message in messages if getattr(message, "defer", False)}
-        assert list(worker.tasks) == sent, "one task or one group at a time"
-
-    def cancel(self, worker, task):
-        assert task in worker.tasks
-
-    def tell(self, worker, message):
-        assert worker.ready
-        assert {*message.now, *message.late, *message.never} <= set(self.unwritten[worker.id])
-
-    def kill(self, worker, reason):
-        self.lose(worker)
-
-    def lose(self, worker):
-        worker.ready = False
-        self.unwritten[worker.id].clear()
-        self.owner.worker_lost(worker)
-
-    def done(self, worker, task, *, later=False):
-        """A worker answers; `later`: before it has written the results, if it may."""
-        later = later and task in self.may_wait
-        if later:
-            self.unwritten[worker.id].append(task)
-        self.owner.task_ended(worker, Done(task=task, algorithm="numpy", timings=Timings(), written=not later))
-
-    def write(self, name, *, lost=False):
-        """A worker writes the oldest result that it has, or loses it."""
-        if self.unwritten[name]:
-            tasks = [self.unwritten[name].pop(0)]
-            self.owner.results_written(self.fleet[name], Written(lost=tasks) if lost else Written(tasks=tasks))
-
-    def forget_array(self, array):
-        pass
-
-    def forget(self, extent):
-        pass
-
-    def hello(self, name):
-        spec = spec_adapter().dump_python(DeviceSpec.cpu(), mode="json")
-        self.fleet[name].greeted(Hello(worker=name, pid=1, spec=spec, verified_error=0, defers=True))
-        self.owner.worker_ready(self.fleet[name])
-
-
-class History:
-    """Keeps every state that a job was seen in."""
-
-    def __init__(self):
-        self.states = {}
-
-    def job_changed(self, job, nbytes, flops):
-        states = self.states.setdefault(job.id, [])
-        if states:
-            assert job.state in ALLOWED[states[-1]], (states, job.state)
-        states.append(job.state)
 
 
 class JobLife(RuleBasedStateMachine):
@@ -124,7 +30,9 @@ class JobLife(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.folder = tempfile.TemporaryDirectory()
-        self.settings = Settings(data_dir=Path(self.folder.name), max_attempts=2, max_queued_jobs=6)
+        self.settings = Settings(
+            data_dir=Path(self.folder.name), max_attempts=2, max_queued_jobs=6, heartbeat_timeout_s=3600
+        )
         self.history = History()
         self.accepted = []
         self.owners = {}
@@ -139,7 +47,7 @@ class JobLife(RuleBasedStateMachine):
         self.operand = self.run(self.put())
 
     def run(self, coroutine):
-        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 20))
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 120))
 
     async def put(self, *, scratch=False, owner=""):
         upload = await self.core.store.reserve(np.dtype("f4"), (4, 4), "C", ttl_s=None, scratch=scratch, owner=owner)
@@ -348,8 +256,8 @@ class JobLife(RuleBasedStateMachine):
         async def die():
             core = self.core
             stopped, go_on = threading.Event(), threading.Event()
-            core.database.write_soon(lambda _: (stopped.set(), go_on.wait(10)))
-            await asyncio.to_thread(stopped.wait, 10)
+            core.database.write_soon(lambda _: (stopped.set(), go_on.wait(60)))
+            await asyncio.to_thread(stopped.wait, 60)
             calls = [(what, asyncio.ensure_future(self.happen(what, job))) for what in (*during, "submit")]
             for _ in range(10):
                 await asyncio.sleep(0)
@@ -488,12 +396,3 @@ class JobLife(RuleBasedStateMachine):
 
 JobLife.TestCase.settings = hypothesis_settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestJobLife = JobLife.TestCase
-
-
-async def test_an_unknown_job_is_not_found(core):
-    for call in (core.jobs.get, core.jobs.cancel):
-        try:
-            await call("job_" + "0" * 26)
-        except NotFound:
-            continue
-        raise AssertionError("an id from nowhere was found")

@@ -44,7 +44,7 @@ def test_it_comes_before_the_device(tmp_path, device):
     try:
         done = subprocess.run(
             [sys.executable, "-m", "gemmserve_service.worker"],
-            input=json.dumps(handoff), text=True, capture_output=True, pass_fds=[read], env=environment, timeout=60,
+            input=json.dumps(handoff), text=True, capture_output=True, pass_fds=[read], env=environment, timeout=240,
             check=False,
         )  # fmt: skip
     finally:

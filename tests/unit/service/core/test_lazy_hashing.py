@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from gemmserve_service import lazy_hashing
 from gemmserve_service.hashing import RunningHash, hash_pool
 from gemmserve_service.lazy_hashing import LazyHashes
 
@@ -102,12 +104,16 @@ async def test_what_a_digest_was_checked_for_is_not_waited_for(hashes, pool):
     assert hashes.found == {"a": hashlib.sha256(b"x" * MIB).hexdigest()}
 
 
-def test_only_what_comes_fast_counts_as_traffic():
+def test_only_what_comes_fast_counts_as_traffic(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(lazy_hashing, "time", SimpleNamespace(monotonic=lambda: now[0]))
     lazy = LazyHashes({}.__setitem__)
     lazy.moved(MIB)
     assert not lazy.busy
     lazy.moved(SLICE)
     assert lazy.busy
+    now[0] += 1
+    assert not lazy.busy
 
 
 async def test_the_extent_of_a_deleted_array_serves_the_next_one(store, put, eventually, monkeypatch):

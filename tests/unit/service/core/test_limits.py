@@ -40,6 +40,7 @@ def no_permission(monkeypatch):
 
 
 def test_room_for_arrays(tmp_path, outside, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1 << 40))
     (finding,) = limits.data_dir(tmp_path / "not" / "yet", outside)
     assert (finding.level, finding.subject) == ("ok", "data")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1, 1, 1000))
@@ -107,3 +108,14 @@ def test_open_files(tmp_path, monkeypatch, hard, connections, noted):
     found = list(limits.open_files(settings))
     assert [finding.level for finding in found] == ["note"] * noted
     assert all("LimitNOFILE" in finding.advice for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("count", "platform", "level"),
+    [(0, "linux", None), (0, "darwin", None), (1, "darwin", "error"), (3, "linux", "ok"), (4, "linux", "note")],
+)
+def test_transfer_processes(tmp_path, monkeypatch, count, platform, level):
+    monkeypatch.setattr(limits, "cpu_count", lambda: 4)
+    monkeypatch.setattr(limits.sys, "platform", platform)
+    found = list(limits.transfer_processes(Settings(data_dir=tmp_path, transfer_processes=count)))
+    assert [finding.level for finding in found] == ([] if level is None else [level])

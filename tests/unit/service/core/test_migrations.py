@@ -62,7 +62,7 @@ async def test_a_database_of_version_1_goes_on_with_all_its_rows(version_1, fetc
     core = Core(version_1)
     await core.start()
     try:
-        waiting = await core.jobs.wait(JOB, 10)
+        waiting = await core.jobs.wait(JOB, 60)
         assert waiting.state == JobState.SUCCEEDED
         np.testing.assert_array_equal(fetch(core.store, waiting.result["d"]), 2 * A @ A)
         done = await core.jobs.get(DONE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -31,8 +32,15 @@ from gemmserve_service.worker import loop
 from gemmserve_service.worker.device import CpuBackend, go_on
 from gemmserve_service.worker.runner import Runner
 
-WAIT_S = 30
+WAIT_S = 60
 A = np.arange(12.0).reshape(3, 4)
+
+
+def until(condition):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 class NoRoomError(Exception):
@@ -142,7 +150,7 @@ class Front:
 
     def _converse(self):
         with contextlib.suppress(OSError):
-            loop._converse(self.far, self.runner, 60)
+            loop._converse(self.far, self.runner, 3600)
 
     def send(self, *messages):
         self.near.sendall(b"".join(encode(message) for message in messages))
@@ -228,8 +236,7 @@ def test_a_cancelled_one_stops_at_its_next_stage(front, backend, task):
     front.send(*[task(f"t{number}", float(number))[0] for number in range(3)])
     assert reached.wait(WAIT_S)
     front.send(Cancel(task="t2"), Cancel(task="t0"))
-    while not (front.runner.is_cancelled("t0") and front.runner.is_cancelled("t2")):
-        pass
+    until(lambda: front.runner.is_cancelled("t0") and front.runner.is_cancelled("t2"))
     go.set()
     assert [(answer.kind, answer.task) for answer in front.answers(3)] == [
         ("failed", "t0"),
@@ -314,7 +321,8 @@ def test_nobody_computes_for_a_front_that_is_gone(backend, task):
     front.send(*[task(f"t{number}", float(number))[0] for number in range(9)])
     assert reached.wait(WAIT_S)
     front.near.close()
-    threading.Timer(0.3, go.set).start()
+    until(lambda: all(front.runner.is_cancelled(f"t{number}") for number in range(9)))
+    go.set()
     front.end()
     assert ("compute", 8.0) not in backend.log
 

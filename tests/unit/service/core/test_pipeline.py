@@ -9,7 +9,7 @@ import pytest
 
 from gemmserve_service.worker.pipeline import Pipeline
 
-WAIT_S = 30
+WAIT_S = 60
 
 
 class Work:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -55,16 +57,24 @@ async def test_others_pass_one_that_waits(core, fake, put, gemm, slow_link):
     assert fake.running("cuda:1") == [waits.id]
 
 
-async def test_nobody_waits_longer_than_bringing_the_operands_would_take(
-    core, fake, put, gemm, eventually, monkeypatch
-):
+async def test_nobody_waits_longer_than_bringing_the_operands_would_take(core, fake, put, gemm, monkeypatch):
+    now, alarms = [0.0], []
+    loop = SimpleNamespace(call_later=lambda delay_s, call: alarms.append((delay_s, call)))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
     a = await put(core.store, A)
     monkeypatch.setattr(module, "_LINK_RATE", A.nbytes / 0.05)
     say(fake, "cuda:1", came=[a.id])
     await core.jobs.submit(gemm(a, a))
     late, _ = await core.jobs.submit(gemm(a, a))
+    delay_s, look_again = alarms[-1]
+    assert delay_s == pytest.approx(2 * 0.05), "it is both operands"
+    now[0] += 0.09
+    look_again()
     assert not fake.running("cuda:0")
-    await eventually(lambda: fake.running("cuda:0") == [late.id])
+    now[0] += 0.02
+    look_again()
+    assert fake.running("cuda:0") == [late.id]
 
 
 async def test_nobody_waits_for_a_device_that_is_gone_or_for_little(core, fake, put, gemm, slow_link, monkeypatch):
@@ -86,7 +96,7 @@ async def test_a_result_that_one_device_alone_has_is_used_there_whatever_others_
     a = await put(core.store, A)
     info, _ = await core.jobs.submit(gemm(a, a))
     fake.done("cuda:0", written=False)
-    square = (await core.jobs.wait(info.id, 30)).result["d"]
+    square = (await core.jobs.wait(info.id, 60)).result["d"]
     say(fake, "cuda:1", came=[a.id])
     cube, _ = await core.jobs.submit(gemm(square, a))
     assert fake.running("cuda:0") == [cube.id]
@@ -104,7 +114,7 @@ async def test_what_is_computed_again_goes_to_who_computes_it_in_the_same_way(co
     a = await put(core.store, A)
     info, _ = await core.jobs.submit(gemm(a, a))
     fake.done("cuda:0", written=False)
-    assert (await core.jobs.wait(info.id, 30)).state == JobState.SUCCEEDED
+    assert (await core.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED
     real = core.scheduler.placement.plan
 
     def plan(task, worker):

@@ -7,65 +7,29 @@ import dataclasses
 
 import numpy as np
 import pytest
+from program_requests import powers, program, step
 from pydantic import TypeAdapter
 
-from gemmserve_kernels.errors import ParameterInvalid, ShapeMismatch
+from gemmserve_kernels.errors import ParameterInvalid
 from gemmserve_service.core import Core
 from gemmserve_service.errors import (
     Gone,
     IdempotencyMismatch,
     NotFound,
-    QueueFull,
     StepInvalid,
-    StoreFull,
-    TooLarge,
     describe,
 )
 from gemmserve_service.executor.protocol import TO_WORKER, Decoder, encode
 from gemmserve_service.ids import new_id
 from gemmserve_service.schemas import JobRequest, JobState, StepInfo
-from gemmserve_service.step_room import StepRoom
 
 REQUEST = TypeAdapter(JobRequest)
 A = (np.arange(64.0).reshape(8, 8) / 64 + 1j).astype("c8")
 
 
-def step(name, a, b, op="gemm", **fields):
-    ids = {operand: array if isinstance(array, str) else array.id for operand, array in (("a", a), ("b", b))}
-    return {"id": name, "op": op, **ids, **fields}
-
-
-def program(*steps, **fields):
-    return REQUEST.validate_python({"op": "program", "steps": list(steps), **fields}, strict=True)
-
-
-def powers(a, count=3, **fields):
-    """x2, x4, x8 ..."""
-    steps = [step("x1", a, a), *(step(f"x{n}", f"$x{n - 1}", f"$x{n - 1}") for n in range(2, count + 1))]
-    return program(*steps, **fields)
-
-
 @pytest.fixture
 async def a(core, put):
     return await put(core.store, A)
-
-
-@pytest.fixture
-async def real(make_core, settings):
-    """A core that really multiplies."""
-    return await make_core(settings)
-
-
-@pytest.fixture
-def idle(core, held, eventually):
-    """Nothing is held any more."""
-
-    async def check():
-        await eventually(lambda: not core.jobs._live)
-        assert held(core.store) == (0, 0, 0)
-        assert (core.scheduler.queued, core.scheduler.running, core.jobs._room.taken) == (0, 0, 0)
-
-    return check
 
 
 async def test_results_by_step(real, put, fetch, held):
@@ -80,7 +44,7 @@ async def test_results_by_step(real, put, fetch, held):
     )
     info, created = await real.jobs.submit(request)
     assert created
-    done = await real.jobs.wait(info.id, 30)
+    done = await real.jobs.wait(info.id, 60)
     assert (done.state, done.op, done.attempt, done.algorithm) == (JobState.SUCCEEDED, "program", 1, "numpy")
     assert list(done.result) == ["x2", "y.sumsq", "y.argmax", "z"]
     x2 = A.astype("c16") @ A
@@ -100,11 +64,11 @@ async def test_results_by_step(real, put, fetch, held):
 async def test_the_bits_are_those_of_single_jobs(real, put, fetch, gemm):
     a = await put(real.store, A)
     info, _ = await real.jobs.submit(powers(a, 4))
-    together = (await real.jobs.wait(info.id, 30)).result["x4"]
+    together = (await real.jobs.wait(info.id, 60)).result["x4"]
     alone = a.id
     for _ in range(4):
         info, _ = await real.jobs.submit(gemm(alone, alone))
-        alone = (await real.jobs.wait(info.id, 30)).result["d"]
+        alone = (await real.jobs.wait(info.id, 60)).result["d"]
     assert fetch(real.store, together).tobytes() == fetch(real.store, alone).tobytes()
 
 
@@ -156,92 +120,6 @@ async def test_what_a_worker_is_sent(core, fake, a):
     assert message.algorithm == "program"
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------
-
-
-async def test_what_is_refused_leaves_nothing(core, a, put, idle):
-    narrow = await put(core.store, np.ones((8, 3), "c8"))
-    cases = [
-        (powers(new_id("arr")), NotFound, 404),
-        (program(step("x", a, a), step("y", "$x", new_id("arr"))), NotFound, 404),
-        (program(step("x", a, narrow), step("y", "$x", "$x")), ShapeMismatch, 422),
-        (program(step("x", a, a), step("y", "$z", a)), ParameterInvalid, 422),
-        (program(step("x", a, a), step("y", "$x", a, compute="ozaki")), None, 422),
-    ]
-    for request, cause, status in cases:
-        with pytest.raises(StepInvalid) as caught:
-            await core.jobs.submit(request, idempotency_key="k")
-        assert cause is None or isinstance(caught.value.cause, cause)
-        assert describe(caught.value).status == status
-        assert caught.value.step in {"x1", "y"}
-        await idle()
-    assert (await core.jobs.list(state=None, limit=9, cursor=None))[0] == []
-
-
-async def test_huge_values_cost_nothing(make_core, make_settings, fake, put, held):
-    core = await make_core(make_settings(max_array_bytes=1 << 40), fake)
-    column = await put(core.store, np.ones((1 << 20, 1), "f4"))
-    outer = step("outer", column, column, trans_b="T")
-    with pytest.raises(StepInvalid) as caught:
-        await core.jobs.submit(program(outer, step("y", "$outer", column)))
-    assert isinstance(caught.value.cause, TooLarge)
-    core = await make_core(make_settings(max_array_bytes=1 << 50, data_dir=core.settings.data_dir / "other"), fake)
-    column = await put(core.store, np.ones((1 << 20, 1), "f4"))
-    outer |= {"a": column.id, "b": column.id}
-    from gemmserve_service.errors import ProgramTooLarge
-
-    with pytest.raises(ProgramTooLarge, match="bytes of values"):
-        await core.jobs.submit(program(outer, step("y", "$outer", column)))
-    with pytest.raises((StoreFull, OSError)):  # as a result it is refused by the disk
-        await core.jobs.submit(program(outer))
-    assert held(core.store) == (0, 0, 0)
-
-
-async def test_too_many_steps(make_core, make_settings, fake, put):
-    core = await make_core(make_settings(max_program_steps=3), fake)
-    a = await put(core.store, A)
-    await core.jobs.submit(powers(a, 3))
-    with pytest.raises(ParameterInvalid, match="at most 3"):
-        await core.jobs.submit(powers(a, 4))
-
-
-async def test_no_room_for_a_result(make_core, make_settings, fake, put, held):
-    core = await make_core(make_settings(max_store_bytes=A.nbytes * 3 - 1), fake)
-    a = await put(core.store, A)
-    with pytest.raises(StoreFull):
-        await core.jobs.submit(powers(a, keep=["x1", "x3"]))
-    await core.jobs.submit(powers(a, keep=["x3"]))
-    assert core.jobs._room.taken == 3
-    fake.fail()
-
-
-async def test_steps_that_wait_are_bounded(make_core, make_settings, fake, put, eventually):
-    core = await make_core(make_settings(max_queued_steps=10), fake)
-    a = await put(core.store, A)
-    first, _ = await core.jobs.submit(powers(a, 20))  # one always fits
-    with pytest.raises(QueueFull):
-        await core.jobs.submit(powers(a, 1))
-    fake.done()
-    await core.jobs.wait(first.id, 10)
-    assert core.jobs._room.taken == 0
-    for _ in range(2):
-        await core.jobs.submit(powers(a, 5))
-    with pytest.raises(QueueFull) as caught:
-        await core.jobs.submit(powers(a, 1))
-    assert caught.value.retry_after_s >= 1
-
-
-def test_an_owner_leaves_room_for_others():
-    room = StepRoom(100)
-    release = room.take("alice", 80)
-    with pytest.raises(QueueFull, match="this key's"):
-        room.take("alice", 5)
-    room.take("bob", 16)
-    room.take("carol", 1000, recovered=True)
-    release()
-    assert room.taken == 1016
-
-
 # -- what happens to them -------------------------------------------------------------------------------------------
 
 
@@ -253,13 +131,15 @@ async def test_operands_deleted_after_submission_are_used_all_the_same(core, fak
         await core.jobs.submit(powers(a))
     assert isinstance(caught.value.cause, NotFound)
     fake.done()
-    assert (await core.jobs.wait(info.id, 10)).state == JobState.SUCCEEDED
+    assert (await core.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED
     await idle()
 
 
-async def test_operands_that_expire_meanwhile(core, fake, put, idle, eventually):
-    brief = await put(core.store, A, ttl_s=0.2)
+async def test_operands_that_expire_meanwhile(core, fake, put, idle, eventually, later):
+    brief = await put(core.store, A, ttl_s=3600)
     info, _ = await core.jobs.submit(powers(brief))
+    later(3600)
+    core.store.expiry.wake()
     await eventually(lambda: brief.id in core.store._catalog._tombstones)
     with pytest.raises(Gone):
         await core.store.info(brief.id)
@@ -267,7 +147,7 @@ async def test_operands_that_expire_meanwhile(core, fake, put, idle, eventually)
         await core.jobs.submit(powers(brief))
     assert describe(caught.value).status == 410
     fake.done()
-    assert (await core.jobs.wait(info.id, 10)).state == JobState.SUCCEEDED
+    assert (await core.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED
     await idle()
 
 
@@ -281,13 +161,13 @@ async def test_cancel(core, fake, a, idle, when):
     while fake.running():
         fake.done()
     if when == "queued":
-        assert (await core.jobs.wait(first.id, 10)).state == JobState.SUCCEEDED
+        assert (await core.jobs.wait(first.id, 60)).state == JobState.SUCCEEDED
     await idle()
 
 
 async def test_deadline(core, fake, a, idle):
     info, _ = await core.jobs.submit(powers(a, timeout_s=0.05))
-    done = await core.jobs.wait(info.id, 10)
+    done = await core.jobs.wait(info.id, 60)
     assert (done.state, done.error.type) == (JobState.EXPIRED, "/problems/timeout")
     fake.done()
     await idle()
@@ -300,7 +180,7 @@ async def test_a_lost_worker_runs_the_whole_program_again(core, fake, a, idle):
     assert len(fake.sent) == 2
     assert fake.sent[0][1] == fake.sent[1][1]
     fake.done()
-    done = await core.jobs.wait(info.id, 10)
+    done = await core.jobs.wait(info.id, 60)
     assert (done.state, done.attempt) == (JobState.SUCCEEDED, 2)
     await idle()
 
@@ -310,7 +190,7 @@ async def test_a_program_fails_after_three_lost_workers(core, fake, a, idle):
     for _ in range(3):
         fake.lose()
         fake.hello()
-    done = await core.jobs.wait(info.id, 10)
+    done = await core.jobs.wait(info.id, 60)
     assert (done.state, done.error.type) == (JobState.FAILED, "/problems/worker-crashed")
     await idle()
 
@@ -344,7 +224,7 @@ async def test_a_program_that_can_run_nowhere_any_more_fails_by_name(core, a, se
     again = Core(settings)
     await again.start()
     try:
-        done = await again.jobs.wait(info.id, 30)
+        done = await again.jobs.wait(info.id, 60)
         assert (done.state, done.error.type) == (JobState.FAILED, "/problems/not-found")
         assert done.error.model_extra["step"] == "x1"
         assert again.jobs._room.taken == 0
@@ -377,7 +257,7 @@ async def test_the_same_key_answers_the_same_program(core, fake, a):
 async def test_listings_leave_the_steps_out(core, fake, a, gemm):
     finished, _ = await core.jobs.submit(powers(a))
     fake.done()
-    await core.jobs.wait(finished.id, 10)
+    await core.jobs.wait(finished.id, 60)
     live, _ = await core.jobs.submit(powers(a))
     plain, _ = await core.jobs.submit(gemm(a, a))
     page, _ = await core.jobs.list(state=None, limit=9, cursor=None)
@@ -395,14 +275,14 @@ async def test_listings_leave_the_steps_out(core, fake, a, gemm):
 async def test_programs_that_are_over_take_no_memory(core, fake, a):
     info, _ = await core.jobs.submit(powers(a))
     fake.done()
-    assert (await core.jobs.wait(info.id, 10)).state == JobState.SUCCEEDED
+    assert (await core.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED
     assert info.id not in core.jobs._recent
 
 
 async def test_steps_are_kept_with_the_end(real, put, database):
     a = await put(real.store, A)
     info, _ = await real.jobs.submit(powers(a, verify=True))
-    done = await real.jobs.wait(info.id, 30)
+    done = await real.jobs.wait(info.id, 60)
     stored = await real.jobs.queue.get(info.id)
     assert stored == done
     assert all(isinstance(info, StepInfo) and info.residual < 1e-4 for info in stored.steps)
@@ -437,4 +317,4 @@ async def test_what_only_unneeded_steps_use_is_not_held(core, fake, a, put):
     assert core.store._catalog.get(a.id).pins == 1
     assert list(fake.sent[-1][1].operands) == [a.id]
     fake.done()
-    assert (await core.jobs.wait(info.id, 10)).state == JobState.SUCCEEDED
+    assert (await core.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED

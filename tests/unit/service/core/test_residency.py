@@ -144,14 +144,14 @@ def test_two_that_want_the_same_at_once_get_one():
     got = []
 
     def load():
-        both.wait(30)
+        both.wait(60)
         return object()
 
     threads = [threading.Thread(target=lambda: got.append(keeper.get("a", 40, load))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert got[0] is got[1]
     assert (keeper.used, keeper.misses) == (40, 2)
 

@@ -173,7 +173,7 @@ def test_both_directions_at_once(ring):
     other.start()
     staging.to_device(1 << 15, np.full(1 << 15, 4, np.uint8), up)
     up.finish()
-    other.join(30)
+    other.join(60)
     assert (out == 3).all()
     assert (link.memory[1 << 15 :] == 4).all()
 

@@ -88,10 +88,12 @@ async def test_a_client_that_hangs_up_during_a_delete_deletes_all_the_same(store
         store.pin(info.id)
 
 
-async def test_expiry_is_gone_not_unknown(store, put, eventually, database):
-    info = await put(store, ARRAY, ttl_s=0.05)
+async def test_expiry_is_gone_not_unknown(store, put, eventually, database, later):
+    info = await put(store, ARRAY, ttl_s=3600)
     kept = await put(store, ARRAY)
     pin = store.pin(info.id)
+    later(3600)
+    store.expiry.wake()
     await eventually(lambda: store.count == 1)
     with pytest.raises(Gone):
         await store.info(info.id)
@@ -224,17 +226,19 @@ async def test_a_restart_brings_everything_back(reopen, put, fetch, settings):
     assert len(extents(settings)) == 2
 
 
-async def test_hidden_arrays_survive_until_jobs_have_pinned_them(reopen, put, monkeypatch, eventually):
+async def test_hidden_arrays_survive_until_jobs_have_pinned_them(reopen, put, later, eventually):
     store = await reopen()
     store.finish_recovery()
     deleted = await put(store, ARRAY)
-    expiring = await put(store, ARRAY, ttl_s=0.2)
+    expiring = await put(store, ARRAY, ttl_s=3600)
     nothing = await put(store, np.zeros((0, 3), "c8"))
     pins = [store.pin(array) for array in (deleted, expiring, nothing)]
     await store.delete(deleted.id)
     await store.delete(nothing.id)
+    later(3600)
+    store.expiry.wake()
+    await eventually(lambda: store._catalog.get(expiring.id).hidden)
     del pins  # the process dies with its pins held
-    await asyncio.sleep(0.25)
     store = await reopen(crash=True)
     await asyncio.sleep(0.05)  # whatever runs by itself may run now
     pins = [store.pin(array.id, hidden=True) for array in (deleted, expiring, nothing)]
@@ -271,12 +275,14 @@ async def test_rows_whose_bytes_are_missing_are_dropped(reopen, put, settings, c
     assert extents(settings) == [names[kept.id]]
 
 
-async def test_expiries_that_could_not_be_recorded_are_tried_again(reopen, put, eventually, monkeypatch, caplog):
+async def test_expiries_that_could_not_be_recorded_are_tried_again(reopen, put, eventually, monkeypatch, caplog, later):
     monkeypatch.setattr("gemmserve_service.expiry._RETRY_S", 0.02)
     store = await reopen()
     store.finish_recovery()
-    info = await put(store, ARRAY, ttl_s=0.05)
+    info = await put(store, ARRAY, ttl_s=3600)
     await store.database.write(lambda db: db.execute("ALTER TABLE arrays RENAME TO away"))
+    later(3600)
+    store.expiry.wake()
     await eventually(lambda: "could not record expiries" in caplog.text)
     assert store.used_bytes == info.nbytes  # its row still names the extent
     await store.database.write(lambda db: db.execute("ALTER TABLE away RENAME TO arrays"))

@@ -6,6 +6,8 @@ import contextlib
 import os
 import socket
 import stat
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,13 @@ from gemmserve_service.starting import StartError
 from gemmserve_service.unix_sockets import PATH_MAX, listen_unix, peer_user
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no Unix sockets here")
+
+
+@pytest.fixture
+def tmp_path():
+    """With a name that is short enough for a socket, wherever the tests keep their folders."""
+    with tempfile.TemporaryDirectory(prefix="gs-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

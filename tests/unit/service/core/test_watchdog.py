@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -100,41 +100,66 @@ def test_estimates_follow_what_was_measured_and_the_cautious_ones_only_upwards(f
     assert math.isfinite(estimates.seconds(task, worker))
 
 
-async def test_a_hung_job_is_tried_again_then_fails_and_the_next_one_runs(
-    make_core, make_settings, put, gemm, fake, eventually
-):
-    core = await make_core(make_settings(hang_s=0.2, hang_factor=0, max_attempts=2), fake)
+async def test_a_hung_job_is_tried_again_then_fails_and_the_next_one_runs(make_core, make_settings, put, gemm, fake):
+    core = await make_core(make_settings(hang_s=3600, hang_factor=0, max_attempts=2), fake)
+    watchdog, worker = core.scheduler.watchdog, fake.fleet["cpu"]
+    await watchdog.stop()  # it looks when the test says so
+
+    def look(after_s):
+        worker.heard = watchdog._last_look = worker.moved + after_s
+        watchdog.look(worker.moved + after_s)
+
     a = await put(core.store, A)
     hangs, _ = await core.jobs.submit(gemm(a, a))
     good, _ = await core.jobs.submit(gemm(a, a))
-    await asyncio.sleep(0.1)
-    assert fake.killed == []
     for attempt in (1, 2):
-        await eventually(lambda attempt=attempt: len(fake.killed) == attempt)
+        look(3599)
+        assert len(fake.killed) == attempt - 1
+        assert fake.running() == [hangs.id]
+        look(3601)
+        assert len(fake.killed) == attempt
         fake.hello()
-    failed = await core.jobs.wait(hangs.id, 5)
+    failed = await core.jobs.wait(hangs.id, 60)
     assert (failed.state, failed.attempt, failed.error.type) == (JobState.FAILED, 2, "/problems/worker-crashed")
     assert fake.running() == [good.id]
     fake.done()
-    assert (await core.jobs.wait(good.id, 5)).state == JobState.SUCCEEDED
-    assert core.scheduler.watchdog.killed == 2
+    assert (await core.jobs.wait(good.id, 60)).state == JobState.SUCCEEDED
+    assert watchdog.killed == 2
 
 
-async def test_a_thread_that_hangs_is_given_up(make_core, make_settings, put, gemm, monkeypatch):
-    run, hung = CpuBackend.run, []
+async def test_it_looks_by_itself(make_core, make_settings, put, gemm, fake, eventually):
+    core = await make_core(make_settings(hang_s=0.05, hang_factor=0, max_attempts=1), fake)
+    a = await put(core.store, A)
+    hangs, _ = await core.jobs.submit(gemm(a, a))
+    await eventually(lambda: fake.killed)
+    assert (await core.jobs.wait(hangs.id, 60)).state == JobState.FAILED
 
-    def hang_once(self, *arguments):
-        if not hung:
-            hung.append(True)
-            time.sleep(1.0)
+
+async def test_a_thread_that_hangs_is_given_up(make_core, make_settings, put, gemm, monkeypatch, eventually):
+    run, begun = CpuBackend.run, []
+    gates = [threading.Event(), threading.Event()]
+
+    def held(self, *arguments):
+        begun.append(gates[len(begun)])
+        assert begun[-1].wait(60)
         return run(self, *arguments)
 
-    core = await make_core(make_settings(hang_s=0.2, hang_factor=0), InlineExecutor())
-    monkeypatch.setattr(CpuBackend, "run", hang_once)
+    executor = InlineExecutor()
+    core = await make_core(make_settings(hang_s=3600, hang_factor=0), executor)
+    watchdog, (worker,) = core.scheduler.watchdog, executor.workers()
+    await watchdog.stop()  # it looks when the test says so
+    monkeypatch.setattr(CpuBackend, "run", held)
     a = await put(core.store, A)
     info, _ = await core.jobs.submit(gemm(a, a))
-    finished = await core.jobs.wait(info.id, 5)
-    assert (finished.state, finished.attempt) == (JobState.SUCCEEDED, 2)
+    await eventually(lambda: len(begun) == 1)
+    thread = executor._thread
+    watchdog._last_look = worker.moved + 3601
+    watchdog.look(worker.moved + 3601)
     assert core.ready()[0]
-    await asyncio.sleep(1.0)  # the one that was given up answers, to nobody
-    assert (await core.jobs.get(info.id)).attempt == 2
+    await eventually(lambda: len(begun) == 2)
+    gates[0].set()  # the one that was given up answers, to nobody
+    await asyncio.to_thread(thread.shutdown)
+    assert (await core.jobs.wait(info.id, 0.01)).state == JobState.RUNNING
+    gates[1].set()
+    finished = await core.jobs.wait(info.id, 60)
+    assert (finished.state, finished.attempt) == (JobState.SUCCEEDED, 2)

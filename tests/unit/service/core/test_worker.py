@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -166,13 +167,13 @@ def conversation(tmp_path):
     """A worker's loop in a thread, and the front's end of its socket."""
     near, far = socket.socketpair()
     runner = Runner(CpuBackend())
-    thread = threading.Thread(target=loop._converse, args=(far, runner, 60))
+    thread = threading.Thread(target=loop._converse, args=(far, runner, 3600))
     with near, far:
-        near.settimeout(30)
+        near.settimeout(60)
         thread.start()
         yield near, runner, thread
         near.close()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -190,7 +191,7 @@ def test_a_conversation(conversation, run):
     name = message.operands["a"].extent
     assert name in runner._mappings._maps
     near.sendall(encode(Forget(extents=[name])) + encode(Stop()))
-    thread.join(10)
+    thread.join(60)
     assert name not in runner._mappings._maps
 
 
@@ -204,16 +205,34 @@ class Slow(CpuBackend):
 
     def run(self, params, operands, results, checkpoint):
         for _ in range(100):
-            assert self.turns.acquire(timeout=10)
+            assert self.turns.acquire(timeout=60)
             checkpoint()
             self.panels += 1
         return super().run(params, operands, results)
 
 
+class Ear:
+    """What a worker says, message by message: heartbeats come in between."""
+
+    def __init__(self, near):
+        self.near, self.decoder, self.heard = near, Decoder(), deque()
+
+    def next(self, kind):
+        """The next message of that kind."""
+        while True:
+            while self.heard:
+                message = self.heard.popleft()
+                if message.kind == kind:
+                    return message
+            self.heard += [TO_FRONT.validate_json(body) for body in self.decoder.feed(self.near.recv(1 << 16))]
+
+
 @pytest.fixture
-def slow(run):
+def slow(run, monkeypatch):
     """A worker in the middle of a long task, after two panels."""
+    monkeypatch.setattr(loop, "_LOOK_S", 0.0)  # these panels take no time
     near, far = socket.socketpair()
+    ear = Ear(near)
     backend = Slow()
     runner = Runner(backend)
     ended = []
@@ -227,39 +246,29 @@ def slow(run):
     thread = threading.Thread(target=converse)
     message, _ = run(GemmParams(trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A)
     with near, far:
-        near.settimeout(30)
+        near.settimeout(60)
         thread.start()
         near.sendall(encode(message))
         backend.turns.release(2)
-        while hear(near, "beat").progress < 2:
+        while ear.next("beat").progress < 2:
             pass
-        yield near, backend, message, ended, thread
+        yield near, ear, backend, message, ended, thread
         near.close()
         backend.turns.release(1000)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
-def hear(near, kind):
-    """The next message of that kind; heartbeats come in between."""
-    decoder = Decoder()
-    while True:
-        for body in decoder.feed(near.recv(1 << 16)):
-            message = TO_FRONT.validate_json(body)
-            if message.kind == kind:
-                return message
-
-
 def test_a_cancelled_task_stops_at_its_next_panel_and_the_next_one_runs(slow):
-    near, backend, message, _, _ = slow
+    near, ear, backend, message, _, _ = slow
     near.sendall(encode(Cancel(task="t")))
     backend.turns.release(1)
-    answer = hear(near, "failed")
+    answer = ear.next("failed")
     assert (answer.task, answer.slug, answer.status) == ("t", "cancelled", 409)
     assert backend.panels == 2
     near.sendall(encode(message.model_copy(update={"task": "next"})))
     backend.turns.release(100)
-    assert hear(near, "done").task == "next"
+    assert ear.next("done").task == "next"
 
 
 def test_a_short_task_passes_between_the_panels_of_a_long_one(run):
@@ -284,14 +293,14 @@ def test_a_short_task_passes_between_the_panels_of_a_long_one(run):
     short = short.model_copy(update={"task": "short"})
     with near, far:
         near.sendall(encode(long))
-        thread = threading.Thread(target=loop._converse, args=(far, runner, 60))
+        thread = threading.Thread(target=loop._converse, args=(far, runner, 3600))
         thread.start()
         decoder, answers = Decoder(), []
         while len(answers) < 2:
             answers += [TO_FRONT.validate_json(body) for body in decoder.feed(near.recv(1 << 16))]
         first, second = answers
         near.sendall(encode(Stop()))
-        thread.join(10)
+        thread.join(60)
     assert order == [(1, 0), (2, 0), (2, 1), (2, 2), (1, 1), (1, 2)]
     assert (first.task, second.task) == ("short", "t")
     assert second.timings.kernel_s < 0.09, "the time of the one that passed is not the long one's"
@@ -304,25 +313,25 @@ def test_a_task_that_is_cancelled_before_it_begins_is_not_begun(run):
     message, _ = run(GemmParams(trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A)
     with near, far:
         near.sendall(encode(message) + encode(Cancel(task="t")) + encode(message) + encode(Stop()))
-        loop._converse(far, Runner(CpuBackend()), 60)
+        loop._converse(far, Runner(CpuBackend()), 3600)
         kinds = [TO_FRONT.validate_json(body).kind for body in Decoder().feed(near.recv(1 << 16))]
     assert kinds == ["failed", "done"], "a cancellation holds for one run"
 
 
 def test_a_worker_says_that_it_lives_and_how_far_it_is(slow):
-    near, _, _, _, _ = slow
-    beat = hear(near, "beat")
+    _, ear, _, _, _, _ = slow
+    beat = ear.next("beat")
     assert (beat.task, beat.progress) == ("t", 2)
 
 
 def test_a_task_ends_when_the_front_is_gone(slow):
-    near, backend, _, ended, thread = slow
+    near, _, backend, _, ended, thread = slow
     near.close()
     backend.turns.release(2)
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert isinstance(ended[0], OSError)
-    assert backend.panels <= 3
+    assert backend.panels == 2
 
 
 def test_a_broken_context_ends_the_process_without_an_answer(run, monkeypatch):
@@ -345,7 +354,7 @@ def test_a_broken_context_ends_the_process_without_an_answer(run, monkeypatch):
     with near, far:
         near.sendall(encode(message))
         with pytest.raises(Ended, match=str(loop.BROKEN_CONTEXT)):
-            loop._converse(far, Runner(Broken()), 60)
+            loop._converse(far, Runner(Broken()), 3600)
         near.setblocking(False)
         with pytest.raises(BlockingIOError):
             near.recv(1)
@@ -373,14 +382,14 @@ def test_a_group_is_answered_one_by_one_and_what_fails_or_is_cancelled_touches_n
     later = messages.pop()
     with near, far:
         near.sendall(encode(Group(tasks=messages)))
-        thread = threading.Thread(target=loop._converse, args=(far, Runner(Backend()), 60))
+        thread = threading.Thread(target=loop._converse, args=(far, Runner(Backend()), 3600))
         thread.start()
-        near.settimeout(30)
+        near.settimeout(60)
         decoder, answers = Decoder(), []
         while len(answers) < 5:
             answers += [TO_FRONT.validate_json(body) for body in decoder.feed(near.recv(1 << 16))]
         near.sendall(encode(Stop()))
-        thread.join(10)
+        thread.join(60)
     assert [(answer.task, answer.kind) for answer in answers] == [
         ("t1", "done"), ("t2", "failed"), ("t3", "failed"), ("t4", "done"), ("t5", "done")
     ]  # fmt: skip

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import numpy as np
 import pytest
 
-from gemmserve_service.core import Core
 from gemmserve_service.errors import ArrayLost, Draining, JobTimeout, StoreFull
 from gemmserve_service.executor.protocol import Group, WriteBack
 from gemmserve_service.schemas import GemmReduceJob, JobState
@@ -51,7 +51,7 @@ def unwritten(core, fake, gemm):
     async def make(left, right, **fields):
         info, _ = await core.jobs.submit(gemm(left, right, **fields))
         fake.done(task=info.id, written=False)
-        info = await core.jobs.wait(info.id, 30)
+        info = await core.jobs.wait(info.id, 60)
         assert info.state == JobState.SUCCEEDED
         return info, info.result["d"]
 
@@ -103,7 +103,7 @@ async def test_a_download_has_it_written_and_waits(core, fake, unwritten, a):
         with pytest.raises(JobTimeout):
             await core.scheduler.writes.bring(pinned, 0.01)
         assert wishes(fake, "now") == [info.id]
-        download = asyncio.ensure_future(core.scheduler.writes.bring(pinned, 30))
+        download = asyncio.ensure_future(core.scheduler.writes.bring(pinned, 60))
         await asyncio.sleep(0)
         assert not download.done()
         fake.written(info.id)
@@ -194,9 +194,9 @@ async def test_one_that_kills_every_worker_is_lost_and_says_so(make_core, make_s
     a = await put(core.store, A)
     info, _ = await core.jobs.submit(gemm(a, a))
     fake.done(written=False)
-    array = (await core.jobs.wait(info.id, 30)).result["d"]
+    array = (await core.jobs.wait(info.id, 60)).result["d"]
     pinned = core.store.pin(array)
-    download = asyncio.ensure_future(core.scheduler.writes.bring(pinned, 30))
+    download = asyncio.ensure_future(core.scheduler.writes.bring(pinned, 60))
     fake.lose()
     needs, _ = await core.jobs.submit(gemm(array, a))
     for _ in range(2):
@@ -207,7 +207,7 @@ async def test_one_that_kills_every_worker_is_lost_and_says_so(make_core, make_s
         await download
     pinned.release()
     fake.hello()
-    failed = await core.jobs.wait(needs.id, 30)
+    failed = await core.jobs.wait(needs.id, 60)
     assert (failed.state, failed.error.type) == (JobState.FAILED, "/problems/array-lost")
     with pytest.raises(ArrayLost):
         core.store.pin(array)
@@ -288,7 +288,7 @@ async def test_what_happens_before_the_job_s_end_is_on_record(core, fake, a, gem
     else:
         fake.lose()
         fake.hello()
-    info = await core.jobs.wait(info.id, 30)
+    info = await core.jobs.wait(info.id, 60)
     assert info.state == JobState.SUCCEEDED
     if when == "lost":
         assert len(fake.running()) == 1
@@ -306,7 +306,7 @@ async def test_an_end_that_cannot_be_recorded_gives_the_space_back_when_nobody_w
     info, _ = await core.jobs.submit(gemm(a, a))
     monkeypatch.setattr(core.jobs.recorder, "record", broken)
     fake.done(written=False)
-    assert (await core.jobs.wait(info.id, 30)).state == JobState.FAILED
+    assert (await core.jobs.wait(info.id, 60)).state == JobState.FAILED
     assert wishes(fake, "never") == [info.id]
     fake.written(info.id)
     assert held(core.store) == (0, 0, 0)
@@ -323,7 +323,7 @@ async def test_operands_on_two_devices_are_written_so_that_one_can_take_the_job(
     arrays = []
     for job, name in zip(jobs, ("cuda:0", "cuda:1"), strict=True):
         fake.done(name, written=False)
-        arrays.append((await core.jobs.wait(job.id, 30)).result["d"])
+        arrays.append((await core.jobs.wait(job.id, 60)).result["d"])
     both, _ = await core.jobs.submit(gemm(*arrays))
     assert not fake.running("cuda:0")
     assert not fake.running("cuda:1")
@@ -342,132 +342,23 @@ async def test_a_worker_that_does_not_write_what_is_waited_for_is_killed(core, f
     watchdog, now = core.scheduler.watchdog, time.monotonic()
     fake.fleet["cpu"].heard = now + 1e6
     watchdog.look(now + 1000)
-    watchdog._excused = 0.0
+    watchdog._excused = -math.inf
     assert not fake.killed, "nobody waits"
     with core.store.pin(array) as pinned, core.store.pin(other) as another:
-        downloads = [asyncio.ensure_future(core.scheduler.writes.bring(each, 30)) for each in (pinned, another)]
+        downloads = [asyncio.ensure_future(core.scheduler.writes.bring(each, 60)) for each in (pinned, another)]
         await asyncio.sleep(0)
-        fake.fleet["cpu"].asked -= 1000
+        fake.fleet["cpu"].asked -= 1e6
         fake.written(second.id)
         watchdog._last_look = None
         watchdog.look(time.monotonic())
         assert not fake.killed, "it gets on"
-        fake.fleet["cpu"].asked -= 1000
+        fake.fleet["cpu"].asked -= 1e6
         watchdog.look(time.monotonic())
         assert [name for name, _ in fake.killed] == ["cpu"]
         fake.hello()
         fake.done()
         await asyncio.gather(*downloads)
     assert first.id not in core.scheduler.writes._held
-
-
-# -- restarts -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def die():
-    """Ends a core as SIGKILL would."""
-
-    async def kill(core):
-        core.executor.owner = None
-        await core.database.stop()
-        core.scheduler.stop()
-        tasks = [*core.jobs._background._tasks, *core.store._tasks, *core.scheduler.writes._background._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    return kill
-
-
-@pytest.mark.parametrize("how", ["stop", "die"])
-async def test_a_new_server_computes_what_the_old_one_had_not_written(
-    settings, make_fake, make_core, put, gemm, fetch, die, held, how
-):
-    fake = make_fake()
-    fake.defers = True
-    first = Core(settings, fake)
-    await first.start()
-    a = await put(first.store, A)
-    ids = []
-    operands = (a.id, a.id)
-    for _ in range(3):
-        info, _ = await first.jobs.submit(gemm(*operands))
-        fake.done(task=info.id, written=False)
-        ids.append((await first.jobs.wait(info.id, 30)).result["d"])
-        operands = (ids[-1], a.id)
-    waiting, _ = await first.jobs.submit(gemm(ids[1], ids[2]))
-    gone, _ = await first.jobs.submit(gemm(a, a, alpha=7))
-    fake.done(task=waiting.id, written=False)
-    await first.jobs.wait(waiting.id, 30)
-    fake.done(task=gone.id, written=False)
-    unseen = (await first.jobs.wait(gone.id, 30)).result["d"]
-    await first.store.delete(unseen)
-    for array in (a.id, ids[0], ids[1]):
-        await first.store.delete(array)
-    await first.database.write(lambda _: None)
-    await (first.stop() if how == "stop" else die(first))
-
-    second = await make_core(settings)  # which really multiplies
-    final = (await second.jobs.get(waiting.id)).result["d"]
-    for array, expected in ((ids[2], A @ A @ A @ A), (final, (A @ A @ A) @ (A @ A @ A @ A))):
-        with second.store.pin(array) as pinned:
-            await second.scheduler.writes.bring(pinned, 30)
-        np.testing.assert_array_equal(fetch(second.store, array), expected)
-    await second.scheduler.writes.stop()
-    await second.database.write(lambda _: None)
-    assert second.scheduler.writes.recomputed == 4
-    assert second.scheduler.writes.spared == 1, "nobody can see it, and nothing was made of it"
-    assert {record.info.id for record in second.store._catalog} == {ids[2], final}
-    assert held(second.store) == (0, 0, 0)
-    assert len(list((settings.data_dir / "extents").iterdir())) >= 2
-
-
-async def test_a_job_that_waits_at_the_crash_finds_its_operand_again(settings, make_fake, make_core, put, gemm, die):
-    fake = make_fake()
-    fake.defers = True
-    first = Core(settings, fake)
-    await first.start()
-    a = await put(first.store, A)
-    info, _ = await first.jobs.submit(gemm(a, a))
-    fake.done(written=False)
-    square = (await first.jobs.wait(info.id, 30)).result["d"]
-    waiting, _ = await first.jobs.submit(gemm(square, square))
-    for array in (a.id, square):
-        await first.store.delete(array)
-    await first.database.write(lambda _: None)
-    await die(first)
-    second = await make_core(settings)
-    done = await second.jobs.wait(waiting.id, 30)
-    with second.store.pin(done.result["d"]) as pinned:
-        found = np.frombuffer(pinned.view).reshape(4, 4)
-        np.testing.assert_array_equal(found, (A @ A) @ (A @ A))
-        del found
-
-
-async def test_lost_operands_lose_what_was_made_of_them_and_nothing_else(
-    settings, make_fake, make_core, put, gemm, die, fetch
-):
-    fake = make_fake()
-    fake.defers = True
-    first = Core(settings, fake)
-    await first.start()
-    bad, good = await put(first.store, A), await put(first.store, A)
-    results = []
-    for operand in (bad, good):
-        info, _ = await first.jobs.submit(gemm(operand, operand))
-        fake.done(written=False)
-        results.append(await first.jobs.wait(info.id, 30))
-    (settings.data_dir / "extents" / first.store._catalog.get(bad.id).extent.name).unlink()
-    await die(first)
-    second = await make_core(settings)
-    with pytest.raises(ArrayLost, match="no array"):
-        second.store.pin(results[0].result["d"])
-    with second.store.pin(results[1].result["d"]) as pinned:
-        await second.scheduler.writes.bring(pinned, 30)
-    np.testing.assert_array_equal(fetch(second.store, results[1].result["d"]), A @ A)
-    await second.scheduler.writes.stop()
-    assert (await second.jobs.get(results[0].id)).error.type == "/problems/array-lost"
 
 
 async def test_a_job_is_remembered_as_long_as_its_result_is_not_written(core, fake, unwritten, a):
@@ -482,7 +373,7 @@ async def test_a_job_is_remembered_as_long_as_its_result_is_not_written(core, fa
 
 async def test_draining_writes_what_a_device_has(core, fake, unwritten, a, eventually):
     info, array = await unwritten(a, a)
-    drained = asyncio.ensure_future(core.drain(30))
+    drained = asyncio.ensure_future(core.drain(3600))
     await eventually(lambda: wishes(fake, "now"))
     assert not drained.done()
     fake.written(info.id)

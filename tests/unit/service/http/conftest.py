@@ -13,37 +13,15 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from spy_executor import SpyExecutor
+from stepped_loop import SteppedLoop
 
-from gemmserve_service import small
+from gemmserve_service import fast_path, small
 from gemmserve_service.app import create_app
 from gemmserve_service.core import Core
-from gemmserve_service.executor.inline import InlineExecutor
 from gemmserve_service.keyring import create_key
 from gemmserve_service.serving import Server, main_server
 from gemmserve_service.settings import Settings
-
-
-class SpyExecutor(InlineExecutor):
-    """Remembers what it was sent; `hold` keeps tasks back until it is cleared."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = []
-        self.held = []
-        self.hold = False
-
-    def send(self, worker, task):
-        self.sent.append(task)
-        if self.hold:
-            self.held.append((worker, task))
-        else:
-            super().send(worker, task)
-
-    def release(self):
-        self.hold = False
-        for worker, task in self.held:
-            super().send(worker, task)
-        self.held.clear()
 
 
 @pytest.fixture
@@ -125,6 +103,7 @@ class LiveApp:
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.core: Core | None = None
+        self.core_loop: asyncio.AbstractEventLoop | None = None
         self.app = None
         self._settings = settings
         self._started = threading.Event()
@@ -149,13 +128,26 @@ class LiveApp:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._started.wait(20)
+        assert self._started.wait(60)
 
     def stop(self) -> None:
+        if isinstance(self.core_loop, SteppedLoop) and self._thread.is_alive():
+            self.call(self.core_loop.start_clock)  # uvicorn looks now and then whether it is to end
         if self._server is not None:
             self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(60)
         self.socket.close()
+        assert not self._thread.is_alive(), "the app does not end"
+
+    def stop_clock(self) -> None:
+        """From here on no limit of a `SteppedLoop` passes but by `advance`."""
+        self.call(self.core_loop.stop_clock)
+
+    def advance(self, seconds: float) -> None:
+        """Moves its clock on; what is due by then has been done when this returns."""
+        self.call(lambda: self.core_loop.advance(seconds))
+        for _ in range(2):  # what is due is found at the beginning of a turn and done in it
+            self.call(lambda: None)
 
     @property
     def connection_class(self):
@@ -175,10 +167,23 @@ class LiveApp:
         """Has the app's thread call it, and waits."""
         done = threading.Event()
         self.core_loop.call_soon_threadsafe(lambda: (function(), done.set()))
-        assert done.wait(30)
+        assert done.wait(60)
 
-    def connect(self) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+    @property
+    def connections(self) -> int:
+        """Connections that it has taken."""
+        return self.connection_class.registry.count
+
+    def http(self) -> httpx.Client:
+        """A client with patience."""
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
+        connection = socket.socket()
+        connection.settimeout(60)
+        if receive_buffer is not None:  # before it is connected: so much may be under way to it
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.connect(("127.0.0.1", self.port))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
@@ -195,6 +200,18 @@ def serve(make_settings, spy):
             return live
 
         yield start
+
+
+@pytest.fixture
+def serve_stepped(serve):
+    """serve_stepped(head_timeout_s=0.5) -> the same, its clock standing still: see `LiveApp.advance`."""
+
+    def start(**fields):
+        live = serve(loop_factory=SteppedLoop, **fields)
+        live.stop_clock()
+        return live
+
+    return start
 
 
 @pytest.fixture
@@ -310,7 +327,10 @@ def random_array():
 
 @pytest.fixture
 def counted(monkeypatch):
-    """How many requests took the short way as far as the queue."""
+    """How many requests took the short way as far as the queue. A client may pause between head and body for as long
+    as it likes: else which way a request goes would be a matter of the machine's speed.
+    """
+    monkeypatch.setattr(fast_path, "_PATIENCE_S", 60.0)
     calls = []
     begin = small.begin
 

@@ -7,12 +7,12 @@ import contextlib
 import hashlib
 import itertools
 import struct
-import time
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from raw_connection import until
 from starlette.requests import Request
 
 from gemmserve_service import coded_bodies, coding
@@ -216,14 +216,6 @@ def test_hanging_up_within_a_coded_body_frees_its_space(live, sparse):
         until(lambda: live.core.store.used_bytes == sparse.nbytes)
     until(lambda: live.core.store.used_bytes == 0)
     until(lambda: not coded_bodies._open)
-
-
-def until(condition, seconds=30.0):
-    """Waits for something that another thread does."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 @given(st.data())

@@ -34,6 +34,11 @@ def plain(form, npy, random_array):
     return *form([("a", npy(a)), ("b", npy(b))]), format_npy_header(d.dtype, d.shape) + d.tobytes()
 
 
+def requests(lines):
+    """The lines about requests that are over; another thread may be writing more."""
+    return [line for line in tuple(lines) if line["event"] == "request"]
+
+
 def test_what_the_client_library_sends_goes_this_way(live, random_array, counted):
     a, b = random_array((6, 5)), random_array((5, 7), seed=1)
     with Client(live.url) as client:
@@ -66,7 +71,7 @@ def test_pipelined_requests_are_answered_in_their_order(raw, plain, counted):
     assert len(counted) == 5
 
 
-def test_a_body_in_pieces(raw, plain, counted):
+def test_a_body_in_pieces(raw, plain):
     content, headers, expected = plain
     whole = raw.head(content, headers) + content
     for start in range(0, len(whole), 97):  # the first of them within the patience, or the common way: the same answer
@@ -75,7 +80,8 @@ def test_a_body_in_pieces(raw, plain, counted):
     assert (status, body) == (200, expected)
 
 
-def test_a_body_that_comes_late_is_the_app_s(live, raw, plain, counted):
+def test_a_body_that_comes_late_is_the_app_s(live, raw, plain, counted, monkeypatch):
+    monkeypatch.setattr(fast_path, "_PATIENCE_S", 0.02)
     content, headers, expected = plain
     path = live.connection_class.path
     for cut in (0, 100):
@@ -154,10 +160,10 @@ def test_who_hangs_up_in_the_middle_of_a_body_leaves_nothing(live, plain):
             connection.socket.sendall(connection.head(content, headers) + content[:cut])
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             connection.close()
-        assert eventually(lambda: len([line for line in lines if line["event"] == "request"]) == 3)
-    assert {line["status"] for line in lines if line["event"] == "request"} == {499}
-    assert live.connection_class.path.gathered == 0
-    assert live.core.store.scratch_bytes == 0
+        assert eventually(lambda: len(requests(lines)) == 3)
+    assert {line["status"] for line in requests(lines)} == {499}
+    assert eventually(lambda: live.connection_class.path.gathered == 0)
+    assert eventually(lambda: live.core.store.scratch_bytes == 0)
 
 
 def test_a_client_that_hangs_up_cancels_its_product(live, plain):
@@ -171,13 +177,13 @@ def test_a_client_that_hangs_up_cancels_its_product(live, plain):
     with structlog.testing.capture_logs() as lines:
         for connection in connections:
             connection.close()
-        assert eventually(lambda: scheduler.queued == 0 and len(lines) >= 2)
-    assert [line["status"] for line in lines if line["event"] == "request"] == [499, 499]
+        assert eventually(lambda: scheduler.queued == 0 and len(requests(lines)) == 2)
+    assert [line["status"] for line in requests(lines)] == [499, 499]
     live.executor.release()
     assert eventually(lambda: not scheduler.running and not live.core.store.scratch_bytes)
     value = live.app.state.metrics.registry.get_sample_value
     labels = {"op": "gemm", "algorithm": "none", "state": "cancelled"}
-    assert value("gemmserve_jobs_total", labels) == 2
+    assert eventually(lambda: value("gemmserve_jobs_total", labels) == 2)
 
 
 def test_a_client_that_takes_nothing_is_sent_no_second_answer(live, form, npy, counted):
@@ -192,7 +198,7 @@ def test_a_client_that_takes_nothing_is_sent_no_second_answer(live, form, npy, c
     answers = [connection.answer() for _ in range(40)]
     assert {status for status, _, _ in answers} == {200}
     assert len({body for _, _, body in answers}) == 1
-    sender.join(30)
+    sender.join(60)
     connection.close()
 
 

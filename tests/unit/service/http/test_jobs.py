@@ -31,7 +31,7 @@ async def test_submit_then_poll(client, operands, result):
     assert answer.status_code == 202
     assert answer.headers["location"] == f"/v1/jobs/{answer.json()['id']}"
     assert "preference-applied" not in answer.headers
-    answer = await client.get(answer.headers["location"], params={"wait": 20})
+    answer = await client.get(answer.headers["location"], params={"wait": 60})
     info = answer.json()
     assert (info["state"], info["op"], info["error"]) == ("succeeded", "gemm", None)
     assert info["algorithm"]
@@ -47,7 +47,7 @@ async def test_every_field_arrives(client, put, result, random_array):
         "op": "gemm", "a": await put(a), "b": await put(b), "c": await put(c), "alpha": [2, -1], "beta": 3,
         "trans_a": "C", "trans_b": "T", "order": "F", "compute": "fp64",
     }  # fmt: skip
-    info = (await client.post("/v1/jobs", json=job, headers={"Prefer": "wait=20"})).json()
+    info = (await client.post("/v1/jobs", json=job, headers={"Prefer": "wait=60"})).json()
     d = await result(info)
     assert np.allclose(d, (2 - 1j) * a.conj().T @ b.T + 3 * c)
     assert d.flags.f_contiguous
@@ -56,7 +56,7 @@ async def test_every_field_arrives(client, put, result, random_array):
 async def test_reduce_with_several_results(client, put, result, random_array):
     a, b = random_array((9, 7)), random_array((7, 5), seed=1)
     job = {"op": "gemm_reduce", "a": await put(a), "b": await put(b), "reduce": ["absmax", "argmax"], "return_c": True}
-    info = (await client.post("/v1/jobs", json=job, headers={"Prefer": "wait=20"})).json()
+    info = (await client.post("/v1/jobs", json=job, headers={"Prefer": "wait=60"})).json()
     assert list(info["result"]) == ["absmax", "argmax", "c"]
     assert np.allclose(await result(info, "absmax"), abs(a @ b).max(0), rtol=1e-4)
     argmax = await result(info, "argmax")
@@ -67,9 +67,9 @@ async def test_reduce_with_several_results(client, put, result, random_array):
 
 async def test_prefer_wait_answers_the_final_state(client, operands):
     job, _ = operands
-    answer = await client.post("/v1/jobs", json=job, headers={"Prefer": "respond-async, wait=20"})
+    answer = await client.post("/v1/jobs", json=job, headers={"Prefer": "respond-async, wait=60"})
     assert (answer.status_code, answer.json()["state"]) == (200, "succeeded")
-    assert answer.headers["preference-applied"] == "respond-async, wait=20"
+    assert answer.headers["preference-applied"] == "respond-async, wait=60"
     assert "server-timing" in answer.headers
 
 
@@ -98,7 +98,7 @@ async def test_unknown_preferences_are_ignored(client, operands):
 
 async def test_idempotency(client, operands, problem):
     job, _ = operands
-    headers = {"Idempotency-Key": "k1", "Prefer": "wait=20"}
+    headers = {"Idempotency-Key": "k1", "Prefer": "wait=60"}
     first = await client.post("/v1/jobs", json=job, headers=headers)
     again = await client.post("/v1/jobs", json=job, headers=headers)
     assert again.json()["id"] == first.json()["id"]
@@ -111,7 +111,7 @@ async def test_idempotency(client, operands, problem):
 
 async def test_listing_by_state(client, operands, spy):
     job, _ = operands
-    done = (await client.post("/v1/jobs", json=job, headers={"Prefer": "wait=20"})).json()["id"]
+    done = (await client.post("/v1/jobs", json=job, headers={"Prefer": "wait=60"})).json()["id"]
     spy.hold = True
     waiting = (await client.post("/v1/jobs", json=job)).json()["id"]
     ids = [item["id"] for item in (await client.get("/v1/jobs")).json()["items"]]
@@ -128,7 +128,7 @@ async def test_cancel(client, operands, spy):
     answer = await client.delete(f"/v1/jobs/{ids[2]}")
     assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
     spy.release()
-    done = await client.get(f"/v1/jobs/{ids[0]}", params={"wait": 20})
+    done = await client.get(f"/v1/jobs/{ids[0]}", params={"wait": 60})
     assert done.json()["state"] == "succeeded"
     again = await client.delete(f"/v1/jobs/{ids[0]}")
     assert (again.status_code, again.json()["state"]) == (200, "succeeded")
@@ -143,14 +143,40 @@ def parse_events(text):
     return events
 
 
-async def test_events_end_with_the_final_state(client, operands, spy):
+@pytest.fixture
+def streamed(monkeypatch):
+    """streamed(b"id:", 1) -> an event that is set when so many pieces that begin so have been sent to watchers."""
+    wanted = []
+    stream = routes._event_stream
+
+    async def watch(changes):
+        pieces = []
+        async for piece in stream(changes):
+            yield piece
+            pieces.append(piece)
+            for beginning, count, event in wanted:
+                if sum(one.startswith(beginning) for one in pieces) >= count:
+                    event.set()
+
+    monkeypatch.setattr(routes, "_event_stream", watch)
+
+    def want(beginning, count):
+        wanted.append((beginning, count, asyncio.Event()))
+        return wanted[-1][-1]
+
+    return want
+
+
+async def test_events_end_with_the_final_state(client, operands, spy, streamed):
     job, _ = operands
     spy.hold = True
     location = (await client.post("/v1/jobs", json=job)).headers["location"]
+    told = streamed(b"id:", 1)
     watching = asyncio.ensure_future(client.get(f"{location}/events"))
-    await asyncio.sleep(0.2)
-    spy.release()
-    answer = await asyncio.wait_for(watching, 20)
+    async with asyncio.timeout(60):
+        await told.wait()
+        spy.release()
+        answer = await watching
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = parse_events(answer.text)
     states = [data["state"] for _, _, data in events]
@@ -167,15 +193,17 @@ async def test_events_end_with_the_final_state(client, operands, spy):
         assert [data["state"] for _, _, data in parse_events(again.text)] == ["succeeded"]
 
 
-async def test_events_keep_the_connection_alive(client, operands, spy, monkeypatch):
+async def test_events_keep_the_connection_alive(client, operands, spy, streamed, monkeypatch):
     monkeypatch.setattr(routes, "KEEP_ALIVE_S", 0.02)
     job, _ = operands
     spy.hold = True
     location = (await client.post("/v1/jobs", json=job)).headers["location"]
+    kept = streamed(b": still here", 3)
     watching = asyncio.ensure_future(client.get(f"{location}/events"))
-    await asyncio.sleep(0.3)
-    spy.release()
-    answer = await asyncio.wait_for(watching, 20)
+    async with asyncio.timeout(60):
+        await kept.wait()
+        spy.release()
+        answer = await watching
     assert answer.text.count(": still here\n\n") >= 3
 
 
@@ -186,7 +214,7 @@ async def test_a_deleted_operand_serves_the_jobs_that_have_it(client, operands, 
     for name in ("a", "b"):
         assert (await client.delete(f"/v1/arrays/{job[name]}")).status_code == 204
     spy.release()
-    info = (await client.get(location, params={"wait": 20})).json()
+    info = (await client.get(location, params={"wait": 60})).json()
     assert np.allclose(await result(info), expected, rtol=1e-4)
     assert (await client.post("/v1/jobs", json=job)).status_code == 404
 

@@ -24,7 +24,7 @@ async def tenants(as_, npy):
     secret = np.full((64, 64), 7.25)
     a = await put(alice, npy(secret))
     b = await put(alice, npy(np.eye(64)))
-    job = (await alice.post("/v1/jobs", json={"op": "gemm", "a": a, "b": b}, headers={"Prefer": "wait=20"})).json()
+    job = (await alice.post("/v1/jobs", json={"op": "gemm", "a": a, "b": b}, headers={"Prefer": "wait=60"})).json()
     assert job["state"] == "succeeded", job
     return SimpleNamespace(alice=alice, bob=bob, admin=admin, a=a, b=b, job=job, d=job["result"]["d"], secret=secret)
 
@@ -147,7 +147,9 @@ async def test_listings_are_one_s_own(tenants, npy):
 
 async def test_an_expired_array_of_another_is_not_there_rather_than_gone(tenants, npy, problem):
     array_id = await put(tenants.alice, npy(np.eye(3)), ttl_s=0.01)
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(60):
+        while (await tenants.alice.get(f"/v1/arrays/{array_id}")).status_code == 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     problem(await tenants.alice.get(f"/v1/arrays/{array_id}"), 410, "gone")
     problem(await tenants.bob.get(f"/v1/arrays/{array_id}"), 404, "not-found")
 

@@ -45,7 +45,7 @@ async def test_a_program(client, put):
         {"id": "y", "op": "gemm_reduce", "a": "$x4", "b": a, "reduce": "absmax"},
         keep=["x4", "y"],
         verify=True,
-        headers={"Prefer": "wait=30"},
+        headers={"Prefer": "wait=60"},
     )
     assert answer.status_code == 200, answer.text
     job = answer.json()
@@ -74,7 +74,7 @@ async def test_accepted_at_once_and_answered_again_by_its_key(client, put, spy):
     assert again.headers["Idempotent-Replayed"] == "true"
     assert first.headers["Location"] == f"/v1/jobs/{first.json()['id']}"
     spy.release()
-    done = (await client.get(first.headers["Location"], params={"wait": 30})).json()
+    done = (await client.get(first.headers["Location"], params={"wait": 60})).json()
     assert done["state"] == "succeeded"
 
 
@@ -121,7 +121,7 @@ async def test_refused(client, put, core, spy, steps, fields, status, slug, extr
     }
     if "INT" in json.dumps(steps):
         found = await submit(client, {"id": "i", "op": "gemm_reduce", "a": arrays["A"], "b": arrays["A"],
-                                      "reduce": "argmax"}, headers={"Prefer": "wait=30"})  # fmt: skip
+                                      "reduce": "argmax"}, headers={"Prefer": "wait=60"})  # fmt: skip
         arrays["INT"] = found.json()["result"]["i.argmax"]
     sent = len(spy.sent)
     steps = [
@@ -161,7 +161,7 @@ async def test_another_owners_arrays_are_not_found(as_, put):
     answer = await submit(bob, gemm("x", his, his), gemm("y", "$x", hers))
     assert (answer.status_code, answer.json()["type"]) == (404, "/problems/not-found")
     assert (answer.json()["step"], answer.json()["pointer"]) == ("y", "/steps/1/b")
-    answer = await submit(bob, gemm("x", his, his), headers={"Prefer": "wait=30"})
+    answer = await submit(bob, gemm("x", his, his), headers={"Prefer": "wait=60"})
     assert answer.json()["state"] == "succeeded"
     result = answer.json()["result"]["x"]
     assert (await bob.get(f"/v1/arrays/{result}")).status_code == 200
@@ -171,7 +171,7 @@ async def test_another_owners_arrays_are_not_found(as_, put):
 
 async def test_events_and_metrics(client, put):
     a = await put(A)
-    answer = await submit(client, gemm("x", a, a), gemm("y", "$x", a), headers={"Prefer": "wait=30"})
+    answer = await submit(client, gemm("x", a, a), gemm("y", "$x", a), headers={"Prefer": "wait=60"})
     events = (await client.get(f"{answer.headers['Location']}/events")).text
     assert '"state":"succeeded"' in events
     assert '"steps":[{"id":"x"' in events

@@ -62,7 +62,7 @@ async def samples(client):
 
 async def test_metrics(client, put):
     job = {"op": "gemm", "a": await put(np.ones((8, 4), "c8")), "b": await put(np.ones((4, 2), "c8"))}
-    info = (await client.post("/v1/jobs", json=job, headers={"Prefer": "wait=20"})).json()
+    info = (await client.post("/v1/jobs", json=job, headers={"Prefer": "wait=60"})).json()
     await client.get("/v1/arrays/nonsense")
     await client.get("/no/such/path")
     now = await samples(client)

@@ -10,11 +10,9 @@ import httpx
 import pytest
 from local_app import LocalApp
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def connect(app):
-    return httpx.Client(transport=httpx.HTTPTransport(uds=str(app.path)), base_url="http://localhost", timeout=30)
+    return httpx.Client(transport=httpx.HTTPTransport(uds=str(app.path)), base_url="http://localhost", timeout=60)
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def test_a_user_has_the_connections_of_an_address(serve):
     app = serve(max_connections_per_address=1, trusted_proxies="127.0.0.1")
     with socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as other:
         for connection in (one, other):
-            connection.settimeout(30)
+            connection.settimeout(60)
             connection.connect(str(app.path))
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
