@@ -10,7 +10,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.service import plots
+from benchmarks.service import plots, transfers
 from benchmarks.service.results import ROOT
 from benchmarks.service.suite import label, suite
 from benchmarks.service.summary import summary
@@ -24,6 +24,10 @@ NumPy out. `axpy` is gemm with a, c and d of shape (n, 1), b (1, 1) and beta 1; 
 nothing. Latencies of open loops count from when a request was to begin. "CPU" is what all processes of the server used
 for one exchange, "client" the share of a processor that the load generator took. gemmserve's time includes its queue,
 its worker process and its store, which the plain servers do not have."""
+STREAMS_NOTE = """\
+Streams follow each other without a pause, uploads into space that was used before; "over none" is the median over the
+rounds of the rate over that without transfer processes in the same round. `/livez` is asked 200 times a second beside
+them."""
 WRITTEN = "Written by `python -m benchmarks.service report` from the JSON of `python -m benchmarks.service run`."
 COLUMNS = (
     "who", "p50 ms", "p90 ms", "p99 ms", "max ms", "answers/s", "MiB/s", "CPU ms", "client", "RSS MiB", "errors",
@@ -106,6 +110,9 @@ def markdown(document, picture):
     if phases:
         lines += ["## Milliseconds by phase (Server-Timing)", "", *phase_lines(phases), ""]
         lines += ["\"rest\" is what the client waits for beyond the server's own phases: the answer's way back.", ""]
+    if streams := [row for row in rows if row["case"] == "transfers"]:
+        cells = map(transfers.cells, sorted(streams, key=lambda row: (row["streams"], row["direction"] == "down")))
+        lines += [f"## {titles['transfers']}", "", *table_lines(transfers.COLUMNS, cells), "", STREAMS_NOTE, ""]
     for row in (row for row in rows if row["case"] == "memory"):
         lines += ["## Anonymous memory of the front", "", memory_line(row), ""]
     missing = [(case, who, why) for case, found in document["unavailable"].items() for who, why in found.items()]

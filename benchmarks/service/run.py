@@ -21,14 +21,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
-from benchmarks.service import ceilings, memory, turns
+from benchmarks.service import ceilings, memory, transfers, turns
+from benchmarks.service.agents import AgentError
 from benchmarks.service.results import ROOT, Results, digest
 from benchmarks.service.servers import KINDS, ServerError, versions
 from benchmarks.service.suite import expected_s, quick, suite
 from benchmarks.service.summary import summary
 
 OUTPUT = ROOT / "docs" / "benchmarks" / "service.json"
-KINDS_OF_CASES = {"turns": turns.measure, "memory": memory.measure}
+KINDS_OF_CASES = {"turns": turns.measure, "memory": memory.measure, "transfers": transfers.measure}
 
 
 def environment(options):
@@ -143,7 +144,7 @@ def main(arguments=None):
         document.setdefault("load_before", {})[case.name] = round(os.getloadavg()[0], 2)
         try:
             rows, failed = KINDS_OF_CASES[case.kind](case, extra=extra)
-        except (ServerError, OSError) as error:
+        except (ServerError, AgentError, OSError) as error:
             rows, failed = [], {"all": str(error)}
             print(f"  {error}", file=sys.stderr)
         status = status if rows else 3

@@ -138,6 +138,8 @@ def suite():
                  rounds=3)
             for size in PHASE_BYTES
         ),
+        Case("transfers", "Streams of 256 MiB with transfer processes", 256 * MIB, (Entry("gemmserve", "upload"),),
+             kind="transfers", rounds=5),
         Case("memory", "Anonymous memory of the front", 4 << 30, (Entry("gemmserve", "upload"),), kind="memory"),
     ]  # fmt: skip
 
@@ -156,12 +158,12 @@ START_S, TURN_S = 5.0, 1.0
 
 def expected_s(case):
     """Seconds that a case takes, roughly."""
-    turns = len(case.entries) * case.rounds
+    turns = len(case.entries) * case.rounds * (12 if case.kind == "transfers" else 1)
     return START_S * len({entry.server for entry in case.entries}) + turns * (case.seconds + TURN_S)
 
 
 def quick(case):
     """A case that shows that all works, and nothing else."""
     rate = case.rate and case.rate / 10
-    n = min(case.n, 256 << 20) if case.kind == "memory" else case.n
+    n = min(case.n, {"memory": 256 * MIB, "transfers": 16 * MIB}.get(case.kind, case.n))
     return replace(case, rounds=2, seconds=min(case.seconds, 0.5), rate=rate, n=n)

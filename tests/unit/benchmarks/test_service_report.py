@@ -9,8 +9,8 @@ import time
 import pytest
 from benchmark_scripts import load_service
 
-summary, report, histogram, results, run, servers, suite, turns, memory, install = load_service(
-    "summary", "report", "histogram", "results", "run", "servers", "suite", "turns", "memory", "install"
+summary, report, histogram, results, run, servers, suite, turns, memory, transfers, install = load_service(
+    "summary", "report", "histogram", "results", "run", "servers", "suite", "turns", "memory", "transfers", "install"
 )
 
 
@@ -168,6 +168,25 @@ def test_a_server_s_port_is_none_that_the_system_gives_away() -> None:
     if low <= 10_000 and high >= 65_000:
         pytest.skip("it gives every port away")
     assert not low <= servers.free_port() <= high
+
+
+def test_streams_are_compared_with_those_of_the_same_round() -> None:
+    def turn(mib_s, milliseconds):
+        found = histogram.empty()
+        found.record_value(int(milliseconds * 1e6))
+        return {"mib_s": mib_s, "front_cpu_s_per_gib": 0.5, "histogram": histogram.encoded(found)}
+
+    case = suite.Case("transfers", "", 256 << 20, (), kind="transfers")
+    plain = [turn(1000.0, 10.0), turn(2000.0, 10.0), turn(1000.0, 30.0)]
+    moved = [turn(1500.0, 1.0), turn(2200.0, 1.0), turn(2000.0, 2.0)]
+    made = transfers.row(case, (4, "up", 2), moved, plain)
+    assert made["over_none"] == 1.5
+    assert made["beside"]["p50_ms"] == pytest.approx(1.0, rel=1e-2)
+    rows = [*ROWS, transfers.row(case, (4, "up", 0), plain, plain), made]
+    document = {"environment": {}, "rows": rows, "ceilings_mib_s": {}, "versions": {}, "unavailable": {}}
+    page = report.markdown(document, "picture.png")
+    assert "| 4 up | 0 | 1000 | 1.00x | 0.50 | 10 | 30 |" in page
+    assert "| 4 up | 2 | 2000 | 1.50x | 0.50 | 1 | 2 |" in page
 
 
 def test_memory_is_read_from_proc() -> None:
