@@ -132,6 +132,8 @@ class StoredItems:
         return items
 
     def _item(self, entry: dict[str, Any], operand: Callable[[str], Placed]) -> Item:
+        if len(entry) == 2:  # a and b alone, as most have
+            return Item(self._params[""], "", {"a": operand(entry["a"]), "b": operand(entry["b"])})
         names = ("a", "b") if entry.get("c") is None else ("a", "b", "c")
         operands = {name: operand(entry[name]) for name in names}
         overrides = {name: value for name, value in entry.items() if name not in {"a", "b", "c"}}

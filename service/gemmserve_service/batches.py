@@ -117,7 +117,7 @@ async def sort(
         if isinstance(item, ServiceError):
             failures[number] = item
             continue
-        key = (item.key, *((name, placed.kind) for name, placed in item.operands.items()))
+        key = (item.key, *item.operands, *[placed.kind for placed in item.operands.values()])
         group = groups.get(key)
         if group is None:
             try:
