@@ -214,6 +214,8 @@ async def _publish(store: ArrayStore, uploads: Sequence[Upload]) -> None:
         # One that fails, or is stopped, gives its own space back, and nobody else may: its row may be on its way.
         for commit in commits:
             commit.cancel()
+        for upload in uploads[len(commits) :]:
+            upload.abort()
         await asyncio.gather(*commits, return_exceptions=True)
         made = [commit.result() for commit in commits if not commit.cancelled() and commit.exception() is None]
         if len(made) < len(uploads):

@@ -215,10 +215,19 @@ class LandingProtocol(HttpToolsProtocol):
         self.left: int | None = None
         self._past_parser = False
         self._lost = False
+        self._sending = False
+        """Whether a transfer process is sending."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """As uvicorn's, but not into the middle of an answer that a transfer process sends."""
+        if self._sending:
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)
 
     def on_headers_complete(self) -> None:
         landing = Landing(self)
@@ -271,6 +280,7 @@ class LandingProtocol(HttpToolsProtocol):
         ends: list[Moved | None] = []
         if direction == "in":
             self.flow.pause_reading()
+        self._sending = direction == "out"
         try:
             connection = self.transport.get_extra_info("socket").fileno()
             await self.movers.move(direction, connection, place, count, patience_s, ends.append)
@@ -283,11 +293,14 @@ class LandingProtocol(HttpToolsProtocol):
                 self._look_for_the_end()
             if ends and (moved is None or moved.end is End.HANGUP):
                 self.transport.abort()
+            self._sending = False
         if self.transport.is_closing() and (moved is None or moved.end is not End.DONE):
+            self.transport.abort()
             while not self._lost:  # noqa: ASYNC110 (one of the next turns of the loop calls `connection_lost`)
                 await asyncio.sleep(0)
             cycle.disconnected = True  # uvicorn says so to the last cycle alone, which may be a later one
-            raise ClientDisconnect
+            if direction == "out" or moved is None or not moved.count:
+                raise ClientDisconnect  # else the next one hears of it: what came of an upload in parts stays
         return 0 if moved is None else moved.count
 
     def _look_for_the_end(self) -> None:

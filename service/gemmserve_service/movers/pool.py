@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gemmserve_service.extents import Extent
 
 _MOST_EACH: Final = 64  # moves under way of one process; beyond them the front moves bytes itself
-_MOST_UNSENT: Final = 1024  # packets that a process has not taken: it does nothing any more
+_GRACE_S: Final = 1.0  # for an answer that is there, where it was this process that stood still
 _PAUSE_S: Final = 1.0  # when there are no descriptors left
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Movers:
     def forget(self, extent: str) -> None:
         """Tells every process that an extent is gone."""
         for link in self._links:
-            link.send(Forget(extent=extent))
+            link.forget(extent)
 
     def free(self) -> bool:
         """Whether a process could take one more move."""
@@ -137,7 +137,12 @@ class Movers:
         except OSError as error:  # no descriptors left
             log.warning("a body is moved by the front itself: %s", error)
             return False
-        late = loop.call_later(patience_s + self._silence_s, link.kill, "it does not answer")
+        timers: list[asyncio.TimerHandle] = []
+
+        def late() -> None:
+            timers.append(loop.call_later(_GRACE_S, link.kill, "it does not answer"))
+
+        timers.append(loop.call_later(patience_s + self._silence_s, late))
         cancelled = None
         try:
             while not job.done.done():
@@ -145,9 +150,10 @@ class Movers:
                     await asyncio.wait([job.done])
                 except asyncio.CancelledError as error:
                     cancelled = error
-                    link.send(Stop(id=move.id))
+                    link.stop(move)
         finally:
-            late.cancel()
+            for timer in timers:
+                timer.cancel()
             job.hold.release()
         moved = job.done.result()
         if moved is not None:
@@ -208,6 +214,7 @@ class _Link:
     def __init__(self, movers: Movers, connection: socket.socket, pid: int) -> None:
         self.name = ""
         self.jobs: dict[int, _Job] = {}
+        self._known: set[str] = set()  # extents that it may have mapped
         self._movers = movers
         self._connection: socket.socket | None = connection
         self._pid = pid
@@ -226,11 +233,18 @@ class _Link:
             _close_all(fds)
             raise
         self.jobs[job.move.id] = job
+        self._known.add(extent.name)
         self._put(job.move.model_dump_json().encode(), fds)
 
-    def send(self, order: Stop | Forget) -> None:
-        """Tells the process something."""
-        self._put(order.model_dump_json().encode(), [])
+    def stop(self, move: Move) -> None:
+        """Tells the process to end a move."""
+        self._put(Stop(id=move.id).model_dump_json().encode(), [])
+
+    def forget(self, extent: str) -> None:
+        """Tells the process that an extent is gone, if it ever had it."""
+        if extent in self._known:
+            self._known.remove(extent)
+            self._put(Forget(extent=extent).model_dump_json().encode(), [])
 
     def kill(self, reason: str) -> None:
         """SIGKILL. Its moves are over when its end of the connection closes, which is when it is dead: not before."""
@@ -270,8 +284,6 @@ class _Link:
         self._unsent.append((packet, fds))
         if len(self._unsent) == 1:
             self._write()
-        elif len(self._unsent) > _MOST_UNSENT:
-            self.kill("it reads nothing")
 
     def _write(self) -> None:
         """Sends what can be sent. A broken connection is found by reading: what is sent then is lost with it."""

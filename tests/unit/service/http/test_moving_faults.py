@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
-from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -121,7 +121,7 @@ class Two:
 
 @pytest.fixture
 def two(moving, settings):
-    with contextmanager(lambda: _two(moving, settings))() as found:
+    with contextlib.contextmanager(lambda: _two(moving, settings))() as found:
         yield found
 
 
@@ -172,6 +172,58 @@ def test_a_mover_that_never_wakes_up_is_killed(moving, settings):
         ids = [two.bobs() for _ in range(3)]
         assert all(two.read(two.bob, array_id) == A.tobytes() for array_id in ids)
         two.close()
+
+
+def test_what_came_before_a_hangup_stays(moving):
+    with moving() as (live, processes), live.http() as http:
+        url = http.post("/v1/uploads", params=F64, headers=OCTETS).headers["location"]
+        stand_still(processes.pids[0])
+        with live.connect() as connection:
+            head = (
+                f"PATCH {url} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/partial-upload\r\n"
+                f"Content-Length: {4 * MIB}\r\nUpload-Offset: 0\r\nUpload-Complete: ?0\r\n\r\n"
+            )
+            connection.sendall(head.encode())
+            until(lambda: processes.movers.under_way)
+            connection.sendall(A.tobytes()[:100_000])
+        os.kill(processes.pids[0], signal.SIGCONT)  # it finds these bytes and the end of the connection at once
+        until(lambda: live.tasks == 0)
+        assert http.head(url).headers["upload-offset"] == "100000"
+
+
+def test_nonsense_behind_a_download_does_not_come_into_its_middle(moving, caplog):
+    with moving() as (live, processes):
+        array_id = store(live)
+        stand_still(processes.pids[0])
+        with live.connect() as connection:
+            connection.sendall(download(array_id))
+            until(lambda: processes.movers.under_way)
+            connection.sendall(b"\x00 nonsense\r\n\r\n")
+            until(lambda: "Invalid HTTP" in caplog.text)
+            os.kill(processes.pids[0], signal.SIGCONT)
+            found = b""
+            with contextlib.suppress(ConnectionResetError):
+                while piece := connection.recv(MIB):
+                    found += piece
+        assert b"400 Bad" not in found
+        until(lambda: live.tasks == 0)
+
+
+def test_a_mover_hears_of_the_extents_that_it_had_alone_and_of_any_number(moving):
+    with moving() as (live, processes):
+        (link,) = processes.movers._links
+        names = [f"x{number}" for number in range(5000)]
+        stand_still(processes.pids[0])
+        live.call(lambda: [processes.movers.forget(name) for name in names])
+        assert not link._unsent
+        live.call(lambda: link._known.update(names))
+        live.call(lambda: [processes.movers.forget(name) for name in names])
+        assert link._unsent  # more than the socket takes
+        assert not link._known
+        os.kill(processes.pids[0], signal.SIGCONT)
+        until(lambda: not link._unsent)
+        assert processes.movers.killed == 0
+        until(lambda: store(live) and processes.movers.moved_bytes["in"])
 
 
 def test_an_extent_is_not_free_while_a_mover_has_it(moving):
