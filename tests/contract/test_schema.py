@@ -49,6 +49,7 @@ def service(request, tmp_path_factory):
         data_dir=tmp_path_factory.mktemp("schema"),
         max_array_bytes=1 << 20,
         max_wait_s=0.05,
+        verify_share=0,
         head_timeout_s=600,
         min_body_rate=0,
         keep_alive_s=600,

@@ -30,7 +30,7 @@ class LocalApp:
         self.path = path
         self.url = f"unix:{path}"
         self.executor = SpyExecutor()
-        self.settings = Settings(data_dir=data_dir, uds=path, **settings)
+        self.settings = Settings(data_dir=data_dir, uds=path, **{"verify_share": 0.0, **settings})
         self._descriptors = descriptors
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)

@@ -82,7 +82,7 @@ def app_url(tmp_path_factory) -> Iterator[str]:
     from gemmserve_service.core import Core
     from gemmserve_service.settings import Settings
 
-    settings = Settings(data_dir=tmp_path_factory.mktemp("data"))
+    settings = Settings(data_dir=tmp_path_factory.mktemp("data"), verify_share=0)
     config = uvicorn.Config(create_app(settings, Core(settings)), port=0, log_level="warning", access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

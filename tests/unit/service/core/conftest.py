@@ -117,7 +117,13 @@ class FakeExecutor:
 def make_settings(tmp_path):
     def make(**fields):
         # No worker is killed for its silence: those of `FakeExecutor` say nothing, however long a test takes.
-        given = {"data_dir": tmp_path / "data", "max_array_bytes": 1 << 30, "heartbeat_timeout_s": 3600.0}
+        # One product in a thousand would be checked unasked.
+        given = {
+            "data_dir": tmp_path / "data",
+            "max_array_bytes": 1 << 30,
+            "heartbeat_timeout_s": 3600.0,
+            "verify_share": 0.0,
+        }
         return Settings(**given | fields)
 
     return make

@@ -31,7 +31,11 @@ class JobLife(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.folder = tempfile.TemporaryDirectory()
         self.settings = Settings(
-            data_dir=Path(self.folder.name), max_attempts=2, max_queued_jobs=6, heartbeat_timeout_s=3600
+            data_dir=Path(self.folder.name),
+            max_attempts=2,
+            max_queued_jobs=6,
+            heartbeat_timeout_s=3600,
+            verify_share=0,
         )
         self.history = History()
         self.accepted = []
