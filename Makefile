@@ -8,10 +8,12 @@ CONSTRAINTS ?=
 # pytest's own arguments: make test PYTEST_ARGS='-k store'
 PYTEST_ARGS ?=
 
-# Tests of arithmetic have one outcome. Those of processes, sockets and disks meet machines that stand still for seconds:
-# three of them in a run get a second try, and the first one's traceback is printed. `make test AGAIN=` for none.
-AGAIN ?= --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks \
-	--rerun-exclude-path tests/unit/kernels --rerun-exclude-path tests/contract
+# Tests of arithmetic have one outcome, and a job that is lost once is lost. Other tests of processes, sockets and disks
+# meet machines that stand still for seconds: three of them in a run get a second try, and the first one's traceback is
+# printed. `make test AGAIN=` for none.
+AGAIN ?= --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks $(addprefix --rerun-exclude-path ,\
+	tests/unit/kernels tests/contract tests/e2e/test_chaos.py tests/e2e/test_lifecycle.py \
+	tests/unit/service/core/test_recovery.py tests/unit/service/core/test_job_machine.py)
 
 # The first Python that is new enough; PYTHON=/path/to/python3 overrides it.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \

@@ -60,7 +60,7 @@ class Lander(Protocol):
 
 
 class Landing:
-    """One request's body, for its app."""
+    """One exchange's large bodies, for its app: the request's on its way in, the answer's on its way out."""
 
     def __init__(self, protocol: LandingProtocol) -> None:
         self._protocol = protocol
@@ -102,15 +102,11 @@ class Landing:
         protocol, cycle = self._protocol, self.cycle
         assert cycle is not None
         return (
-            protocol.movers is not None
-            and count >= MOVED_FROM
-            and self._by_hand <= 0
+            self._worth_moving(count)
             and protocol.cycle is cycle
             and (protocol.left or 0) >= MOVED_FROM
             and not cycle.body
             and not cycle.waiting_for_100_continue
-            and self._plain
-            and protocol.movers.free()
         )
 
     async def move_into(self, place: Place, count: int, patience_s: float) -> int:
@@ -128,17 +124,13 @@ class Landing:
 
     def sendable(self, count: int) -> bool:
         """Whether a transfer process might send the next `count` bytes of the answer just now."""
-        protocol, cycle = self._protocol, self.cycle
+        cycle = self.cycle
         assert cycle is not None
         return (
-            protocol.movers is not None
-            and count >= MOVED_FROM
-            and self._by_hand <= 0
+            self._worth_moving(count)
             and cycle.response_started
             and not cycle.response_complete
             and cycle.expected_content_length >= count
-            and self._plain
-            and protocol.movers.free()
         )
 
     async def send_from(self, place: Place, count: int, patience_s: float) -> int:
@@ -173,17 +165,22 @@ class Landing:
         """So many bytes of the answer went the ordinary way."""
         self._by_hand -= count
 
-    @property
-    def _plain(self) -> bool:
-        """Whether others can use the connection as it is: it is open, and without TLS."""
+    def _worth_moving(self, count: int) -> bool:
+        """Whether a transfer process is free for so many bytes, and can use the connection as it is: it is open, and
+        without TLS.
+        """
         protocol, cycle = self._protocol, self.cycle
         assert cycle is not None
         transport = protocol.transport
         return (
-            not cycle.disconnected
+            protocol.movers is not None
+            and count >= MOVED_FROM
+            and self._by_hand <= 0
+            and not cycle.disconnected
             and not transport.is_closing()
             and transport.get_extra_info("sslcontext") is None
             and transport.get_extra_info("socket") is not None
+            and protocol.movers.free()
         )
 
     @staticmethod

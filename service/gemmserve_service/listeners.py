@@ -84,12 +84,12 @@ def _private_folder(base: Path, data_dir: Path, stack: ExitStack) -> Path:
     return folder
 
 
-def control_socket(path: str) -> socket.socket:
-    """The socket that workers connect to. Raises StartError."""
+def control_socket(path: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """The socket that workers connect to, or of another kind for others. Raises StartError."""
     if len(os.fsencode(path)) > PATH_MAX:
         raise StartError(f"{path} is too long for a Unix socket ({PATH_MAX} bytes): set GEMMSERVE_RUNTIME_DIR")
     Path(path).unlink(missing_ok=True)
-    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    control = socket.socket(socket.AF_UNIX, kind)
     control.bind(path)
     control.listen(_BACKLOG)
     return control
@@ -99,8 +99,4 @@ def movers_socket(path: str) -> socket.socket:
     """The socket that transfer processes connect to. Raises StartError."""
     if sys.platform != "linux":
         raise StartError("transfer processes need Linux: set GEMMSERVE_TRANSFER_PROCESSES to 0")
-    Path(path).unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(path)
-    listener.listen(_BACKLOG)
-    return listener
+    return control_socket(path, socket.SOCK_SEQPACKET)
