@@ -26,15 +26,13 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) mma_
     const Long part = share.where.tile_n * Config::WARPS_N + warp_column(thread) / Config::WARP_N;
 #pragma unroll
     for (int i = 0; i < Config::Multiply::ROWS; ++i) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const Long row = first_row + fragment_row<Config::A::ALONG_K>(16 * i, r, lane / 4);
-            const RowSlot slot{
-                (reduce.reduce_batch ? 0 : batch * params.gemm.m) + row, (reduce.reduce_batch ? batch * parts : 0) + part,
-                (reduce.reduce_batch ? batch * params.gemm.n : 0) + first_column, row < params.gemm.m};
-            reduce_row<GEMM_REDUCTIONS, GEMM_PRE_OP, GEMM_ATOMIC, Config::Acc>(reduce, slot, lane % 4, [&](auto fold) {
-                store.row(sums[i], r, first_column, lane % 4, fold);
+        const Long row = first_row + fragment_row<Config::A::ALONG_K>(16 * i, lane % 2, lane / 4);
+        const RowSlot slot{
+            (reduce.reduce_batch ? 0 : batch * params.gemm.m) + row, (reduce.reduce_batch ? batch * parts : 0) + part,
+            (reduce.reduce_batch ? batch * params.gemm.n : 0) + first_column, row < params.gemm.m};
+        reduce_rows<GEMM_REDUCTIONS, GEMM_PRE_OP, GEMM_ATOMIC, Config::Acc>(
+            reduce, slot, lane % 4, [&](bool lower, auto fold) {
+                store.row(sums[i], lower, first_column, lane % 4, fold);
             });
-        }
     }
 }

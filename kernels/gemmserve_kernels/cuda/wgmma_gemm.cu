@@ -7,7 +7,8 @@
 
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
     wgmma_gemm(const __grid_constant__ WgmmaParams params) {
-    multiply_block(params, [&](const Unit& unit, const Consumer& who, const auto& exponents, const Sums<Config>& sums) {
+    multiply_block(params, [&](const Work& work, const Consumer& who, const auto& exponents, const Sums<Config>& sums) {
+        const Unit& unit = work.unit;
         const Place place(unit, Config::BLOCK_M, Config::BLOCK_N, who.group, who.thread);
         const auto write = [&](const auto& to) {
             if constexpr (Config::SPLIT > 1) {
@@ -19,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_AT
 #if GEMM_PARTIAL
         write(StorePartial<Config>(params, unit));
 #else
-        const Store<Config> store(params, unit.batch);
+        const Store<Config> store(params, work.at);
         if constexpr (!Config::DIRECT) {
             if (store.is_plain(static_cast<Long>(unit.tile_n) * Config::BLOCK_N, exponents)) {
                 write(Store<Config, true>(store, exponents));
@@ -44,6 +45,6 @@ extern "C" __global__ void __launch_bounds__(256) wgmma_combine(const __grid_con
     for (int part = 1; part < params.parts; ++part) sum = add(sum, from[part * size * params.matrices + index]);
     const Long batch = index / size, within = index - batch * size, row = within / params.n;
     const Long column = within - row * params.n;
-    const Store<Config> to(params, static_cast<int>(batch));
+    const Store<Config> to(params, matrices_of(params, static_cast<int>(batch)));
     to.one(row, column, sum);
 }

@@ -85,26 +85,24 @@ GEMM_DEVICE void reduce_unit(
     const Long part = static_cast<Long>(unit.tile_n) * Config::SPLIT + (Config::SPLIT > 1 ? who.rank : 0);
     const Long first_column = static_cast<Long>(unit.tile_n) * Config::BLOCK_N, left = params.n - first_column;
     const int columns = PLAIN || left > Config::BLOCK_N ? Config::BLOCK_N : static_cast<int>(left);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const Long index = place.row + 8 * half;
-        const RowSlot slot{
-            (reduce.reduce_batch ? 0 : batch * params.m) + index, (reduce.reduce_batch ? batch * parts : 0) + part,
-            (reduce.reduce_batch ? batch * params.n : 0) + first_column, index < params.m};
-        reduce_row<GEMM_REDUCTIONS, GEMM_PRE_OP, GEMM_ATOMIC, Config::Value>(
-            reduce, slot, who.thread % 4, [&](auto fold) {
-                visit_elements(store, who, place, sums, half == 1, [&](int column, Config::Value element) {
-                    if (PLAIN || column < columns) fold(column, element);
-                });
+    const Long index = place.row + 8 * (who.thread % 2);
+    const RowSlot slot{
+        (reduce.reduce_batch ? 0 : batch * params.m) + index, (reduce.reduce_batch ? batch * parts : 0) + part,
+        (reduce.reduce_batch ? batch * params.n : 0) + first_column, index < params.m};
+    reduce_rows<GEMM_REDUCTIONS, GEMM_PRE_OP, GEMM_ATOMIC, Config::Value>(
+        reduce, slot, who.thread % 4, [&](bool lower, auto fold) {
+            visit_elements(store, who, place, sums, lower, [&](int column, Config::Value element) {
+                if (PLAIN || column < columns) fold(column, element);
             });
-    }
+        });
 }
 
 extern "C" __global__ void __launch_bounds__(Config::THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
     wgmma_reduce(const __grid_constant__ WgmmaParams params) {
-    multiply_block(params, [&](const Unit& unit, const Consumer& who, const auto& exponents, Sums<Config>& sums) {
+    multiply_block(params, [&](const Work& work, const Consumer& who, const auto& exponents, Sums<Config>& sums) {
+        const Unit& unit = work.unit;
         const Place place(unit, Config::BLOCK_M, Config::BLOCK_N, who.group, who.thread);
-        const Store<Config> store(params, unit.batch);
+        const Store<Config> store(params, work.at);
         if constexpr (Config::SPLIT == 1) {  // else elements are not there before they are visited
             if (store.is_plain(static_cast<Long>(unit.tile_n) * Config::BLOCK_N, exponents)) {
                 reduce_unit<true>(params, unit, who, place, Store<Config, true>(store, exponents), sums);

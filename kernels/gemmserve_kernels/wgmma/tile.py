@@ -15,10 +15,10 @@ Arithmetic = Scheme | Literal["fp16"]
 
 ALIGNMENT: Final = 1024
 """Bytes, of a stage: the pattern of a 128-byte swizzle begins there."""
-STATIC_SHARED: Final = 256
-"""Barriers of the stages, in bytes, rounded up."""
 MAX_STAGES: Final = 12
 """Buffers of shared memory of one block."""
+STATIC_SHARED: Final = 64 * (MAX_STAGES + 1)
+"""Barriers and `Work` of the stages, in bytes."""
 _MAX_REGISTERS: Final = 192
 """32-bit registers of sums in one thread: of 232, what is left is for addresses (ptxas for sm_90a, no spills)."""
 

@@ -17,6 +17,7 @@ constexpr int ROW = GEMM_STRIP / 16;      // pieces of a unit at one step of k
 constexpr int TURNS = VECTORS * LANES / 32;
 constexpr int LOADS = VECTORS * LANES * PIECES / 32;
 constexpr int STAGES = GEMM_STAGES;
+constexpr int TOGETHER = TURNS % 4 == 0 && !COMPLEX ? 4 : TURNS % 2 == 0 ? 2 : 1;  // turns at once: each waits for its lanes
 static_assert(LANES <= 32 && VECTORS * LANES % 32 == 0 && ROW <= 16, "whole turns of a warp");
 
 using Unit = Piece[STAGES][VECTORS * LANES * PIECES];
@@ -111,41 +112,74 @@ struct Split {
         const int step = lane % LANES * RUN;
         const Long plane = operand.rows * operand.pitch;
 #pragma unroll 1
-        for (int turn = 0; turn < TURNS; ++turn) {
-            const int vector = turn * (32 / LANES) + lane / LANES;
-            float re[RUN], im[RUN] = {};
-            load(stage, vector, step, re, im);
-            float largest[PARTS] = {};
+        for (int turn = 0; turn < TURNS; turn += TOGETHER) {
+            const int first = turn * (32 / LANES) + lane / LANES;
+            float re[TOGETHER][RUN], im[TOGETHER][RUN] = {}, largest[TOGETHER][PARTS] = {};
+            unsigned most[TOGETHER];
 #pragma unroll
-            for (int i = 0; i < RUN; ++i) {  // NaN counts as nothing here: it shows in the norm
-                largest[0] = fmaxf(largest[0], fabsf(re[i]));
-                if constexpr (COMPLEX) largest[PARTS - 1] = fmaxf(largest[PARTS - 1], fabsf(im[i]));
+            for (int t = 0; t < TOGETHER; ++t) {
+                load(stage, first + t * (32 / LANES), step, re[t], im[t]);
+#pragma unroll
+                for (int i = 0; i < RUN; ++i) {  // NaN counts as nothing here: it shows in the norm
+                    largest[t][0] = fmaxf(largest[t][0], fabsf(re[t][i]));
+                    if constexpr (COMPLEX) largest[t][PARTS - 1] = fmaxf(largest[t][PARTS - 1], fabsf(im[t][i]));
+                }
+                most[t] = bits_of(fmaxf(largest[t][0], largest[t][PARTS - 1]));
             }
+            largest_of_lanes(most);
 #pragma unroll
-            for (int p = 0; p < PARTS; ++p) {
-#pragma unroll
-                for (int other = 1; other < LANES; other *= 2) {
-                    largest[p] = fmaxf(largest[p], __shfl_xor_sync(ALL_LANES, largest[p], other));
+            for (int t = 0; t < TOGETHER; ++t) {
+                const int vector = first + t * (32 / LANES);
+                Vector<unsigned, RUN / 2> words[PLANES];
+                Tally tally = {};
+                const bool look =
+                    convert_run<SIDE_B>(re[t], im[t], scaling_for(most[t]), operand.conjugate, peaks, words, tally);
+                const bool inside = at.row + vector < operand.rows;
+                if (inside && step < operand.pitch) {
+                    store_run(planes_of(operand, {at.matrix, at.row + vector}) + step, plane, words);
+                }
+                const bool lost = look ? too_much(tally, largest[t]) : is_any(!is_finite(tally));
+                const bool flag = most[t] >= INFINITE || lost;
+                if (lane % LANES == 0 && inside) {
+                    const Long number = at.matrix * operand.rows + at.row + vector;
+                    operand.exponents[number] = undo_exponent(most[t]);
+                    operand.flags[number] = flag;
+                    if (flag) atomicOr(status, 1);
                 }
             }
-            const unsigned most = bits_of(fmaxf(largest[0], largest[PARTS - 1]));
-            Vector<unsigned, RUN / 2> words[PLANES];
-            Tally tally = {};
-            convert_run<SIDE_B>(re, im, scaling_for(most), operand.conjugate, peaks, words, tally);
-            const bool inside = at.row + vector < operand.rows;
-            if (inside && step < operand.pitch) {
-                store_run(planes_of(operand, {at.matrix, at.row + vector}) + step, plane, words);
-            }
-            const Part sum = sum_of_lanes<LANES>(tally, lane);
-            int flag = most >= INFINITE || sum.too_much((lane % 2 ? largest[PARTS - 1] : largest[0]) != 0.0f);
-            if constexpr (COMPLEX) flag |= __shfl_xor_sync(ALL_LANES, flag, 1);
-            if (lane % LANES == 0 && inside) {
-                const Long number = at.matrix * operand.rows + at.row + vector;
-                operand.exponents[number] = undo_exponent(most);
-                operand.flags[number] = flag;
-                if (flag) atomicOr(status, 1);
-            }
         }
+    }
+
+    // The largest of the lanes that have a vector.
+    static GEMM_DEVICE void largest_of_lanes(unsigned (&most)[TOGETHER]) {
+#if defined(GEMM_CUDA)
+        if constexpr (LANES == 32) {
+#pragma unroll
+            for (int t = 0; t < TOGETHER; ++t) most[t] = __reduce_max_sync(ALL_LANES, most[t]);
+            return;
+        }
+#endif
+#pragma unroll
+        for (int other = 1; other < LANES; other *= 2) {
+#pragma unroll
+            for (int t = 0; t < TOGETHER; ++t) most[t] = larger(most[t], __shfl_xor_sync(ALL_LANES, most[t], other));
+        }
+    }
+
+    // Whether it is so for any of the lanes that have this one's vector.
+    GEMM_DEVICE bool is_any(bool is_so) const {
+        constexpr unsigned OF_VECTOR = LANES == 32 ? ALL_LANES : (1u << LANES % 32) - 1;
+        return (__ballot_sync(ALL_LANES, is_so) >> (lane / LANES * LANES) & OF_VECTOR) != 0;
+    }
+
+    static GEMM_DEVICE bool is_finite(const Tally& tally) {
+        return tally.part[0].norm <= LARGEST && tally.part[PARTS - 1].norm <= LARGEST;
+    }
+
+    GEMM_DEVICE bool too_much(const Tally& tally, const float (&largest)[PARTS]) const {
+        const Part sum = sum_of_lanes<LANES>(tally, lane);  // of real parts in even lanes, of imaginary ones in odd ones
+        const bool re = is_any(largest[0] != 0.0f), im = is_any(largest[PARTS - 1] != 0.0f);
+        return is_any(sum.too_much(lane % 2 ? im : re));
     }
 
     // A lane's steps of a vector.

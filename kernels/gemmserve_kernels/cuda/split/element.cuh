@@ -171,9 +171,10 @@ struct Peaks {
     float relative[RUN], absolute[RUN];
 };
 
-// RUN steps of a vector as they are stored; words[plane] takes them scaled and cut. All lanes of a warp come here.
+// RUN steps of a vector as they are stored; words[plane] takes them scaled and cut. All lanes of a warp come here. Whether
+// any of them may have lost something or vanished: else only the norm is of interest, for what is not finite.
 template <bool SIDE_B>
-GEMM_DEVICE void convert_run(
+GEMM_DEVICE bool convert_run(
     float (&re)[RUN], float (&im)[RUN], const Scaling& by, bool conjugate, Peaks& peaks,
     Vector<unsigned, RUN / 2> (&words)[PLANES], Tally& tally) {
     if (by.first != 0.0f) {
@@ -219,6 +220,7 @@ GEMM_DEVICE void convert_run(
 #pragma unroll
         for (int p = 0; p < PLANES; ++p) words[p].at[pair] = out[p];
     }
+    return look;
 }
 
 // Raises maxima in memory, which only ever rise, of COUNT neighbouring words of which `length` exist. All lanes of a warp

@@ -39,12 +39,12 @@ struct Exponents {
     static constexpr int SMALL = 36;
     int column[Config::BLOCK_N / 32], row[2];
 
-    GEMM_DEVICE void fetch(const WgmmaParams& params, const Unit& unit, int group, int thread) {
+    GEMM_DEVICE void fetch(const WgmmaParams& params, const Work& work, int group, int thread) {
         if constexpr (Config::DIRECT) return;
-        const Place place(unit, Config::BLOCK_M, Config::BLOCK_N, group, thread);
-        const int* const left = exponents_of(params.left, params, unit.batch, params.m);
-        const int* const right = exponents_of(params.right, params, unit.batch, params.n);
-        const Long first = static_cast<Long>(unit.tile_n) * Config::BLOCK_N + thread % 32;
+        const Place place(work.unit, Config::BLOCK_M, Config::BLOCK_N, group, thread);
+        const int* const left = exponents_of(params.left, work.at.left, params.m);
+        const int* const right = exponents_of(params.right, work.at.right, params.n);
+        const Long first = static_cast<Long>(work.unit.tile_n) * Config::BLOCK_N + thread % 32;
 #pragma unroll
         for (int i = 0; i < Config::BLOCK_N / 32; ++i) column[i] = first + 32 * i < params.n ? right[first + 32 * i] : 0;
 #pragma unroll
@@ -77,9 +77,9 @@ struct Exponents {
         return found;
     }
 
-    static GEMM_DEVICE const int* exponents_of(const PlaneParams& side, const WgmmaParams& p, int batch, Long rows) {
+    static GEMM_DEVICE const int* exponents_of(const PlaneParams& side, int matrix, Long rows) {
         if constexpr (Config::DIRECT) return nullptr;
-        return side.exponents + (side.first_matrix + offset_of(batch, p.batch_shape, side.batch_stride)) * rows;
+        return side.exponents + matrix * rows;
     }
 };
 
@@ -98,12 +98,12 @@ struct Store {
     float alpha_re, alpha_im, beta_re, beta_im;
     bool scales, reads_c;
 
-    GEMM_DEVICE Store(const WgmmaParams& p, int batch)
+    GEMM_DEVICE Store(const WgmmaParams& p, const Matrices& at)
         : params(p),
-          c_offset(offset_of(batch, p.batch_shape, p.c.batch_stride)),
-          d_offset(offset_of(batch, p.batch_shape, p.d.batch_stride)),
-          left(Exponents<Config>::exponents_of(p.left, p, batch, p.m)),
-          right(Exponents<Config>::exponents_of(p.right, p, batch, p.n)),
+          c_offset(at.c),
+          d_offset(at.d),
+          left(Exponents<Config>::exponents_of(p.left, at.left, p.m)),
+          right(Exponents<Config>::exponents_of(p.right, at.right, p.n)),
           exponents{},
           alpha_re(static_cast<float>(p.alpha[0])),
           alpha_im(static_cast<float>(p.alpha[1])),

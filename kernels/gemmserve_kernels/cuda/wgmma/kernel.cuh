@@ -64,14 +64,16 @@ struct Consumer {
     GEMM_DEVICE int number() const { return group * 128 + thread; }
 };
 
-// Walks over this block's units; `finish(unit, consumer, exponents, sums)` gets each.
+// Walks over this block's units; `finish(work, consumer, exponents, sums)` gets each.
 template <class Finish>
 GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
     GEMM_DYNAMIC_SHARED(dynamic);
     __shared__ __align__(8) Barrier full[Config::STAGES], empty[Config::STAGES];
+    __shared__ Work work[Config::STAGES + 1];
     constexpr bool CLUSTERED = Config::CLUSTER * Config::SPLIT > 1;
     const Pipeline pipeline{
-        (shared_address(dynamic) + ALIGNMENT - 1) & ~(ALIGNMENT - 1u), shared_address(full), shared_address(empty)};
+        (shared_address(dynamic) + ALIGNMENT - 1) & ~(ALIGNMENT - 1u), shared_address(full), shared_address(empty),
+        work};
     // The same in all lanes, which the compiler cannot see: descriptors then live in uniform registers.
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), thread = threadIdx.x % 128;
     const unsigned rank = CLUSTERED ? cluster_rank() : 0;
@@ -99,18 +101,18 @@ GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
         if constexpr (Config::CONSUMERS > 1) take_registers<232>();
         Exponents<Config> exponents;
         constexpr bool AHEAD = !Config::QUARTERED;  // else there are no registers for them
-        const auto begin = [&](const Unit& unit) {
-            if constexpr (AHEAD) exponents.fetch(params, unit, group - 1, thread);
+        const auto begin = [&](const Work& work) {
+            if constexpr (AHEAD) exponents.fetch(params, work, group - 1, thread);
         };
-        consume<Config>(params, pipeline, rank, group - 1, thread, begin, [&](const Unit& unit, Sums<Config>& sums) {
+        consume<Config>(params, pipeline, rank, group - 1, thread, begin, [&](const Work& work, Sums<Config>& sums) {
             const Consumer who{group - 1, thread, rank, pipeline.stages};
             if constexpr (Config::SPLIT > 1) {
                 cluster_sync();  // all stages of all consumers have been read
                 exchange_out<Config>(pipeline.stages, who.number(), sums);
                 cluster_sync();
             }
-            if constexpr (!AHEAD) exponents.fetch(params, unit, group - 1, thread);
-            finish(unit, who, exponents, sums);
+            if constexpr (!AHEAD) exponents.fetch(params, work, group - 1, thread);
+            finish(work, who, exponents, sums);
         });
     }
     // Others may still write to this block's memory, or read it.

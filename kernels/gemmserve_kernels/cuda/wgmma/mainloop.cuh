@@ -24,6 +24,7 @@
 
 struct Pipeline {
     Address stages, full, empty;  // `full` and `empty`: a barrier for each stage
+    Work* work;                   // of the unit that is being finished, and of as many that follow as there are stages
 };
 
 // Steps through the stages, round and round.
@@ -127,14 +128,16 @@ GEMM_DEVICE void produce(const WgmmaParams& params, const Pipeline& pipeline, un
     prefetch_map(params.map_left);
     prefetch_map(params.map_right);
     Turn<Config::STAGES> turn;
-    for_each_unit<Config>(params, rank, [&](const Unit& unit) {
+    Turn<Config::STAGES + 1> works;
+    for_each_unit<Config>(params, [&](int number) {
+        const Unit unit = unit_at<Config>(params, number, rank);
+        const Matrices at = matrices_of(params, unit.batch);
         const Slice slice = slice_of<Config>(params, unit, rank);
-        const Source from{
-            unit.tile_m * Config::BLOCK_M, unit.tile_n * Config::BLOCK_N,
-            static_cast<int>(
-                params.left.first_matrix + offset_of(unit.batch, params.batch_shape, params.left.batch_stride)),
-            static_cast<int>(
-                params.right.first_matrix + offset_of(unit.batch, params.batch_shape, params.right.batch_stride))};
+        const Source from{unit.tile_m * Config::BLOCK_M, unit.tile_n * Config::BLOCK_N, at.left, at.right};
+        barrier_wait(pipeline.empty + turn.stage * sizeof(Barrier), turn.parity ^ 1);
+        pipeline.work[works.stage] = {unit, at};
+        works.next();
+#pragma unroll 1
         for (int block = slice.first; block < slice.last; ++block) {
 #pragma unroll 1
             for (int index = 0; index < STAGES_EACH; ++index, turn.next()) {
@@ -314,13 +317,14 @@ GEMM_DEVICE void multiply_plain(Sums<Config>& sums, Descriptor left, Descriptor 
     wgmma_commit();
 }
 
-// Multiplies all units of this block; `begin_unit(unit)` hears of each, `finish_unit(unit, sums)` gets its result. `group`
+// Multiplies all units of this block; `begin_unit(work)` hears of each, `finish_unit(work, sums)` gets its result. `group`
 // counts the consumers.
 template <class Config, class Begin, class Finish>
 GEMM_DEVICE void consume(
     const WgmmaParams& params, const Pipeline& pipeline, unsigned rank, int group, int thread, Begin begin_unit,
     Finish finish_unit) {
     Turn<Config::STAGES> turn;
+    Turn<Config::STAGES + 1> works;
     const auto release = [&](int stage) {
         const Address empty = pipeline.empty + stage * sizeof(Barrier);
         if constexpr (Config::CLUSTER == 1) {
@@ -343,9 +347,11 @@ GEMM_DEVICE void consume(
         else return describe<Config::ROW_BYTES>(stage + Config::LEFT_BYTES);
     };
 
-    for_each_unit<Config>(params, rank, [&](const Unit& unit) {
-        const Slice slice = slice_of<Config>(params, unit, rank);
-        begin_unit(unit);
+    for_each_unit<Config>(params, [&](int) {
+        arrived();
+        const Work& work = pipeline.work[works.stage];  // what registers are there for is read again
+        const Slice slice = slice_of<Config>(params, work.unit, rank);
+        begin_unit(work);
         Sums<Config> sums;
 #pragma unroll
         for (int i = 0; i < Config::COMPONENTS; ++i) {
@@ -395,6 +401,7 @@ GEMM_DEVICE void consume(
             }
             if (previous >= 0) release(previous);
         }
-        finish_unit(unit, sums);
+        finish_unit(work, sums);
+        works.next();
     });
 }

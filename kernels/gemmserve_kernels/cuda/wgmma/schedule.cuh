@@ -33,24 +33,40 @@ GEMM_DEVICE Unit unit_at(const WgmmaParams& params, int index, unsigned rank) {
     return unit;
 }
 
-// The offset of matrix `batch` of the launch: batch indices times strides. Divisions of 64 bits would take longer than
-// a small product.
-GEMM_DEVICE Long offset_of(int batch, const int (&shape)[BATCH_DIMS], const Long (&strides)[BATCH_DIMS]) {
-    Long offset = 0;
-    if (batch == 0) return offset;
+// Where a matrix of the launch is: the numbers of its operands, how far C and D are from their first elements.
+struct Matrices {
+    int left, right;
+    Long c, d;
+};
+
+// Of matrix `batch`. Divisions of 64 bits would take longer than a small product.
+GEMM_DEVICE Matrices matrices_of(const WgmmaParams& params, int batch) {
+    Matrices at{static_cast<int>(params.left.first_matrix), static_cast<int>(params.right.first_matrix), 0, 0};
 #pragma unroll
-    for (int axis = BATCH_DIMS - 1; axis > 0; --axis) {
-        const int outer = batch / shape[axis];
-        offset += (batch - outer * shape[axis]) * strides[axis];
+    for (int axis = BATCH_DIMS - 1; axis >= 0; --axis) {
+        if (batch == 0) break;
+        const int outer = axis > 0 ? batch / params.batch_shape[axis] : 0;
+        const int index = batch - outer * params.batch_shape[axis];
+        at.left += index * static_cast<int>(params.left.batch_stride[axis]);
+        at.right += index * static_cast<int>(params.right.batch_stride[axis]);
+        at.c += index * params.c.batch_stride[axis];
+        at.d += index * params.d.batch_stride[axis];
         batch = outer;
     }
-    return offset + batch * strides[0];
+    return at;
 }
+
+// What the producer finds out about a unit for the consumers, who would otherwise do so while nothing is multiplied.
+struct Work {
+    Unit unit;
+    Matrices at;
+};
 
 struct Slice {
     int first, last;  // blocks of k
 };
 
+// The part of k that is multiplied, never nothing: past the end are zeros.
 template <class Config>
 GEMM_DEVICE Slice slice_of(const WgmmaParams& params, const Unit& unit, unsigned rank) {
     const int slices = params.parts * Config::SPLIT;
@@ -58,18 +74,19 @@ GEMM_DEVICE Slice slice_of(const WgmmaParams& params, const Unit& unit, unsigned
     const int slice = unit.part * Config::SPLIT + (Config::SPLIT > 1 ? static_cast<int>(rank) : 0);
     const int each = params.k_blocks / slices, more = params.k_blocks - each * slices;
     const int first = slice * each + (slice < more ? slice : more);
-    return {first, first + each + (slice < more ? 1 : 0)};
+    const int count = each + (slice < more ? 1 : 0);
+    return count > 0 ? Slice{first, first + count} : Slice{params.k_blocks, params.k_blocks + 1};
 }
 
-// Calls `visit(unit)` for every unit of this block. Where k is split over the cluster there is one only.
+// Calls `visit(index)` for every unit of this block. Where k is split over the cluster there is one only.
 template <class Config, class Visitor>
-GEMM_DEVICE void for_each_unit(const WgmmaParams& params, unsigned rank, Visitor visit) {
+GEMM_DEVICE void for_each_unit(const WgmmaParams& params, Visitor visit) {
     constexpr int BLOCKS = Config::CLUSTER * Config::SPLIT;
     const int first = blockIdx.x / BLOCKS;
     if constexpr (Config::SPLIT > 1) {
-        visit(unit_at<Config>(params, first, rank));
+        visit(first);
     } else {
         const int step = gridDim.x / BLOCKS;
-        for (int index = first; index < params.units; index += step) visit(unit_at<Config>(params, index, rank));
+        for (int index = first; index < params.units; index += step) visit(index);
     }
 }
