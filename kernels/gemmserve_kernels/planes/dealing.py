@@ -35,7 +35,16 @@ def _alone(spec: DeviceSpec, geometry: Geometry, sides: _Sides, both: list[Split
         if side is not None:
             params.units = -(-side.rows // geometry.columns(complex_data=side.complex))
             units += int(params.units) * side.matrices
-    return min(-(-units // (geometry.threads // WARP)), spec.sm_count * geometry.blocks)
+    warps = geometry.threads // WARP
+    wanted = -(-units // warps)
+
+    def longest(blocks: int) -> int:
+        """Units of a multiprocessor of so many blocks, where every warp does as many as the busiest one."""
+        return blocks * -(-wanted // (blocks * spec.sm_count))
+
+    # More than half the blocks are not faster, but for a last round that has few units left (one H200, float32).
+    most = geometry.blocks
+    return min(wanted, spec.sm_count * min(range(most, most // 2, -1), key=longest))
 
 
 def _together(spec: DeviceSpec, geometry: Geometry, cluster: int, sides: _Sides, both: list[SplitOperandParams]) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.problem import GemmReduceProblem
 
-_MOST_COLUMNS: Final = 128
+_MOST_COLUMNS: Final = 256
 """Of a tile of the wgmma kernel."""
 
 

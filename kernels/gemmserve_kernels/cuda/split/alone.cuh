@@ -17,8 +17,8 @@ constexpr int ROW = GEMM_STRIP / 16;      // pieces of a unit at one step of k
 constexpr int TURNS = VECTORS * LANES / 32;
 constexpr int LOADS = VECTORS * LANES * PIECES / 32;
 constexpr int STAGES = GEMM_STAGES;
-constexpr int TOGETHER = TURNS % 4 == 0 && !COMPLEX ? 4 : TURNS % 2 == 0 ? 2 : 1;  // turns at once: each waits for its lanes
 static_assert(LANES <= 32 && VECTORS * LANES % 32 == 0 && ROW <= 16, "whole turns of a warp");
+static_assert(TURNS <= LANES, "a lane for each vector of a unit");
 
 using Unit = Piece[STAGES][VECTORS * LANES * PIECES];
 
@@ -109,61 +109,54 @@ struct Split {
     }
 
     GEMM_DEVICE void convert(const Place& at, int stage, Peaks& peaks, int* status) const {
+        constexpr int AT_ONCE = 32 / LANES;  // vectors in a turn
         const int step = lane % LANES * RUN;
         const Long plane = operand.rows * operand.pitch;
+        Half* to = planes_of(operand, {at.matrix, at.row + lane / LANES}) + step;
+        unsigned kept = 0;  // of the turn that this lane writes down
+        bool kept_flag = false;
 #pragma unroll 1
-        for (int turn = 0; turn < TURNS; turn += TOGETHER) {
-            const int first = turn * (32 / LANES) + lane / LANES;
-            float re[TOGETHER][RUN], im[TOGETHER][RUN] = {}, largest[TOGETHER][PARTS] = {};
-            unsigned most[TOGETHER];
+        for (int turn = 0; turn < TURNS; ++turn) {
+            const int vector = turn * AT_ONCE + lane / LANES;
+            float re[RUN], im[RUN] = {};
+            load(stage, vector, step, re, im);
+            float largest[PARTS] = {};
 #pragma unroll
-            for (int t = 0; t < TOGETHER; ++t) {
-                load(stage, first + t * (32 / LANES), step, re[t], im[t]);
-#pragma unroll
-                for (int i = 0; i < RUN; ++i) {  // NaN counts as nothing here: it shows in the norm
-                    largest[t][0] = fmaxf(largest[t][0], fabsf(re[t][i]));
-                    if constexpr (COMPLEX) largest[t][PARTS - 1] = fmaxf(largest[t][PARTS - 1], fabsf(im[t][i]));
-                }
-                most[t] = bits_of(fmaxf(largest[t][0], largest[t][PARTS - 1]));
+            for (int i = 0; i < RUN; ++i) {  // NaN counts as nothing here: it shows in the norm
+                largest[0] = fmaxf(largest[0], fabsf(re[i]));
+                if constexpr (COMPLEX) largest[PARTS - 1] = fmaxf(largest[PARTS - 1], fabsf(im[i]));
             }
-            largest_of_lanes(most);
-#pragma unroll
-            for (int t = 0; t < TOGETHER; ++t) {
-                const int vector = first + t * (32 / LANES);
-                Vector<unsigned, RUN / 2> words[PLANES];
-                Tally tally = {};
-                const bool look =
-                    convert_run<SIDE_B>(re[t], im[t], scaling_for(most[t]), operand.conjugate, peaks, words, tally);
-                const bool inside = at.row + vector < operand.rows;
-                if (inside && step < operand.pitch) {
-                    store_run(planes_of(operand, {at.matrix, at.row + vector}) + step, plane, words);
-                }
-                const bool lost = look ? too_much(tally, largest[t]) : is_any(!is_finite(tally));
-                const bool flag = most[t] >= INFINITE || lost;
-                if (lane % LANES == 0 && inside) {
-                    const Long number = at.matrix * operand.rows + at.row + vector;
-                    operand.exponents[number] = undo_exponent(most[t]);
-                    operand.flags[number] = flag;
-                    if (flag) atomicOr(status, 1);
-                }
+            const unsigned most = largest_of_lanes(bits_of(fmaxf(largest[0], largest[PARTS - 1])));
+            Vector<unsigned, RUN / 2> words[PLANES];
+            Tally tally = {};
+            const bool look = convert_run<SIDE_B>(re, im, scaling_for(most), operand.conjugate, peaks, words, tally);
+            if (at.row + vector < operand.rows && step < operand.pitch) store_run(to, plane, words);
+            to += AT_ONCE * operand.pitch;
+            bool flag = most >= INFINITE;
+            if (look) {
+                flag |= too_much(tally, largest);
+            } else if (__any_sync(ALL_LANES, !is_finite(tally))) {
+                flag |= is_any(!is_finite(tally));
             }
+            if (lane % LANES == turn) kept = most, kept_flag = flag;
+        }
+        const int vector = lane % LANES * AT_ONCE + lane / LANES;
+        if (lane % LANES < TURNS && at.row + vector < operand.rows) {
+            const Long number = at.matrix * operand.rows + at.row + vector;
+            operand.exponents[number] = undo_exponent(kept);
+            operand.flags[number] = kept_flag;
+            if (kept_flag) atomicOr(status, 1);
         }
     }
 
     // The largest of the lanes that have a vector.
-    static GEMM_DEVICE void largest_of_lanes(unsigned (&most)[TOGETHER]) {
+    static GEMM_DEVICE unsigned largest_of_lanes(unsigned most) {
 #if defined(GEMM_CUDA)
-        if constexpr (LANES == 32) {
-#pragma unroll
-            for (int t = 0; t < TOGETHER; ++t) most[t] = __reduce_max_sync(ALL_LANES, most[t]);
-            return;
-        }
+        if constexpr (LANES == 32) return __reduce_max_sync(ALL_LANES, most);
 #endif
 #pragma unroll
-        for (int other = 1; other < LANES; other *= 2) {
-#pragma unroll
-            for (int t = 0; t < TOGETHER; ++t) most[t] = larger(most[t], __shfl_xor_sync(ALL_LANES, most[t], other));
-        }
+        for (int other = 1; other < LANES; other *= 2) most = larger(most, __shfl_xor_sync(ALL_LANES, most, other));
+        return most;
     }
 
     // Whether it is so for any of the lanes that have this one's vector.

@@ -56,6 +56,8 @@ GEMM_DEVICE Scaling scaling_of(int shift) {
 }
 
 GEMM_DEVICE Scaling scaling_for(unsigned largest) {
+    const unsigned biased = largest >> 23;
+    if (biased - 32 < 255 - 32) return {float_of((2 * 127 + TOP - biased) << 23), 1.0f};  // nearly always
     if (largest >= INFINITE) return {0.0f, 1.0f};
     return scaling_of(-undo_exponent(largest));
 }
