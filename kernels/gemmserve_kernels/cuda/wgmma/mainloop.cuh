@@ -137,7 +137,6 @@ GEMM_DEVICE void produce(const WgmmaParams& params, const Pipeline& pipeline, un
         barrier_wait(pipeline.empty + turn.stage * sizeof(Barrier), turn.parity ^ 1);
         pipeline.work[works.stage] = {unit, at};
         works.next();
-#pragma unroll 1
         for (int block = slice.first; block < slice.last; ++block) {
 #pragma unroll 1
             for (int index = 0; index < STAGES_EACH; ++index, turn.next()) {
@@ -349,7 +348,7 @@ GEMM_DEVICE void consume(
 
     for_each_unit<Config>(params, [&](int) {
         arrived();
-        const Work& work = pipeline.work[works.stage];  // what registers are there for is read again
+        const Work work = pipeline.work[works.stage];
         const Slice slice = slice_of<Config>(params, work.unit, rank);
         begin_unit(work);
         Sums<Config> sums;
