@@ -126,6 +126,11 @@ def markdown(document, picture):
     lines = [f"# Kernels on {environment['device']}", ""]
     lines += ["Written by `benchmarks/kernels/report.py` from the JSON of `benchmarks/kernels/run.py`.", ""]
     lines += [f"- {name}: {value}" for name, value in environment.items()]
+    lines += [
+        f"- in another run ({other['environment']['date']}, {other['environment']['device']}; {other['kernels']}):"
+        f" {', '.join(other['cases'])}"
+        for other in document.get("other_runs", ())
+    ]
     rates = {name: rate for name, rate in (document.get("rates") or {}).items() if rate}
     if rates:
         shown = ", ".join(f"{name} {rate / 1e12:.3g}" for name, rate in rates.items())

@@ -27,6 +27,7 @@ typedef long long Long;
 #define __shfl_xor_sync(mask, value, step) __shfl_xor(value, step, 32)
 #define __any_sync(mask, predicate) (half_ballot(predicate) != 0)
 #define __all_sync(mask, predicate) (half_ballot(!(predicate)) == 0)
+#define __ballot_sync(mask, predicate) half_ballot(predicate)
 GEMM_DEVICE unsigned half_ballot(int predicate) {
     return static_cast<unsigned>(__ballot(predicate) >> (__lane_id() & 32u));
 }
@@ -35,6 +36,7 @@ GEMM_DEVICE unsigned half_ballot(int predicate) {
 #define __shfl_xor_sync(mask, value, step) __shfl_xor_sync(half_wave(), value, step)
 #define __any_sync(mask, predicate) __any_sync(half_wave(), predicate)
 #define __all_sync(mask, predicate) __all_sync(half_wave(), predicate)
+#define __ballot_sync(mask, predicate) static_cast<unsigned>(__ballot_sync(half_wave(), predicate) >> (threadIdx.x & 32u))
 #define __syncwarp() __syncwarp(half_wave())
 GEMM_DEVICE unsigned long long half_wave() { return 0xffffffffull << (threadIdx.x & 32u); }
 #endif

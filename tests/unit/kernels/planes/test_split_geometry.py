@@ -135,6 +135,22 @@ def test_warps_alone(launcher, monkeypatch, k, rows, dtype, trans, scheme):
     assert how.grid <= 2 * geometry.blocks
 
 
+@pytest.mark.parametrize(
+    ("matrices", "rows", "blocks"),
+    [
+        (64, 1024, 4),  # 8192 units: 7.8 for each of 1056 warps, 5.2 for each of 1584
+        (1, 16, 1 / 132),  # one
+        (1, 132 * 12 * 16 // 2, 6),  # one for each of as many as there may be
+    ],
+)
+def test_warps_alone_are_as_many_as_end_together(matrices, rows, blocks):
+    k, item = 256, 4
+    a = StoredArray((matrices, rows, k), (rows * k * item, k * item, item), np.dtype(np.float32), 0)
+    b = StoredArray((matrices, k, rows), (rows * k * item, rows * item, item), np.dtype(np.float32), 0)
+    sides = [split.Side.of(x, (matrices,), "N", left=left, planar=False) for x, left in ((a, True), (b, False))]
+    assert split.plan(H200, "3xfp16", *sides).grid == round(blocks * H200.sm_count)
+
+
 def test_warps_alone_with_narrow_strips(launcher, monkeypatch):
     geometry = geometry_of(200, KNOWN["MI300X"])
     check(launcher, geometry, monkeypatch, 3, rows=43, k=200, trans="NT")
