@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from live_server import LiveServer
 from prometheus_client.parser import text_string_to_metric_families
+
+from gemmserve import Client
 
 ROOT = Path(__file__).parents[2]
 _METRIC = re.compile(r"\bgemmserve_\w+")
@@ -29,15 +32,20 @@ def dashboard():
     return [target["expr"] for panel in panels() for target in panel["targets"]]
 
 
-@pytest.fixture
-def metrics(server, client):
+@pytest.fixture(scope="module")
+def metrics(tmp_path_factory):
     """Every name that /metrics can give, and the labels of those that gave something, after a product and an error."""
-    eye = client.put(np.eye(8, dtype=np.complex64))
-    client.submit("gemm", eye, eye, verify=True).wait(60)
-    client.gemm(np.eye(8), np.eye(8))
-    with server.http() as http:
-        http.get("/v1/arrays/none")
-        families = list(text_string_to_metric_families(http.get("/metrics").text))
+    environment = {"GEMMSERVE_TRANSFER_PROCESSES": "1"}
+    with (
+        LiveServer(data_dir=tmp_path_factory.mktemp("data"), environment=environment) as server,
+        Client(server.url) as client,
+    ):
+        eye = client.put(np.eye(8, dtype=np.complex64))
+        client.submit("gemm", eye, eye, verify=True).wait(60)
+        client.gemm(np.eye(8), np.eye(8))
+        with server.http() as http:
+            http.get("/v1/arrays/none")
+            families = list(text_string_to_metric_families(http.get("/metrics").text))
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
     names = {family.name + suffix for family in families for suffix in suffixes[family.type]}
     labels = {}
