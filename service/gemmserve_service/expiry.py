@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 from gemmserve_service import clock
+from gemmserve_service.background import report
 from gemmserve_service.database import load_sql
 
 if TYPE_CHECKING:
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
     from gemmserve_service.catalog import Catalog, Record
     from gemmserve_service.database import Database
+    from gemmserve_service.schemas import ArrayInfo
 
 _SQL: Final = load_sql("arrays")
 _LOOK_AT_LEAST_S: Final = 60.0  # at the wall clock: it may have jumped
@@ -36,11 +40,31 @@ class Expiry:
         self._settle = settle
         self._history_s = history_s
         self._unrecorded: list[Record] = []
+        self._coming: WeakValueDictionary[str, ArrayInfo] = WeakValueDictionary()
+        self._moved: dict[str, float] = {}
+        """By how many seconds those that are coming are to be moved."""
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
         """There is an array that may expire before all others."""
         self._wake.set()
+
+    def coming(self, info: ArrayInfo) -> None:
+        """It is put on record, and in the catalog after that; or nobody has it any more."""
+        if info.expires_at is not None:
+            self._coming[info.id] = info
+
+    def come(self, info: ArrayInfo) -> ArrayInfo:
+        """Its row is committed: the same, moved along with a clock that has jumped meanwhile."""
+        self._coming.pop(info.id, None)
+        seconds = self._moved.pop(info.id, None)
+        if seconds is None or info.expires_at is None:
+            return info
+        expires = info.expires_at + timedelta(seconds=seconds)
+        # Its row was moved or not, depending on which came first.
+        row = {"id": info.id, "expires_at": expires.timestamp()}
+        self._database.write_soon(lambda db: db.execute(_SQL["set_expiry"], row)).add_done_callback(report)
+        return info.model_copy(update={"expires_at": expires})
 
     async def run(self) -> None:
         """Sweeps until it is cancelled."""
@@ -73,6 +97,7 @@ class Expiry:
             return
         log.warning("the system's clock jumped by %.1f s; expiries and deadlines move along", jump)
         self._catalog.shift(jump)
+        self._moved = {array: self._moved.get(array, 0.0) + jump for array in self._coming}
         arrays = self._database.write(lambda db: db.execute(_SQL["shift"], {"seconds": jump}))
         await asyncio.gather(arrays, *(tell(jump) for tell in self.on_jump))
 

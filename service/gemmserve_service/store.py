@@ -321,7 +321,7 @@ class ArrayStore:
         """The info of an upload that becomes an array now."""
         spec = upload.spec
         created = now()
-        return ArrayInfo.model_construct(
+        info = ArrayInfo.model_construct(
             id=spec.id,
             dtype=cast("Any", spec.dtype),
             shape=spec.shape,
@@ -332,6 +332,8 @@ class ArrayStore:
             expires_at=None if spec.ttl_s is None else created + timedelta(seconds=spec.ttl_s),
             owner=spec.owner,
         )
+        self.expiry.coming(info)
+        return info
 
     @staticmethod
     def insert_row(db: sqlite3.Connection, row: dict[str, Any]) -> None:
@@ -340,7 +342,7 @@ class ArrayStore:
 
     def index(self, info: ArrayInfo, extent: Extent | None) -> Record:
         """Shows an array whose row is committed."""
-        record = Record(info, extent)
+        record = Record(self.expiry.come(info), extent)
         self._catalog.add(record)
         if info.expires_at is not None:
             self.expiry.wake()

@@ -21,6 +21,9 @@ UPDATE arrays SET extent = NULL WHERE id = :id
 -- name: remove
 DELETE FROM arrays WHERE id = :id
 
+-- name: set_expiry
+UPDATE arrays SET expires_at = :expires_at WHERE id = :id
+
 -- name: purge_expired
 DELETE FROM arrays WHERE state = 'expired' AND extent IS NULL AND expires_at < :before
 

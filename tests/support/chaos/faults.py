@@ -235,11 +235,9 @@ def clock_jumps(folder: Path) -> dict:
         job = client.submit(op="gemm", a=kept, b=kept, timeout_s=3600)
         for name, jump in (("a day forward", DAY), ("two days back", -DAY)):
             jumps = Counted(victim.log, "clock jumped")
-            # On record before the clock is set: what is being recorded just then keeps the moment that it was given.
-            soon = client.put(array, ttl_s=2)
             (folder / "new").write_text(str(jump))
             (folder / "new").replace(shift)
-            client.put(array, ttl_s=0.2)  # an array that may expire makes the server look at the clock
+            soon = client.put(array, ttl_s=0.2)  # an array that may expire makes the server look at the clock
             wait_for(jumps.more, "the server notices the jump")
             # It expires when its time has passed, and whatever expires with it has done so then.
             wait_until_gone(client, soon)

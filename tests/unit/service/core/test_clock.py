@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import numpy as np
@@ -73,6 +74,40 @@ async def test_unexpired_arrays_outlive_a_jump_and_a_restart_after_it(wall, stor
         await store.info(short.id)
     reopened = await reopen_store()
     assert (await reopened.info(long.id)).expires_at.timestamp() - wall.shown == pytest.approx(HOUR - 60, abs=1e-3)
+
+
+@pytest.mark.parametrize("jump", [24 * HOUR, -24 * HOUR])
+@pytest.mark.parametrize("before", [True, False], ids=["before its row", "after its row"])
+async def test_an_array_outlives_a_jump_while_it_is_put_on_record(
+    wall, store, put, jump, before, reopen_store, monkeypatch
+):
+    followed = []
+
+    def jumping(write):
+        monkeypatch.setattr(store.database, "write_soon", write_soon)
+        if before:
+            wall(jump)
+            followed.append(asyncio.ensure_future(store.expiry.follow_clock()))
+            return asyncio.ensure_future(second(write))
+        insert = write_soon(write)
+        wall(jump)
+        followed.append(asyncio.ensure_future(store.expiry.follow_clock()))
+        return insert
+
+    async def second(write):
+        await followed[0]
+        return await write_soon(write)
+
+    write_soon = store.database.write_soon
+    monkeypatch.setattr(store.database, "write_soon", jumping)
+    info = await put(store, A, ttl_s=HOUR)
+    await asyncio.gather(*followed)
+    assert len(followed) == 1
+    await store.database.write(lambda db: None)  # and whatever is written before it
+    left = (await store.info(info.id)).expires_at.timestamp() - wall.shown
+    assert left == pytest.approx(HOUR, abs=1e-3)
+    reopened = await reopen_store()
+    assert (await reopened.info(info.id)).expires_at.timestamp() - wall.shown == pytest.approx(HOUR, abs=1e-3)
 
 
 @pytest.fixture
