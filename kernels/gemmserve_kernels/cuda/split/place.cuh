@@ -21,6 +21,7 @@ GEMM_DEVICE Long offset_of(const SplitOperand& operand, const Place& at) {
     unsigned matrix = static_cast<unsigned>(at.matrix);
 #pragma unroll
     for (int d = BATCH_DIMS - 1; d >= 0; --d) {
+        if (matrix == 0) break;
         const unsigned extent = static_cast<unsigned>(operand.batch_shape[d]), rest = matrix / extent;
         offset += (matrix - rest * extent) * operand.source.batch_stride[d];
         matrix = rest;
