@@ -90,7 +90,13 @@ class StoredItems:
             raise TooLarge(
                 f"a batch of {len(self.envelope.items)} products; this server takes at most {settings.max_batch_items}"
             )
-        errors = [error for number, entry in enumerate(self.envelope.items) for error in _malformed(number, entry)]
+        plain: set[object] = set()
+        errors = [
+            error
+            for number, entry in enumerate(self.envelope.items)
+            if not _is_plain(entry, plain)
+            for error in _malformed(number, entry)
+        ]
         if errors:
             raise InvalidParameters(errors[0]["field"] + ": " + errors[0]["message"], errors[:20])
         self._params = {"": parse_params(self.envelope.params)}
@@ -122,13 +128,12 @@ class StoredItems:
             return found
 
         items: list[Item | ServiceError] = []
-        turns = Turns()
-        for entry in self.envelope.items:
-            await turns.pause()
-            try:
-                items.append(self._item(entry, operand))
-            except ServiceError as error:
-                items.append(error)
+        async for some in Turns().slices(self.envelope.items):
+            for entry in some:
+                try:
+                    items.append(self._item(entry, operand))
+                except ServiceError as error:
+                    items.append(error)
         return items
 
     def _item(self, entry: dict[str, Any], operand: Callable[[str], Placed]) -> Item:
@@ -146,6 +151,21 @@ class StoredItems:
         if "c" in operands and isinstance(params, GemmReduceParams):
             raise InvalidParameters("gemm_reduce has no c")
         return Item(params, key, operands)
+
+
+def _is_plain(entry: object, plain: set[object]) -> bool:
+    """Whether an item is well-formed, with a and b alone. `plain`: ids that were looked at, for they come often."""
+    if not isinstance(entry, dict) or len(entry) != 2:
+        return False
+    for name in ("a", "b"):
+        value = entry.get(name)
+        if not isinstance(value, str):
+            return False
+        if value not in plain:
+            if not _ID.fullmatch(value):
+                return False
+            plain.add(value)
+    return True
 
 
 def _malformed(number: int, entry: object) -> Iterator[dict[str, str]]:

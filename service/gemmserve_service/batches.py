@@ -6,9 +6,10 @@ costs what its products do together.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gemmserve.wire import RESULT_DTYPES
 from gemmserve_kernels import KernelError, Operand, Plan
@@ -36,8 +37,7 @@ Kind = tuple[str, tuple[int, ...], str]
 """dtype, shape and order of an array."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """An array, and where its bytes are."""
 
     kind: Kind
@@ -53,8 +53,7 @@ class Placed:
         return math.prod(self.kind[1]) * RESULT_DTYPES[self.kind[0]].itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One product of a batch, as it was asked for."""
 
     params: GemmParams | GemmReduceParams
@@ -109,26 +108,26 @@ async def sort(
 
     Others have their turns meanwhile.
     """
-    turns = Turns()
     groups: dict[Any, Group | KernelError] = {}
     failures: Failures = {}
-    for number, item in enumerate(items):
-        await turns.pause()
-        if isinstance(item, ServiceError):
-            failures[number] = item
-            continue
-        key = (item.key, *item.operands, *[placed.kind for placed in item.operands.values()])
-        group = groups.get(key)
-        if group is None:
-            try:
-                group = _describe(item, check)
-            except KernelError as error:
-                group = error
-            groups[key] = group
-        if isinstance(group, KernelError):
-            failures[number] = group
-        else:
-            group.items.append(number)
+    numbers = itertools.count()
+    async for some in Turns().slices(items):
+        for item, number in zip(some, numbers, strict=False):
+            if isinstance(item, ServiceError):
+                failures[number] = item
+                continue
+            key = (item.key, *item.operands, *[placed.kind for placed in item.operands.values()])
+            group = groups.get(key)
+            if group is None:
+                try:
+                    group = _describe(item, check)
+                except KernelError as error:
+                    group = error
+                groups[key] = group
+            if isinstance(group, KernelError):
+                failures[number] = group
+            else:
+                group.items.append(number)
     return [group for group in groups.values() if isinstance(group, Group)], failures
 
 
@@ -243,18 +242,19 @@ class _Table:
     def stack(self, arrays: Sequence[Placed]) -> Stack:
         """Where these arrays are, which are of one kind."""
         dtype, shape, order = arrays[0].kind
+        numbers = {None: -1} | {
+            extent: self._number(extent, cache_id) for extent, cache_id in {(each[1], each[3]) for each in arrays}
+            if extent is not None
+        }
         # Without validation, which would look at every place.
         return Stack.model_construct(
             dtype=dtype,
             shape=shape,
             order="F" if order == "F" else "C",
-            places=[(self._number(array), array.offset) for array in arrays],
+            places=[(numbers[extent], offset) for _, extent, offset, _ in arrays],
         )
 
-    def _number(self, array: Placed) -> int:
-        extent = array.extent
-        if extent is None:
-            return -1
+    def _number(self, extent: Extent, cache_id: str | None) -> int:
         number = self._numbers.get(extent.name)
         if number is None:
             table = self.extents
@@ -262,7 +262,7 @@ class _Table:
             table.names.append(extent.name)
             table.paths.append(extent.path)
             table.capacities.append(extent.capacity)
-            table.cache_ids.append(array.cache_id)
+            table.cache_ids.append(cache_id)
         return number
 
 
@@ -314,11 +314,12 @@ async def place(groups: Sequence[Group], where: Callable[[int, str], tuple[Exten
     for group in groups:
         for name, (shape, dtype, order) in group.outputs.items():
             kind = (dtype.newbyteorder("=").name, shape, order)
-            empty = not math.prod(shape)
+            if not math.prod(shape):
+                group.results[name] = [Placed(kind, None)] * len(group.items)
+                continue
             placed = group.results[name] = []
-            for number in group.items:
-                placed.append(Placed(kind, None, 0) if empty else Placed(kind, *where(number, name)))
-                await turns.pause()
+            async for some in turns.slices(group.items):
+                placed += [Placed(kind, *where(number, name)) for number in some]
 
 
 def each_result(groups: Sequence[Group]) -> Iterator[tuple[int, str, Placed]]:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+T = TypeVar("T")
 
 _SPAN_S: Final = 0.005  # what a small request takes with its product; no measurement behind the figure
+_MOST_AT_ONCE: Final = 64  # things of some microseconds each
 
 
 class Turns:
@@ -20,3 +26,11 @@ class Turns:
         if time.perf_counter() >= self._until:
             await asyncio.sleep(0)
             self._until = time.perf_counter() + _SPAN_S
+
+    async def slices(self, things: Sequence[T]) -> AsyncIterator[Sequence[T]]:
+        """All of them, some at a time, with a pause in between when it is due: for many things that take little each,
+        with a look at the clock.
+        """
+        for low in range(0, len(things), _MOST_AT_ONCE):
+            await self.pause()
+            yield things[low : low + _MOST_AT_ONCE]

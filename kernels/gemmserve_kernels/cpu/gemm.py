@@ -46,7 +46,8 @@ def run_gemm(problem: GemmProblem, a: Array, b: Array, c: Array | None, out: Arr
         return
     multiply = one_call(problem, a, b, out)
     if multiply is not None:
-        multiply(a, b, out)
+        with np.errstate(all="ignore"):
+            multiply(a, b, out)
         return
     target = Planes.of(out, problem.planar)
     addend = Planes.of(c, problem.planar) if c is not None and problem.beta != 0 else None
@@ -76,16 +77,18 @@ def run_gemm(problem: GemmProblem, a: Array, b: Array, c: Array | None, out: Arr
 
 
 def one_call(problem: GemmProblem, a: Array, b: Array, out: Array) -> Callable[[Array, Array, Array], None] | None:
-    """What multiplies these matrices, and others that lie alike, where one call of the BLAS is all there is to do."""
+    """What multiplies these matrices, and others that lie alike, where one call of the BLAS is all there is to do.
+
+    NumPy warns of what overflows there, unless its caller sees to it (`np.errstate`).
+    """
     if not _is_one_call(problem, a, b, out):
         return None
     turn_a, turn_b = problem.trans_a in "TC", problem.trans_b in "TC"
-
-    def multiply(a: Array, b: Array, out: Array) -> None:
-        with np.errstate(all="ignore"):
-            _matmul(a.T if turn_a else a, b.T if turn_b else b, out)
-
-    return multiply
+    # An outer product: NumPy has no BLAS call for it and would loop element by element.
+    multiply: Any = np.multiply if problem.k == 1 else np.matmul
+    if not turn_a and not turn_b:
+        return multiply  # type: ignore[no-any-return]  # that of NumPy
+    return lambda a, b, out: multiply(a.T if turn_a else a, b.T if turn_b else b, out)
 
 
 def _is_one_call(problem: GemmProblem, a: Array, b: Array, out: Array) -> bool:

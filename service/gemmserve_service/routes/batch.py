@@ -206,11 +206,12 @@ def _told(outcome: Outcome, count: int, headers: dict[str, str]) -> Response:
     results: dict[int, dict[str, str]] = {}
     for (number, name), array_id in outcome.array_of.items():
         results.setdefault(number, {})[name] = array_id
+    succeeded = {"state": "succeeded"}
     for number in range(count):
         if number in outcome.failures:
             items.append({"state": "failed", "error": _problem(outcome, number)})
         else:
-            items.append({"state": "succeeded"} | ({"result": results[number]} if number in results else {}))
+            items.append(succeeded | {"result": results[number]} if number in results else succeeded)
     done = outcome.done
     document = {
         "items": items,

@@ -51,6 +51,13 @@ class Products:
                 {name: arrays[index] for name, arrays in results.items()},
             )
 
+    def first(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Operands and results of the first of them."""
+        return (
+            {name: self._array(stack, stack.places[0], writable=False) for name, stack in self._part.operands.items()},
+            {name: self._array(stack, stack.places[0], writable=True) for name, stack in self._part.results.items()},
+        )
+
     def columns(self) -> tuple[dict[str, list[Array]], dict[str, list[Array]]]:
         """Operands and results by name, in the order of the products."""
         return (
@@ -96,6 +103,9 @@ class Products:
         return array if array.flags.aligned else None
 
     def _arrays(self, stack: Stack, *, writable: bool) -> list[Array]:
+        together = self._stack(stack, writable=writable)
+        if together is not None and stack.shape:
+            return list(together)  # views are made faster so than one by one
         made: dict[tuple[int, int], Array] = {}
         for place in stack.places:
             if place not in made:

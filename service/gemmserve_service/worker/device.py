@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+import numpy as np
+
 from gemmserve_kernels import DeviceSpec, GemmProblem, Operand, gemm, gemm_reduce
 from gemmserve_kernels.cpu.gemm import one_call, run_gemm
 from gemmserve_service.executor.base import spec_adapter
@@ -16,8 +18,6 @@ from gemmserve_service.worker.panels import grid, plan_grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    import numpy as np
 
     from gemmserve_service.schemas import GemmReduceParams
     from gemmserve_service.worker.batches import Products
@@ -139,8 +139,7 @@ class CpuBackend:
     def run_many(self, products: Products, checkpoint: Callable[[], None] = go_on) -> Timings:
         start = time.perf_counter()
         params = products.params
-        operands, results = next(iter(products))
-        first = {name: operand.data for name, operand in operands.items()}
+        first, results = products.first()
         if 8 * first["a"].size * first["b"].size > _PANEL_FLOPS:
             for operands, results in products:
                 self.run(params, operands, results, checkpoint)
@@ -158,10 +157,11 @@ class CpuBackend:
             run = _repeated(params, first, results, aligned=products.aligned())
             columns, outs = products.columns()
             rows = zip(*columns.values(), *outs.values(), strict=True)
-            for number, row in enumerate(rows, 1):
-                run(*row)
-                if number % step == 0:
-                    checkpoint()
+            with np.errstate(all="ignore"):
+                for number, row in enumerate(rows, 1):
+                    run(*row)
+                    if number % step == 0:
+                        checkpoint()
         return Timings(kernel_s=time.perf_counter() - start)
 
     def repeated(
@@ -177,7 +177,7 @@ class CpuBackend:
         product = _repeated(params, operands, results, aligned=aligned)
 
         def run(*row: np.ndarray[Any, Any]) -> None:
-            with self._threads.limited(flops):
+            with self._threads.limited(flops), np.errstate(all="ignore"):
                 product(*row)
 
         return run
@@ -197,7 +197,10 @@ class CpuBackend:
 def _repeated(
     params: GemmParams | GemmReduceParams, first: Mapping[str, Any], outs: Mapping[str, Any], *, aligned: bool
 ) -> Callable[..., None]:
-    """`call` for arrays like the first ones, given one by one, operands and then results: looked at once."""
+    """`call` for arrays like the first ones, given one by one, operands and then results: looked at once.
+
+    NumPy may warn there of what overflows.
+    """
     if isinstance(params, GemmParams) and aligned:
         problem = build(params, {name: Operand.of(array) for name, array in first.items()})
         assert isinstance(problem, GemmProblem)

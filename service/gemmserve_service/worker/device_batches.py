@@ -49,8 +49,8 @@ def run_together(backend: Backend, products: Products, checkpoint: Callable[[], 
     verdicts: list[Verdict] | None = [] if products.verify else None
     stacks = products.each_stack()
     rows = iter(products)
-    operands, results = next(iter(products))
-    each = sum(array.nbytes for array in (*(operand.data for operand in operands.values()), *results.values()))
+    operands, results = products.first()
+    each = sum(array.nbytes for array in (*operands.values(), *results.values()))
     turn = max(_TURN_BYTES // max(each, 1), 1)
     total = Timings()
     for low in range(0, len(products), turn):
