@@ -9,28 +9,26 @@ it is answered as if it had gone there at once.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
-from functools import lru_cache, partial
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ, SESSION_HEADER, NpyError
+from gemmserve.wire import ALGORITHM_HEADER, NPY, NpyError
 from gemmserve_kernels.errors import DeviceError, KernelError
 from gemmserve_service import small
 from gemmserve_service.bundles import BundleTask
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.middleware import POLICY, SECURITY, context_of, request_done
-from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import problem_response
 from gemmserve_service.routes.common import server_timing
-from gemmserve_service.routes.oneshot import SMALL, SmallRoute
 from gemmserve_service.single import summary
-from gemmserve_service.small_forms import MOST_BYTES, boundary_of, cut
+from gemmserve_service.small_forms import cut
+from gemmserve_service.small_heads import KnownHeads
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,16 +42,12 @@ if TYPE_CHECKING:
     from gemmserve_service.fast_protocol import FastProtocol
     from gemmserve_service.metrics import Metrics
     from gemmserve_service.settings import Settings
+    from gemmserve_service.small_heads import Head
     from gemmserve_service.tasks import Task
 
 _PATIENCE_S: Final = 0.02
 """For the rest of a body. Who sends less at once is left to the app, which has clocks for slow bodies."""
 _MOST_GATHERED: Final = 64 << 20  # bytes of all bodies that are being gathered
-_TIMEOUT: Final = re.compile(rb"timeout_s=(\d{1,5}(?:\.\d{1,6})?)")
-_LONGEST_S: Final = 86_400.0
-_UNUSUAL: Final = frozenset(
-    {b"transfer-encoding", b"content-encoding", b"upgrade", SESSION_HEADER.lower().encode("ascii")}
-)
 _ALGORITHM: Final = ALGORITHM_HEADER.lower()
 
 log = structlog.get_logger(__name__)
@@ -76,46 +70,28 @@ class FastPath:
         self.metrics: Metrics = app.state.metrics
         self.audit: AuditLog = app.state.audit
         self.products = small.SmallProducts()
+        self.heads = KnownHeads()
         self.gathered = 0
         """Bytes of the bodies that are being gathered, as their heads announce them."""
         self._proxies = ProxyHeadersMiddleware(_nobody, settings.trusted_proxies) if settings.trusted_proxies else None
         self._ended: list[Exchange] = []
         self._answered: list[Exchange] = []
 
-    def accept(self, protocol: FastProtocol, cycle: RequestResponseCycle) -> Exchange | None:
-        """The exchange of a request whose head has come; None: it is the app's."""
-        scope: Any = cycle.scope
-        route = SMALL.get(scope["path"])
-        if route is None or scope["method"] != "POST" or protocol.flow.write_paused:
+    def accept(self, protocol: FastProtocol, head: Head, cycle: RequestResponseCycle | None) -> Exchange | None:
+        """The exchange of a request whose head has come; None: it is the app's. `cycle`: uvicorn's, if it has one."""
+        if protocol.flow.write_paused or self.gathered + head.size > _MOST_GATHERED:
             return None
-        timeout_s = None
-        if scope["query_string"]:
-            match = _TIMEOUT.fullmatch(scope["query_string"])
-            timeout_s = float(match[1]) if match else 0.0
-            if not 0 < timeout_s <= _LONGEST_S:
-                return None
-        fields: dict[bytes, bytes] = dict(scope["headers"])
-        if len(fields) != len(scope["headers"]) or not fields.keys().isdisjoint(_UNUSUAL):
-            return None
-        length = fields.get(b"content-length", b"")
-        size = int(length) if length.isdigit() and len(length) < 8 else MOST_BYTES + 1
-        if size > MOST_BYTES or self.gathered + size > _MOST_GATHERED or not _acceptable(fields.get(b"accept", b"")):
-            return None
-        boundary = boundary_of(_text(fields.get(b"content-type")))
-        if boundary is None:
-            return None
-
-        if not self.gate.anyone(scope, fields):
+        scope: Any = {**head.scope, "client": protocol.client, "scheme": protocol.scheme} if cycle is None else cycle.scope
+        if not self.gate.anyone(scope, head.fields):
             try:
-                self.gate.caller(scope, partial(_values, fields))
+                self.gate.caller(scope, partial(_values, head.fields))
             except ServiceError:
                 return None
         if self._proxies is not None:
             with contextlib.suppress(StopIteration):  # it awaits nothing before the app, nor does that
                 self._proxies(scope, None, None).send(None)  # type: ignore[arg-type]
-        scope["route"] = route
-        context = context_of(_text(fields.get(b"x-request-id")), _text(fields.get(b"traceparent")))
-        return Exchange(self, protocol, cycle, route, boundary, size, timeout_s, context)
+        scope["route"] = head.route
+        return Exchange(self, protocol, head, scope, cycle)
 
     def ended(self, exchange: Exchange) -> None:
         """Has it answered later in this turn of the event loop, when the workers have been given what follows."""
@@ -151,29 +127,23 @@ class Exchange:
     """One request and its answer; the scheduler's listener for its product."""
 
     def __init__(
-        self,
-        path: FastPath,
-        protocol: FastProtocol,
-        cycle: RequestResponseCycle,
-        route: SmallRoute,
-        boundary: bytes,
-        size: int,
-        timeout_s: float | None,
-        context: dict[str, str],
+        self, path: FastPath, protocol: FastProtocol, head: Head, scope: Any, cycle: RequestResponseCycle | None
     ) -> None:
         self._began = time.perf_counter()
         self.protocol = protocol
+        self.head = head
         self.cycle = cycle
+        """None: the request came past the parser."""
+        self.stays = True
+        """Whether the connection does, of a request that came past the parser."""
         self.gathering = True
         """Whether the body is still coming."""
         self._path = path
-        self._route = route
-        self._owner = cycle.scope["state"]["caller"].owner
-        self._boundary = boundary
-        self._size = size
-        self._timeout_s = timeout_s
-        self._context = context
+        self._scope = scope
+        self._context = context_of(head.request_id, head.traceparent)
         self._pieces: list[bytes] = []
+        self._start = 0
+        """Where the body begins in the pieces."""
         self._patience: asyncio.TimerHandle | None = None
         self._received_s = 0.0
         self._gone = False
@@ -183,13 +153,19 @@ class Exchange:
         self._ended_s = 0.0
         self._sent = (0, 0, 0)
         """Status, bytes that came and bytes that went; status 0: there was no answer."""
-        path.gathered += size
+        path.gathered += head.size
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection stays."""
+        return self.stays if self.cycle is None else self.cycle.keep_alive
 
     # -- the body ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Takes up what came before this exchange began, and waits for the rest."""
+        """Takes up what uvicorn has of the body, and waits for the rest."""
         cycle, protocol = self.cycle, self.protocol
+        assert cycle is not None
         if cycle.body:
             self._pieces.append(bytes(cycle.body))
             cycle.body = bytearray()
@@ -200,22 +176,41 @@ class Exchange:
         if cycle.waiting_for_100_continue:
             cycle.waiting_for_100_continue = False
             protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._patience = protocol.loop.call_later(_PATIENCE_S, self._hand_over)
+        self._wait()
 
     def feed(self, piece: bytes) -> None:
         """The body's next piece."""
         self._pieces.append(piece)
 
+    def start_raw(self, data: bytes, start: int) -> bytes:
+        """Takes up what has come past the parser: a head of `start` bytes and what follows, as `feed_raw`."""
+        self._start = start
+        return self.feed_raw(data)
+
+    def feed_raw(self, data: bytes) -> bytes:
+        """What has come next; returns what is not this request's."""
+        pieces = self._pieces
+        missing = self._start + self.head.size - sum(map(len, pieces))
+        rest = b""
+        if len(data) > missing:
+            data, rest = data[:missing], data[missing:]
+        pieces.append(data)
+        if len(data) == missing:
+            self.complete()
+        elif self._patience is None:
+            self._wait()
+        return rest
+
     def complete(self) -> None:
         """The body is whole: its product is queued."""
         arrived = time.monotonic()
-        path, route, pieces = self._path, self._route, self._pieces
+        path, head, pieces = self._path, self.head, self._pieces
         self._received_s = time.perf_counter() - self._began
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        parts = cut(body, self._boundary)
+        parts = cut(body, head.boundary, self._start)
         product = None
-        if parts is not None and parts.keys() <= route.names:
-            product = path.products.get(route.kind, route.parse, body, parts)
+        if parts is not None and parts.keys() <= head.route.names:
+            product = path.products.get(head.route.kind, head.route.parse, body, parts)
         if parts is None or product is None:
             self._hand_over()
             return
@@ -229,24 +224,30 @@ class Exchange:
                 parts,
                 self,
                 arrived=arrived,
-                timeout_s=self._timeout_s,
-                owner=self._owner,
+                timeout_s=head.timeout_s,
+                owner=self._scope["state"]["caller"].owner,
             )
         except Exception as error:
             self._outcome = error
             path.ended(self)
 
+    def _wait(self) -> None:
+        self._patience = self.protocol.loop.call_later(_PATIENCE_S, self._hand_over)
+
     def _hand_over(self) -> None:
         """Gives the request to the app, as if it had been the app's from the start."""
-        pieces = self._pieces
+        data = b"".join(self._pieces)
         self._gather_no_more()
-        self.cycle.body += b"".join(pieces)
-        self.protocol.hand_over(self.cycle)
+        if self.cycle is None:
+            self.protocol.hand_over_raw(data)
+        else:
+            self.cycle.body += data
+            self.protocol.hand_over(self.cycle)
 
     def _gather_no_more(self) -> None:
         self.gathering = False
         self._pieces = []
-        self._path.gathered -= self._size
+        self._path.gathered -= self.head.size
         if self._patience is not None:
             self._patience.cancel()
 
@@ -270,7 +271,7 @@ class Exchange:
         """The client hung up."""
         self._gone = True
         if self.gathering:
-            received = sum(map(len, self._pieces))
+            received = max(sum(map(len, self._pieces)) - self._start, 0)
             self._gather_no_more()
             self._sent = (0, received, 0)
             self.record()
@@ -293,9 +294,9 @@ class Exchange:
         elif not gone:
             status, head, body = self._problem(outcome)
         if not gone:
-            self.protocol.reply(self.cycle, _STATUS[status], head + _id_line(self._context) + _GUARDS, body)
+            self.protocol.reply(self, _STATUS[status], head + _id_line(self._context) + _GUARDS, body)
         self._ended_s = time.perf_counter() - self._began
-        self._sent = (status, self._size, len(body))
+        self._sent = (status, self.head.size, len(body))
         self._path.answered(self)
 
     def _result(self, task: BundleTask, done: Done) -> tuple[int, bytes, bytes]:
@@ -323,7 +324,7 @@ class Exchange:
         """Count, log line and audit."""
         path, task, outcome = self._path, self._task, self._outcome
         status, received, sent = self._sent
-        scope: Any = self.cycle.scope
+        scope = self._scope
         if task is not None and isinstance(outcome, Done | ServiceError):
             told = JobCancelled("the client hung up") if self._gone else outcome
             path.core.observe(summary(task, told), task.size)
@@ -342,18 +343,9 @@ async def _nobody(scope: Any, receive: Any, send: Any) -> None:
     """An app that does nothing."""
 
 
-@lru_cache(256)
-def _acceptable(accept: bytes) -> bool:
-    return choose_media_type(accept.decode("latin-1"), (NPY, NPZ)) is not None
-
-
 def _values(fields: dict[bytes, bytes], name: str) -> tuple[str, ...]:
     value = fields.get(name.encode("ascii"))
     return () if value is None else (value.decode("latin-1"),)
-
-
-def _text(value: bytes | None) -> str:
-    return "" if value is None else value.decode("latin-1")
 
 
 def _id_line(context: dict[str, str]) -> bytes:

@@ -33,13 +33,16 @@ def boundary_of(content_type: str) -> bytes | None:
     return (match[1] or match[2]).encode("ascii")
 
 
-def cut(body: bytes, boundary: bytes) -> dict[str, tuple[int, int]] | None:
-    """Where in `body` each part's data begin and end, by name; None if it is not plain, or not whole."""
+def cut(body: bytes, boundary: bytes, begin: int = 0) -> dict[str, tuple[int, int]] | None:
+    """Where in `body` each part's data begin and end, by name; None if it is not plain, or not whole.
+
+    `begin`: of the first delimiter.
+    """
     delimiter = b"\r\n--" + boundary
-    if not body.startswith(delimiter[2:] + b"\r\n"):
+    if not body.startswith(delimiter[2:] + b"\r\n", begin):
         return None
     found: dict[str, tuple[int, int]] = {}
-    position = len(delimiter)
+    position = begin + len(delimiter)
     while True:
         blank = body.find(b"\r\n\r\n", position, position + _MOST_HEAD)
         name = None if blank < 0 else _name(body[position:blank])
