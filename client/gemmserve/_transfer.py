@@ -40,6 +40,7 @@ T_co = TypeVar("T_co", covariant=True)
 _JOIN_BELOW: Final = 1 << 16
 """Pieces are joined up to here, so that a small request is one write; the figure has no finer source."""
 
+_BOUNDARY: Final = secrets.token_hex(16)  # of every request: the server does not parse a head again that it has seen
 _MAX_JSON: Final = 64 << 20
 """No answer that is not an array comes near this; it bounds what a stray server can make us hold."""
 
@@ -130,21 +131,20 @@ class MultipartBody:
     ) -> None:
         self.arrays = arrays
         self._params = params
-        boundary = secrets.token_hex(16)
-        self.content_type = f"multipart/form-data; boundary={boundary}"
+        self.content_type = f"multipart/form-data; boundary={_BOUNDARY}"
         head = (
-            f'--{boundary}\r\nContent-Disposition: form-data; name="params"\r\nContent-Type: application/json\r\n\r\n'
+            f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="params"\r\nContent-Type: application/json\r\n\r\n'
         )
         self._parts: list[bytes | AnyArray] = [head.encode() + encode_json(params)]
         for name, array in arrays.items():
-            part = f'\r\n--{boundary}\r\nContent-Disposition: form-data; name="{name}"; filename="{name}.npy"\r\n'
+            part = f'\r\n--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="{name}.npy"\r\n'
             if name in numbers:
                 part += f"Content-Type: {NPY_HEADER}\r\n{DATA_HEADER}: {numbers[name]}\r\n\r\n"
                 self._parts.append(part.encode() + npy_header(array))
             else:
                 part += f"Content-Type: {NPY}\r\n\r\n"
                 self._parts += [part.encode() + npy_header(array), array]
-        self._parts.append(f"\r\n--{boundary}--\r\n".encode())
+        self._parts.append(f"\r\n--{_BOUNDARY}--\r\n".encode())
         self.nbytes = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in self._parts)
 
     def shared(self, numbers: Mapping[str, int]) -> Body:

@@ -243,7 +243,8 @@ class _Table:
         """Where these arrays are, which are of one kind."""
         dtype, shape, order = arrays[0].kind
         numbers = {None: -1} | {
-            extent: self._number(extent, cache_id) for extent, cache_id in {(each[1], each[3]) for each in arrays}
+            extent: self._number(extent, cache_id)
+            for extent, cache_id in {(each[1], each[3]) for each in arrays}
             if extent is not None
         }
         # Without validation, which would look at every place.

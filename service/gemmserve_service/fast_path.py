@@ -57,6 +57,9 @@ def lines(headers: Any) -> bytes:
     return b"".join([b"%s: %s\r\n" % header for header in headers])
 
 
+Body = tuple[bytes | memoryview, ...]
+"""Of an answer, in pieces."""
+
 _GUARDS: Final = lines((*SECURITY, POLICY))
 _STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus}
 
@@ -81,7 +84,8 @@ class FastPath:
         """The exchange of a request whose head has come; None: it is the app's. `cycle`: uvicorn's, if it has one."""
         if protocol.flow.write_paused or self.gathered + head.size > _MOST_GATHERED:
             return None
-        scope: Any = {**head.scope, "client": protocol.client, "scheme": protocol.scheme} if cycle is None else cycle.scope
+        connection = {"client": protocol.client, "scheme": protocol.scheme}
+        scope: Any = {**head.scope, **connection} if cycle is None else cycle.scope
         if not self.gate.anyone(scope, head.fields):
             try:
                 self.gate.caller(scope, partial(_values, head.fields))
@@ -283,42 +287,41 @@ class Exchange:
         outcome, task = self._outcome, self._task
         gone = self._gone or self.protocol.transport.is_closing()
         self._gone = gone
-        status, head, body = 0, b"", b""
-        if isinstance(outcome, Done):
-            assert task is not None
-            try:
-                if not gone:
-                    status, head, body = self._result(task, outcome)
-            finally:
-                task.close()
-        elif not gone:
-            status, head, body = self._problem(outcome)
-        if not gone:
-            self.protocol.reply(self, _STATUS[status], head + _id_line(self._context) + _GUARDS, body)
+        status, sent = 0, 0
+        try:
+            if not gone:
+                status, head, body = self._result(outcome) if isinstance(outcome, Done) else self._problem(outcome)
+                sent = sum(map(len, body))
+                self.protocol.reply(self, _STATUS[status], head + _id_line(self._context) + _GUARDS, body)
+        finally:
+            if isinstance(outcome, Done):
+                assert task is not None
+                task.close()  # it has been copied
         self._ended_s = time.perf_counter() - self._began
-        self._sent = (status, self.head.size, len(body))
+        self._sent = (status, self.head.size, sent)
         self._path.answered(self)
 
-    def _result(self, task: BundleTask, done: Done) -> tuple[int, bytes, bytes]:
-        product = self._product
+    def _result(self, done: Done) -> tuple[int, bytes, Body]:
+        product, task = self._product, self._task
         assert product is not None
+        assert task is not None
         (slot,) = product.results
         made = task.room.extent.view(task.room.nbytes)[slot.offset : slot.offset + slot.nbytes]
-        body = b"".join((product.answer_head, made))
         timing = server_timing(done.timings, self._received_s, time.perf_counter() - self._began)
         head = (
             f"server-timing: {timing}\r\n{_ALGORITHM}: {done.algorithm}\r\ncache-control: no-store\r\n"
-            f'content-disposition: attachment; filename="{slot.name}.npy"\r\ncontent-length: {len(body)}\r\n'
+            f'content-disposition: attachment; filename="{slot.name}.npy"\r\n'
+            f"content-length: {len(product.answer_head) + slot.nbytes}\r\n"
             f"content-type: {NPY}\r\n"
         )
-        return 200, head.encode("ascii"), body
+        return 200, head.encode("ascii"), (product.answer_head, made)
 
-    def _problem(self, error: Exception | None) -> tuple[int, bytes, bytes]:
+    def _problem(self, error: Exception | None) -> tuple[int, bytes, Body]:
         assert error is not None
         if not isinstance(error, ServiceError | KernelError | DeviceError | NpyError):
             log.error("unexpected error", exc_info=error, **self._context)
         response = problem_response(error)
-        return response.status_code, lines(response.raw_headers), bytes(response.body)
+        return response.status_code, lines(response.raw_headers), (bytes(response.body),)
 
     def record(self) -> None:
         """Count, log line and audit."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from gemmserve_service.connections import Connections
-    from gemmserve_service.fast_path import Exchange, FastPath
+    from gemmserve_service.fast_path import Body, Exchange, FastPath
 
 _END: Final = b"\r\n"
 _CLOSE: Final = b"connection: close\r\n\r\n"
@@ -32,8 +32,6 @@ class FastProtocol(LimitedProtocol):
         self._exchange: Exchange | None = None
         self._behind = b""
         """What has come behind a request that passed the parser by."""
-        self._handed_over = False
-        """Whether the request that is being parsed is the app's, although it looks otherwise."""
         self._answered = 0.0
         """When the last request that passed the parser by was answered, by the loop's clock."""
 
@@ -47,7 +45,7 @@ class FastProtocol(LimitedProtocol):
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
-        if self._behind:
+        if self._behind:  # whoever delivers it although reading is paused
             self._wait_behind(data)
             return
         if exchange is not None and exchange.cycle is None:
@@ -109,7 +107,7 @@ class FastProtocol(LimitedProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         scope: Any = cycle.scope
-        head = None if self._handed_over else small_heads.read(scope)
+        head = small_heads.read(scope)
         exchange = None if head is None else self.path.accept(self, head, cycle)
         if exchange is None:
             super()._start_asgi_task(cycle, app)
@@ -146,21 +144,19 @@ class FastProtocol(LimitedProtocol):
         super()._start_asgi_task(cycle, self.app)
 
     def hand_over_raw(self, data: bytes) -> None:
-        """The app answers this request, which passed the parser by: as it came so far."""
+        """The parser is given a request after all, as it came so far; the app will answer it."""
         self._exchange = None
         self._answering -= 1
-        self._handed_over = True
         super().data_received(data)
-        self._handed_over = False
 
-    def reply(self, exchange: Exchange, status: bytes, head: bytes, body: bytes) -> None:
+    def reply(self, exchange: Exchange, status: bytes, head: bytes, body: Body) -> None:
         """Sends a whole answer and goes on to the next request."""
         self._exchange = None
         last = _END if exchange.keep_alive else _CLOSE
         cycle = exchange.cycle
         if cycle is not None:
             cycle.response_started = cycle.response_complete = True
-        self.transport.write(b"".join((status, lines(self.server_state.default_headers), head, last, body)))
+        self.transport.write(b"".join((status, lines(self.server_state.default_headers), head, last, *body)))
         if last is _CLOSE:
             self.transport.close()
         if cycle is not None:

@@ -139,9 +139,10 @@ class Scheduler:
             return
         task.order = (-task.priority, next(self._sequence))
         task.cost_s = min((self.estimates.seconds(task, worker) for worker in self.executor.workers()), default=0.0)
+        loop = asyncio.get_running_loop()
         if task.timeout_s is not None:
             left_s = max(task.submitted + task.timeout_s - time.monotonic(), 0.0)
-            task.timer = asyncio.get_running_loop().call_later(left_s, self._expire, task)
+            task.timer = loop.call_later(left_s, self._expire, task)
         self.queue.push(task)
         if task.operands:
             self.writes.make_way(task, lambda worker: self.placement.able(task, worker))
@@ -149,7 +150,7 @@ class Scheduler:
             self._dispatch()
         elif not self._dispatching:
             self._dispatching = True
-            asyncio.get_running_loop().call_soon(self._dispatch_now)
+            loop.call_soon(self._dispatch_now)
 
     def cancel(self, task: Task) -> None:
         """Ends a task with JobCancelled: a queued one is never run, a running one's worker stops at its next panel."""
