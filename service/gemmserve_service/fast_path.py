@@ -97,8 +97,13 @@ class FastPath:
         scope["route"] = head.route
         return Exchange(self, protocol, head, scope, cycle)
 
-    def ended(self, exchange: Exchange) -> None:
-        """Has it answered later in this turn of the event loop, when the workers have been given what follows."""
+    def ended(self, exchange: Exchange, *, now: bool) -> None:
+        """Has it answered: later in this turn of the event loop, when the workers have been given what follows; `now`,
+        where nothing follows.
+        """
+        if now and not self._ended and not self.core.scheduler.queued:
+            self._answer(exchange)
+            return
         if not self._ended:
             exchange.protocol.loop.call_soon(self._answer_all)
         self._ended.append(exchange)
@@ -106,11 +111,14 @@ class FastPath:
     def _answer_all(self) -> None:
         ended, self._ended = self._ended, []
         for exchange in ended:
-            try:
-                exchange.answer()
-            except Exception:
-                log.exception("unexpected error")
-                exchange.protocol.transport.abort()
+            self._answer(exchange)
+
+    def _answer(self, exchange: Exchange) -> None:
+        try:
+            exchange.answer()
+        except Exception:
+            log.exception("unexpected error")
+            exchange.protocol.transport.abort()
 
     def answered(self, exchange: Exchange) -> None:
         """Has it counted in the next turn of the event loop: what was written goes out at the end of this one."""
@@ -233,7 +241,7 @@ class Exchange:
             )
         except Exception as error:
             self._outcome = error
-            path.ended(self)
+            path.ended(self, now=False)
 
     def _wait(self) -> None:
         self._patience = self.protocol.loop.call_later(_PATIENCE_S, self._hand_over)
@@ -266,8 +274,10 @@ class Exchange:
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """See `tasks.Listener`."""
         assert isinstance(task, BundleTask)
+        # Not while it is being queued, nor where uvicorn would begin with the next request at once.
+        now = self._task is not None and self.cycle is None
         self._task, self._outcome = task, outcome
-        self._path.ended(self)
+        self._path.ended(self, now=now)
 
     # -- the answer -------------------------------------------------------------------------------------------------
 

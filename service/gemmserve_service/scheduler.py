@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from gemmserve_kernels import KernelError
 from gemmserve_service.admission import Admission
+from gemmserve_service.deadlines import Deadlines
 from gemmserve_service.errors import (
     Description,
     Draining,
@@ -71,6 +72,7 @@ class Scheduler:
         self.quotas = store.quotas
         self.admissions = Admission(settings, self.queue, self.quotas)
         self.estimates = Estimates()
+        self.deadlines = Deadlines(self._expire, lambda task: task.over)
         self.placement = Placement(executor, self.estimates, self._dispatch)
         self.writes = WriteBack(store, executor, self.submit, self.cancel)
         """Results that are on a device and not in the store yet."""
@@ -139,10 +141,8 @@ class Scheduler:
             return
         task.order = (-task.priority, next(self._sequence))
         task.cost_s = min((self.estimates.seconds(task, worker) for worker in self.executor.workers()), default=0.0)
-        loop = asyncio.get_running_loop()
         if task.timeout_s is not None:
-            left_s = max(task.submitted + task.timeout_s - time.monotonic(), 0.0)
-            task.timer = loop.call_later(left_s, self._expire, task)
+            self.deadlines.add(task, task.submitted + task.timeout_s - time.monotonic())
         self.queue.push(task)
         if task.operands:
             self.writes.make_way(task, lambda worker: self.placement.able(task, worker))
@@ -150,7 +150,7 @@ class Scheduler:
             self._dispatch()
         elif not self._dispatching:
             self._dispatching = True
-            loop.call_soon(self._dispatch_now)
+            asyncio.get_running_loop().call_soon(self._dispatch_now)
 
     def cancel(self, task: Task) -> None:
         """Ends a task with JobCancelled: a queued one is never run, a running one's worker stops at its next panel."""
@@ -182,8 +182,7 @@ class Scheduler:
         for task in [*self.queue, *self._wanted()]:
             if not task.durable:
                 self._drop(task, self._draining())
-            elif task.timer is not None:
-                task.timer.cancel()
+        self.deadlines.stop()
 
     # -- ExecutorOwner ----------------------------------------------------------------------------------------------
 
@@ -369,8 +368,6 @@ class Scheduler:
     def _end(self, task: Task, outcome: Done | ServiceError) -> None:
         task.over = True
         self.queue.discard(task)
-        if task.timer is not None:
-            task.timer.cancel()
         task.listener.ended(task, outcome)
 
     def _settle_cost(self, task: Task, seconds: float) -> None:

@@ -14,8 +14,6 @@ from gemmserve_service.program import Program
 from gemmserve_service.schemas import ArrayInfo, ProgramParams
 
 if TYPE_CHECKING:
-    import asyncio
-
     from gemmserve_kernels import Plan
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_service.errors import ServiceError
@@ -91,7 +89,6 @@ class Task:
     unwritten: Unwritten | None = None
     """Its results, once it has ended and they are not in the store yet."""
     order: tuple[int, int] = (0, 0)
-    timer: asyncio.TimerHandle | None = None
     plans: dict[str, Plan | KernelError] = field(default_factory=dict)
     """By worker, how its device runs this, or why it cannot."""
     models: dict[str, tuple[object, Any]] = field(default_factory=dict)

@@ -285,9 +285,7 @@ class JobLife(RuleBasedStateMachine):
             tasks = [*background, *self.pending, *(call for _, call in calls)]
             for task in tasks:
                 task.cancel()
-            for live in core.jobs._live.values():
-                if live.task is not None and live.task.timer is not None:
-                    live.task.timer.cancel()
+            core.scheduler.deadlines.stop()
             await asyncio.gather(*tasks, return_exceptions=True)
             core.database._held.clear()
             while not waiting.empty():
