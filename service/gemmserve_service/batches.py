@@ -244,7 +244,7 @@ class _Table:
         dtype, shape, order = arrays[0].kind
         numbers = {None: -1} | {
             extent: self._number(extent, cache_id)
-            for extent, cache_id in {(each[1], each[3]) for each in arrays}
+            for extent, cache_id in {(array.extent, array.cache_id) for array in arrays}
             if extent is not None
         }
         # Without validation, which would look at every place.

@@ -8,40 +8,47 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+Deadline = list[Any]
+"""A moment by the loop's clock, a number that is its own, and the thing; None in its place once it is cancelled."""
 
-_MOST_PAST: Final = 256  # things that need no deadline any more, before they are looked for
-
+_MOST_CANCELLED: Final = 256  # that are kept, beside as many as there are others
 _EARLY_S: Final = 1e-3  # uvloop's timers are whole milliseconds
 
 
 class Deadlines(Generic[T]):
-    """`expire(thing)` is called at its moment, unless `over(thing)` by then. Belongs to the event loop's thread."""
+    """`expire(thing)` is called at its moment, unless that is cancelled. Belongs to the event loop's thread."""
 
-    def __init__(self, expire: Callable[[T], None], over: Callable[[T], bool]) -> None:
+    def __init__(self, expire: Callable[[T], None]) -> None:
         self._expire = expire
-        self._over = over
-        self._heap: list[tuple[float, int, T]] = []
-        self._order = itertools.count()
-        self._most = _MOST_PAST
+        self._heap: list[Deadline] = []
+        self._numbers = itertools.count()
+        self._most = _MOST_CANCELLED
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, thing: T, seconds: float) -> None:
+    def add(self, thing: T, seconds: float) -> Deadline:
         """It expires in so long."""
         loop = asyncio.get_running_loop()
         if len(self._heap) >= self._most:
-            self._heap = [entry for entry in self._heap if not self._over(entry[2])]
+            self._heap = [each for each in self._heap if each[2] is not None]
             heapq.heapify(self._heap)
-            self._most = 2 * len(self._heap) + _MOST_PAST
+            self._most = 2 * len(self._heap) + _MOST_CANCELLED
         when = loop.time() + max(seconds, 0.0)
-        heapq.heappush(self._heap, (when, next(self._order), thing))
+        deadline = [when, next(self._numbers), thing]
+        heapq.heappush(self._heap, deadline)
         if self._timer is None or when < self._timer.when():
             self._wind(loop)
+        return deadline
+
+    @staticmethod
+    def cancel(deadline: Deadline) -> None:
+        """It does not expire, and is not held any more."""
+        deadline[2] = None
 
     def stop(self) -> None:
         """Nothing expires any more."""
@@ -59,9 +66,9 @@ class Deadlines(Generic[T]):
         loop = asyncio.get_running_loop()
         self._timer = None
         try:
-            while self._heap and (self._heap[0][0] <= loop.time() + _EARLY_S or self._over(self._heap[0][2])):
+            while self._heap and (self._heap[0][2] is None or self._heap[0][0] <= loop.time() + _EARLY_S):
                 thing = heapq.heappop(self._heap)[2]
-                if not self._over(thing):
+                if thing is not None:
                     self._expire(thing)
         finally:
             if self._timer is None:  # an expiry may have led to another deadline

@@ -347,6 +347,7 @@ class Exchange:
             seconds=seconds, received=received, sent=sent, complete=bool(status),
         )  # fmt: skip
         path.audit.request(scope, status, self._slug, **self._context)
+        self._task = None  # which has this as its listener: nothing is left to the garbage collector
 
     def _slug(self) -> str | None:
         return describe(self._outcome).slug if isinstance(self._outcome, Exception) else None

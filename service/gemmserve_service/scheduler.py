@@ -72,7 +72,7 @@ class Scheduler:
         self.quotas = store.quotas
         self.admissions = Admission(settings, self.queue, self.quotas)
         self.estimates = Estimates()
-        self.deadlines = Deadlines(self._expire, lambda task: task.over)
+        self.deadlines = Deadlines(self._expire)
         self.placement = Placement(executor, self.estimates, self._dispatch)
         self.writes = WriteBack(store, executor, self.submit, self.cancel)
         """Results that are on a device and not in the store yet."""
@@ -142,7 +142,7 @@ class Scheduler:
         task.order = (-task.priority, next(self._sequence))
         task.cost_s = min((self.estimates.seconds(task, worker) for worker in self.executor.workers()), default=0.0)
         if task.timeout_s is not None:
-            self.deadlines.add(task, task.submitted + task.timeout_s - time.monotonic())
+            task.deadline = self.deadlines.add(task, task.submitted + task.timeout_s - time.monotonic())
         self.queue.push(task)
         if task.operands:
             self.writes.make_way(task, lambda worker: self.placement.able(task, worker))
@@ -368,6 +368,8 @@ class Scheduler:
     def _end(self, task: Task, outcome: Done | ServiceError) -> None:
         task.over = True
         self.queue.discard(task)
+        if task.deadline is not None:
+            self.deadlines.cancel(task.deadline)
         task.listener.ended(task, outcome)
 
     def _settle_cost(self, task: Task, seconds: float) -> None:

@@ -16,6 +16,7 @@ from gemmserve_service.schemas import ArrayInfo, ProgramParams
 if TYPE_CHECKING:
     from gemmserve_kernels import Plan
     from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_service.deadlines import Deadline
     from gemmserve_service.errors import ServiceError
     from gemmserve_service.executor.base import Worker
     from gemmserve_service.executor.protocol import Done
@@ -89,6 +90,7 @@ class Task:
     unwritten: Unwritten | None = None
     """Its results, once it has ended and they are not in the store yet."""
     order: tuple[int, int] = (0, 0)
+    deadline: Deadline | None = None
     plans: dict[str, Plan | KernelError] = field(default_factory=dict)
     """By worker, how its device runs this, or why it cannot."""
     models: dict[str, tuple[object, Any]] = field(default_factory=dict)

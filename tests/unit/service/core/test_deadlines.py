@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
+import weakref
 
 import pytest
 from stepped_loop import SteppedLoop
@@ -33,13 +35,8 @@ def expired():
 
 
 @pytest.fixture
-def over():
-    return set()
-
-
-@pytest.fixture
-def deadlines(expired, over):
-    return Deadlines(expired.append, lambda thing: thing in over)
+def deadlines(expired):
+    return Deadlines(expired.append)
 
 
 async def pass_(seconds):
@@ -66,20 +63,29 @@ async def test_each_at_its_moment_in_whatever_order_they_came(deadlines, expired
 
 
 @in_steps
-async def test_what_is_over_does_not_expire(deadlines, expired, over):
-    for thing in range(5):
-        deadlines.add(thing, 1.0 + thing)
-    over |= {0, 2, 4}
+async def test_what_is_cancelled_does_not_expire(deadlines, expired):
+    made = [deadlines.add(thing, 1.0 + thing) for thing in range(5)]
+    for thing in (0, 2, 4):
+        deadlines.cancel(made[thing])
     await pass_(10.0)
     assert expired == [1, 3]
 
 
 @in_steps
-async def test_what_is_over_is_forgotten(deadlines, over):
-    for thing in range(10_000):
-        deadlines.add(thing, 300.0)
-        if thing >= 10:
-            over.add(thing - 10)
+async def test_what_is_cancelled_is_let_go_and_forgotten(deadlines):
+    class Thing:
+        pass
+
+    things = collections.deque()
+    for _ in range(10_000):
+        thing = Thing()
+        things.append((deadlines.add(thing, 300.0), weakref.ref(thing)))
+        del thing
+        if len(things) > 10:
+            deadline, reference = things.popleft()
+            deadlines.cancel(deadline)
+            assert reference() is None
+    assert all(reference() is not None for _, reference in things)
     assert len(deadlines._heap) < 600
 
 
@@ -97,7 +103,7 @@ async def test_there_is_one_timer(deadlines, monkeypatch):
 
 
 @in_steps
-async def test_one_may_lead_to_another(over):
+async def test_one_may_lead_to_another():
     loop = asyncio.get_running_loop()
     seen = []
 
@@ -110,7 +116,7 @@ async def test_one_may_lead_to_another(over):
 
     told = []
     loop.set_exception_handler(lambda _, context: told.append(str(context["exception"])))
-    deadlines = Deadlines(expire, lambda thing: thing in over)
+    deadlines = Deadlines(expire)
     deadlines.add(0, 1.0)
     for _ in range(4):
         await pass_(1.01)
