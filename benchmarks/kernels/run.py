@@ -81,12 +81,15 @@ class Gpu:
         self.xp.get_default_memory_pool().free_all_blocks()
 
     def workspace(self, run):
-        """Bytes that a call needs at its peak beyond its operands and results."""
-        pool = self.xp.get_default_memory_pool()
-        pool.free_all_blocks()
-        before = pool.total_bytes()
-        results = run(0)
-        return max(0, pool.total_bytes() - before - sum(array.nbytes for array in results.values()))
+        """Bytes that a call needs at its peak beyond its operands and results.
+
+        In a pool of its own: in that of all others it may be given what lies free between arrays, and none is counted.
+        """
+        self.release()
+        pool = self.xp.cuda.MemoryPool()
+        with self.xp.cuda.using_allocator(pool.malloc):
+            results = run(0)
+        return max(0, pool.total_bytes() - sum(array.nbytes for array in results.values()))
 
     def state(self):
         """Clocks, power and temperature now; empty where the driver does not say."""

@@ -84,10 +84,9 @@ def one_call(problem: GemmProblem, a: Array, b: Array, out: Array) -> Callable[[
     if not _is_one_call(problem, a, b, out):
         return None
     turn_a, turn_b = problem.trans_a in "TC", problem.trans_b in "TC"
-    # An outer product: NumPy has no BLAS call for it and would loop element by element.
-    multiply: Any = np.multiply if problem.k == 1 else np.matmul
+    multiply = _multiplier(problem.k)
     if not turn_a and not turn_b:
-        return multiply  # type: ignore[no-any-return]  # that of NumPy
+        return multiply  # type: ignore[no-any-return]  # NumPy's
     return lambda a, b, out: multiply(a.T if turn_a else a, b.T if turn_b else b, out)
 
 
@@ -347,10 +346,13 @@ def _k_step(limit: float, itemsize: int) -> int:
 
 
 def _matmul(a: Array, b: Array, out: Array) -> None:
-    if a.shape[-1] == 1:  # an outer product: NumPy has no BLAS call for it and would loop element by element
-        np.multiply(a, b, out=out)
-    else:
-        np.matmul(a, b, out=out)
+    _multiplier(a.shape[-1])(a, b, out)
+
+
+def _multiplier(k: int) -> Any:
+    """NumPy's function of two matrices and the place for their product."""
+    # An outer product: NumPy has no BLAS call for it and would loop element by element.
+    return np.multiply if k == 1 else np.matmul
 
 
 def _stack(array: Array, trans: str, batch_ndim: int) -> Array:

@@ -1,3 +1,4 @@
+import contextlib
 import time
 
 from cupy._array import alloc
@@ -5,8 +6,8 @@ from cupy.cuda import compiler, cublas, device, driver, memory, nvrtc, runtime
 from cupy.cuda.device import Device
 
 __all__ = [
-    "Device", "Event", "Stream", "alloc", "alloc_pinned_memory", "compiler", "cublas", "device", "driver", "memory",
-    "nvrtc", "runtime",
+    "Device", "Event", "MemoryPool", "Stream", "alloc", "alloc_pinned_memory", "compiler", "cublas", "device", "driver",
+    "memory", "nvrtc", "runtime", "using_allocator",
 ]  # fmt: skip
 
 
@@ -75,6 +76,20 @@ Stream.null = Stream()
 
 def get_current_stream(device_id=-1):
     return Stream.null
+
+
+class MemoryPool:
+    """Memory is NumPy's here, whoever asks for it."""
+
+    def malloc(self, nbytes):
+        return alloc(nbytes)
+
+    def total_bytes(self):
+        return 0
+
+
+def using_allocator(allocator=None):
+    return contextlib.nullcontext(allocator)
 
 
 def set_allocator(allocator=None):
