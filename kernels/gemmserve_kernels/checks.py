@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 TRANS: Final = ("N", "T", "C", "R")
 ORDERS: Final = ("C", "F")
 LAYOUTS: Final = ("interleaved", "planar")
-COMPUTE_MODES: Final = ("auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", "3xfp16-3m", "ozaki")
+COMPUTE_MODES: Final = (
+    "auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", "3xfp16-3m", "6xbf16", "9xbf16", "ozaki",
+)  # fmt: skip
 REDUCTIONS: Final = ("sum", "max", "min", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin")
 PRE_OPS: Final = ("identity", "abs", "square")
 AXES: Final = ("m", "n", "batch")

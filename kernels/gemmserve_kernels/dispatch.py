@@ -48,6 +48,8 @@ _ROUTES: Final[dict[str, tuple[Route, ...]]] = {
     "3xtf32": (("mma", "3xtf32"), ("small", "3xtf32")),
     "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16"), ("mfma", "3xfp16")),
     "3xfp16-3m": (("wgmma", "3xfp16-3m"),),
+    "6xbf16": (("wgmma", "6xbf16"),),
+    "9xbf16": (("wgmma", "9xbf16"),),
     "ozaki": (("ozaki", "ozaki"),),
 }
 _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
@@ -67,6 +69,8 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
     "3xtf32": (("mma", "3xtf32"),),
     "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16"), ("mfma", "3xfp16")),
     "3xfp16-3m": (("wgmma", "3xfp16-3m"),),
+    "6xbf16": (("wgmma", "6xbf16"),),
+    "9xbf16": (("wgmma", "9xbf16"),),
 }
 """The same for gemm_reduce."""
 _PLAIN_MODES: Final = ("auto", "fp32", "fp64")
@@ -77,6 +81,8 @@ _MODULES: Final = {
     ("wgmma", "3xfp16"): "planes",
     ("wgmma", "3xfp16-3m"): "planes",
     ("wgmma", "1xfp16"): "planes",
+    ("wgmma", "6xbf16"): "planes",
+    ("wgmma", "9xbf16"): "planes",
     ("wgmma", "fp16"): "wgmma.direct",
     ("mma", "3xfp16"): "planes",
     ("mma", "1xfp16"): "planes",

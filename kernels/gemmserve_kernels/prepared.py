@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmserve_kernels.arrays import library, on_elements
 from gemmserve_kernels.checks import COMPUTE_MODES, LAYOUTS, TRANS, choice
-from gemmserve_kernels.planes.layout import SCHEMES
+from gemmserve_kernels.planes.layout import SCHEMES, WIDE
 from gemmserve_kernels.trace import Symbol
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def prepare(
     """Prepares `array`, the operand "a" or "b" (`side`) of products with that transposition, layout and compute mode.
 
     `gemm` takes what this returns in the place of the array, for any partner, with the same result. Waits for the
-    device. Only operands that are finite and need no balancing along k keep planes (a NumPy array, a dtype or a mode
-    that has nothing to prepare is merely carried along). Raises ParameterInvalid.
+    device. Only operands none of whose vectors is in doubt (`planes.verdict`) keep planes; others, a NumPy array, a dtype
+    or a mode that has nothing to prepare are merely carried along. Raises ParameterInvalid.
     """
     choice(side, _SIDES, "side")
     choice(trans, TRANS, "trans")
@@ -133,7 +133,7 @@ def prepare_on(
     if dtype.name in {"float64", "complex128"} or compute == "ozaki":
         return _residues(launcher, carried)
     scheme = SCHEMES.get(compute)
-    if dtype.name not in {"float32", "complex64"} or scheme is None:
+    if dtype.name not in {"float32", "complex64"} or scheme not in WIDE:
         return carried
     return _planes(launcher, carried, scheme)
 
@@ -154,7 +154,7 @@ def _residues(launcher: Launcher, operand: PreparedOperand) -> PreparedOperand:
 
 def _planes(launcher: Launcher, operand: PreparedOperand, scheme: Scheme) -> PreparedOperand:
     from gemmserve_kernels.arguments import BATCH_DIMS, StoredArray, coalesce
-    from gemmserve_kernels.planes import split
+    from gemmserve_kernels.planes import split, verdict
 
     planar = operand.layout == "planar"
     stored, base = StoredArray.of(launcher, operand.source)
@@ -164,13 +164,11 @@ def _planes(launcher: Launcher, operand: PreparedOperand, scheme: Scheme) -> Pre
     axes, _ = coalesce(side.batch_shape, [side.view.batch_strides])
     if len(axes) > BATCH_DIMS or (scheme == "3xfp16-3m" and not side.complex):
         return operand
-    words = side.matrices * side.k
-    kept = launcher.zeros((4 + 2 * words,), np.dtype(np.int32))
-    payload = split.allocate(launcher, scheme, side, operand.side, split.Statistics(kept, 4))
-    split.run(launcher, payload if left else None, None if left else payload, base, base, launcher.pointer(kept))
-    host = kept if isinstance(kept, np.ndarray) else kept.get()
-    relative, absolute = host[4 : 4 + words].view(np.uint32), host[4 + words :].view(np.uint32)
-    if host[0] or not split.is_flat(relative, absolute, scheme):
+    words = launcher.zeros((4 + verdict.words(side.matrices, side.rows),), np.dtype(np.int32))
+    payload = split.allocate(launcher, scheme, side, operand.side, verdict.Deficits(words, 4))
+    split.run(launcher, payload if left else None, None if left else payload, base, base, launcher.pointer(words))
+    host = words if isinstance(words, np.ndarray) else words.get()
+    if host[4]:
         return operand
     return _with(operand, payload)
 

@@ -22,7 +22,9 @@ StoredDtype = Literal[Dtype, "int64"]
 Trans = Literal["N", "T", "C", "R"]
 Order = Literal["C", "F"]
 Layout = Literal["interleaved", "planar"]
-Compute = Literal["auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", "3xfp16-3m", "ozaki"]
+Compute = Literal[
+    "auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", "3xfp16-3m", "6xbf16", "9xbf16", "ozaki"
+]
 Reduction = Literal["sum", "max", "min", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
 Axis = Literal["m", "n", "batch"]
 PreOp = Literal["identity", "abs", "square"]

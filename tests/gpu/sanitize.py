@@ -86,7 +86,7 @@ JOBS = {
     "wgmma fp16, split in grids": forced("wgmma", n=72, k=904, config={"split_k": 12, "promote": 64}, **HALF),
     "mma 3xfp16": forced("mma", "3xfp16"),
     "mma 3xfp16 float32": forced("mma", "3xfp16", batch=2, **REAL),
-    "balanced": forced("wgmma", "3xfp16", init="graded"),
+    "the wide way": forced("wgmma", "3xfp16", init="graded"),
     "falls back": forced("wgmma", "3xfp16", spoil="spike"),
     "not finite": forced("wgmma", "3xfp16", spoil="nan"),
     "prepared planes": forced("wgmma", "3xfp16", prepared="ab", trans_a="T"),

@@ -29,7 +29,6 @@ from gemmserve_kernels.freivalds import device as freivalds_device  # noqa: E402
 from gemmserve_kernels.freivalds import freivalds_check  # noqa: E402
 from gemmserve_kernels.gram.gemm_reduce import GramFormParams, GramParams  # noqa: E402
 from gemmserve_kernels.mma.plan import MmaParams  # noqa: E402
-from gemmserve_kernels.planes.balance import BalanceParams  # noqa: E402
 from gemmserve_kernels.planes.fallback import FallbackParams  # noqa: E402
 from gemmserve_kernels.planes.reduce_fallback import ReduceFallbackParams  # noqa: E402
 from gemmserve_kernels.planes.split import SplitParams  # noqa: E402
@@ -47,7 +46,6 @@ PARAMS = {
     "gemm_reduce_combine": CombineParams,
     "gemm_reduce_finish": CombineParams,
     "reduce_fallback": ReduceFallbackParams,
-    "balance": BalanceParams,
     "fallback": FallbackParams,
     "split": SplitParams,
     "small_gemm": SmallParams,

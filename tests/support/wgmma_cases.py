@@ -9,7 +9,8 @@ import numpy as np
 from simt_cases import random, strided
 
 from gemmserve_kernels import reference
-from gemmserve_kernels.planes.layout import PITCH, Planes
+from gemmserve_kernels.planes import models as plane_models
+from gemmserve_kernels.planes.layout import PITCH, Planes, is_wide
 from gemmserve_kernels.problem import GemmProblem, Operand
 from gemmserve_kernels.wgmma import gemm as wgmma
 from gemmserve_kernels.wgmma.tiles import _CANDIDATES
@@ -17,42 +18,25 @@ from gemmserve_kernels.wgmma.tiles import _CANDIDATES
 SCHEMES = tuple(key for key in _CANDIDATES if key[0] != "fp16")
 """Those of planes."""
 IDS = [f"{scheme}-{'complex' if is_complex else 'real'}" for scheme, is_complex in SCHEMES]
-LIMIT = {"3xfp16": 5e-7, "3xfp16-3m": 5e-7, "1xfp16": 1e-3}
-
-
-def parts_of(x, scheme, side):
-    """The float32 numbers whose float16 parts are the planes."""
-    if x.dtype.kind != "c":
-        return [x]
-    if scheme != "3xfp16-3m":
-        return [x.real, x.imag]
-    return [x.real, x.imag, x.real + x.imag] if side == "a" else [x.real, x.imag - x.real, x.real + x.imag]
+LIMIT = {"3xfp16": 5e-7, "3xfp16-3m": 5e-7, "1xfp16": 1e-3, "3xbf16": 1e-4, "6xbf16": 5e-7, "9xbf16": 5e-7}
 
 
 def planes_of(x, scheme, side, batch_shape, put):
     """`x`, (..., rows, k), as planes; axes of the batch that it lacks or that have length 1 are broadcast."""
     lead, (rows, k) = x.shape[:-2], x.shape[-2:]
     flat = np.ascontiguousarray(x).reshape(-1, rows, k)
-    largest = np.maximum(np.abs(flat.real), np.abs(flat.imag)).max(axis=2, keepdims=True)
-    exponents = np.frexp(largest)[1] - (14 if scheme == "3xfp16-3m" else 15)
-    factor = np.ldexp(np.float32(1), -exponents)
-    high = [(part * factor).astype(np.float16) for part in parts_of(flat, scheme, side)]
-    low = [
-        (part * factor - upper.astype(np.float32)).astype(np.float16)
-        for part, upper in zip(parts_of(flat, scheme, side), high, strict=True)
-    ]
-    stored = high
-    if scheme == "3xfp16":
-        stored = high + low
-    elif scheme == "3xfp16-3m":
-        stored = [plane for pair in zip(high, low, strict=True) for plane in pair]
+    made = [plane_models.split(each, scheme, side) for each in flat]
+    exponents = np.stack([each.exponents for each in made])
+    stored = np.stack([each.planes for each in made])
+    if is_wide(scheme):
+        stored = (stored.view(np.uint32) >> 16).astype(np.uint16).view(np.float16)
     pitch = -(-k // PITCH) * PITCH
-    data = np.zeros((len(flat), len(stored), rows, pitch), np.float16)
-    data[..., :k] = np.stack(stored, axis=1)
+    data = np.zeros((*stored.shape[:-1], pitch), np.float16)
+    data[..., :k] = stored
     lead = (1,) * (len(batch_shape) - len(lead)) + lead
     steps = [0 if extent == 1 else int(np.prod(lead[axis + 1 :])) for axis, extent in enumerate(lead)]
     return Planes(
-        scheme, x.dtype.kind == "c", side, put(data), put(np.ascontiguousarray(exponents[..., 0], np.int32)),
+        scheme, x.dtype.kind == "c", side, put(data), put(exponents),
         len(flat), rows, k, pitch, tuple(steps),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-// D = alpha op(A) op(B) + beta C in plain arithmetic, where the rows, columns or products are flagged. Launched after
+// D = alpha op(A) op(B) + beta C in plain arithmetic, where rows, columns or tiles are flagged. Launched after
 // every tensor-core product, over at once where nothing is.
 #include "common/dependent.cuh"
 #include "mma/runs.cuh"
@@ -20,20 +20,27 @@ struct FallbackEpilogue {
     const FallbackParams& fallback;
     const GemmParams& params;
     Long row_flags, column_flags;
-    bool all;
     Long c_offset, d_offset;
     bool reads_c;
+    bool all = false;
 
     GEMM_DEVICE FallbackEpilogue(const FallbackParams& f, Long batch)
         : fallback(f),
           params(f.gemm),
           row_flags(batch_offset(batch, f.gemm.batch_shape, f.flags.rows.batch_stride)),
           column_flags(batch_offset(batch, f.gemm.batch_shape, f.flags.columns.batch_stride)),
-          all(flagged(f.flags.pairs, batch_offset(batch, f.gemm.batch_shape, f.flags.pairs.batch_stride))),
           c_offset(batch_offset(batch, f.gemm.batch_shape, f.gemm.c.batch_stride)),
           d_offset(batch_offset(batch, f.gemm.batch_shape, f.gemm.d.batch_stride)),
           reads_c(f.gemm.beta[0] != 0 || f.gemm.beta[1] != 0) {}
 
+    // Whether all of the tile at (i, j) is, which lies in one group of rows and one of columns.
+    GEMM_DEVICE bool tile(Long batch, Long i, Long j) const {
+        const FlagParams& flags = fallback.flags;
+        const Long rows = batch_offset(batch, params.batch_shape, flags.row_deficits.batch_stride);
+        const Long columns = batch_offset(batch, params.batch_shape, flags.column_deficits.batch_stride);
+        return group_deficit(flags.row_deficits, rows, i) + group_deficit(flags.column_deficits, columns, j) >
+               flags.most_deficit;
+    }
     GEMM_DEVICE bool row(Long i) const { return i < params.m && flagged(fallback.flags.rows, row_flags + i); }
     GEMM_DEVICE bool column(Long j) const { return j < params.n && flagged(fallback.flags.columns, column_flags + j); }
 
@@ -61,13 +68,15 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fall
     static_assert(Config::STAGE_BYTES * Config::STAGES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
     let_next_start();
     wait_for_previous();
-    if (*params.flags.status == 0) return;
+    if (params.flags.none()) return;
+    static_assert(GROUP % Config::BLOCK_M == 0 && GROUP % Config::BLOCK_N == 0, "a tile lies in one group either way");
     const int thread = static_cast<int>(threadIdx.x);
     const Config::Threads threads(thread);
     const Long grid = static_cast<Long>(gridDim.x);
     for (Long tile = params.gemm.first_tile + static_cast<Long>(blockIdx.x); tile < params.tiles; tile += grid) {
         const TileCoordinate where = tile_of<Config::GROUP>(tile, params.gemm.tiles_m, params.gemm.tiles_n);
-        const FallbackEpilogue<Config> epilogue(params, where.batch);
+        FallbackEpilogue<Config> epilogue(params, where.batch);
+        epilogue.all = epilogue.tile(where.batch, where.tile_m * Config::BLOCK_M, where.tile_n * Config::BLOCK_N);
         if (thread == 0) wanted = epilogue.all;
         __syncthreads();
         for (int i = thread; i < Config::BLOCK_M + Config::BLOCK_N; i += Config::THREADS) {

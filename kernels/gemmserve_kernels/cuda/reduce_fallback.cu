@@ -15,18 +15,29 @@ struct ReduceFallbackParams {
     Long tiles;  // of outputs, over all matrices of the launch
 };
 
-// Whether any of the outputs' columns, any row or the whole product is flagged: all threads agree.
+// Whether any of the outputs' columns, any row or any tile of both is flagged: all threads agree.
 GEMM_DEVICE bool wanted(const ReduceFallbackParams& params, Long batch, Long first_column, int thread, int& shared) {
+    static_assert(GROUP % Config::BLOCK_N == 0, "a block's columns lie in one group");
     const GemmParams& gemm = params.product.gemm;
-    const Long rows = batch_offset(batch, gemm.batch_shape, params.flags.rows.batch_stride);
-    const Long columns = batch_offset(batch, gemm.batch_shape, params.flags.columns.batch_stride);
-    const Long pair = batch_offset(batch, gemm.batch_shape, params.flags.pairs.batch_stride);
-    if (thread == 0) shared = flagged(params.flags.pairs, pair);
+    const FlagParams& flags = params.flags;
+    const Long rows = batch_offset(batch, gemm.batch_shape, flags.rows.batch_stride);
+    const Long columns = batch_offset(batch, gemm.batch_shape, flags.columns.batch_stride);
+    const Long row_deficits = batch_offset(batch, gemm.batch_shape, flags.row_deficits.batch_stride);
+    const Long column_deficits = batch_offset(batch, gemm.batch_shape, flags.column_deficits.batch_stride);
+    if (thread == 0) shared = 0;
     __syncthreads();
     int here = 0;
-    for (Long i = thread; i < gemm.m; i += Config::THREADS) here |= flagged(params.flags.rows, rows + i);
+    if (flags.row_deficits.re != nullptr) {
+        const Long deficit = group_deficit(flags.column_deficits, column_deficits, first_column);
+        for (Long i = GROUP * static_cast<Long>(thread); i < gemm.m; i += GROUP * Config::THREADS) {
+            here |= group_deficit(flags.row_deficits, row_deficits, i) + deficit > flags.most_deficit;
+        }
+    }
+    if (flags.rows.re != nullptr) {
+        for (Long i = thread; i < gemm.m; i += Config::THREADS) here |= flagged(flags.rows, rows + i);
+    }
     for (Long j = thread; j < Config::BLOCK_N && first_column + j < gemm.n; j += Config::THREADS) {
-        here |= flagged(params.flags.columns, columns + first_column + j);
+        here |= flagged(flags.columns, columns + first_column + j);
     }
     if (here) atomicOr(&shared, 1);
     __syncthreads();
@@ -39,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) redu
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::STAGE_BYTES * Config::STAGES <= GEMM_SHARED_BYTES, "the host reserves enough");
     wait_for_previous();
-    if (*params.flags.status == 0) return;
+    if (params.flags.none()) return;
     const GemmParams& gemm = params.product.gemm;
     const int thread = static_cast<int>(threadIdx.x);
     const Config::Threads threads(thread);

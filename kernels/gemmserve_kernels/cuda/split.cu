@@ -1,4 +1,4 @@
-// The pre-pass of the tensor-core products: both operands as scaled float16 planes, in one launch.
+// The pre-pass of the tensor-core products: both operands as scaled float16 (bfloat16) planes, in one launch.
 #include "common/lanes.cuh"
 #include "split/source.cuh"
 #if GEMM_ALONE
@@ -7,6 +7,11 @@
 #include "split/across.cuh"
 #include "split/along.cuh"
 #endif
+
+// Whether no product asks for these planes.
+GEMM_DEVICE bool is_idle(const SplitParams& params) {
+    return params.gate_a != nullptr && (*params.gate_a | *params.gate_b) == 0;
+}
 
 #if GEMM_ALONE
 
@@ -19,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) spli
     const Long warp = static_cast<Long>(blockIdx.x) * WARPS + number, warps = static_cast<Long>(gridDim.x) * WARPS;
     const Long first = all * warp / warps, last = all * (warp + 1) / warps;
     wait_for_previous();
+    if (is_idle(params)) return;
     alone::split_operand<false, GEMM_A_ALONG_K, GEMM_VECTOR_A>(params.a, 0, first, last, shared.unit[number], params.status);
     alone::split_operand<true, GEMM_B_ALONG_K, GEMM_VECTOR_B>(params.b, of_a, first, last, shared.unit[number], params.status);
     let_next_start();
@@ -53,6 +59,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) spli
     const int group = cluster_number();
     const bool begins_with_b = group >= params.a.groups;
     wait_for_previous();
+    if (is_idle(params)) return;
 #pragma unroll 1
     for (int turn = 0; turn < 2; ++turn) {
         if (begins_with_b == (turn != 0)) {

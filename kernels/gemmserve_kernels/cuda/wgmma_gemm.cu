@@ -45,6 +45,8 @@ extern "C" __global__ void __launch_bounds__(256) wgmma_combine(const __grid_con
     for (int part = 1; part < params.parts; ++part) sum = add(sum, from[part * size * params.matrices + index]);
     const Long batch = index / size, within = index - batch * size, row = within / params.n;
     const Long column = within - row * params.n;
-    const Store<Config> to(params, matrices_of(params, static_cast<int>(batch)));
+    const Matrices at = matrices_of(params, static_cast<int>(batch));
+    if (!Verdicts<Config>(params).wants(at, row, column)) return;
+    const Store<Config> to(params, at);
     to.one(row, column, sum);
 }

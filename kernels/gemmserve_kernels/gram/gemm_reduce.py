@@ -62,8 +62,6 @@ _SUMS_S: Final = 3e-5
 _COMBINE_BLOCK: Final = 256
 _AMPERE, _HOPPER = 80, 90
 """Ten times the compute capabilities from which on there are matrix instructions in double, and larger ones."""
-_NOWHERE: Final = (0, 0)
-"""In the place of the addresses of flags: nothing is flagged."""
 
 
 class GramParams(ctypes.Structure):
@@ -275,9 +273,8 @@ def run_gemm_reduce(
     values = partials.values[KINDS.index("sumsq")]
     columns = problem.m if plan.swapped else problem.n
     flags = launcher.empty((problem.batch * columns,), np.dtype(np.int32))
-    # The flags of whole products, of which there are none, and behind them the word that says whether there are any.
-    words = launcher.zeros((problem.batch + 1,), np.dtype(np.int32))
-    status = launcher.pointer(words) + problem.batch * words.dtype.itemsize
+    words = launcher.zeros((1,), np.dtype(np.int32))
+    status = launcher.pointer(words)
     for turn in plan.turns:
         g = _gram(launcher, problem, plan, turn, bases[0])
         for piece, blocks in turn.form:
@@ -290,10 +287,11 @@ def run_gemm_reduce(
     address = launcher.pointer(flags)
     every, none = _steps(problem.batch_shape), (0,) * len(problem.batch_shape)
     flagged = Flags(
-        rows=(address, address) if plan.swapped else _NOWHERE,
-        columns=_NOWHERE if plan.swapped else (address, address),
-        pairs=launcher.pointer(words),
-        status=status,
+        rows=address if plan.swapped else 0,
+        columns=0 if plan.swapped else address,
+        deficits_a=0,
+        deficits_b=0,
+        status=(status, status),
         matrices_a=every if plan.swapped else none,
         matrices_b=none if plan.swapped else every,
     )

@@ -1,4 +1,4 @@
-"""What tensor cores must not answer: flagged rows, columns and products, in plain FP32 on the multiply-add units.
+"""What tensor cores must not answer: flagged rows, columns and tiles, in plain FP32 on the multiply-add units.
 
 The same operations as `simt`'s, but k is summed up in runs of 64, whose sums are then added: as accurate as what these
 stand in for.
@@ -15,12 +15,16 @@ import numpy as np
 
 from gemmserve_kernels.arguments import GemmParams, MatrixParams, MatrixView, StoredArray, launches, matrix_view
 from gemmserve_kernels.config import SimtTile
+from gemmserve_kernels.planes.verdict import groups, most_deficit
 from gemmserve_kernels.simt.gemm import runs_along_rows
 from gemmserve_kernels.tiling import Operands, TiledKernel, gemm_params
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
+    from gemmserve_kernels.planes.prepass import Prepass
     from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
 
 DEPENDENT: Final = True
@@ -38,8 +42,11 @@ class FlagParams(ctypes.Structure):
     _fields_ = (
         ("rows", MatrixParams),
         ("columns", MatrixParams),
-        ("pairs", MatrixParams),
-        ("status", ctypes.c_int64),
+        ("row_deficits", MatrixParams),
+        ("column_deficits", MatrixParams),
+        ("status_a", ctypes.c_int64),
+        ("status_b", ctypes.c_int64),
+        ("most_deficit", ctypes.c_int64),
     )
 
 
@@ -51,40 +58,75 @@ class FallbackParams(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Flags:
-    """Addresses of int32 flags: two arrays for the rows of op(A), two for the columns of op(B), one for the pairs, and
-    a word that is 0 where none is set. `matrices_*`: matrices to step in A's and B's for each axis of the batch.
+    """What is to be computed in plain arithmetic. Addresses, 0 where there is nothing: int32 flags of the rows of op(A)
+    and of the columns of op(B); their deficits (`planes.verdict`); two words that are both 0 where nothing is flagged.
+    `matrices_*`: matrices to step in A's and B's for each axis of the batch.
     """
 
-    rows: tuple[int, int]
-    columns: tuple[int, int]
-    pairs: int
-    status: int
+    rows: int
+    columns: int
+    deficits_a: int
+    deficits_b: int
+    status: tuple[int, int]
     matrices_a: tuple[int, ...]
     matrices_b: tuple[int, ...]
+
+    @classmethod
+    def of(cls, launcher: Launcher, ready: Prepass) -> Flags:
+        """What the planes of a product do not serve."""
+        a, b = ready.a, ready.b
+        steps = a.planes.batch_strides, b.planes.batch_strides
+        if a.deficits is None:
+            rows, columns = launcher.pointer(a.flags), launcher.pointer(b.flags)
+            return cls(rows, columns, 0, 0, (ready.status, ready.status), *steps)
+        deficits = a.deficits_at(launcher), b.deficits_at(launcher)
+        return cls(0, 0, *deficits, deficits, *steps)
 
     @staticmethod
     def views(
         problem: GemmProblem | GemmReduceProblem, matrices_a: tuple[int, ...], matrices_b: tuple[int, ...]
-    ) -> tuple[MatrixView, MatrixView, MatrixView]:
-        """The flags of rows, columns and pairs as matrices of one row; addresses count from those of the arrays."""
-        pair_steps, step = [], 1
-        for extent in reversed(problem.batch_shape):
-            pair_steps.append(step)
-            step *= extent
+    ) -> tuple[MatrixView, MatrixView, MatrixView, MatrixView]:
+        """Flags of rows and columns, deficits of rows and columns, as matrices of one row; addresses count from those of
+        the arrays.
+        """
 
         def view(length: int, steps: tuple[int, ...]) -> MatrixView:
             return MatrixView(0, 0, _INT, 1, length, 0, 1, tuple(step * length for step in steps))
 
-        return view(problem.m, matrices_a), view(problem.n, matrices_b), view(1, tuple(reversed(pair_steps)))
+        sides = (problem.m, matrices_a), (problem.n, matrices_b)
+        rows, columns = (view(length, steps) for length, steps in sides)
+        row_groups, column_groups = (view(groups(length), steps) for length, steps in sides)
+        return rows, columns, row_groups, column_groups
+
+    @staticmethod
+    def swap(
+        views: tuple[MatrixView, MatrixView, MatrixView, MatrixView],
+    ) -> tuple[MatrixView, MatrixView, MatrixView, MatrixView]:
+        """The views where rows are those of op(B)."""
+        return views[1], views[0], views[3], views[2]
+
+    @staticmethod
+    def params(views: Sequence[MatrixView], k: int) -> FlagParams:
+        """The arguments, without addresses."""
+        names = "rows", "columns", "row_deficits", "column_deficits"
+        found = {name: view.params() for name, view in zip(names, views, strict=True)}
+        return FlagParams(**found, most_deficit=most_deficit(k))
 
     def place(self, params: FlagParams, *, swapped: bool) -> None:
         """Adds the addresses to views; where `swapped`, rows are those of op(B)."""
-        rows, columns = (self.columns, self.rows) if swapped else (self.rows, self.columns)
-        places = (params.rows, rows), (params.columns, columns), (params.pairs, (self.pairs, self.pairs))
-        for matrix, (one, other) in places:
-            matrix.re += one
-            matrix.im += other
-        params.status = self.status
+        pairs = (
+            (params.rows, params.columns, self.rows, self.columns),
+            (
+                params.row_deficits,
+                params.column_deficits,
+                self.deficits_a and self.deficits_a + _INT.itemsize,
+                self.deficits_b and self.deficits_b + _INT.itemsize,
+            ),
+        )
+        for rows, columns, of_a, of_b in pairs:
+            for matrix, address in zip((rows, columns), (of_b, of_a) if swapped else (of_a, of_b), strict=True):
+                matrix.re = matrix.re + address if address else 0
+        params.status_a, params.status_b = self.status
 
 
 @dataclass(frozen=True)
@@ -115,22 +157,18 @@ def _plan(
     operands = Operands.of(problem, a, b)
     shape = (*problem.batch_shape, problem.m, problem.n)
     c_view, d_view = (matrix_view(array, shape, planar=problem.planar) for array in (c, d))
-    rows, columns, pairs = Flags.views(problem, matrices_a, matrices_b)
+    flag_views = Flags.views(problem, matrices_a, matrices_b)
     swapped = runs_along_rows(d_view)
     if swapped:
         operands, c_view, d_view = operands.transposed(), c_view.transposed(), d_view.transposed()
-        rows, columns = columns, rows
+        flag_views = Flags.swap(flag_views)
     tile = TILES[problem.dtype.name]
     kernel = TiledKernel.build("fallback", operands, tile, c_dtype=c.dtype, d_dtype=d.dtype, d=d_view)
     pieces = []
-    views = [operands.a, operands.b, c_view, d_view, rows, columns, pairs]
-    for _, inner, (*found, row_flags, column_flags, pair_flags) in launches(problem.batch_shape, views):
-        gemm, tiles = gemm_params(kernel, operands, inner, found, complex(problem.alpha), complex(problem.beta))
-        params = FallbackParams(
-            gemm=gemm,
-            flags=FlagParams(row_flags.params(), column_flags.params(), pair_flags.params()),
-            tiles=tiles,
-        )
+    views = [operands.a, operands.b, c_view, d_view, *flag_views]
+    for _, inner, found in launches(problem.batch_shape, views):
+        gemm, tiles = gemm_params(kernel, operands, inner, found[:4], complex(problem.alpha), complex(problem.beta))
+        params = FallbackParams(gemm=gemm, flags=Flags.params(found[4:], problem.k), tiles=tiles)
         pieces.append(_Piece(params, min(tiles, BLOCKS * spec.sm_count)))
     return _Plan(kernel, tuple(pieces), swapped)
 

@@ -1,9 +1,19 @@
-"""FP32-accurate products (and TF32's class) from float16 planes on tensor cores: pre-pass, product, fallback.
+"""FP32-accurate products (and TF32's class) from planes on tensor cores: pre-pass, product, wide product, fallback.
 
-Four launches: `split` makes planes of both operands, `balance` looks whether they will do, `wgmma`, `mma` or `mfma`
-multiplies them, and `fallback` computes in plain FP32 what was flagged: nothing, on usual data. The host never waits.
-Schemes: "3xfp16" (`auto` and "3xfp16"; real and imaginary parts each as accurate as FP32's), "3xfp16-3m" (Gauss's three
-products; accurate in norm only), "1xfp16" ("tf32": one product, TF32's class of error).
+`split` makes float16 planes of both operands and counts what `planes.verdict` decides by; `wgmma`, `mma` or `mfma`
+multiplies them. What they do not serve is computed anew: where the device has the wide way (`wgmma`), from three
+bfloat16 parts of every element, tile by tile, else in plain FP32, as is at the end what is not finite or spreads over
+more than 92 binades (`fallback`). On usual data these launches are over at once. The host never waits.
+
+Schemes: "3xfp16" (`auto` and "3xfp16"; every element as accurate as FP32's), "3xfp16-3m" (Gauss's three products;
+accurate in norm only), "1xfp16" ("tf32": one product, TF32's class of error), "6xbf16" and "9xbf16" (the wide way for
+all of a product).
+
+The wide way: x = x0 + x1 + x2 exactly, three bfloat16 of a float's 24 bits. Of the nine products of parts six are
+taken; the other three together are less than 2**-24 |x y| (|x1| <= 2**-8 |x|, |x2| <= 2**-16 |x|, times 2**-1 for
+rounding to nearest: x1 y2 + x2 y1 + x2 y2 < (2 2**-26 + 2**-34) |x y|). Vectors are scaled so that products and
+partial sums neither overflow nor vanish. Source: G. Henry, P. T. P. Tang, A. Heinecke, "Leveraging the bfloat16
+artificial intelligence datatype for higher-precision computations", ARITH 2019.
 """
 
 from __future__ import annotations
@@ -15,12 +25,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.arguments import BATCH_DIMS, coalesce
+from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.mfma import gemm as mfma
 from gemmserve_kernels.mma import gemm as mma_sync
 from gemmserve_kernels.planes import fallback, prepass
-from gemmserve_kernels.planes.layout import PLANES, SCHEMES
+from gemmserve_kernels.planes.fallback import Flags
+from gemmserve_kernels.planes.layout import SCHEMES, WIDE, is_wide
 from gemmserve_kernels.planes.split import SplitOperand
+from gemmserve_kernels.planes.verdict import Judged
 from gemmserve_kernels.planes.watch import note
 from gemmserve_kernels.prepared import source_of
 from gemmserve_kernels.wgmma import gemm as wgmma
@@ -28,14 +41,15 @@ from gemmserve_kernels.wgmma import gemm as wgmma
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gemmserve_kernels.config import GemmConfig
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.operand import Operand
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
+    from gemmserve_kernels.wgmma.tile import WgmmaTile
 
-_WORKSPACE: Final = 256 << 20
-"""Bytes of planes of one turn through a batch; a single pair of matrices is never cut."""
+_WORKSPACE: Final = 384 << 20
+"""Bytes of planes of one turn through a batch, of bfloat16 ones where there may be; a single pair of matrices is never
+cut."""
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
@@ -56,6 +70,8 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
         return mfma.supports_planes(problem, scheme, spec)
     if wgmma.supports(problem, spec) is None:
         return None
+    if is_wide(scheme):
+        return f"bfloat16 planes: {wgmma.supports(problem, spec)}"
     return mma_sync.supports_planes(problem, scheme, spec)
 
 
@@ -102,32 +118,37 @@ def run_gemm(
     """
     if c is not None and (problem.beta == 0 or launcher.pointer(c) == launcher.pointer(out)):
         c = None if problem.beta == 0 else c.copy()
-    for part in parts_of(problem, a, b, c, out):
-        _run(launcher, part[0], config, *part[1:])
+    widens = widens_for(problem, config, launcher.spec)
+    for part in parts_of(problem, a, b, c, out, widens=widens):
+        _run(launcher, part[0], config, *part[1:], widens=widens)
+
+
+def widens_for(problem: GemmProblem | GemmReduceProblem, config: GemmConfig | None, spec: DeviceSpec) -> bool:
+    """Whether tiles that float16 planes do not serve go the wide way."""
+    return SCHEMES[problem.compute] in WIDE and _algorithm(config, spec) == "wgmma"
 
 
 def parts_of(
-    problem: GemmProblem, a: Any, b: Any, c: Any, out: Any
+    problem: GemmProblem, a: Any, b: Any, c: Any, out: Any, *, widens: bool
 ) -> Iterator[tuple[GemmProblem, Any, Any, Any, Any]]:
     """The problem with its operands, or shares of its batch in their order, so that planes fit the workspace."""
-    if problem.batch > 1 and _plane_bytes(problem) > _WORKSPACE:
-        yield from _parts(problem, a, b, c, out)
+    if problem.batch > 1 and _plane_bytes(problem, widens) > _WORKSPACE:
+        yield from _parts(problem, a, b, c, out, widens)
     else:
         yield problem, a, b, c, out
 
 
 @lru_cache(maxsize=256)
-def _plane_bytes(problem: GemmProblem) -> int:
-    """Bytes of the planes of all of the batch."""
-    scheme, complex_data = SCHEMES[problem.compute], problem.dtype.kind == "c"
-    count = len(PLANES[scheme, complex_data, "a"])
-    return 2 * count * problem.batch * problem.k * (problem.m + problem.n)
+def _plane_bytes(problem: GemmProblem, widens: bool) -> int:
+    return prepass.plane_bytes(problem, SCHEMES[problem.compute], widens=widens)
 
 
-def _parts(problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> Iterator[tuple[GemmProblem, Any, Any, Any, Any]]:
+def _parts(
+    problem: GemmProblem, a: Any, b: Any, c: Any, out: Any, widens: bool
+) -> Iterator[tuple[GemmProblem, Any, Any, Any, Any]]:
     """Shares of a batch along its first axis whose planes fit the workspace."""
     extent = problem.batch_shape[0]
-    step = max(1, min(extent, _WORKSPACE * extent // _plane_bytes(problem)))
+    step = max(1, min(extent, _WORKSPACE * extent // _plane_bytes(problem, widens)))
     for first in range(0, extent, step):
         here = slice(first, min(first + step, extent))
         cut = [_cut(problem, array, here) for array in (a, b, c, out)]
@@ -138,9 +159,10 @@ def _parts(problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> Iterator[t
             c=None if problem.c is None or cut[2] is None else _operand(problem.c, cut[2]),
             batch_shape=(here.stop - here.start, *problem.batch_shape[1:]),
         )
-        if part.batch_shape[0] == 1 and part.batch > 1 and _plane_bytes(part) > _WORKSPACE:
+        if part.batch_shape[0] == 1 and part.batch > 1 and _plane_bytes(part, widens) > _WORKSPACE:
             inner = replace(part, batch_shape=part.batch_shape[1:])
-            yield from _parts(inner, *(_inner(problem, array) for array in cut))
+            a_in, b_in, c_in, out_in = (_inner(problem, array) for array in cut)
+            yield from _parts(inner, a_in, b_in, c_in, out_in, widens)
         else:
             yield (part, cut[0], cut[1], cut[2], cut[3])
 
@@ -172,13 +194,42 @@ def takes(payload: Any) -> bool:
     return isinstance(payload, SplitOperand)
 
 
-def _run(launcher: Launcher, problem: GemmProblem, config: GemmConfig | None, a: Any, b: Any, c: Any, out: Any) -> None:
-    ready = prepass.run(launcher, problem, SCHEMES[problem.compute], a, b)
+def _run(
+    launcher: Launcher,
+    problem: GemmProblem,
+    config: GemmConfig | None,
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    *,
+    widens: bool,
+) -> None:
+    scheme = SCHEMES[problem.compute]
+    ready = prepass.run(launcher, problem, scheme, a, b, widens=widens)
     module = module_of(config, launcher.spec)
     tile = resolve(config, problem, launcher.spec)
-    module.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out)
-    fallback.run(launcher, problem, source_of(a), source_of(b), c, out, ready.flags)
-    note(problem, ready.a, ready.b, ready.words, ready.firsts)
+    wide = None
+    if widens:
+        deficits = ready.a.deficits_at(launcher), ready.b.deficits_at(launcher)
+        of_wide = wide_tile(problem, launcher.spec)
+        wgmma.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out, Judged("served", *deficits))
+        wide = prepass.widen(launcher, ready)
+        wgmma.multiply(launcher, problem, of_wide, wide.a.planes, wide.b.planes, c, out, Judged("rest", *deficits))
+    else:
+        module.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out)
+    flags = Flags.of(launcher, wide or ready)
+    fallback.run(launcher, problem, source_of(a), source_of(b), c, out, flags)
+    note(problem, ready, wide)
+
+
+def wide_tile(problem: GemmProblem, spec: DeviceSpec, config: GemmConfig | None = None) -> WgmmaTile:
+    """The tile of the wide way; k is split over a cluster at most, so that there is no workspace."""
+    scheme = WIDE[SCHEMES[problem.compute]]
+    tile = wgmma.resolve(config, problem, spec, scheme)
+    if tile.parts > 1:
+        tile = wgmma.resolve(replace(config or GemmConfig(), split_k=tile.split), problem, spec, scheme)
+    return tile
 
 
 def module_of(config: GemmConfig | None, spec: DeviceSpec) -> Any:

@@ -1,5 +1,5 @@
 """Reductions of FP32-accurate products from float16 planes: the pre-pass of `gemm`, tiles that leave partials in the
-place of the product, partials of what is flagged replaced, and all of them combined.
+place of the product, those of the wide way beside them, partials of what is flagged replaced, and all of them combined.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.planes import fallback, prepass, reduce_fallback
 from gemmserve_kernels.planes import gemm as product
+from gemmserve_kernels.planes.fallback import Flags
 from gemmserve_kernels.planes.layout import SCHEMES
+from gemmserve_kernels.planes.verdict import Judged
+from gemmserve_kernels.planes.watch import note
 from gemmserve_kernels.prepared import source_of
 from gemmserve_kernels.reduction import Partials, combine
+from gemmserve_kernels.wgmma import gemm as wgmma
 from gemmserve_kernels.wgmma.tile import WgmmaTile
 
 if TYPE_CHECKING:
@@ -65,7 +69,7 @@ def run_gemm_reduce(
 ) -> None:
     """Writes the reductions of alpha op(a) op(b), and the product as "c" where the problem returns it, into `results`.
 
-    `a` and `b` are arrays or PreparedOperands. Planes take 256 MiB at most beside what one pair of matrices takes.
+    `a` and `b` are arrays or PreparedOperands. Planes take 384 MiB at most beside what one pair of matrices takes.
     Raises ConfigInfeasible, CompileError.
     """
     # Sums that atomics have added up could not be replaced.
@@ -74,14 +78,29 @@ def run_gemm_reduce(
     tile = resolve(config, problem, launcher.spec)
     parts = module.partials_length(problem, tile)
     partials = Partials.allocate(launcher, problem, parts * (problem.batch if problem.over_batch else 1))
+    widens = product.widens_for(problem, config, launcher.spec)
+    scheme = SCHEMES[problem.compute]
     first = 0
-    for part, a_part, b_part, _, c in product.parts_of(problem.product, a, b, None, results.get("c")):
+    for part, a_part, b_part, _, c in product.parts_of(problem.product, a, b, None, results.get("c"), widens=widens):
         reduced = replace(problem, a=part.a, b=part.b, batch_shape=part.batch_shape)
-        ready = prepass.run(launcher, part, SCHEMES[problem.compute], a_part, b_part)
-        module.multiply_reduce(launcher, reduced, tile, ready.a.planes, ready.b.planes, partials, first, c)
+        ready = prepass.run(launcher, part, scheme, a_part, b_part, widens=widens)
+        wide = None
+        if widens:
+            deficits = ready.a.deficits_at(launcher), ready.b.deficits_at(launcher)
+            judged = Judged("served", *deficits)
+            wgmma.multiply_reduce(launcher, reduced, tile, ready.a.planes, ready.b.planes, partials, first, c, judged)
+            wide = prepass.widen(launcher, ready)
+            # Partials lie tile by tile: the wide way's tiles have as many columns, and as many shares of k.
+            alike = GemmConfig(block_n=tile.block_n, split_k=tile.split)
+            of_wide, judged = product.wide_tile(part, launcher.spec, alike), Judged("rest", *deficits)
+            wgmma.multiply_reduce(launcher, reduced, of_wide, wide.a.planes, wide.b.planes, partials, first, c, judged)
+        else:
+            module.multiply_reduce(launcher, reduced, tile, ready.a.planes, ready.b.planes, partials, first, c)
         sources = source_of(a_part), source_of(b_part)
-        reduce_fallback.run(launcher, reduced, *sources, ready.flags, partials, parts, first)
+        flags = Flags.of(launcher, wide or ready)
+        reduce_fallback.run(launcher, reduced, *sources, flags, partials, parts, first)
         if c is not None:
-            fallback.run(launcher, part, *sources, None, c, ready.flags)
+            fallback.run(launcher, part, *sources, None, c, flags)
+        note(part, ready, wide)
         first += part.batch
     combine(launcher, problem, partials, results)

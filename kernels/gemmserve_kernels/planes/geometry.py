@@ -1,7 +1,6 @@
 """How the pre-pass cuts vectors of length k into the shares of threads, warps and blocks (cuda/split). Pure.
 
-What is summed in which order depends on it, and flags depend on sums: so it follows from k and the architecture alone,
-never from what else a launch does.
+It follows from k and the architecture alone. What is counted of a vector are integers: no result depends on it.
 """
 
 from __future__ import annotations
@@ -83,9 +82,9 @@ class Geometry:
         if along:
             stages = self.stages if k <= self.along_k else 1
             run = RUN * 4 * parts
-            return _whole_pieces(stages * self.threads * self.held * run + 2 * warps * parts * 12 + 8)
+            return _whole_pieces(stages * self.threads * self.held * run + 2 * warps * parts * 8 + 8)
         columns = self.columns(complex_data=complex_data)
-        tallies = warps * (self.strip + columns * parts * 8) + 2 * columns * parts * 16 + columns * 8
+        tallies = warps * (self.strip + columns * parts * 4) + 2 * columns * parts * 12 + columns * 12
         return _whole_pieces(warps * self.patches * _PATCH * self.strip + tallies + 8)
 
 

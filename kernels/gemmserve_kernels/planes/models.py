@@ -1,7 +1,7 @@
-"""NumPy models of products from float16 planes: the pre-pass, the balancing along k, what is flagged, the product.
+"""NumPy models of products from planes: the pre-pass, what is counted, which tiles are served, the products.
 
-`split` and `balance` make the very bits that the kernels make (cuda/split, cuda/balance.cu); the product is modelled as
-in `models`, whose docstring gives the sources. Vectors are rows of op(A) and columns of op(B), k along the last axis.
+`split` makes the very bits that the kernels make (cuda/split); products are modelled as in `models`, whose docstring
+gives the sources. Vectors are rows of op(A) and columns of op(B), k along the last axis.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from gemmserve_kernels import models
+from gemmserve_kernels.planes.layout import DEPTHS, WIDE, is_wide
+from gemmserve_kernels.planes.verdict import GROUP, NEVER, most_deficit
 from gemmserve_kernels.wgmma.tiles import promotion
 
 if TYPE_CHECKING:
@@ -22,154 +24,89 @@ if TYPE_CHECKING:
 
 Kernel = Literal["wgmma", "mma"]
 
-DEEPEST: Final = 60
-"""Binades that a step of k is moved at most."""
-AGREE: Final = 8
-_FLAT: Final = 4
+DEEPEST: Final = 92
+"""Binades below a vector's largest magnitude down to which bfloat16 products are exact."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """One operand: float16 (planes, rows, k), int32 exponents, flags, the largest scaled and unscaled magnitudes."""
+    """One operand: float16 (planes, rows, k), or bfloat16 as float32; int32 exponents and deficits (rows); flags (rows)
+    of bfloat16 planes.
+    """
 
     planes: Array
     exponents: Array
+    deficits: Array
     flags: Array
-    relative: Array
-    absolute: Array
-
-    def is_flat(self, scheme: Scheme) -> bool:
-        """Whether it needs no balancing."""
-        return bool(np.all((self.absolute == 0) | (self.relative >= 2.0 ** (_top(scheme) - _FLAT))))
 
 
-def _top(scheme: Scheme) -> int:
-    return 13 if scheme == "3xfp16-3m" else 14
-
-
-def _magnitude(x: Array) -> Array:
-    return np.fmax(np.abs(x.real), np.abs(x.imag)) if x.dtype.kind == "c" else np.abs(x)
+def _top(scheme: str) -> int:
+    return 30 if is_wide(scheme) else 13 if scheme == "3xfp16-3m" else 14
 
 
 def _parts(x: Array) -> list[Array]:
     return [x.real, x.imag] if x.dtype.kind == "c" else [x]
 
 
-def _undo(largest: Array, scheme: Scheme) -> Array:
-    usable = np.isfinite(largest) & (largest > 0)
-    exponent = np.frexp(np.where(usable, largest, 1))[1] - 1 - _top(scheme)
-    return np.where(usable, exponent, 0).astype(np.int32)
-
-
-def _cut(
-    parts: list[Array], scheme: Scheme, side: str, weights: Array | float
-) -> tuple[Array, list[Array], list[Array]]:
-    """Planes of scaled parts; per part, the weighted sums of what is lost and of the magnitudes."""
-    gauss, low = scheme == "3xfp16-3m", scheme != "1xfp16"
-    values = list(parts)
-    if gauss:
-        re, im = parts
-        values = [re, im - re if side == "b" else im, re + im]
-    high = [v.astype(np.float16) for v in values]
-    rest = [v - h.astype(np.float32) for v, h in zip(values, high, strict=True)]
-    below = [r.astype(np.float16) for r in rest]
-    kept = np.float32(2.0**-21 if low else 2.0**-10)
-    if low:
-        rest = [r - b.astype(np.float32) for r, b in zip(rest, below, strict=True)]
-    excess = [np.fmax(np.abs(r) - kept * np.abs(v), 0) for r, v in zip(rest, values, strict=True)]
-    wide = [(weights * e.astype(np.float64)).sum(-1) for e in excess]
-    lost = [wide[0], wide[1] + wide[2]] if gauss else wide
-    norms = [(weights * np.abs(v).astype(np.float64)).sum(-1) for v in parts]
-    if gauss:
-        norms = [norms[0] + norms[1]] * 2
-    if not low:
-        planes = high
-    elif gauss:
-        planes = [plane for pair in zip(high, below, strict=True) for plane in pair]
-    else:
-        planes = high + below
-    return np.stack(planes), lost, norms
-
-
-def _too_much(lost: list[Array], norms: list[Array], present: list[Array], scheme: Scheme) -> Array:
-    tolerance = 2.0**-33 if scheme != "1xfp16" else 2.0**-22
-    flags = [
-        ~(el <= tolerance * no) | ~np.isfinite(no) | ((no == 0) & any_)
-        for el, no, any_ in zip(lost, norms, present, strict=True)
-    ]
-    return np.asarray(np.logical_or.reduce(flags))
+def bfloat16(x: Array) -> Array:
+    """Rounded to nearest, ties to even; finite numbers that do not overflow. float32."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def split(x: Array, scheme: Scheme, side: str) -> Split:
     """The pre-pass on vectors `x`, float32 or complex64 (rows, k)."""
+    gauss, wide, depth, top = scheme == "3xfp16-3m", is_wide(scheme), DEPTHS[scheme], _top(scheme)
     with np.errstate(all="ignore"):
-        largest = np.fmax.reduce(_magnitude(x), axis=1, initial=0)
-        exponents = _undo(largest, scheme)
-        infinite = np.isinf(largest)[:, None]
-        parts = [np.where(infinite, p * 0, np.ldexp(p, -exponents[:, None])).astype(np.float32) for p in _parts(x)]
-        planes, lost, norms = _cut(parts, scheme, side, 1.0)
-        present = [(p != 0).any(1) for p in _parts(x)]
-        flags = _too_much(lost, norms, present, scheme) | np.isinf(largest)
-        scaled = np.fmax.reduce([np.abs(p) for p in parts])
-        usable = ~infinite
-        relative = np.fmax.reduce(np.where(usable, scaled, 0), axis=0, initial=0)
-        absolute = np.fmax.reduce(np.where(usable, _magnitude(x), 0), axis=0, initial=0)
-    return Split(planes, exponents, flags, relative.astype(np.float32), absolute.astype(np.float32))
+        largest = np.maximum.reduce([np.abs(p).max(1, initial=0) for p in _parts(x)])
+        usable = np.isfinite(largest)
+        exponents = np.where(usable & (largest > 0), np.frexp(largest)[1] - 1 - top, 0).astype(np.int32)
+        parts = [np.where(usable[:, None], np.ldexp(p, -exponents[:, None]), p * 0).astype(np.float32) for p in _parts(x)]
+        values = list(parts)
+        if gauss:
+            re, im = parts
+            values = [re, im - re if side == "b" else im, re + im]
+        cut: list[list[Array]] = [[] for _ in values]
+        rest = values
+        for _ in range(depth):
+            planes = [bfloat16(v) if wide else v.astype(np.float16) for v in rest]
+            for found, plane in zip(cut, planes, strict=True):
+                found.append(plane)
+            rest = [v - p.astype(np.float32) for v, p in zip(rest, planes, strict=True)]
+        ordered = [p for each in cut for p in each] if gauss else [each[d] for d in range(depth) for each in cut]
+        tiny = np.ldexp(np.float64(1), np.frexp(largest)[1] - 1 - DEEPEST)[:, None]
+        flags = ~usable | np.logical_or.reduce([((p != 0) & (np.abs(p) < tiny)).any(1) for p in _parts(x)])
+        large, safe = 2.0 ** (top - 6), 2.0**-4 if depth > 1 else 2.0**-15
+        deficits = np.zeros(len(x), np.int64)
+        for part in parts:
+            # Whether it is large is asked of the first plane, so of the part rounded to float16.
+            size = np.abs(part if gauss or wide else part.astype(np.float16).astype(np.float32))
+            lossy = (part != 0) & (np.abs(part) < safe)
+            counts = (~(size >= large)).sum(1) + lossy.sum(1)
+            deficits = np.where((part != 0).any(1), np.maximum(deficits, counts), deficits)
+    deficits = np.where(usable, np.minimum(deficits, NEVER), NEVER)
+    return Split(np.stack(ordered), exponents, deficits.astype(np.int32), flags)
 
 
-def _regular(of: Split) -> bool:
-    if np.any((of.absolute != 0) & (of.relative == 0)):
-        return False
-    here = of.absolute != 0
-    if not here.any():
-        return True
-    difference = np.frexp(of.absolute[here])[1] - np.frexp(of.relative[here])[1]
-    return bool(difference.max() - difference.min() <= AGREE)
+def group_deficits(deficits: Array) -> Array:
+    """The largest deficit of each vector's group (rows,)."""
+    starts = np.arange(0, len(deficits), GROUP)
+    return np.repeat(np.maximum.reduceat(deficits, starts), GROUP)[: len(deficits)] if len(deficits) else deficits
 
 
-def balance(x: Array, y: Array, a: Split, b: Split, scheme: Scheme) -> tuple[Split, Split, bool]:
-    """Both operands as `balance.cu` leaves them, and whether the whole pair is flagged; `x`, `y` are their vectors."""
-    flat_a, flat_b = a.is_flat(scheme), b.is_flat(scheme)
-    if flat_a and flat_b:
-        return a, b, False
-    if not (_regular(a) and _regular(b)):
-        return a, b, True
-    steps = np.zeros(x.shape[1], int)
-    both = not flat_a and not flat_b
-    if both:
-        found = np.frexp(np.where(a.relative > 0, a.relative, 1))[1] - 1 - _top(scheme)
-        steps = np.where(a.relative > 0, np.maximum(found, -DEEPEST), 0)
-    return (
-        _again(x, a, b, -steps, scheme, "a", rewrite=both),
-        _again(y, b, a, steps, scheme, "b", rewrite=both),
-        False,
-    )
+def served(a: Split, b: Split, k: int) -> Array:
+    """Which elements of a product float16 planes serve, bool (rows of A, rows of B)."""
+    sums = np.add.outer(group_deficits(a.deficits).astype(np.int64), group_deficits(b.deficits))
+    return np.asarray(sums <= most_deficit(k))
 
 
-def _again(x: Array, mine: Split, other: Split, steps: Array, scheme: Scheme, side: str, *, rewrite: bool) -> Split:
-    with np.errstate(all="ignore"):
-        meets = other.absolute != 0
-        infinite: Array = ~np.asarray(np.isfinite(_magnitude(x)).all(1))
-        scaled = [np.ldexp(np.ldexp(p, -mine.exponents[:, None]), steps) for p in _parts(x)]
-        scaled = [np.where(meets, p, 0).astype(np.float32) for p in scaled]
-        deeper = np.zeros(len(x), np.int32)
-        if rewrite:
-            deeper = _undo(np.fmax.reduce([np.abs(p) for p in scaled]).max(1), scheme)
-        scaled = [np.ldexp(p, -deeper[:, None]) for p in scaled]
-        weights = np.ldexp(other.relative.astype(np.float64), -steps)
-        planes, lost, norms = _cut(scaled, scheme, side, weights)
-        present = [(np.where(meets, p, 0) != 0).any(1) for p in _parts(x)]
-        flags = _too_much(lost, norms, present, scheme)
-    if not rewrite:
-        return Split(mine.planes, mine.exponents, mine.flags | (flags & ~infinite), mine.relative, mine.absolute)
-    keep = infinite
-    return Split(
-        np.where(keep[:, None], mine.planes, planes),
-        np.where(keep, mine.exponents, mine.exponents + deeper).astype(np.int32),
-        np.where(keep, mine.flags, flags),
-        mine.relative,
-        mine.absolute,
-    )
+@dataclass(frozen=True)
+class Product:
+    """A product (m, n), and which elements the wide way took and which plain FP32, bool."""
+
+    d: Array
+    wide: Array
+    plain: Array
 
 
 def product(
@@ -180,17 +117,31 @@ def product(
     *,
     kernel: Kernel = "wgmma",
     unit: models.MatrixUnit = models.HOPPER,
-) -> tuple[Array, Array]:
-    """A B of float32 or complex64 (m, k) and (k, n), and which elements fell back to plain FP32."""
+) -> Product:
+    """A B of float32 or complex64 (m, k) and (k, n), as `planes.gemm` has it with `kernel`."""
     columns = np.ascontiguousarray(b.T)
-    left, right = split(a, scheme, "a"), split(columns, scheme, "b")
-    left, right, whole = balance(a, columns, left, right, scheme)
-    flagged = left.flags[:, None] | right.flags | whole
+    of_scheme = [split(a, scheme, "a"), split(columns, scheme, "b")]
+    fine = np.ones((len(a), len(columns)), bool) if is_wide(scheme) else served(*of_scheme, a.shape[1])
     with np.errstate(all="ignore"):
-        result = multiply(left.planes, right.planes, scheme, promote, kernel=kernel, unit=unit)
-        exponent = left.exponents[:, None] + right.exponents
-        result = models.times_powers(result, exponent)
-        return np.where(flagged, a @ b, result), flagged
+        plain = a @ b
+        found = _from(*of_scheme, scheme, promote, kernel, unit)
+        if kernel == "mma" and not is_wide(scheme):
+            return Product(np.where(fine, found, plain), np.zeros_like(fine), ~fine)
+        last = of_scheme
+        if not is_wide(scheme):
+            last = [split(a, WIDE[scheme], "a"), split(columns, WIDE[scheme], "b")]
+            found = np.where(fine, found, _from(*last, WIDE[scheme], None, kernel, unit))
+        flagged = last[0].flags[:, None] | last[1].flags
+        if not is_wide(scheme):
+            flagged &= ~fine
+        return Product(np.where(flagged, plain, found), ~fine & ~flagged, flagged)
+
+
+def _from(
+    left: Split, right: Split, scheme: Scheme, promote: int | None, kernel: Kernel, unit: models.MatrixUnit
+) -> Array:
+    result = multiply(left.planes, right.planes, scheme, promote, kernel=kernel, unit=unit)
+    return models.times_powers(result, left.exponents[:, None] + right.exponents)
 
 
 def multiply(
@@ -209,11 +160,14 @@ def multiply(
     a, b = left.astype(np.float32), right.astype(np.float32).swapaxes(1, 2)
     a, b = np.where(np.isfinite(a), a, 0), np.where(np.isfinite(b), b, 0)
     k = a.shape[2]
-    complex_ = len(a) > (1 if scheme == "1xfp16" else 2)
+    complex_ = len(a) > DEPTHS[scheme]
     if scheme == "1xfp16" and kernel == "wgmma":
         return _unpromoted(a, b, unit, complex_=complex_)
     promote = promote or (promotion(scheme, complex_, k) if kernel == "wgmma" else _MMA_PROMOTE)
-    parts = _SCHEDULES[scheme, kernel, complex_](a, b)
+    if is_wide(scheme):
+        parts = _thirds(a, b, _TERMS[scheme], complex_=complex_)
+    else:
+        parts = _SCHEDULES[scheme, kernel, complex_](a, b)
     sums = [models.promoted(turns, k, promote, unit.fp16, unit) for turns in parts]
     if scheme == "3xfp16":
         together = 2 if complex_ and kernel == "wgmma" else 1
@@ -225,6 +179,33 @@ def _terms(a: Array, b: Array, of_a: int, of_b: int, step: int, sign: int = 1) -
     """Low times high, high times low, high times high of two numbers whose low parts are `step` planes further."""
     x, y = np.float32(sign) * a, b
     return [(x[of_a + step], y[of_b]), (x[of_a], y[of_b + step]), (x[of_a], y[of_b])]
+
+
+_TERMS: Final = {
+    "3xbf16": ((1, 0), (0, 1), (0, 0)),
+    "6xbf16": ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)),
+    "9xbf16": ((2, 2), (2, 1), (1, 2), (2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)),
+}
+"""Which parts of the left and of the right operand are multiplied, in the kernels' order."""
+
+
+def _thirds(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_: bool) -> list[list[models.Turn]]:
+    """Bfloat16 parts: small products first, complex ones as `_complex_wgmma` has them."""
+    if not complex_:
+        return [[[(1, [[(a[i], b[j]) for i, j in terms]])]]]
+
+    def pairs(left: int, right: int, sign: int) -> list[Pair]:
+        return [(np.float32(sign) * a[2 * i + left], b[2 * j + right]) for i, j in terms]
+
+    def both(first: list[Pair], second: list[Pair]) -> list[Pair]:
+        return [pair for two in zip(first, second, strict=True) for pair in two]
+
+    re: list[models.Turn] = []
+    im: list[models.Turn] = []
+    for first, second, sign in ((0, 1, 1), (1, 0, -1)):
+        re.append([(sign, [both(pairs(first, first, 1), pairs(second, second, -1))])])
+        im.append([(1, [both(pairs(first, second, 1), pairs(second, first, 1))])])
+    return [re, im]
 
 
 def _real(a: Array, b: Array) -> list[list[models.Turn]]:

@@ -1,9 +1,13 @@
-"""Both operands of a product as planes, ready to be multiplied: what was prepared is taken, the rest is split, and
-`balance` looks whether the planes will do.
+"""Both operands of a product as planes, ready to be multiplied: what was prepared is taken, the rest is split.
+
+For tiles that float16 planes do not serve (`planes.verdict`) the wide way splits the operands once more, into bfloat16
+planes in the same memory, behind the product of the first ones. Its kernels are launched for every product, and over at
+once where no tile asks for them: the host never waits.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -11,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.arguments import StoredArray
-from gemmserve_kernels.planes import balance, split
-from gemmserve_kernels.planes.fallback import Flags
-from gemmserve_kernels.planes.split import Side, SplitOperand, Statistics
+from gemmserve_kernels.planes import split, verdict
+from gemmserve_kernels.planes.layout import PLANES, WIDE, is_wide
+from gemmserve_kernels.planes.split import Side, SplitOperand
+from gemmserve_kernels.planes.verdict import Deficits
 from gemmserve_kernels.prepared import PreparedOperand, source_of
 
 if TYPE_CHECKING:
@@ -22,20 +27,25 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
 
 _INT: Final = np.dtype(np.int32)
+_HALF: Final = np.dtype(np.float16)
 _STATUS_WORDS: Final = 4
 
 
 @dataclass(frozen=True)
 class Prepass:
-    """`flags` says what is not to be taken from the planes; they are among `words`, from the numbers `firsts` on: of
-    vectors of A, of B, and of the pairs of the batch.
+    """Both operands. `status`: the address of a word that is not 0 where bfloat16 planes flag a vector.
+
+    `blocks`: the memory that planes of either scheme take, None for an operand that was prepared. `base_*`: what the
+    views' addresses count from.
     """
 
     a: SplitOperand
     b: SplitOperand
-    flags: Flags
+    status: int
     words: Any
-    firsts: tuple[int, int, int]
+    blocks: tuple[Any, Any]
+    base_a: int
+    base_b: int
 
 
 @dataclass(frozen=True)
@@ -44,70 +54,78 @@ class _Plan:
 
     a: Side
     b: Side
-    pairs: int
-    more_a: int
-    more_b: int
-    statistics_a: int
-    statistics_b: int
+    deficits_a: int
+    deficits_b: int
     words: int
 
 
 @lru_cache(maxsize=1024)
 def _plan(problem: GemmProblem | GemmReduceProblem, a: StoredArray, b: StoredArray) -> _Plan:
     side_a, side_b = split.sides(problem, a, b)
-    at = _STATUS_WORDS
-    offsets: list[int] = []
-    for words in (
-        problem.batch,
-        side_a.matrices * side_a.rows,
-        side_b.matrices * side_b.rows,
-        2 * side_a.matrices * side_a.k,
-        2 * side_b.matrices * side_b.k,
-    ):
-        offsets.append(at)
-        at += words
-    pairs, more_a, more_b, statistics_a, statistics_b = offsets
-    return _Plan(side_a, side_b, pairs, more_a, more_b, statistics_a, statistics_b, at)
+    deficits_a = 2 * _STATUS_WORDS
+    deficits_b = deficits_a + verdict.words(side_a.matrices, side_a.rows)
+    return _Plan(side_a, side_b, deficits_a, deficits_b, deficits_b + verdict.words(side_b.matrices, side_b.rows))
 
 
-def run(launcher: Launcher, problem: GemmProblem | GemmReduceProblem, scheme: Scheme, a: Any, b: Any) -> Prepass:
-    """Splits and balances the operands, arrays or PreparedOperands, of all of the problem's batch."""
+def run(
+    launcher: Launcher,
+    problem: GemmProblem | GemmReduceProblem,
+    scheme: Scheme,
+    a: Any,
+    b: Any,
+    *,
+    widens: bool = False,
+) -> Prepass:
+    """Splits the operands, arrays or PreparedOperands, of all of the problem's batch.
+
+    `widens`: `widen` will be asked, which takes place in the same memory.
+    """
     (stored_a, base_a), (stored_b, base_b) = (StoredArray.of(launcher, source_of(x)) for x in (a, b))
     plan = _plan(problem, stored_a, stored_b)
     words = launcher.zeros((plan.words,), _INT)
+    ready, fresh, blocks = [], [], []
+    for operand, side, name, first in ((a, plan.a, "a", plan.deficits_a), (b, plan.b, "b", plan.deficits_b)):
+        found = _ready(operand, scheme, side, name)
+        made = block = None
+        if found is None:
+            block = launcher.empty((_elements(scheme, side, name),), _HALF) if widens else None
+            deficits = None if is_wide(scheme) else Deficits(words, first)
+            made = split.allocate(launcher, scheme, side, name, deficits, block)
+        fresh.append(made)
+        ready.append(found or made)
+        blocks.append(block)
     status = launcher.pointer(words)
-    ready_a, ready_b = (_ready(x, scheme, side, name) for x, side, name in ((a, plan.a, "a"), (b, plan.b, "b")))
-    fresh_a = fresh_b = None
-    if ready_a is None:
-        fresh_a = split.allocate(launcher, scheme, plan.a, "a", Statistics(words, plan.statistics_a))
-    if ready_b is None:
-        fresh_b = split.allocate(launcher, scheme, plan.b, "b", Statistics(words, plan.statistics_b))
-    split.run(launcher, fresh_a, fresh_b, base_a, base_b, status)
-    left, right = ready_a or fresh_a, ready_b or fresh_b
+    split.run(launcher, fresh[0], fresh[1], base_a, base_b, status)
+    left, right = ready
     assert left is not None
     assert right is not None
-    more_a, more_b, pairs = (status + _INT.itemsize * at for at in (plan.more_a, plan.more_b, plan.pairs))
-    balance.run(
-        launcher,
-        problem.batch_shape,
-        left,
-        right,
-        base_a,
-        base_b,
-        more_a=more_a,
-        more_b=more_b,
-        pairs=pairs,
-        status=status,
+    return Prepass(left, right, status, words, (blocks[0], blocks[1]), base_a, base_b)
+
+
+def _elements(scheme: Scheme, side: Side, name: str) -> int:
+    """Of the planes of a scheme, or of the one that takes what they do not serve: the larger."""
+    count = max(len(PLANES[each, side.complex, name]) for each in (scheme, WIDE[scheme]))
+    return side.matrices * count * side.rows * side.pitch
+
+
+def widen(launcher: Launcher, ready: Prepass) -> Prepass:
+    """The operands as bfloat16 planes, split where a tile asks for them, in the place of those in `ready`."""
+    scheme = WIDE[ready.a.planes.scheme]
+    left, right = (
+        split.allocate(launcher, scheme, operand.side, operand.planes.side, None, block)
+        for operand, block in zip((ready.a, ready.b), ready.blocks, strict=True)
     )
-    flags = Flags(
-        (launcher.pointer(left.flags), more_a),
-        (launcher.pointer(right.flags), more_b),
-        pairs,
-        status,
-        left.planes.batch_strides,
-        right.planes.batch_strides,
-    )
-    return Prepass(left, right, flags, words, (plan.more_a, plan.more_b, plan.pairs))
+    status = ready.status + _STATUS_WORDS * _INT.itemsize
+    gates = ready.a.deficits_at(launcher), ready.b.deficits_at(launcher)
+    split.run(launcher, left, right, ready.base_a, ready.base_b, status, gates)
+    return replace(ready, a=left, b=right, status=status)
+
+
+def plane_bytes(problem: GemmProblem | GemmReduceProblem, scheme: Scheme, *, widens: bool) -> int:
+    """Bytes of the planes of all of the batch."""
+    schemes = (scheme, WIDE[scheme]) if widens else (scheme,)
+    count = max(len(PLANES[each, problem.dtype.kind == "c", "a"]) for each in schemes)
+    return _HALF.itemsize * count * math.prod(problem.batch_shape) * problem.k * (problem.m + problem.n)
 
 
 def _ready(operand: Any, scheme: Scheme, side: Side, name: str) -> SplitOperand | None:

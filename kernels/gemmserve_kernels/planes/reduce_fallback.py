@@ -54,10 +54,10 @@ def _plan(
     matrices_b: tuple[int, ...],
 ) -> _Plan:
     operands = Operands.of(problem, a, b)
-    rows, columns, pairs = Flags.views(problem, matrices_a, matrices_b)
+    flag_views = Flags.views(problem, matrices_a, matrices_b)
     swapped = not problem.over_rows
     if swapped:
-        operands, rows, columns = operands.transposed(), columns, rows
+        operands, flag_views = operands.transposed(), Flags.swap(flag_views)
     stored = problem.stored((), problem.dtype)[1]
     kernel = TiledKernel.build(
         "reduce_fallback",
@@ -70,12 +70,10 @@ def _plan(
         extra=epilogue_defines(problem),
     )
     pieces = []
-    for first, inner, (*found, row_flags, column_flags, pair_flags) in launches(
-        problem.batch_shape, [operands.a, operands.b, rows, columns, pairs]
-    ):
-        gemm, tiles = gemm_params(kernel, operands, inner, found, complex(problem.alpha), 0j)
+    for first, inner, found in launches(problem.batch_shape, [operands.a, operands.b, *flag_views]):
+        gemm, tiles = gemm_params(kernel, operands, inner, found[:2], complex(problem.alpha), 0j)
         product = GemmReduceParams(gemm=gemm, first_batch=first, reduce_batch=problem.over_batch)
-        flags = FlagParams(row_flags.params(), column_flags.params(), pair_flags.params())
+        flags = Flags.params(found[2:], problem.k)
         params = ReduceFallbackParams(product=product, flags=flags, tiles=tiles // gemm.tiles_m)
         pieces.append((params, min(params.tiles, BLOCKS * spec.sm_count)))
     return _Plan(kernel, tuple(pieces), swapped)

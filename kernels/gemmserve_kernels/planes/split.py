@@ -1,24 +1,22 @@
-"""The pre-pass of the tensor-core products: operands of any strides become scaled float16 planes (see `planes`).
+"""The pre-pass of the tensor-core products: operands of any strides become scaled planes (see `planes.layout`).
 
 Every vector along k (a row of op(A), a column of op(B)) is scaled by the power of two that puts its largest magnitude
 into [2**14, 2**15), and cut into a float16 and the float16 nearest to what that leaves. Both operands take one launch.
-Beside the planes the kernel writes what `balance` and `fallback` decide by:
-
-- `flags`: vectors that are not finite, or lose more than 2**-33 of the 1-norm of their real or their imaginary parts;
-- `relative`, `absolute`: for each k, the bits of the largest scaled and of the largest unscaled magnitude.
+Beside the planes the kernel counts what `planes.verdict` decides by, the deficit of each vector, and keeps the largest
+of every group. For the wide way (`planes.wide`) it makes three bfloat16 of an element, scaled into [2**30, 2**31), and
+flags vectors that these do not hold exactly: such as are not finite, or spread over more than 92 binades.
 
 How it is done (cuda/split; the shapes are in `geometry`). Short vectors are one warp's, which holds a few of them, and
 asks no other; all warps have equal parts. Of longer ones a vector's scale is known only when all of it has been
 seen, so the blocks, or clusters of blocks that see each other's shared memory, hold whole vectors there: everything
 is read once and written once. Each warp fetches and converts the same steps of k of one vector after another. So it
-needs no other warp but for the maxima and sums of a vector, it fetches the next ones as soon as it has converted
-those before them, and it keeps the largest magnitudes at its steps of k in registers to the end. As many blocks as
-the device holds share the work; which does what is settled as they go, and changes no result. What a vector loses is
-worked out only where an element lies below 2**-18 of the vector's largest magnitude: others lose nothing
-(cuda/split/element.cuh).
+needs no other warp but for the maxima and counts of a vector, and it fetches the next ones as soon as it has converted
+those before them. As many blocks as the device holds share the work; which does what is settled as they go, and changes
+no result. What a vector loses is counted only where an element lies below 2**-18 of the vector's largest magnitude:
+others lose nothing (cuda/split/element.cuh).
 
 Source of the split: H. Ootomo, R. Yokota, IJHPCA 36 (2022), section III, with the scale of a vector in the place of the
-constant one.
+constant one; of three bfloat16: G. Henry, P. T. P. Tang, A. Heinecke, ARITH 2019.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from gemmserve_kernels.arguments import BATCH_DIMS, MatrixParams, MatrixView, St
 from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.planes.dealing import deal
 from gemmserve_kernels.planes.geometry import Geometry, geometry_of
-from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
+from gemmserve_kernels.planes.layout import DEPTHS, PITCH, PLANES, Planes, is_wide
 from gemmserve_kernels.tiling import flag
 
 if TYPE_CHECKING:
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.planes.layout import Scheme
+    from gemmserve_kernels.planes.verdict import Deficits
     from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
 
 DEPENDENT: Final = True
@@ -60,8 +59,7 @@ class SplitOperandParams(ctypes.Structure):
         ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
         ("planes", ctypes.c_int64),
         ("exponents", ctypes.c_int64),
-        ("relative", ctypes.c_int64),
-        ("absolute", ctypes.c_int64),
+        ("deficits", ctypes.c_int64),
         ("flags", ctypes.c_int64),
         ("rows", ctypes.c_int64),
         ("k", ctypes.c_int64),
@@ -82,6 +80,8 @@ class SplitParams(ctypes.Structure):
         ("a", SplitOperandParams),
         ("b", SplitOperandParams),
         ("status", ctypes.c_int64),
+        ("gate_a", ctypes.c_int64),
+        ("gate_b", ctypes.c_int64),
     )
 
 
@@ -169,35 +169,33 @@ def sides(problem: GemmProblem | GemmReduceProblem, a: StoredArray, b: StoredArr
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """Where the pre-pass writes what it learns of one operand: in `words`, int32 and zero before it, the relative ones
-    (matrices, k) from number `first` on, behind them the absolute ones.
-    """
-
-    words: Any
-    first: int
-
-
-@dataclass(frozen=True)
 class SplitOperand:
-    """One operand after the pre-pass. `flags`: int32 (matrices, rows)."""
+    """One operand after the pre-pass. `deficits` of float16 planes; `flags` of bfloat16 ones, int32 (matrices, rows)."""
 
     side: Side
     planes: Planes
-    flags: Any
-    statistics: Statistics
+    deficits: Deficits | None
+    flags: Any = None
 
     @property
     def arrays(self) -> tuple[Any, ...]:
         """All that it holds."""
-        return self.planes.data, self.planes.exponents, self.flags, self.statistics.words
+        judged = self.flags if self.deficits is None else self.deficits.words
+        return self.planes.data, self.planes.exponents, judged
 
     def with_arrays(self, source: Any, arrays: Sequence[Any]) -> SplitOperand:
         """The same with other arrays, made of `source`."""
         del source  # the planes are all there is to know of it
-        data, exponents, flags, words = arrays
+        data, exponents, judged = arrays
         planes = replace(self.planes, data=data, exponents=exponents)
-        return replace(self, planes=planes, flags=flags, statistics=replace(self.statistics, words=words))
+        if self.deficits is None:
+            return replace(self, planes=planes, flags=judged)
+        return replace(self, planes=planes, deficits=replace(self.deficits, words=judged))
+
+    def deficits_at(self, launcher: Launcher) -> int:
+        """The address of the deficits; 0 where there are none."""
+        found = self.deficits
+        return 0 if found is None else launcher.pointer(found.words) + _INT.itemsize * found.first
 
 
 @dataclass(frozen=True)
@@ -241,7 +239,8 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: Side | None, b: Side | None) -> Sp
     defines = {
         "COMPLEX": flag(one.complex),
         "PLANAR": flag(one.planar),
-        "LOW": flag(scheme != "1xfp16"),
+        "BFLOAT": flag(is_wide(scheme)),
+        "DEPTH": str(DEPTHS[scheme]),
         "GAUSS": flag(scheme == "3xfp16-3m"),
         "THREADS": str(geometry.threads),
         "MIN_BLOCKS": str(geometry.blocks),
@@ -285,16 +284,21 @@ def _together(geometry: Geometry, cluster: int, k: int) -> dict[str, str]:
     }
 
 
-def allocate(launcher: Launcher, scheme: Scheme, side: Side, name: str, statistics: Statistics) -> SplitOperand:
-    """Memory for one operand's planes. `name` is "a" or "b"."""
+def allocate(
+    launcher: Launcher, scheme: Scheme, side: Side, name: str, deficits: Deficits | None, data: Any = None
+) -> SplitOperand:
+    """Memory for one operand's planes, the beginning of `data` where that is given. `name` is "a" or "b".
+
+    `deficits` of float16 planes; bfloat16 ones get flags.
+    """
     count = len(PLANES[scheme, side.complex, name])
-    data = launcher.empty((side.matrices, count, side.rows, side.pitch), _HALF)
+    shape = (side.matrices, count, side.rows, side.pitch)
     vectors = (side.matrices, side.rows)
     planes = Planes(
         scheme=scheme,
         complex=side.complex,
         side="a" if name == "a" else "b",
-        data=data,
+        data=launcher.empty(shape, _HALF) if data is None else data[: math.prod(shape)],
         exponents=launcher.empty(vectors, _INT),
         matrices=side.matrices,
         rows=side.rows,
@@ -302,7 +306,7 @@ def allocate(launcher: Launcher, scheme: Scheme, side: Side, name: str, statisti
         pitch=side.pitch,
         batch_strides=side.batch_strides,
     )
-    return SplitOperand(side, planes, launcher.empty(vectors, _INT), statistics)
+    return SplitOperand(side, planes, deficits, launcher.empty(vectors, _INT) if deficits is None else None)
 
 
 def place(launcher: Launcher, params: SplitOperandParams, operand: SplitOperand, base: int) -> None:
@@ -311,17 +315,22 @@ def place(launcher: Launcher, params: SplitOperandParams, operand: SplitOperand,
     params.source.im += base
     params.planes = launcher.pointer(operand.planes.data)
     params.exponents = launcher.pointer(operand.planes.exponents)
-    params.flags = launcher.pointer(operand.flags)
-    statistics, side = operand.statistics, operand.side
-    params.relative = launcher.pointer(statistics.words) + _INT.itemsize * statistics.first
-    params.absolute = params.relative + _INT.itemsize * side.matrices * side.k
+    params.deficits = operand.deficits_at(launcher)
+    params.flags = 0 if operand.flags is None else launcher.pointer(operand.flags)
 
 
 def run(
-    launcher: Launcher, a: SplitOperand | None, b: SplitOperand | None, base_a: int, base_b: int, status: int
+    launcher: Launcher,
+    a: SplitOperand | None,
+    b: SplitOperand | None,
+    base_a: int,
+    base_b: int,
+    status: int,
+    gates: tuple[int, int] = (0, 0),
 ) -> None:
     """Fills the planes of one or both operands. `base_*`: what the views' addresses count from; `status`: the address
     of four int32, 0 before; the first is not 0 after where a vector is flagged, two more count what blocks have taken.
+    `gates`: addresses of two words; where both are 0 on the device, nothing is done.
     """
     one = a or b
     if one is None:
@@ -333,6 +342,7 @@ def run(
     if b is not None:
         place(launcher, params.b, b, base_b)
     params.status = status
+    params.gate_a, params.gate_b = gates
     launcher.launch(
         how.source,
         "split",
@@ -343,9 +353,3 @@ def run(
         dependent=DEPENDENT,
     )
 
-
-def is_flat(relative: Any, absolute: Any, scheme: Scheme) -> bool:
-    """Whether the statistics of all matrices of an operand, as uint32, say that it needs no balancing along k."""
-    top = 13 if scheme == "3xfp16-3m" else 14
-    threshold = (top - 4 + 127) << 23
-    return bool(np.all((absolute == 0) | (relative >= threshold)))

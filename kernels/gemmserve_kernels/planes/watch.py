@@ -1,4 +1,4 @@
-"""What fell back to plain FP32, for benchmarks and tests."""
+"""What float16 planes did not serve, for the service's metrics, benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -10,40 +10,65 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemmserve_kernels.planes.verdict import GROUP, groups, most_deficit
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gemmserve_kernels.planes.prepass import Prepass
     from gemmserve_kernels.planes.split import SplitOperand
     from gemmserve_kernels.problem import GemmProblem
 
 
 @dataclass(frozen=True)
 class _Product:
-    """`words`: int32 that hold further flags of A, of B and of the pairs of the batch, from the numbers `firsts` on."""
+    """`ready`: float16 planes, or bfloat16 ones where a product has no others; `wide`: those of the wide way if any."""
 
     problem: GemmProblem
-    a: SplitOperand
-    b: SplitOperand
-    words: Any
-    firsts: tuple[int, int, int]
+    ready: Prepass
+    wide: Prepass | None
 
-    def flagged(self) -> int:
-        """Elements of the result that plain FP32 computed. Waits for the device."""
-        words, batch = _host(self.words), self.problem.batch_shape
-        more_a, more_b, pairs = self.firsts
+    def shares(self) -> tuple[float, float]:
+        """Shares of the result's elements that the wide way took, and that plain FP32 did. Waits for the device."""
+        none = np.zeros((self.problem.batch, self.problem.m, self.problem.n), bool)
+        rest, flagged = none, none
+        if self.ready.a.deficits is not None:
+            a, b = self._of_batch(self.ready, _deficits)
+            rest = a[:, :, None].astype(np.int64) + b[:, None, :] > most_deficit(self.problem.k)
+        planes = self.wide or self.ready
+        if planes.a.flags is not None and _host(planes.words)[_FLAGGED[self.wide is not None]]:
+            a, b = self._of_batch(planes, _flags)
+            flagged = a[:, :, None] | b[:, None, :]
+        if self.wide is None:
+            return 0.0, float((rest | flagged).mean())
+        return float((rest & ~flagged).mean()), float((rest & flagged).mean())
 
-        def flags(operand: SplitOperand, first: int) -> Any:
-            side = operand.side
-            extra = words[first : first + side.matrices * side.rows].reshape(side.matrices, side.rows)
-            found = (_host(operand.flags) | extra) != 0
+    def _of_batch(self, planes: Prepass, of: Any) -> tuple[Any, Any]:
+        """What `of` says of the vectors of each matrix of the batch."""
+        found = []
+        for operand in (planes.a, planes.b):
             steps = operand.planes.batch_strides
-            index = sum((np.indices(batch)[axis] * step for axis, step in enumerate(steps)), np.zeros(batch, int))
-            return found[index.reshape(-1)].mean(axis=1)
+            shape = self.problem.batch_shape
+            index = sum((np.indices(shape)[axis] * step for axis, step in enumerate(steps)), np.zeros(shape, int))
+            found.append(of(operand)[index.reshape(-1)])
+        return found[0], found[1]
 
-        rows, columns = flags(self.a, more_a), flags(self.b, more_b)
-        whole = words[pairs : pairs + self.problem.batch] != 0
-        share = np.where(whole, 1.0, 1 - (1 - rows) * (1 - columns))
-        return round(float(share.sum()) * self.problem.m * self.problem.n)
+
+_FLAGGED = {False: 0, True: 4}
+"""The word that says whether a vector is flagged, of the first and of the second pre-pass (`planes.prepass`)."""
+
+
+def _deficits(operand: SplitOperand) -> Any:
+    """(matrices, rows), each the largest one of its group."""
+    side, found = operand.side, operand.deficits
+    assert found is not None
+    count = side.matrices * groups(side.rows)
+    words = _host(found.words)[found.first + 1 :][:count].reshape(side.matrices, -1)
+    return np.repeat(words, GROUP, axis=1)[:, : side.rows]
+
+
+def _flags(operand: SplitOperand) -> Any:
+    return _host(operand.flags) != 0
 
 
 @dataclass
@@ -52,10 +77,18 @@ class Watch:
 
     products: list[_Product] = field(default_factory=list)
 
+    def wide_share(self) -> float:
+        """The share of the results' elements that the wide way took, 0 to 1. Waits for the device."""
+        return self._share(0)
+
     def fallback_share(self) -> float:
         """The share of the results' elements that plain FP32 computed, 0 to 1. Waits for the device."""
-        elements = sum(math.prod((*x.problem.batch_shape, x.problem.m, x.problem.n)) for x in self.products)
-        return sum(x.flagged() for x in self.products) / elements if elements else 0.0
+        return self._share(1)
+
+    def _share(self, which: int) -> float:
+        sizes = [math.prod((*x.problem.batch_shape, x.problem.m, x.problem.n)) for x in self.products]
+        total = sum(sizes)
+        return sum(x.shares()[which] * size for x, size in zip(self.products, sizes, strict=True)) / total if total else 0.0
 
 
 _watched: ContextVar[Watch | None] = ContextVar("watched", default=None)
@@ -77,11 +110,11 @@ def watching() -> bool:
     return _watched.get() is not None
 
 
-def note(problem: GemmProblem, a: SplitOperand, b: SplitOperand, words: Any, firsts: tuple[int, int, int]) -> None:
+def note(problem: GemmProblem, ready: Prepass, wide: Prepass | None) -> None:
     """Called by a product with what it leaves behind."""
     watched = _watched.get()
     if watched is not None:
-        watched.products.append(_Product(problem, a, b, words, firsts))
+        watched.products.append(_Product(problem, ready, wide))
 
 
 def _host(array: Any) -> Any:

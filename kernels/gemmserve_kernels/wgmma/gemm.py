@@ -18,6 +18,7 @@ from gemmserve_kernels.wgmma.tiles import resolve, supports
 if TYPE_CHECKING:
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.planes.layout import Planes, Scheme
+    from gemmserve_kernels.planes.verdict import Judged
     from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
     from gemmserve_kernels.reduction import Partials
 
@@ -64,21 +65,35 @@ class PlaneSide(NamedTuple):
         return Box((self.pitch, self.rows, self.planes, self.matrices), (block_k, rows, planes, 1))
 
 
-def _source(launcher: Launcher, planes: Planes) -> Source:
-    return Source(PlaneSide.of(planes), launcher.pointer(planes.data), launcher.pointer(planes.exponents))
+def _sources(launcher: Launcher, a: Planes, b: Planes, judged: Judged | None) -> tuple[Source, Source]:
+    deficits = (0, 0) if judged is None else judged[1:]
+    left, right = (
+        Source(PlaneSide.of(planes), launcher.pointer(planes.data), launcher.pointer(planes.exponents), address)
+        for planes, address in zip((a, b), deficits, strict=True)
+    )
+    return left, right
 
 
 def multiply(
-    launcher: Launcher, problem: GemmProblem, tile: WgmmaTile, a: Planes, b: Planes, c: Any | None, out: Any
+    launcher: Launcher,
+    problem: GemmProblem,
+    tile: WgmmaTile,
+    a: Planes,
+    b: Planes,
+    c: Any | None,
+    out: Any,
+    judged: Judged | None = None,
 ) -> None:
-    """Writes alpha (sum over k) 2^(exponents) + beta c into every element of `out`, for all of the problem's batch.
+    """Writes alpha (sum over k) 2^(exponents) + beta c into every element of `out`, for all of the problem's batch, or
+    into those of the tiles that `judged` names.
 
     `a` and `b` are the planes of the problem's operands; `c` is not read where beta is 0. Raises CompileError,
     DeviceError.
     """
     found = [StoredArray.of(launcher, array) for array in (out if c is None or problem.beta == 0 else c, out)]
-    left, right = _source(launcher, a), _source(launcher, b)
-    made = plan(launcher.spec.sm_count, problem, tile, left.side, right.side, *(stored for stored, _ in found))
+    left, right = _sources(launcher, a, b, judged)
+    stored = [each for each, _ in found]
+    made = plan(launcher.spec.sm_count, problem, tile, left.side, right.side, *stored, judged and judged.tiles)
     made.run(launcher, left, right, [base for _, base in found])
 
 
@@ -96,13 +111,15 @@ def multiply_reduce(
     partials: Partials,
     first_matrix: int,
     c: Any | None,
+    judged: Judged | None = None,
 ) -> None:
     """`multiply`, leaving partials of the problem's batch from number `first_matrix` on; the product in `c` if any.
 
     `tile.parts` is 1.
     """
     stored, base = (None, 0) if c is None else StoredArray.of(launcher, c)
-    left, right = _source(launcher, a), _source(launcher, b)
-    made = plan(launcher.spec.sm_count, problem, tile, left.side, right.side, stored, stored)
+    left, right = _sources(launcher, a, b, judged)
+    tiles = judged and judged.tiles
+    made = plan(launcher.spec.sm_count, problem, tile, left.side, right.side, stored, stored, tiles)
     bases = [base, base] if c is not None else []
     made.run(launcher, left, right, bases, partials=partials, first_matrix=first_matrix)

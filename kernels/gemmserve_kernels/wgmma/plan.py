@@ -10,7 +10,7 @@ import ctypes
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from gemmserve_kernels.arguments import (
     matrix_view,
 )
 from gemmserve_kernels.compiler import KernelSource
+from gemmserve_kernels.planes.layout import is_wide
+from gemmserve_kernels.planes.verdict import most_deficit
 from gemmserve_kernels.problem import GemmReduceProblem
 from gemmserve_kernels.reduction import epilogue_defines
 from gemmserve_kernels.tiling import TYPES, flag
@@ -38,8 +40,10 @@ if TYPE_CHECKING:
     from gemmserve_kernels.wgmma.tensor_map import Box
     from gemmserve_kernels.wgmma.tile import WgmmaTile
 
-_SCHEMES: Final = {"3xfp16": 0, "3xfp16-3m": 1, "1xfp16": 2, "fp16": 3}
+_SCHEMES: Final = {"3xfp16": 0, "3xfp16-3m": 1, "1xfp16": 2, "fp16": 3, "3xbf16": 4, "6xbf16": 5, "9xbf16": 6}
 """enum Scheme in cuda/wgmma/kernel.cuh."""
+_TILES: Final = {None: 0, "served": 1, "rest": 2}
+"""enum Tiles in cuda/wgmma/schedule.cuh."""
 _PAIR: Final = 2
 _WIDE: Final = 8
 """Neighbouring results that one lane writes at once; the latter of float16, 16 bytes."""
@@ -53,6 +57,7 @@ class PlaneParams(ctypes.Structure):
 
     _fields_ = (
         ("exponents", ctypes.c_uint64),
+        ("deficits", ctypes.c_uint64),
         ("first_matrix", ctypes.c_int64),
         ("batch_stride", ctypes.c_int64 * BATCH_DIMS),
     )
@@ -78,10 +83,11 @@ class WgmmaParams(ctypes.Structure):
         ("tiles_n", ctypes.c_int32),
         ("matrices", ctypes.c_int32),
         ("units", ctypes.c_int32),
+        ("most_deficit", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
         ("alpha", ctypes.c_double * 2),
         ("beta", ctypes.c_double * 2),
         ("reduce", RowReduceParams),
-        ("reserved", ctypes.c_int64 * 3),  # up to a whole multiple of a tensor map's alignment
     )
 
 
@@ -115,7 +121,7 @@ class Side(Protocol):
 
 
 class Source(NamedTuple):
-    """An operand: how it lies, the address that its map begins at, and that of its exponents if any.
+    """An operand: how it lies, the address that its map begins at, and those of its exponents and deficits if any.
 
     `keep`: what must not be freed before everything is enqueued.
     """
@@ -123,6 +129,7 @@ class Source(NamedTuple):
     side: Side
     data: int
     exponents: int = 0
+    deficits: int = 0
     keep: Any = None
 
 
@@ -183,6 +190,7 @@ class Plan:
             params.map_left = launcher.tensor_map(self.left, left.data)
             params.map_right = launcher.tensor_map(self.right, right.data)
             params.left.exponents, params.right.exponents = left.exponents, right.exponents
+            params.left.deficits, params.right.deficits = left.deficits, right.deficits
             for matrix, base in zip((params.c, params.d), bases, strict=False):
                 matrix.re += base
                 matrix.im += base
@@ -201,10 +209,11 @@ def plan(
     b: Side,
     c: StoredArray | None,
     d: StoredArray | None,
+    tiles: Literal["served", "rest"] | None = None,
 ) -> Plan:
     """The launches of alpha A B + beta C, or of its reductions, on a device of that many multiprocessors.
 
-    C and D: None where there are none.
+    C and D: None where there are none. `tiles`: those that are computed, as in `planes.verdict.Judged`; None: all.
     """
     shape = (*problem.batch_shape, problem.m, problem.n)
     stored = problem.stored((), problem.dtype)[1]
@@ -235,6 +244,7 @@ def plan(
             tiles_n=tiles_n,
             matrices=matrices,
             units=matrices * tiles_m * tiles_n * tile.parts,
+            most_deficit=most_deficit(problem.k),
             c=views[2].params(),
             d=views[3].params(),
         )
@@ -261,7 +271,10 @@ def plan(
     across = (left.across, right.across)
     source = KernelSource(
         name,
-        defines(problem, tile, c_view.dtype, d_view.dtype, swapped=swapped, vector=vector, wide=wide, across=across),
+        defines(
+            problem, tile, c_view.dtype, d_view.dtype,
+            swapped=swapped, vector=vector, wide=wide, across=across, tiles=tiles,
+        ),
     )
     return Plan(
         source,
@@ -288,12 +301,14 @@ def defines(
     vector: bool,
     wide: bool = False,
     across: tuple[bool, bool] = (False, False),
+    tiles: Literal["served", "rest"] | None = None,
 ) -> tuple[tuple[str, str], ...]:
     """What the kernel is told. `vector`, `wide`: whether pairs, or float16 results by eight, are written at once.
-    `across`: of the left and of the right operand, as in `Side`.
+    `across`: of the left and of the right operand, as in `Side`. `tiles` as in `plan`.
     """
     found = {
         "SCHEME": str(_SCHEMES[tile.scheme]),
+        "BFLOAT": flag(is_wide(tile.scheme)),
         "COMPLEX": flag(tile.complex),
         "BLOCK_M": str(tile.block_m),
         "BLOCK_N": str(tile.block_n),
@@ -307,6 +322,7 @@ def defines(
         "PARTIAL": flag(tile.parts > 1),
         "RASTER": str(tile.raster),
         "SWAPPED": flag(swapped),
+        "TILES": str(_TILES[tiles]),
         "PLANAR": flag(problem.planar and tile.complex),
         "VECTOR_D": flag(vector),
         "WIDE_D": flag(wide),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from gemmserve_kernels.planes.layout import Scheme
+from gemmserve_kernels.planes.layout import DEPTHS, Scheme
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device import DeviceSpec
@@ -52,7 +52,7 @@ class WgmmaTile:
     @property
     def stage_planes(self) -> int:
         """Planes of an operand in one stage."""
-        return (1 if self.scheme in {"1xfp16", "fp16"} else 2) * (self.components if self.scheme != "3xfp16-3m" else 1)
+        return DEPTHS.get(self.scheme, 1) * (self.components if self.scheme != "3xfp16-3m" else 1)
 
     @property
     def instruction_n(self) -> int:

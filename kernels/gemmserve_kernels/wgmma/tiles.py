@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.operand import real_dtype
-from gemmserve_kernels.planes.layout import PITCH
+from gemmserve_kernels.planes.layout import PITCH, is_wide
 from gemmserve_kernels.wgmma.tensor_map import MAX_STRIDE
 from gemmserve_kernels.wgmma.tile import ALIGNMENT, MAX_STAGES, STATIC_SHARED, WgmmaTile
 
@@ -59,8 +59,14 @@ _PRODUCTS: Final = {
     ("3xfp16", False): 3,
     ("1xfp16", False): 1,
     ("fp16", False): 1,
+    ("3xbf16", True): 12,
+    ("3xbf16", False): 3,
+    ("6xbf16", True): 24,
+    ("6xbf16", False): 6,
+    ("9xbf16", True): 36,
+    ("9xbf16", False): 9,
 }
-"""Real float16 products in one product of the data."""
+"""Real float16 or bfloat16 products in one product of the data."""
 _RATE: Final = 2048 * 0.8
 """Fused multiply-adds of float16 in one cycle of a multiprocessor (Hopper tuning guide), and what is reached of it."""
 _UNIT_CYCLES: Final = 1500
@@ -72,6 +78,8 @@ _COMBINE_BYTES: Final = 2000
 kernel, and bytes a cycle of the workspace. Fitted to the same measurements."""
 _RESIDENT: Final = {1: 1.0, 2: 1.0, 4: 0.9}
 """Share of the multiprocessors that clusters of a size can fill: they do not cross the borders of a GPC."""
+
+_WIDE: Final = ("6xbf16", "9xbf16")
 
 _CANDIDATES: Final[dict[tuple[Arithmetic, bool], tuple[_Candidate, ...]]] = {
     ("3xfp16", True): (
@@ -115,8 +123,37 @@ _CANDIDATES: Final[dict[tuple[Arithmetic, bool], tuple[_Candidate, ...]]] = {
         _Candidate(128, 64, 64, 9, 1, 64, 0.65),
         _Candidate(64, 64, 64, 12, 1, 64, 0.5),
     ),
+    **{
+        (scheme, True): (
+            _Candidate(128, 128, 32, 2, 1, 32, 1.0),
+            _Candidate(128, 64, 32, 3, 1, 32, 0.95),
+            _Candidate(64, 64, 32, 4, 1, 32, 0.78),
+        )
+        for scheme in _WIDE
+    },
+    **{
+        (scheme, False): (
+            _Candidate(128, 256, 32, 3, 1, 32, 1.0),
+            _Candidate(128, 128, 32, 4, 1, 32, 0.97),
+            _Candidate(128, 64, 32, 6, 1, 32, 0.85),
+            _Candidate(64, 64, 32, 9, 1, 32, 0.65),
+        )
+        for scheme in _WIDE
+    },
+    ("3xbf16", True): (
+        _Candidate(128, 128, 32, 3, 1, 32, 1.0),
+        _Candidate(128, 64, 32, 4, 1, 32, 0.95),
+        _Candidate(64, 64, 32, 7, 1, 32, 0.76),
+    ),
+    ("3xbf16", False): (
+        _Candidate(128, 256, 32, 4, 1, 32, 1.0),
+        _Candidate(128, 128, 32, 6, 1, 32, 0.97),
+        _Candidate(128, 64, 32, 8, 1, 32, 0.85),
+        _Candidate(64, 64, 32, 12, 1, 32, 0.65),
+    ),
 }
-"""Measured on one H200 (benchmarks/kernels/tune_wgmma.py); of float16 operands as they are, estimated from 1xfp16."""
+"""Measured on one H200 (benchmarks/kernels/tune_wgmma.py); of float16 operands as they are, and of bfloat16
+planes, estimated from 1xfp16 and 3xfp16."""
 
 _LONG: Final = 6144
 """From this k on, fewer promotions round less than what truncation takes in the longer sums between them (H200: 2.5e-7
@@ -142,6 +179,8 @@ def promotion(scheme: Arithmetic, is_complex: bool, k: int, *, wide: bool = Fals
         return 0
     if scheme == "3xfp16-3m":
         return 64
+    if is_wide(scheme):
+        return 16 if scheme != "3xbf16" and k <= _SHORT[is_complex] else 32
     if k <= _SHORT[is_complex]:
         return 16 if is_complex else 32
     return 32 if is_complex and k < _LONG else 64

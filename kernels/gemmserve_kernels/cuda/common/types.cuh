@@ -29,6 +29,12 @@ using Real = typename RealOf<T>::type;
 template <class T>
 constexpr bool is_complex = RealOf<T>::is_complex;
 
+// A number that the compiler knows, as an argument.
+template <int N>
+struct Number {
+    static constexpr int VALUE = N;
+};
+
 template <bool Condition, class Then, class Else>
 struct SelectType {
     using type = Then;

@@ -1,17 +1,25 @@
-// What must not be taken from tensor cores: flags as matrices, two arrays of the same strides in `re` and `im`, of which
-// either may say so. No arrays (null): nothing is flagged.
+// What must not be taken from tensor cores: flags of rows and columns, and the deficits of groups of them
+// (common/verdict.cuh). Where there are none (null), nothing is flagged by them.
 #pragma once
 
-#include "../common/params.cuh"
+#include "../common/verdict.cuh"
 
 struct FlagParams {
-    MatrixParams rows;     // of op(A)
+    MatrixParams rows;     // of op(A): int flags as matrices of one row
     MatrixParams columns;  // of op(B)
-    MatrixParams pairs;    // of the batch
-    const int* status;     // 0 where none is set
+    MatrixParams row_deficits, column_deficits;  // of groups
+    const int* status_a;   // where both words are 0, nothing is flagged
+    const int* status_b;
+    Long most_deficit;     // of a row and a column that tensor cores may answer
+
+    GEMM_DEVICE bool none() const { return (*status_a | *status_b) == 0; }
 };
 
 GEMM_DEVICE bool flagged(const MatrixParams& flags, Long at) {
-    if (flags.re == nullptr) return false;
-    return (static_cast<const int*>(flags.re)[at] | static_cast<const int*>(flags.im)[at]) != 0;
+    return flags.re != nullptr && static_cast<const int*>(flags.re)[at] != 0;
+}
+
+// The deficit of vector `index` of the matrix whose deficits begin at `first`.
+GEMM_DEVICE Long group_deficit(const MatrixParams& deficits, Long first, Long index) {
+    return deficits.re == nullptr ? 0 : static_cast<const int*>(deficits.re)[first + index / GROUP];
 }

@@ -22,9 +22,9 @@ static_assert(COLUMNS * LANES % 32 == 0 && COLUMNS <= 32 && ROW <= 16, "strips o
 struct Shared {
     Piece patch[HELD * WARPS][PATCH * ROW];  // each warp reads what it has fetched: no barriers
     Piece largest[WARPS][ROW];
-    Part tally[WARPS][COLUMNS][PARTS];
+    int tally[WARPS][COLUMNS][PARTS];
     float block_largest[2][COLUMNS][PARTS];  // read by the other blocks of the cluster
-    Part block_tally[2][COLUMNS][PARTS];
+    int block_tally[2][COLUMNS][PARTS];
     float strip_largest[2][COLUMNS][PARTS];
     Scaling scaling[COLUMNS];
     int next[2];
@@ -35,11 +35,9 @@ struct Split {
     const SplitOperand& operand;
     Shared& shared;
     const int thread, lane, warp, rank;
-    const bool look;  // before maxima are raised
 
     GEMM_DEVICE Split(const SplitOperand& o, Shared& s, int t)
-        : operand(o), shared(s), thread(t), lane(t % 32), warp(t / 32), rank(cluster_rank()),
-          look(o.units * o.matrices > 2ll * o.groups) {}
+        : operand(o), shared(s), thread(t), lane(t % 32), warp(t / 32), rank(cluster_rank()) {}
 
     GEMM_DEVICE int first_k(int tile, int h) const { return tile * TILE + ((rank * HELD + h) * WARPS + warp) * PATCH; }
     // The same piece of steps that are RUN apart lies in different banks.
@@ -84,7 +82,6 @@ struct Split {
             operand.units * operand.matrices, operand.chunk, first, group, operand.groups, counter, shared.next, thread);
         const int tiles = WHOLE ? 1 : static_cast<int>((operand.pitch + TILE - 1) / TILE);
         if constexpr (WHOLE) begin(units.current(), 0, !units.done());
-        Peaks peaks[HELD] = {};
         Place before = {};
         int step = 0;
         for (; !units.done(); ++step) {
@@ -117,11 +114,8 @@ struct Split {
                         __syncwarp();
                     }
                 }
-                convert(at, tile, tile + 1 == tiles, peaks);
+                convert(at, tile, tile + 1 == tiles);
                 __syncwarp();  // all lanes have read the patches
-                if (!WHOLE || units.done() || place_of(operand, units.current(), COLUMNS).matrix != at.matrix) {
-                    flush(at.matrix, tile, peaks);
-                }
             }
             if constexpr (WHOLE) begin(units.current(), 0, !units.done());
         }
@@ -150,7 +144,7 @@ struct Split {
 #pragma unroll
         for (int step = 16; step >= ROW; step /= 2) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) most.at[i] = fmaxf(most.at[i], __shfl_xor_sync(ALL_LANES, most.at[i], step));
+            for (int i = 0; i < 4; ++i) most.at[i] = larger_magnitude(most.at[i], __shfl_xor_sync(ALL_LANES, most.at[i], step));
         }
         if (lane < ROW) shared.largest[warp][lane] = most;
     }
@@ -160,7 +154,7 @@ struct Split {
         if (thread < FLOATS) {
             float all = 0;
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) all = fmaxf(all, shared.largest[w][thread / 4].at[thread % 4]);
+            for (int w = 0; w < WARPS; ++w) all = larger_magnitude(all, shared.largest[w][thread / 4].at[thread % 4]);
             shared.block_largest[parity][thread / PARTS][thread % PARTS] = all;
         }
         if (more) gather_tally(parity ^ 1);
@@ -169,9 +163,9 @@ struct Split {
     GEMM_DEVICE void gather_tally(int parity) const {
         const int at = thread - (THREADS >= 2 * FLOATS ? THREADS - FLOATS : 0);  // other warps, where there are any
         if (at < 0 || at >= FLOATS) return;
-        Part all = {};
+        int all = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) all.add(shared.tally[w][at / PARTS][at % PARTS]);
+        for (int w = 0; w < WARPS; ++w) all += shared.tally[w][at / PARTS][at % PARTS];
         shared.block_tally[parity][at / PARTS][at % PARTS] = all;
     }
 
@@ -181,18 +175,18 @@ struct Split {
 #pragma unroll
         for (int r = 0; r < CLUSTER; ++r) {
 #pragma unroll
-            for (int p = 0; p < PARTS; ++p) all[p] = fmaxf(all[p], remote_float(&shared.block_largest[parity][thread][p], r));
+            for (int p = 0; p < PARTS; ++p) all[p] = larger_magnitude(all[p], remote_float(&shared.block_largest[parity][thread][p], r));
         }
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) shared.strip_largest[parity][thread][p] = all[p];
-        const unsigned most = bits_of(fmaxf(all[0], all[PARTS - 1]));
+        const unsigned most = larger(bits_of(all[0]), bits_of(all[PARTS - 1]));
         shared.scaling[thread] = scaling_for(most);
         if (rank == 0 && at.row + thread < operand.rows) {
             operand.exponents[at.matrix * operand.rows + at.row + thread] = undo_exponent(most);
         }
     }
 
-    GEMM_DEVICE void convert(const Place& at, int tile, bool fresh, Peaks (&peaks)[HELD]) const {
+    GEMM_DEVICE void convert(const Place& at, int tile, bool fresh) const {
         const int lane_k = lane % LANES * RUN;
         const Long plane = operand.rows * operand.pitch;
         Half* to = planes_of(operand, {at.matrix, at.row + lane / LANES}) + lane_k;
@@ -216,51 +210,36 @@ struct Split {
                     }
                 }
                 Vector<unsigned, RUN / 2> words[PLANES];
-                convert_run<SIDE_B>(re, im, by, operand.conjugate, peaks[h], words, tally);
+                convert_run<SIDE_B>(re, im, by, operand.conjugate, words, tally);
                 if (at.row + column < operand.rows) store_run(to + first_k(tile, h), plane, words);
             }
             to += 32 / LANES * operand.pitch;
-            Part sum = sum_of_lanes<LANES>(tally, lane);
+            tally.unpack();
+            int sum = sum_of_lanes<LANES>(tally, lane);
             if (lane % LANES < PARTS) {
-                Part& to = shared.tally[warp][column][lane % LANES];
-                if (!fresh) sum.add(to);
+                int& to = shared.tally[warp][column][lane % LANES];
+                if (!fresh) sum += to;
                 to = sum;
             }
-        }
-    }
-
-    // The maxima of all lanes that have the same steps of k to memory, through what the patch has been read of.
-    GEMM_DEVICE void flush(int matrix, int tile, Peaks (&peaks)[HELD]) const {
-#pragma unroll
-        for (int h = 0; h < HELD; ++h) {
-#pragma unroll
-            for (int i = 0; i < RUN; ++i) {
-#pragma unroll
-                for (int step = 16; step >= LANES; step /= 2) {
-                    peaks[h].relative[i] = fmaxf(peaks[h].relative[i], __shfl_xor_sync(ALL_LANES, peaks[h].relative[i], step));
-                    peaks[h].absolute[i] = fmaxf(peaks[h].absolute[i], __shfl_xor_sync(ALL_LANES, peaks[h].absolute[i], step));
-                }
-            }
-            float* scratch = reinterpret_cast<float*>(shared.patch[h * WARPS + warp]);
-            raise<LANES>(operand, matrix, first_k(tile, h), peaks[h], scratch, look, lane);
         }
     }
 
     GEMM_DEVICE void finish(const Place& at, int parity, int* status) const {
         const int column = thread - (THREADS >= 64 ? 32 : 0);  // another warp than finds the scaling, where there is one
         if (rank != 0 || column < 0 || column >= COLUMNS || at.row + column >= operand.rows) return;
-        bool flag = false;
+        int counts[PARTS];
+        unsigned largest[PARTS];
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) {
-            const Part& from = shared.block_tally[parity][column][p];
-            Part all = {};
+            counts[p] = 0;
 #pragma unroll
-            for (int r = 0; r < CLUSTER; ++r) all.add({remote_float(&from.lost, r), remote_float(&from.norm, r)});
-            const float largest = shared.strip_largest[parity][column][p];
-            flag = flag || all.too_much(largest != 0.0f) || bits_of(largest) >= INFINITE;
+            for (int r = 0; r < CLUSTER; ++r) {
+                counts[p] += static_cast<int>(remote_word(&shared.block_tally[parity][column][p], r));
+            }
+            largest[p] = bits_of(shared.strip_largest[parity][column][p]);
         }
-        operand.flags[at.matrix * operand.rows + at.row + column] = flag;
-        if (flag) atomicOr(status, 1);
+        record(
+            operand, at.matrix, at.row + column, counts, largest, static_cast<int>(operand.pitch - operand.k), status);
     }
 };
 

@@ -2,7 +2,7 @@
 //
 // A unit is STRIP / element neighbouring vectors. The warp fetches it into its own shared memory, the next one while it
 // converts this one. LANES lanes have a vector, each RUN of its steps of k; what they have to agree on, its largest
-// magnitude and what it loses, goes from lane to lane. Warps take equal parts of all units of both operands, those of A
+// magnitude and what is counted of it, goes from lane to lane. Warps take equal parts of all units of both operands, those of A
 // before those of B.
 #pragma once
 
@@ -83,7 +83,6 @@ struct Split {
 
     // Units `first` to `last` of all matrices.
     GEMM_DEVICE void run(int first, int last, int* status) const {
-        Peaks peaks = {};
         Place at = place_of(operand, first, VECTORS);
         if (STAGES > 1 && first < last) begin(at, 0);
         for (int number = first; number < last; ++number) {
@@ -98,23 +97,19 @@ struct Split {
                 wait_async<0>();
             }
             __syncwarp();
-            convert(at, stage, peaks, status);
+            convert(at, stage, status);
             __syncwarp();  // all lanes have read the unit
-            if (number + 1 == last || next.matrix != at.matrix) {
-                flush(at.matrix, stage, peaks);
-            }
             at = next;
         }
         wait_async<0>();
     }
 
-    GEMM_DEVICE void convert(const Place& at, int stage, Peaks& peaks, int* status) const {
+    GEMM_DEVICE void convert(const Place& at, int stage, int* status) const {
         constexpr int AT_ONCE = 32 / LANES;  // vectors in a turn
         const int step = lane % LANES * RUN;
         const Long plane = operand.rows * operand.pitch;
         Half* to = planes_of(operand, {at.matrix, at.row + lane / LANES}) + step;
-        unsigned kept = 0;  // of the turn that this lane writes down
-        bool kept_flag = false;
+        unsigned kept[PARTS] = {}, kept_counts = 0;  // of the turn that this lane writes down
 #pragma unroll 1
         for (int turn = 0; turn < TURNS; ++turn) {
             const int vector = turn * AT_ONCE + lane / LANES;
@@ -122,30 +117,36 @@ struct Split {
             load(stage, vector, step, re, im);
             float largest[PARTS] = {};
 #pragma unroll
-            for (int i = 0; i < RUN; ++i) {  // NaN counts as nothing here: it shows in the norm
-                largest[0] = fmaxf(largest[0], fabsf(re[i]));
-                if constexpr (COMPLEX) largest[PARTS - 1] = fmaxf(largest[PARTS - 1], fabsf(im[i]));
+            for (int i = 0; i < RUN; ++i) {
+                largest[0] = larger_magnitude(largest[0], fabsf(re[i]));
+                if constexpr (COMPLEX) largest[PARTS - 1] = larger_magnitude(largest[PARTS - 1], fabsf(im[i]));
             }
-            const unsigned most = largest_of_lanes(bits_of(fmaxf(largest[0], largest[PARTS - 1])));
+            unsigned most[PARTS];
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p) most[p] = largest_of_lanes(bits_of(largest[p]));
             Vector<unsigned, RUN / 2> words[PLANES];
             Tally tally = {};
-            const bool look = convert_run<SIDE_B>(re, im, scaling_for(most), operand.conjugate, peaks, words, tally);
+            convert_run<SIDE_B>(re, im, scaling_for(larger(most[0], most[PARTS - 1])), operand.conjugate, words, tally);
             if (at.row + vector < operand.rows && step < operand.pitch) store_run(to, plane, words);
             to += AT_ONCE * operand.pitch;
-            bool flag = most >= INFINITE;
-            if (look) {
-                flag |= too_much(tally, largest);
-            } else if (__any_sync(ALL_LANES, !is_finite(tally))) {
-                flag |= is_any(!is_finite(tally));
+            tally.unpack();
+            // Both counts in one word: neither exceeds twice GEMM_HELD_K.
+            const unsigned counts = sum_of_all_lanes(
+                static_cast<unsigned>(tally.count[0]) | (PARTS == 2 ? static_cast<unsigned>(tally.count[PARTS - 1]) << 16 : 0));
+            if (lane % LANES == turn) {
+                kept_counts = counts;
+#pragma unroll
+                for (int p = 0; p < PARTS; ++p) kept[p] = most[p];
             }
-            if (lane % LANES == turn) kept = most, kept_flag = flag;
         }
         const int vector = lane % LANES * AT_ONCE + lane / LANES;
         if (lane % LANES < TURNS && at.row + vector < operand.rows) {
-            const Long number = at.matrix * operand.rows + at.row + vector;
-            operand.exponents[number] = undo_exponent(kept);
-            operand.flags[number] = kept_flag;
-            if (kept_flag) atomicOr(status, 1);
+            operand.exponents[at.matrix * operand.rows + at.row + vector] = undo_exponent(larger(kept[0], kept[PARTS - 1]));
+            int counts[PARTS];
+            counts[0] = static_cast<int>(PARTS == 2 ? kept_counts & 0xffffu : kept_counts);
+            if constexpr (PARTS == 2) counts[PARTS - 1] = static_cast<int>(kept_counts >> 16);
+            record(
+                operand, at.matrix, at.row + vector, counts, kept, GEMM_HELD_K - static_cast<int>(operand.k), status);
         }
     }
 
@@ -159,20 +160,13 @@ struct Split {
         return most;
     }
 
-    // Whether it is so for any of the lanes that have this one's vector.
-    GEMM_DEVICE bool is_any(bool is_so) const {
-        constexpr unsigned OF_VECTOR = LANES == 32 ? ALL_LANES : (1u << LANES % 32) - 1;
-        return (__ballot_sync(ALL_LANES, is_so) >> (lane / LANES * LANES) & OF_VECTOR) != 0;
-    }
-
-    static GEMM_DEVICE bool is_finite(const Tally& tally) {
-        return tally.part[0].norm <= LARGEST && tally.part[PARTS - 1].norm <= LARGEST;
-    }
-
-    GEMM_DEVICE bool too_much(const Tally& tally, const float (&largest)[PARTS]) const {
-        const Part sum = sum_of_lanes<LANES>(tally, lane);  // of real parts in even lanes, of imaginary ones in odd ones
-        const bool re = is_any(largest[0] != 0.0f), im = is_any(largest[PARTS - 1] != 0.0f);
-        return is_any(sum.too_much(lane % 2 ? im : re));
+    static GEMM_DEVICE unsigned sum_of_all_lanes(unsigned counts) {
+#if defined(GEMM_CUDA)
+        if constexpr (LANES == 32) return __reduce_add_sync(ALL_LANES, counts);
+#endif
+#pragma unroll
+        for (int other = 1; other < LANES; other *= 2) counts += __shfl_xor_sync(ALL_LANES, counts, other);
+        return counts;
     }
 
     // A lane's steps of a vector.
@@ -200,20 +194,6 @@ struct Split {
                 }
             }
         }
-    }
-
-    // The maxima of all lanes that have the same steps of k to memory, through what has been converted.
-    GEMM_DEVICE void flush(int matrix, int stage, Peaks& peaks) const {
-#pragma unroll
-        for (int i = 0; i < RUN; ++i) {
-#pragma unroll
-            for (int other = 16; other >= LANES; other /= 2) {
-                peaks.relative[i] = fmaxf(peaks.relative[i], __shfl_xor_sync(ALL_LANES, peaks.relative[i], other));
-                peaks.absolute[i] = fmaxf(peaks.absolute[i], __shfl_xor_sync(ALL_LANES, peaks.absolute[i], other));
-            }
-        }
-        const bool many = operand.units > 256;  // each of which may be another warp's
-        raise<LANES>(operand, matrix, 0, peaks, reinterpret_cast<float*>(unit[stage]), many, lane);
     }
 };
 

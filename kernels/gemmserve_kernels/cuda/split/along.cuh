@@ -19,7 +19,7 @@ static_assert(RANKS == 1 || TEAM == THREADS, "several blocks or a part of one");
 struct Shared {
     Piece stage[STAGES][HELD * WARPS][32 * PIECES];  // each warp reads what it has fetched: no barriers
     float largest[2][WARPS][PARTS];
-    Part tally[2][WARPS][PARTS];
+    int tally[2][WARPS][PARTS];
     int next[2];
 };
 
@@ -28,12 +28,10 @@ struct Split {
     const SplitOperand& operand;
     Shared& shared;
     const int lane, warp, team, rank;
-    const bool look;  // before maxima are raised
 
     GEMM_DEVICE Split(const SplitOperand& o, Shared& s, int thread)
         : operand(o), shared(s), lane(thread % 32), warp(thread / 32), team(thread / TEAM + teams_before()),
-          rank(RANKS > 1 ? cluster_rank() % RANKS : 0),
-          look(o.units * o.matrices > 2ll * o.groups * (RANKS > 1 ? 1 : CLUSTER)) {}
+          rank(RANKS > 1 ? cluster_rank() % RANKS : 0) {}
 
     static GEMM_DEVICE int teams_before() { return RANKS > 1 ? cluster_rank() / RANKS : 0; }
 
@@ -87,7 +85,6 @@ struct Split {
 #pragma unroll
             for (int s = 0; s < STAGES; ++s) begin(place(units.number[s]), 0, s, units.number[s] < units.all);
         }
-        Peaks peaks[HELD] = {};
         Place before = {};
         float largest[PARTS] = {};
         int stage = 0;
@@ -114,7 +111,7 @@ struct Split {
             units.advance(step);
             find_largest(parity, largest);
             before = at;
-            const Scaling by = scaling_for(bits_of(fmaxf(largest[0], largest[PARTS - 1])));
+            const Scaling by = scaling_for(larger(bits_of(largest[0]), bits_of(largest[PARTS - 1])));
             Tally tally = {};
             for (int tile = tiles; tile-- > 0;) {
                 if constexpr (!WHOLE) {
@@ -124,18 +121,15 @@ struct Split {
                         __syncwarp();
                     }
                 }
-                convert(at, tile, stage, by, peaks, tally);
+                convert(at, tile, stage, by, tally);
                 __syncwarp();  // all lanes have read the stage
-                if (!WHOLE || units.done() || place(units.current()).matrix != at.matrix) {
-                    flush(at.matrix, tile, stage, peaks);
-                }
             }
             if constexpr (WHOLE) {
                 const int coming = units.last();
                 begin(place(coming), 0, stage, coming < units.all);
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
             }
-            const Part sum = sum_of_lanes<32>(tally, lane);
+            const int sum = sum_of_lanes<32>(tally, lane);
             if (lane < PARTS) shared.tally[parity][warp][lane] = sum;
         }
         wait_async<0>();
@@ -148,15 +142,15 @@ struct Split {
     GEMM_DEVICE void share_largest(const Piece& most, int parity) const {
         float first, second;  // of even and odd floats
         if constexpr (COMPLEX) {
-            first = fmaxf(most.at[0], most.at[2]), second = fmaxf(most.at[1], most.at[3]);
+            first = larger_magnitude(most.at[0], most.at[2]), second = larger_magnitude(most.at[1], most.at[3]);
         } else {
-            first = second = fmaxf(fmaxf(most.at[0], most.at[1]), fmaxf(most.at[2], most.at[3]));
+            first = second = larger_magnitude(larger_magnitude(most.at[0], most.at[1]), larger_magnitude(most.at[2], most.at[3]));
         }
         const bool odd = lane & 1;
         float mine = odd ? second : first;
-        mine = fmaxf(mine, __shfl_xor_sync(ALL_LANES, odd ? first : second, 1));
+        mine = larger_magnitude(mine, __shfl_xor_sync(ALL_LANES, odd ? first : second, 1));
 #pragma unroll
-        for (int step = 2; step < 32; step *= 2) mine = fmaxf(mine, __shfl_xor_sync(ALL_LANES, mine, step));
+        for (int step = 2; step < 32; step *= 2) mine = larger_magnitude(mine, __shfl_xor_sync(ALL_LANES, mine, step));
         if (lane < PARTS) shared.largest[parity][warp][lane] = mine;
     }
 
@@ -172,14 +166,14 @@ struct Split {
                 if (w >= RANKS * WARPS) continue;
 #pragma unroll
                 for (int p = 0; p < PARTS; ++p) {
-                    largest[p] = fmaxf(largest[p], remote_float(&shared.largest[parity][w % WARPS][p], base + w / WARPS));
+                    largest[p] = larger_magnitude(largest[p], remote_float(&shared.largest[parity][w % WARPS][p], base + w / WARPS));
                 }
             }
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
 #pragma unroll
                 for (int step = 16; step > 0; step /= 2) {
-                    largest[p] = fmaxf(largest[p], __shfl_xor_sync(ALL_LANES, largest[p], step));
+                    largest[p] = larger_magnitude(largest[p], __shfl_xor_sync(ALL_LANES, largest[p], step));
                 }
             }
         } else {
@@ -187,14 +181,14 @@ struct Split {
             for (int w = 0; w < TEAM_WARPS; ++w) {
 #pragma unroll
                 for (int p = 0; p < PARTS; ++p) {
-                    largest[p] = fmaxf(largest[p], shared.largest[parity][warp / TEAM_WARPS * TEAM_WARPS + w][p]);
+                    largest[p] = larger_magnitude(largest[p], shared.largest[parity][warp / TEAM_WARPS * TEAM_WARPS + w][p]);
                 }
             }
         }
     }
 
     GEMM_DEVICE void convert(
-        const Place& at, int tile, int stage, const Scaling& by, Peaks (&peaks)[HELD], Tally& tally) const {
+        const Place& at, int tile, int stage, const Scaling& by, Tally& tally) const {
         Half* const to = planes_of(operand, at) + lane * RUN;
 #pragma unroll
         for (int h = 0; h < HELD; ++h) {
@@ -210,42 +204,34 @@ struct Split {
                 }
             }
             Vector<unsigned, RUN / 2> words[PLANES];
-            convert_run<SIDE_B>(re, im, by, operand.conjugate, peaks[h], words, tally);
+            convert_run<SIDE_B>(re, im, by, operand.conjugate, words, tally);
             if (chunk(tile, h) + lane * RUN < operand.pitch && at.row < operand.rows) {
                 store_run(to + chunk(tile, h), operand.rows * operand.pitch, words);
             }
         }
-    }
-
-    // The maxima of the thread's runs to memory, through what the stage has been read of.
-    GEMM_DEVICE void flush(int matrix, int tile, int stage, Peaks (&peaks)[HELD]) const {
-#pragma unroll
-        for (int h = 0; h < HELD; ++h) {
-            float* scratch = reinterpret_cast<float*>(shared.stage[stage][h * WARPS + warp]);
-            raise<32>(operand, matrix, chunk(tile, h), peaks[h], scratch, look, lane);
-        }
+        tally.unpack();
     }
 
     GEMM_DEVICE void finish(const Place& at, const float (&largest)[PARTS], int parity, int* status) const {
         if (lane != 0 || warp % TEAM_WARPS != 0 || rank != 0 || at.row >= operand.rows) return;
-        bool flag = false;
         const int base = RANKS > 1 ? cluster_rank() / RANKS * RANKS : 0;
+        int counts[PARTS];
+        unsigned bits[PARTS];
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) {
-            Part all = {};
+            counts[p] = 0;
             for (int r = 0; r < RANKS; ++r) {
                 for (int w = 0; w < TEAM_WARPS; ++w) {
-                    const Part& part = shared.tally[parity][warp + w][p];
-                    all.add(RANKS > 1 ? Part{remote_float(&part.lost, base + r), remote_float(&part.norm, base + r)} : part);
+                    const int* const from = &shared.tally[parity][warp + w][p];
+                    counts[p] += RANKS > 1 ? static_cast<int>(remote_word(from, base + r)) : *from;
                 }
             }
-            flag = flag || all.too_much(largest[p] != 0.0f);
+            bits[p] = bits_of(largest[p]);
         }
-        const unsigned most = bits_of(fmaxf(largest[0], largest[PARTS - 1]));
-        flag = flag || most >= INFINITE;
-        operand.exponents[at.matrix * operand.rows + at.row] = undo_exponent(most);
-        operand.flags[at.matrix * operand.rows + at.row] = flag;
-        if (flag) atomicOr(status, 1);
+        operand.exponents[at.matrix * operand.rows + at.row] = undo_exponent(larger(bits[0], bits[PARTS - 1]));
+        constexpr int CHUNK = 32 * RUN;
+        const int padding = static_cast<int>((operand.pitch + CHUNK - 1) / CHUNK * CHUNK - operand.k);
+        record(operand, at.matrix, at.row, counts, bits, padding, status);
     }
 };
 

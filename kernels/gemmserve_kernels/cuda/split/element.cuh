@@ -1,4 +1,4 @@
-// A run of neighbouring elements along k: scaled, cut into float16 planes, and what that loses.
+// A run of neighbouring elements along k: scaled, cut into planes, and what is counted of it (planes/verdict.py).
 #pragma once
 
 #include "params.cuh"
@@ -6,28 +6,27 @@
 #include "../common/bits.cuh"
 #include "../common/raster.cuh"
 #include "../common/types.cuh"
+#include "../common/verdict.cuh"
 
 constexpr bool COMPLEX = GEMM_COMPLEX;
 constexpr bool PLANAR = GEMM_PLANAR;
-constexpr bool LOW = GEMM_LOW;      // whether there is a second plane for what the first one leaves
-constexpr bool GAUSS = GEMM_GAUSS;  // three real products a complex one
+constexpr bool BFLOAT = GEMM_BFLOAT;  // bfloat16 in the place of float16
+constexpr int DEPTH = GEMM_DEPTH;     // planes of a value, each for what those before it leave
+constexpr bool GAUSS = GEMM_GAUSS;    // three real products a complex one
 constexpr int VALUES = GAUSS ? 3 : COMPLEX ? 2 : 1;
-constexpr int PLANES = VALUES * (LOW ? 2 : 1);
+constexpr int PLANES = VALUES * DEPTH;
 constexpr int PARTS = COMPLEX ? 2 : 1;
-constexpr int TOP = GAUSS ? 13 : 14;  // the largest magnitude of a vector lies in [2^TOP, 2^(TOP + 1))
+constexpr int TOP = BFLOAT ? 30 : GAUSS ? 13 : 14;  // the largest magnitude of a vector lies in [2^TOP, 2^(TOP + 1))
 constexpr int THREADS = GEMM_THREADS;
 constexpr int WARPS = THREADS / 32;
 constexpr int RUN = 8;  // steps of k that a thread converts at once: 16 bytes of a plane
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
-// A residual counts as lost where it exceeds this part of the element: what rounding takes anyway.
-constexpr float KEPT = LOW ? 1.0f / (1 << 21) : 1.0f / (1 << 10);
-// Scaled magnitudes from here on lose nothing. Planes keep x to within 2^-22 |x| (one plane: 2^-11) but for float16's
-// subnormal numbers, where they keep it to within 2^-25: less than KEPT |x|, from here on.
-constexpr float SAFE = LOW ? 1.0f / (1 << 4) : 1.0f / (1 << 15);
-constexpr float LARGEST = 3.4028234663852886e38f;
-// The part of a vector's 1-norm that may be lost.
-constexpr float TOLERANCE = LOW ? 1.0f / (1ll << 33) : 1.0f / (1 << 22);
+// Scaled magnitudes from LARGE on count as large. From SAFE on they lose nothing: planes keep x to within 2^-22 |x| (one
+// plane: 2^-11) but for float16's subnormal numbers, where they keep it to within 2^-25.
+constexpr float LARGE = GAUSS ? 128.0f : 256.0f;
+constexpr float SAFE = DEPTH > 1 ? 1.0f / (1 << 4) : 1.0f / (1 << 15);
+constexpr int DEEPEST = 92;  // binades below a vector's largest magnitude down to which bfloat16 products are exact
 
 GEMM_DEVICE unsigned larger(unsigned x, unsigned y) { return x > y ? x : y; }
 
@@ -35,6 +34,15 @@ constexpr unsigned INFINITE = 0x7f800000u;
 
 // Magnitude as bits: in this order of unsigned numbers NaN is above infinity, which is above everything finite.
 GEMM_DEVICE unsigned magnitude_bits(float x) { return bits_of(x) & 0x7fffffffu; }
+
+// The larger of two magnitudes, NaN where one is.
+GEMM_DEVICE float larger_magnitude(float x, float y) {
+#if defined(GEMM_LARGER)
+    return larger(x, y);
+#else
+    return float_of(larger(bits_of(x), bits_of(y)));
+#endif
+}
 
 // floor(log2(x)) of a finite positive number, subnormals included.
 GEMM_DEVICE int exponent_of(unsigned bits) {
@@ -45,67 +53,117 @@ GEMM_DEVICE int exponent_of(unsigned bits) {
 GEMM_DEVICE int undo_exponent(unsigned bits) { return bits == 0 || bits >= INFINITE ? 0 : exponent_of(bits) - TOP; }
 
 // 2^shift as two factors, since it may lie above a float's range; the second one is nearly always 1. The first is 0 for
-// a vector with infinities: its planes are of no use, and it is flagged.
+// a vector with infinities or NaN: its planes are of no use, and its products are not taken from them. `tiny`: bits of
+// the magnitude below which elements are too small for bfloat16's planes.
 struct Scaling {
     float first, second;
+    unsigned tiny;
 };
 
 GEMM_DEVICE Scaling scaling_of(int shift) {
     const int first = shift < 126 ? shift : 126;
-    return {power_of_two(first), power_of_two(shift - first)};
+    return {power_of_two(first), power_of_two(shift - first), 0};
 }
 
 GEMM_DEVICE Scaling scaling_for(unsigned largest) {
+    constexpr unsigned LEAST = TOP > 32 ? TOP : 32;
     const unsigned biased = largest >> 23;
-    if (biased - 32 < 255 - 32) return {float_of((2 * 127 + TOP - biased) << 23), 1.0f};  // nearly always
-    if (largest >= INFINITE) return {0.0f, 1.0f};
-    return scaling_of(-undo_exponent(largest));
+    Scaling by;
+    if (biased - LEAST < 255 - LEAST) by = {float_of((2 * 127 + TOP - biased) << 23), 1.0f, 0};  // nearly always
+    else if (largest >= INFINITE) return {0.0f, 1.0f, 0};
+    else by = scaling_of(-undo_exponent(largest));
+    if constexpr (BFLOAT) {
+        const int deepest = exponent_of(largest | (largest == 0)) - DEEPEST;
+        by.tiny = deepest >= -126 ? static_cast<unsigned>(deepest + 127) << 23 : deepest >= -149 ? 1u << (deepest + 149) : 0;
+    }
+    return by;
 }
 
 GEMM_DEVICE float scaled(float x, const Scaling& by) { return x * by.first * by.second; }
 
-// Two floats as neighbouring float16, the first in the lower half.
+// Two floats as neighbouring float16, or bfloat16, the first in the lower half.
 GEMM_DEVICE unsigned pack(float x, float y) {
 #if defined(GEMM_CUDA)
     unsigned both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+    if constexpr (BFLOAT) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
     return both;
 #else
+    if constexpr (BFLOAT) {
+        const unsigned low = bits_of(x), high = bits_of(y);
+        return (low + 0x7fffu + (low >> 16 & 1u)) >> 16 | ((high + 0x7fffu + (high >> 16 & 1u)) & 0xffff0000u);
+    }
     return static_cast<unsigned>(float_to_half(x).bits) | static_cast<unsigned>(float_to_half(y).bits) << 16;
 #endif
 }
 GEMM_DEVICE float unpack(unsigned both, int which) {
+    if constexpr (BFLOAT) return float_of(which ? both & 0xffff0000u : both << 16);
     return half_to_float(Half{static_cast<unsigned short>(which ? both >> 16 : both & 0xffffu)});
 }
 
-// Of the real or of the imaginary parts of a vector: what is lost, and the 1-norm.
-struct Part {
-    float lost, norm;
+// What is counted of a vector's real and imaginary parts, as far as a thread has seen them: elements that are not large,
+// those of which something is lost twice. Of bfloat16 planes: those that are too small for them.
+struct Tally {
+    int count[PARTS];
+    unsigned packed[PARTS];  // two counts each, not yet added
 
-    GEMM_DEVICE void add(const Part& other) {
-        lost += other.lost;
-        norm += other.norm;
-    }
-
-    // Whether the planes will not do: too much is lost, something is not finite (and so is the norm), or all that is
-    // `present` has vanished beside the other part.
-    GEMM_DEVICE bool too_much(bool present) const {
-        return (norm == 0.0f && present) || !(lost <= TOLERANCE * norm) || !(norm <= LARGEST);
+    GEMM_DEVICE void unpack() {
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+#if defined(GEMM_CUDA)
+            const float first = half_to_float(Half{static_cast<unsigned short>(packed[p] & 0xffffu)});
+            const float second = half_to_float(Half{static_cast<unsigned short>(packed[p] >> 16)});
+            count[p] += static_cast<int>(first + second);
+#else
+            count[p] += static_cast<int>((packed[p] & 0xffffu) + (packed[p] >> 16));
+#endif
+            packed[p] = 0;
+        }
     }
 };
 
-struct Tally {
-    Part part[PARTS];
+// Counts those of two scaled magnitudes that are not large; `high` is both as float16.
+GEMM_DEVICE void count_small(unsigned& packed, float x, float y, unsigned high) {
+#if defined(GEMM_CUDA)
+    constexpr unsigned LIMIT = GAUSS ? 0x58005800u : 0x5c005c00u;  // LARGE
+    unsigned less;
+    if constexpr (GAUSS) high = pack(x, y);
+    asm("{ .reg .b32 size; abs.f16x2 size, %1; set.lt.f16x2.f16x2 %0, size, %2; }" : "=r"(less) : "r"(high), "r"(LIMIT));
+    asm("add.rn.f16x2 %0, %0, %1;" : "+r"(packed) : "r"(less));
+#else
+    if constexpr (!GAUSS) x = unpack(high, 0), y = unpack(high, 1);
+    packed += (fabsf(x) < LARGE ? 1u : 0u) + (fabsf(y) < LARGE ? 0x10000u : 0u);
+#endif
+}
+
+// The smallest magnitudes of both halves so far.
+struct Smallest {
+#if defined(GEMM_CUDA)
+    unsigned both = 0x7bff7bffu;
+    GEMM_DEVICE void add(unsigned high) {
+        asm("{ .reg .b32 size; abs.f16x2 size, %1; min.f16x2 %0, %0, size; }" : "+r"(both) : "r"(high));
+    }
+    GEMM_DEVICE bool may_lose() const {
+        constexpr unsigned LIMIT = DEPTH > 1 ? 0x2c002c00u : 0x02000200u;  // SAFE
+        unsigned less;
+        asm("set.lt.f16x2.f16x2 %0, %1, %2;" : "=r"(less) : "r"(both), "r"(LIMIT));
+        return less != 0;
+    }
+#else
+    float least = 65504.0f;
+    GEMM_DEVICE void add(unsigned high) { least = fminf(least, fminf(fabsf(unpack(high, 0)), fabsf(unpack(high, 1)))); }
+    GEMM_DEVICE bool may_lose() const { return least < SAFE; }
+#endif
 };
 
 // Sums over LANES neighbouring lanes: even ones get that of the real, odd ones that of the imaginary parts.
 template <int LANES>
-GEMM_DEVICE float sum_of_lanes(float first, float second, int lane) {
-    float mine = first;
+GEMM_DEVICE int sum_of_lanes(const Tally& tally, int lane) {
+    int mine = tally.count[0];
     if constexpr (PARTS == 2) {
         const bool odd = lane & 1;
-        mine = odd ? second : first;
-        mine += __shfl_xor_sync(ALL_LANES, odd ? first : second, 1);
+        mine = odd ? tally.count[1] : tally.count[0];
+        mine += __shfl_xor_sync(ALL_LANES, odd ? tally.count[0] : tally.count[1], 1);
     } else {
         mine += __shfl_xor_sync(ALL_LANES, mine, 1);
     }
@@ -114,24 +172,32 @@ GEMM_DEVICE float sum_of_lanes(float first, float second, int lane) {
     return mine;
 }
 
-template <int LANES>
-GEMM_DEVICE Part sum_of_lanes(const Tally& tally, int lane) {
-    const Part &first = tally.part[0], &second = tally.part[PARTS - 1];
-    Part sum;
-    sum.lost = 0.0f;
-    if (__any_sync(ALL_LANES, first.lost + second.lost != 0.0f)) {
-        sum.lost = sum_of_lanes<LANES>(first.lost, second.lost, lane);
+// Writes down what has been counted of a vector: `counts` and `largest` magnitudes (bits) of its parts; `padding`: how
+// many of those counted were none of its elements.
+GEMM_DEVICE void record(
+    const SplitOperand& operand, int matrix, int row, const int (&counts)[PARTS], const unsigned (&largest)[PARTS],
+    int padding, int* status) {
+    const unsigned most = larger(largest[0], largest[PARTS - 1]);
+    if constexpr (BFLOAT) {
+        const bool flag = most >= INFINITE || counts[0] != 0;
+        operand.flags[matrix * operand.rows + row] = flag;
+        if (flag) atomicOr(status, 1);
+    } else {
+        int deficit = 0;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+            if (largest[p] != 0 && counts[p] - padding > deficit) deficit = counts[p] - padding;
+        }
+        if (most >= INFINITE || deficit > NEVER) deficit = NEVER;
+        if (deficit > 0) atomicMax(operand.deficits + 1 + matrix * groups_of(operand.rows) + row / GROUP, deficit);
+        if (2ll * deficit > operand.k - SPARE) atomicOr(operand.deficits, 1);
     }
-    sum.norm = sum_of_lanes<LANES>(first.norm, second.norm, lane);
-    return sum;
 }
 
-// Two neighbours along k, scaled and conjugated, as float16: out[plane] takes both. The tally counts each `weight`
-// times. What is lost is looked at where `look` says so.
+// Two neighbours along k, scaled and conjugated, as planes: out[plane] takes both.
 template <bool SIDE_B>
 GEMM_DEVICE void cut_pair(
-    const float (&x)[2], const float (&y)[2], const float (&weight)[2], bool look, unsigned (&out)[PLANES],
-    Tally& tally) {
+    const float (&x)[2], const float (&y)[2], unsigned (&out)[PLANES], Tally& tally, Smallest& smallest) {
     float value[VALUES][2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -139,51 +205,39 @@ GEMM_DEVICE void cut_pair(
         if constexpr (GAUSS) {
             value[1][i] = SIDE_B ? y[i] - x[i] : y[i];
             value[2][i] = x[i] + y[i];
-            const float size = weight[i] * (fabsf(x[i]) + fabsf(y[i]));
-            tally.part[0].norm += size;
-            tally.part[1].norm += size;
         } else if constexpr (COMPLEX) {
             value[1][i] = y[i];
         }
     }
 #pragma unroll
     for (int v = 0; v < VALUES; ++v) {
-        Part& part = tally.part[v < PARTS ? v : PARTS - 1];
-        const unsigned high = pack(value[v][0], value[v][1]);
-        unsigned low = 0;
-        out[GAUSS && LOW ? 2 * v : v] = high;
-        if constexpr (LOW) {
-            low = pack(value[v][0] - unpack(high, 0), value[v][1] - unpack(high, 1));
-            out[GAUSS ? 2 * v + 1 : VALUES + v] = low;
-        }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float size = fabsf(value[v][i]);
-            if (look) {
-                const float rest = value[v][i] - unpack(high, i) - unpack(low, i);
-                part.lost += weight[i] * fmaxf(multiply_add(-KEPT, size, fabsf(rest)), 0.0f);
+        for (int depth = 0; depth < DEPTH; ++depth) {
+            const unsigned both = pack(value[v][0], value[v][1]);
+            out[GAUSS ? v * DEPTH + depth : depth * VALUES + v] = both;
+            if constexpr (!BFLOAT) {
+                if (depth == 0) smallest.add(both);
+                if (depth == 0 && v < PARTS) {
+                    count_small(tally.packed[v], v == 0 ? x[0] : y[0], v == 0 ? x[1] : y[1], both);
+                }
             }
-            if constexpr (!GAUSS) part.norm += weight[i] * size;
+            if (depth + 1 == DEPTH) continue;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) value[v][i] -= unpack(both, i);
         }
     }
 }
 
-// The largest magnitudes at RUN steps of k, of scaled elements and of the elements themselves.
-struct Peaks {
-    float relative[RUN], absolute[RUN];
-};
-
-// RUN steps of a vector as they are stored; words[plane] takes them scaled and cut. All lanes of a warp come here. Whether
-// any of them may have lost something or vanished: else only the norm is of interest, for what is not finite.
+// RUN steps of a vector as they are stored; words[plane] takes them scaled and cut. All lanes of a warp come here.
 template <bool SIDE_B>
-GEMM_DEVICE bool convert_run(
-    float (&re)[RUN], float (&im)[RUN], const Scaling& by, bool conjugate, Peaks& peaks,
-    Vector<unsigned, RUN / 2> (&words)[PLANES], Tally& tally) {
-    if (by.first != 0.0f) {
+GEMM_DEVICE void convert_run(
+    float (&re)[RUN], float (&im)[RUN], const Scaling& by, bool conjugate, Vector<unsigned, RUN / 2> (&words)[PLANES],
+    Tally& tally) {
+    if constexpr (BFLOAT) {
 #pragma unroll
-        for (int i = 0; i < RUN; ++i) {
-            peaks.absolute[i] = fmaxf(peaks.absolute[i], fabsf(re[i]));
-            if constexpr (COMPLEX) peaks.absolute[i] = fmaxf(peaks.absolute[i], fabsf(im[i]));
+        for (int i = 0; i < RUN; ++i) {  // 0 becomes the largest number
+            tally.count[0] += magnitude_bits(re[i]) - 1u < by.tiny - 1u && by.tiny != 0;
+            if constexpr (COMPLEX) tally.count[0] += magnitude_bits(im[i]) - 1u < by.tiny - 1u && by.tiny != 0;
         }
     }
     const float first_im = conjugate ? -by.first : by.first;
@@ -199,71 +253,24 @@ GEMM_DEVICE bool convert_run(
             if constexpr (COMPLEX) im[i] *= by.second;
         }
     }
-    float smallest = LARGEST;
-#pragma unroll
-    for (int i = 0; i < RUN; ++i) {
-        peaks.relative[i] = fmaxf(peaks.relative[i], fabsf(re[i]));
-        smallest = fminf(smallest, fabsf(re[i]));
-        if constexpr (COMPLEX) {
-            peaks.relative[i] = fmaxf(peaks.relative[i], fabsf(im[i]));
-            smallest = fminf(smallest, fabsf(im[i]));
-        }
-        if constexpr (GAUSS) {
-            smallest = fminf(smallest, fabsf(re[i] + im[i]));
-            if constexpr (SIDE_B) smallest = fminf(smallest, fabsf(im[i] - re[i]));
-        }
-    }
-    const bool look = __any_sync(ALL_LANES, smallest < SAFE);
+    Smallest smallest;
 #pragma unroll
     for (int pair = 0; pair < RUN / 2; ++pair) {
         const int i = 2 * pair;
         unsigned out[PLANES];
-        cut_pair<SIDE_B>({re[i], re[i + 1]}, {im[i], im[i + 1]}, {1.0f, 1.0f}, look, out, tally);
+        cut_pair<SIDE_B>({re[i], re[i + 1]}, {im[i], im[i + 1]}, out, tally, smallest);
 #pragma unroll
         for (int p = 0; p < PLANES; ++p) words[p].at[pair] = out[p];
     }
-    return look;
-}
-
-// Raises maxima in memory, which only ever rise, of COUNT neighbouring words of which `length` exist. All lanes of a warp
-// come here. LOOK first where many have done so before: atomics are then seldom needed.
-template <int COUNT>
-GEMM_DEVICE void raise(unsigned* place, const float* values, int length, bool look, int lane) {
-    unsigned seen[COUNT / 32] = {};
-#if !defined(GEMM_SHIM)  // its race checker would report the read
-    if (look) {
+    if constexpr (!BFLOAT) {
+        if (__any_sync(ALL_LANES, smallest.may_lose())) {
 #pragma unroll
-        for (int i = 0; i < COUNT / 32; ++i) {
-            if (i * 32 + lane < length) seen[i] = static_cast<volatile unsigned*>(place)[i * 32 + lane];
+            for (int i = 0; i < RUN; ++i) {
+                tally.count[0] += re[i] != 0.0f && fabsf(re[i]) < SAFE;
+                if constexpr (COMPLEX) tally.count[PARTS - 1] += im[i] != 0.0f && fabsf(im[i]) < SAFE;
+            }
         }
     }
-#endif
-#pragma unroll
-    for (int i = 0; i < COUNT / 32; ++i) {
-        if (i * 32 + lane >= length) continue;
-        const unsigned bits = bits_of(values[i * 32 + lane]);
-        if (bits > seen[i]) atomicMax(place + i * 32 + lane, bits);
-    }
-}
-
-// The maxima that the first LANES lanes have of successive runs, at steps of k from `k` on, to memory; all lanes begin
-// again. `scratch` in shared memory is the warp's own.
-template <int LANES>
-GEMM_DEVICE void raise(
-    const SplitOperand& operand, int matrix, int k, Peaks& peaks, float* scratch, bool look, int lane) {
-    const int length = static_cast<int>(operand.k) - k;
-#pragma unroll
-    for (int which = 0; which < 2; ++which) {
-        float(&mine)[RUN] = which == 0 ? peaks.relative : peaks.absolute;
-        if (lane < LANES) {
-#pragma unroll
-            for (int i = 0; i < RUN; ++i) scratch[lane * RUN + i] = mine[i];
-        }
-        __syncwarp();
-        raise<LANES * RUN>((which == 0 ? operand.relative : operand.absolute) + matrix * operand.k + k, scratch, length, look, lane);
-        __syncwarp();
-    }
-    peaks = {};
 }
 
 // 16 bytes by one instruction: the compiler makes four of some copies of structures.

@@ -7,11 +7,10 @@
 struct SplitOperand {
     MatrixParams source;  // row_stride from vector to vector, column_stride along k
     Long batch_shape[BATCH_DIMS];
-    Half* planes;          // (matrices, planes, rows, pitch)
+    Half* planes;          // float16 or bfloat16 (matrices, planes, rows, pitch)
     int* exponents;        // (matrices, rows)
-    unsigned* relative;    // (matrices, k): bits of the largest scaled magnitude at each k; zero before the launch
-    unsigned* absolute;    // (matrices, k): the same of the elements themselves
-    int* flags;            // (matrices, rows): 1 where a vector must not be multiplied by its planes
+    int* deficits;         // float16 planes: see common/verdict.cuh; zero before the launch
+    int* flags;            // bfloat16 planes: (matrices, rows), 1 where a vector must not be multiplied by them
     Long rows, k, pitch;
     Long units;            // of one matrix: what is taken at a time, see Queue
     Long matrices;
@@ -23,5 +22,7 @@ struct SplitOperand {
 
 struct SplitParams {
     SplitOperand a, b;
-    int* status;  // [0]: not 0 where anything is flagged; [1], [2]: units taken of a, of b
+    int* status;        // [0]: not 0 where anything is flagged; [1], [2]: units taken of a, of b
+    const int* gate_a;  // nothing is done where both words are 0; null: there is no gate
+    const int* gate_b;
 };

@@ -11,10 +11,10 @@ struct alignas(16) Piece {
     float at[4];
 };
 
-// The larger magnitudes, float by float; NaN counts as nothing here (it shows in the norm).
+// The larger magnitudes, float by float.
 GEMM_DEVICE void raise(Piece& largest, const Piece& piece) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) largest.at[i] = fmaxf(largest.at[i], fabsf(piece.at[i]));
+    for (int i = 0; i < 4; ++i) largest.at[i] = larger_magnitude(largest.at[i], fabsf(piece.at[i]));
 }
 
 // Where an operand's elements are.

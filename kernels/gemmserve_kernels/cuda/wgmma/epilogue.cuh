@@ -7,20 +7,20 @@
 #include "../common/types.cuh"
 #include "mainloop.cuh"
 
-// x 2^exponent, rounded at most once. One float may not hold the power; the product of two does: sums lie between 2^-48
-// and 2^48, so that beyond 252 the result is 0 or infinite in any case, and what the first factor makes subnormal the
-// second makes 0.
+// x 2^exponent, rounded at most once. One float may not hold the power; the product of three does, each a third of it:
+// where a product with two of them is subnormal, that with the third is 0. Sums lie between 2^-126 and 2^127, so that
+// beyond -378 and 254 the result is 0 or infinite in any case.
 struct Power {
-    float first, second;
+    float first, second, third;
 
     GEMM_DEVICE explicit Power(int exponent) {
         const bool one_factor = exponent >= -126 && exponent <= 127;
-        exponent = exponent < -252 ? -252 : exponent > 252 ? 252 : exponent;
-        const int half = one_factor ? exponent : exponent >> 1;
-        first = power_of_two(half);
-        second = power_of_two(exponent - half);
+        exponent = exponent < -378 ? -378 : exponent > 378 ? 378 : exponent;
+        const int part = one_factor ? 0 : exponent / 3;
+        second = third = power_of_two(part);
+        first = power_of_two(exponent - 2 * part);
     }
-    GEMM_DEVICE float times(float x) const { return x * first * second; }
+    GEMM_DEVICE float times(float x) const { return x * first * second * third; }
     GEMM_DEVICE Complex<float> times(Complex<float> x) const { return {times(x.re), times(x.im)}; }
 };
 
@@ -37,6 +37,7 @@ struct Place {
 template <class Config>
 struct Exponents {
     static constexpr int SMALL = 36;
+    static constexpr int USUAL = Config::BFLOAT ? -16 : 0;  // of magnitudes like those that float16 planes have around 0
     int column[Config::BLOCK_N / 32], row[2];
 
     GEMM_DEVICE void fetch(const WgmmaParams& params, const Work& work, int group, int thread) {
@@ -54,7 +55,8 @@ struct Exponents {
     }
 
     // Whether one factor, a normal number, undoes the exponents of any row and any column: sums lie between 2^-48 and 2^48,
-    // so that the result is normal, too. All lanes of the warp come here.
+    // so that the result is normal, too (of bfloat16 planes it may be subnormal, but is rounded once). All lanes of the
+    // warp come here.
     GEMM_DEVICE bool are_small() const {
         if constexpr (Config::DIRECT) return true;
         int large = is_large(row[0]) || is_large(row[1]);
@@ -62,7 +64,7 @@ struct Exponents {
         for (int i = 0; i < Config::BLOCK_N / 32; ++i) large |= is_large(column[i]);
         return !__any_sync(0xffffffffu, large);
     }
-    static GEMM_DEVICE bool is_large(int exponent) { return exponent < -SMALL || exponent > SMALL; }
+    static GEMM_DEVICE bool is_large(int exponent) { return exponent < USUAL - SMALL || exponent > USUAL + SMALL; }
 
     // Of a lane's neighbour `e` of two in `eight` columns.
     GEMM_DEVICE int of_column(int eight, int e) const {

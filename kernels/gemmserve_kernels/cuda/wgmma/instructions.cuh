@@ -1,19 +1,25 @@
-// wgmma.mma_async of m64 x n x k16, float16 operands in shared memory, float32 accumulators: d += SIGN * a b, or
+// wgmma.mma_async of m64 x n x k16, float16 (or bfloat16) operands in shared memory, float32 accumulators: d += SIGN * a b, or
 // d = SIGN * a b where `keep` is 0. TRANS: the operand lies along m or n, not along k. Asynchronous: hopper.cuh has
 // fence, commit and wait. PTX ISA 9.7.15.
 #pragma once
 
 #if defined(GEMM_CUDA)  // the CPU shim has its own
 
+#if GEMM_BFLOAT
+#define GEMM_OPERANDS "f32.bf16.bf16"
+#else
+#define GEMM_OPERANDS "f32.f16.f16"
+#endif
+
 template <int N>
 struct Instruction;
 
 template <>
 struct Instruction<64> {
-    template <int SIGN, int TRANS_A, int TRANS_B>
+    template <int SIGN, int TRANS_A, int TRANS_B, bool BFLOAT>
     static GEMM_DEVICE void multiply(float (&d)[32], Descriptor a, Descriptor b, int keep) {
         asm volatile(
-            "{ .reg .pred keep; setp.ne.b32 keep, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+            "{ .reg .pred keep; setp.ne.b32 keep, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16." GEMM_OPERANDS " {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 "
             "}, %32, %33, keep, %35, 1, %36, %37; }"
@@ -27,10 +33,10 @@ struct Instruction<64> {
 
 template <>
 struct Instruction<128> {
-    template <int SIGN, int TRANS_A, int TRANS_B>
+    template <int SIGN, int TRANS_A, int TRANS_B, bool BFLOAT>
     static GEMM_DEVICE void multiply(float (&d)[64], Descriptor a, Descriptor b, int keep) {
         asm volatile(
-            "{ .reg .pred keep; setp.ne.b32 keep, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+            "{ .reg .pred keep; setp.ne.b32 keep, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16." GEMM_OPERANDS " {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -50,10 +56,10 @@ struct Instruction<128> {
 
 template <>
 struct Instruction<256> {
-    template <int SIGN, int TRANS_A, int TRANS_B>
+    template <int SIGN, int TRANS_A, int TRANS_B, bool BFLOAT>
     static GEMM_DEVICE void multiply(float (&d)[128], Descriptor a, Descriptor b, int keep) {
         asm volatile(
-            "{ .reg .pred keep; setp.ne.b32 keep, %130, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+            "{ .reg .pred keep; setp.ne.b32 keep, %130, 0; wgmma.mma_async.sync.aligned.m64n256k16." GEMM_OPERANDS " {"
             "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "

@@ -5,7 +5,9 @@
 #include "../common/dependent.cuh"
 #include "epilogue.cuh"
 
-enum Scheme { SCHEME_3XFP16, SCHEME_3XFP16_3M, SCHEME_1XFP16, SCHEME_FP16 };
+enum Scheme {
+    SCHEME_3XFP16, SCHEME_3XFP16_3M, SCHEME_1XFP16, SCHEME_FP16, SCHEME_3XBF16, SCHEME_6XBF16, SCHEME_9XBF16
+};
 
 // The configuration of the prelude as one type.
 struct Config {
@@ -21,8 +23,11 @@ struct Config {
     using Value = Select<COMPONENTS == 2, Complex<float>, float>;
 
     static constexpr int PHASES = SCHEME == SCHEME_3XFP16_3M ? 3 : 1;
-    static constexpr bool HALVES = SCHEME == SCHEME_3XFP16 || SCHEME == SCHEME_3XFP16_3M;  // high and low
-    static constexpr int STAGE_PLANES = (HALVES ? 2 : 1) * (PHASES == 1 ? COMPONENTS : 1);
+    static constexpr bool HALVES = SCHEME == SCHEME_3XFP16 || SCHEME == SCHEME_3XFP16_3M || SCHEME == SCHEME_3XBF16;
+    static constexpr bool NINE = SCHEME == SCHEME_9XBF16, THIRDS = SCHEME == SCHEME_6XBF16 || NINE;
+    static constexpr bool BFLOAT = SCHEME >= SCHEME_3XBF16;
+    static constexpr int STAGE_PLANES = (THIRDS ? 3 : HALVES ? 2 : 1) * (PHASES == 1 ? COMPONENTS : 1);
+    static constexpr Tiles TILES = static_cast<Tiles>(GEMM_TILES);
     static constexpr bool LEFT_ACROSS = GEMM_LEFT_ACROSS, RIGHT_ACROSS = GEMM_RIGHT_ACROSS;  // along m, n instead of k
     static constexpr bool DIRECT = SCHEME == SCHEME_FP16;  // operands as they are: no planes, no exponents
     static constexpr int ROW_BYTES = BLOCK_K * 2;
@@ -46,6 +51,7 @@ struct Config {
     static_assert(PROMOTE == 0 || BLOCK_K % PROMOTE == 0, "sums are promoted within a stage");
 };
 
+static_assert(Config::BFLOAT == GEMM_BFLOAT, "the host names the operands of the instruction");
 static_assert(sizeof(WgmmaParams) == GEMM_PARAMS_BYTES, "the host mirrors the structure");
 
 constexpr int ALIGNMENT = 1024;  // of a 128-byte swizzle
@@ -88,10 +94,15 @@ GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
     if constexpr (CLUSTERED) cluster_sync();
     let_next_start();
     wait_for_previous();  // planes, exponents, C: nothing that others have written is read before
+    const Verdicts<Config> verdicts(params);
+    if (verdicts.none()) return;
+    if constexpr (Config::SPLIT > 1) {
+        if (!verdicts.wants(static_cast<int>(blockIdx.x) / Config::SPLIT)) return;  // all of the cluster
+    }
 
     if (group == 0) {
         if constexpr (Config::CONSUMERS > 1) give_registers<40>();
-        if (thread == 0) produce<Config>(params, pipeline, rank);
+        if (thread == 0) produce<Config>(params, verdicts, pipeline, rank);
         __syncwarp();
         if constexpr (Config::SPLIT > 1) {
             cluster_sync();
@@ -104,7 +115,7 @@ GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
         const auto begin = [&](const Work& work) {
             if constexpr (AHEAD) exponents.fetch(params, work, group - 1, thread);
         };
-        consume<Config>(params, pipeline, rank, group - 1, thread, begin, [&](const Work& work, Sums<Config>& sums) {
+        consume<Config>(params, verdicts, pipeline, rank, group - 1, thread, begin, [&](const Work& work, Sums<Config>& sums) {
             const Consumer who{group - 1, thread, rank, pipeline.stages};
             if constexpr (Config::SPLIT > 1) {
                 cluster_sync();  // all stages of all consumers have been read

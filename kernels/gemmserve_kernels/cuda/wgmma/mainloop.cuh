@@ -6,6 +6,8 @@
 //   3xfp16-3m    the same by three (Gauss): P0 = (ar + ai) br, P1 = ar (bi - br), P2 = ai (br + bi);
 //                re = P0 - P2, im = P0 + P1. Each product has a stage of its own, so that a stage is small.
 //   1xfp16       one product, accumulated by the tensor core alone.
+//   3xbf16       3xfp16 with the first two of three bfloat16 parts, which reach over float32's whole range.
+//   6xbf16       x0 y0 + x0 y1 + x1 y0 + x1 y1 + x0 y2 + x2 y0 of three parts, which hold all 24 bits; 9xbf16 all nine.
 //   fp16         the same of float16 operands as they are, whichever way they lie; promoted like the 3x schemes where
 //                the result keeps more than float16 does, or k is long.
 // Four planes of 64 columns of both operands would fill shared memory with one stage. QUARTERED, a stage is the two
@@ -123,13 +125,14 @@ GEMM_DEVICE void fetch_quarter(
 }
 
 template <class Config>
-GEMM_DEVICE void produce(const WgmmaParams& params, const Pipeline& pipeline, unsigned rank) {
+GEMM_DEVICE void produce(
+    const WgmmaParams& params, const Verdicts<Config>& verdicts, const Pipeline& pipeline, unsigned rank) {
     constexpr int STAGES_EACH = Config::QUARTERED ? 4 : Config::PHASES;
     prefetch_map(params.map_left);
     prefetch_map(params.map_right);
     Turn<Config::STAGES> turn;
     Turn<Config::STAGES + 1> works;
-    for_each_unit<Config>(params, [&](int number) {
+    for_each_unit<Config>(params, verdicts, [&](int number) {
         const Unit unit = unit_at<Config>(params, number, rank);
         const Matrices at = matrices_of(params, unit.batch);
         const Slice slice = slice_of<Config>(params, unit, rank);
@@ -169,11 +172,28 @@ GEMM_DEVICE void product(
         const int steps = (first + step) * 16;  // 2 bytes further along k each, or a row of 64 neighbours
         const int in_left = steps * (Config::LEFT_ACROSS ? 128 : 2);
         const int in_right = steps * (Config::RIGHT_ACROSS ? 128 : 2);
-        Instruction<Config::INSTRUCTION_N>::template multiply<SIGN, Config::LEFT_ACROSS, Config::RIGHT_ACROSS>(
+        Instruction<Config::INSTRUCTION_N>::template multiply<
+            SIGN, Config::LEFT_ACROSS, Config::RIGHT_ACROSS, Config::BFLOAT>(
             d, left + (LEFT * Config::LEFT_PLANE + in_left) / 16,
             right + (RIGHT * Config::RIGHT_PLANE + part * Config::INSTRUCTION_N * Config::ROW_BYTES + in_right) / 16,
             fresh && step == 0 ? 0 : 1);
     }
+}
+
+// The products of three parts of either operand, small ones before large ones, but for that of the first parts: `each`
+// gets the numbers of both parts. NINE: also those that six leave out.
+template <bool NINE, class Each>
+GEMM_DEVICE void for_each_small_product(Each each) {
+    if constexpr (NINE) {
+        each(Number<2>(), Number<2>());
+        each(Number<2>(), Number<1>());
+        each(Number<1>(), Number<2>());
+    }
+    each(Number<2>(), Number<0>());
+    each(Number<0>(), Number<2>());
+    each(Number<1>(), Number<1>());
+    each(Number<1>(), Number<0>());
+    each(Number<0>(), Number<1>());
 }
 
 // Waits for what is in `temporary`.
@@ -210,7 +230,43 @@ GEMM_DEVICE void multiply_promoted(
             const bool last = round == ROUNDS - 1 && part == Config::PARTS - 1;
             const int first = round * STEPS;
             wgmma_fence();
-            if constexpr (Config::COMPONENTS == 2 && Config::PHASES == 1) {
+            if constexpr (Config::THIRDS) {
+                // planes: 0 re, 1 im of the first parts, then of the second, of the third; 0, 1, 2 of real data
+                constexpr int EACH = Config::COMPONENTS;
+                const int turn = EACH == 2 ? (block * ROUNDS + round) & 1 : 0;
+                const Descriptor left_1 = left + turn * (Config::LEFT_PLANE / 16);
+                const Descriptor left_2 = left + (1 - turn) * (Config::LEFT_PLANE / 16);
+                const Descriptor right_1 = right + turn * (Config::RIGHT_PLANE / 16);
+                const Descriptor right_2 = right + (1 - turn) * (Config::RIGHT_PLANE / 16);
+                bool fresh = true;
+                for_each_small_product<Config::NINE>([&](auto i, auto j) {
+                    constexpr int I = decltype(i)::VALUE * EACH, J = decltype(j)::VALUE * EACH;
+                    product<Config, I, J, 1, STEPS>(temporary, left_1, right_1, first, part, fresh);
+                    fresh = false;
+                    if constexpr (EACH == 2) {
+                        product<Config, I, J, -1, STEPS>(temporary, left_2, right_2, first, part, false);
+                    }
+                });
+                product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_1, first, part, false);
+                if constexpr (EACH == 2) {
+                    product<Config, 0, 0, -1, STEPS>(temporary, left_2, right_2, first, part, false);
+                    finish<Config>(temporary);
+                    promote(sums[0][part], temporary, turn ? -1.0f : 1.0f);
+                    wgmma_fence();
+                    fresh = true;
+                    for_each_small_product<Config::NINE>([&](auto i, auto j) {
+                        constexpr int I = decltype(i)::VALUE * EACH, J = decltype(j)::VALUE * EACH;
+                        product<Config, I, J, 1, STEPS>(temporary, left_1, right_2, first, part, fresh);
+                        fresh = false;
+                        product<Config, I, J, 1, STEPS>(temporary, left_2, right_1, first, part, false);
+                    });
+                    product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_2, first, part, false);
+                    product<Config, 0, 0, 1, STEPS>(temporary, left_2, right_1, first, part, false);
+                }
+                finish<Config>(temporary);
+                if (last) release();
+                promote<1>(sums[EACH - 1][part], temporary);
+            } else if constexpr (Config::COMPONENTS == 2 && Config::PHASES == 1) {
                 // planes: 0 re hi, 1 im hi, 2 re lo, 3 im lo; of the first part and of the second
                 const int turn = (block * ROUNDS + round) & 1;
                 const Descriptor left_1 = left + turn * (Config::LEFT_PLANE / 16);
@@ -320,7 +376,7 @@ GEMM_DEVICE void multiply_plain(Sums<Config>& sums, Descriptor left, Descriptor 
 // counts the consumers.
 template <class Config, class Begin, class Finish>
 GEMM_DEVICE void consume(
-    const WgmmaParams& params, const Pipeline& pipeline, unsigned rank, int group, int thread, Begin begin_unit,
+    const WgmmaParams& params, const Verdicts<Config>& verdicts, const Pipeline& pipeline, unsigned rank, int group, int thread, Begin begin_unit,
     Finish finish_unit) {
     Turn<Config::STAGES> turn;
     Turn<Config::STAGES + 1> works;
@@ -346,7 +402,7 @@ GEMM_DEVICE void consume(
         else return describe<Config::ROW_BYTES>(stage + Config::LEFT_BYTES);
     };
 
-    for_each_unit<Config>(params, [&](int) {
+    for_each_unit<Config>(params, verdicts, [&](int) {
         arrived();
         const Work work = pipeline.work[works.stage];
         const Slice slice = slice_of<Config>(params, work.unit, rank);

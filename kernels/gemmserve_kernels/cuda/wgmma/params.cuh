@@ -8,6 +8,7 @@
 // operand as it is: (k, row, 1, matrix), or (row, k, 1, matrix) where rows lie next to each other, without exponents.
 struct PlaneParams {
     const int* exponents;  // (matrices, rows)
+    const int* deficits;   // common/verdict.cuh, where tiles are chosen by them
     Long first_matrix;
     Long batch_stride[BATCH_DIMS];  // matrices
 };
@@ -25,6 +26,8 @@ struct WgmmaParams {
     int tiles_m, tiles_n;  // tiles of one matrix; a row of tiles_m is a cluster's
     int matrices;          // of this launch
     int units;             // matrices x tiles x parts
+    int most_deficit;      // of a row and a column whose product float16 planes serve
+    int unused;
     double alpha[2];
     double beta[2];
     RowReduceParams reduce;  // of wgmma_reduce

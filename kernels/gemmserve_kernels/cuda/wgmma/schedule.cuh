@@ -1,7 +1,11 @@
 // Which piece of which product a block computes when.
 #pragma once
 
+#include "../common/verdict.cuh"
 #include "params.cuh"
+
+// Which tiles a kernel computes: all, those that float16 planes serve, or the rest of these.
+enum Tiles { TILES_ALL, TILES_SERVED, TILES_REST };
 
 struct Unit {
     int tile_m, tile_n;  // of blocks
@@ -78,15 +82,53 @@ GEMM_DEVICE Slice slice_of(const WgmmaParams& params, const Unit& unit, unsigned
     return count > 0 ? Slice{first, first + count} : Slice{params.k_blocks, params.k_blocks + 1};
 }
 
+// What the pre-pass has found out of the operands, read after it has ended. Without a doubt all tiles are served.
+template <class Config>
+struct Verdicts {
+    const WgmmaParams& params;
+    bool doubt;
+
+    GEMM_DEVICE explicit Verdicts(const WgmmaParams& p) : params(p), doubt(false) {
+        if constexpr (Config::TILES != TILES_ALL) doubt = (*p.left.deficits | *p.right.deficits) != 0;
+    }
+
+    // Whether there is nothing to do.
+    GEMM_DEVICE bool none() const { return Config::TILES == TILES_REST && !doubt; }
+
+    // Whether the elements from (row, column) on of a product are this kernel's: of one tile, which lies in one group of
+    // rows and one of columns.
+    GEMM_DEVICE bool wants(const Matrices& at, Long row, Long column) const {
+        if constexpr (Config::TILES == TILES_ALL) return true;
+        if (!doubt) return Config::TILES == TILES_SERVED;
+        if (row >= params.m || column >= params.n) return false;
+        const bool served = deficit_of(params.left.deficits, at.left, params.m, row) +
+                                deficit_of(params.right.deficits, at.right, params.n, column) <=
+                            params.most_deficit;
+        return served == (Config::TILES == TILES_SERVED);
+    }
+
+    GEMM_DEVICE bool wants(int index) const {
+        if (Config::TILES == TILES_ALL || !doubt) return !none();
+        // All blocks of a cluster have tiles of one group of rows: they agree.
+        static_assert(GROUP % (Config::BLOCK_M * Config::CLUSTER) == 0 && GROUP % Config::BLOCK_N == 0, "tiles in groups");
+        const Unit unit = unit_at<Config>(params, index, 0);
+        return wants(
+            matrices_of(params, unit.batch), static_cast<Long>(unit.tile_m) * Config::BLOCK_M,
+            static_cast<Long>(unit.tile_n) * Config::BLOCK_N);
+    }
+};
+
 // Calls `visit(index)` for every unit of this block. Where k is split over the cluster there is one only.
 template <class Config, class Visitor>
-GEMM_DEVICE void for_each_unit(const WgmmaParams& params, Visitor visit) {
+GEMM_DEVICE void for_each_unit(const WgmmaParams& params, const Verdicts<Config>& verdicts, Visitor visit) {
     constexpr int BLOCKS = Config::CLUSTER * Config::SPLIT;
     const int first = blockIdx.x / BLOCKS;
     if constexpr (Config::SPLIT > 1) {
         visit(first);
     } else {
         const int step = gridDim.x / BLOCKS;
-        for (int index = first; index < params.units; index += step) visit(index);
+        for (int index = first; index < params.units; index += step) {
+            if (verdicts.wants(index)) visit(index);
+        }
     }
 }

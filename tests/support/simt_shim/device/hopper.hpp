@@ -66,13 +66,14 @@ float load_remote(unsigned address, unsigned rank);
 
 // ---- wgmma
 
-// Of one thread's share of a product: 64 x columns by 16 steps of float16, or 32 of signed bytes.
+// Of one thread's share of a product: 64 x columns by 16 steps of float16 or bfloat16, or 32 of signed bytes.
 struct Product {
     void* accumulators;
     unsigned long long left, right;
     int columns, sign;
     bool keep, bytes;
     bool trans_left, trans_right;  // lies along m or n, not along k
+    bool bfloat;
 };
 
 void wgmma_issue(const Product& product);
@@ -92,14 +93,14 @@ inline void multiply_wait(SIMT_HERE) {
 
 template <int N>
 struct Instruction {
-    template <int SIGN, int TRANS_A, int TRANS_B>
+    template <int SIGN, int TRANS_A, int TRANS_B, bool BFLOAT>
     static void multiply(float (&d)[N / 2], unsigned long long a, unsigned long long b, int keep) {
-        wgmma_issue({d, a, b, N, SIGN, keep != 0, false, TRANS_A != 0, TRANS_B != 0});
+        wgmma_issue({d, a, b, N, SIGN, keep != 0, false, TRANS_A != 0, TRANS_B != 0, BFLOAT});
     }
 };
 
 inline void multiply_bytes(unsigned (&d)[128], unsigned long long a, unsigned long long b) {
-    wgmma_issue({d, a, b, 256, 1, true, true, false, false});
+    wgmma_issue({d, a, b, 256, 1, true, true, false, false, false});
 }
 
 template <int COUNT>

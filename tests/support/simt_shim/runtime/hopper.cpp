@@ -298,7 +298,13 @@ static unsigned short read_across(unsigned long long descriptor, unsigned i, uns
     return value;
 }
 
-static float value_of(unsigned short half) {
+static float value_of(unsigned short half, bool bfloat) {
+    if (bfloat) {
+        const unsigned word = unsigned(half) << 16;
+        float value;
+        memcpy(&value, &word, 4);
+        return value;
+    }
     const int exponent = half >> 10 & 31, fraction = half & 1023;
     const float magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
                             : exponent     ? ldexpf(float(fraction + 1024), exponent - 25)
@@ -323,7 +329,7 @@ static void multiply(Warpgroup& group, unsigned number) {
             }
             memcpy(side ? right_bytes[row] : left_bytes[row], halves, 32);
             for (unsigned k = 0; k < 16; ++k) {
-                const float value = value_of(halves[k]);
+                const float value = value_of(halves[k], shape.bfloat);
                 (side ? right : left)[row][k] = side || shape.sign > 0 ? value : -value;
             }
         }
@@ -346,7 +352,7 @@ static void multiply(Warpgroup& group, unsigned number) {
 
 static bool alike(const Product& a, const Product& b) {
     return a.left == b.left && a.right == b.right && a.columns == b.columns && a.sign == b.sign && a.keep == b.keep &&
-           a.bytes == b.bytes && a.trans_left == b.trans_left && a.trans_right == b.trans_right;
+           a.bytes == b.bytes && a.trans_left == b.trans_left && a.trans_right == b.trans_right && a.bfloat == b.bfloat;
 }
 
 // All threads of the warpgroup meet; the last one does the products that must be done, in their order.

@@ -1,4 +1,4 @@
-"""All of a product on a Hopper GPU that the CPU shim plays: split, balance, wgmma and fallback, as `auto` runs them."""
+"""All of a product on a Hopper GPU that the CPU shim plays: split, wgmma, the wide way and fallback, as `auto` runs them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gemmserve_kernels import reference
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.planes import gemm as planes
+from gemmserve_kernels.planes.watch import watch
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 M, N, K = 66, 67, 130
@@ -40,6 +41,92 @@ def test_batches_scalars_and_c(dtype):
     problem, d = run(a, b, c, alpha=2, beta=-1)
     found = reference.errors(d, reference.oracle_gemm(problem, a, b, c))
     assert max(found.rel_real, found.rel_imag) <= 2e-7
+
+
+def worst(d, a, b):
+    """The largest elementwise error of a part, each against its own sums of magnitudes, in units of 2**-24."""
+    if a.dtype.kind != "c":
+        size, found = [np.abs(a).astype(float) @ np.abs(b).astype(float)], [d - a.astype(float) @ b]
+    else:
+        ar, ai, br, bi = (np.abs(x).astype(float) for x in (a.real, a.imag, b.real, b.imag))
+        wide = d - a.astype(complex) @ b
+        size, found = [ar @ br + ai @ bi, ar @ bi + ai @ br], [wide.real, wide.imag]
+    return max(float((np.abs(e)[s > 0] / s[s > 0]).max(initial=0) * 2**24) for s, e in zip(size, found, strict=True))
+
+
+def spikes(rng, x):
+    x = x * np.float32(1e-6)
+    x[rng.random(x.shape) < 0.02] = 1e3
+    return x
+
+
+HOSTILE = {
+    "heavy tails": lambda rng, x: x * np.exp(6 * rng.standard_normal(x.shape)),
+    "spikes": spikes,
+    "60 binades": lambda rng, x: x * np.exp2(rng.uniform(-30, 30, x.shape)),
+    "sparse": lambda rng, x: x * (rng.random(x.shape) < 0.05),
+    "the ends of the range": lambda rng, x: x * np.exp2(rng.uniform(-70, 60, x.shape)),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("dtype", ["complex64", "float32"])
+def test_hostile_data_go_the_wide_way(kind, dtype):
+    rng = np.random.default_rng()
+    a, b = (HOSTILE[kind](rng, random(s, dtype, *shape)).astype(dtype) for s, shape in ((1, (M, K)), (2, (K, N))))
+    with watch() as seen:
+        _, d = run(a, b)
+    assert seen.wide_share() + seen.fallback_share() == 1
+    if kind != "the ends of the range":
+        assert seen.wide_share() == 1
+    # Two truncations of two units, where one term is most of the sum, and the roundings of nine promotions.
+    assert worst(d, a, b) <= 8
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "float32"])
+@pytest.mark.parametrize("case", ["identity", "permutation", "scaled permutation", "gate"])
+def test_products_of_one_term_are_exact(dtype, case):
+    rng = np.random.default_rng()
+    a = np.eye(K, dtype=dtype)[:M]
+    if case != "identity":
+        a = np.eye(K, dtype=dtype)[rng.permutation(K)[:M]]
+    if case == "scaled permutation":
+        a *= np.exp2(rng.integers(-20, 20, (M, 1))).astype(np.float32)
+    b = (random(rng.integers(1 << 30), dtype, K, N) * np.exp(4 * rng.standard_normal((K, N)))).astype(dtype)
+    if case == "gate":  # sums of two numbers of few bits
+        a = np.kron(np.eye(K // 2), [[1, 1], [1, -1]]).astype(dtype)[:M]
+        b = (np.round(64 * b / np.abs(b)) / 8).astype(dtype)
+    _, d = run(a, b)
+    np.testing.assert_array_equal(d, a.astype(complex) @ b.astype(complex))
+
+
+def test_a_tile_alone_goes_the_wide_way():
+    a, b = random(1, "float32", 300, 70), random(2, "float32", 70, 280)
+    a[280, 1], b[3, 7] = 1e9, 1e9
+    _, spiky = run(a, b, c := random(3, "float32", 300, 280), alpha=2, beta=-1)
+    assert worst((spiky + c) / 2, a, b) < 8
+    a[280, 1], b[3, 7] = 1, 1
+    _, plain = run(a, b, c, alpha=2, beta=-1)
+    np.testing.assert_array_equal(spiky[:256, 256:], plain[:256, 256:])
+
+
+@pytest.mark.parametrize("config", [{"split_k": 2}, {"split_k": 8}, {"cluster": 2, "block_m": 64, "block_n": 64}], ids=str)
+def test_tiles_of_every_shape(config):
+    """k cut over a cluster or over grids, clusters that share operands: a bad row and a bad column."""
+    a, b = random(1, "complex64", 280, 300), random(2, "complex64", 300, 260)
+    a[3, 1], b[3, 257] = 1e9, np.inf
+    problem, machine = GemmProblem.build(Operand.of(a), Operand.of(b)), ShimMachine(ShimLauncher(KNOWN["H200"], optimize="-O0"))
+    out = machine.put(np.full(problem.result_shape, np.nan, problem.result_dtype))
+    with watch() as seen, np.errstate(all="ignore"):
+        planes.run_gemm(
+            machine.launcher, problem, GemmConfig(algorithm="wgmma", **config), machine.put(a), machine.put(b), out=out, c=None
+        )
+        d = machine.get(out)
+    assert 0 < seen.wide_share() < 1
+    assert seen.fallback_share() > 0
+    keep = np.delete(np.arange(260), 257)
+    assert worst(d[:, keep], a, b[:, keep]) <= 8
+    assert not np.isfinite(d[:, 257]).any()
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "float32"])
