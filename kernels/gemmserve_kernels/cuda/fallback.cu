@@ -1,7 +1,7 @@
 // D = alpha op(A) op(B) + beta C in plain arithmetic, where rows, columns or tiles are flagged. Launched after
 // every tensor-core product, over at once where nothing is.
 #include "common/dependent.cuh"
-#include "mma/runs.cuh"
+#include "mma/simt.cuh"
 #include "epilogue/flags.cuh"
 #include "epilogue/store.cuh"
 
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fall
         const bool work = wanted != 0;
         if (work) {
             Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
-            accumulate_in_runs(params.gemm, where, threads, thread, shared, acc);
+            accumulate<Config>(params.gemm, where, threads, thread, shared, acc);
             visit_tile<Config>(params.gemm, where, threads, acc, epilogue);
         }
         __syncthreads();

@@ -1,7 +1,6 @@
 """What tensor cores must not answer: flagged rows, columns and tiles, in plain FP32 on the multiply-add units.
 
-The same operations as `simt`'s, but k is summed up in runs of 64, whose sums are then added: as accurate as what these
-stand in for.
+The same operations as `simt`'s, in the same order.
 """
 
 from __future__ import annotations
@@ -29,8 +28,11 @@ if TYPE_CHECKING:
 
 DEPENDENT: Final = True
 """The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
-TILES: Final = {"float32": SimtTile(32, 32, 16, 4, 4), "complex64": SimtTile(32, 32, 8, 4, 2)}
-"""Small: a flagged row costs all rows of its tile."""
+TILES: Final = {
+    "float32": SimtTile(64, 64, 16, 8, 8, min_blocks=4),
+    "complex64": SimtTile(64, 64, 8, 8, 4, min_blocks=3),
+}
+"""Those of `simt`'s large products: where much is flagged, this is as fast."""
 BLOCKS: Final = 4
 """Blocks for each multiprocessor; each takes one tile after another."""
 _INT: Final = np.dtype(np.int32)

@@ -75,7 +75,7 @@ def split(x: Array, scheme: Scheme, side: str) -> Split:
             rest = [v - p.astype(np.float32) for v, p in zip(rest, planes, strict=True)]
         ordered = [p for each in cut for p in each] if gauss else [each[d] for d in range(depth) for each in cut]
         tiny = np.ldexp(np.float64(1), np.frexp(largest)[1] - 1 - DEEPEST)[:, None]
-        flags = ~usable | np.logical_or.reduce([((p != 0) & (np.abs(p) < tiny)).any(1) for p in _parts(x)])
+        flags = np.isinf(largest) | np.logical_or.reduce([((p != 0) & (np.abs(p) < tiny)).any(1) for p in _parts(x)])
         large, safe = 2.0 ** (top - 6), 2.0**-4 if depth > 1 else 2.0**-15
         deficits = np.zeros(len(x), np.int64)
         for part in parts:
@@ -164,7 +164,7 @@ def multiply(
     if scheme == "1xfp16" and kernel == "wgmma":
         return _unpromoted(a, b, unit, complex_=complex_)
     promote = promote or (promotion(scheme, complex_, k) if kernel == "wgmma" else _MMA_PROMOTE)
-    if is_wide(scheme):
+    if scheme in _TERMS:
         parts = _thirds(a, b, _TERMS[scheme], complex_=complex_)
     else:
         parts = _SCHEDULES[scheme, kernel, complex_](a, b)
@@ -182,7 +182,6 @@ def _terms(a: Array, b: Array, of_a: int, of_b: int, step: int, sign: int = 1) -
 
 
 _TERMS: Final = {
-    "3xbf16": ((1, 0), (0, 1), (0, 0)),
     "6xbf16": ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)),
     "9xbf16": ((2, 2), (2, 1), (1, 2), (2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)),
 }
@@ -190,9 +189,10 @@ _TERMS: Final = {
 
 
 def _thirds(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_: bool) -> list[list[models.Turn]]:
-    """Bfloat16 parts: small products first, complex ones as `_complex_wgmma` has them."""
+    """Three bfloat16 parts: small products are promoted first; complex ones as `_complex_wgmma` has them."""
     if not complex_:
-        return [[[(1, [[(a[i], b[j]) for i, j in terms]])]]]
+        found = [(a[i], b[j]) for i, j in terms]
+        return [[[(1, [found[:-1]]), (1, [found[-1:]])]]]
 
     def pairs(left: int, right: int, sign: int) -> list[Pair]:
         return [(np.float32(sign) * a[2 * i + left], b[2 * j + right]) for i, j in terms]
@@ -203,8 +203,10 @@ def _thirds(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_:
     re: list[models.Turn] = []
     im: list[models.Turn] = []
     for first, second, sign in ((0, 1, 1), (1, 0, -1)):
-        re.append([(sign, [both(pairs(first, first, 1), pairs(second, second, -1))])])
-        im.append([(1, [both(pairs(first, second, 1), pairs(second, first, 1))])])
+        of_re = both(pairs(first, first, 1), pairs(second, second, -1))
+        of_im = both(pairs(first, second, 1), pairs(second, first, 1))
+        re.append([(sign, [of_re[:-2]]), (sign, [of_re[-2:]])])
+        im.append([(1, [of_im[:-2]]), (1, [of_im[-2:]])])
     return [re, im]
 
 
@@ -241,6 +243,8 @@ def _gauss(a: Array, b: Array) -> list[list[models.Turn]]:
 
 
 _SCHEDULES: Final = {
+    ("3xbf16", "wgmma", True): _complex_wgmma,
+    ("3xbf16", "wgmma", False): _real,
     ("3xfp16", "wgmma", True): _complex_wgmma,
     ("3xfp16", "wgmma", False): _real,
     ("3xfp16", "mma", True): _complex_mma,

@@ -1,7 +1,7 @@
 """Reductions of what tensor cores must not answer, in plain FP32: the partials of flagged products are replaced.
 
 A product of the batch is computed again for a tile of outputs where one of them, or anything that is reduced for it, is
-flagged. See `fallback` for how it is summed up.
+flagged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.arguments import GemmReduceParams, StoredArray, launches
-from gemmserve_kernels.planes.fallback import BLOCKS, TILES, FlagParams, Flags
+from gemmserve_kernels.config import SimtTile
+from gemmserve_kernels.planes.fallback import BLOCKS, FlagParams, Flags
 from gemmserve_kernels.reduction import Partials, epilogue_defines, local_bytes
 from gemmserve_kernels.tiling import Operands, TiledKernel, gemm_params
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 DEPENDENT: Final = True
 """The kernel waits itself for the one ahead (cuda/common/dependent.cuh)."""
+_TILES: Final = {"float32": SimtTile(32, 32, 16, 4, 4), "complex64": SimtTile(32, 32, 8, 4, 2)}
+"""With registers for two sums of each element: k is summed up in runs of 64, whose sums are then added."""
 
 
 class ReduceFallbackParams(ctypes.Structure):
@@ -62,7 +65,7 @@ def _plan(
     kernel = TiledKernel.build(
         "reduce_fallback",
         operands,
-        TILES[problem.accumulate.name],
+        _TILES[problem.accumulate.name],
         c_dtype=stored,
         d_dtype=stored,
         d=None,

@@ -67,14 +67,14 @@ class WgmmaTile:
     @property
     def quartered(self) -> bool:
         """Whether a stage is the real or the imaginary part of one operand: four whole ones would be too large."""
-        whole = self.scheme != "3xfp16" or not self.complex
-        return not whole and (self.block_m, self.block_n, self.block_k, self.cluster) == (128, 128, 64, 1)
+        block_k = {"3xfp16": 64, "6xbf16": 32, "9xbf16": 32}.get(self.scheme)
+        return self.complex and (self.block_m, self.block_n, self.block_k, self.cluster) == (128, 128, block_k, 1)
 
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage."""
         if self.quartered:
-            return 2 * self.block_m * self.block_k * 2
+            return DEPTHS[self.scheme] * self.block_m * self.block_k * 2
         return self.stage_planes * (self.block_m + self.block_n) * self.block_k * 2
 
     @property

@@ -125,7 +125,7 @@ _CANDIDATES: Final[dict[tuple[Arithmetic, bool], tuple[_Candidate, ...]]] = {
     ),
     **{
         (scheme, True): (
-            _Candidate(128, 128, 32, 2, 1, 32, 1.0),
+            _Candidate(128, 128, 32, 9, 1, 32, 1.0),
             _Candidate(128, 64, 32, 3, 1, 32, 0.95),
             _Candidate(64, 64, 32, 4, 1, 32, 0.78),
         )
@@ -180,7 +180,7 @@ def promotion(scheme: Arithmetic, is_complex: bool, k: int, *, wide: bool = Fals
     if scheme == "3xfp16-3m":
         return 64
     if is_wide(scheme):
-        return 16 if scheme != "3xbf16" and k <= _SHORT[is_complex] else 32
+        return 32
     if k <= _SHORT[is_complex]:
         return 16 if is_complex else 32
     return 32 if is_complex and k < _LONG else 64

@@ -179,7 +179,7 @@ GEMM_DEVICE void record(
     int padding, int* status) {
     const unsigned most = larger(largest[0], largest[PARTS - 1]);
     if constexpr (BFLOAT) {
-        const bool flag = most >= INFINITE || counts[0] != 0;
+        const bool flag = most == INFINITE || counts[0] != 0;  // products with NaN are NaN as they are
         operand.flags[matrix * operand.rows + row] = flag;
         if (flag) atomicOr(status, 1);
     } else {

@@ -8,10 +8,11 @@
 //   1xfp16       one product, accumulated by the tensor core alone.
 //   3xbf16       3xfp16 with the first two of three bfloat16 parts, which reach over float32's whole range.
 //   6xbf16       x0 y0 + x0 y1 + x1 y0 + x1 y1 + x0 y2 + x2 y0 of three parts, which hold all 24 bits; 9xbf16 all nine.
+//                The small ones are promoted by themselves: so x0 y0 is exact where it has one term, and the sum rounded once.
 //   fp16         the same of float16 operands as they are, whichever way they lie; promoted like the 3x schemes where
 //                the result keeps more than float16 does, or k is long.
-// Four planes of 64 columns of both operands would fill shared memory with one stage. QUARTERED, a stage is the two
-// planes of the real or of the imaginary part of one operand, and is free as soon as its own products are done.
+// Four planes of 64 columns of both operands would fill shared memory with one stage, six of 32 columns with two.
+// QUARTERED, a stage is the planes of the real or of the imaginary part of one operand, and is free as soon as its own products are done.
 // The tensor core adds with truncation. So the sums of the 3x schemes start anew every PROMOTE columns and are added to
 // float32 sums rounding to nearest (Ootomo and Yokota 2022, section 3.2); small products come before the large ones.
 //
@@ -115,12 +116,17 @@ template <class Config>
 GEMM_DEVICE void fetch_quarter(
     const WgmmaParams& params, const Source& from, Address target, Address full, int block, int quarter) {
     const int x = block * Config::BLOCK_K, part = (quarter / 2) ^ (block & 1);
-    if (quarter % 2 == 0) {
-        copy_box(target, params.map_left, x, from.row_left, part, from.matrix_left, full);
-        copy_box(target + Config::LEFT_PLANE, params.map_left, x, from.row_left, part + 2, from.matrix_left, full);
-    } else {
-        copy_box(target, params.map_right, x, from.row_right, part, from.matrix_right, full);
-        copy_box(target + Config::RIGHT_PLANE, params.map_right, x, from.row_right, part + 2, from.matrix_right, full);
+#pragma unroll
+    for (int plane = 0; plane < Config::STAGE_PLANES / 2; ++plane) {
+        if (quarter % 2 == 0) {
+            copy_box(
+                target + plane * Config::LEFT_PLANE, params.map_left, x, from.row_left, part + 2 * plane,
+                from.matrix_left, full);
+        } else {
+            copy_box(
+                target + plane * Config::RIGHT_PLANE, params.map_right, x, from.row_right, part + 2 * plane,
+                from.matrix_right, full);
+        }
     }
 }
 
@@ -180,20 +186,32 @@ GEMM_DEVICE void product(
     }
 }
 
-// The products of three parts of either operand, small ones before large ones, but for that of the first parts: `each`
-// gets the numbers of both parts. NINE: also those that six leave out.
-template <bool NINE, class Each>
-GEMM_DEVICE void for_each_small_product(Each each) {
-    if constexpr (NINE) {
-        each(Number<2>(), Number<2>());
-        each(Number<2>(), Number<1>());
-        each(Number<1>(), Number<2>());
+// What six (nine) products of three parts add to that of the first parts, the smallest first: of one pair of operands and,
+// of complex data, of another one, which is taken away where MINUS. Planes: the parts of either lie PLANES apart.
+template <class Config, bool MINUS, int PLANES = Config::COMPONENTS>
+GEMM_DEVICE void small_products(
+    float (&d)[Config::VALUES], Descriptor left, Descriptor right, Descriptor other_left, Descriptor other_right, int first,
+    int part) {
+    constexpr int STEPS = Config::PROMOTE / 16, SIGN = MINUS ? -1 : 1;
+    bool fresh = true;
+    const auto both = [&](auto i, auto j) {
+        constexpr int I = decltype(i)::VALUE * PLANES, J = decltype(j)::VALUE * PLANES;
+        product<Config, I, J, 1, STEPS>(d, left, right, first, part, fresh);
+        fresh = false;
+        if constexpr (Config::COMPONENTS == 2) {
+            product<Config, I, J, SIGN, STEPS>(d, other_left, other_right, first, part, false);
+        }
+    };
+    if constexpr (Config::NINE) {
+        both(Number<2>(), Number<2>());
+        both(Number<2>(), Number<1>());
+        both(Number<1>(), Number<2>());
     }
-    each(Number<2>(), Number<0>());
-    each(Number<0>(), Number<2>());
-    each(Number<1>(), Number<1>());
-    each(Number<1>(), Number<0>());
-    each(Number<0>(), Number<1>());
+    both(Number<2>(), Number<0>());
+    both(Number<0>(), Number<2>());
+    both(Number<1>(), Number<1>());
+    both(Number<1>(), Number<0>());
+    both(Number<0>(), Number<1>());
 }
 
 // Waits for what is in `temporary`.
@@ -238,29 +256,22 @@ GEMM_DEVICE void multiply_promoted(
                 const Descriptor left_2 = left + (1 - turn) * (Config::LEFT_PLANE / 16);
                 const Descriptor right_1 = right + turn * (Config::RIGHT_PLANE / 16);
                 const Descriptor right_2 = right + (1 - turn) * (Config::RIGHT_PLANE / 16);
-                bool fresh = true;
-                for_each_small_product<Config::NINE>([&](auto i, auto j) {
-                    constexpr int I = decltype(i)::VALUE * EACH, J = decltype(j)::VALUE * EACH;
-                    product<Config, I, J, 1, STEPS>(temporary, left_1, right_1, first, part, fresh);
-                    fresh = false;
-                    if constexpr (EACH == 2) {
-                        product<Config, I, J, -1, STEPS>(temporary, left_2, right_2, first, part, false);
-                    }
-                });
-                product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_1, first, part, false);
+                const float sign = turn ? -1.0f : 1.0f;
+                small_products<Config, true>(temporary, left_1, right_1, left_2, right_2, first, part);
+                finish<Config>(temporary);
+                promote(sums[0][part], temporary, sign);
+                wgmma_fence();
+                product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_1, first, part, true);
                 if constexpr (EACH == 2) {
                     product<Config, 0, 0, -1, STEPS>(temporary, left_2, right_2, first, part, false);
                     finish<Config>(temporary);
-                    promote(sums[0][part], temporary, turn ? -1.0f : 1.0f);
+                    promote(sums[0][part], temporary, sign);
                     wgmma_fence();
-                    fresh = true;
-                    for_each_small_product<Config::NINE>([&](auto i, auto j) {
-                        constexpr int I = decltype(i)::VALUE * EACH, J = decltype(j)::VALUE * EACH;
-                        product<Config, I, J, 1, STEPS>(temporary, left_1, right_2, first, part, fresh);
-                        fresh = false;
-                        product<Config, I, J, 1, STEPS>(temporary, left_2, right_1, first, part, false);
-                    });
-                    product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_2, first, part, false);
+                    small_products<Config, false>(temporary, left_1, right_2, left_2, right_1, first, part);
+                    finish<Config>(temporary);
+                    promote<1>(sums[EACH - 1][part], temporary);
+                    wgmma_fence();
+                    product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_2, first, part, true);
                     product<Config, 0, 0, 1, STEPS>(temporary, left_2, right_1, first, part, false);
                 }
                 finish<Config>(temporary);
@@ -311,7 +322,7 @@ GEMM_DEVICE void multiply_promoted(
     }
 }
 
-// BLOCK_K columns of 3xfp16 by quarters, in the order in which they are fetched: each has `arrived` before it is read,
+// BLOCK_K columns of 3xfp16 or of three bfloat16 parts by quarters, in the order in which they are fetched: each has `arrived` before it is read,
 // and is `release`d. Planes: 0 hi, 1 lo. `sign` is -1 where imaginary parts are the first.
 template <class Config, class Arrived, class Release>
 GEMM_DEVICE void multiply_quarters(
@@ -322,6 +333,39 @@ GEMM_DEVICE void multiply_quarters(
     const Descriptor left_1 = arrived(true);
     const int right_1_stage = turn.stage;
     const Descriptor right_1 = arrived(false);
+    if constexpr (Config::THIRDS) {
+        const int left_2_stage = turn.stage;
+        const Descriptor left_2 = arrived(true);
+        const int right_2_stage = turn.stage;
+        const Descriptor right_2 = arrived(false);
+        wgmma_fence();
+        small_products<Config, true, 1>(temporary, left_1, right_1, left_2, right_2, 0, 0);
+        finish<Config>(temporary);
+        promote(sums[0][0], temporary, sign);
+        wgmma_fence();
+        product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_1, 0, 0, true);
+        product<Config, 0, 0, -1, STEPS>(temporary, left_2, right_2, 0, 0, false);
+        finish<Config>(temporary);
+        promote(sums[0][0], temporary, sign);
+        wgmma_fence();
+        small_products<Config, false, 1>(temporary, left_1, right_2, left_2, right_1, 0, 0);
+        finish<Config>(temporary);
+        promote<1>(sums[Config::COMPONENTS - 1][0], temporary);
+        wgmma_fence();
+        product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_2, 0, 0, true);
+        wgmma_commit();
+        product<Config, 0, 0, 1, STEPS>(temporary, left_2, right_1, 0, 0, false);
+        wgmma_commit();
+        wgmma_wait<1>();
+        release(left_1_stage);
+        release(right_2_stage);
+        wgmma_wait<0>();
+        pin(temporary);
+        release(right_1_stage);
+        release(left_2_stage);
+        promote<1>(sums[Config::COMPONENTS - 1][0], temporary);
+        return;
+    }
     wgmma_fence();
     product<Config, 1, 0, 1, STEPS>(temporary, left_1, right_1, 0, 0, true);
     product<Config, 0, 1, 1, STEPS>(temporary, left_1, right_1, 0, 0, false);

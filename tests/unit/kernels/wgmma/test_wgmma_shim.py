@@ -18,6 +18,7 @@ from wgmma_cases import IDS, SCHEMES, Case, check, planes_of, run
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.planes import models as plane_models
+from gemmserve_kernels.planes.layout import is_wide
 from gemmserve_kernels.planes.layout import PLANES, Planes
 from gemmserve_kernels.problem import GemmProblem, Operand
 from gemmserve_kernels.wgmma import gemm as wgmma
@@ -40,7 +41,10 @@ def test_the_models_bits(scheme, is_complex):
     config = GemmConfig(block_m=64, block_n=64, split_k=1)
     _, a, b, _, result = run(machine(), scheme, is_complex, Case((m, n, k), config=config))
     left, right = (planes_of(x, scheme, side, (), np.array) for x, side in ((a, "a"), (b.T, "b")))
-    found = plane_models.multiply(left.data[0][..., :k], right.data[0][..., :k], scheme)
+    planes = [stored[0][..., :k] for stored in (left.data, right.data)]
+    if is_wide(scheme):
+        planes = [(each.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for each in planes]
+    found = plane_models.multiply(*planes, scheme)
     expected = found * np.exp2(np.add.outer(left.exponents[0], right.exponents[0]).astype(np.float32))
     np.testing.assert_array_equal(result, expected)
 
