@@ -60,7 +60,7 @@ def most_deficit(k: int) -> int:
 
 
 def words(matrices: int, vectors: int) -> int:
-    """Words of an operand's deficits: whether any vector is in doubt, then the groups of every matrix."""
+    """Words of an operand's deficits: how many vectors are in doubt, then the groups of every matrix."""
     return 1 + matrices * groups(vectors)
 
 

@@ -110,6 +110,8 @@ class WgmmaTile:
             return f"promote: must be block_k={self.block_k} in this tile, not {self.promote}"
         if self.cluster not in {1, 2}:
             return f"cluster: the wgmma kernel has 1 and 2, not {self.cluster}"
+        if self.stage_planes > 1 and self.stage_planes % self.cluster:
+            return f"cluster: {self.cluster} blocks do not share {self.stage_planes} planes evenly"
         if self.scheme == "fp16" and self.block_n < 64 * self.cluster:
             return f"cluster: each of {self.cluster} blocks fetches 64 of block_n={self.block_n} columns at least"
         if self.split not in {1, 2, 4}:

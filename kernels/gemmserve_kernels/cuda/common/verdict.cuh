@@ -9,7 +9,7 @@ constexpr int NEVER = 1 << 30;    // the deficit of a vector that is not finite,
 
 GEMM_DEVICE Long groups_of(Long vectors) { return (vectors + GROUP - 1) / GROUP; }
 
-// Deficits of one operand's vectors: a word that is not 0 where any vector is in doubt, then (matrices, groups).
+// Deficits of one operand's vectors: how many are in doubt, then the largest of each group (matrices, groups).
 GEMM_DEVICE Long deficit_of(const int* deficits, Long matrix, Long vectors, Long vector) {
     return deficits[1 + matrix * groups_of(vectors) + vector / GROUP];
 }

@@ -181,7 +181,7 @@ GEMM_DEVICE void record(
     if constexpr (BFLOAT) {
         const bool flag = most == INFINITE || counts[0] != 0;  // products with NaN are NaN as they are
         operand.flags[matrix * operand.rows + row] = flag;
-        if (flag) atomicOr(status, 1);
+        if (flag) atomicAdd(status, 1);
     } else {
         int deficit = 0;
 #pragma unroll
@@ -190,7 +190,7 @@ GEMM_DEVICE void record(
         }
         if (most >= INFINITE || deficit > NEVER) deficit = NEVER;
         if (deficit > 0) atomicMax(operand.deficits + 1 + matrix * groups_of(operand.rows) + row / GROUP, deficit);
-        if (2ll * deficit > operand.k - SPARE) atomicOr(operand.deficits, 1);
+        if (2ll * deficit > operand.k - SPARE) atomicAdd(operand.deficits, 1);
     }
 }
 
