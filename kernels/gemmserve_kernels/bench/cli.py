@@ -77,10 +77,11 @@ class BenchCommand:
         except (KernelError, DeviceError) as error:
             context.console.error(str(error))
             return 1
-        text = to_json(rows, environment(spec)) if args.format == "json" else to_csv(rows)
+        chosen = "json" if args.json else args.format
+        text = to_json(rows, environment(spec)) if chosen == "json" else to_csv(rows)
         if args.output is not None:
             args.output.write_text(text + "\n", encoding="utf-8")
-        if args.format == "table":
+        if chosen == "table":
             context.console.table(*table)
         elif args.output is None:
             context.console.print(text)
@@ -144,11 +145,11 @@ def _add_accuracy(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
     where = parser.add_argument_group("where")
     where.add_argument("--device", default="auto", help="auto, cpu, cuda:0, rocm:0")
     where.add_argument("--server", metavar="URL", help="measure a server instead: jobs on arrays that are there")
     where.add_argument("--format", choices=FORMATS, default="table")
+    where.add_argument("--json", action="store_true", help="the same as --format json")
     where.add_argument("--output", type=Path, metavar="FILE", help="write there: JSON with --format json, else CSV")
 
 
@@ -285,10 +286,11 @@ def _elementwise(args: argparse.Namespace, context: Any) -> _Found:
         multiply = _multiplier(target, context, args)
     elif target.spec.kind != "cpu":
         import cupy as xp  # type: ignore[no-redef]
-    rows, lacking = [], {}
+    rows: list[GradeRow] = []
+    lacking: dict[str, str] = {}
     for dtype, k, kind in itertools.product(args.dtype or GRADED, args.k, args.kinds or KINDS):
         modes = [mode for mode in GRADED[dtype] if mode in (args.modes or GRADED[dtype])]
-        found = []
+        found: list[GradeRow] = []
         for seed in range(args.seed, args.seed + args.seeds):
             here, skipped = grades(
                 xp, kind, m=args.m, n=args.n, k=k, dtype=dtype, seed=seed, modes=modes, multiply=multiply

@@ -10,10 +10,10 @@ holds (|Ar| |Br| + |Ai| |Bi|) and (|Ar| |Bi| + |Ai| |Br|), what real and imagina
 sum is one of real products: of what is not finite the class is then that of the definition. All work is done by the
 library's real GEMM, a panel at a time.
 
-Sources: J. Demmel, G. Henry, X. S. Li, J. Riedy and others, the grading of matrix products by elementwise bounds ("Grade
-A": |D - R| <= c u |A| |B|); N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 3.1, 3.5 and
-2.8 (underflow); K. Ozaki, T. Ogita, S. Oishi, S. M. Rump, Error-free transformations of matrix multiplication, Numer.
-Algorithms 59 (2012); D. E. Knuth, TAOCP 2, 4.2.2 (the error of a sum).
+Sources: J. Demmel and others on grading matrix products by elementwise bounds ("Grade A": |D - R| <= c u |A| |B|);
+N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 2.8 (underflow), 3.1 and 3.5; K. Ozaki,
+T. Ogita, S. Oishi, S. M. Rump, Error-free transformations of matrix multiplication, Numer. Algorithms 59 (2012); D. E.
+Knuth, The Art of Computer Programming 2, section 4.2.2 (the error of a sum).
 """
 
 from __future__ import annotations
@@ -116,11 +116,13 @@ def exact_product(xp: Any, a: Array, b: Array) -> tuple[Array, Array, Array]:
 
     Rows of A and columns of B are scaled by powers of two and cut into slices, A = S1 + S2 + ..., each a multiple of
     2**q with |S| <= 2**(q + bits) in that row, 2 bits + log2 k <= 53: sums of products of two slices are integers of at
-    most 53 bits times a power of two, and exact in whatever order, with whatever multiply-adds a GEMM has. Slices of an
-    element add up to at most 4 of its magnitude (rounding to a multiple at most doubles it, and the rest is at most half
-    a multiple), so the t = s1 s2 products of slices to at most 16 |A| |B|. They are summed in two doubles: the error of
-    every sum is known exactly (Knuth), and the sum of those, each at most u t 16 |A| |B| in magnitude, is off by t u of
-    it: in all by 16 t**2 u**2 |A| |B|, which for t = 256 is 2**-33 u. |low| is at most half a unit of high's last place.
+    most 53 bits times a power of two, and exact in whatever order, with whatever multiply-adds a GEMM has.
+
+    Slices of an element x add up to less than 4 |x|: the first that is not 0 is at most 2 |x|, the rest then at most
+    |x|, and every slice after it at most 2**(1 - bits) of the one before. So the t = s1 s2 products of slices add up
+    to at most 16 |A| |B|. They are summed in two doubles: the error of every sum is known exactly (Knuth) and at most
+    16 u |A| |B|, so the sum of those errors is below 16 t u |A| |B| and off by t u of it: by 16 t**2 u**2 |A| |B| in
+    all, which for t = 256 is 2**-33 u. |low| is at most half a unit of high's last place.
     """
     bits = slice_bits(a.shape[-1])
     exponent_a, slices_a = slices(xp, a, bits, axis=-1)

@@ -1,7 +1,7 @@
 """The elementwise grade of every compute mode beside the vendor's plain arithmetic, on the same data.
 
-A mode is of Grade A on some data where, for every element, |D - R| <= max(4 u, 2 e) |A| |B|, e being the worst such error
-of the vendor's BLAS in plain arithmetic; u is the unit roundoff of the data's dtype. What `auto` promises.
+A mode is of Grade A on some data where, for every element, |D - R| <= max(4 u, 2 e) |A| |B|, e being the worst such
+error of the vendor's BLAS in plain arithmetic; u is the unit roundoff of the data's dtype. What `auto` promises.
 """
 
 from __future__ import annotations

@@ -141,11 +141,11 @@ def _where(kept: Callable[[Any, Any, Shape, str], Any], of: Make = _normal) -> M
 # ---- distributions
 
 _kind("normal", "N(0, 1)", _normal, weight=3)
-_kind("uniform", "uniform in [-1, 1)", _each_part(lambda xp, rng, shape, dtype: 2 * _uniform(rng, shape, dtype) - 1))
+_kind("uniform", "uniform in [-1, 1)", _each_part(lambda _, rng, shape, dtype: 2 * _uniform(rng, shape, dtype) - 1))
 _kind(
     "positive",
     "uniform in [0, 1): nothing cancels",
-    _each_part(lambda xp, rng, shape, dtype: _uniform(rng, shape, dtype)),
+    _each_part(lambda _, rng, shape, dtype: _uniform(rng, shape, dtype)),
     weight=2,
 )
 
@@ -215,7 +215,7 @@ _kind("60-binades", "normal times powers of two over 60 binades", _binades(60), 
 
 
 def _density(density: float) -> Make:
-    return _where(lambda xp, rng, shape, side: rng.random(shape, np.float32) < density)
+    return _where(lambda _, rng, shape, __: rng.random(shape, np.float32) < density)
 
 
 _kind("sparse-10", "normal, one element in 10 other than 0", _density(0.1), weight=2)
@@ -235,7 +235,7 @@ _kind("few", "normal, three elements of each row of A and column of B other than
 _kind(
     "zero-rows",
     "normal, every third row of A and column of B 0",
-    _where(lambda xp, rng, shape, side: _index(xp, _lines(shape, side)[1], _lines(shape, side)[0]) % 3 != 0),
+    _where(lambda xp, _, shape, side: _index(xp, _lines(shape, side)[1], _lines(shape, side)[0]) % 3 != 0),
 )
 
 
@@ -335,7 +335,7 @@ _kind("graded-heavy", "exp(6 N(0, 1)) graded along k likewise", _scaled(_graded,
 
 
 def _tiny(xp: Any, rng: Any, shape: Shape, side: str, dtype: np.dtype[Any]) -> Array:
-    del rng, side
+    del rng, shape, side
     single = real_dtype(dtype).itemsize == 4
     return xp.full((1, 1), 2.0**-70 if single else 2.0**-531)
 
@@ -368,7 +368,7 @@ def _then_rounded(factor: Callable[[Any, Any, Shape, str, np.dtype[Any]], Any]) 
 _kind("tiny", "normal at a scale where the product's elements are subnormal", _scaled(_tiny))
 _kind("huge", "normal at a scale where sums nearly overflow", _scaled(_huge))
 _kind("subnormal", "subnormal A times large B", _then_rounded(_subnormal))
-_kind("constant", "1/3 throughout", lambda xp, rng, shape, side, dtype: xp.full(shape, dtype.type(1 / 3), dtype))
+_kind("constant", "1/3 throughout", lambda xp, _, shape, __, dtype: xp.full(shape, dtype.type(1 / 3), dtype))
 
 
 # ---- signals
