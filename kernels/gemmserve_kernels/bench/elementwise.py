@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_SLICES: Final = 16
 """Slices of an operand at most, of 19 bits or more: 304 bits below the largest element of a row. What an operand holds
 below that stays in the last slice, whose products round as double precision does."""
-PANEL_BYTES: Final = 1 << 30
+PANEL_BYTES: Final = 1 << 29
 """Of one panel of an operand or of the product in double, about; a dozen of them are held at once."""
 THREAD_SUM: Final = 64
 """Elements that one thread adds up in the elements' own precision at most, before sums run in double: a quarter of the
