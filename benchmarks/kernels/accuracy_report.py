@@ -23,7 +23,7 @@ SHOWN = ("normal", "exp-6n", "spikes", "cauchy", "identity")
 """Kinds that have a curve of their own in the plot."""
 ERRORS = ("error", "real", "imag")
 EXPECTED = {
-    "3xfp16-3m": "As expected: three real products keep an element's modulus, not its parts, and no more than planes do.",
+    "3xfp16-3m": "As expected: three real products keep an element's modulus at best, not its parts.",
     "tf32": "As expected: its factors keep 11 bits.",
     "1xtf32": "As expected: its factors keep 11 bits.",
     "3xtf32": "As expected: its factors keep 22 bits, and FP32's range at best.",
