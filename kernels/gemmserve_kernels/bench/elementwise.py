@@ -51,9 +51,10 @@ def unit(dtype: Any) -> float:
 class Elementwise:
     """Worst errors of one product, in units of u, and where the worst of the moduli is (row, column).
 
-    `modulus`: |D - R| / (|A| |B|); `real` and `imag`: of the parts, each against what it is the sum of (see above). An
-    element is 0 where both are 0, infinity where only the denominator is or where D is NaN or infinite and R is not, or
-    the other way round, or infinite with another sign; those that are not finite are counted in `odd`.
+    `modulus`: |D - R| / (|A| |B|); `real`, `imag`: of the parts, each against what it is the sum of (see above). 0 over
+    0 is 0, and a quotient is infinite where only its denominator is 0 or where D is of another class than R: finite,
+    NaN, either infinity. Complex elements are finite or not, since plain arithmetic itself makes NaN of an infinite part
+    where it multiplies by a complex alpha of 1. `odd` counts the parts that are not finite in D or should not be.
     """
 
     modulus: float
@@ -280,12 +281,14 @@ class _Truth:
                 moduli = self._over(xp.hypot(difference[:, :n], difference[:, n:]), self.moduli, there)
             if odd is None:
                 return parts, moduli, 0
-            wrong = self._of_another_class(stored)
-            parts = xp.where(odd, xp.where(wrong, np.inf, 0.0), parts)
-            if self.dtype.kind != "c":
-                return parts, parts, int(odd.sum())
-            odd, wrong = odd[:, :n] | odd[:, n:], wrong[:, :n] | wrong[:, n:]
-            return parts, xp.where(odd, xp.where(wrong, np.inf, 0.0), moduli), int(odd.sum())
+            count = int(odd.sum())
+            if self.dtype.kind == "c":
+                odd = odd[:, :n] | odd[:, n:]
+            value = xp.where(self._of_another_class(stored, n), np.inf, 0.0)
+            moduli = xp.where(odd, value, moduli)
+            if self.dtype.kind == "c":
+                odd, value = (xp.concatenate([x, x], axis=1) for x in (odd, value))
+            return xp.where(odd, value, parts), moduli, count
 
     def _over(self, difference: Array, size: Array, there: Array) -> Array:
         """0 / 0 is 0; what is there where nothing should be is infinite."""
@@ -302,14 +305,14 @@ class _Truth:
             return None
         return ~finite
 
-    def _of_another_class(self, stored: Array) -> Array:
-        """NaN for NaN, infinite with that sign, finite."""
+    def _of_another_class(self, stored: Array, n: int) -> Array:
+        """Of real data NaN for NaN, infinite with that sign, or finite; of complex elements only whether they are."""
         xp = self.xp
-        if self.expected is None:
-            return ~xp.isfinite(stored)
-        one, other = stored, self.expected
-        same = (one == other) | (xp.isnan(one) & xp.isnan(other)) | (xp.isfinite(one) & xp.isfinite(other))
-        return ~same
+        expected = xp.zeros_like(stored) if self.expected is None else self.expected
+        finite, should = xp.isfinite(stored), xp.isfinite(expected)
+        if self.dtype.kind == "c":
+            return (finite[:, :n] & finite[:, n:]) != (should[:, :n] & should[:, n:])
+        return ~((stored == expected) | (xp.isnan(stored) & xp.isnan(expected)) | (finite & should))
 
 
 def _log2(x: float) -> int:
