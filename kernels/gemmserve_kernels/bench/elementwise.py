@@ -53,7 +53,7 @@ class Elementwise:
 
     `modulus`: |D - R| / (|A| |B|); `real`, `imag`: of the parts, each against what it is the sum of (see above). 0 over
     0 is 0, and a quotient is infinite where only its denominator is 0 or where D is of another class than R: finite,
-    NaN, either infinity. Complex elements are finite or not, since plain arithmetic itself makes NaN of an infinite part
+    NaN, either infinity. Complex elements are finite or not: plain arithmetic itself makes NaN of an infinite part
     where it multiplies by a complex alpha of 1. `odd` counts the parts that are not finite in D or should not be.
     """
 
