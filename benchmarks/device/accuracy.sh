@@ -7,7 +7,9 @@ say kernels that are missing
 unpack 90
 if [ "${TESTS:-1}" = 1 ]; then # few processes: each holds some 8 GB of the device's memory
     say tests
-    timeout -k 10 -s INT 300 "${PYTEST[@]}" -n 3 --timeout 120 --timeout-method thread tests/gpu/test_accuracy.py \
+    more=()
+    "$PYTHON" -c 'import xdist, pytest_timeout' 2> /dev/null && more=(-n 3 --timeout 120 --timeout-method thread)
+    timeout -k 10 -s INT 300 "${PYTEST[@]}" "${more[@]}" tests/gpu/test_accuracy.py \
         > "$OUT/accuracy-tests.txt" 2>&1; echo "rc $?"
     tail -60 "$OUT/accuracy-tests.txt" | cut -c1-260
 fi

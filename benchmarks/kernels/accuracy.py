@@ -44,6 +44,8 @@ KEPT = ("dtype", "kind", "m", "n", "k", "seed", "mode", "source")
 ERRORS = ("error", "real", "imag", "vendor", "vendor_real", "vendor_imag")
 """Of a row, what the JSON keeps, errors to four digits; what follows from them is the report's."""
 SAVE_S = 5.0
+POOL_BYTES = 32 << 30
+"""Of the device's memory that arrays of other shapes may leave behind."""
 
 
 class Rows(Results):
@@ -182,6 +184,8 @@ def one(xp, spec, results, key, dtype, kind, k, modes, args):
     for row in rows:
         mark = row.grade if row.parts else f"{row.grade}, parts -"
         print(f"{key} {row.mode}: {row.error:.3g} u, vendor {row.vendor:.3g} u: {mark}", flush=True)
+    if xp is not np and (pool := xp.get_default_memory_pool()).total_bytes() > POOL_BYTES:
+        pool.free_all_blocks()
     results.end(key, [kept(row) for row in rows])
     if key not in document["failed"]:
         return 0

@@ -14,8 +14,8 @@ from accuracy_cases import (
     DTYPES,
     HOSTILE,
     LARGE,
-    REDUCTIONS,
     SMALL,
+    TOGETHER,
     element_bounds,
     fresh_seed,
     hold,
@@ -227,7 +227,7 @@ def test_prepared_operands_give_the_same_bits(dtype, kind):
 # ---- reductions
 
 
-@pytest.mark.parametrize("axis", [("m",), ("n",), ("m", "batch"), ("n", "batch")])
+@pytest.mark.parametrize("axis", [("m",), ("n",), ("m", "batch")])
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reductions_are_as_near_as_the_elements(dtype, kind, axis):
@@ -248,11 +248,10 @@ def test_reductions_large(dtype, kind):
 def check_reductions(pairs, axis, dtype, about):
     a, b = (cupy.stack([pair[side] for pair in pairs]) for side in (0, 1))
     r, e = element_bounds(cupy, a, b)
-    names = REDUCTIONS[np.dtype(dtype).kind]
-    found = {name: gemm_reduce(a, b, reduce=name, axis=list(axis)) for name in names}
-    together = gemm_reduce(a, b, reduce=["sum", "sumsq", "absmax"], axis=list(axis))
-    hold_reductions(cupy, found, r, e, axis, dtype, (*about, axis, dtype))
-    hold_reductions(cupy, together, r, e, axis, dtype, (*about, axis, dtype, "together"))
+    for names in TOGETHER[np.dtype(dtype).kind]:
+        found = gemm_reduce(a, b, reduce=list(names), axis=list(axis))
+        found = found if isinstance(found, dict) else {names[0]: found}
+        hold_reductions(cupy, found, r, e, axis, dtype, (*about, axis, dtype, names))
 
 
 # ---- what is not finite, and what is nearly nothing

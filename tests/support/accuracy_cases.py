@@ -38,6 +38,11 @@ REDUCTIONS = {
     "f": ("sum", "mean", "sumsq", "max", "min", "absmax", "absmin", "argmax", "argmin"),
     "c": ("sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"),
 }
+TOGETHER = {
+    "f": (("sum",), ("sumsq",), ("sum", "sumsq", "absmax"), ("mean", "min", "absmin", "argmin"), ("max", "argmax")),
+    "c": (("sum",), ("sumsq",), ("sum", "sumsq", "absmax"), ("mean", "absmin", "argmin"), ("argmax",)),
+}
+"""All of them in a few calls: each compiles a kernel of its own. Alone, sums have routes of their own."""
 
 
 def fresh_seed():

@@ -199,18 +199,12 @@ class _Factor:
     @classmethod
     def left(cls, xp: Any, a: Array, dtype: np.dtype[Any]) -> _Factor:
         """[Ar Ai], or A."""
-        if dtype.kind != "c":
-            return cls(xp, a.astype(np.float64), dtype, -1)
-        return cls(xp, xp.concatenate(_parts(a), axis=1), dtype, -1)
+        return cls(xp, a.astype(np.float64) if dtype.kind != "c" else embedded_left(xp, a), dtype, -1)
 
     @classmethod
     def right(cls, xp: Any, b: Array, dtype: np.dtype[Any]) -> _Factor:
         """[Br Bi; -Bi Br], or B."""
-        if dtype.kind != "c":
-            return cls(xp, b.astype(np.float64), dtype, -2)
-        re, im = _parts(b)
-        rows = [xp.concatenate([re, im], axis=1), xp.concatenate([-im, re], axis=1)]
-        return cls(xp, xp.concatenate(rows, axis=0), dtype, -2)
+        return cls(xp, b.astype(np.float64) if dtype.kind != "c" else embedded_right(xp, b), dtype, -2)
 
     def magnitudes(self) -> Array:
         """|embedded|, scaled as the slices are."""
@@ -223,6 +217,17 @@ class _Factor:
         if self._axis == -2:
             magnitudes = magnitudes[: magnitudes.shape[0] // 2]
         return self._xp.hypot(magnitudes[:, :half], magnitudes[:, half:])
+
+
+def embedded_left(xp: Any, a: Array) -> Array:
+    """[Ar Ai] of complex A, (..., m, 2 k), in double."""
+    return xp.concatenate(_parts(a), axis=-1)
+
+
+def embedded_right(xp: Any, b: Array) -> Array:
+    """[Br Bi; -Bi Br] of complex B, (..., 2 k, 2 n), in double."""
+    re, im = _parts(b)
+    return xp.concatenate([xp.concatenate([re, im], axis=-1), xp.concatenate([-im, re], axis=-1)], axis=-2)
 
 
 def _parts(x: Array) -> list[Array]:
@@ -284,7 +289,7 @@ class _Truth:
             count = int(odd.sum())
             if self.dtype.kind == "c":
                 odd = odd[:, :n] | odd[:, n:]
-            value = xp.where(self._of_another_class(stored, n), np.inf, 0.0)
+            value = xp.where(self._of_another_class(stored, n), np.inf, xp.zeros_like(moduli))
             moduli = xp.where(odd, value, moduli)
             if self.dtype.kind == "c":
                 odd, value = (xp.concatenate([x, x], axis=1) for x in (odd, value))
@@ -294,7 +299,8 @@ class _Truth:
         """0 / 0 is 0; what is there where nothing should be is infinite."""
         xp = self.xp
         nothing = size == 0
-        return xp.where(nothing, xp.where(there, np.inf, 0.0), difference / xp.where(nothing, 1.0, size))
+        found = difference / xp.where(nothing, 1.0, size)
+        return xp.where(nothing & there, np.inf, xp.where(nothing, 0.0, found))
 
     def _odd(self, stored: Array) -> Array | None:
         """Elements that are not finite, or should not be; None of none."""
