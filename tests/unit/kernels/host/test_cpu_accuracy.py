@@ -141,3 +141,25 @@ def test_what_is_not_finite(kind, dtype, seed, places, other):
             x[i, j] = value
     found = elementwise(np, a, b, {"d": gemm(a, b)})["d"]
     assert found.modulus <= roundings(11, dtype), (kind, dtype, seed, found)
+
+
+@pytest.mark.parametrize("axis", [("m",), ("n",), ("m", "batch")])
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "float64"])
+def test_what_is_held_to_would_find_what_is_wrong(dtype, axis):
+    """One element that lost half of its digits, in a product and in what is made of it."""
+    a, b = (np.stack([x, x]) for x in operands(np, "positive", 20, 15, 30, dtype, fresh_seed()))
+    r, e = element_bounds(np, a, b)
+    d = gemm(a, b)
+    d[1, 3, 4] *= 1 + 100 * float(e[1, 3, 4] / np.abs(r[1, 3, 4]))
+    with pytest.raises(AssertionError, match=r"at \(3, 4\)"):
+        hold_product(np, a[1], b[1], d[1], "wrong")
+    line = {("m",): 1, ("n",): 2}.get(axis, (0, 1))
+    wrong = {"absmax": np.abs(d).max(axis=line), "sumsq": (np.abs(d.astype(complex)) ** 2).sum(axis=line) * 1.01}
+    wrong["absmax"] = wrong["absmax"] * (1 + 1e-3)
+    for name, result in wrong.items():
+        with pytest.raises(AssertionError, match=name):
+            hold_reductions(np, {name: result}, r, e, axis, dtype, "wrong")
+    worst = np.abs(r).argmin(axis=line if isinstance(line, int) else 1)
+    if "batch" not in axis:
+        with pytest.raises(AssertionError, match="argmax"):
+            hold_reductions(np, {"argmax": worst}, r, e, axis, dtype, "wrong")
