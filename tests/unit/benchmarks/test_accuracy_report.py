@@ -74,7 +74,7 @@ def test_the_report_says_what_the_figures_say(measured):
     )
     assert found.returncode == 0, found.stderr
     text = measured.with_suffix(".md").read_text()
-    assert "- `auto`, float32: is of Grade A on all of it (6 cases" in text
+    assert "- `auto`, float32: is of Grade A on all of it by moduli (6 cases" in text
     assert "| complex64 | auto | yes | 6 of 6 | 6 of 6 |" in text
     assert "## complex128, in units of u = 2^-53" in text
     assert measured.with_suffix(".png").stat().st_size > 10_000
@@ -95,6 +95,8 @@ def test_failures_are_said_of_auto_too():
     said = "\n".join(report.sentences(rows))
     assert "`auto`, complex64: is not of Grade A in 1 cases (2 cases; worst 9 u)" in said
     assert "`3xfp16-3m`, complex64, fails Grade A in 0 of 1 cases, and by a part alone in 1 more: normal." in said
+    said = "\n".join(report.sentences([row("auto", 1.0, imag=7.0)]))
+    assert "is of Grade A on all of it by moduli; in 1 a part alone is beyond its limit (1 cases; worst 1 u)" in said
     (auto, other) = report.verdicts(rows)
     assert auto[2:] == ["no", "1 of 2", "1 of 2", "9 (3)", "spikes, k = 16"]
     assert other[2:5] == ["yes", "1 of 1", "0 of 1"]
