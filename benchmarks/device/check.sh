@@ -13,7 +13,7 @@ timeout 60 "$PYTHON" tests/gpu/sanitize.py > "$OUT/smoke.txt" 2>&1; echo "rc $?"
 grep -v -e 'e-' "$OUT/smoke.txt" | tail -15
 say tests
 timeout -k 10 -s INT 170 "${PYTEST[@]}" -n 12 --timeout 100 --timeout-method thread tests/gpu \
-    -k "not two_to_the_31 and not past_two" > "$OUT/tests.txt" 2>&1
+    --ignore tests/gpu/test_accuracy.py -k "not two_to_the_31 and not past_two" > "$OUT/tests.txt" 2>&1
 tail -40 "$OUT/tests.txt" | cut -c1-220
 say planes
 GEMMSERVE_KERNEL_CACHE=$planes_cache timeout 90 "$PYTHON" benchmarks/kernels/tune_split.py --budget 70 \

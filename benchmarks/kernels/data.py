@@ -1,8 +1,7 @@
 """Random operands made where they are used, and the errors of results against an oracle computed there.
 
 `xp` is CuPy or NumPy. Products of 32-bit data and narrower are compared with the same product in double precision;
-those of 64-bit data with an exact one: both operands cut into slices whose products add up without rounding, summed in
-two doubles (as `gemmserve_kernels.reference` does on the host). Rows are sampled, evenly.
+those of 64-bit data with an exact one (`gemmserve_kernels.bench.elementwise`). Rows are sampled, evenly.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gemmserve_kernels.bench import elementwise
+
 BINADES = {"float16": 8}
 WIDE, GRADED = 24, 40
 ROWS = 256
 """Rows of a result that are checked, of every matrix that is."""
 MATRICES_ROWS = 4096
 """Rows of all matrices of a batch that are checked, together."""
-MAX_SLICES = 12
 
 
 # ---- operands
@@ -206,54 +206,17 @@ def _op(x, trans):
 
 def exact_product(xp, a, b):
     """A B of float64 or complex128 as an unevaluated sum of two of them. Finite operands."""
-    bits = (53 - math.ceil(math.log2(max(2, 2 * a.shape[-1])))) // 2
-    scale_a, slices_a = _slices(xp, a, bits, -1)
-    scale_b, slices_b = _slices(xp, b, bits, -2)
-    high = low = None
-    for slice_a, slice_b in itertools.product(slices_a, slices_b):
-        part = slice_a @ slice_b
-        if high is None:
-            high, low = part, xp.zeros_like(part)
-            continue
-        total = high + part
-        taken = total - high
-        low += (high - (total - taken)) + (part - taken)
-        high = total
-    total = high + low
-    exponent = (scale_a + scale_b).astype(np.int32)
-    return _scaled(xp, total, exponent), _scaled(xp, low - (total - high), exponent)
+    complex_data = a.dtype.kind == "c"
+    if complex_data:
+        a, b = elementwise.embedded_left(xp, a), elementwise.embedded_right(xp, b)
+    high, low, exponent = elementwise.exact_product(xp, a, b)
+    high, low = xp.ldexp(high, exponent), xp.ldexp(low, exponent)
+    return (_complex(xp, high), _complex(xp, low)) if complex_data else (high, low)
 
 
-def _scaled(xp, x, exponent):
-    if x.dtype.kind != "c":
-        return xp.ldexp(x, exponent)
-    scaled = xp.empty(x.shape, x.dtype)
-    scaled.real, scaled.imag = xp.ldexp(x.real, exponent), xp.ldexp(x.imag, exponent)
-    return scaled
-
-
-def _slices(xp, x, bits, axis):
-    """Exponents along `axis`, and slices of at most `bits` bits that add up to x / 2**exponent."""
-    complex_data = x.dtype.kind == "c"
-    parts = [x.real, x.imag] if complex_data else [x]
-    largest = [abs(part).max(axis=axis, keepdims=True) for part in parts]
-    largest = xp.maximum(largest[0], largest[-1])
-    exponent = xp.frexp(largest)[1].astype(np.int32)
-    parts = [xp.ldexp(part, -exponent) for part in parts]
-    slices = []
-    while len(slices) < MAX_SLICES:
-        tops = [abs(part).max(axis=axis, keepdims=True) for part in parts]
-        top = xp.maximum(tops[0], tops[-1])
-        if not bool((top > 0).any()):
-            break
-        # Adding and taking away 1.5 * 2**(52 + quantum) rounds to multiples of 2**quantum.
-        magic = xp.ldexp(xp.full(top.shape, 1.5), xp.frexp(top)[1].astype(np.int32) - bits + 52)
-        pieces = [(part + magic) - magic for part in parts]
-        parts = [part - piece for part, piece in zip(parts, pieces, strict=True)]
-        if complex_data:
-            joined = xp.empty(x.shape, x.dtype)
-            joined.real, joined.imag = pieces
-            slices.append(joined)
-        else:
-            slices.append(pieces[0])
-    return exponent, slices or [xp.zeros_like(x)]
+def _complex(xp, x):
+    """[Re Im] as one matrix."""
+    n = x.shape[-1] // 2
+    joined = xp.empty((*x.shape[:-1], n), np.complex128)
+    joined.real, joined.imag = x[..., :n], x[..., n:]
+    return joined

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "kernels"
+STAND_IN = ROOT / "tests" / "support" / "cupy_on_numpy"
+
+
+def on_stand_in(script, *arguments, **variables):
+    """Runs a script in a process of its own where NumPy is in CuPy's place."""
+    environment = {**os.environ, "CUPY_ON_NUMPY_L2_MIB": "1", **variables}
+    environment["PYTHONPATH"] = os.pathsep.join(str(ROOT / name) for name in ("client", "kernels"))
+    command = [sys.executable, str(STAND_IN / "run.py"), str(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
 
 
 def load(*names):

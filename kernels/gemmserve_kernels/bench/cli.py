@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
+
 from gemmserve_kernels.bench.accuracy import MODES, accuracy
 from gemmserve_kernels.bench.cases import INITS, Case
 from gemmserve_kernels.bench.environment import environment
-from gemmserve_kernels.bench.formats import FORMATS, accuracy_table, measurement_table, to_csv, to_json
+from gemmserve_kernels.bench.formats import (
+    FORMATS,
+    accuracy_table,
+    grade_table,
+    measurement_table,
+    to_csv,
+    to_json,
+)
+from gemmserve_kernels.bench.grades import MODES as GRADED
+from gemmserve_kernels.bench.grades import grades, worst_of
+from gemmserve_kernels.bench.kinds import KINDS
 from gemmserve_kernels.bench.run import measure
 from gemmserve_kernels.bench.targets import ServerTarget, open_target
 from gemmserve_kernels.checks import AXES, COMPUTE_MODES, LAYOUTS, ORDERS, PRE_OPS, REDUCTIONS, TRANS
 from gemmserve_kernels.config import Algorithm, GemmConfig
-from gemmserve_kernels.errors import ComputeUnsupported, DeviceError, KernelError
+from gemmserve_kernels.errors import ComputeUnsupported, DeviceError, KernelError, ParameterInvalid
 from gemmserve_kernels.gemm import gemm
 from gemmserve_kernels.models import ROUNDINGS
 from gemmserve_kernels.operand import DTYPES
@@ -25,6 +38,7 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels.bench.accuracy import AccuracyRow
     from gemmserve_kernels.bench.cases import Row
+    from gemmserve_kernels.bench.grades import GradeRow
     from gemmserve_kernels.bench.targets import CpuTarget, GpuTarget
     from gemmserve_kernels.device import DeviceSpec
 
@@ -49,7 +63,8 @@ class BenchCommand:
             "accuracy",
             help="errors of the compute modes side by side",
             description="Errors of FP64, FP32, 1xTF32, 3xTF32 and 3xFP16 products against the exact one: kernels where "
-            "the device has the mode, else NumPy models of it.",
+            "the device has the mode, else NumPy models of it. With --elementwise the worst error of any element over "
+            "(|A| |B|), in units of the unit roundoff, of every mode and kind of data beside the vendor's own.",
             **common,  # type: ignore[arg-type]
         )
         _add_accuracy(table)
@@ -58,14 +73,15 @@ class BenchCommand:
     def run(self, args: argparse.Namespace, context: Any) -> int:
         """Measures and prints; 1 where the device or the request is at fault."""
         try:
-            rows, table, spec = (_accuracy if args.bench == "accuracy" else _measure)(args, context)
+            rows, table, spec = _run_of(args)(args, context)
         except (KernelError, DeviceError) as error:
             context.console.error(str(error))
             return 1
-        text = to_json(rows, environment(spec)) if args.format == "json" else to_csv(rows)
+        chosen = "json" if args.json else args.format
+        text = to_json(rows, environment(spec)) if chosen == "json" else to_csv(rows)
         if args.output is not None:
             args.output.write_text(text + "\n", encoding="utf-8")
-        if args.format == "table":
+        if chosen == "table":
             context.console.table(*table)
         elif args.output is None:
             context.console.print(text)
@@ -112,11 +128,17 @@ def _add_accuracy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--m", type=_size, default=256)
     parser.add_argument("--n", type=_size, default=256)
     parser.add_argument("--k", type=_size, nargs="+", default=[256, 1024], help="one table for each")
-    parser.add_argument("--dtype", choices=("float32", "complex64"), default="complex64")
+    parser.add_argument("--dtype", choices=tuple(GRADED), nargs="+", help="default complex64; with --elementwise all")
     parser.add_argument("--init", choices=INITS[1:], nargs="+", default=["normal"])
     parser.add_argument("--seeds", type=_size, default=3, help="how many; errors are means over them")
     parser.add_argument("--seed", type=int, default=0, help="the first")
-    parser.add_argument("--modes", choices=MODES, nargs="+", default=list(MODES))
+    modes = tuple(dict.fromkeys((*MODES, *itertools.chain.from_iterable(GRADED.values()))))
+    parser.add_argument("--modes", choices=modes, nargs="+", metavar="MODE", help=", ".join(modes))
+    grade = parser.add_argument_group("elementwise")
+    grade.add_argument("--elementwise", action="store_true", help="worst errors of elements, in u, beside the vendor's")
+    grade.add_argument(
+        "--kinds", choices=tuple(KINDS), nargs="+", metavar="KIND", help=f"of data, by default all: {', '.join(KINDS)}"
+    )
     parser.add_argument("--big", choices=ROUNDINGS, default="toward_zero", help="3xTF32: rounding of the big parts")
     parser.add_argument("--small", choices=ROUNDINGS, default="half_ulp_truncate", help="of the small parts")
     parser.add_argument("--promote", type=_size, default=32, help="steps of k between promotions, in the models")
@@ -127,6 +149,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--device", default="auto", help="auto, cpu, cuda:0, rocm:0")
     where.add_argument("--server", metavar="URL", help="measure a server instead: jobs on arrays that are there")
     where.add_argument("--format", choices=FORMATS, default="table")
+    where.add_argument("--json", action="store_true", help="the same as --format json")
     where.add_argument("--output", type=Path, metavar="FILE", help="write there: JSON with --format json, else CSV")
 
 
@@ -197,7 +220,15 @@ def _target(args: argparse.Namespace, context: Any) -> tuple[CpuTarget | GpuTarg
     return target, target.spec
 
 
-_Found = tuple["Sequence[Row] | Sequence[AccuracyRow]", tuple[list[str], list[list[str]]], "DeviceSpec | None"]
+_Found = tuple[
+    "Sequence[Row] | Sequence[AccuracyRow] | Sequence[GradeRow]", tuple[list[str], list[list[str]]], "DeviceSpec | None"
+]
+
+
+def _run_of(args: argparse.Namespace) -> Callable[[argparse.Namespace, Any], _Found]:
+    if args.bench != "accuracy":
+        return _measure
+    return _elementwise if args.elementwise else _accuracy
 
 
 def _measure(args: argparse.Namespace, context: Any) -> _Found:
@@ -218,10 +249,16 @@ def _measure(args: argparse.Namespace, context: Any) -> _Found:
 
 
 def _accuracy(args: argparse.Namespace, context: Any) -> _Found:
+    dtypes, modes = args.dtype or ["complex64"], args.modes or MODES
+    if not {"float32", "complex64"} >= set(dtypes):
+        raise ParameterInvalid("this table is of float32 and complex64; --elementwise has 64-bit data", "dtype")
+    if not set(MODES) >= set(modes):
+        raise ParameterInvalid(f"this table has {', '.join(MODES)}; --elementwise has the other modes", "modes")
     target, spec = _target(args, context)
     context.console.note(f"accuracy on {target.name}")
     rows = [
         row
+        for dtype in dtypes
         for init in args.init
         for k in args.k
         for row in accuracy(
@@ -229,16 +266,41 @@ def _accuracy(args: argparse.Namespace, context: Any) -> _Found:
             m=args.m,
             n=args.n,
             k=k,
-            dtype=args.dtype,
+            dtype=dtype,
             init=init,
             seeds=range(args.seed, args.seed + args.seeds),
-            modes=args.modes,
+            modes=modes,
             big=args.big,
             small=args.small,
             promote=args.promote,
         )
     ]
     return rows, accuracy_table(rows), spec
+
+
+def _elementwise(args: argparse.Namespace, context: Any) -> _Found:
+    target, spec = _target(args, context)
+    context.console.note(f"elementwise errors on {target.name}")
+    xp, multiply = np, gemm
+    if isinstance(target, ServerTarget):
+        multiply = _multiplier(target, context, args)
+    elif target.spec.kind != "cpu":
+        import cupy as xp  # type: ignore[no-redef]
+    rows: list[GradeRow] = []
+    lacking: dict[str, str] = {}
+    for dtype, k, kind in itertools.product(args.dtype or GRADED, args.k, args.kinds or KINDS):
+        modes = [mode for mode in GRADED[dtype] if mode in (args.modes or GRADED[dtype])]
+        found: list[GradeRow] = []
+        for seed in range(args.seed, args.seed + args.seeds):
+            here, skipped = grades(
+                xp, kind, m=args.m, n=args.n, k=k, dtype=dtype, seed=seed, modes=modes, multiply=multiply
+            )
+            found += here
+            lacking |= skipped
+        rows += worst_of(found)
+    for mode, reason in lacking.items():
+        context.console.note(f"{mode} is passed over: {reason}")
+    return rows, grade_table(rows), spec
 
 
 def _multiplier(target: Any, context: Any, args: argparse.Namespace) -> Callable[..., Any]:

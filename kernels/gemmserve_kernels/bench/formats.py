@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels.bench.accuracy import AccuracyRow
     from gemmserve_kernels.bench.cases import Row
+    from gemmserve_kernels.bench.grades import GradeRow
 
 FORMATS: Final = ("table", "csv", "json")
 
 
-def fields(row: Row | AccuracyRow) -> dict[str, Any]:
+def fields(row: Row | AccuracyRow | GradeRow) -> dict[str, Any]:
     """A row as plain values, rates included."""
     values = dataclasses.asdict(row)
     for rate in ("gflops", "gib_per_s"):
@@ -26,12 +27,12 @@ def fields(row: Row | AccuracyRow) -> dict[str, Any]:
     return values
 
 
-def to_json(rows: Sequence[Row | AccuracyRow], environment: dict[str, Any]) -> str:
+def to_json(rows: Sequence[Row | AccuracyRow | GradeRow], environment: dict[str, Any]) -> str:
     """One object: the environment and the rows."""
     return json.dumps({"environment": environment, "rows": [fields(row) for row in rows]}, indent=2)
 
 
-def to_csv(rows: Sequence[Row | AccuracyRow]) -> str:
+def to_csv(rows: Sequence[Row | AccuracyRow | GradeRow]) -> str:
     """One line a row after the names; nested values as JSON."""
     text = io.StringIO()
     records = [fields(row) for row in rows]
@@ -79,6 +80,26 @@ def accuracy_table(rows: Sequence[AccuracyRow]) -> tuple[list[str], list[list[st
             row.mode,
             row.source,
             *(f"{value:.2e}" for value in (row.rel_fro, row.worst_row, row.rel_real, row.rel_imag)),
+        ]
+        for row in rows
+    ]
+
+
+def grade_table(rows: Sequence[GradeRow]) -> tuple[list[str], list[list[str]]]:
+    """Names and cells; errors in units of u, the vendor's beside ours."""
+    names = ["size", "dtype", "data", "mode", "from", "error, u", "vendor", "re", "vendor", "im", "vendor", "grade"]
+    return names, [
+        [
+            f"{row.m} x {row.n} x {row.k}",
+            row.dtype,
+            row.kind,
+            row.mode,
+            row.source,
+            *(
+                f"{value:.3g}"
+                for value in (row.error, row.vendor, row.real, row.vendor_real, row.imag, row.vendor_imag)
+            ),
+            row.grade,
         ]
         for row in rows
     ]

@@ -10,22 +10,13 @@ import sys
 from operator import attrgetter
 
 import pytest
-from benchmark_scripts import FOLDER, ROOT
+from benchmark_scripts import FOLDER, ROOT, STAND_IN
+from benchmark_scripts import on_stand_in as run
 
 try:
     import cupy
 except ImportError:
     cupy = None
-
-STAND_IN = ROOT / "tests" / "support" / "cupy_on_numpy"
-
-
-def run(script, *arguments, **variables):
-    environment = {**os.environ, "CUPY_ON_NUMPY_L2_MIB": "1", **variables}
-    environment["PYTHONPATH"] = os.pathsep.join(str(ROOT / name) for name in ("client", "kernels"))
-    command = [sys.executable, str(STAND_IN / "run.py"), str(script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
-
 
 SMALL = ("--quick", "--shrink", 64, "--rounds", 1, "--budget", 0.001)
 SHAPES = ("1024x1024x1024", "4096x256x4096", "4096x4096x4096")

@@ -18,10 +18,10 @@ complex64, complex128 = _np.complex64, _np.complex128
 nan, inf, pi, newaxis = _np.nan, _np.inf, _np.pi, None
 
 FUNCTIONS = (
-    "abs", "absolute", "all", "any", "arange", "argmax", "argmin", "ascontiguousarray", "conj", "conjugate", "copyto",
-    "exp2", "expand_dims", "floor", "frexp", "isfinite", "isnan", "ldexp", "linspace", "log2", "matmul", "max",
-    "maximum", "mean", "min", "may_share_memory", "rint", "sqrt", "square", "stack", "sum", "tile", "where",
-    "zeros_like", "empty_like", "ones_like", "broadcast_to", "concatenate", "moveaxis",
+    "abs", "absolute", "all", "any", "arange", "argmax", "argmin", "argsort", "ascontiguousarray", "broadcast_to",
+    "concatenate", "conj", "conjugate", "copyto", "cos", "empty_like", "exp", "exp2", "expand_dims", "floor", "frexp",
+    "hypot", "isfinite", "isnan", "ldexp", "linspace", "log2", "matmul", "max", "maximum", "may_share_memory", "mean",
+    "min", "moveaxis", "ones_like", "rint", "sin", "sqrt", "square", "stack", "sum", "tile", "where", "zeros_like",
 )  # fmt: skip
 
 

@@ -6,12 +6,13 @@ import argparse
 import csv
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gemmserve_kernels import GemmConfig, KernelError, gemm, gemm_reduce
-from gemmserve_kernels.bench import cases, verify
+from gemmserve_kernels.bench import cases, grades, verify
 from gemmserve_kernels.bench.accuracy import MODES, accuracy
 from gemmserve_kernels.bench.cases import INITS, Case, draw
 from gemmserve_kernels.bench.cli import BENCH
@@ -275,6 +276,52 @@ def test_accuracy_command_here_and_on_a_server():
     assert status == 0
     columns, rows = console.tables[0]
     assert [row[columns.index("from")] for row in rows] == ["kernel", "model"] * 2
+
+
+ELEMENTS = ["--elementwise", "--m", "16", "--n", "12", "--k", "32", "--seeds", "2"]
+
+
+def test_elementwise_errors_of_every_dtype_and_mode():
+    status, console = command("accuracy", *ELEMENTS, "--kinds", "exp-6n", "identity", "--device", "cpu")
+    assert status == 0
+    columns, rows = console.tables[0]
+    found = {(row[columns.index("dtype")], row[columns.index("mode")], row[columns.index("from")]) for row in rows}
+    assert {("float32", "auto", "kernel"), ("complex64", "3xfp16", "model"), ("complex128", "fp64", "kernel")} <= found
+    assert len(rows) == 2 * (4 + 4 + 2 + 2)
+    by_mode = {(row[1], row[2], row[3]): row for row in rows}
+    for dtype in ("float32", "complex64", "float64", "complex128"):
+        for kind in ("exp-6n", "identity"):
+            assert by_mode[dtype, kind, "auto"][-1] == "A"
+        assert float(by_mode[dtype, "identity", "auto"][columns.index("error, u")]) == 0
+    assert by_mode["float32", "exp-6n", "3xfp16"][-1] == "-"
+
+
+def test_elementwise_errors_as_json_and_of_a_server():
+    words = [*ELEMENTS, "--kinds", "spikes", "--dtype", "float32", "float64", "--modes", "auto", "ozaki", "--json"]
+    status, console = command("accuracy", *words, "--device", "cpu")
+    assert status == 0
+    document = json.loads(console.printed[0])
+    assert [(row["dtype"], row["mode"]) for row in document["rows"]] == [("float32", "auto"), ("float64", "auto")]
+    row = document["rows"][0]
+    assert row["limit"] == max(4, 2 * row["vendor"])
+    assert row["seed"] in {0, 1}
+    status, console = command("accuracy", *words, "--server", Client.url)
+    assert status == 0
+    assert len(json.loads(console.printed[0])["rows"]) == 2
+
+
+@pytest.mark.parametrize("words", [["--dtype", "float64"], ["--modes", "9xbf16"]])
+def test_the_table_of_norms_has_no_such(words):
+    status, console = command("accuracy", *words, "--device", "cpu")
+    assert status == 1
+    assert "--elementwise" in console.errors[0]
+
+
+def test_the_worst_seed_is_shown():
+    row, _ = grades.grades(np, "normal", m=5, n=5, k=5, dtype="float32", seed=1, modes=("auto",))
+    worse = replace(row[0], error=3.0, limit=4.0, seed=2)
+    best = replace(row[0], error=3.5, limit=8.0, seed=3)
+    assert grades.worst_of([best, worse, replace(best, mode="fp32")]) == [worse, replace(best, mode="fp32")]
 
 
 def test_other_errors_of_a_server_are_not_taken_for_a_missing_mode():
