@@ -18,7 +18,7 @@ using StoredC = GEMM_TYPE_C;
 using StoredD = GEMM_TYPE_D;
 using Acc = GEMM_TYPE_ACC;  // double or Complex<double>
 
-constexpr int CANDIDATE_BITS = 10, CANDIDATES = 1 << CANDIDATE_BITS;
+constexpr int CANDIDATE_BITS = 12, CANDIDATES = 1 << CANDIDATE_BITS;
 constexpr unsigned long long OF_ITS_OWN = 0x6a09e667f3bcc908ull;  // makes a seed of these numbers from that of the signs
 constexpr int FIGURES = 4;  // error in units of what rounding leaves, relative error, row, column
 
@@ -67,10 +67,11 @@ struct Candidate {
     }
 };
 
-// The smallest element of a row, or column, of D among some that are spread over it; what is lost (0, or not finite) comes
-// first, or last.
-GEMM_DEVICE Long smallest(const SampledParams& params, Long offset, Long stride, Long extent, bool lost_first,
-                          unsigned long long seed, Long number) {
+// The place along an axis of the element whose key is the least; of more than CANDIDATES, some are looked at that are
+// spread over them. All threads take part.
+template <class Stored, class Key>
+GEMM_DEVICE Long least(const MatrixParams& matrix, Long offset, Long stride, Long extent, unsigned long long seed,
+                       Long number, Key key) {
     __shared__ Candidate shared[WARPS];
     const int thread = static_cast<int>(threadIdx.x), count = extent < CANDIDATES ? static_cast<int>(extent) : CANDIDATES;
     Candidate best{infinity(), extent};
@@ -80,9 +81,8 @@ GEMM_DEVICE Long smallest(const SampledParams& params, Long offset, Long stride,
         if (extent > CANDIDATES) {
             at = in_stratum(extent, i, CANDIDATE_BITS, static_cast<unsigned>(random_bits(seed, number + i)));
         }
-        const Acc x = element<StoredD>(params.d, offset + at * stride);
-        const double size = larger_part(x);
-        const Candidate found{is_finite(x) && size > 0 ? size : lost_first ? -1.0 : infinity(), at};
+        const Acc x = element<Stored>(matrix, offset + at * stride);
+        const Candidate found{key(is_finite(x), larger_part(x)), at};
         if (found.before(best)) best = found;
     }
 #pragma unroll
@@ -90,6 +90,7 @@ GEMM_DEVICE Long smallest(const SampledParams& params, Long offset, Long stride,
         const Candidate other = of_neighbour(best, step);
         if (other.before(best)) best = other;
     }
+    __syncthreads();  // what was there before has been read
     if (thread % 32 == 0) shared[thread / 32] = best;
     __syncthreads();
     best = shared[0];
@@ -99,13 +100,29 @@ GEMM_DEVICE Long smallest(const SampledParams& params, Long offset, Long stride,
     return best.at;
 }
 
+// The smallest; what is lost (0, or not finite) comes first, or last.
+struct Smallest {
+    double lost;
+
+    GEMM_DEVICE double operator()(bool is_finite, double size) const { return is_finite && size > 0 ? size : lost; }
+};
+// The largest that is finite.
+struct Largest {
+    GEMM_DEVICE double operator()(bool is_finite, double size) const { return is_finite ? -size : infinity(); }
+};
+
 struct Place {
     Long row, column;
 };
 
-GEMM_DEVICE Place place_of(const SampledParams& params, Long product, int sample, Long offset) {
+// Where the offsets are of the matrices of the product.
+struct Offsets {
+    Long a, b, d;
+};
+
+GEMM_DEVICE Place place_of(const SampledParams& params, Long product, int sample, const Offsets& from) {
     const unsigned long long seed = *params.seed ^ OF_ITS_OWN;
-    const int bits = params.sample_bits, half = 1 << (bits - 1);
+    const int bits = params.sample_bits, half = 1 << (bits - 1), quarter = half / 2;
     const Long number = (product << bits) + sample;
     const unsigned long long word = random_bits(seed, number);
     const unsigned upper = static_cast<unsigned>(word >> 32), lower = static_cast<unsigned>(word);
@@ -114,14 +131,23 @@ GEMM_DEVICE Place place_of(const SampledParams& params, Long product, int sample
         return {in_stratum(params.m, sample >> column_bits, params.row_bits, upper),
                 in_stratum(params.n, sample & ((1 << column_bits) - 1), column_bits, lower)};
     }
-    const int aimed = sample - half;
-    const bool along_row = (aimed & 1) == 0, lost_first = (aimed & 2) != 0;
-    const Long line = in_stratum(along_row ? params.m : params.n, aimed >> 2, bits - 3, upper);
-    const Long stride = along_row ? params.d.row_stride : params.d.column_stride;
-    const Long first = (params.products << bits) + (number << CANDIDATE_BITS);
-    const Long at = smallest(params, offset + line * stride, along_row ? params.d.column_stride : params.d.row_stride,
-                             along_row ? params.n : params.m, lost_first, seed, first);
-    return along_row ? Place{line, at} : Place{at, line};
+    const Long first = (params.products << bits) + ((2 * number) << CANDIDATE_BITS);
+    const Long row_stride = params.d.row_stride, column_stride = params.d.column_stride;
+    if (sample < half + quarter) {
+        const bool along_row = (lower & 1) == 0;
+        const Smallest key{(lower & 2) != 0 ? -1.0 : infinity()};
+        const Long line = in_stratum(along_row ? params.m : params.n, sample - half, bits - 2, upper);
+        const Long at = least<StoredD>(params.d, from.d + line * (along_row ? row_stride : column_stride),
+                                       along_row ? column_stride : row_stride, along_row ? params.n : params.m, seed, first,
+                                       key);
+        return along_row ? Place{line, at} : Place{at, line};
+    }
+    if (params.k == 0) return {0, 0};
+    const Long of_a = in_stratum(params.k, sample - half - quarter, bits - 2, upper), of_b = in_stratum(params.k, 0, 0, lower);
+    return {least<StoredA>(params.a, from.a + of_a * params.a.column_stride, params.a.row_stride, params.m, seed, first,
+                           Largest{}),
+            least<StoredB>(params.b, from.b + of_b * params.b.row_stride, params.b.column_stride, params.n, seed,
+                           first + CANDIDATES, Largest{})};
 }
 
 // ---- what it should be
@@ -240,11 +266,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) sampled_elements(SampledPa
     const Long block = params.first_block + static_cast<Long>(blockIdx.x);
     const Long in_launch = block >> params.sample_bits, matrix = params.first_matrix + in_launch;
     const int sample = static_cast<int>(block - (in_launch << params.sample_bits));
-    const Long of_d = batch_offset(matrix, params.batch_shape, params.d.batch_stride);
-    const Place place = place_of(params, params.first_product + in_launch, sample, of_d);
-    const Long of_a = batch_offset(matrix, params.batch_shape, params.a.batch_stride) + place.row * params.a.row_stride;
-    const Long of_b =
-        batch_offset(matrix, params.batch_shape, params.b.batch_stride) + place.column * params.b.column_stride;
+    const Offsets from{batch_offset(matrix, params.batch_shape, params.a.batch_stride),
+                       batch_offset(matrix, params.batch_shape, params.b.batch_stride),
+                       batch_offset(matrix, params.batch_shape, params.d.batch_stride)};
+    const Place place = place_of(params, params.first_product + in_launch, sample, from);
+    const Long of_a = from.a + place.row * params.a.row_stride, of_b = from.b + place.column * params.b.column_stride;
     Sums mine{};
 #pragma unroll 4
     for (Long l = thread; l < params.k; l += THREADS) {
@@ -256,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sampled_elements(SampledPa
     if (thread != 0) return;
     if (!finite(sums.re.high)) sums.re.low = 0;  // what is lost of an infinity is not a number
     if (!finite(sums.im.high)) sums.im.low = 0;
-    const Acc d = element<StoredD>(params.d, of_d + place.row * params.d.row_stride + place.column * params.d.column_stride);
+    const Acc d = element<StoredD>(params.d, from.d + place.row * params.d.row_stride + place.column * params.d.column_stride);
     Acc c = make<Acc>(0, 0);
     if (params.has_c) {
         const Long of_c = batch_offset(matrix, params.batch_shape, params.c.batch_stride);

@@ -192,7 +192,7 @@ def seed_address(problem: GemmProblem, vectors: int) -> int:
 def run(
     launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None, d: Any, vectors: Any, out: int
 ) -> None:
-    """The figures of a check by those vectors, to address `out`. What it launches depends on no address and on no data."""
+    """The figures of a check by those vectors, to address `out`. What it launches depends on no address and no data."""
     _Check(launcher, problem).figures(a, b, c, d, vectors, out)
 
 

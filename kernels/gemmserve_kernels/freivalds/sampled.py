@@ -2,35 +2,42 @@
 
 Freivalds' check sees norms (`finding`): an element that is wrong by less than its row's rounding is nothing to it, and
 where the elements of a row differ by orders of magnitude, all small ones may be. So some elements are computed again in
-double, each beside its own scale, which is what plain arithmetic is held to:
+double (64-bit data with compensation), each beside its own scale:
 
     |D - R|_ij <= rounding(t) (|alpha| (|A| |B|)_ij + |beta| |C_ij|) + floor,    |z| = |re| + |im|, each part of D - R
 
-where t counts the terms of the sum that are not zero (twice where they are complex), for adding zeros rounds nothing. The
-*excess* of an element is its error over the right side: what is beyond a margin of 8 is in doubt.
+where t counts the terms of the sum that are not zero (twice where they are complex), for adding zeros rounds nothing.
+The *excess* of an element is its error over the right side: what is beyond a margin of 8 is in doubt.
 
     rounding(t) = (t^(1/2) + 2) eps + eps of the result + 2 * rounding of an input,    eps = 2 u of the arithmetic
 
 The worst case of t products and additions in any order is gamma_t = t u / (1 - t u), and 3 u more for alpha, beta and
 the sum with C (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 3.1, 3.5). Eight times this unit
 is at least 16 t^(1/2) u + 32 u, so up to t = 300 no rounding of plain arithmetic can be in doubt. Past that the worst
-case is never met but by design; were rounding errors independent and without bias, |error| <= L t^(1/2) u would hold
-with probability at least 1 - 2 t exp(-L^2 / 2) (N. J. Higham, T. Mary, "A new approach to probabilistic rounding error
-analysis", SIAM J. Sci. Comput. 41 (2019)); L = 16 leaves 2 t 1e-56. Where they are biased (equal terms added up one by
-one) more may come out; then plain arithmetic, which is asked next, has it as well, and nothing is called wrong. A bound
-without chance would let pass 16 times as much at t = 65536.
+case is met by design only; were rounding errors independent and without bias, |error| <= L t^(1/2) u would hold with
+probability at least 1 - 2 t exp(-L^2 / 2) (N. J. Higham, T. Mary, "A new approach to probabilistic rounding error
+analysis", SIAM J. Sci. Comput. 41 (2019)); L = 16 leaves 2 t 1e-56. Where they are biased more may come out: 16384
+equal terms that are added one by one in float32 reach 8. Then plain arithmetic, which is asked next, has it as well,
+and nothing is called wrong. A bound without chance would let pass 16 times as much at t = 65536.
 
 Modes by what they promise. `auto`, `fp32`, `fp64`, `3xfp16`, `3xtf32`, `ozaki`: plain arithmetic of the width that is
 accumulated. `tf32`, `1xtf32`: each input is rounded to 11 bits besides. float16: float32's sums, rounded once. In
 `3xfp16-3m` parts of a complex number are split after they were added, so that it promises norms: there (|A| |B|)_ij is
 |a_i| |b_j|, the row's norm times the column's. `floor`: as in `finding`.
 
+What is not finite in R must be so in D: the same infinity, or NaN, of real data; of complex data anything that is not
+finite. D may overflow where the sum of magnitudes does (half the largest number; nothing is said of such elements).
+
 Which elements: 2^b of each product. Half are spread: one at random in each of 2^(b-1) cells of a grid over rows and
-columns. Any one is hit as likely as any other: where a share p of the elements is wrong, they are all missed with
-probability at most (1 - p)^(2^(b-1)), as the product of cells' shares is largest where they are equal. The others are
-*aimed*: what loses what is small makes small elements, so each is the smallest |D_ij| of up to 1024 that are spread over
-a row (or a column) that is drawn at random; of 0 and what is not finite every second takes no notice, for it may belong
-there, and every second takes it first, for it may not.
+columns. Each element is as likely to be hit as any other: where a share p of them is wrong, they are all missed with
+probability (1 - p)^(2^(b-1)) at most, for the product of the cells' shares is largest where they are equal.
+
+The others are *aimed*. A quarter at what is small: where what is small gets lost, elements come out small, so each is
+the smallest |D_ij| of up to 4096 spread over a row, or a column, drawn at random; one time in two 0 and what is not
+finite do not count, for they may belong there, and one time in two they come first, for they may not. A quarter at
+rows and columns whose largest elements hide the others: the row that has the largest of up to 4096 elements of a column
+of op(A), and the column that has the largest of as many of a row of op(B), both drawn at random. Of these nothing is
+promised.
 """
 
 from __future__ import annotations
@@ -50,13 +57,13 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-CANDIDATE_BITS: Final = 10
+CANDIDATE_BITS: Final = 12
 """CANDIDATE_BITS in cuda/sampled.cu: elements among which one is aimed at, at most, as a power of two."""
 CANDIDATES: Final = 1 << CANDIDATE_BITS
 FIGURES: Final = 4
 """Of an element: its excess, its error relative to the sum of magnitudes, its row and its column. NaN: unknown."""
 _OF_ITS_OWN: Final = 0x6A09E667F3BCC908
-"""OF_ITS_OWN in cuda/sampled.cu: bits in which the seed of these numbers differs from that of the signs (of 2^(1/2))."""
+"""OF_ITS_OWN in cuda/sampled.cu: the bits in which the seed of these numbers differs from that of the signs."""
 
 _MOST_BITS: Final = 8
 _FEWEST_BITS: Final = 3
@@ -126,40 +133,42 @@ class Choice:
         """As `row_bits`."""
         return self.bits - 1 - self.row_bits
 
+    @property
+    def quarter(self) -> int:
+        """Elements that are aimed at what is small, and as many at what is large."""
+        return self.count // 4
+
+    def numbers(self, first: int, count: int, products: slice = slice(None)) -> Array:
+        """(products, count): which random number each of `count` elements of a product has, from its `first` on."""
+        return (np.arange(self.products)[products, None] << self.bits) + np.arange(first, first + count)
+
     def spread(self, seed: int) -> tuple[Array, Array]:
         """(products, count / 2) rows, and columns, of the elements that are spread."""
         half = self.count // 2
         sample = np.arange(half)
-        numbers = (np.arange(self.products)[:, None] << self.bits) + sample
-        bits = random_bits(seed ^ _OF_ITS_OWN, numbers)
-        rows = in_stratum(self.m, sample >> self.column_bits, self.row_bits, bits >> np.uint64(32))
-        columns = in_stratum(self.n, sample & ((1 << self.column_bits) - 1), self.column_bits, bits)
+        upper, lower = words(seed, self.numbers(0, half))
+        rows = in_stratum(self.m, sample >> self.column_bits, self.row_bits, upper)
+        columns = in_stratum(self.n, sample & ((1 << self.column_bits) - 1), self.column_bits, lower)
         return rows, columns
 
-    def lines(self, seed: int, products: slice, *, along_row: bool) -> tuple[Array, Array]:
-        """Where to look for what is aimed: (some products, count / 4) rows, or columns, and of each as many places along
-        it, (..., candidates).
-        """
-        along, across = (self.n, self.m) if along_row else (self.m, self.n)
-        aimed = np.arange(0 if along_row else 1, self.count // 2, 2)
-        numbers = (np.arange(self.products)[products, None] << self.bits) + (self.count // 2 + aimed)
-        seed ^= _OF_ITS_OWN
-        lines = in_stratum(across, aimed >> 2, self.bits - 3, random_bits(seed, numbers) >> np.uint64(32))
-        places = np.arange(min(along, CANDIDATES))
-        if along <= CANDIDATES:
-            return lines, np.broadcast_to(places, (*lines.shape, along))
-        first = (self.products << self.bits) + (numbers << CANDIDATE_BITS)
-        return lines, in_stratum(along, places, CANDIDATE_BITS, random_bits(seed, first[..., None] + places))
-
-    def lost_first(self) -> Array:
-        """Of `lines` along either axis (count / 4): whether 0 and what is not finite counts as smallest."""
-        return np.arange(self.count // 4) % 2 == 1
+    def candidates(self, seed: int, numbers: Array, extent: int, scan: int) -> Array:
+        """(..., candidates): of each element with such a number, where along an axis to look, in its scan 0 or 1."""
+        places = np.arange(min(extent, CANDIDATES))
+        if extent <= CANDIDATES:
+            return np.broadcast_to(places, (*numbers.shape, extent))
+        first = (self.products << self.bits) + (2 * numbers[..., None] + scan) * CANDIDATES
+        return in_stratum(extent, places, CANDIDATE_BITS, words(seed, first + places)[1])
 
 
-def in_stratum(extent: int, stratum: Array, bits: int, words: Array) -> Array:
-    """A number of [0, extent) in each stratum of 2^bits, by the lower 32 bits of `words`."""
-    low = words & np.uint64(0xFFFFFFFF)
-    fraction = (stratum.astype(np.uint64) << np.uint64(32) | low) << np.uint64(32 - bits)
+def words(seed: int, numbers: Array) -> tuple[Array, Array]:
+    """The upper and the lower 32 bits of random numbers."""
+    bits = random_bits(seed ^ _OF_ITS_OWN, numbers)
+    return bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)
+
+
+def in_stratum(extent: int, stratum: Array, bits: int, random: Array) -> Array:
+    """A number of [0, extent) in each stratum of 2^bits, by 32 random bits each."""
+    fraction = (stratum.astype(np.uint64) << np.uint64(32) | random) << np.uint64(32 - bits)
     return _upper_half(fraction, extent).astype(np.int64)
 
 

@@ -82,7 +82,7 @@ def figures_shape(problem: GemmProblem) -> tuple[int, int]:
 def run(launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None, d: Any, seed: int, out: int) -> None:
     """The figures of elements that the number at address `seed` chooses, to address `out`.
 
-    Arrays are those of `problem`, which has a result that is not empty. What it launches depends on no address and on no
+    Arrays are those of `problem`, which has a result that is not empty. What it launches depends on no address and no
     data. Raises CompileError.
     """
     choice, bound = Choice.of(problem), Bound.of(problem)
@@ -100,7 +100,7 @@ def run(launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None,
         params = SampledParams(
             a=pieces[0].params(), b=pieces[1].params(), d=pieces[2].params(), m=problem.m, n=problem.n, k=problem.k,
             seed=seed, out=launcher.pointer(samples), products=problem.batch, sample_bits=choice.bits,
-            row_bits=choice.row_bits, has_c=len(pieces) > 3, conjugate_a=operands.conjugate_a,  # noqa: PLR2004
+            row_bits=choice.row_bits, has_c=len(pieces) > 3, conjugate_a=operands.conjugate_a,
             conjugate_b=operands.conjugate_b, per_root=bound.per_root, rest=bound.rest, floor=bound.floor,
             largest=bound.largest,
         )  # fmt: skip

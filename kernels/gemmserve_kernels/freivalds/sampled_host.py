@@ -1,4 +1,4 @@
-"""Elements of a product computed again with NumPy: the same figures as cuda/sampled.cu, up to the rounding of double."""
+"""Elements of a product computed again with NumPy: the figures of cuda/sampled.cu, up to the rounding of double."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.freivalds.sampled import FIGURES, Bound, Choice
+from gemmserve_kernels.freivalds.sampled import CANDIDATES, FIGURES, Bound, Choice, in_stratum, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,12 +24,12 @@ _SPLIT: Final = 2.0**27 + 1
 
 
 def figures(problem: GemmProblem, a: Array, b: Array, c: Array | None, d: Array, seed: int) -> Array:
-    """(products, FIGURES): of each product the worst element, as `sampled.worst` takes them. The result is not empty."""
+    """(products, FIGURES): of each product the worst element, as `sampled.worst` takes them; no empty result."""
     choice, bound = Choice.of(problem), Bound.of(problem)
     of_d = _Gather.of(problem, d, "N")
     operands = _Gather.of(problem, a, problem.trans_a), _Gather.of(problem, b, problem.trans_b)
     of_c = None if c is None or problem.beta == 0 else _Gather.of(problem, c, "N")
-    rows, columns = places(choice, of_d, seed)
+    rows, columns = places(choice, operands, problem.k, of_d, seed)
     products = np.broadcast_to(np.arange(choice.products)[:, None], rows.shape)
     flat = products.ravel(), rows.ravel(), columns.ravel()
     ratio, error = np.empty(rows.size), np.empty(rows.size)
@@ -44,23 +44,57 @@ def figures(problem: GemmProblem, a: Array, b: Array, c: Array | None, d: Array,
     return np.stack(found, axis=-1).astype(np.float64).reshape(choice.products, FIGURES)
 
 
-def places(choice: Choice, d: _Gather, seed: int) -> tuple[Array, Array]:
-    """(products, count) rows, and columns."""
+def places(choice: Choice, operands: tuple[_Gather, _Gather], k: int, d: _Gather, seed: int) -> tuple[Array, Array]:
+    """(products, count) rows, and columns, of the elements that are looked at."""
     rows, columns = (np.empty((choice.products, choice.count), np.int64) for _ in range(2))
     half = choice.count // 2
     rows[:, :half], columns[:, :half] = choice.spread(seed)
-    for some in _slices(choice.products, choice.count // 4 * min(max(choice.m, choice.n), 1024)):
-        product = np.arange(choice.products)[some, None, None]
-        for along_row, lines, found in ((True, rows, columns), (False, columns, rows)):
-            line, along = choice.lines(seed, some, along_row=along_row)
-            row, column = (line[..., None], along) if along_row else (along, line[..., None])
-            size = _larger_part(d(product, row, column))
-            lost = ~(np.isfinite(size) & (size > 0))
-            key = np.where(lost, np.where(choice.lost_first(), -1.0, np.inf)[:, None], size)
-            chosen = np.argmin(key, axis=-1)[..., None]
-            aimed = np.s_[some, half + (0 if along_row else 1) :: 2]
-            lines[aimed], found[aimed] = line, np.take_along_axis(along, chosen, -1)[..., 0]
+    extents = min(choice.m, CANDIDATES) + min(choice.n, CANDIDATES)
+    for some in _slices(choice.products, choice.quarter * extents):
+        for first, found in (
+            (half, _small(choice, d, seed, some)),
+            (half + choice.quarter, _large(choice, operands, k, seed, some)),
+        ):
+            for array, chosen in zip((rows, columns), found, strict=True):
+                array[some, first : first + choice.quarter] = chosen
     return rows, columns
+
+
+def _small(choice: Choice, d: _Gather, seed: int, some: slice) -> tuple[Array, Array]:
+    """Rows and columns (some products, quarter) where the smallest of a row, or of a column, is."""
+    numbers = choice.numbers(choice.count // 2, choice.quarter, some)
+    upper, kind = words(seed, numbers)
+    aimed = np.broadcast_to(np.arange(choice.quarter), numbers.shape)
+    found = np.empty(numbers.shape, np.int64), np.empty(numbers.shape, np.int64)
+    for axis in (0, 1):
+        here = kind & np.uint64(1) == axis
+        lines = in_stratum((choice.m, choice.n)[axis], aimed[here], choice.bits - 2, upper[here])
+        along = choice.candidates(seed, numbers[here], (choice.n, choice.m)[axis], 0)
+        place = (lines[:, None], along) if axis == 0 else (along, lines[:, None])
+        size = _larger_part(d(numbers[here][:, None] >> choice.bits, *place))
+        lost_key = np.where(kind[here] & np.uint64(2), -1.0, np.inf)[:, None]
+        chosen = np.argmin(np.where(np.isfinite(size) & (size > 0), size, lost_key), axis=-1)
+        found[axis][here], found[1 - axis][here] = lines, along[np.arange(len(lines)), chosen]
+    return found
+
+
+def _large(choice: Choice, operands: tuple[_Gather, _Gather], k: int, seed: int, some: slice) -> tuple[Array, Array]:
+    """Rows and columns (some products, quarter) where the largest of a column of op(A) and of a row of op(B) are."""
+    numbers = choice.numbers(choice.count // 2 + choice.quarter, choice.quarter, some)
+    if k == 0:
+        return np.zeros_like(numbers), np.zeros_like(numbers)
+    upper, lower = words(seed, numbers)
+    product = numbers[..., None] >> choice.bits
+    found = []
+    for side, step in enumerate(
+        (in_stratum(k, np.arange(choice.quarter), choice.bits - 2, upper), in_stratum(k, np.zeros(1), 0, lower))
+    ):
+        along = choice.candidates(seed, numbers, (choice.m, choice.n)[side], side)
+        place = (along, step[..., None]) if side == 0 else (step[..., None], along)
+        size = _larger_part(operands[side](product, *place))
+        chosen = np.argmax(np.where(np.isfinite(size), size, -np.inf), axis=-1)
+        found.append(np.take_along_axis(along, chosen[..., None], -1)[..., 0])
+    return found[0], found[1]
 
 
 def _slices(count: int, each: int) -> Iterator[slice]:
@@ -106,7 +140,8 @@ class _Gather:
         batch = np.unravel_index(product, self.batch_shape) if self.batch_shape else ()
         index = (*batch, row, column)[len(self.batch_shape) + 2 - plane.ndim :]
         # Along an axis of one element there is but that one.
-        return plane[tuple(i if extent > 1 else 0 * i for i, extent in zip(index, plane.shape, strict=True))]
+        found = plane[tuple(i if extent > 1 else 0 * i for i, extent in zip(index, plane.shape, strict=True))]
+        return np.asarray(found)
 
 
 @dataclass(frozen=True)
@@ -146,8 +181,8 @@ def _plain(factors: list[Pair], like: Array) -> Pair:
 
 
 def _compensated(factors: list[Pair], like: Array) -> Pair:
-    """Dot products with what their rounding lost (Dot2 of T. Ogita, S. M. Rump, S. Oishi, "Accurate sum and dot product",
-    SIAM J. Sci. Comput. 26 (2005)), halves added to halves.
+    """Dot products with what their rounding lost, halves added to halves (Dot2 of T. Ogita, S. M. Rump, S. Oishi,
+    "Accurate sum and dot product", SIAM J. Sci. Comput. 26 (2005)).
     """
     if not factors:
         return np.zeros(len(like)), np.zeros(len(like))
@@ -164,15 +199,15 @@ def _compensated(factors: list[Pair], like: Array) -> Pair:
 
 
 def two_sum(x: Array, y: Array) -> Pair:
-    """x + y and what its rounding loses (D. E. Knuth, The Art of Computer Programming, volume 2, 4.2.2, theorem B)."""
+    """Sums and what their rounding loses (D. E. Knuth, The Art of Computer Programming, volume 2, 4.2.2, theorem B)."""
     total = x + y
     of_y = total - x
     return total, (x - (total - of_y)) + (y - of_y)
 
 
 def two_product(x: Array, y: Array) -> Pair:
-    """x y and what its rounding loses (T. J. Dekker, "A floating-point technique for extending the available precision",
-    Numer. Math. 18 (1971)); 0 is said to be lost where the numbers are too large to be split.
+    """Products and what their rounding loses (T. J. Dekker, "A floating-point technique for extending the available
+    precision", Numer. Math. 18 (1971)); 0 is said to be lost where the numbers are too large to be split.
     """
     product = x * y
     x_high, y_high = (_SPLIT * z - (_SPLIT * z - z) for z in (x, y))
@@ -182,10 +217,10 @@ def two_product(x: Array, y: Array) -> Pair:
 
 
 def _less(x: Array, factor: float, y: Array) -> Array:
-    """x - factor y, the product not rounded."""
+    """The difference x - factor y, the product not rounded."""
     if factor == 0:
         return x
-    product, lost = two_product(np.float64(factor), y)
+    product, lost = two_product(np.full_like(y, factor), y)
     return np.asarray((x - product) - lost)
 
 
@@ -203,9 +238,7 @@ def _scaled(x: Array, factor: complex) -> Array:
         return np.asarray(x * factor.real)
     if factor.imag == 0:
         return _complex(x.real * factor.real, x.imag * factor.real)
-    return _complex(
-        x.real * factor.real - x.imag * factor.imag, x.real * factor.imag + x.imag * factor.real
-    )
+    return _complex(x.real * factor.real - x.imag * factor.imag, x.real * factor.imag + x.imag * factor.real)
 
 
 def _complex(re: Array, im: Array) -> Array:
@@ -224,8 +257,10 @@ def _judged(problem: GemmProblem, bound: Bound, sums: _Sums, c: Array | None, d:
     if c is not None:
         size_c = _sum_of_parts(c)
         weight = weight + np.where(np.isfinite(size_c), of_beta * size_c, 0.0)
-        expected = _complex(*(x + y for x, y in _parts(expected, _scaled(c, problem.beta)))) if is_complex else (
-            expected + _scaled(c, problem.beta)
+        expected = (
+            _complex(*(x + y for x, y in _parts(expected, _scaled(c, problem.beta))))
+            if is_complex
+            else (expected + _scaled(c, problem.beta))
         )
     c = np.zeros_like(d) if c is None else c
     overflows = ~((sums.size < bound.largest) & (weight < bound.largest))
@@ -236,10 +271,7 @@ def _judged(problem: GemmProblem, bound: Bound, sums: _Sums, c: Array | None, d:
         error = np.maximum(error, np.abs(_remainder(d.imag, problem, sums.im, sums.re, c.imag, c.real)))
     ratio = np.where(error == 0, 0.0, error / (unit * weight + bound.floor))
     error = np.where(error == 0, 0.0, np.where(weight > 0, error / weight, np.inf))
-    if is_complex:
-        same = ~np.isfinite(d)
-    else:
-        same = np.where(np.isnan(expected), np.isnan(d), d == expected)
+    same = ~np.isfinite(d) if is_complex else np.where(np.isnan(expected), np.isnan(d), d == expected)
     for wrong, unknown in (
         (~np.isfinite(d), overflows),
         (~np.isfinite(expected), overflows | (of_alpha == 0)),
