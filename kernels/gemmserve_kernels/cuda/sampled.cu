@@ -261,7 +261,7 @@ GEMM_DEVICE Judgement judge(const SampledParams& params, Sums sums, Acc c, Acc d
     return {error / (unit * weight + params.floor), weight > 0 ? error / weight : infinity()};
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) sampled_elements(SampledParams params) {
+extern "C" __global__ void __launch_bounds__(THREADS, GEMM_MIN_BLOCKS) sampled_elements(SampledParams params) {
     const int thread = static_cast<int>(threadIdx.x);
     const Long block = params.first_block + static_cast<Long>(blockIdx.x);
     const Long in_launch = block >> params.sample_bits, matrix = params.first_matrix + in_launch;

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem import GemmProblem
 
 _THREADS: Final = 256
+_BLOCKS_PER_SM: Final = 2
 _SHORT: Final = 512
 """Sums of fewer terms are a warp's: many small products have many elements."""
 _WORKSPACE: Final = 64 << 20
@@ -138,6 +139,7 @@ def _source(problem: GemmProblem, bound: Bound, views: list[MatrixView]) -> Kern
         "PLANAR": flag(problem.planar),
         "COMPENSATED": flag(bound.compensated),
         "NORMS": flag(bound.by_norms),
+        "MIN_BLOCKS": str(_BLOCKS_PER_SM),
         "THREADS": str(_THREADS if problem.k >= _SHORT else 32),
     }
     return KernelSource("sampled", tuple(defines.items()))

@@ -137,11 +137,19 @@ class _Gather:
         return np.asarray(x.conj() if self.conjugate else x)
 
     def _of(self, plane: Array, product: Array, row: Array, column: Array) -> Array:
-        batch = np.unravel_index(product, self.batch_shape) if self.batch_shape else ()
-        index = (*batch, row, column)[len(self.batch_shape) + 2 - plane.ndim :]
+        index = (*_unraveled(product, self.batch_shape), row, column)[len(self.batch_shape) + 2 - plane.ndim :]
         # Along an axis of one element there is but that one.
         found = plane[tuple(i if extent > 1 else 0 * i for i, extent in zip(index, plane.shape, strict=True))]
         return np.asarray(found)
+
+
+def _unraveled(number: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """Like np.unravel_index, which is wrong for arrays of two axes and more than 8192 elements in NumPy 2.4.6."""
+    found: list[Array] = []
+    for extent in reversed(shape):
+        number, here = np.divmod(number, extent)
+        found.insert(0, here)
+    return tuple(found)
 
 
 @dataclass(frozen=True)
