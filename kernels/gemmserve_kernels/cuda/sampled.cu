@@ -31,6 +31,7 @@ struct SampledParams {
     Long products;  // of the problem
     Long first_product, first_matrix, first_block;  // of this launch: among all products, in the batch's shape
     int sample_bits, row_bits;  // samples of a product; strata of rows for those that are not aimed
+    int a_bits, b_bits;         // elements of op(A), and op(B), among which a large one is looked for
     int has_c;
     int conjugate_a, conjugate_b;
     int reserved;
@@ -67,21 +68,19 @@ struct Candidate {
     }
 };
 
-// The place along an axis of the element whose key is the least; of more than CANDIDATES, some are looked at that are
-// spread over them. All threads take part.
-template <class Stored, class Key>
-GEMM_DEVICE Long least(const MatrixParams& matrix, Long offset, Long stride, Long extent, unsigned long long seed,
-                       Long number, Key key) {
+// Which of `extent` elements has the least key: of all, or of one that is drawn in each of 2^bits strata. All threads take
+// part.
+template <class Stored, class Where, class Key>
+GEMM_DEVICE Long least(const MatrixParams& matrix, Long extent, bool all, int bits, unsigned long long seed, Long number,
+                       Where where, Key key) {
     __shared__ Candidate shared[WARPS];
-    const int thread = static_cast<int>(threadIdx.x), count = extent < CANDIDATES ? static_cast<int>(extent) : CANDIDATES;
+    const int thread = static_cast<int>(threadIdx.x), count = all ? static_cast<int>(extent) : 1 << bits;
     Candidate best{infinity(), extent};
 #pragma unroll 4
     for (int i = thread; i < count; i += THREADS) {
-        Long at = i;
-        if (extent > CANDIDATES) {
-            at = in_stratum(extent, i, CANDIDATE_BITS, static_cast<unsigned>(random_bits(seed, number + i)));
-        }
-        const Acc x = element<Stored>(matrix, offset + at * stride);
+        const Long at =
+            all ? i : in_stratum(extent, i, bits, static_cast<unsigned>(random_bits(seed, number + i)));
+        const Acc x = element<Stored>(matrix, where(at));
         const Candidate found{key(is_finite(x), larger_part(x)), at};
         if (found.before(best)) best = found;
     }
@@ -111,6 +110,22 @@ struct Largest {
     GEMM_DEVICE double operator()(bool is_finite, double size) const { return is_finite ? -size : infinity(); }
 };
 
+// Along a row or a column from `offset` on.
+struct Line {
+    Long offset, stride;
+
+    GEMM_DEVICE Long operator()(Long at) const { return offset + at * stride; }
+};
+// All of a matrix, row after row.
+struct Whole {
+    Long offset, row_stride, column_stride, columns;
+
+    GEMM_DEVICE Long operator()(Long at) const {
+        const Quotient place = divide(at, columns);
+        return offset + place.quotient * row_stride + place.remainder * column_stride;
+    }
+};
+
 struct Place {
     Long row, column;
 };
@@ -137,17 +152,19 @@ GEMM_DEVICE Place place_of(const SampledParams& params, Long product, int sample
         const bool along_row = (lower & 1) == 0;
         const Smallest key{(lower & 2) != 0 ? -1.0 : infinity()};
         const Long line = in_stratum(along_row ? params.m : params.n, sample - half, bits - 2, upper);
-        const Long at = least<StoredD>(params.d, from.d + line * (along_row ? row_stride : column_stride),
-                                       along_row ? column_stride : row_stride, along_row ? params.n : params.m, seed, first,
-                                       key);
+        const Long extent = along_row ? params.n : params.m;
+        const Line where{from.d + line * (along_row ? row_stride : column_stride), along_row ? column_stride : row_stride};
+        const Long at =
+            least<StoredD>(params.d, extent, extent <= CANDIDATES, CANDIDATE_BITS, seed, first, where, key);
         return along_row ? Place{line, at} : Place{at, line};
     }
     if (params.k == 0) return {0, 0};
-    const Long of_a = in_stratum(params.k, sample - half - quarter, bits - 2, upper), of_b = in_stratum(params.k, 0, 0, lower);
-    return {least<StoredA>(params.a, from.a + of_a * params.a.column_stride, params.a.row_stride, params.m, seed, first,
-                           Largest{}),
-            least<StoredB>(params.b, from.b + of_b * params.b.row_stride, params.b.column_stride, params.n, seed,
-                           first + CANDIDATES, Largest{})};
+    const Whole of_a{from.a, params.a.row_stride, params.a.column_stride, params.k};
+    const Whole of_b{from.b, params.b.row_stride, params.b.column_stride, params.n};
+    const Long in_a = least<StoredA>(params.a, params.m * params.k, false, params.a_bits, seed, first, of_a, Largest{});
+    const Long in_b =
+        least<StoredB>(params.b, params.k * params.n, false, params.b_bits, seed, first + CANDIDATES, of_b, Largest{});
+    return {divide(in_a, params.k).quotient, divide(in_b, params.n).remainder};
 }
 
 // ---- what it should be

@@ -35,9 +35,8 @@ probability (1 - p)^(2^(b-1)) at most, for the product of the cells' shares is l
 The others are *aimed*. A quarter at what is small: where what is small gets lost, elements come out small, so each is
 the smallest |D_ij| of up to 4096 spread over a row, or a column, drawn at random; one time in two 0 and what is not
 finite do not count, for they may belong there, and one time in two they come first, for they may not. A quarter at
-rows and columns whose largest elements hide the others: the row that has the largest of up to 4096 elements of a column
-of op(A), and the column that has the largest of as many of a row of op(B), both drawn at random. Of these nothing is
-promised.
+rows and columns whose largest elements hide the others: the row that has the largest of up to 4096 elements of op(A)
+drawn at random, and the column that has the largest of as many of op(B). Of these nothing is promised.
 """
 
 from __future__ import annotations
@@ -151,13 +150,16 @@ class Choice:
         columns = in_stratum(self.n, sample & ((1 << self.column_bits) - 1), self.column_bits, lower)
         return rows, columns
 
-    def candidates(self, seed: int, numbers: Array, extent: int, scan: int) -> Array:
-        """(..., candidates): of each element with such a number, where along an axis to look, in its scan 0 or 1."""
-        places = np.arange(min(extent, CANDIDATES))
-        if extent <= CANDIDATES:
-            return np.broadcast_to(places, (*numbers.shape, extent))
+    def candidates(self, seed: int, numbers: Array, extent: int, bits: int, scan: int) -> Array:
+        """(..., 2^bits): for each element with such a number, where in [0, extent) to look, in its scan 0 or 1."""
+        strata = np.arange(1 << bits)
         first = (self.products << self.bits) + (2 * numbers[..., None] + scan) * CANDIDATES
-        return in_stratum(extent, places, CANDIDATE_BITS, words(seed, first + places)[1])
+        return in_stratum(extent, strata, bits, words(seed, first + strata)[1])
+
+    @staticmethod
+    def large_bits(elements: int) -> int:
+        """2^bits elements of an operand are looked at for a large one: a sixteenth at most, so that chance decides."""
+        return min(CANDIDATE_BITS, max(0, elements.bit_length() - 5))
 
 
 def words(seed: int, numbers: Array) -> tuple[Array, Array]:

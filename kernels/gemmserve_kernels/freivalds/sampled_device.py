@@ -45,6 +45,8 @@ class SampledParams(ctypes.Structure):
         ("first_block", ctypes.c_int64),
         ("sample_bits", ctypes.c_int32),
         ("row_bits", ctypes.c_int32),
+        ("a_bits", ctypes.c_int32),
+        ("b_bits", ctypes.c_int32),
         ("has_c", ctypes.c_int32),
         ("conjugate_a", ctypes.c_int32),
         ("conjugate_b", ctypes.c_int32),
@@ -101,7 +103,8 @@ def run(launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None,
         params = SampledParams(
             a=pieces[0].params(), b=pieces[1].params(), d=pieces[2].params(), m=problem.m, n=problem.n, k=problem.k,
             seed=seed, out=launcher.pointer(samples), products=problem.batch, sample_bits=choice.bits,
-            row_bits=choice.row_bits, has_c=len(pieces) > 3, conjugate_a=operands.conjugate_a,
+            row_bits=choice.row_bits, a_bits=choice.large_bits(problem.m * problem.k),
+            b_bits=choice.large_bits(problem.k * problem.n), has_c=len(pieces) > 3, conjugate_a=operands.conjugate_a,
             conjugate_b=operands.conjugate_b, per_root=bound.per_root, rest=bound.rest, floor=bound.floor,
             largest=bound.largest,
         )  # fmt: skip

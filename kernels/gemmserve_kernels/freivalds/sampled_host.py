@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.freivalds.sampled import CANDIDATES, FIGURES, Bound, Choice, in_stratum, words
+from gemmserve_kernels.freivalds.sampled import CANDIDATE_BITS, CANDIDATES, FIGURES, Bound, Choice, in_stratum, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,8 +49,7 @@ def places(choice: Choice, operands: tuple[_Gather, _Gather], k: int, d: _Gather
     rows, columns = (np.empty((choice.products, choice.count), np.int64) for _ in range(2))
     half = choice.count // 2
     rows[:, :half], columns[:, :half] = choice.spread(seed)
-    extents = min(choice.m, CANDIDATES) + min(choice.n, CANDIDATES)
-    for some in _slices(choice.products, choice.quarter * extents):
+    for some in _slices(choice.products, choice.quarter * min(CANDIDATES, max(choice.m, choice.n, k))):
         for first, found in (
             (half, _small(choice, d, seed, some)),
             (half + choice.quarter, _large(choice, operands, k, seed, some)),
@@ -69,7 +68,11 @@ def _small(choice: Choice, d: _Gather, seed: int, some: slice) -> tuple[Array, A
     for axis in (0, 1):
         here = kind & np.uint64(1) == axis
         lines = in_stratum((choice.m, choice.n)[axis], aimed[here], choice.bits - 2, upper[here])
-        along = choice.candidates(seed, numbers[here], (choice.n, choice.m)[axis], 0)
+        extent = (choice.n, choice.m)[axis]
+        if extent <= CANDIDATES:
+            along = np.broadcast_to(np.arange(extent), (len(lines), extent))
+        else:
+            along = choice.candidates(seed, numbers[here], extent, CANDIDATE_BITS, 0)
         place = (lines[:, None], along) if axis == 0 else (along, lines[:, None])
         size = _larger_part(d(numbers[here][:, None] >> choice.bits, *place))
         lost_key = np.where(kind[here] & np.uint64(2), -1.0, np.inf)[:, None]
@@ -79,22 +82,20 @@ def _small(choice: Choice, d: _Gather, seed: int, some: slice) -> tuple[Array, A
 
 
 def _large(choice: Choice, operands: tuple[_Gather, _Gather], k: int, seed: int, some: slice) -> tuple[Array, Array]:
-    """Rows and columns (some products, quarter) where the largest of a column of op(A) and of a row of op(B) are."""
+    """Rows and columns (some products, quarter) where the largest of some elements of op(A), and of op(B), are."""
     numbers = choice.numbers(choice.count // 2 + choice.quarter, choice.quarter, some)
     if k == 0:
         return np.zeros_like(numbers), np.zeros_like(numbers)
-    upper, lower = words(seed, numbers)
     product = numbers[..., None] >> choice.bits
     found = []
-    for side, step in enumerate(
-        (in_stratum(k, np.arange(choice.quarter), choice.bits - 2, upper), in_stratum(k, np.zeros(1), 0, lower))
+    for scan, (gather, elements, length) in enumerate(
+        ((operands[0], choice.m * k, k), (operands[1], k * choice.n, choice.n))
     ):
-        along = choice.candidates(seed, numbers, (choice.m, choice.n)[side], side)
-        place = (along, step[..., None]) if side == 0 else (step[..., None], along)
-        size = _larger_part(operands[side](product, *place))
+        along = choice.candidates(seed, numbers, elements, choice.large_bits(elements), scan)
+        size = _larger_part(gather(product, along // length, along % length))
         chosen = np.argmax(np.where(np.isfinite(size), size, -np.inf), axis=-1)
         found.append(np.take_along_axis(along, chosen[..., None], -1)[..., 0])
-    return found[0], found[1]
+    return found[0] // k, found[1] % choice.n
 
 
 def _slices(count: int, each: int) -> Iterator[slice]:

@@ -212,7 +212,7 @@ def test_rows_and_columns_with_spikes_are_aimed_at(figures):
         problem = build(a, b)
         d = (truncated(a, 1) @ truncated(b, 0)).astype("f4")
         seen.append(figures(problem, a, b, None, d, int(rng.integers(2**63)))[0, 0])
-    assert max(seen) > 8, "each by itself at nine times in ten or more"
+    assert max(seen) > 8, "each by itself nine times in ten"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "float64", "complex128"])
@@ -288,7 +288,7 @@ def test_plain_arithmetic_is_in_no_doubt(dtype, kind):
                 assert found.element.excess < 2, (k, found)
 
 
-@pytest.mark.parametrize("kind", ["normal", "heavy-tailed", "positive", "sparse"])
+@pytest.mark.parametrize("kind", ["normal", "heavy-tailed", "positive"])
 def test_rounded_inputs_are_in_no_doubt_where_the_mode_rounds_them_and_in_doubt_where_it_does_not(kind):
     from gemmserve_kernels.models import round_tf32
 
