@@ -158,8 +158,8 @@ class Choice:
 
     @staticmethod
     def large_bits(elements: int) -> int:
-        """2^bits elements of an operand are looked at for a large one: a sixteenth at most, so that chance decides."""
-        return min(CANDIDATE_BITS, max(0, elements.bit_length() - 5))
+        """2^bits elements of an operand are looked at for a large one: a 32nd at most, so that chance decides."""
+        return min(CANDIDATE_BITS, max(0, elements.bit_length() - 6))
 
 
 def words(seed: int, numbers: Array) -> tuple[Array, Array]:
@@ -179,6 +179,8 @@ def _upper_half(x: Array, by: int) -> Array:
     mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     high, low = np.uint64(by >> 32), np.uint64(by & 0xFFFFFFFF)
     x_high, x_low = x >> half, x & mask
+    if by <= mask:
+        return np.asarray(x_high * low + (x_low * low >> half) >> half)
     middle = x_high * low + (x_low * low >> half)
     carried = (middle & mask) + x_low * high
     return np.asarray(x_high * high + (middle >> half) + (carried >> half))
