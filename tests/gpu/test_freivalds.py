@@ -96,7 +96,7 @@ def test_small_elements_that_are_lost_are_found_and_norms_do_not_see_them():
     assert check_of(gemm(a, b, compute="fp32"), a, b, compute="fp32").element.excess < 2
     d = _truncated(a, 1) @ _truncated(b, 0)
     found = check_of(d.astype("f4"), a, b)
-    assert found.excess < 1
+    assert found.excess < 4
     assert found.element.excess > 8
 
 

@@ -190,7 +190,7 @@ def test_small_elements_that_are_lost_together_are_found_and_norms_do_not_see_th
     a, b = heavy(rng, 300, 128), heavy(rng, 128, 300)
     problem, seed = build(a, b), int(rng.integers(2**63))
     d = (truncated(a, 1) @ truncated(b, 0)).astype("f4")
-    assert freivalds_check(problem, a, b, None, d, seed).excess < 1, "by norms"
+    assert freivalds_check(problem, a, b, None, d, seed).excess < 4, "by norms"
     found = sampled.worst(figures(problem, a, b, None, d, seed))
     assert found.excess > 8
     assert found.error > 1e-5
