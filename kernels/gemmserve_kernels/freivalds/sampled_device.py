@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _THREADS: Final = 256
 _BLOCKS_PER_SM: Final = 2
 _SHORT: Final = 512
-"""Sums of fewer terms are a warp's: many small products have many elements."""
+_MANY: Final = 16
+"""Of more products than these, elements of fewer than `_SHORT` terms are a warp's: there are many."""
 _WORKSPACE: Final = 64 << 20
 """Bytes of what is found of single elements; of batches that would need more, a part is looked at at a time."""
 
@@ -143,7 +144,7 @@ def _source(problem: GemmProblem, bound: Bound, views: list[MatrixView]) -> Kern
         "COMPENSATED": flag(bound.compensated),
         "NORMS": flag(bound.by_norms),
         "MIN_BLOCKS": str(_BLOCKS_PER_SM),
-        "THREADS": str(_THREADS if problem.k >= _SHORT else 32),
+        "THREADS": str(32 if problem.batch > _MANY and problem.k < _SHORT else _THREADS),
     }
     return KernelSource("sampled", tuple(defines.items()))
 

@@ -58,6 +58,7 @@ def test_batches_and_broadcasting(figures):
     deep = random(1, "complex64", 2, 1, 3, 1, 2, 5, 6), random(2, "complex64", 2, 1, 3, 1, 6, 4)
     assert_elements(figures, *deep)
     assert_elements(figures, random(1, "float32", 2, 2, 2, 2, 2, 3, 4), random(2, "float32", 4, 5))
+    assert_elements(figures, random(1, "float64", 20, 9, 40), random(2, "float64", 20, 40, 8))
 
 
 def test_planar_and_mixed(figures):
@@ -105,6 +106,7 @@ def test_waves_of_64():
     machine = on(ShimMachine(ShimLauncher(KNOWN["MI300X"])))
     assert_elements(machine, a, b)
     assert_elements(machine, strided(a[..., :45], "fortran"), strided(b[:45], "fortran"))
+    assert_elements(machine, random(1, "complex64", 20, 9, 40), random(2, "complex64", 20, 40, 8))
 
 
 @settings(max_examples=40, deadline=None)
