@@ -26,8 +26,8 @@ accumulated. `tf32`, `1xtf32`: each input is rounded to 11 bits besides. float16
 |a_i| |b_j|, the row's norm times the column's. `floor`: as in `finding`.
 
 What is not finite in R must be so in D: the same infinity, or NaN, of real data; of complex data anything that is not
-finite. D may overflow where the sum of magnitudes comes to half the largest number: if it is not finite then, nothing is
-said of it.
+finite. D may overflow where the sum of magnitudes comes to half the largest number: nothing is said of it where it is
+not finite then.
 
 Which elements: 2^b of each product. Half are spread: one at random in each of 2^(b-1) cells of a grid over rows and
 columns. Each element is as likely to be hit as any other: where a share p of them is wrong, they are all missed with
