@@ -23,7 +23,7 @@ DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
 
 @pytest.fixture(params=["host", "shim"])
 def figures(request, monkeypatch):
-    monkeypatch.setattr(sampled_device, "_MANY", 0)  # a warp to an element, where sums are short: the shim's threads cost
+    monkeypatch.setattr(sampled_device, "_MANY", 0)  # a warp to an element: threads of the shim cost
     return on_host if request.param == "host" else on(MACHINE)
 
 
