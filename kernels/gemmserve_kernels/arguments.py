@@ -139,6 +139,10 @@ class MatrixView:
         move = elements * self.dtype.itemsize
         return replace(self, re=self.re + move, im=self.im + move)
 
+    def shifted_by(self, nbytes: int) -> MatrixView:
+        """Beginning `nbytes` further on: where a base of addresses is added."""
+        return replace(self, re=self.re + nbytes, im=self.im + nbytes)
+
     def aligned(self, width: int, *others: int) -> bool:
         """Whether vectors of `width` elements stay aligned from any row and matrix, given the `others` strides."""
         step = width * self.dtype.itemsize

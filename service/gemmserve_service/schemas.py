@@ -156,7 +156,8 @@ class GemmReduceParams(_OperationFields):
 class _Submission(Strict):
     verify: bool = Field(
         default=False,
-        description="check the result (Freivalds; of reductions, sampled outputs) and report the residual",
+        description="check the result (norms by Freivalds, and some hundred elements; of reductions, sampled outputs) "
+        "and report the residual",
     )
     priority: int = Field(0, ge=-100, le=100, description="higher runs first")
     timeout_s: float | None = Field(None, gt=0, le=86_400, description="covers queue and run")

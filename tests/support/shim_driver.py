@@ -26,7 +26,7 @@ from gemmserve_kernels import GemmConfig, compiler, driver, gemm, gemm_reduce, p
 from gemmserve_kernels.arguments import CombineParams, GemmParams, GemmReduceParams  # noqa: E402
 from gemmserve_kernels.device import KNOWN, DeviceSpec  # noqa: E402
 from gemmserve_kernels.freivalds import device as freivalds_device  # noqa: E402
-from gemmserve_kernels.freivalds import freivalds_check  # noqa: E402
+from gemmserve_kernels.freivalds import freivalds_check, sampled_device  # noqa: E402
 from gemmserve_kernels.gram.gemm_reduce import GramFormParams, GramParams  # noqa: E402
 from gemmserve_kernels.mma.plan import MmaParams  # noqa: E402
 from gemmserve_kernels.planes.fallback import FallbackParams  # noqa: E402
@@ -53,6 +53,7 @@ PARAMS = {
     "gram": GramParams,
     "gram_form": GramFormParams,
     **freivalds_device.PARAMS,
+    **sampled_device.PARAMS,
 }
 kernels: list[tuple[str, object]] = []
 launched: list[str] = []
@@ -280,6 +281,8 @@ def check_what_is_checked_on_the_device():
         for held in (put(d), odd):
             found = freivalds_check(problem, put(a), put(b), put(c), held, 7)
             np.testing.assert_allclose([found.residual, found.excess], [expected.residual, expected.excess], rtol=1e-6)
+            assert found.element.place == expected.element.place
+            np.testing.assert_allclose(found.element.excess, expected.element.excess, rtol=1e-6)
 
 
 def check_sampled_reductions():

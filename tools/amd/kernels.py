@@ -14,6 +14,7 @@ import numpy as np
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN, DeviceSpec
 from gemmserve_kernels.freivalds import device as freivalds
+from gemmserve_kernels.freivalds import sampled_device as sampled
 from gemmserve_kernels.mfma import gemm as mfma
 from gemmserve_kernels.mfma import gemm_reduce as mfma_reduce
 from gemmserve_kernels.mfma.tiles import ARCHITECTURES, CANDIDATES, MfmaTile, candidates_of
@@ -156,6 +157,7 @@ def _checks(spec: DeviceSpec) -> Iterator[Case]:
         def run(tracer: Tracer, problem: GemmProblem = problem, x: OperandSpec = x) -> None:
             a, b, d = (_array(tracer, x) for _ in range(3))
             freivalds.figures(tracer, problem, a, b, None, d, seed=0)
+            sampled.figures(tracer, problem, a, b, None, d, tracer.empty((1,), np.dtype(np.uint64)))
 
         yield from _named(f"complex64 {order}", _notes(spec, run))
 

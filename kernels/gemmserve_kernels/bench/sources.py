@@ -12,6 +12,7 @@ from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.dispatch import WITHOUT_PRODUCT, candidates, plan
 from gemmserve_kernels.errors import KernelError
 from gemmserve_kernels.freivalds import device as freivalds
+from gemmserve_kernels.freivalds import sampled_device as sampled
 from gemmserve_kernels.operand import Operand
 from gemmserve_kernels.prepared import prepare_on
 from gemmserve_kernels.problem import GemmProblem
@@ -62,6 +63,7 @@ def check_sources(case: Case, spec: DeviceSpec) -> set[KernelSource]:
     a, b, d = (_argument(tracer, x) for x in (problem.a, problem.b, problem.result))
     c = None if problem.c is None or problem.beta == 0 else _argument(tracer, problem.c)
     freivalds.figures(tracer, problem, a, b, c, d, seed=0)
+    sampled.figures(tracer, problem, a, b, c, d, tracer.empty((1,), np.dtype(np.uint64)))
     return set(_noted(tracer))
 
 

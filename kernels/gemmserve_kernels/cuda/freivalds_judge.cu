@@ -1,22 +1,16 @@
 // Freivalds' check of a product, around freivalds.cu: vectors of random signs, partial sums added up, and the rows of both
 // sides compared.
+#include "common/exact.cuh"
 #include "common/lanes.cuh"
+#include "common/random.cuh"
 #include "common/raster.cuh"
 #include "common/types.cuh"
 
 constexpr int VECTORS = 4, THREADS = 256, WARPS = THREADS / 32;
 
-// Bits of number `index` of the generator SplitMix64 whose state is `seed`: G. L. Steele Jr., D. Lea, C. H. Flood, Fast
-// splittable pseudorandom number generators, OOPSLA 2014; constants as in S. Vigna's splitmix64.c (public domain).
-GEMM_DEVICE unsigned long long random_bits(unsigned long long seed, Long index) {
-    unsigned long long z = seed + (static_cast<unsigned long long>(index) + 1) * 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
 struct SignsParams {
     double* out;  // (VECTORS, count)
+    unsigned long long* seed_out;  // the seed, for kernels that are launched with no number of their own
     Long count;
     unsigned long long seed;
     Long first_block;
@@ -25,6 +19,7 @@ struct SignsParams {
 extern "C" __global__ void __launch_bounds__(THREADS) freivalds_signs(SignsParams params) {
     const Long j = (params.first_block + static_cast<Long>(blockIdx.x)) * THREADS + static_cast<Long>(threadIdx.x);
     if (j >= params.count) return;
+    if (j == 0) *params.seed_out = params.seed;
     const unsigned long long bits = random_bits(params.seed, j);
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) params.out[v * params.count + j] = (bits >> v & 1) != 0 ? -1.0 : 1.0;
@@ -83,7 +78,6 @@ struct Row {
 };
 
 GEMM_DEVICE double norm(Acc x) { return real_part(x) * real_part(x) + imaginary_part(x) * imaginary_part(x); }
-GEMM_DEVICE bool finite(double x) { return x - x == 0; }
 // NaN wins.
 GEMM_DEVICE double worse(double x, double y) { return is_nan(x) || x > y ? x : y; }
 

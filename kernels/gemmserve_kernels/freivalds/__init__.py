@@ -1,6 +1,8 @@
-"""Is a product right? Freivalds' check with random signs, on the device where the arrays are, or with NumPy."""
+"""Is a product right? Freivalds' check with random signs and a few elements computed again, on the device where the
+arrays are, or with NumPy.
+"""
 
 from gemmserve_kernels.freivalds.check import freivalds_check
-from gemmserve_kernels.freivalds.finding import Finding, rounding
+from gemmserve_kernels.freivalds.finding import Element, Finding, rounding
 
-__all__ = ["Finding", "freivalds_check", "rounding"]
+__all__ = ["Element", "Finding", "freivalds_check", "rounding"]

@@ -48,6 +48,7 @@ class SignsParams(ctypes.Structure):
 
     _fields_ = (
         ("out", ctypes.c_uint64),
+        ("seed_out", ctypes.c_uint64),
         ("count", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("first_block", ctypes.c_int64),
@@ -159,11 +160,16 @@ def figures(launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | N
 
     Arrays are those of `problem`, which has a result that is not empty. Raises CompileError.
     """
-    vectors = launcher.empty((VECTORS, problem.n), np.dtype(np.float64))
+    vectors = launcher.empty((vectors_size(problem),), np.dtype(np.float64))
     out = launcher.empty(figures_shape(problem), np.dtype(np.float64))
     fill_signs(launcher, problem, vectors, seed)
-    run(launcher, problem, a, b, c, d, vectors, out)
+    run(launcher, problem, a, b, c, d, vectors, launcher.pointer(out))
     return out
+
+
+def vectors_size(problem: GemmProblem) -> int:
+    """Doubles that `fill_signs` fills: VECTORS signs for each column, and the seed's bits as the last."""
+    return VECTORS * problem.n + 1
 
 
 def figures_shape(problem: GemmProblem) -> tuple[int, int, int]:
@@ -172,15 +178,21 @@ def figures_shape(problem: GemmProblem) -> tuple[int, int, int]:
 
 
 def fill_signs(launcher: Launcher, problem: GemmProblem, vectors: Any, seed: int) -> None:
-    """Makes the vectors, float64 (VECTORS, n)."""
-    params = SignsParams(out=launcher.pointer(vectors), count=problem.n, seed=seed)
+    """Makes the vectors, float64 (VECTORS, n), and puts the seed behind them."""
+    at = launcher.pointer(vectors)
+    params = SignsParams(out=at, seed_out=seed_address(problem, at), count=problem.n, seed=seed)
     _launch(launcher, _common(problem), "freivalds_signs", -(-problem.n // _THREADS), params)
 
 
+def seed_address(problem: GemmProblem, vectors: int) -> int:
+    """Where the seed is that the vectors at that address were made from."""
+    return vectors + 8 * VECTORS * problem.n
+
+
 def run(
-    launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None, d: Any, vectors: Any, out: Any
+    launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None, d: Any, vectors: Any, out: int
 ) -> None:
-    """The figures of a check by those vectors, into `out`. What it launches depends on no address and on no data."""
+    """The figures of a check by those vectors, to address `out`. What it launches depends on no address and no data."""
     _Check(launcher, problem).figures(a, b, c, d, vectors, out)
 
 
@@ -207,7 +219,7 @@ class _Check:
         self.words = VECTORS * self.wide.itemsize // 8
         """Doubles of the values of one row; of its squares it is one."""
 
-    def figures(self, a: Any, b: Any, c: Any | None, d: Any, vectors: Any, out: Any) -> None:
+    def figures(self, a: Any, b: Any, c: Any | None, d: Any, vectors: Any, out: int) -> None:
         launcher, problem = self.launcher, self.problem
         blocks = figures_shape(problem)[1]
         given = [a, b, d] if c is None or problem.beta == 0 else [a, b, d, c]
@@ -215,7 +227,7 @@ class _Check:
         operands = Operands.of(problem, stored[0][0], stored[1][0])
         shape = (*problem.batch_shape, problem.m, problem.n)
         views = [operands.a, operands.b, *(matrix_view(x, shape, planar=problem.planar) for x, _ in stored[2:])]
-        views = [_placed(view, base) for view, (_, base) in zip(views, stored, strict=True)]
+        views = [view.shifted_by(base) for view, (_, base) in zip(views, stored, strict=True)]
         signs = _Weights(launcher.pointer(vectors), 0, own=False)
         a_turned, b_turned = operands.conjugate_a, operands.conjugate_a != operands.conjugate_b
         shared = not any(views[1].batch_strides)
@@ -230,7 +242,7 @@ class _Check:
                 weights = _Weights(left.address, left.address + 8 * left.squares, own=not shared)
                 of_a = self._times(pieces[0], inner, low, some, weights, turned=a_turned)
                 others = [self._times(view, inner, low, some, signs, turned=False) for view in pieces[2:]]
-                self._judge(of_a, others, some, blocks, launcher.pointer(out) + 8 * _FIGURES * blocks * (first + low))
+                self._judge(of_a, others, some, blocks, out + 8 * _FIGURES * blocks * (first + low))
 
     def _inner(
         self, view: MatrixView, batch: tuple[int, ...], first: int, count: int, signs: _Weights, turned: bool
@@ -302,13 +314,6 @@ class _Check:
         params.alpha[:] = problem.alpha.real, problem.alpha.imag
         params.beta[:] = problem.beta.real, problem.beta.imag
         _launch(self.launcher, _common(problem), "freivalds_judge", matrices * blocks, params)
-
-
-def _placed(view: MatrixView, base: int) -> MatrixView:
-    return MatrixView(
-        view.re + base, view.im + base, view.dtype, view.rows, view.columns, view.row_stride, view.column_stride,
-        view.batch_strides,
-    )  # fmt: skip
 
 
 def _lanes(pieces: int) -> int:

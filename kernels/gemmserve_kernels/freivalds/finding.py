@@ -34,27 +34,45 @@ from gemmserve_kernels.operand import real_dtype
 if TYPE_CHECKING:
     from gemmserve_kernels.problem import GemmProblem
 
-_INPUT_ROUNDING: Final = {"tf32": 2.0**-11, "1xtf32": 2.0**-11}
+INPUT_ROUNDING: Final = {"tf32": 2.0**-11, "1xtf32": 2.0**-11}
 """Relative error of rounding an input where a mode rounds it."""
 
 
 @dataclass(frozen=True)
+class Element:
+    """The worst of the elements that were looked at. NaN where none could be judged."""
+
+    excess: float
+    """Its error in units of what rounding would leave; infinity where it is not finite though it could be, or finite
+    though it cannot be."""
+    error: float
+    """Its error relative to |alpha| (|A| |B|)_ij + |beta| |C_ij|."""
+    place: tuple[int, int, int] | None
+    """The product in the batch, its row and its column."""
+
+
+NOTHING: Final = Element(0.0, 0.0, None)
+
+
+@dataclass(frozen=True)
 class Finding:
-    """What a check found. NaN in both where data are not finite, so that nothing can be told; infinity where the result
-    is not finite though it could be, which overflow explains or nothing does.
+    """What a check found. NaN where data are not finite, so that nothing can be told; infinity where the result is not
+    finite though it could be, which overflow explains or nothing does.
     """
 
     residual: float
     """Relative Frobenius error, estimated."""
     excess: float
     """The worst row's error in units of what rounding would leave."""
+    element: Element = NOTHING
+    """The worst of the elements that were computed again (`sampled`)."""
 
 
 def rounding(compute: str, dtype: np.dtype[Any], accumulate: np.dtype[Any], terms: int) -> float:
     """The relative error that rounding may leave in sums of `terms` products, stored as `dtype`."""
     arithmetic = float(np.finfo(real_dtype(accumulate)).eps)
     stored = float(np.finfo(real_dtype(dtype)).eps)
-    return (math.sqrt(terms) + 8) * arithmetic + stored + 2 * _INPUT_ROUNDING.get(compute, 0.0)
+    return (math.sqrt(terms) + 8) * arithmetic + stored + 2 * INPUT_ROUNDING.get(compute, 0.0)
 
 
 def unit_of(problem: GemmProblem) -> float:
@@ -62,14 +80,18 @@ def unit_of(problem: GemmProblem) -> float:
     return rounding(problem.compute, problem.dtype, problem.accumulate, problem.k)
 
 
-def floor_of(problem: GemmProblem) -> float:
-    """What is added to a row's squared size: subnormal numbers have an absolute error, or, where accumulated, are taken
-    for zero.
+def tiny_of(problem: GemmProblem) -> float:
+    """The absolute error that rounding may leave in an element: subnormal numbers have one, or, where accumulated, are
+    taken for zero.
     """
     accumulate, stored = (np.finfo(real_dtype(dtype)) for dtype in (problem.accumulate, problem.dtype))
     alpha = abs(problem.alpha.real) + abs(problem.alpha.imag)
-    tiny = float(accumulate.tiny) * (2 * problem.k + 8) * max(1.0, alpha) + float(stored.smallest_subnormal)
-    return problem.n * (tiny / unit_of(problem)) ** 2
+    return float(accumulate.tiny) * (2 * problem.k + 8) * max(1.0, alpha) + float(stored.smallest_subnormal)
+
+
+def floor_of(problem: GemmProblem) -> float:
+    """What `tiny_of` adds to a row's squared size."""
+    return problem.n * (tiny_of(problem) / unit_of(problem)) ** 2
 
 
 def judged(problem: GemmProblem, figures: np.ndarray[Any, Any]) -> Finding:

@@ -13,15 +13,20 @@ _STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX: Final = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
 
 
-def signs(seed: int, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """(count, VECTORS) of 1 and -1: sign v of row j is bit v of number j of the generator SplitMix64 of that state.
+def random_bits(seed: int, index: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Numbers `index` (integers, any shape) of the generator SplitMix64 whose state is `seed`, 64 bits each.
 
     G. L. Steele Jr., D. Lea, C. H. Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014; constants as
     in S. Vigna's splitmix64.c (public domain).
     """
-    bits = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * _STEP
+    bits = np.uint64(seed) + (index.astype(np.uint64) + np.uint64(1)) * _STEP
     for shift, factor in _MIX:
         bits = (bits ^ (bits >> np.uint64(shift))) * factor
-    bits ^= bits >> np.uint64(31)
+    return np.asarray(bits ^ (bits >> np.uint64(31)))
+
+
+def signs(seed: int, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """(count, VECTORS) of 1 and -1: sign v of row j is bit v of number j."""
+    bits = random_bits(seed, np.arange(count))
     chosen = bits[:, None] >> np.arange(VECTORS, dtype=np.uint64) & np.uint64(1)
     return np.where(chosen, -1.0, 1.0)

@@ -238,7 +238,7 @@ class Done(_Message):
     algorithm: str
     timings: Timings
     residual: float | None = None
-    mismatch: float | None = Field(None, description="residual of a first result that was thrown away")
+    mismatch: float | None = Field(None, description="relative error of a first result that was thrown away")
     steps: list[StepInfo] | None = Field(None, description="of a program")
     memory_used: int = 0
     written: bool = Field(default=True, description="false: the results are on the device; `Written` follows")

@@ -1,13 +1,15 @@
-"""Are the results of a product right? Freivalds' check, sampled outputs, and plain arithmetic where it is in doubt.
+"""Are the results of a product right? Norms and elements, sampled outputs, and plain arithmetic where it is in doubt.
 
 A product is checked by Freivalds' method: D x = alpha A (B x) + beta C x for random x, in double precision and O(n^2)
-operations (`gemmserve_kernels.freivalds` has the statistics and their sources); of a reduction a few outputs are
-computed again. Both are done where the arrays are: in host memory, or on a device that has operands and results. What
+operations, which sees norms; and some hundred of its elements are computed again, each beside its own terms, for what
+norms cannot see (`gemmserve_kernels.freivalds` has the statistics and their sources). Of a reduction a few outputs are
+computed again. All are done where the arrays are: in host memory, or on a device that has operands and results. What
 comes out is the relative error as the caller would measure it, and how much more it is than rounding would leave.
 
 An error that plain arithmetic would not be expected to make is no proof: sums may cancel. So a doubtful product is
-computed again in plain FP32 (FP64 for double precision), and checked by the same vectors or outputs. If that is much
-nearer, the first result was wrong: it is thrown away and reported. If it is not, the data are to blame, and nothing is.
+computed again in plain FP32 (FP64 for double precision), and checked by the same vectors, outputs and numbers that
+choose elements. If that is much nearer in what was in doubt, the first result was wrong: it is thrown away and
+reported. If it is not, the data are to blame, and nothing is.
 """
 
 from __future__ import annotations
@@ -90,13 +92,29 @@ def find_on_device(params: Params, operands: Mapping[str, Any], results: Mapping
 
 
 def doubtful(found: Finding) -> bool:
-    """Whether rounding alone would seldom make such an error. What cannot be judged is in no doubt."""
-    return found.excess > _MARGIN
+    """Whether rounding alone would seldom make such errors. What cannot be judged is in no doubt."""
+    return any(_in_doubt(found))
+
+
+def _in_doubt(found: Finding) -> tuple[float, float]:
+    """Excess of rows and of elements where it is in doubt; 0 where it is not."""
+    rows, elements = found.excess, found.element.excess
+    return rows if rows > _MARGIN else 0.0, elements if elements > _MARGIN else 0.0
 
 
 def was_wrong(first: Finding, again: Finding) -> bool:
-    """Whether the first result was wrong, given what was found of both."""
-    return first.excess > _MUCH_NEARER * again.excess
+    """Whether the first result was wrong, given what was found of both: by what was in doubt of it. It is not where
+    nothing can be told of the second.
+    """
+    rows, elements = _in_doubt(first)
+    return rows > _MUCH_NEARER * again.excess or elements > _MUCH_NEARER * again.element.excess
+
+
+def _error(found: Finding) -> float:
+    """What is said of a wrong result: the relative error of all of it, or of an element in doubt, the larger."""
+    known = [found.residual, found.element.error if found.element.excess > _MARGIN else 0.0]
+    error = max(each for each in known if not math.isnan(each))
+    return min(error, float(np.finfo(np.float64).max))
 
 
 def verdict(
@@ -111,8 +129,13 @@ def verdict(
         compute(simple)
         again = check(simple, seed)
         if was_wrong(found, again):
-            log.error("%s was wrong by %.1e, plain arithmetic by %.1e", what, found.residual, again.residual)
-            mismatch = found.residual if math.isfinite(found.residual) else float(np.finfo(np.float64).max)
+            mismatch = _error(found)
+            log.error(
+                "%s was wrong by %.1e, plain arithmetic by %.1e; times what rounding leaves: rows %.1e, %.1e; elements "
+                "%.1e, %.1e; product, row and column %s",
+                what, found.residual, again.residual, found.excess, again.excess, found.element.excess,
+                again.element.excess, found.element.place,
+            )  # fmt: skip
         found = again
     return Verdict(found.residual if math.isfinite(found.residual) else None, mismatch, in_doubt)
 

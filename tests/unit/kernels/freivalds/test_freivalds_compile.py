@@ -1,4 +1,4 @@
-"""The check's kernels for every CUDA architecture, by NVRTC, without a device: registers and spills."""
+"""The checks' kernels for every CUDA architecture, by NVRTC, without a device: registers and spills."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import pytest
 
 from gemmserve_kernels import compiler
 from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.freivalds import device
+from gemmserve_kernels.freivalds import device, sampled_device
 from gemmserve_kernels.problem import GemmProblem, Operand
 from gemmserve_kernels.trace import Note, Tracer
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
-REGISTERS = {"freivalds_times": 128, "freivalds_judge": 128, "freivalds_fold": 40, "freivalds_signs": 32}
-"""freivalds_times: two blocks of 256 threads on a multiprocessor."""
+REGISTERS = {
+    "freivalds_times": 128, "freivalds_judge": 128, "freivalds_fold": 40, "freivalds_signs": 32,
+    "sampled_elements": 128, "sampled_worst": 40,
+}  # fmt: skip
+"""freivalds_times, sampled_elements: two blocks of 256 threads on a multiprocessor."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,16 +31,18 @@ def _nvrtc():
         pytest.skip(f"NVRTC cannot be loaded: {error}")
 
 
-def launched(dtype, order, *, planar=False):
-    """(source, entry) of what a check of large matrices launches."""
+def launched(dtype, order, *, planar=False, compute="auto"):
+    """(source, entry) of what checks of large matrices launch."""
     if planar:
         x = Operand((2, 4096, 4096), np.dtype(dtype), (4096 * 4096, *((4096, 1) if order == "C" else (1, 4096))))
     else:
         x = Operand.contiguous((4096, 4096), np.dtype(dtype), order)
-    problem = GemmProblem.build(x, x, x, beta=1, layout="planar" if planar else "interleaved")
+    problem = GemmProblem.build(x, x, x, beta=1, layout="planar" if planar else "interleaved", compute=compute)
     tracer = Tracer(KNOWN["H200"], 2**31 - 1, 0)
     strides = tuple(stride * x.dtype.itemsize for stride in x.strides)
-    device.figures(tracer, problem, *(tracer.argument(x.shape, x.dtype, strides) for _ in range(4)), seed=1)
+    arrays = [tracer.argument(x.shape, x.dtype, strides) for _ in range(4)]
+    device.figures(tracer, problem, *arrays, seed=1)
+    sampled_device.figures(tracer, problem, *arrays, tracer.empty((1,), np.dtype(np.uint64)))
     return {(step.source, step.entry) for step in tracer.steps if isinstance(step, Note)}
 
 
@@ -77,9 +82,14 @@ def test_narrow_sides(dtype, m, n, k):
         for each in (x, y, Operand.contiguous((m, n), np.dtype(dtype)))
     )
     device.figures(tracer, problem, a, b, None, d, seed=1)
+    sampled_device.figures(tracer, problem, a, b, None, d, tracer.empty((1,), np.dtype(np.uint64)))
     for step in tracer.steps:
         if isinstance(step, Note):
             assert _compiled(step.source, "sm_90a").spill_bytes[step.entry] == 0
+
+
+def test_norms():
+    check(launched("complex64", "C", compute="3xfp16-3m"), "sm_90a")
 
 
 @pytest.mark.parametrize(("dtype", "order"), list(itertools.product(["float32", "float64"], "CF")))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemmserve_kernels import models
-from gemmserve_kernels.freivalds import Finding
+from gemmserve_kernels.freivalds import Element, Finding
 from gemmserve_kernels.ozaki import model as ozaki_model
 from gemmserve_kernels.ozaki.moduli import Moduli, needed
 from gemmserve_service.executor.inline import InlineExecutor
@@ -55,6 +55,7 @@ def test_right_results_are_in_no_doubt(dtype, params):
         finding = found(params, operands, computed(params, operands))
         assert 0 <= finding.residual < 1e-2
         assert finding.excess < 1
+        assert finding.element.excess < 1
         assert not verification.doubtful(finding)
 
 
@@ -75,6 +76,7 @@ def test_right_results_of_every_mode_are_in_no_doubt(mode, k, positive):
             results = {"d": models.product(operands["a"], operands["b"], mode)}
             finding = found(GemmParams(compute=mode), operands, results)
             assert finding.excess < 1.5, finding
+            assert finding.element.excess < 2, finding
             # That far from doubt, and yet where FP32 was asked for inputs rounded to TF32 are seen.
             if mode == "1xtf32" and not positive:
                 assert verification.doubtful(found(GemmParams(), operands, results))
@@ -107,6 +109,26 @@ def test_data_that_cannot_be_judged_are_not():
 @pytest.mark.parametrize(("first", "again", "wrong"), [(9, 1, True), (9, 3, False), (np.inf, 1, True)])
 def test_when_a_first_result_was_wrong(first, again, wrong):
     assert verification.was_wrong(Finding(0.1, first), Finding(0.1, again)) is wrong
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "wrong"),
+    [
+        ((0.1, 20), (0.1, 1), True),
+        ((0.1, 20), (0.1, 6), False),  # the data are to blame
+        ((0.1, np.inf), (0.1, 1), True),
+        ((0.1, 20), (0.1, np.nan), False),
+        ((np.nan, 20), (np.nan, 1), True),
+        ((9, 0.9), (9, 0.2), False),  # much nearer in what was in no doubt
+        ((9, 0.2), (1, 0.9), True),
+    ],
+)
+def test_rows_and_elements_are_in_doubt_by_themselves(first, again, wrong):
+    found, second = (Finding(0.1, rows, Element(elements, 0.5, (0, 1, 2))) for rows, elements in (first, again))
+    assert verification.doubtful(found)
+    assert verification.was_wrong(found, second) is wrong
+    assert not verification.doubtful(Finding(0.1, 7, Element(7, 0.5, None)))
+    assert not verification.doubtful(Finding(np.nan, np.nan, Element(np.nan, np.nan, None)))
 
 
 def test_overflow_that_plain_arithmetic_has_too_is_no_mismatch():
@@ -159,6 +181,17 @@ class Faulty(CpuBackend):
         return timings
 
 
+class Losing(CpuBackend):
+    """Gets small elements wrong in all but plain arithmetic: what norms cannot see."""
+
+    def run(self, params, operands, results, checkpoint):
+        timings = super().run(params, operands, results, checkpoint)
+        if params.compute == "auto":
+            for result in results.values():
+                result[np.abs(result) < np.abs(result).max() * 1e-12] *= 0.75
+        return timings
+
+
 @pytest.fixture
 async def job_on(make_core, make_settings, put, gemm):
     async def run(backend, operands, *, verify=True, share=0.0):
@@ -191,6 +224,17 @@ async def test_a_result_that_is_not_even_a_number(job_on, fetch):
     assert info.residual < 1e-6
     np.testing.assert_allclose(fetch(core.store, info.result["d"]), operands["a"] @ operands["b"], rtol=1e-3, atol=1e-3)
     assert await core.jobs.queue.get(info.id) == info, "on record"
+
+
+async def test_small_elements_that_are_wrong_are_found_and_said(job_on, fetch, caplog):
+    operands = arrays("c8")
+    operands["b"][:, : N // 2] *= 1e-14
+    core, info = await job_on(Losing(), operands)
+    assert info.mismatch == pytest.approx(0.25, abs=0.24), "of the element: of all of the result nothing is to be seen"
+    assert info.residual < 1e-6
+    exact = operands["a"].astype("c16") @ operands["b"]
+    np.testing.assert_allclose(fetch(core.store, info.result["d"]), exact, rtol=1e-3, atol=1e-17)
+    assert "product, row and column (0, " in caplog.text
 
 
 async def test_a_right_result_is_checked_once_and_a_job_that_is_not_asked_for_not_at_all(job_on):
