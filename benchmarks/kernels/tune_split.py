@@ -37,7 +37,7 @@ from gemmserve_kernels.bench.environment import environment
 from gemmserve_kernels.compiler import KernelSource, cache_directory, kernel_source
 from gemmserve_kernels.device import KNOWN, DeviceSpec
 from gemmserve_kernels.errors import DeviceError
-from gemmserve_kernels.planes import split
+from gemmserve_kernels.planes import split, verdict
 
 SCHEME = "3xfp16"
 ROTATED_BYTES = 4e8
@@ -98,7 +98,7 @@ def source(job, spec):
 
 
 class Operands:
-    """A and B of one job, with the memory for their planes; `words` is that for the statistics."""
+    """A and B of one job, with the memory for their planes; `words` is that for what is counted."""
 
     def __init__(self, xp, launcher, job, words):
         rng = xp.random.default_rng(SEED)
@@ -109,7 +109,13 @@ class Operands:
         stored, self.bases = zip(*(StoredArray.of(launcher, x) for x in self.arrays), strict=True)
         self.sides = sides(job, stored)
         self.outputs = [
-            split.allocate(launcher, SCHEME, side, name, split.Statistics(self.words, 4 + 2 * i * job.k))
+            split.allocate(
+                launcher,
+                SCHEME,
+                side,
+                name,
+                verdict.Deficits(self.words, 4 + i * verdict.words(1, max(each.rows for each in self.sides))),
+            )
             for i, (side, name) in enumerate(zip(self.sides, "ab", strict=True))
         ]
 
@@ -127,7 +133,6 @@ class Operands:
         for output in self.outputs:
             output.planes.data.view(np.uint16)[...] = 0x7E01
             output.planes.exponents[...] = 12345
-            output.flags[...] = -1
 
 
 def wrong(xp, operands, job):
@@ -139,15 +144,18 @@ def wrong(xp, operands, job):
         parts = [x.real, x.imag] if x.dtype.kind == "c" else [x]
         magnitude = xp.abs(parts[0]) if len(parts) == 1 else xp.maximum(*map(xp.abs, parts))
         exponents = xp.frexp(magnitude.max(axis=1))[1].astype(np.int32) - 15
-        first = 4 + 2 * i * job.k
-        statistic = operands.words[first : first + 2 * job.k].view(np.float32).reshape(2, job.k)
+        scale = exponents[:, None]
+        counts = [_deficits(xp, xp.ldexp(xp.ascontiguousarray(part), -scale)) for part in parts]
+        deficits = counts[0] if len(counts) == 1 else xp.maximum(*counts)
+        first, groups = output.deficits.first, verdict.groups(len(x))
+        largest = xp.zeros(groups * verdict.GROUP, np.int64)
+        largest[: len(x)] = deficits
         step = max(1, x.size // SAMPLE)
         data = output.planes.data[0][:, ::step].view(np.uint16)
         checks = {
             "exponents": (output.planes.exponents[0] == exponents).all(),
-            "flags": (output.flags == 0).all(),
-            "absolute": (statistic[1] == magnitude.max(axis=0)).all(),
-            "relative": (statistic[0] == xp.ldexp(magnitude, -exponents[:, None]).max(axis=0)).all(),
+            "doubt": operands.words[first] == (2 * deficits > verdict.most_deficit(job.k)).sum(),
+            "deficits": (operands.words[first + 1 :][:groups] == largest.reshape(-1, verdict.GROUP).max(axis=1)).all(),
             "padding": (data[:, :, job.k :] == 0).all(),
         }
         for p, part in enumerate(parts):
@@ -158,6 +166,12 @@ def wrong(xp, operands, job):
             checks[f"low {p}"] = (data[len(parts) + p, :, : job.k] == low.view(np.uint16)).all()
         found += [f"{name} {what}" for what, right in checks.items() if not bool(right)]
     return found
+
+
+def _deficits(xp, scaled):
+    """Of vectors along the last axis: elements that are not large, and once more those that lose."""
+    small = xp.abs(scaled.astype(np.float16)) < 256
+    return small.sum(axis=1) + ((scaled != 0) & (xp.abs(scaled) < 2.0**-4)).sum(axis=1)
 
 
 def residency(launcher, operands):
@@ -238,7 +252,7 @@ def measure(xp, launcher, job, held, repeats):
 def operand_sets(xp, launcher, job):
     """The words of all sets, and as many sets as are larger than the cache."""
     count = 1 if xp is np else max(1, min(MOST_SETS, round(ROTATED_BYTES / job.moved + 0.5)))
-    each = 4 + 4 * job.k
+    each = 4 + 2 * verdict.words(1, max(shape[i] for shape in job.shapes for i in (0, 1)))
     words = launcher.zeros((count * each,), np.dtype(np.int32))
     return words, [Operands(xp, launcher, job, words[i * each : (i + 1) * each]) for i in range(count)]
 

@@ -61,7 +61,9 @@ def split(x: Array, scheme: Scheme, side: str) -> Split:
         largest = np.maximum.reduce([np.abs(p).max(1, initial=0) for p in _parts(x)])
         usable = np.isfinite(largest)
         exponents = np.where(usable & (largest > 0), np.frexp(largest)[1] - 1 - top, 0).astype(np.int32)
-        parts = [np.where(usable[:, None], np.ldexp(p, -exponents[:, None]), p * 0).astype(np.float32) for p in _parts(x)]
+        parts = [
+            np.where(usable[:, None], np.ldexp(p, -exponents[:, None]), p * 0).astype(np.float32) for p in _parts(x)
+        ]
         values = list(parts)
         if gauss:
             re, im = parts
@@ -134,6 +136,7 @@ def product(
         flagged = last[0].flags[:, None] | last[1].flags
         if not is_wide(scheme):
             flagged &= ~fine
+        found = np.where(np.isnan(a).any(1)[:, None] | np.isnan(b).any(0), np.float32(np.nan), found)
         return Product(np.where(flagged, plain, found), ~fine & ~flagged, flagged)
 
 

@@ -352,4 +352,3 @@ def run(
         params=params,
         dependent=DEPENDENT,
     )
-

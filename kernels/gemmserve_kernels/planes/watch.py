@@ -88,7 +88,11 @@ class Watch:
     def _share(self, which: int) -> float:
         sizes = [math.prod((*x.problem.batch_shape, x.problem.m, x.problem.n)) for x in self.products]
         total = sum(sizes)
-        return sum(x.shares()[which] * size for x, size in zip(self.products, sizes, strict=True)) / total if total else 0.0
+        return (
+            sum(x.shares()[which] * size for x, size in zip(self.products, sizes, strict=True)) / total
+            if total
+            else 0.0
+        )
 
 
 _watched: ContextVar[Watch | None] = ContextVar("watched", default=None)

@@ -272,8 +272,15 @@ def plan(
     source = KernelSource(
         name,
         defines(
-            problem, tile, c_view.dtype, d_view.dtype,
-            swapped=swapped, vector=vector, wide=wide, across=across, tiles=tiles,
+            problem,
+            tile,
+            c_view.dtype,
+            d_view.dtype,
+            swapped=swapped,
+            vector=vector,
+            wide=wide,
+            across=across,
+            tiles=tiles,
         ),
     )
     return Plan(

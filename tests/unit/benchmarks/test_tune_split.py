@@ -54,9 +54,9 @@ def test_what_the_pre_pass_writes_is_checked():
     assert row["wrong"] == []
     operands.outputs[0].planes.data[0, 2, 7, 3] += 1
     operands.outputs[1].planes.data[0, 1, 3, job.k] = 1
-    operands.outputs[1].flags[0, 5] = 1
-    words[4 + 2 * job.k] += 1
-    assert tune_split.wrong(np, operands, job) == ["a low 0", "b flags", "b relative", "b padding"]
+    words[operands.outputs[1].deficits.first] += 1
+    words[operands.outputs[1].deficits.first + 1] += 1
+    assert tune_split.wrong(np, operands, job) == ["a low 0", "b doubt", "b deficits", "b padding"]
 
 
 def test_the_table_has_a_line_for_each_variant():

@@ -39,9 +39,9 @@ def forms(monkeypatch):
     seen = []
 
     def note(launcher, problem, a, b, flags, *rest):
-        address = (flags.columns if problem.over_rows else flags.rows)[0]
+        address = flags.columns if problem.over_rows else flags.rows
         count = problem.batch * (problem.n if problem.over_rows else problem.m)
-        status = ctypes.c_int32.from_address(flags.status).value
+        status = ctypes.c_int32.from_address(flags.status[0]).value
         found = np.array((ctypes.c_int32 * count).from_address(address), bool)
         assert bool(status) == found.any()
         seen.append(found.reshape(*problem.batch_shape, -1))

@@ -279,7 +279,9 @@ def graded(m, n, k, dtype, binades=40):
 def worst(d, a, b, c=None, alpha=1, beta=0):
     """The largest elementwise error of any part, in units of float32's last place."""
     wide = alpha * (a.astype(complex) @ b.astype(complex)) + (0 if c is None else beta * c)
-    size = abs(alpha) * (np.abs(a).astype(float) @ np.abs(b).astype(float)) + (0 if c is None else abs(beta) * np.abs(c))
+    size = abs(alpha) * (np.abs(a).astype(float) @ np.abs(b).astype(float)) + (
+        0 if c is None else abs(beta) * np.abs(c)
+    )
     return float((np.abs(d - wide)[size > 0] / size[size > 0]).max() * 2**24)
 
 

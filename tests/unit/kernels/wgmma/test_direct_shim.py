@@ -192,7 +192,9 @@ def test_what_is_not_finite_and_the_ends_of_the_range():
 
 
 FAULTS = {
-    "an operand across k is read as if it lay along it": [("SIGN, Config::LEFT_ACROSS, Config::RIGHT", "SIGN, 0, Config::RIGHT")],
+    "an operand across k is read as if it lay along it": [
+        ("SIGN, Config::LEFT_ACROSS, Config::RIGHT", "SIGN, 0, Config::RIGHT")
+    ],
     "columns are looked for in the wrong place": [("COLUMN_STRIDE = DEPTH * 128 / 16", "COLUMN_STRIDE = 1024 / 16")],
     "steps of k are looked for in the wrong place": [("GROUP_STRIDE = 8 * 128 / 16", "GROUP_STRIDE = 8 * 64 / 16")],
     "a box begins off a multiple of 16 bytes": [("row + first, k);", "row + first + 4, k);")],

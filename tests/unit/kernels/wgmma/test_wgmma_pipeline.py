@@ -110,16 +110,27 @@ def test_a_tile_alone_goes_the_wide_way():
     np.testing.assert_array_equal(spiky[:256, 256:], plain[:256, 256:])
 
 
-@pytest.mark.parametrize("config", [{"split_k": 2}, {"split_k": 8}, {"cluster": 2, "block_m": 64, "block_n": 64}], ids=str)
+@pytest.mark.parametrize(
+    "config", [{"split_k": 2}, {"split_k": 8}, {"cluster": 2, "block_m": 64, "block_n": 64}], ids=str
+)
 def test_tiles_of_every_shape(config):
     """k cut over a cluster or over grids, clusters that share operands: a bad row and a bad column."""
     a, b = random(1, "complex64", 280, 300), random(2, "complex64", 300, 260)
     a[3, 1], b[3, 257] = 1e9, np.inf
-    problem, machine = GemmProblem.build(Operand.of(a), Operand.of(b)), ShimMachine(ShimLauncher(KNOWN["H200"], optimize="-O0"))
+    problem, machine = (
+        GemmProblem.build(Operand.of(a), Operand.of(b)),
+        ShimMachine(ShimLauncher(KNOWN["H200"], optimize="-O0")),
+    )
     out = machine.put(np.full(problem.result_shape, np.nan, problem.result_dtype))
     with watch() as seen, np.errstate(all="ignore"):
         planes.run_gemm(
-            machine.launcher, problem, GemmConfig(algorithm="wgmma", **config), machine.put(a), machine.put(b), out=out, c=None
+            machine.launcher,
+            problem,
+            GemmConfig(algorithm="wgmma", **config),
+            machine.put(a),
+            machine.put(b),
+            out=out,
+            c=None,
         )
         d = machine.get(out)
     assert 0 < seen.wide_share() < 1
