@@ -144,18 +144,18 @@ def wrong(xp, operands, job):
         parts = [x.real, x.imag] if x.dtype.kind == "c" else [x]
         magnitude = xp.abs(parts[0]) if len(parts) == 1 else xp.maximum(*map(xp.abs, parts))
         exponents = xp.frexp(magnitude.max(axis=1))[1].astype(np.int32) - 15
-        scale = exponents[:, None]
-        counts = [_deficits(xp, xp.ldexp(xp.ascontiguousarray(part), -scale)) for part in parts]
-        deficits = counts[0] if len(counts) == 1 else xp.maximum(*counts)
+        counts = _counts(xp, [xp.ldexp(xp.ascontiguousarray(part), -exponents[:, None]) for part in parts])
         first, groups = output.deficits.first, verdict.groups(len(x))
-        largest = xp.zeros(groups * verdict.GROUP, np.int64)
-        largest[: len(x)] = deficits
+        largest = xp.zeros((groups * verdict.GROUP, verdict.GROUP_WORDS), np.int64)
+        largest[: len(x)] = counts
+        largest = largest.reshape(groups, verdict.GROUP, -1).max(axis=1)
+        words = operands.words[first + 1 :][: groups * verdict.GROUP_WORDS].reshape(groups, -1)
         step = max(1, x.size // SAMPLE)
         data = output.planes.data[0][:, ::step].view(np.uint16)
         checks = {
             "exponents": (output.planes.exponents[0] == exponents).all(),
-            "doubt": operands.words[first] == (2 * deficits > verdict.most_deficit(job.k)).sum(),
-            "deficits": (operands.words[first + 1 :][:groups] == largest.reshape(-1, verdict.GROUP).max(axis=1)).all(),
+            "doubt": operands.words[first] == verdict.is_doubtful(counts, job.k).sum(),
+            "deficits": (words == largest).all(),
             "padding": (data[:, :, job.k :] == 0).all(),
         }
         for p, part in enumerate(parts):
@@ -168,10 +168,12 @@ def wrong(xp, operands, job):
     return found
 
 
-def _deficits(xp, scaled):
-    """Of vectors along the last axis: elements that are not large, and once more those that lose."""
-    small = xp.abs(scaled.astype(np.float16)) < 256
-    return small.sum(axis=1) + ((scaled != 0) & (xp.abs(scaled) < 2.0**-4)).sum(axis=1)
+def _counts(xp, parts):
+    """What is counted of vectors along the last axis, as in `planes.verdict`; all of them are there."""
+    small = [(xp.abs(part.astype(np.float16)) < 256).sum(axis=1) for part in parts]
+    lossy = sum(((part != 0) & (xp.abs(part) < 2.0**-4 - 2.0**-16)).sum(axis=1) for part in parts)
+    best, worst = (small[0], small[0]) if len(small) == 1 else (xp.minimum(*small), xp.maximum(*small))
+    return xp.stack([best, worst, lossy, xp.full_like(lossy, 2 ** len(parts) - 1)], axis=1).astype(np.int64)
 
 
 def residency(launcher, operands):

@@ -104,8 +104,8 @@ def prepare(
     """Prepares `array`, the operand "a" or "b" (`side`) of products with that transposition, layout and compute mode.
 
     `gemm` takes what this returns in the place of the array, for any partner, with the same result. Waits for the
-    device. Only operands none of whose vectors is in doubt (`planes.verdict`) keep planes; others, a NumPy array, a dtype
-    or a mode that has nothing to prepare are merely carried along. Raises ParameterInvalid.
+    device. Only operands none of whose vectors is in doubt (`planes.verdict`) keep planes; others, a NumPy array, a
+    dtype or a mode that has nothing to prepare are merely carried along. Raises ParameterInvalid.
     """
     choice(side, _SIDES, "side")
     choice(trans, TRANS, "trans")

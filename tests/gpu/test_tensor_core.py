@@ -1,4 +1,4 @@
-"""Products from planes on the device: accuracy by kind of data, what goes the wide way or falls back, prepared operands."""
+"""Products from planes on the device: accuracy by kind of data, what goes the wide way, prepared operands."""
 
 from __future__ import annotations
 
@@ -174,8 +174,9 @@ def test_planes_are_the_models(launcher, scheme, dtype, trans, k):
         np.testing.assert_array_equal(operand.flags.get()[0].astype(bool), model.flags)
         assert words.get()[0] == model.flags.sum()
     else:
-        doubtful = 2 * model.deficits.astype(np.int64) > verdict.most_deficit(k)
-        np.testing.assert_array_equal(words.get()[4:], [doubtful.sum(), model.deficits.max()])
+        largest = plane_models.group_counts(model.counts)[0]
+        assert words.get()[4] == verdict.is_doubtful(model.counts, k).sum()
+        np.testing.assert_array_equal(words.get()[5:], largest)
     np.testing.assert_array_equal(found[:, usable], model.planes[:, usable])
     np.testing.assert_array_equal(operand.planes.exponents.get()[0][usable], model.exponents[usable])
 
@@ -207,16 +208,18 @@ def test_blocks_take_unit_after_unit(launcher, trans, k):
         assert bool((operand.planes.exponents == exponents).all())
         rows = x.shape[1]
         groups = verdict.groups(rows)
-        found = words[4 + i * each :][: 1 + matrices * groups].get()
-        deficits = cupy.zeros((matrices, rows), np.int64)
+        found = words[4 + i * each :][: verdict.words(matrices, rows)].get()
+        parts, lossy = [], cupy.zeros((matrices, rows), np.int64)
         for part in (x.real, x.imag):
             scaled = abs(cupy.ldexp(cupy.ascontiguousarray(part), -exponents[..., None]))
-            small = (scaled.astype(np.float16) < 256).sum(axis=2)
-            deficits = cupy.maximum(deficits, small + ((scaled > 0) & (scaled < 2.0**-4)).sum(axis=2))
-        assert found[0] == int((2 * deficits > verdict.most_deficit(k)).sum())
-        padded = cupy.zeros((matrices, groups * verdict.GROUP), np.int64)
-        padded[:, :rows] = deficits
-        np.testing.assert_array_equal(found[1:], padded.reshape(-1, verdict.GROUP).max(axis=1).get())
+            parts.append((scaled.astype(np.float16) < 256).sum(axis=2))
+            lossy += ((scaled > 0) & (scaled < 2.0**-4 - 2.0**-16)).sum(axis=2)
+        named = [cupy.minimum(*parts), cupy.maximum(*parts), lossy, cupy.full_like(lossy, 3)]
+        counts = np.zeros((matrices, groups * verdict.GROUP, 4), np.int64)
+        counts[:, :rows] = cupy.stack(named, axis=-1).get()
+        assert found[0] == int(verdict.is_doubtful(counts, k).sum())
+        largest = counts.reshape(matrices, groups, verdict.GROUP, 4).max(axis=2)
+        np.testing.assert_array_equal(found[1:].reshape(matrices, groups, 4), largest)
         for p, part in enumerate((x.real, x.imag)):
             scaled = cupy.ldexp(cupy.ascontiguousarray(part), -exponents[..., None])
             high = scaled.astype(np.float16)

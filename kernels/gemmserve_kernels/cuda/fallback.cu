@@ -38,8 +38,7 @@ struct FallbackEpilogue {
         const FlagParams& flags = fallback.flags;
         const Long rows = batch_offset(batch, params.batch_shape, flags.row_deficits.batch_stride);
         const Long columns = batch_offset(batch, params.batch_shape, flags.column_deficits.batch_stride);
-        return group_deficit(flags.row_deficits, rows, i) + group_deficit(flags.column_deficits, columns, j) >
-               flags.most_deficit;
+        return !is_served(flags, rows, i, columns, j);
     }
     GEMM_DEVICE bool row(Long i) const { return i < params.m && flagged(fallback.flags.rows, row_flags + i); }
     GEMM_DEVICE bool column(Long j) const { return j < params.n && flagged(fallback.flags.columns, column_flags + j); }

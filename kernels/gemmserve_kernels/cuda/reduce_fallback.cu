@@ -28,9 +28,8 @@ GEMM_DEVICE bool wanted(const ReduceFallbackParams& params, Long batch, Long fir
     __syncthreads();
     int here = 0;
     if (flags.row_deficits.re != nullptr) {
-        const Long deficit = group_deficit(flags.column_deficits, column_deficits, first_column);
         for (Long i = GROUP * static_cast<Long>(thread); i < gemm.m; i += GROUP * Config::THREADS) {
-            here |= group_deficit(flags.row_deficits, row_deficits, i) + deficit > flags.most_deficit;
+            here |= !is_served(flags, row_deficits, i, column_deficits, first_column);
         }
     }
     if (flags.rows.re != nullptr) {

@@ -10,7 +10,7 @@
 
 // Whether no product asks for these planes.
 GEMM_DEVICE bool is_idle(const SplitParams& params) {
-    return params.gate_a != nullptr && (*params.gate_a | *params.gate_b) == 0;
+    return params.gate != nullptr && *params.gate == 0;
 }
 
 #if GEMM_ALONE

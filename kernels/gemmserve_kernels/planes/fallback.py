@@ -14,7 +14,7 @@ import numpy as np
 
 from gemmserve_kernels.arguments import GemmParams, MatrixParams, MatrixView, StoredArray, launches, matrix_view
 from gemmserve_kernels.config import SimtTile
-from gemmserve_kernels.planes.verdict import groups, most_deficit
+from gemmserve_kernels.planes.verdict import GROUP_WORDS, groups, most_deficit
 from gemmserve_kernels.simt.gemm import runs_along_rows
 from gemmserve_kernels.tiling import Operands, TiledKernel, gemm_params
 
@@ -88,16 +88,14 @@ class Flags:
     def views(
         problem: GemmProblem | GemmReduceProblem, matrices_a: tuple[int, ...], matrices_b: tuple[int, ...]
     ) -> tuple[MatrixView, MatrixView, MatrixView, MatrixView]:
-        """Flags of rows and columns, deficits of rows and columns, as matrices of one row; addresses count from those of
-        the arrays.
-        """
+        """Flags of rows and columns, deficits of both, as matrices of one row; addresses count from the arrays'."""
 
         def view(length: int, steps: tuple[int, ...]) -> MatrixView:
             return MatrixView(0, 0, _INT, 1, length, 0, 1, tuple(step * length for step in steps))
 
         sides = (problem.m, matrices_a), (problem.n, matrices_b)
         rows, columns = (view(length, steps) for length, steps in sides)
-        row_groups, column_groups = (view(groups(length), steps) for length, steps in sides)
+        row_groups, column_groups = (view(groups(length) * GROUP_WORDS, steps) for length, steps in sides)
         return rows, columns, row_groups, column_groups
 
     @staticmethod

@@ -33,7 +33,6 @@ from gemmserve_kernels.planes import fallback, prepass
 from gemmserve_kernels.planes.fallback import Flags
 from gemmserve_kernels.planes.layout import SCHEMES, WIDE, is_wide
 from gemmserve_kernels.planes.split import SplitOperand
-from gemmserve_kernels.planes.verdict import Judged
 from gemmserve_kernels.planes.watch import note
 from gemmserve_kernels.prepared import source_of
 from gemmserve_kernels.wgmma import gemm as wgmma
@@ -211,11 +210,11 @@ def _run(
     tile = resolve(config, problem, launcher.spec)
     wide = None
     if widens:
-        deficits = ready.a.deficits_at(launcher), ready.b.deficits_at(launcher)
+        judged = prepass.judged(launcher, ready)
         of_wide = wide_tile(problem, launcher.spec)
-        wgmma.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out, Judged("served", *deficits))
+        wgmma.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out, judged)
         wide = prepass.widen(launcher, ready)
-        wgmma.multiply(launcher, problem, of_wide, wide.a.planes, wide.b.planes, c, out, Judged("rest", *deficits))
+        wgmma.multiply(launcher, problem, of_wide, wide.a.planes, wide.b.planes, c, out, judged._replace(tiles="rest"))
     else:
         module.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out)
     flags = Flags.of(launcher, wide or ready)

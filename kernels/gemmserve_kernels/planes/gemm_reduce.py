@@ -13,7 +13,6 @@ from gemmserve_kernels.planes import fallback, prepass, reduce_fallback
 from gemmserve_kernels.planes import gemm as product
 from gemmserve_kernels.planes.fallback import Flags
 from gemmserve_kernels.planes.layout import SCHEMES
-from gemmserve_kernels.planes.verdict import Judged
 from gemmserve_kernels.planes.watch import note
 from gemmserve_kernels.prepared import source_of
 from gemmserve_kernels.reduction import Partials, combine
@@ -86,14 +85,13 @@ def run_gemm_reduce(
         ready = prepass.run(launcher, part, scheme, a_part, b_part, widens=widens)
         wide = None
         if widens:
-            deficits = ready.a.deficits_at(launcher), ready.b.deficits_at(launcher)
-            judged = Judged("served", *deficits)
+            judged = prepass.judged(launcher, ready)
             wgmma.multiply_reduce(launcher, reduced, tile, ready.a.planes, ready.b.planes, partials, first, c, judged)
             wide = prepass.widen(launcher, ready)
             # Partials lie tile by tile: the wide way's tiles have as many columns, and as many shares of k.
             alike = GemmConfig(block_n=tile.block_n, split_k=tile.split)
-            of_wide, judged = product.wide_tile(part, launcher.spec, alike), Judged("rest", *deficits)
-            wgmma.multiply_reduce(launcher, reduced, of_wide, wide.a.planes, wide.b.planes, partials, first, c, judged)
+            of_wide, rest = product.wide_tile(part, launcher.spec, alike), judged._replace(tiles="rest")
+            wgmma.multiply_reduce(launcher, reduced, of_wide, wide.a.planes, wide.b.planes, partials, first, c, rest)
         else:
             module.multiply_reduce(launcher, reduced, tile, ready.a.planes, ready.b.planes, partials, first, c)
         sources = source_of(a_part), source_of(b_part)

@@ -82,9 +82,9 @@ class Geometry:
         if along:
             stages = self.stages if k <= self.along_k else 1
             run = RUN * 4 * parts
-            return _whole_pieces(stages * self.threads * self.held * run + 2 * warps * parts * 8 + 8)
+            return _whole_pieces(stages * self.threads * self.held * run + 2 * warps * (parts * 8 + 4) + 8)
         columns = self.columns(complex_data=complex_data)
-        tallies = warps * (self.strip + columns * parts * 4) + 2 * columns * parts * 12 + columns * 12
+        tallies = warps * (self.strip + columns * (parts + 1) * 4) + 2 * columns * (parts * 12 + 4) + columns * 12
         return _whole_pieces(warps * self.patches * _PATCH * self.strip + tallies + 8)
 
 

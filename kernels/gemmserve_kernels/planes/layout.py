@@ -69,8 +69,8 @@ class Planes:
     """One operand of a product as planes.
 
     `data`: float16, or the bits of bfloat16, (matrices, planes, rows, pitch) in C order, aligned to 256 bytes; pitch is
-    k rounded up to PITCH. `exponents`: int32 (matrices, rows). `batch_strides`: for each axis of the product's batch shape, matrices to step
-    in `data` (0 where the operand is broadcast).
+    k rounded up to PITCH. `exponents`: int32 (matrices, rows). `batch_strides`: for each axis of the product's batch
+    shape, matrices to step in `data` (0 where the operand is broadcast).
     """
 
     scheme: Scheme

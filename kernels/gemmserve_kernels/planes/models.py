@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmserve_kernels import models
 from gemmserve_kernels.planes.layout import DEPTHS, WIDE, is_wide
-from gemmserve_kernels.planes.verdict import GROUP, NEVER, most_deficit
+from gemmserve_kernels.planes.verdict import GROUP, GROUP_WORDS, NEVER, is_served
 from gemmserve_kernels.wgmma.tiles import promotion
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ DEEPEST: Final = 92
 
 @dataclass(frozen=True)
 class Split:
-    """One operand: float16 (planes, rows, k), or bfloat16 as float32; int32 exponents and deficits (rows); flags (rows)
-    of bfloat16 planes.
+    """One operand: float16 (planes, rows, k), or bfloat16 as float32; int32 exponents (rows); int64 counts (rows,
+    GROUP_WORDS) as `planes.verdict` has them of groups; flags (rows) of bfloat16 planes.
     """
 
     planes: Array
     exponents: Array
-    deficits: Array
+    counts: Array
     flags: Array
 
 
@@ -78,28 +78,32 @@ def split(x: Array, scheme: Scheme, side: str) -> Split:
         ordered = [p for each in cut for p in each] if gauss else [each[d] for d in range(depth) for each in cut]
         tiny = np.ldexp(np.float64(1), np.frexp(largest)[1] - 1 - DEEPEST)[:, None]
         flags = np.isinf(largest) | np.logical_or.reduce([((p != 0) & (np.abs(p) < tiny)).any(1) for p in _parts(x)])
-        large, safe = 2.0 ** (top - 6), 2.0**-4 if depth > 1 else 2.0**-15
-        deficits = np.zeros(len(x), np.int64)
-        for part in parts:
+        large, safe = 2.0 ** (top - 6), 2.0**-4 - 2.0**-16 if depth > 1 else 2.0**-15 - 2.0**-25
+        counts = np.zeros((len(x), GROUP_WORDS), np.int64)
+        found = []
+        for number, part in enumerate(parts):
             # Whether it is large is asked of the first plane, so of the part rounded to float16.
             size = np.abs(part if gauss or wide else part.astype(np.float16).astype(np.float32))
-            lossy = (part != 0) & (np.abs(part) < safe)
-            counts = (~(size >= large)).sum(1) + lossy.sum(1)
-            deficits = np.where((part != 0).any(1), np.maximum(deficits, counts), deficits)
-    deficits = np.where(usable, np.minimum(deficits, NEVER), NEVER)
-    return Split(np.stack(ordered), exponents, deficits.astype(np.int32), flags)
+            found.append((~(size >= large)).sum(1))
+            counts[:, 2] += ((part != 0) & (np.abs(part) < safe)).sum(1)
+            counts[:, 3] |= (part != 0).any(1) << number
+        counts[:, 0], counts[:, 1] = np.minimum.reduce(found), np.maximum.reduce(found)
+    counts[~usable] = NEVER, NEVER, 0, (1 << len(parts)) - 1
+    return Split(np.stack(ordered), exponents, np.where((largest != 0)[:, None], counts, 0), flags)
 
 
-def group_deficits(deficits: Array) -> Array:
-    """The largest deficit of each vector's group (rows,)."""
-    starts = np.arange(0, len(deficits), GROUP)
-    return np.repeat(np.maximum.reduceat(deficits, starts), GROUP)[: len(deficits)] if len(deficits) else deficits
+def group_counts(counts: Array) -> Array:
+    """The largest counts of each vector's group (rows, GROUP_WORDS)."""
+    starts = np.arange(0, len(counts), GROUP)
+    largest = np.maximum.reduceat(counts, starts, axis=0)
+    largest[:, 3] = np.bitwise_or.reduceat(counts[:, 3], starts)
+    return np.asarray(np.repeat(largest, GROUP, axis=0)[: len(counts)])
 
 
 def served(a: Split, b: Split, k: int) -> Array:
     """Which elements of a product float16 planes serve, bool (rows of A, rows of B)."""
-    sums = np.add.outer(group_deficits(a.deficits).astype(np.int64), group_deficits(b.deficits))
-    return np.asarray(sums <= most_deficit(k))
+    left, right = group_counts(a.counts)[:, None], group_counts(b.counts)[None]
+    return np.asarray(is_served(left, right, k))
 
 
 @dataclass(frozen=True)
@@ -122,21 +126,20 @@ def product(
 ) -> Product:
     """A B of float32 or complex64 (m, k) and (k, n), as `planes.gemm` has it with `kernel`."""
     columns = np.ascontiguousarray(b.T)
-    of_scheme = [split(a, scheme, "a"), split(columns, scheme, "b")]
-    fine = np.ones((len(a), len(columns)), bool) if is_wide(scheme) else served(*of_scheme, a.shape[1])
+    left, right = split(a, scheme, "a"), split(columns, scheme, "b")
+    fine = np.ones((len(a), len(columns)), bool) if is_wide(scheme) else served(left, right, a.shape[1])
     with np.errstate(all="ignore"):
         plain = a @ b
-        found = _from(*of_scheme, scheme, promote, kernel, unit)
+        found = _from(left, right, scheme, promote, kernel, unit)
         if kernel == "mma" and not is_wide(scheme):
             return Product(np.where(fine, found, plain), np.zeros_like(fine), ~fine)
-        last = of_scheme
         if not is_wide(scheme):
-            last = [split(a, WIDE[scheme], "a"), split(columns, WIDE[scheme], "b")]
-            found = np.where(fine, found, _from(*last, WIDE[scheme], None, kernel, unit))
-        flagged = last[0].flags[:, None] | last[1].flags
+            left, right = split(a, WIDE[scheme], "a"), split(columns, WIDE[scheme], "b")
+            found = np.where(fine, found, _from(left, right, WIDE[scheme], None, kernel, unit))
+        flagged = np.logical_or.outer(left.flags, right.flags)
         if not is_wide(scheme):
             flagged &= ~fine
-        found = np.where(np.isnan(a).any(1)[:, None] | np.isnan(b).any(0), np.float32(np.nan), found)
+        found = np.where(np.logical_or.outer(np.isnan(a).any(1), np.isnan(b).any(0)), np.float32(np.nan), found)
         return Product(np.where(flagged, plain, found), ~fine & ~flagged, flagged)
 
 

@@ -18,7 +18,7 @@ from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.planes import split, verdict
 from gemmserve_kernels.planes.layout import PLANES, WIDE, is_wide
 from gemmserve_kernels.planes.split import Side, SplitOperand
-from gemmserve_kernels.planes.verdict import Deficits
+from gemmserve_kernels.planes.verdict import Deficits, Judged
 from gemmserve_kernels.prepared import PreparedOperand, source_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _INT: Final = np.dtype(np.int32)
 _HALF: Final = np.dtype(np.float16)
 _STATUS_WORDS: Final = 4
+_WANTED_WORD: Final = 3
+"""Of the first pre-pass's status: set by its product where a tile is left to the wide way."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,14 @@ def widen(launcher: Launcher, ready: Prepass) -> Prepass:
         for operand, block in zip((ready.a, ready.b), ready.blocks, strict=True)
     )
     status = ready.status + _STATUS_WORDS * _INT.itemsize
-    gates = ready.a.deficits_at(launcher), ready.b.deficits_at(launcher)
-    split.run(launcher, left, right, ready.base_a, ready.base_b, status, gates)
+    split.run(launcher, left, right, ready.base_a, ready.base_b, status, judged(launcher, ready).wanted)
     return replace(ready, a=left, b=right, status=status)
+
+
+def judged(launcher: Launcher, ready: Prepass) -> Judged:
+    """What float16 planes serve of a product."""
+    wanted = ready.status + _WANTED_WORD * _INT.itemsize
+    return Judged("served", ready.a.deficits_at(launcher), ready.b.deficits_at(launcher), wanted)
 
 
 def plane_bytes(problem: GemmProblem | GemmReduceProblem, scheme: Scheme, *, widens: bool) -> int:

@@ -80,8 +80,7 @@ class SplitParams(ctypes.Structure):
         ("a", SplitOperandParams),
         ("b", SplitOperandParams),
         ("status", ctypes.c_int64),
-        ("gate_a", ctypes.c_int64),
-        ("gate_b", ctypes.c_int64),
+        ("gate", ctypes.c_int64),
     )
 
 
@@ -170,7 +169,7 @@ def sides(problem: GemmProblem | GemmReduceProblem, a: StoredArray, b: StoredArr
 
 @dataclass(frozen=True)
 class SplitOperand:
-    """One operand after the pre-pass. `deficits` of float16 planes; `flags` of bfloat16 ones, int32 (matrices, rows)."""
+    """One operand after the pre-pass. Float16 planes have `deficits`, bfloat16 ones `flags`, int32 (matrices, rows)."""
 
     side: Side
     planes: Planes
@@ -326,11 +325,11 @@ def run(
     base_a: int,
     base_b: int,
     status: int,
-    gates: tuple[int, int] = (0, 0),
+    gate: int = 0,
 ) -> None:
     """Fills the planes of one or both operands. `base_*`: what the views' addresses count from; `status`: the address
     of four int32, 0 before; the first is not 0 after where a vector is flagged, two more count what blocks have taken.
-    `gates`: addresses of two words; where both are 0 on the device, nothing is done.
+    `gate`: the address of a word; where it is 0 on the device, nothing is done. None: 0.
     """
     one = a or b
     if one is None:
@@ -342,7 +341,7 @@ def run(
     if b is not None:
         place(launcher, params.b, b, base_b)
     params.status = status
-    params.gate_a, params.gate_b = gates
+    params.gate = gate
     launcher.launch(
         how.source,
         "split",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.planes.verdict import GROUP, groups, most_deficit
+from gemmserve_kernels.planes.verdict import GROUP, GROUP_WORDS, groups, is_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ class _Product:
         rest, flagged = none, none
         if self.ready.a.deficits is not None:
             a, b = self._of_batch(self.ready, _deficits)
-            rest = a[:, :, None].astype(np.int64) + b[:, None, :] > most_deficit(self.problem.k)
+            rest = ~is_served(a[:, :, None], b[:, None, :], self.problem.k)
         planes = self.wide or self.ready
         if planes.a.flags is not None and _host(planes.words)[_FLAGGED[self.wide is not None]]:
             a, b = self._of_batch(planes, _flags)
@@ -59,11 +59,11 @@ _FLAGGED = {False: 0, True: 4}
 
 
 def _deficits(operand: SplitOperand) -> Any:
-    """(matrices, rows), each the largest one of its group."""
+    """(matrices, rows, GROUP_WORDS), each the largest ones of its group."""
     side, found = operand.side, operand.deficits
     assert found is not None
-    count = side.matrices * groups(side.rows)
-    words = _host(found.words)[found.first + 1 :][:count].reshape(side.matrices, -1)
+    count = side.matrices * groups(side.rows) * GROUP_WORDS
+    words = _host(found.words)[found.first + 1 :][:count].astype(np.int64).reshape(side.matrices, -1, GROUP_WORDS)
     return np.repeat(words, GROUP, axis=1)[:, : side.rows]
 
 

@@ -66,7 +66,7 @@ class PlaneSide(NamedTuple):
 
 
 def _sources(launcher: Launcher, a: Planes, b: Planes, judged: Judged | None) -> tuple[Source, Source]:
-    deficits = (0, 0) if judged is None else judged[1:]
+    deficits = (0, 0) if judged is None else (judged.deficits_a, judged.deficits_b)
     left, right = (
         Source(PlaneSide.of(planes), launcher.pointer(planes.data), launcher.pointer(planes.exponents), address)
         for planes, address in zip((a, b), deficits, strict=True)
@@ -94,7 +94,7 @@ def multiply(
     left, right = _sources(launcher, a, b, judged)
     stored = [each for each, _ in found]
     made = plan(launcher.spec.sm_count, problem, tile, left.side, right.side, *stored, judged and judged.tiles)
-    made.run(launcher, left, right, [base for _, base in found])
+    made.run(launcher, left, right, [base for _, base in found], wanted=judged.wanted if judged else 0)
 
 
 def partials_length(problem: GemmReduceProblem, tile: WgmmaTile) -> int:
@@ -122,4 +122,5 @@ def multiply_reduce(
     tiles = judged and judged.tiles
     made = plan(launcher.spec.sm_count, problem, tile, left.side, right.side, stored, stored, tiles)
     bases = [base, base] if c is not None else []
-    made.run(launcher, left, right, bases, partials=partials, first_matrix=first_matrix)
+    wanted = judged.wanted if judged else 0
+    made.run(launcher, left, right, bases, partials=partials, first_matrix=first_matrix, wanted=wanted)

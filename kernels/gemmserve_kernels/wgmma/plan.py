@@ -73,6 +73,7 @@ class WgmmaParams(ctypes.Structure):
         ("right", PlaneParams),
         ("c", MatrixParams),
         ("d", MatrixParams),
+        ("wanted", ctypes.c_uint64),
         ("workspace", ctypes.c_uint64),
         ("m", ctypes.c_int64),
         ("n", ctypes.c_int64),
@@ -88,6 +89,7 @@ class WgmmaParams(ctypes.Structure):
         ("alpha", ctypes.c_double * 2),
         ("beta", ctypes.c_double * 2),
         ("reduce", RowReduceParams),
+        ("reserved", ctypes.c_int64 * 7),  # up to a whole multiple of a tensor map's alignment
     )
 
 
@@ -164,11 +166,13 @@ class Plan:
         *,
         partials: Partials | None = None,
         first_matrix: int = 0,
+        wanted: int = 0,
     ) -> None:
         """Enqueues everything; `bases` of C and D where there are any. Where it reduces, `partials` are left of the
-        batch from number `first_matrix` on.
+        batch from number `first_matrix` on. `wanted` as in `planes.verdict.Judged`.
         """
         for piece, params in self._placed(launcher, a, b, bases):
+            params.wanted = wanted
             if partials is not None:
                 params.reduce.partial, params.reduce.outputs = partials.params(launcher), partials.outputs
                 params.reduce.first_batch += first_matrix

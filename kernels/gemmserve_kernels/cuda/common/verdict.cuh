@@ -3,13 +3,32 @@
 
 #include "params.cuh"
 
-constexpr int GROUP = 256;        // vectors whose largest deficit is kept
-constexpr int SPARE = 16;         // steps of k at which both vectors are large, beside those that make up for losses
-constexpr int NEVER = 1 << 30;    // the deficit of a vector that is not finite, and the largest: two are added as Long
+constexpr int GROUP = 256;        // vectors of which the largest counts are kept
+constexpr int SPARE = 16;         // large terms that every sum has beside those that make up for losses
+constexpr int NEVER = 1 << 30;    // the count of a vector that is not finite, and the largest: two are added as Long
+constexpr int GROUP_WORDS = 4;    // of a group, see Deficits
 
 GEMM_DEVICE Long groups_of(Long vectors) { return (vectors + GROUP - 1) / GROUP; }
 
-// Deficits of one operand's vectors: how many are in doubt, then the largest of each group (matrices, groups).
-GEMM_DEVICE Long deficit_of(const int* deficits, Long matrix, Long vectors, Long vector) {
-    return deficits[1 + matrix * groups_of(vectors) + vector / GROUP];
+// Of the vectors of a group, the largest number of steps of k at which the better (the worse) part is not large, and of
+// parts that lose; which parts are not all zero: 1 the real, 2 the imaginary ones.
+struct Deficits {
+    Long best, worst, lossy;
+    int present;
+
+    GEMM_DEVICE explicit Deficits(const int* words) : best(words[0]), worst(words[1]), lossy(words[2]), present(words[3]) {}
+    GEMM_DEVICE bool one_part() const { return present == 1 || present == 2; }
+};
+
+// Whether planes serve the products of two groups' vectors. `most`: k - SPARE.
+GEMM_DEVICE bool is_served(const Deficits& a, const Deficits& b, Long most) {
+    const Long left = a.best + b.worst, right = a.worst + b.best;
+    Long terms = left < right ? left : right;
+    if (a.one_part() && b.one_part()) terms = a.best + b.best;
+    return terms + (a.lossy + b.lossy + 3) / 4 <= most;
+}
+
+// An operand's words: how many vectors are in doubt, then (matrices, groups, GROUP_WORDS).
+GEMM_DEVICE Deficits deficits_of(const int* words, Long matrix, Long vectors, Long vector) {
+    return Deficits(words + 1 + (matrix * groups_of(vectors) + vector / GROUP) * GROUP_WORDS);
 }

@@ -7,7 +7,7 @@
 struct FlagParams {
     MatrixParams rows;     // of op(A): int flags as matrices of one row
     MatrixParams columns;  // of op(B)
-    MatrixParams row_deficits, column_deficits;  // of groups
+    MatrixParams row_deficits, column_deficits;  // of groups, GROUP_WORDS each
     const int* status_a;   // where both words are 0, nothing is flagged
     const int* status_b;
     Long most_deficit;     // of a row and a column that tensor cores may answer
@@ -19,7 +19,11 @@ GEMM_DEVICE bool flagged(const MatrixParams& flags, Long at) {
     return flags.re != nullptr && static_cast<const int*>(flags.re)[at] != 0;
 }
 
-// The deficit of vector `index` of the matrix whose deficits begin at `first`.
-GEMM_DEVICE Long group_deficit(const MatrixParams& deficits, Long first, Long index) {
-    return deficits.re == nullptr ? 0 : static_cast<const int*>(deficits.re)[first + index / GROUP];
+// Whether tensor cores may answer the products of row `i` by column `j`, of the matrices whose deficits begin at
+// `rows` and `columns`.
+GEMM_DEVICE bool is_served(const FlagParams& flags, Long rows, Long i, Long columns, Long j) {
+    if (flags.row_deficits.re == nullptr) return true;
+    return is_served(
+        Deficits(static_cast<const int*>(flags.row_deficits.re) + rows + i / GROUP * GROUP_WORDS),
+        Deficits(static_cast<const int*>(flags.column_deficits.re) + columns + j / GROUP * GROUP_WORDS), flags.most_deficit);
 }

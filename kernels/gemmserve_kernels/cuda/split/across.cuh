@@ -22,9 +22,9 @@ static_assert(COLUMNS * LANES % 32 == 0 && COLUMNS <= 32 && ROW <= 16, "strips o
 struct Shared {
     Piece patch[HELD * WARPS][PATCH * ROW];  // each warp reads what it has fetched: no barriers
     Piece largest[WARPS][ROW];
-    int tally[WARPS][COLUMNS][PARTS];
+    int tally[WARPS][COLUMNS][COUNTS];
     float block_largest[2][COLUMNS][PARTS];  // read by the other blocks of the cluster
-    int block_tally[2][COLUMNS][PARTS];
+    int block_tally[2][COLUMNS][COUNTS];
     float strip_largest[2][COLUMNS][PARTS];
     Scaling scaling[COLUMNS];
     int next[2];
@@ -161,12 +161,14 @@ struct Split {
     }
 
     GEMM_DEVICE void gather_tally(int parity) const {
-        const int at = thread - (THREADS >= 2 * FLOATS ? THREADS - FLOATS : 0);  // other warps, where there are any
-        if (at < 0 || at >= FLOATS) return;
-        int all = 0;
+        const int first = THREADS >= 2 * FLOATS ? FLOATS : 0;  // other warps, where there are any
+        for (int at = thread - first; at < COLUMNS * COUNTS; at += THREADS - first) {
+            if (at < 0) break;
+            int all = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) all += shared.tally[w][at / PARTS][at % PARTS];
-        shared.block_tally[parity][at / PARTS][at % PARTS] = all;
+            for (int w = 0; w < WARPS; ++w) all += shared.tally[w][at / COUNTS][at % COUNTS];
+            shared.block_tally[parity][at / COUNTS][at % COUNTS] = all;
+        }
     }
 
     GEMM_DEVICE void find_scaling(const Place& at, int parity) const {
@@ -216,7 +218,7 @@ struct Split {
             to += 32 / LANES * operand.pitch;
             tally.unpack();
             int sum = sum_of_lanes<LANES>(tally, lane);
-            if (lane % LANES < PARTS) {
+            if (lane % LANES < COUNTS) {
                 int& to = shared.tally[warp][column][lane % LANES];
                 if (!fresh) sum += to;
                 to = sum;
@@ -227,16 +229,16 @@ struct Split {
     GEMM_DEVICE void finish(const Place& at, int parity, int* status) const {
         const int column = thread - (THREADS >= 64 ? 32 : 0);  // another warp than finds the scaling, where there is one
         if (rank != 0 || column < 0 || column >= COLUMNS || at.row + column >= operand.rows) return;
-        int counts[PARTS];
+        int counts[COUNTS];
         unsigned largest[PARTS];
 #pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
+        for (int p = 0; p < COUNTS; ++p) {
             counts[p] = 0;
 #pragma unroll
             for (int r = 0; r < CLUSTER; ++r) {
                 counts[p] += static_cast<int>(remote_word(&shared.block_tally[parity][column][p], r));
             }
-            largest[p] = bits_of(shared.strip_largest[parity][column][p]);
+            if (p < PARTS) largest[p] = bits_of(shared.strip_largest[parity][column][p]);
         }
         record(
             operand, at.matrix, at.row + column, counts, largest, static_cast<int>(operand.pitch - operand.k), status);

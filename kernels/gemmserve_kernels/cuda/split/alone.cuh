@@ -130,9 +130,12 @@ struct Split {
             if (at.row + vector < operand.rows && step < operand.pitch) store_run(to, plane, words);
             to += AT_ONCE * operand.pitch;
             tally.unpack();
-            // Both counts in one word: neither exceeds twice GEMM_HELD_K.
-            const unsigned counts = sum_of_all_lanes(
-                static_cast<unsigned>(tally.count[0]) | (PARTS == 2 ? static_cast<unsigned>(tally.count[PARTS - 1]) << 16 : 0));
+            // All counts in one word: none exceeds twice GEMM_HELD_K.
+            static_assert(2 * GEMM_HELD_K < 1 << 10, "ten bits hold a count");
+            unsigned counts = 0;
+#pragma unroll
+            for (int i = 0; i < COUNTS; ++i) counts |= static_cast<unsigned>(tally.count[i]) << 10 * i;
+            counts = sum_of_all_lanes(counts);
             if (lane % LANES == turn) {
                 kept_counts = counts;
 #pragma unroll
@@ -142,9 +145,9 @@ struct Split {
         const int vector = lane % LANES * AT_ONCE + lane / LANES;
         if (lane % LANES < TURNS && at.row + vector < operand.rows) {
             operand.exponents[at.matrix * operand.rows + at.row + vector] = undo_exponent(larger(kept[0], kept[PARTS - 1]));
-            int counts[PARTS];
-            counts[0] = static_cast<int>(PARTS == 2 ? kept_counts & 0xffffu : kept_counts);
-            if constexpr (PARTS == 2) counts[PARTS - 1] = static_cast<int>(kept_counts >> 16);
+            int counts[COUNTS];
+#pragma unroll
+            for (int i = 0; i < COUNTS; ++i) counts[i] = static_cast<int>(kept_counts >> 10 * i & 1023u);
             record(
                 operand, at.matrix, at.row + vector, counts, kept, GEMM_HELD_K - static_cast<int>(operand.k), status);
         }

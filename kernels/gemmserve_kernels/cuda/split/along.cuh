@@ -19,7 +19,7 @@ static_assert(RANKS == 1 || TEAM == THREADS, "several blocks or a part of one");
 struct Shared {
     Piece stage[STAGES][HELD * WARPS][32 * PIECES];  // each warp reads what it has fetched: no barriers
     float largest[2][WARPS][PARTS];
-    int tally[2][WARPS][PARTS];
+    int tally[2][WARPS][COUNTS];
     int next[2];
 };
 
@@ -130,7 +130,7 @@ struct Split {
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
             }
             const int sum = sum_of_lanes<32>(tally, lane);
-            if (lane < PARTS) shared.tally[parity][warp][lane] = sum;
+            if (lane < COUNTS) shared.tally[parity][warp][lane] = sum;
         }
         wait_async<0>();
         if (step == 0) return;
@@ -215,10 +215,10 @@ struct Split {
     GEMM_DEVICE void finish(const Place& at, const float (&largest)[PARTS], int parity, int* status) const {
         if (lane != 0 || warp % TEAM_WARPS != 0 || rank != 0 || at.row >= operand.rows) return;
         const int base = RANKS > 1 ? cluster_rank() / RANKS * RANKS : 0;
-        int counts[PARTS];
+        int counts[COUNTS];
         unsigned bits[PARTS];
 #pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
+        for (int p = 0; p < COUNTS; ++p) {
             counts[p] = 0;
             for (int r = 0; r < RANKS; ++r) {
                 for (int w = 0; w < TEAM_WARPS; ++w) {
@@ -226,7 +226,7 @@ struct Split {
                     counts[p] += RANKS > 1 ? static_cast<int>(remote_word(from, base + r)) : *from;
                 }
             }
-            bits[p] = bits_of(largest[p]);
+            if (p < PARTS) bits[p] = bits_of(largest[p]);
         }
         operand.exponents[at.matrix * operand.rows + at.row] = undo_exponent(larger(bits[0], bits[PARTS - 1]));
         constexpr int CHUNK = 32 * RUN;

@@ -26,6 +26,7 @@ constexpr unsigned ALL_LANES = 0xffffffffu;
 // plane: 2^-11) but for float16's subnormal numbers, where they keep it to within 2^-25.
 constexpr float LARGE = GAUSS ? 128.0f : 256.0f;
 constexpr float SAFE = DEPTH > 1 ? 1.0f / (1 << 4) : 1.0f / (1 << 15);
+constexpr float LOSES = DEPTH > 1 ? SAFE - 1.0f / (1 << 16) : SAFE - 1.0f / (1 << 25);  // others round to SAFE at least
 constexpr int DEEPEST = 92;  // binades below a vector's largest magnitude down to which bfloat16 products are exact
 
 GEMM_DEVICE unsigned larger(unsigned x, unsigned y) { return x > y ? x : y; }
@@ -101,10 +102,12 @@ GEMM_DEVICE float unpack(unsigned both, int which) {
     return half_to_float(Half{static_cast<unsigned short>(which ? both >> 16 : both & 0xffffu)});
 }
 
-// What is counted of a vector's real and imaginary parts, as far as a thread has seen them: elements that are not large,
-// those of which something is lost twice. Of bfloat16 planes: those that are too small for them.
+// What is counted of a vector, as far as a thread has seen it: elements whose real (imaginary) part is not large, and parts
+// that lose something. Of bfloat16 planes: parts that are too small for them.
+constexpr int COUNTS = PARTS + 1, LOSSY = PARTS;
+
 struct Tally {
-    int count[PARTS];
+    int count[COUNTS];
     unsigned packed[PARTS];  // two counts each, not yet added
 
     GEMM_DEVICE void unpack() {
@@ -156,7 +159,8 @@ struct Smallest {
 #endif
 };
 
-// Sums over LANES neighbouring lanes: even ones get that of the real, odd ones that of the imaginary parts.
+// Sums over LANES neighbouring lanes: the first ones get those of the parts, in turns, and the one behind them that of what
+// loses.
 template <int LANES>
 GEMM_DEVICE int sum_of_lanes(const Tally& tally, int lane) {
     int mine = tally.count[0];
@@ -169,28 +173,45 @@ GEMM_DEVICE int sum_of_lanes(const Tally& tally, int lane) {
     }
 #pragma unroll
     for (int step = 2; step < LANES; step *= 2) mine += __shfl_xor_sync(ALL_LANES, mine, step);
-    return mine;
+    int lossy = tally.count[LOSSY];
+    if (__any_sync(ALL_LANES, lossy != 0)) {
+#pragma unroll
+        for (int step = 1; step < LANES; step *= 2) lossy += __shfl_xor_sync(ALL_LANES, lossy, step);
+    }
+    return lane % LANES == LOSSY ? lossy : mine;
 }
 
-// Writes down what has been counted of a vector: `counts` and `largest` magnitudes (bits) of its parts; `padding`: how
-// many of those counted were none of its elements.
+GEMM_DEVICE void raise_word(int* word, int value) {
+    if (value > 0) atomicMax(word, value);
+}
+
+// Writes down what has been counted of a vector: `counts` as in Tally, `largest` magnitudes (bits) of its parts; `padding`:
+// how many of those that are not large were none of its elements.
 GEMM_DEVICE void record(
-    const SplitOperand& operand, int matrix, int row, const int (&counts)[PARTS], const unsigned (&largest)[PARTS],
+    const SplitOperand& operand, int matrix, int row, const int (&counts)[COUNTS], const unsigned (&largest)[PARTS],
     int padding, int* status) {
     const unsigned most = larger(largest[0], largest[PARTS - 1]);
     if constexpr (BFLOAT) {
-        const bool flag = most == INFINITE || counts[0] != 0;  // products with NaN are NaN as they are
+        const bool flag = most == INFINITE || counts[LOSSY] != 0;  // products with NaN are NaN as they are
         operand.flags[matrix * operand.rows + row] = flag;
         if (flag) atomicAdd(status, 1);
     } else {
-        int deficit = 0;
+        if (most == 0) return;
+        int* const words = operand.deficits + 1 + (matrix * groups_of(operand.rows) + row / GROUP) * GROUP_WORDS;
+        int best = NEVER, worst = 0, present = 0;
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) {
-            if (largest[p] != 0 && counts[p] - padding > deficit) deficit = counts[p] - padding;
+            int deficit = most >= INFINITE ? NEVER : counts[p] - padding;
+            deficit = deficit < NEVER ? deficit : NEVER;
+            best = deficit < best ? deficit : best;
+            worst = deficit > worst ? deficit : worst;
+            present |= largest[p] != 0 || most >= INFINITE ? 1 << p : 0;
         }
-        if (most >= INFINITE || deficit > NEVER) deficit = NEVER;
-        if (deficit > 0) atomicMax(operand.deficits + 1 + matrix * groups_of(operand.rows) + row / GROUP, deficit);
-        if (2ll * deficit > operand.k - SPARE) atomicAdd(operand.deficits, 1);
+        raise_word(words, best);
+        raise_word(words + 1, worst);
+        raise_word(words + 2, counts[LOSSY]);
+        atomicOr(words + 3, present);
+        if (2ll * worst + (counts[LOSSY] + 1ll) / 2 + 2 > operand.k - SPARE) atomicAdd(operand.deficits, 1);
     }
 }
 
@@ -205,6 +226,7 @@ GEMM_DEVICE void cut_pair(
         if constexpr (GAUSS) {
             value[1][i] = SIDE_B ? y[i] - x[i] : y[i];
             value[2][i] = x[i] + y[i];
+            if (SIDE_B && i == 1) smallest.add(pack(y[0], y[1]));  // counted, and no plane
         } else if constexpr (COMPLEX) {
             value[1][i] = y[i];
         }
@@ -236,8 +258,8 @@ GEMM_DEVICE void convert_run(
     if constexpr (BFLOAT) {
 #pragma unroll
         for (int i = 0; i < RUN; ++i) {  // 0 becomes the largest number
-            tally.count[0] += magnitude_bits(re[i]) - 1u < by.tiny - 1u && by.tiny != 0;
-            if constexpr (COMPLEX) tally.count[0] += magnitude_bits(im[i]) - 1u < by.tiny - 1u && by.tiny != 0;
+            tally.count[LOSSY] += magnitude_bits(re[i]) - 1u < by.tiny - 1u && by.tiny != 0;
+            if constexpr (COMPLEX) tally.count[LOSSY] += magnitude_bits(im[i]) - 1u < by.tiny - 1u && by.tiny != 0;
         }
     }
     const float first_im = conjugate ? -by.first : by.first;
@@ -266,8 +288,8 @@ GEMM_DEVICE void convert_run(
         if (__any_sync(ALL_LANES, smallest.may_lose())) {
 #pragma unroll
             for (int i = 0; i < RUN; ++i) {
-                tally.count[0] += re[i] != 0.0f && fabsf(re[i]) < SAFE;
-                if constexpr (COMPLEX) tally.count[PARTS - 1] += im[i] != 0.0f && fabsf(im[i]) < SAFE;
+                tally.count[LOSSY] += re[i] != 0.0f && fabsf(re[i]) < LOSES;
+                if constexpr (COMPLEX) tally.count[LOSSY] += im[i] != 0.0f && fabsf(im[i]) < LOSES;
             }
         }
     }

@@ -23,6 +23,5 @@ struct SplitOperand {
 struct SplitParams {
     SplitOperand a, b;
     int* status;        // [0]: not 0 where anything is flagged; [1], [2]: units taken of a, of b
-    const int* gate_a;  // nothing is done where both words are 0; null: there is no gate
-    const int* gate_b;
+    const int* gate;   // nothing is done where the word is 0; null: there is no gate
 };

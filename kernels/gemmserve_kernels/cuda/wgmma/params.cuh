@@ -18,6 +18,7 @@ struct WgmmaParams {
     TensorMap map_left, map_right;
     PlaneParams left, right;
     MatrixParams c, d;
+    int* wanted;       // not 0 where a tile is left to the wide way
     float* workspace;  // (parts, batch, m, n) sums, complex where the data are, where k is split over grids
     Long m, n;
     int batch_shape[BATCH_DIMS];

@@ -82,14 +82,16 @@ GEMM_DEVICE Slice slice_of(const WgmmaParams& params, const Unit& unit, unsigned
     return count > 0 ? Slice{first, first + count} : Slice{params.k_blocks, params.k_blocks + 1};
 }
 
-// What the pre-pass has found out of the operands, read after it has ended. Without a doubt all tiles are served.
+// What the pre-pass has found out of the operands, read after it has ended. Without a doubt all tiles are served; who leaves
+// one to the wide way says so in `wanted`.
 template <class Config>
 struct Verdicts {
     const WgmmaParams& params;
     bool doubt;
 
     GEMM_DEVICE explicit Verdicts(const WgmmaParams& p) : params(p), doubt(false) {
-        if constexpr (Config::TILES != TILES_ALL) doubt = (*p.left.deficits | *p.right.deficits) != 0;
+        if constexpr (Config::TILES == TILES_SERVED) doubt = (*p.left.deficits | *p.right.deficits) != 0;
+        if constexpr (Config::TILES == TILES_REST) doubt = *p.wanted != 0;
     }
 
     // Whether there is nothing to do.
@@ -101,9 +103,10 @@ struct Verdicts {
         if constexpr (Config::TILES == TILES_ALL) return true;
         if (!doubt) return Config::TILES == TILES_SERVED;
         if (row >= params.m || column >= params.n) return false;
-        const bool served = deficit_of(params.left.deficits, at.left, params.m, row) +
-                                deficit_of(params.right.deficits, at.right, params.n, column) <=
-                            params.most_deficit;
+        const bool served = is_served(
+            deficits_of(params.left.deficits, at.left, params.m, row),
+            deficits_of(params.right.deficits, at.right, params.n, column), params.most_deficit);
+        if (Config::TILES == TILES_SERVED && !served) *params.wanted = 1;
         return served == (Config::TILES == TILES_SERVED);
     }
 

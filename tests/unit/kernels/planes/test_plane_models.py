@@ -210,7 +210,23 @@ def test_usual_data_are_served_without_a_doubt(dtype, kind, k):
         pytest.skip("complex data")
     rng = np.random.default_rng()
     found = plane_models.split(vectors(kind, rng, 512, k, dtype), "3xfp16", "a")
-    assert 2 * found.deficits.max() <= verdict.most_deficit(k)
+    if kind not in {"steering vectors", "real in complex numbers"}:
+        assert not verdict.is_doubtful(found.counts, k).any()
+    others = plane_models.split(vectors("normal", rng, 300, k, dtype), "3xfp16", "b")
+    assert plane_models.served(found, others, k).all()
+    if kind == "real in complex numbers":
+        assert plane_models.served(found, found, k).all()
+
+
+@pytest.mark.parametrize("k", [128, 256, 1024])
+def test_fourier_matrices_are_served(k):
+    """Some of their rows have one faint part, of zeros that are none."""
+    fourier = np.exp(2j * np.pi * np.outer(np.arange(k), np.arange(k)) / k).astype(np.complex64)
+    fourier *= np.exp2(np.arange(k) % 7)[:, None].astype(np.float32)
+    made = plane_models.split(fourier, "3xfp16", "a")
+    assert verdict.is_doubtful(made.counts, k).any()
+    others = plane_models.split(vectors("normal", np.random.default_rng(), 300, k, "complex64"), "3xfp16", "b")
+    assert plane_models.served(made, others, k).all()
 
 
 def heavy(rng, rows, k, spread):
@@ -237,56 +253,73 @@ def test_products_of_few_terms_are_not(nonzeros):
     assert found.all() if nonzeros == 0 else not found.any()  # zeros times anything are exact
 
 
+def lost_of(x, side):
+    """A vector as it is scaled, and what its planes lose beyond rounding, of each part: exactly."""
+    made = plane_models.split(x[None], "3xfp16", side)
+    values = [x.real, x.imag] if x.dtype.kind == "c" else [x]
+    scaled = [np.ldexp(v.astype(np.float64), -int(made.exponents[0])) for v in values]
+    kept = made.planes.astype(np.float64)[:, 0]
+    parts = len(values)
+    lost = [np.fmax(np.abs(s - kept[i] - kept[parts + i]) - 2.0**-22 * np.abs(s), 0) for i, s in enumerate(scaled)]
+    return [np.abs(s) for s in scaled], lost
+
+
 def loss_over_size(x, y):
-    """What the planes of two vectors lose beyond rounding, over the sum of magnitudes of their products: exactly."""
-    lost = []
-    for v, side in ((x, "a"), (y, "b")):
-        made = plane_models.split(v[None], "3xfp16", side)
-        scaled = np.ldexp(v.astype(np.float64), -int(made.exponents[0]))
-        kept = made.planes.astype(np.float64).sum(0)[0]
-        rounding = 2.0**-22 * np.abs(scaled)
-        lost.append((scaled, np.fmax(np.abs(scaled - kept) - rounding, 0)))
-    (sx, lx), (sy, ly) = lost
-    size = (np.abs(sx) * np.abs(sy)).sum()
-    return float((lx * np.abs(sy) + ly * np.abs(sx) + lx * ly).sum() / size) if size else 0.0
-
-
-def deficits(*vectors_of):
-    return [int(plane_models.split(v[None], "3xfp16", "a").deficits[0]) for v in vectors_of]
+    """The most that losses change a part of the product by, over its own sum of magnitudes."""
+    (sx, lx), (sy, ly) = lost_of(x, "a"), lost_of(y, "b")
+    pairs = [[(0, 0), (1, 1)], [(0, 1), (1, 0)]] if len(sx) == 2 else [[(0, 0)]]
+    worst = 0.0
+    for part in pairs:
+        size = sum(float((sx[i] * sy[j]).sum()) for i, j in part)
+        change = sum(float((lx[i] * sy[j] + ly[j] * sx[i] + lx[i] * ly[j]).sum()) for i, j in part)
+        if size:
+            worst = max(worst, change / size)
+    return worst
 
 
 @pytest.mark.parametrize("k", [20, 40, 80])
-def test_the_theorem_withstands_a_search(k):
-    """Hill climbing over magnitudes and their places: what is served never loses 2**-26 of its sum of magnitudes."""
+@pytest.mark.parametrize("dtype", ["complex64", "float32"])
+def test_the_theorem_withstands_a_search(dtype, k):
+    """Hill climbing over magnitudes and their places: what is served never loses 2**-24 of its sum of magnitudes."""
     rng = np.random.default_rng()
+    parts = 2 if dtype == "complex64" else 1
+
+    def one(parts_of):
+        return parts_of[0].astype(np.float32) if parts == 1 else (parts_of[0] + 1j * parts_of[1]).astype(dtype)
+
     worst = 0.0
-    for _ in range(6):
-        x, y = np.ones(k, np.float32), np.ones(k, np.float32)
+    for _ in range(5):
+        x, y = np.ones((parts, k)), np.ones((parts, k))
         best = 0.0
-        for _ in range(250):
+        for _ in range(300):
             u, v = x.copy(), y.copy()
             for w in (u, v):
                 if rng.random() < 0.7:
-                    at = rng.integers(k, size=rng.integers(1, 4))
+                    count = rng.integers(1, 6)
+                    at = rng.integers(parts, size=count), rng.integers(k, size=count)
                     scale = np.exp2(
-                        rng.choice([0.0, -5.9, -6.0, -7.0, -17.9, -18.5, -19.0, -24.0, -39.5, -60.0], len(at))
+                        rng.choice([0.0, -5.9, -6.0, -7.0, -17.9, -18.5, -19.0, -24.0, -39.5, -60.0], count)
                     )
-                    w[at] = scale * rng.uniform(1, 2, len(at)) * rng.choice([1, 1, 1, 0], len(at))
-            if sum(deficits(u, v)) > verdict.most_deficit(k):
+                    w[at] = scale * rng.uniform(1, 2, count) * rng.choice([1, 1, 1, 0], count)
+                if parts == 2 and rng.random() < 0.02:
+                    w[rng.integers(2)] *= rng.choice([0.0, 2.0**-20, 2.0**-39.5])  # a faint part, or none
+            pair = one(u), one(v)
+            made = [plane_models.split(z[None], "3xfp16", side) for z, side in zip(pair, "ab", strict=True)]
+            if not plane_models.served(*made, k).all():
                 continue
-            found = loss_over_size(u, v)
+            found = loss_over_size(*pair)
             if found >= best:
                 x, y, best = u, v, found
         worst = max(worst, best)
-    assert worst < 2.0**-26
-    assert worst > (2.0**-40 if k > 20 else 0)  # the search finds something to lose
+    assert worst < 2.0**-24
+    assert worst > (2.0**-42 if k > 20 else 0)  # the search finds something to lose
 
 
 @pytest.mark.parametrize("scheme", ["6xbf16", "9xbf16"])
 @pytest.mark.parametrize("dtype", ["complex64", "float32"])
 def test_three_parts_hold_every_bit(scheme, dtype):
     rng = np.random.default_rng()
-    x = vectors("normal", rng, 20, 300, dtype) * np.exp2(rng.uniform(-40, 40, (20, 300))).astype(np.float32)
+    x = vectors("normal", rng, 20, 300, dtype) * np.exp2(rng.uniform(-30, 30, (20, 300))).astype(np.float32)
     made = plane_models.split(x, scheme, "a")
     parts = 2 if dtype == "complex64" else 1
     again = sum(made.planes[depth * parts : (depth + 1) * parts].astype(np.float64) for depth in range(3))

@@ -48,8 +48,8 @@ def test_planes_and_little_more(dtype, extents, planes):
         return arguments
 
     workspace = trace(SPEC, 2**31 - 1, run).workspace
-    # Planes of the wide way are half as large again as their operands, and made in chunks of 384 MiB at most; the product
-    # would be larger.
+    # Planes of the wide way are half as large again as their operands, and made in chunks of 384 MiB at most; the
+    # product would be larger.
     size = min(3 * batch * (m + n) * k * np.dtype(dtype).itemsize // 2, 384 * MIB) if planes else 0
     assert size * 15 // 16 <= workspace <= size + 64 * MIB
     assert workspace < batch * m * n * np.dtype(dtype).itemsize

@@ -60,7 +60,7 @@ def check(launcher, geometry, monkeypatch, matrices, *, rows, k, trans, dtype="c
     split.run(launcher, *operands, *bases, launcher.pointer(words))
     split.plan.cache_clear()
     for i, name in enumerate("ab"):
-        found = words[5 + i * each :][:matrices]
+        found = words[5 + i * each :][: 4 * matrices].reshape(matrices, 4)
         doubtful = 0
         for matrix in range(matrices):
             x = np.array(arrays[i])[matrix]
@@ -70,8 +70,8 @@ def check(launcher, geometry, monkeypatch, matrices, *, rows, k, trans, dtype="c
             np.testing.assert_array_equal(data[..., :k], model.planes)
             assert not data[..., k:].any()
             np.testing.assert_array_equal(operands[i].planes.exponents[matrix], model.exponents)
-            assert found[matrix] == model.deficits.max()
-            doubtful += int((2 * model.deficits.astype(np.int64) > verdict.most_deficit(k)).sum())
+            np.testing.assert_array_equal(found[matrix], plane_models.group_counts(model.counts)[0])
+            doubtful += int(verdict.is_doubtful(model.counts, k).sum())
         assert words[4 + i * each] == doubtful
     return how
 

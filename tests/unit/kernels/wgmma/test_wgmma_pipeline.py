@@ -1,4 +1,4 @@
-"""All of a product on a Hopper GPU that the CPU shim plays: split, wgmma, the wide way and fallback, as `auto` runs them."""
+"""All of a product on a Hopper GPU that the CPU shim plays: pre-pass, wgmma, the wide way, fallback."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_hostile_data_go_the_wide_way(kind, dtype):
     assert seen.wide_share() + seen.fallback_share() == 1
     if kind != "the ends of the range":
         assert seen.wide_share() == 1
-    # Two truncations of two units, where one term is most of the sum, and the roundings of nine promotions.
-    assert worst(d, a, b) <= 8
+    # Truncations of two units each, where one term is most of the sum, and the roundings of five promotions.
+    assert worst(d, a, b) <= 12
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "float32"])

@@ -18,8 +18,7 @@ from wgmma_cases import IDS, SCHEMES, Case, check, planes_of, run
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.planes import models as plane_models
-from gemmserve_kernels.planes.layout import is_wide
-from gemmserve_kernels.planes.layout import PLANES, Planes
+from gemmserve_kernels.planes.layout import PLANES, Planes, is_wide
 from gemmserve_kernels.problem import GemmProblem, Operand
 from gemmserve_kernels.wgmma import gemm as wgmma
 from gemmserve_kernels.wgmma.tile import WgmmaTile
