@@ -1,0 +1,59 @@
+"""Tiles of the kernels in double precision on tensor cores. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.device import DeviceSpec
+
+
+@dataclass(frozen=True)
+class DmmaTile:
+    """`run`: steps of k that are summed up one after another before ordinary units add up the sums; 0: all.
+
+    `instruction_k`: steps of one matrix instruction. `raster`: rows of tiles walked down together.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warp_m: int
+    warp_n: int
+    stages: int
+    instruction_k: int
+    run: int = 0
+    min_blocks: int = 1
+    raster: int = 8
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block."""
+        return (self.block_m // self.warp_m) * (self.block_n // self.warp_n) * 32
+
+    def shared_bytes(self, *, is_complex: bool) -> int:
+        """Shared memory of one block: all stages."""
+        return (self.block_m + self.block_n) * self.block_k * (16 if is_complex else 8) * self.stages
+
+
+_RUN: Final = 256
+LARGE: Final = {
+    "float64": DmmaTile(128, 128, 16, 64, 32, 4, 8),
+    "complex128": DmmaTile(128, 64, 8, 32, 32, 5, 4),
+    "planar": DmmaTile(64, 64, 16, 32, 16, 4, 8),
+}
+SMALL: Final = {
+    "float64": DmmaTile(64, 64, 16, 32, 32, 4, 8, _RUN, 2),
+    "complex128": DmmaTile(32, 64, 8, 16, 32, 5, 4, _RUN, 2),
+    "planar": DmmaTile(32, 64, 16, 16, 32, 2, 8, _RUN, 2),
+}
+"""Where there are fewer large tiles than multiprocessors: a BLAS would cut k, which helps its accuracy, too."""
+
+
+def choose(m: int, n: int, batch: int, spec: DeviceSpec, *, is_complex: bool, planar: bool) -> DmmaTile:
+    """The tile for a product."""
+    kind = "planar" if planar else "complex128" if is_complex else "float64"
+    large = LARGE[kind]
+    tiles = -(-m // large.block_m) * -(-n // large.block_n) * batch
+    return large if tiles >= spec.sm_count else SMALL[kind]
