@@ -195,6 +195,7 @@ def _source(
         "STAGES": str(tile.stages),
         "GROUP": str(tile.raster),
         "INSTRUCTION_K": str(tile.instruction_k),
+        "READ_K": str(tile.read_k),
         "RUN": str(tile.run),
         "MIN_BLOCKS": str(tile.min_blocks),
         "THREADS": str(tile.threads),

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DmmaTile:
-    """`run`: steps of k that are summed up one after another before ordinary units add up the sums; 0: all.
+    """`instruction_k`, `read_k`: steps of one matrix instruction, and of k that a lane's reads bring. `run`: steps of k that are summed up one after another before ordinary units add up the sums; 0: all.
 
-    `instruction_k`: steps of one matrix instruction. `raster`: rows of tiles walked down together.
+    `raster`: rows of tiles walked down together.
     """
 
     block_m: int
@@ -23,6 +23,7 @@ class DmmaTile:
     warp_n: int
     stages: int
     instruction_k: int
+    read_k: int
     run: int = 0
     min_blocks: int = 1
     raster: int = 8
@@ -39,14 +40,14 @@ class DmmaTile:
 
 _RUN: Final = 256
 LARGE: Final = {
-    "float64": DmmaTile(128, 128, 16, 64, 32, 4, 8),
-    "complex128": DmmaTile(128, 64, 8, 32, 32, 5, 4),
-    "planar": DmmaTile(64, 64, 16, 32, 16, 4, 8),
+    "float64": DmmaTile(128, 128, 16, 64, 32, 4, 4, 8),
+    "complex128": DmmaTile(64, 64, 8, 32, 32, 4, 4, 4, min_blocks=2),
+    "planar": DmmaTile(64, 64, 16, 32, 16, 4, 4, 8),
 }
 SMALL: Final = {
-    "float64": DmmaTile(64, 64, 16, 32, 32, 4, 8, _RUN, 2),
-    "complex128": DmmaTile(32, 64, 8, 16, 32, 5, 4, _RUN, 2),
-    "planar": DmmaTile(32, 64, 16, 16, 32, 2, 8, _RUN, 2),
+    "float64": DmmaTile(64, 64, 16, 32, 32, 4, 4, 8, _RUN, 2),
+    "complex128": DmmaTile(32, 64, 8, 16, 32, 5, 4, 4, _RUN, 2),
+    "planar": DmmaTile(32, 64, 16, 16, 16, 3, 4, 8, _RUN),
 }
 """Where there are fewer large tiles than multiprocessors: a BLAS would cut k, which helps its accuracy, too."""
 

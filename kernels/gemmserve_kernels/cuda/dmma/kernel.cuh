@@ -16,24 +16,48 @@ struct Config {
     static constexpr int BLOCK_M = GEMM_BLOCK_M, BLOCK_N = GEMM_BLOCK_N, BLOCK_K = GEMM_BLOCK_K;
     static constexpr int WARP_M = GEMM_WARP_M, WARP_N = GEMM_WARP_N;
     static constexpr int WARPS_M = BLOCK_M / WARP_M, WARPS_N = BLOCK_N / WARP_N, THREADS = 32 * WARPS_M * WARPS_N;
-    static constexpr int STAGES = GEMM_STAGES, GROUP = GEMM_GROUP, K = GEMM_INSTRUCTION_K, RUN = GEMM_RUN;
+    static constexpr int STAGES = GEMM_STAGES, GROUP = GEMM_GROUP, RUN = GEMM_RUN;
+    static constexpr int K = GEMM_INSTRUCTION_K, READ_K = GEMM_READ_K;  // steps of an instruction, and of a fragment
     static constexpr int COMPONENTS = COMPLEX ? 2 : 1;
     template <int EXTENT, bool ALONG_K, int UNIT>
     using Operand = Select<
-        COMPLEX && !PLANAR, ComplexOperand<EXTENT, BLOCK_K, ALONG_K, THREADS, K>,
-        RealOperand<COMPLEX, EXTENT, BLOCK_K, ALONG_K, UNIT, THREADS, K>>;
+        COMPLEX && !PLANAR, ComplexOperand<EXTENT, BLOCK_K, ALONG_K, THREADS, READ_K>,
+        RealOperand<COMPLEX, EXTENT, BLOCK_K, ALONG_K, UNIT, THREADS, READ_K>>;
     using A = Operand<BLOCK_M, GEMM_A_ALONG_K, GEMM_UNIT_A>;
     using B = Operand<BLOCK_N, GEMM_B_ALONG_K, GEMM_UNIT_B>;
     static constexpr int STAGE_BYTES = A::BYTES + B::BYTES;
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 16 == 0 && WARP_N % 16 == 0, "whole warps");
-    static_assert(BLOCK_K % K == 0 && RUN % BLOCK_K == 0, "whole steps");
+    static_assert(READ_K % K == 0 && BLOCK_K % READ_K == 0 && RUN % BLOCK_K == 0, "whole steps");
     struct Threads {
         static constexpr int PIECE_N = 2;  // for StoreEpilogue
     };
 };
 
+// What a warp reads of its 16 rows, and of all its columns, for READ_K steps.
+using Left = Config::A::Registers;
+struct Right {
+    static constexpr int PAIRS = Config::WARP_N / 16, WIDTH = Config::READ_K / 4;
+    double at[Config::COMPONENTS][PAIRS][2][WIDTH];
+
+    GEMM_DEVICE void read(const unsigned char* shared, int column, int first, int lane) {
+#pragma unroll
+        for (int j = 0; j < PAIRS; ++j) {
+            Config::B::Registers found;
+            Config::B::read(shared, column + 16 * j, first, lane, found);
+#pragma unroll
+            for (int c = 0; c < Config::COMPONENTS; ++c)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+#pragma unroll
+                    for (int w = 0; w < WIDTH; ++w)
+                        at[c][j][half][w] = c == 1 && GEMM_CONJUGATE_B ? -found.at[c][half][w] : found.at[c][half][w];
+        }
+    }
+};
+
 struct Sums {
-    static constexpr int ROWS = Config::WARP_M / 16, PAIRS = Config::WARP_N / 16, WIDTH = Config::K / 4;
+    static constexpr int ROWS = Config::WARP_M / 16, PAIRS = Config::WARP_N / 16, WIDTH = Config::READ_K / 4;
+    static constexpr int STEPS = Config::K / 4;
     using Multiply = MultiplyDouble<Config::K>;
     double at[Config::COMPONENTS][ROWS][PAIRS][2][2][2];  // 16 rows, 16 columns, half of these, half of those, element
 
@@ -58,45 +82,28 @@ struct Sums {
     // Onto component `to`.
     GEMM_DEVICE void product(int to, int i, const double (&a)[2][WIDTH], const double (&b)[PAIRS][2][WIDTH]) {
 #pragma unroll
-        for (int j = 0; j < PAIRS; ++j)
+        for (int w = 0; w < WIDTH; w += STEPS) {
+            using Steps = const double(&)[STEPS];
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                Multiply::run(at[to][i][j][half][0], at[to][i][j][half][1], a[0], a[1], b[j][half]);
+            for (int j = 0; j < PAIRS; ++j)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    Multiply::run(
+                        at[to][i][j][half][0], at[to][i][j][half][1], reinterpret_cast<Steps>(a[0][w]),
+                        reinterpret_cast<Steps>(a[1][w]), reinterpret_cast<Steps>(b[j][half][w]));
+        }
     }
 
-    // += A B for the BLOCK_K steps in shared memory, rows and columns from `row` and `column` on.
-    GEMM_DEVICE void multiply(const unsigned char* shared_a, const unsigned char* shared_b, int row, int column, int lane) {
-        using A = Config::A;
-        using B = Config::B;
-#pragma unroll
-        for (int first = 0; first < Config::BLOCK_K; first += Config::K) {
-            double b[Config::COMPONENTS][PAIRS][2][WIDTH];
-#pragma unroll
-            for (int j = 0; j < PAIRS; ++j) {
-                typename B::Registers read;
-                B::read(shared_b, column + 16 * j, first, lane, read);
-#pragma unroll
-                for (int c = 0; c < Config::COMPONENTS; ++c)
-#pragma unroll
-                    for (int half = 0; half < 2; ++half)
-#pragma unroll
-                        for (int w = 0; w < WIDTH; ++w)
-                            b[c][j][half][w] = c == 1 && GEMM_CONJUGATE_B ? -read.at[c][half][w] : read.at[c][half][w];
-            }
-#pragma unroll
-            for (int i = 0; i < ROWS; ++i) {
-                typename A::Registers a;
-                A::read(shared_a, row + 16 * i, first, lane, a);
-                product(0, i, a.at[0], b[0]);
-                if constexpr (Config::COMPLEX) {
-                    constexpr int LAST = Config::COMPONENTS - 1;
-                    product(LAST, i, a.at[0], b[LAST]);
-                    if constexpr (GEMM_CONJUGATE_A) negate(a.at[LAST]);
-                    product(LAST, i, a.at[LAST], b[0]);
-                    negate(a.at[LAST]);
-                    product(0, i, a.at[LAST], b[LAST]);
-                }
-            }
+    // += the product of 16 rows by all columns of a warp. `a` is lost.
+    GEMM_DEVICE void multiply(int i, Left& a, const Right& b) {
+        product(0, i, a.at[0], b.at[0]);
+        if constexpr (Config::COMPLEX) {
+            constexpr int LAST = Config::COMPONENTS - 1;
+            product(LAST, i, a.at[0], b.at[LAST]);
+            if constexpr (GEMM_CONJUGATE_A) negate(a.at[LAST]);
+            product(LAST, i, a.at[LAST], b.at[0]);
+            negate(a.at[LAST]);
+            product(0, i, a.at[LAST], b.at[LAST]);
         }
     }
 
@@ -128,37 +135,51 @@ GEMM_DEVICE void accumulate(const GemmParams& gemm, const TileCoordinate& where,
         }
         copy_commit();  // an empty group keeps the count of groups in step
     };
-    constexpr int ALL = Config::STAGES * Config::STAGE_BYTES;
 #pragma unroll
-    for (int step = 0; step < Config::STAGES - 1; ++step) load(step, step * Config::STAGE_BYTES);
+    for (int step = 0; step < Config::STAGES; ++step) load(step, step * Config::STAGE_BYTES);
+    copy_wait<Config::STAGES - 1>();
+    __syncthreads();
 
     const int row = thread / 32 / Config::WARPS_N * Config::WARP_M, column = thread / 32 % Config::WARPS_N * Config::WARP_N;
-    const auto wait = [] {
-        copy_wait<Config::STAGES - 2>();
-        __syncthreads();  // the tile is there for all, and all are done with the one that the next copy overwrites
-    };
-    int read = 0, write = ALL - Config::STAGE_BYTES;
-    const auto turn = [&] {
-        read = read + Config::STAGE_BYTES == ALL ? 0 : read + Config::STAGE_BYTES;
-        write = write + Config::STAGE_BYTES == ALL ? 0 : write + Config::STAGE_BYTES;
+    const int lane = thread % 32;
+    // Fragments are read one ahead of the instructions, across barriers too.
+    constexpr int ALL = Config::BLOCK_K / Config::READ_K * Sums::ROWS;
+    static_assert(ALL % 2 == 0 && Config::BLOCK_K / Config::READ_K % 2 == 0, "two of each, by turns");
+    Left a[2];
+    Right b[2];
+    int stage = 0;
+    const auto read = [&](int number) {
+        const int i = number % Sums::ROWS, group = number / Sums::ROWS;
+        if (i == 0) b[group % 2].read(shared + stage + Config::A::BYTES, column, group * Config::READ_K, lane);
+        Config::A::read(shared + stage, row + 16 * i, group * Config::READ_K, lane, a[number % 2]);
     };
     sums.clear();
     Sums run;
     if constexpr (Config::RUN > 0) run.clear();
+    Sums& target = Config::RUN > 0 ? run : sums;
+    read(0);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-        wait();
-        load(step + Config::STAGES - 1, write);
+#pragma unroll
+        for (int number = 0; number < ALL - 1; ++number) {
+            read(number + 1);
+            target.multiply(number % Sums::ROWS, a[number % 2], b[number / Sums::ROWS % 2]);
+        }
+        const int done = stage;
+        if (step < steps - 1) {
+            copy_wait<Config::STAGES - 2>();
+            __syncthreads();  // the next tile is there for all, and all have read this one
+            stage = stage == (Config::STAGES - 1) * Config::STAGE_BYTES ? 0 : stage + Config::STAGE_BYTES;
+            read(0);
+        }
+        target.multiply(Sums::ROWS - 1, a[1], b[1]);
+        load(step + Config::STAGES, done);
         if constexpr (Config::RUN > 0) {
-            run.multiply(shared + read, shared + read + Config::A::BYTES, row, column, thread % 32);
             if ((step + 1) % (Config::RUN / Config::BLOCK_K) == 0 || step == steps - 1) {
                 sums.add(run);
                 run.clear();
             }
-        } else {
-            sums.multiply(shared + read, shared + read + Config::A::BYTES, row, column, thread % 32);
         }
-        turn();
     }
     copy_wait<0>();
     __syncthreads();  // before the next tile's copies

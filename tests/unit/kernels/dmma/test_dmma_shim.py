@@ -30,10 +30,10 @@ def test_every_layout(case, size):
     assert excess(*on_shim(case, case.tiles()[size])) <= 1
 
 
-@pytest.mark.parametrize("k", [8, 16])
+@pytest.mark.parametrize("k", [(4, 8), (8, 8), (16, 16)], ids=str)
 @pytest.mark.parametrize("trans", ["NN", "TN", "NT"])
 def test_every_instruction(k, trans):
-    tile = replace(LARGE["float64"], instruction_k=k, block_m=64)
+    tile = replace(LARGE["float64"], instruction_k=k[0], read_k=k[1], block_m=64, block_k=32, stages=2)
     a, b = ((20, 35), (35, 17)) if trans == "NN" else ((35, 20), (35, 17)) if trans == "TN" else ((20, 35), (17, 35))
     case = Case(a, b, options={"trans_a": trans[0], "trans_b": trans[1]})
     assert excess(*on_shim(case, tile)) <= 1
