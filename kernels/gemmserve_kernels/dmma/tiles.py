@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DmmaTile:
-    """`instruction_k`, `read_k`: steps of one matrix instruction, and of k that a lane's reads bring. `run`: steps of k that are summed up one after another before ordinary units add up the sums; 0: all.
+    """`instruction_k`, `read_k`: steps of k of one matrix instruction, and of what a lane reads at once.
 
-    `raster`: rows of tiles walked down together.
+    `run`: steps that are summed up one after another before ordinary units add up the sums; 0: all. `raster`: rows of
+    tiles walked down together.
     """
 
     block_m: int
