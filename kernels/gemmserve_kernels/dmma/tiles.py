@@ -41,12 +41,12 @@ class DmmaTile:
 
 _RUN: Final = 256
 LARGE: Final = {
-    "float64": DmmaTile(128, 128, 16, 64, 32, 4, 4, 8),
+    "float64": DmmaTile(128, 128, 16, 64, 32, 4, 8, 8),
     "complex128": DmmaTile(64, 64, 8, 32, 32, 4, 4, 4, min_blocks=2),
     "planar": DmmaTile(64, 64, 16, 32, 16, 4, 4, 8),
 }
 SMALL: Final = {
-    "float64": DmmaTile(64, 64, 16, 32, 32, 4, 4, 8, _RUN, 2),
+    "float64": DmmaTile(64, 64, 16, 32, 32, 4, 8, 8, _RUN, 2),
     "complex128": DmmaTile(32, 64, 8, 16, 32, 5, 4, 4, _RUN, 2),
     "planar": DmmaTile(32, 64, 16, 16, 16, 3, 4, 8, _RUN),
 }

@@ -135,9 +135,10 @@ GEMM_DEVICE void accumulate(const GemmParams& gemm, const TileCoordinate& where,
         }
         copy_commit();  // an empty group keeps the count of groups in step
     };
+    constexpr int LAST = (Config::STAGES - 1) * Config::STAGE_BYTES;
 #pragma unroll
-    for (int step = 0; step < Config::STAGES; ++step) load(step, step * Config::STAGE_BYTES);
-    copy_wait<Config::STAGES - 1>();
+    for (int step = 0; step < Config::STAGES - 1; ++step) load(step, step * Config::STAGE_BYTES);
+    copy_wait<Config::STAGES - 2>();
     __syncthreads();
 
     const int row = thread / 32 / Config::WARPS_N * Config::WARP_M, column = thread / 32 % Config::WARPS_N * Config::WARP_N;
@@ -147,7 +148,15 @@ GEMM_DEVICE void accumulate(const GemmParams& gemm, const TileCoordinate& where,
     static_assert(ALL % 2 == 0 && Config::BLOCK_K / Config::READ_K % 2 == 0, "two of each, by turns");
     Left a[2];
     Right b[2];
-    int stage = 0;
+    int stage = 0, write = LAST;
+    // A tile is fetched bit by bit, or its copies would stand in the way of reads.
+    const auto fetch = [&](int step, int share) {
+        if (step >= steps) return;
+        const int inside = step == steps - 1 ? last : Config::BLOCK_K;
+        copy_a.start_share<ALL>(shared + write, inside, share);
+        copy_b.start_share<ALL>(shared + write + Config::A::BYTES, inside, share);
+        if (share == ALL - 1) copy_a.advance(), copy_b.advance();
+    };
     const auto read = [&](int number) {
         const int i = number % Sums::ROWS, group = number / Sums::ROWS;
         if (i == 0) b[group % 2].read(shared + stage + Config::A::BYTES, column, group * Config::READ_K, lane);
@@ -161,19 +170,22 @@ GEMM_DEVICE void accumulate(const GemmParams& gemm, const TileCoordinate& where,
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
 #pragma unroll
-        for (int number = 0; number < ALL - 1; ++number) {
-            read(number + 1);
+        for (int number = 0; number < ALL; ++number) {
+            fetch(step + Config::STAGES - 1, number);
+            if (number < ALL - 1) {
+                read(number + 1);
+            } else {
+                copy_commit();  // an empty group keeps the count of groups in step
+                if (step < steps - 1) {
+                    copy_wait<Config::STAGES - 2>();
+                    __syncthreads();  // the next tile is there for all, and all have read this one
+                    write = stage;
+                    stage = stage == LAST ? 0 : stage + Config::STAGE_BYTES;
+                    read(0);
+                }
+            }
             target.multiply(number % Sums::ROWS, a[number % 2], b[number / Sums::ROWS % 2]);
         }
-        const int done = stage;
-        if (step < steps - 1) {
-            copy_wait<Config::STAGES - 2>();
-            __syncthreads();  // the next tile is there for all, and all have read this one
-            stage = stage == (Config::STAGES - 1) * Config::STAGE_BYTES ? 0 : stage + Config::STAGE_BYTES;
-            read(0);
-        }
-        target.multiply(Sums::ROWS - 1, a[1], b[1]);
-        load(step + Config::STAGES, done);
         if constexpr (Config::RUN > 0) {
             if ((step + 1) % (Config::RUN / Config::BLOCK_K) == 0 || step == steps - 1) {
                 sums.add(run);

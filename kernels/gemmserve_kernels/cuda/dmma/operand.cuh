@@ -9,6 +9,8 @@
 
 #include "../mma_sync/tile.cuh"
 
+using Pair = Vector<double, 2>;
+
 template <int COMPONENTS, int WIDTH>
 struct DoubleFragment {
     double at[COMPONENTS][2][WIDTH];
@@ -50,21 +52,33 @@ struct RealOperand {
     }
     static GEMM_DEVICE constexpr int position(int half, int x) { return ALONG_K ? 8 * half + x : 2 * x + half; }
 
+    // Rows are 16 apart and steps K: what they add to an address is no matter of keys, so that the compiler has one
+    // address for a lane and constants besides.
     static GEMM_DEVICE void read(const unsigned char* shared, int row, int first, int lane, Registers& to) {
-        const int g = lane / 4, k = first + lane % 4 * WIDTH;
-        // Along k: i is the half, a read brings two steps; else i is the step, a read brings both halves.
-        constexpr int READS = ALONG_K ? WIDTH / 2 : 1;
+        const int g = lane / 4, k = lane % 4 * WIDTH;
+        if constexpr (ALONG_K) {
 #pragma unroll
-        for (int i = 0; i < (ALONG_K ? 2 : WIDTH); ++i) {
-            const int line = ALONG_K ? row + 8 * i + g : k + i;
+            for (int r = 0; r < WIDTH; r += 2) {
+                const unsigned char* from = shared + row * Tile::LINE + Tile::at(g, (first + k + r) * 8);
 #pragma unroll
-            for (int r = 0; r < READS; ++r) {
-                const unsigned char* from = shared + Tile::at(line, (ALONG_K ? k + 2 * r : row + 2 * g) * 8);
+                for (int half = 0; half < 2; ++half) {
+#pragma unroll
+                    for (int p = 0; p < PLANES; ++p) {
+                        const auto pair = *reinterpret_cast<const Pair*>(from + half * 8 * Tile::LINE + p * Tile::BYTES);
+                        to.at[p][half][r] = pair.at[0];
+                        to.at[p][half][r + 1] = pair.at[1];
+                    }
+                }
+            }
+        } else {
+            const unsigned char* from = shared + row * 8 + first * Tile::LINE + Tile::at(k, 2 * g * 8);
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) {
 #pragma unroll
                 for (int p = 0; p < PLANES; ++p) {
-                    const auto pair = *reinterpret_cast<const Vector<double, 2>*>(from + p * Tile::BYTES);
-#pragma unroll
-                    for (int v = 0; v < 2; ++v) to.at[p][ALONG_K ? i : v][ALONG_K ? 2 * r + v : i] = pair.at[v];
+                    const auto pair = *reinterpret_cast<const Pair*>(from + i * Tile::LINE + p * Tile::BYTES);
+                    to.at[p][0][i] = pair.at[0];
+                    to.at[p][1][i] = pair.at[1];
                 }
             }
         }
@@ -87,14 +101,18 @@ struct ComplexOperand {
     static GEMM_DEVICE constexpr int position(int half, int x) { return 8 * half + x; }
 
     static GEMM_DEVICE void read(const unsigned char* shared, int row, int first, int lane, Registers& to) {
+        const int g = lane / 4, t = lane % 4;
+        const unsigned char* from = ALONG_K ? shared + row * Tile::LINE + Tile::at(g, (first + t) * 16)
+                                            : shared + row * 16 + first * Tile::LINE + Tile::at(t, g * 16);
+        constexpr int NEXT_ROWS = 8 * (ALONG_K ? Tile::LINE : 16), NEXT_STEPS = 4 * (ALONG_K ? 16 : Tile::LINE);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int r = row + 8 * half + lane / 4;
 #pragma unroll
             for (int i = 0; i < WIDTH; ++i) {
-                const int k = first + lane % 4 + 4 * i;
-                const int at = ALONG_K ? Tile::at(r, k * 16) : Tile::at(k, r * 16);
-                const auto x = *reinterpret_cast<const Vector<double, 2>*>(shared + at);
+                // Along k the second four steps lie on the other side of the first, by the key of the line.
+                const unsigned char* at = ALONG_K && i % 2 == 1 ? shared + row * Tile::LINE + Tile::at(g, (first + t + 4 * i) * 16)
+                                                                : from + i * NEXT_STEPS;
+                const auto x = *reinterpret_cast<const Pair*>(at + half * NEXT_ROWS);
                 to.at[0][half][i] = x.at[0];
                 to.at[1][half][i] = x.at[1];
             }
