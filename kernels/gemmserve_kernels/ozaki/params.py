@@ -41,7 +41,7 @@ class TallyParams(ctypes.Structure):
         ("limit", ctypes.c_uint32),
         ("counts", ctypes.c_int32),
         ("step", ctypes.c_float),
-        ("slack", ctypes.c_float),
+        ("reserved", ctypes.c_int32),
     )
 
 
@@ -141,10 +141,9 @@ class PatchParams(ctypes.Structure):
 
 
 def tally_constants(params: TallyParams, moduli: Moduli, k: int, *, complex_: bool) -> None:
-    """What counts how much; elements are known to half a unit of 2**30."""
+    """What counts how much; a little less than the theorem has, for float32 rounds."""
     params.limit = limit(k)
-    params.step = WHOLE * 2.0**30 / whole(moduli, k, complex_=complex_)
-    params.slack = params.step / 2
+    params.step = WHOLE * (1 - 2.0**-20) / whole(moduli, k, complex_=complex_)
 
 
 def convert_constants(params: ConvertParams, moduli: Moduli) -> None:

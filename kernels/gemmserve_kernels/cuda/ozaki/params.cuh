@@ -29,8 +29,8 @@ struct TallyParams {
     Long groups;
     unsigned limit;
     int counts;  // scale: doubt is set to 0; convert: lines are counted
-    float step;  // TALLY_WHOLE over what counts as a whole element, in units of 2^30
-    float slack; // half a unit in steps
+    float step;  // a little less than TALLY_WHOLE over what counts as a whole element
+    int reserved;
 };
 constexpr int TALLY_WHOLE = 64;
 constexpr unsigned NEVER = 1u << 30;  // the deficit of what is not finite
