@@ -96,12 +96,12 @@ GEMM_DEVICE void add_up(unsigned count, unsigned long long* sums) {
     }
 }
 
-// The block that counted last for a group of lines finds the largest deficit among them.
+// The block that counted last for a group of lines finds the largest deficits among them.
 GEMM_DEVICE void judge(const ConvertParams& params, Long matrix, Long group) {
-    __shared__ unsigned worst;
+    __shared__ Deficits worst;
     const TallyParams& tally = params.tally;
     const LineParams& line = params.line;
-    if (threadIdx.x == 0) worst = 0;
+    if (threadIdx.x == 0) worst = Deficits{0, 0, 0};
     __threadfence();
     __syncthreads();
     const Long l = group * JUDGED_LINES + static_cast<Long>(threadIdx.x);
@@ -109,18 +109,25 @@ GEMM_DEVICE void judge(const ConvertParams& params, Long matrix, Long group) {
         const unsigned long long sum = *const_cast<volatile unsigned long long*>(tally.sums + matrix * line.lines + l);
         const unsigned all = static_cast<unsigned>(line.k) * TALLY_WHOLE;
         const unsigned part[2] = {static_cast<unsigned>(sum), static_cast<unsigned>(sum >> 32)};
-        unsigned deficit = 0;
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-            if (part[p] != 0 && all - part[p] > deficit) deficit = all - part[p];
+        Deficits found{0, 0, 0};
+        const bool first = part[0] != 0, second = PARTS == 2 && part[1] != 0;
+        if (first || second) {
+            const unsigned x = all - part[first ? 0 : 1], y = all - part[second ? 1 : 0];
+            found.most = x > y ? x : y;
+            found.both = first && (second || PARTS == 1) ? found.most : NEVER;
+            found.better = x > y ? y : x;
         }
-        if (line.codes[matrix * line.lines + l] == FLAGGED_LINE) deficit = NEVER;
-        if (deficit != 0) atomicMax(&worst, deficit);
+        if (line.codes[matrix * line.lines + l] == FLAGGED_LINE) found = Deficits{NEVER, NEVER, NEVER};
+        if (found.both != 0) {
+            atomicMax(&worst.most, found.most);
+            atomicMax(&worst.both, found.both);
+            atomicMax(&worst.better, found.better);
+        }
     }
     __syncthreads();
     if (threadIdx.x == 0) {
         tally.deficits[matrix * tally.groups + group] = worst;
-        if (2 * worst > tally.limit) atomicOr(tally.doubt, 1u);
+        if (2 * worst.most > tally.limit) atomicOr(tally.doubt, 1u);
     }
 }
 

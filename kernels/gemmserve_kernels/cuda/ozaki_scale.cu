@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_scale(ScaleParams pa
         if (l < BLOCK_LINES && first_line + l < line.lines) tally.sums[where.quotient * line.lines + first_line + l] = 0;
         if (first_line % (2 * JUDGED_LINES) == 0 && l < 2) {
             const Long group = where.quotient * tally.groups + first_line / JUDGED_LINES + l;
-            tally.arrivals[group] = tally.deficits[group] = 0;
+            tally.arrivals[group] = 0;
         }
         if (blockIdx.x == 0 && l == 0 && tally.counts) *tally.doubt = 0;
     }

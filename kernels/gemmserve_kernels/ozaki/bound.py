@@ -7,32 +7,34 @@ rounds every element by 2^-53 of itself, integers by half a unit of the line's s
 large element loses its other elements to.
 
 **Counting.** With c = GAMMA t / sqrt(parts k), let s(x) = sum_k min(|x_k|, c) / c for each real part, at most k. From
-(1 - u)(1 - v) >= 0 for u, v in [0, 1] follows
+(1 - u)(1 - v) >= 0 for u, v in [0, 1] follows, whatever lies where,
 
     sum_k |x_k| |y_k| >= c^2 sum_k min(|x_k| / c, 1) min(|y_k| / c, 1) >= c^2 (s(x) + s(y) - k)          (1)
 
-whatever lies where. The deficit of a line is the largest k - s(x) among its real parts that are not all zero (those
-lose nothing, and nothing to others); a tile of lines i and columns j passes where the largest deficits of its lines
-and of its columns add up to (1 - NU) k at most. Then every pair of parts that meet has sum_k |x_k| |y_k| >= NU' c^2 k =
-NU' GAMMA^2 t^2 / parts =: m. (Kernels count in whole 64ths, at most k / 128 + 1/32 too much: NU' = NU - 1/128 - 1/(32
-k).)
+The deficit of a real part is k - s; parts that are all zero lose nothing, and nothing to others. A part of x and one of
+y whose deficits add up to (1 - NU) k at most have sum_k |x_k| |y_k| >= NU' c^2 k = NU' GAMMA^2 t^2 / parts =: m.
+(Kernels count in whole 64ths, at most k / 128 + 1/32 too much for two lines: NU' = NU - 1/128 - 1 / (32 k).) A tile
+passes where one of these holds for all of its rows and columns, and for either of real and imaginary part of D:
+
+    - all pairs of parts that are not zero have such deficits: `most` of rows and of columns add up to (1 - NU) k;
+    - both parts of the rows (`both`) have, each with the better part of the columns (`better`); or vice versa.
 
 **What is lost.** Let d_k and e_k be what rounding to integers adds to x_k and y_k, at most 1/2. By Cauchy and Schwarz
-|sum_k d_k y_k + x_k e_k + d_k e_k| <= sqrt(k) t + k / 4, so with (1)
+sum_k |d_k y_k + x_k e_k + d_k e_k|, over the pairs that make a part of D, is at most sqrt(parts k) t + parts k / 4, so
 
-    |D - R|_ij <= (3 + w) 2^-53 (|A| |B|)_ij  always,  w = 2^53 (sqrt(k) t + k / 4) / m                  (2)
+    |D - R|_ij <= (3 + w) 2^-53 (|A| |B|)_ij  always,  w = 2^53 (sqrt(parts k) t + parts k / 4) / m          (2)
 
-where 3 are both scalings and the result. If roundings d_k, e_k are independent and symmetric (they are of no common
-grid, unlike a line of equal elements), their sum has a standard deviation of at most t / sqrt(6), so that
+where 3 are both scalings and the result. If roundings d_k, e_k are independent and symmetric (unlike those of a line of
+equal elements), their sum has a standard deviation of at most t / sqrt(6), so that
 
-    |D - R|_ij <= (3 + z r) 2^-53 (|A| |B|)_ij  but for a chance of 2 exp(-z^2 / 2),  r = 2^53 t / (m sqrt(6))   (3)
+    |D - R|_ij <= (3 + z r) 2^-53 (|A| |B|)_ij  but for a chance of 2 exp(-z^2 / 2),  r = 2^53 t / (m sqrt(6))    (3)
 
-With 15 moduli (float64) r is 0.14, with 14 (complex128) 4 at worst and half as much where all parts have elements; on
-normal data half of an element's size is found by (1), and errors are 0.1 to 1.5 units.
+With 15 moduli (float64) r is 0.15, with 14 (complex128) 4.2 at worst, half of that where all pairs have such deficits.
+On normal data (1) finds a third of what there is, and errors are 0.1 to 1 units.
 
-**What passes.** Normal, uniform, one-sided, QAM, steering-vector data and what has their rows and columns scaled, from k
-= 128 on. Not so sparse rows, identities and gates (at least NU k terms must be large), heavy tails, elements that are
-not finite, grading along k: their tiles are multiplied in double precision.
+**What passes.** Normal, uniform, one-sided, QAM, steering-vector data and what has their rows and columns scaled, from
+k = 128 on. Not so sparse rows, identities and gates (a share of NU of the terms must be large), heavy tails, elements
+that are not finite, grading along k: their tiles are multiplied in double precision.
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ WHOLE: Final = 64
 """Of a whole element in kernels; TALLY_WHOLE in cuda/ozaki/params.cuh."""
 NEVER: Final = 1 << 30
 """The deficit of what is not finite, in 64ths."""
+WORDS: Final = 3
+"""Deficits of a group of lines: `most`, `both`, `better`."""
 LINES: Final = 128
 """Lines that are judged together; JUDGED_LINES in cuda/common/judged.cuh."""
 UNIT: Final = 2.0**-53
@@ -66,7 +70,7 @@ def whole(moduli: Moduli, k: int, *, complex_: bool) -> float:
 
 
 def limit(k: int) -> int:
-    """What the deficits of a row and a column may add up to, in 64ths."""
+    """What the deficits of two parts may add up to, in 64ths."""
     return math.floor((1 - NU) * WHOLE * k)
 
 
@@ -78,7 +82,8 @@ def least(moduli: Moduli, k: int, *, complex_: bool) -> float:
 
 def worst(moduli: Moduli, k: int, *, complex_: bool) -> float:
     """3 + w: the bound of |D - R| in units of 2^-53 (|A| |B|) that always holds."""
-    lost = math.sqrt(k) * moduli.target(k) + k / 4
+    parts = 2 if complex_ else 1
+    lost = math.sqrt(parts * k) * moduli.target(k) + parts * k / 4
     return 3 + lost / (UNIT * least(moduli, k, complex_=complex_))
 
 
@@ -88,13 +93,21 @@ def deviation(moduli: Moduli, k: int, *, complex_: bool) -> float:
 
 
 def deficits(parts: list[np.ndarray[Any, Any]], size: float) -> np.ndarray[Any, Any]:
-    """Of lines of scaled real parts (lines, k), as the theorem has them: float64 (lines,).
+    """`most`, `both` and `better` of lines, as the theorem has them, of their scaled real parts (lines, k).
 
-    `size`: of a whole element.
+    float64 (lines, 3). `size`: of a whole element.
     """
     k = parts[0].shape[1]
-    found = np.zeros(len(parts[0]))
-    for part in parts:
-        sums = np.minimum(np.abs(part) / size, 1).sum(axis=1)
-        found = np.maximum(found, np.where(part.any(axis=1), k - sums, 0))
-    return found
+    short = np.stack([k - np.minimum(np.abs(part) / size, 1).sum(axis=1) for part in parts], axis=1)
+    there = np.stack([part.any(axis=1) for part in parts], axis=1)
+    most = np.where(there, short, 0).max(axis=1)
+    better = np.where(there, short, np.inf).min(axis=1)
+    both = np.where(there.all(axis=1), most, NEVER / WHOLE)
+    found = np.stack([most, both, better], axis=1)
+    return np.where(there.any(axis=1)[:, None], found, 0)
+
+
+def passes(rows: np.ndarray[Any, Any], columns: np.ndarray[Any, Any], k: int) -> bool:
+    """Whether a tile of lines with these deficits does."""
+    a, b = rows.max(axis=0), columns.max(axis=0)
+    return bool(min(a[0] + b[0], a[1] + b[2], a[2] + b[1]) * WHOLE <= limit(k))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.compiler import KernelSource
-from gemmserve_kernels.ozaki.bound import LINES
+from gemmserve_kernels.ozaki.bound import LINES, WORDS
 from gemmserve_kernels.ozaki.params import (
     ConvertParams,
     LineParams,
@@ -57,8 +57,8 @@ JUDGED: Final = ("float64", "complex128")
 
 @dataclass(frozen=True)
 class Tally:
-    """What is counted of an operand's lines. `deficits`: uint32, `groups` of each matrix, then a word that is not 0
-    where any of them is large. `sums`, `arrivals`: of use until all lines are converted.
+    """What is counted of an operand's lines. `deficits`: uint32, WORDS (cuda/common/judged.cuh) for each of `groups` of
+    each matrix, then one that is not 0 where any is large. `sums`, `arrivals`: of use until all lines are converted.
     """
 
     deficits: Any
@@ -70,7 +70,7 @@ class Tally:
     def allocate(cls, launcher: Launcher, matrices: int, lines: int) -> Tally:
         """Memory; `Lines.scale` clears it."""
         groups, word = groups_of(lines), np.dtype(np.uint32)
-        deficits = launcher.empty((matrices * groups + 1,), word)
+        deficits = launcher.empty((matrices * groups * WORDS + 1,), word)
         sums = launcher.empty((matrices, lines), np.dtype(np.uint64))
         return cls(deficits, sums, launcher.empty((matrices * groups,), word), groups)
 
@@ -124,7 +124,7 @@ class Lines:
         params = TallyParams(
             sums=launcher.pointer(tally.sums) + first * self.view.rows * 8,
             arrivals=launcher.pointer(tally.arrivals) + first * tally.groups * 4,
-            deficits=deficits + first * tally.groups * 4,
+            deficits=deficits + first * tally.groups * WORDS * 4,
             doubt=deficits + 4 * (tally.deficits.size - 1),
             groups=tally.groups,
             counts=counts,
@@ -259,7 +259,7 @@ class Side:
         self._counted.add(line)
         self.lines.convert(launcher, batch_shape, first, codes, residues, line, count, counting)
         found = self._found(launcher, residues, codes, None if tally is None else tally.deficits, 0, matrices)
-        found = replace(found, deficits=found.deficits + line // LINES * 4) if tally else found
+        found = replace(found, deficits=found.deficits + line // LINES * WORDS * 4) if tally else found
         self._last = (first, line, count), found
         return found
 
@@ -271,7 +271,7 @@ class Side:
         return Residues(
             launcher.pointer(residues) + start * self.lines.planes * lines * self.lines.pitch,
             launcher.pointer(codes) + start * self.lines.view.rows * 4,
-            judged + (start * groups + line // LINES) * 4,
+            judged + (start * groups + line // LINES) * WORDS * 4,
             judged + (0 if deficits is None else 4 * (deficits.size - 1)),
             groups,
             lines,

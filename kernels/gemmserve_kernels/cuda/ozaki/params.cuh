@@ -24,7 +24,7 @@ struct LineParams {
 struct TallyParams {
     unsigned long long* sums;  // [matrix][line]: of the real parts, and above 32 bits of the imaginary ones
     unsigned* arrivals;        // [matrix][group]: blocks that have counted
-    unsigned* deficits;        // [matrix][group]
+    Deficits* deficits;        // [matrix][group]
     unsigned* doubt;           // whether any deficit is more than half of the limit
     Long groups;
     unsigned limit;
