@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class DmmaTile:
 
 _RUN: Final = 256
 LARGE: Final = {
-    "float64": DmmaTile(128, 128, 16, 64, 32, 4, 8, 8),
-    "complex128": DmmaTile(64, 64, 8, 32, 32, 4, 4, 4, min_blocks=2),
+    "float64": DmmaTile(128, 128, 32, 64, 32, 3, 8, 8),
+    "complex128": DmmaTile(128, 64, 16, 32, 32, 4, 4, 4),
     "planar": DmmaTile(64, 64, 16, 32, 16, 4, 4, 8),
 }
 SMALL: Final = {
@@ -54,8 +54,11 @@ SMALL: Final = {
 
 
 def choose(m: int, n: int, batch: int, spec: DeviceSpec, *, is_complex: bool, planar: bool) -> DmmaTile:
-    """The tile for a product."""
+    """The tile for a product, in as many stages as the device's shared memory holds."""
     kind = "planar" if planar else "complex128" if is_complex else "float64"
     large = LARGE[kind]
     tiles = -(-m // large.block_m) * -(-n // large.block_n) * batch
-    return large if tiles >= spec.sm_count else SMALL[kind]
+    tile = large if tiles >= spec.sm_count else SMALL[kind]
+    while tile.shared_bytes(is_complex=is_complex) > spec.shared_per_block:
+        tile = replace(tile, stages=tile.stages - 1)
+    return tile

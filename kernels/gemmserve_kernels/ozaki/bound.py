@@ -99,12 +99,13 @@ def deficits(parts: list[np.ndarray[Any, Any]], size: float) -> np.ndarray[Any, 
     """
     k = parts[0].shape[1]
     short = np.stack([k - np.minimum(np.abs(part) / size, 1).sum(axis=1) for part in parts], axis=1)
-    there = np.stack([part.any(axis=1) for part in parts], axis=1)
+    there = np.stack([np.asarray(part.any(axis=1)) for part in parts], axis=1)
     most = np.where(there, short, 0).max(axis=1)
     better = np.where(there, short, np.inf).min(axis=1)
     both = np.where(there.all(axis=1), most, NEVER / WHOLE)
     found = np.stack([most, both, better], axis=1)
-    return np.where(there.any(axis=1)[:, None], found, 0)
+    found[~np.asarray(there.any(axis=1))] = 0
+    return found
 
 
 def passes(rows: np.ndarray[Any, Any], columns: np.ndarray[Any, Any], k: int) -> bool:

@@ -135,32 +135,26 @@ GEMM_DEVICE void accumulate(const GemmParams& gemm, const TileCoordinate& where,
         }
         copy_commit();  // an empty group keeps the count of groups in step
     };
-    constexpr int LAST = (Config::STAGES - 1) * Config::STAGE_BYTES;
+    constexpr int LAST_STAGE = (Config::STAGES - 1) * Config::STAGE_BYTES;
 #pragma unroll
-    for (int step = 0; step < Config::STAGES - 1; ++step) load(step, step * Config::STAGE_BYTES);
-    copy_wait<Config::STAGES - 2>();
+    for (int step = 0; step < Config::STAGES; ++step) load(step, step * Config::STAGE_BYTES);
+    copy_wait<Config::STAGES - 1>();
     __syncthreads();
 
     const int row = thread / 32 / Config::WARPS_N * Config::WARP_M, column = thread / 32 % Config::WARPS_N * Config::WARP_N;
     const int lane = thread % 32;
-    // Fragments are read one ahead of the instructions, across barriers too.
-    constexpr int ALL = Config::BLOCK_K / Config::READ_K * Sums::ROWS;
-    static_assert(ALL % 2 == 0 && Config::BLOCK_K / Config::READ_K % 2 == 0, "two of each, by turns");
+    // Fragments are read one ahead of the instructions, across barriers too. The loop has two steps of READ_K, of whose
+    // fragments there are two each; a tile takes PASSES of it.
+    constexpr int PASS_K = 2 * Config::READ_K, PASSES = Config::BLOCK_K / PASS_K, ALL = 2 * Sums::ROWS;
+    static_assert(Config::BLOCK_K % PASS_K == 0, "whole passes");
     Left a[2];
     Right b[2];
-    int stage = 0, write = LAST;
-    // A tile is fetched bit by bit, or its copies would stand in the way of reads.
-    const auto fetch = [&](int step, int share) {
-        if (step >= steps) return;
-        const int inside = step == steps - 1 ? last : Config::BLOCK_K;
-        copy_a.start_share<ALL>(shared + write, inside, share);
-        copy_b.start_share<ALL>(shared + write + Config::A::BYTES, inside, share);
-        if (share == ALL - 1) copy_a.advance(), copy_b.advance();
-    };
+    int stage = 0, pass = 0;
     const auto read = [&](int number) {
-        const int i = number % Sums::ROWS, group = number / Sums::ROWS;
-        if (i == 0) b[group % 2].read(shared + stage + Config::A::BYTES, column, group * Config::READ_K, lane);
-        Config::A::read(shared + stage, row + 16 * i, group * Config::READ_K, lane, a[number % 2]);
+        const unsigned char* at = shared + stage;
+        const int i = number % Sums::ROWS, first = number / Sums::ROWS * Config::READ_K;
+        if (i == 0) b[number / Sums::ROWS].read(at + Config::A::BYTES + pass * Config::B::Tile::skipped(PASS_K), column, first, lane);
+        Config::A::read(at + pass * Config::A::Tile::skipped(PASS_K), row + 16 * i, first, lane, a[number % 2]);
     };
     sums.clear();
     Sums run;
@@ -168,26 +162,29 @@ GEMM_DEVICE void accumulate(const GemmParams& gemm, const TileCoordinate& where,
     Sums& target = Config::RUN > 0 ? run : sums;
     read(0);
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < steps;) {
 #pragma unroll
-        for (int number = 0; number < ALL; ++number) {
-            fetch(step + Config::STAGES - 1, number);
-            if (number < ALL - 1) {
-                read(number + 1);
-            } else {
-                copy_commit();  // an empty group keeps the count of groups in step
-                if (step < steps - 1) {
-                    copy_wait<Config::STAGES - 2>();
-                    __syncthreads();  // the next tile is there for all, and all have read this one
-                    write = stage;
-                    stage = stage == LAST ? 0 : stage + Config::STAGE_BYTES;
-                    read(0);
-                }
-            }
-            target.multiply(number % Sums::ROWS, a[number % 2], b[number / Sums::ROWS % 2]);
+        for (int number = 0; number < ALL - 1; ++number) {
+            read(number + 1);
+            target.multiply(number % Sums::ROWS, a[number % 2], b[number / Sums::ROWS]);
         }
+        const bool ended = ++pass == PASSES;
+        const int done = stage;
+        if (ended) {
+            pass = 0;
+            if (step < steps - 1) {
+                copy_wait<Config::STAGES - 2>();
+                __syncthreads();  // the next tile is there for all, and all have read this one
+                stage = stage == LAST_STAGE ? 0 : stage + Config::STAGE_BYTES;
+            }
+        }
+        read(0);  // after the last step once more what is there, for nothing
+        target.multiply(Sums::ROWS - 1, a[1], b[1]);
+        if (!ended) continue;
+        load(step + Config::STAGES, done);
+        ++step;
         if constexpr (Config::RUN > 0) {
-            if ((step + 1) % (Config::RUN / Config::BLOCK_K) == 0 || step == steps - 1) {
+            if (step % (Config::RUN / Config::BLOCK_K) == 0 || step == steps) {
                 sums.add(run);
                 run.clear();
             }

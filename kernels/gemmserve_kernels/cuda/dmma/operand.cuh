@@ -32,6 +32,8 @@ struct DoubleTile {
             return line / WIDTH % 4 * 2;
         }
     }
+    // How far `steps` of k reach, 128 bytes or lines of them: keys exchange chunks within both.
+    static GEMM_DEVICE constexpr int skipped(int steps) { return steps * (ALONG_K ? ELEMENT : LINE); }
     static GEMM_DEVICE int at(int line, int byte) { return line * LINE + (((byte / 16) ^ key(line)) * 16) + byte % 16; }
 };
 

@@ -64,19 +64,6 @@ class TileCopy {
         } else {
             start_part(shared, left);
         }
-        advance();
-    }
-
-    // The same copy in SHARES parts, to be begun one after another; then `advance`.
-    template <int SHARES>
-    GEMM_DEVICE void start_share(unsigned char* shared, int left, int share) {
-        if (EVEN_LINES && rows_left_ == EXTENT && left == DEPTH) {
-            start_whole(shared, share * COUNT / SHARES, (share + 1) * COUNT / SHARES);
-        } else if (share == 0) {
-            start_part(shared, left);
-        }
-    }
-    GEMM_DEVICE void advance() {
 #pragma unroll
         for (int p = 0; p < PLANES; ++p) from_[p] += k_stride_ * (DEPTH * ELEMENT);
     }
@@ -98,12 +85,12 @@ class TileCopy {
     GEMM_DEVICE Long own() const { return offset(thread_ / UNITS, thread_ % UNITS * UNIT); }
 
     // Every byte lies inside the operand, and a thread's units are the same part of lines that are evenly spaced.
-    GEMM_DEVICE void start_whole(unsigned char* shared, int first = 0, int end = COUNT) const {
+    GEMM_DEVICE void start_whole(unsigned char* shared) const {
         const int line = thread_ / UNITS, byte = thread_ % UNITS * UNIT;
         const Long jump = (ALONG_K ? row_stride_ : k_stride_) * (JUMP * ELEMENT);
-        Long from = first * jump;
+        Long from = 0;
 #pragma unroll
-        for (int i = first; i < end; ++i, from += jump) {
+        for (int i = 0; i < COUNT; ++i, from += jump) {
             if (!EVEN && i * THREADS + thread_ >= ALL) break;
 #pragma unroll
             for (int p = 0; p < PLANES; ++p) {
