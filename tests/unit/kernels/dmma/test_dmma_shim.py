@@ -21,10 +21,6 @@ def shim(**options):
 
 def on_shim(case, tile, launcher=None, **options):
     launcher = launcher or shim()
-    if tile is not None:
-        tile = replace(
-            tile, stages=min(tile.stages, 3 if tile.block_k < 32 else 2)
-        )  # the shim's warps share memory, too
     return run(launcher, case, tile, launcher.array, np.array, **options)
 
 
