@@ -95,7 +95,7 @@ def run_gemm(
     shape = (*problem.batch_shape, problem.m, problem.n)
     views = [operands.a, operands.b, *(matrix_view(x, shape, planar=problem.planar) for x, _ in found[2:])]
     conjugates = (operands.conjugate_a, operands.conjugate_b)
-    tile = tile or _choose(problem, launcher, problem.m, problem.n, problem.batch)
+    tile = tile or _choose(problem, launcher)
     for _, batch_shape, cut in launches(problem.batch_shape, views):
         source = _source("dmma_gemm", problem, tile, cut, conjugates)
         gemm = _params(problem, tile, cut, batch_shape, (problem.m, problem.n))
@@ -127,7 +127,7 @@ def run_tiles(
         c.shifted(down * c.row_stride + right * c.column_stride),
         d.shifted(down * d.row_stride + right * d.column_stride),
     )
-    tile = _choose(problem, launcher, problem.m, problem.n, problem.batch)
+    tile = _choose(problem, launcher)
     source = _source("dmma_tiles", problem, tile, cut, conjugates)
     gemm = _params(problem, tile, cut, batch_shape, (region.rows, region.columns))
     tiles = gemm.tiles_m * gemm.tiles_n * region.matrices
@@ -135,8 +135,9 @@ def run_tiles(
     _launch(launcher, source, tile, problem, min(tiles, _resident(launcher, tile)), params)
 
 
-def _choose(problem: GemmProblem, launcher: Launcher, m: int, n: int, batch: int) -> DmmaTile:
-    return choose(m, n, batch, launcher.spec, is_complex=problem.dtype.kind == "c", planar=problem.planar)
+def _choose(problem: GemmProblem, launcher: Launcher) -> DmmaTile:
+    is_complex = problem.dtype.kind == "c"
+    return choose(problem.m, problem.n, launcher.spec, is_complex=is_complex, planar=problem.planar)
 
 
 def _resident(launcher: Launcher, tile: DmmaTile) -> int:

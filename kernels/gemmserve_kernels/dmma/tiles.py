@@ -53,11 +53,14 @@ SMALL: Final = {
 """Where there are fewer large tiles than multiprocessors: a BLAS would cut k, which helps its accuracy, too."""
 
 
-def choose(m: int, n: int, batch: int, spec: DeviceSpec, *, is_complex: bool, planar: bool) -> DmmaTile:
-    """The tile for a product, in as many stages as the device's shared memory holds."""
+def choose(m: int, n: int, spec: DeviceSpec, *, is_complex: bool, planar: bool) -> DmmaTile:
+    """The tile for an m x n product, in as many stages as the device's shared memory holds.
+
+    The same for a batch of them: it has the bits of its products.
+    """
     kind = "planar" if planar else "complex128" if is_complex else "float64"
     large = LARGE[kind]
-    tiles = -(-m // large.block_m) * -(-n // large.block_n) * batch
+    tiles = -(-m // large.block_m) * -(-n // large.block_n)
     tile = large if tiles >= spec.sm_count else SMALL[kind]
     while tile.shared_bytes(is_complex=is_complex) > spec.shared_per_block:
         tile = replace(tile, stages=tile.stages - 1)

@@ -86,7 +86,7 @@ def test_stages_fit_the_device():
     for name in ("A100", "H200"):
         spec = KNOWN[name]
         for is_complex, planar in ((False, False), (True, False), (True, True)):
-            tile = choose(8192, 8192, 1, spec, is_complex=is_complex, planar=planar)
+            tile = choose(8192, 8192, spec, is_complex=is_complex, planar=planar)
             assert tile.stages >= 2
             assert tile.shared_bytes(is_complex=is_complex) <= spec.shared_per_block
     assert all(2 * tile.shared_bytes(is_complex=kind != "float64") < 228 << 10 for kind, tile in SMALL.items())
