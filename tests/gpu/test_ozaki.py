@@ -93,8 +93,8 @@ def test_it_is_no_less_accurate_than_plain_arithmetic(launcher, kind, dtype):
     native = cupy.matmul(*result.device[:2]).get()
     error = balanced(result, slice(0, 1536, 24), slice(0, 1536, 12))
     assert error(result.value) <= 3e-15
-    # Graded operands end in the portable kernel, in runs of k.
-    assert error(result.value) <= error(native)
+    # Wide and graded operands are multiplied natively: the same errors but for the order of sums.
+    assert error(result.value) <= (1.25 if kind in {"wide", "graded"} else 1) * error(native)
 
 
 @pytest.mark.parametrize("dtype", ["complex128", "float64"])
@@ -136,6 +136,48 @@ def test_every_element_of_a_view_between_others_is_written_and_nothing_else(laun
     assert reference.errors(out.get(), exact).rel_fro <= 3e-15
     out[...] = 7.0
     assert (whole == 7.0).all()
+
+
+def hostile(kind, shape, dtype, generator):
+    """Data whose rows and columns are not of one size."""
+    import cupy
+
+    def normal():
+        return generator.standard_normal(shape)
+
+    x = normal() + 1j * normal() if dtype == "complex128" else normal()
+    if kind == "spikes":
+        return 1e-6 * x + 1e3 * (generator.random(shape) < 1e-4)
+    if kind == "exponents":
+        return x * cupy.exp(6 * normal())
+    if kind == "heavy":
+        return x / normal()
+    if kind == "sparse":
+        return x * (generator.random(shape) < 0.01)
+    return x
+
+
+@pytest.mark.parametrize("kind", ["normal", "spikes", "exponents", "heavy", "sparse"])
+@pytest.mark.parametrize("shape", [(1100, 1300, 2048), (4096, 4096, 1000), (512, 300, 129)], ids=str)
+@pytest.mark.parametrize("dtype", ["complex128", "float64"])
+def test_every_element_is_as_accurate_as_the_vendors(launcher, dtype, shape, kind):
+    import cupy
+
+    m, n, k = shape
+    generator = cupy.random.default_rng(np.random.SeedSequence().entropy)
+    a, b = hostile(kind, (m, k), dtype, generator), hostile(kind, (k, n), dtype, generator)
+    problem = GemmProblem.build(Operand.contiguous((m, k), dtype), Operand.contiguous((k, n), dtype), compute="ozaki")
+    out = cupy.full((m, n), cupy.nan, dtype)
+    ozaki.run_gemm(launcher, problem, None, a, b, None, out)
+    native = cupy.matmul(a, b)
+    rows, columns = np.unique(np.linspace(0, m - 1, 8).astype(int)), slice(n - 150, n)
+    left, right = a[rows].get(), b[:, columns].get()
+    exact = reference.oracle_gemm(GemmProblem.build(Operand.of(left), Operand.of(right), compute="fp64"), left, right)
+    size = np.abs(left) @ np.abs(right) * 2.0**-53
+    error, own = (
+        float((np.abs(d[rows][:, columns].get() - exact) / np.where(size == 0, 1, size)).max()) for d in (out, native)
+    )
+    assert error <= max(4, 2 * own)
 
 
 def test_a_large_product_by_sampled_rows(launcher):

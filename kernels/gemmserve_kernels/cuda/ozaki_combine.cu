@@ -1,8 +1,9 @@
 // From residues of the integer product to D = alpha op(A) op(B) + beta C: Chinese remainders, exactly, then one rounding.
 //
 // Every weight has three limbs of 39 bits, every sum of residues times limbs is an integer below 2^53: all exact in
-// float64. Elements whose line is flagged are left to the patch kernel, and so are blocks in which the integer product is
-// far smaller than the lines' norms promise: there the rounding to integers may show (operands graded along k).
+// float64. Double precision (GEMM_TALLY): tiles whose lines do not promise enough are left out. Single precision: elements
+// whose line is flagged are left to the patch kernel, and so are blocks in which the integer product is far smaller than
+// the lines' norms promise: there the rounding to integers may show (operands graded along k).
 #include "ozaki/layout.cuh"
 #include "ozaki/lines.cuh"
 
@@ -74,6 +75,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
     const Quotient by_n = divide(in_tile.quotient, params.tiles_n);
     const Quotient by_m = divide(by_n.quotient, params.tiles_m);
     const Long matrix = by_m.quotient, tile_m = by_m.remainder, tile_n = by_n.remainder;
+    if constexpr (GEMM_TALLY) {
+        if (!all_pass(params.judged) && !passes(params.judged, matrix, tile_m, tile_n)) return;
+    }
     const int index = static_cast<int>(in_tile.remainder) * BLOCK_WORDS + static_cast<int>(threadIdx.x);
     const Long row = tile_m * TILE_M + word_row(index), column = tile_n * TILE_N + word_column(index);
     const Long row_in_matrix = params.first_row + row;
@@ -132,9 +136,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
             const double first = power(half), second = power(rest);
             const Wide x = nearest(re[i], params);
             const Wide y = COMPLEX ? nearest(im[i], params) : Wide{0.0, 0.0};
-            const float u = static_cast<float>(x.high * params.unit), v = static_cast<float>(y.high * params.unit);
-            square += u * u + v * v;
-            ++count;
+            if constexpr (!GEMM_TALLY) {
+                const float u = static_cast<float>(x.high * params.unit), v = static_cast<float>(y.high * params.unit);
+                square += u * u + v * v;
+                ++count;
+            }
             value = make<Acc>(
                 static_cast<R>(unscaled(x, inverse, inverse_low, first, second)),
                 static_cast<R>(COMPLEX ? unscaled(y, inverse, inverse_low, first, second) : 0.0));
@@ -148,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
         const Long at = d_offset + row_in_matrix * params.d.row_stride + column_in_matrix * params.d.column_stride;
         write_d(params.d, at, value);
     }
+    if constexpr (GEMM_TALLY) return;
     if (count == 4 && square < 4.0f * params.least_alone) patch = true;
 #pragma unroll
     for (int lane = 16; lane > 0; lane /= 2) {

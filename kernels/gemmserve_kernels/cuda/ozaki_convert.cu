@@ -64,6 +64,73 @@ GEMM_DEVICE unsigned pack(const float (&x)[4]) {
     return byte_of(x[0]) | byte_of(x[1]) << 8 | byte_of(x[2]) << 16 | byte_of(x[3]) << 24;
 }
 
+// What four neighbours count of their line: each its share of a whole element, rounded down; of imaginary parts above 16
+// bits. What is not zero counts one at least, so that 0 says that all are zero.
+GEMM_DEVICE unsigned counted(const Element (&x)[4], int code, const TallyParams& tally) {
+    if ((code & 7) < 4) return 0;
+    const LineScale scale = scale_of(code);
+    unsigned count = 0;
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+        float sum = -0.0009765625f;  // more than the roundings
+        bool zero = true;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float size = fabsf(static_cast<float>(x[i].part[p] * scale.first * scale.second));
+            sum += fminf(size * tally.step, static_cast<float>(TALLY_WHOLE));
+            zero = zero && x[i].part[p] == 0.0;
+        }
+        const int whole = static_cast<int>(sum);
+        if (!zero) count |= static_cast<unsigned>(whole < 1 ? 1 : whole) << 16 * p;
+    }
+    return count;
+}
+
+// Adds what a warp's lanes have counted to the sums of its line.
+GEMM_DEVICE void add_up(unsigned count, unsigned long long* sums) {
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) count += __shfl_xor_sync(0xffffffffu, count, lane);
+    if (threadIdx.x % 32 == 0) {
+        atomicAdd(sums, static_cast<unsigned long long>(count & 0xffffu) | static_cast<unsigned long long>(count >> 16) << 32);
+        __threadfence();
+    }
+}
+
+// The block that counted last for a group of lines finds the largest deficits among them.
+GEMM_DEVICE void judge(const ConvertParams& params, Long matrix, Long group) {
+    __shared__ Deficits worst;
+    const TallyParams& tally = params.tally;
+    const LineParams& line = params.line;
+    if (threadIdx.x == 0) worst = Deficits{0, 0, 0};
+    __threadfence();
+    __syncthreads();
+    const Long l = group * JUDGED_LINES + static_cast<Long>(threadIdx.x);
+    if (threadIdx.x < JUDGED_LINES && l < line.lines) {
+        const unsigned long long sum = *const_cast<volatile unsigned long long*>(tally.sums + matrix * line.lines + l);
+        const unsigned all = static_cast<unsigned>(line.k) * TALLY_WHOLE;
+        const unsigned part[2] = {static_cast<unsigned>(sum), static_cast<unsigned>(sum >> 32)};
+        Deficits found{0, 0, 0};
+        const bool first = part[0] != 0, second = PARTS == 2 && part[1] != 0;
+        if (first || second) {
+            const unsigned x = all - part[first ? 0 : 1], y = all - part[second ? 1 : 0];
+            found.most = x > y ? x : y;
+            found.both = first && (second || PARTS == 1) ? found.most : NEVER;
+            found.better = x > y ? y : x;
+        }
+        if (line.codes[matrix * line.lines + l] == FLAGGED_LINE) found = Deficits{NEVER, NEVER, NEVER};
+        if (found.both != 0) {
+            atomicMax(&worst.most, found.most);
+            atomicMax(&worst.both, found.both);
+            atomicMax(&worst.better, found.better);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        tally.deficits[matrix * tally.groups + group] = worst;
+        if (2 * worst.most > tally.limit) atomicOr(tally.doubt, 1u);
+    }
+}
+
 // Four neighbours along k.
 GEMM_DEVICE void convert(const ConvertParams& params, const Element (&x)[4], int code, unsigned char* to, Long plane) {
     const LineScale scale = scale_of(code);
@@ -110,6 +177,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
     const Long plane = params.plane;
     unsigned char* residues = params.residues + matrix * (MODULI * PLANES) * plane;
     const int* codes = line.codes + matrix * line.lines + params.first_line;
+    unsigned long long* sums = params.tally.sums + matrix * line.lines + params.first_line;
+    const bool counts = GEMM_TALLY && params.tally.counts;
+    __shared__ bool last;
+    // Lines are counted before anything is written, or the fence would wait for that.
+    const Long group = (params.first_line + first) / JUDGED_LINES;
+    const auto arrive = [&] {
+        __syncthreads();
+        if (thread == 0) {
+            const unsigned before = atomicAdd(params.tally.arrivals + matrix * params.tally.groups + group, 1u);
+            last = before + 1 == static_cast<unsigned>(blocks_k) * (JUDGED_LINES / TILE_LINES);
+        }
+    };
     if constexpr (ALONG_K) {
         const Long l = first + warp;
         const bool exists = l < params.panel;
@@ -120,7 +199,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
             const Long k = first_k + 4 * lane + i;
             x[i] = exists && k < line.k ? read(line, at + k * line.x.column_stride) : Element{};
         }
-        convert(params, x, exists ? codes[l] : ZERO_LINE, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
+        const int code = exists ? codes[l] : ZERO_LINE;
+        if (counts) {
+            if (exists) add_up(counted(x, code, params.tally), sums + l);
+            arrive();
+        }
+        convert(params, x, code, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
     } else {
         __shared__ Element tile[TILE_LINES][TILE_K + 1];
         const int in_tile = thread % TILE_LINES;
@@ -132,14 +216,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
                 k < line.k && first + in_tile < params.panel ? read(line, at + k * line.x.column_stride) : Element{};
         }
         __syncthreads();
+        const auto each_line = [&](auto visit) {
 #pragma unroll 1
-        for (int t = warp; t < TILE_LINES; t += THREADS / 32) {
-            const Long l = first + t;
-            Element x[4];
+            for (int t = warp; t < TILE_LINES; t += THREADS / 32) {
+                Element x[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) x[i] = tile[t][4 * lane + i];
-            const int code = l < params.panel ? codes[l] : ZERO_LINE;
-            convert(params, x, code, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
+                for (int i = 0; i < 4; ++i) x[i] = tile[t][4 * lane + i];
+                visit(x, first + t, first + t < params.panel ? codes[first + t] : ZERO_LINE);
+            }
+        };
+        if (counts) {
+            each_line([&](const Element(&x)[4], Long l, int code) {
+                if (l < params.panel) add_up(counted(x, code, params.tally), sums + l);
+            });
+            arrive();
         }
+        each_line([&](const Element(&x)[4], Long l, int code) {
+            convert(params, x, code, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
+        });
+    }
+    if constexpr (GEMM_TALLY) {
+        if (!counts) return;
+        __syncthreads();
+        if (last) judge(params, matrix, group);
     }
 }

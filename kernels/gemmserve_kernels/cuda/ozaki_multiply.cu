@@ -47,11 +47,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int steps = static_cast<int>(params.pitch / STEP);
     const int numbers = static_cast<int>(params.matrices * PLANES * params.tiles_m * params.tiles_n);
     const int first = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
+    const bool all = all_pass(params.judged);
+    const auto left_out = [&](const Place& at) { return !all && !passes(params.judged, at.matrix, at.tile_m, at.tile_n); };
     if (group == 2) {
         if (thread == 0) {
             int stage = 0, parity = 1;
             for (int number = first; number < numbers; number += stride) {
                 const Place at = place_of(params, number);
+                if (left_out(at)) continue;
                 const Long row = steps * static_cast<Long>(BLOCK_BYTES);  // of blocks
                 const unsigned char* a = params.a + (at.matrix * params.a_planes + at.plane) * params.a_plane +
                                          (params.a_first / BLOCK_LINES + at.tile_m) * row;
@@ -73,7 +76,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         int stage = 0, parity = 0;
         for (int number = first; number < numbers; number += stride) {
-            const int m = place_of(params, number).plane / PARTS;
+            const Place of = place_of(params, number);
+            if (left_out(of)) continue;
+            const int m = of.plane / PARTS;
             const unsigned modulus = params.modulus[m], reciprocal = params.reciprocal[m], bias = params.bias[m];
             unsigned acc[128];
 #pragma unroll

@@ -71,6 +71,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_scale(ScaleParams pa
     }
     __syncthreads();
     if (again) gather(line, offset, first_line, factor, partial);
+    if constexpr (GEMM_TALLY) {
+        // Nothing is counted yet.
+        const TallyParams& tally = params.tally;
+        if (l < BLOCK_LINES && first_line + l < line.lines) tally.sums[where.quotient * line.lines + first_line + l] = 0;
+        if (first_line % (2 * JUDGED_LINES) == 0 && l < 2) {
+            const Long group = where.quotient * tally.groups + first_line / JUDGED_LINES + l;
+            tally.arrivals[group] = 0;
+        }
+        if (blockIdx.x == 0 && l == 0 && tally.counts) *tally.doubt = 0;
+    }
     if (l >= BLOCK_LINES || first_line + l >= line.lines) return;
     const double sum = partial[l][0].sum;
     int code;

@@ -1,18 +1,20 @@
 """Products through residues on INT8 tensor cores: Ozaki scheme II. The host side.
 
     scale    the norm of every row of op(A) and column of op(B), rounded up -> a scale of 3 bits and an exponent
-    convert  scaled integers -> residues, one byte for each modulus (three for complex numbers: Karatsuba)
+    convert  scaled integers -> residues, one byte for each modulus (three for complex numbers: Karatsuba); and how many
+             elements of a line are large
     multiply residues modulo each p, exactly, in INT8 with 32-bit sums
     combine  Chinese remainders, exactly, one rounding, then alpha, beta and C
-    patch    tiles that are marked, once more in plain arithmetic
+    tiles    those that the counts do not let pass, in double precision on tensor cores (`dmma`)
 
 Sources: K. Ozaki, Y. Uchino, T. Imamura, arXiv 2504.08009; Y. Uchino et al., GEMMul8, for the complex variant. Unlike
 both, the scale of a row depends on that row alone (see ozaki_moduli), so that a prepared operand serves any partner,
 and products are reduced before they are written.
 
-A tile is marked on the device, without a look from the host, where a row or column has an element that is not finite,
-and where the product is so small beside the norms that the rounding to integers may show: operands graded along k
-against each other, deep cancellation, blocks of zeros.
+What the counts promise of every element is a theorem (`ozaki.bound`); the device decides by it tile by tile, without a
+look from the host, and makes those that do not pass natively, and only so. Single precision has no such promise: there
+a tile is done once more in plain arithmetic where a row or column has an element that is not finite, and where the
+product is so small beside the norms that the rounding to integers may show.
 
 Workspace: at most `ozaki_plan.WORKSPACE` bytes for the residues of operands and products, or what the smallest panel
 takes; larger problems go panel by panel. Results do not depend on panels.
@@ -28,7 +30,7 @@ import numpy as np
 from gemmserve_kernels.arguments import StoredArray, launches, matrix_view
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ConfigInfeasible
-from gemmserve_kernels.ozaki.lines import Lines, Prepared, at
+from gemmserve_kernels.ozaki.lines import JUDGED, Lines, Prepared, Tally, at
 from gemmserve_kernels.ozaki.moduli import MAX_K, MODULI, Moduli, needed
 from gemmserve_kernels.ozaki.plan import PATCH_TILES, SHARED, OzakiTile, Run
 from gemmserve_kernels.prepared import PreparedOperand, source_of
@@ -50,6 +52,7 @@ class OzakiOperand:
     """A prepared operand: residues that serve any partner, and the array itself for what residues cannot do.
 
     `residues`: uint8 (matrices, moduli * parts, lines, pitch). `codes`: int32 (matrices, lines), the scales.
+    `deficits`: uint32, what was counted of them (ozaki.lines.Tally), in double precision.
     """
 
     array: Any
@@ -59,20 +62,22 @@ class OzakiOperand:
     moduli: int
     residues: Any
     codes: Any
+    deficits: Any | None
 
     @property
     def arrays(self) -> tuple[Any, ...]:
         """All that it holds beside the array."""
-        return self.residues, self.codes
+        return (self.residues, self.codes) if self.deficits is None else (self.residues, self.codes, self.deficits)
 
     def with_arrays(self, source: Any, arrays: Sequence[Any]) -> OzakiOperand:
         """The same with other arrays, made of `source`."""
-        return replace(self, array=source, residues=arrays[0], codes=arrays[1])
+        deficits = arrays[2] if len(arrays) > 2 else None
+        return replace(self, array=source, residues=arrays[0], codes=arrays[1], deficits=deficits)
 
     @property
     def nbytes(self) -> int:
         """Bytes of device memory beside the array's own."""
-        return int(self.residues.nbytes + self.codes.nbytes)
+        return sum(int(array.nbytes) for array in self.arrays)
 
     def serves(self, problem: GemmProblem, side: int, tile: OzakiTile) -> bool:
         """Whether it was prepared for this side of this product; otherwise `array` is used, to the same bits."""
@@ -87,7 +92,7 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
     """Why this algorithm cannot run the problem on the device, or None."""
     if spec.arch != "sm_90a":
         return f"it needs INT8 wgmma (compute capability 9.0), and {spec.name} is {spec.arch}"
-    if problem.dtype.name not in PATCH_TILES:
+    if problem.dtype.name not in {*JUDGED, *PATCH_TILES}:
         return f"there are no residues of {problem.dtype.name}"
     if any(operand.dtype != problem.a.dtype for operand in (problem.b, problem.c) if operand is not None):
         return "A, B and C must have one dtype"
@@ -134,7 +139,7 @@ def run_gemm(
     prepared: list[Prepared | None] = []
     for side, x in enumerate(payloads):
         usable = isinstance(x, OzakiOperand) and x.serves(problem, side, tile)
-        prepared.append(Prepared(x.residues, x.codes) if usable else None)
+        prepared.append(Prepared(x.residues, x.codes, x.deficits) if usable else None)
     stored, bases = tuple(each for each, _ in found), tuple(base for _, base in found)
     Run(launcher, problem, tile, stored, bases, (prepared[0], prepared[1])).run()
 
@@ -162,9 +167,10 @@ def prepare_operand(
     matrices = int(np.prod(shape[:-2], dtype=np.int64))
     codes = launcher.empty((matrices, view.rows), np.dtype(np.int32))
     residues = lines.empty(launcher, matrices, view.rows)
+    tally = Tally.allocate(launcher, matrices, view.rows) if lines.judged else None
     for first, batch_shape, (piece,) in launches(shape[:-2], [view]):
         here, count_here = replace(lines, view=piece), int(np.prod(batch_shape, dtype=np.int64))
         part_codes, part = codes[first : first + count_here], residues[first : first + count_here]
-        here.scale(launcher, batch_shape, 0, part_codes, count_here)
-        here.convert(launcher, batch_shape, 0, part_codes, part, 0, view.rows)
-    return OzakiOperand(array, side, trans, planar, count, residues, codes)
+        here.scale(launcher, batch_shape, 0, part_codes, count_here, tally, first)
+        here.convert(launcher, batch_shape, 0, part_codes, part, 0, view.rows, tally, first)
+    return OzakiOperand(array, side, trans, planar, count, residues, codes, tally and tally.deficits)

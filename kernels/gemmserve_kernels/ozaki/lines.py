@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.compiler import KernelSource
+from gemmserve_kernels.ozaki.bound import LINES, WORDS
 from gemmserve_kernels.ozaki.params import (
     ConvertParams,
     LineParams,
     ScaleParams,
+    TallyParams,
     convert_constants,
+    tally_constants,
 )
 from gemmserve_kernels.tiling import TYPES, flag
 
@@ -29,10 +32,11 @@ PITCH: Final = 128
 
 @dataclass(frozen=True)
 class Prepared:
-    """Residues (matrices, planes, lines, pitch) and codes (matrices, lines) of a whole operand."""
+    """Of a whole operand: residues (matrices, planes, lines, pitch), codes (matrices, lines), deficits (see Tally)."""
 
     residues: Any
     codes: Any
+    deficits: Any
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,35 @@ class Panel:
     rows: int
     column: int
     columns: int
+
+
+JUDGED: Final = ("float64", "complex128")
+"""dtypes whose lines are counted; of the others the result says whether it can be trusted (cuda/ozaki_combine.cu)."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What is counted of an operand's lines. `deficits`: uint32, WORDS (cuda/common/judged.cuh) for each of `groups` of
+    each matrix, then one that is not 0 where any is large. `sums`, `arrivals`: of use until all lines are converted.
+    """
+
+    deficits: Any
+    sums: Any
+    arrivals: Any
+    groups: int
+
+    @classmethod
+    def allocate(cls, launcher: Launcher, matrices: int, lines: int) -> Tally:
+        """Memory; `Lines.scale` clears it."""
+        groups, word = groups_of(lines), np.dtype(np.uint32)
+        deficits = launcher.empty((matrices * groups * WORDS + 1,), word)
+        sums = launcher.empty((matrices, lines), np.dtype(np.uint64))
+        return cls(deficits, sums, launcher.empty((matrices * groups,), word), groups)
+
+
+def groups_of(lines: int) -> int:
+    """Groups of lines that are judged together: those of lines rounded up."""
+    return -(-lines // UNIT) * (UNIT // LINES)
 
 
 def at(view: MatrixView, base: int) -> MatrixView:
@@ -79,7 +112,28 @@ class Lines:
         shape = (matrices, self.planes, -(-lines // UNIT) * UNIT, self.pitch)
         return launcher.empty(shape, np.dtype(np.uint8))
 
+    @property
+    def judged(self) -> bool:
+        """Whether lines are counted."""
+        return self.view.dtype.name in JUDGED
+
+    def _tally(self, launcher: Launcher, tally: Tally | None, first: int, *, counts: bool) -> TallyParams:
+        if tally is None:
+            return TallyParams()
+        deficits = launcher.pointer(tally.deficits)
+        params = TallyParams(
+            sums=launcher.pointer(tally.sums) + first * self.view.rows * 8,
+            arrivals=launcher.pointer(tally.arrivals) + first * tally.groups * 4,
+            deficits=deficits + first * tally.groups * WORDS * 4,
+            doubt=deficits + 4 * (tally.deficits.size - 1),
+            groups=tally.groups,
+            counts=counts,
+        )
+        tally_constants(params, self.moduli, self.view.columns, complex_=self.complex_)
+        return params
+
     def _source(self, name: str, **extra: str) -> KernelSource:
+        extra = {**extra, "TALLY": flag(self.judged)}
         return line_source(name, self.view.dtype.name, self.planar, self.complex_, self.along_k, tuple(extra.items()))
 
     def _params(self, launcher: Launcher, batch_shape: tuple[int, ...], first: int, codes: Any) -> LineParams:
@@ -89,10 +143,25 @@ class Lines:
         params.batch_shape[:] = batch_shape
         return params
 
-    def scale(self, launcher: Launcher, batch_shape: tuple[int, ...], first: int, codes: Any, matrices: int) -> None:
-        """The codes of `matrices` matrices from number `first` on."""
+    def scale(
+        self,
+        launcher: Launcher,
+        batch_shape: tuple[int, ...],
+        first: int,
+        codes: Any,
+        matrices: int,
+        tally: Tally | None,
+        before: int = 0,
+    ) -> None:
+        """The codes of `matrices` matrices from number `first` on; clears the tally, in which `before` matrices are
+        ahead of them.
+        """
         line = self._params(launcher, batch_shape, first, codes)
-        params = ScaleParams(line=line, target=self.moduli.target(self.view.columns))
+        params = ScaleParams(
+            line=line,
+            target=self.moduli.target(self.view.columns),
+            tally=self._tally(launcher, tally, before, counts=before == 0),
+        )
         grid = -(-self.view.rows // 32) * matrices
         launcher.launch(self._source("ozaki_scale"), "ozaki_scale", grid=grid, block=1024, shared=0, params=params)
 
@@ -105,8 +174,12 @@ class Lines:
         residues: Any,
         first_line: int,
         panel: int,
+        tally: Tally | None,
+        before: int = 0,
     ) -> None:
-        """The residues of `panel` lines from `first_line` on, of as many matrices as `residues` holds."""
+        """The residues of `panel` lines from `first_line` on, of as many matrices as `residues` holds. Where there is a
+        tally, the lines are counted: once.
+        """
         params = ConvertParams(
             line=self._params(launcher, batch_shape, first, codes),
             first_line=first_line,
@@ -115,6 +188,7 @@ class Lines:
             plane=residues.shape[2] * self.pitch,
             residues=launcher.pointer(residues),
             conjugate=self.conjugate,
+            tally=self._tally(launcher, tally, before, counts=tally is not None),
         )
         convert_constants(params, self.moduli)
         grid = residues.shape[2] // (8 if self.along_k else 16) * (self.pitch // 128) * residues.shape[0]
@@ -134,11 +208,14 @@ def line_source(
 class Residues:
     """Residues as the multiplying kernel finds them: `lines` in each plane, the panel's from `first_line` on.
 
-    `address`, `codes`: of the panel's first matrix. `kept`: what keeps the memory.
+    `address`, `codes`, `deficits`: of the panel's first matrix. `kept`: what keeps the memory.
     """
 
     address: int
     codes: int
+    deficits: int
+    doubt: int
+    groups: int
     lines: int
     first_line: int
     matrices: int
@@ -152,7 +229,8 @@ class Side:
     def __init__(self, lines: Lines, prepared: Prepared | None, *, shared: bool) -> None:
         self.lines, self.prepared = lines, prepared
         self.shared = prepared.codes.shape[0] == 1 if prepared else shared
-        self._codes: tuple[int, Any] | None = None
+        self._codes: tuple[int, Any, Tally | None] | None = None
+        self._counted: set[int] = set()
         self._last: tuple[tuple[int, int, int], Residues] | None = None
 
     def residues(
@@ -163,31 +241,42 @@ class Side:
         matrices = 1 if self.shared else panel.matrices
         if self.prepared is not None:
             start = 0 if self.shared else piece + first
-            return self._found(launcher, self.prepared.residues, self.prepared.codes, line, matrices, start)
+            prepared = self.prepared
+            return self._found(launcher, prepared.residues, prepared.codes, prepared.deficits, line, matrices, start)
         if self._last is not None and self._last[0] == (first, line, count):
             return self._last[1]
         if self._codes is None or self._codes[0] != first:
-            codes = launcher.empty((matrices, self.lines.view.rows), np.dtype(np.int32))
-            self.lines.scale(launcher, batch_shape, first, codes, matrices)
-            self._codes = first, codes
+            lines = self.lines.view.rows
+            codes = launcher.empty((matrices, lines), np.dtype(np.int32))
+            tally = Tally.allocate(launcher, matrices, lines) if self.lines.judged else None
+            self.lines.scale(launcher, batch_shape, first, codes, matrices, tally)
+            self._codes = first, codes, tally
+            self._counted.clear()
         self._last = None  # its memory may serve again
-        codes = self._codes[1]
+        _, codes, tally = self._codes
         residues = self.lines.empty(launcher, matrices, count)
-        self.lines.convert(launcher, batch_shape, first, codes, residues, line, count)
-        found = self._found(launcher, residues, codes, 0, matrices)
+        counting = None if line in self._counted else tally
+        self._counted.add(line)
+        self.lines.convert(launcher, batch_shape, first, codes, residues, line, count, counting)
+        found = self._found(launcher, residues, codes, None if tally is None else tally.deficits, 0, matrices)
+        found = replace(found, deficits=found.deficits + line // LINES * WORDS * 4) if tally else found
         self._last = (first, line, count), found
         return found
 
     def _found(
-        self, launcher: Launcher, residues: Any, codes: Any, line: int, matrices: int, start: int = 0
+        self, launcher: Launcher, residues: Any, codes: Any, deficits: Any, line: int, matrices: int, start: int = 0
     ) -> Residues:
-        lines = residues.shape[2]
+        lines, groups = residues.shape[2], groups_of(self.lines.view.rows)
+        judged = 0 if deficits is None else launcher.pointer(deficits)
         return Residues(
             launcher.pointer(residues) + start * self.lines.planes * lines * self.lines.pitch,
             launcher.pointer(codes) + start * self.lines.view.rows * 4,
+            judged + (start * groups + line // LINES) * WORDS * 4,
+            judged + (0 if deficits is None else 4 * (deficits.size - 1)),
+            groups,
             lines,
             line,
             matrices,
             self.shared,
-            (residues, codes),
+            (residues, codes, deficits),
         )

@@ -6,6 +6,8 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from gemmserve_kernels.arguments import BATCH_DIMS, GemmParams, MatrixParams
+from gemmserve_kernels.dmma.gemm import JudgedParams
+from gemmserve_kernels.ozaki.bound import WHOLE, limit, whole
 from gemmserve_kernels.ozaki.moduli import LIMB, LIMBS, MODULI, limbs
 
 if TYPE_CHECKING:
@@ -27,10 +29,26 @@ class LineParams(ctypes.Structure):
     )
 
 
+class TallyParams(ctypes.Structure):
+    """Mirror of TallyParams."""
+
+    _fields_ = (
+        ("sums", ctypes.c_uint64),
+        ("arrivals", ctypes.c_uint64),
+        ("deficits", ctypes.c_uint64),
+        ("doubt", ctypes.c_uint64),
+        ("groups", ctypes.c_int64),
+        ("limit", ctypes.c_uint32),
+        ("counts", ctypes.c_int32),
+        ("step", ctypes.c_float),
+        ("reserved", ctypes.c_int32),
+    )
+
+
 class ScaleParams(ctypes.Structure):
     """Mirror of ScaleParams."""
 
-    _fields_ = (("line", LineParams), ("target", ctypes.c_double))
+    _fields_ = (("line", LineParams), ("target", ctypes.c_double), ("tally", TallyParams))
 
 
 class ConvertParams(ctypes.Structure):
@@ -48,6 +66,7 @@ class ConvertParams(ctypes.Structure):
         ("digit", ctypes.c_float * 3 * _COUNT),
         ("conjugate", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
+        ("tally", TallyParams),
     )
 
 
@@ -74,6 +93,7 @@ class MultiplyParams(ctypes.Structure):
         ("reciprocal", ctypes.c_uint32 * _COUNT),
         ("bias", ctypes.c_uint32 * _COUNT),
         ("reserved", ctypes.c_uint32),
+        ("judged", JudgedParams),
     )
 
 
@@ -110,6 +130,7 @@ class RemainderParams(ctypes.Structure):
         ("beta", ctypes.c_double * 2),
         ("least", ctypes.c_float),
         ("least_alone", ctypes.c_float),
+        ("judged", JudgedParams),
     )
 
 
@@ -117,6 +138,12 @@ class PatchParams(ctypes.Structure):
     """Mirror of PatchParams in ozaki_patch.cu."""
 
     _fields_ = (("gemm", GemmParams), ("patches", ctypes.c_uint64), ("count", ctypes.c_int64))
+
+
+def tally_constants(params: TallyParams, moduli: Moduli, k: int, *, complex_: bool) -> None:
+    """What counts how much; a little less than the theorem has, for float32 rounds."""
+    params.limit = limit(k)
+    params.step = WHOLE * (1 - 2.0**-20) / whole(moduli, k, complex_=complex_)
 
 
 def convert_constants(params: ConvertParams, moduli: Moduli) -> None:

@@ -10,7 +10,20 @@ import numpy as np
 from gemmserve_kernels.arguments import GemmParams, MatrixView, StoredArray, launches, matrix_view
 from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.config import SimtTile
-from gemmserve_kernels.ozaki.lines import PITCH, UNIT, Lines, Panel, Prepared, Residues, Side, at, line_source
+from gemmserve_kernels.dmma import gemm as dmma
+from gemmserve_kernels.ozaki.bound import limit
+from gemmserve_kernels.ozaki.lines import (
+    JUDGED,
+    PITCH,
+    UNIT,
+    Lines,
+    Panel,
+    Prepared,
+    Residues,
+    Side,
+    at,
+    line_source,
+)
 from gemmserve_kernels.ozaki.moduli import Moduli
 from gemmserve_kernels.ozaki.params import (
     MultiplyParams,
@@ -19,7 +32,7 @@ from gemmserve_kernels.ozaki.params import (
     combine_constants,
     multiply_constants,
 )
-from gemmserve_kernels.tiling import TYPES, Operands, TiledKernel
+from gemmserve_kernels.tiling import TYPES, Operands, TiledKernel, flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,11 +48,9 @@ SHARED: Final = 1024
 """For the alignment of the stages."""
 PATCH_TILES: Final = {
     "float32": SimtTile(32, 32, 16, 4, 4),
-    "float64": SimtTile(32, 64, 8, 4, 4),
     "complex64": SimtTile(32, 32, 8, 4, 2),
-    "complex128": SimtTile(32, 32, 8, 4, 2),
 }
-"""Part of what is computed: the same on every device."""
+"""Part of what is computed: the same on every device. Double precision has tensor cores for it (`dmma`)."""
 _PATCH_BLOCKS: Final = 8
 """A multiprocessor."""
 
@@ -143,12 +154,10 @@ class Run:
         tiles_n = -(-panel.columns // TILE_N)
         shape = (panel.matrices, self.planes, tiles_m * tiles_n, TILE_M * TILE_N)
         products = launcher.empty(shape, np.dtype(np.uint8))
-        self._multiply(panel, a, b, products, tiles_m, tiles_n)
+        judged = self._judged(a, b)
+        self._multiply(panel, a, b, products, tiles_m, tiles_n, judged)
 
-        patch = PATCH_TILES[problem.dtype.name]
-        patches_m, patches_n = -(-problem.m // patch.block_m), -(-problem.n // patch.block_n)
-        count = panel.matrices * patches_m * patches_n
-        patches = launcher.zeros((count + 1,), np.dtype(np.uint8))
+        patch = PATCH_TILES.get(problem.dtype.name)
         params = RemainderParams(
             c=views[2].params(),
             d=views[3].params(),
@@ -162,14 +171,12 @@ class Run:
             n=problem.n,
             tiles_m=tiles_m,
             tiles_n=tiles_n,
-            patches_m=patches_m,
-            patches_n=patches_n,
             products=launcher.pointer(products),
             a_codes=a.codes,
             b_codes=b.codes,
             a_codes_step=0 if a.shared else problem.m,
             b_codes_step=0 if b.shared else problem.n,
-            patches=launcher.pointer(patches),
+            judged=judged,
         )
         params.batch_shape[:] = batch_shape
         alpha, beta = complex(problem.alpha), complex(problem.beta)
@@ -179,15 +186,51 @@ class Run:
         extra = (
             ("MODULI", str(self.tile.moduli)),
             ("TYPE_ACC", TYPES[problem.dtype.name]),
-            ("PATCH_M", str(patch.block_m)),
-            ("PATCH_N", str(patch.block_n)),
+            ("TALLY", flag(patch is None)),
+            ("PATCH_M", str(patch.block_m if patch else 1)),
+            ("PATCH_N", str(patch.block_n if patch else 1)),
         )
         source = line_source("ozaki_combine", self.d_dtype.name, problem.planar, self.complex_, True, extra)
         grid = panel.matrices * tiles_m * tiles_n * (TILE_M * TILE_N // 4 // 256)
+        tiles, patches = (0, 0), None
+        if patch is not None:
+            tiles = -(-problem.m // patch.block_m), -(-problem.n // patch.block_n)
+            params.patches_m, params.patches_n = tiles
+            patches = launcher.zeros((panel.matrices * tiles[0] * tiles[1] + 1,), np.dtype(np.uint8))
+            params.patches = launcher.pointer(patches)
         launcher.launch(source, "ozaki_combine", grid=grid, block=256, shared=0, params=params)
-        self._patch(panel, batch_shape, views, patch, patches, (patches_m, patches_n))
+        if patch is not None:
+            self._patch(panel, batch_shape, views, patch, patches, tiles)
+            return
+        region = dmma.Region(panel.first, panel.matrices, panel.row, panel.rows, panel.column, panel.columns)
+        conjugates = (self.operands.conjugate_a, self.operands.conjugate_b)
+        dmma.run_tiles(launcher, problem, views, conjugates, batch_shape, region, judged)
 
-    def _multiply(self, panel: Panel, a: Residues, b: Residues, products: Any, tiles_m: int, tiles_n: int) -> None:
+    def _judged(self, a: Residues, b: Residues) -> dmma.JudgedParams:
+        """What the operands say of the panel's tiles; nothing in single precision."""
+        if self.problem.dtype.name not in JUDGED:
+            return dmma.JudgedParams()
+        return dmma.JudgedParams(
+            a=a.deficits,
+            b=b.deficits,
+            doubt_a=a.doubt,
+            doubt_b=b.doubt,
+            a_step=0 if a.shared else a.groups,
+            b_step=0 if b.shared else b.groups,
+            limit=limit(self.problem.k),
+            judged=1,
+        )
+
+    def _multiply(
+        self,
+        panel: Panel,
+        a: Residues,
+        b: Residues,
+        products: Any,
+        tiles_m: int,
+        tiles_n: int,
+        judged: dmma.JudgedParams,
+    ) -> None:
         launcher, tile = self.launcher, self.tile
         pitch = -(-self.problem.k // PITCH) * PITCH
         params = MultiplyParams(
@@ -206,6 +249,7 @@ class Run:
             tiles_m=tiles_m,
             tiles_n=tiles_n,
             pitch=pitch,
+            judged=judged,
         )
         multiply_constants(params, self.moduli)
         defines = (

@@ -37,6 +37,11 @@ GEMM_DEVICE unsigned block_again() {
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
     return x;
 }
+// The same number, of which the compiler does not know that: what follows from it is computed again.
+GEMM_DEVICE int once_more(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 
 // d = a b + c for one warp: a is 16 x K, b is K x 8, d and c are 16 x 8. With g = lane / 4 and t = lane % 4, d holds
 // (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1); a TF32 holds (g, t), (g + 8, t), and for K = 8 (g, t + 4),
@@ -84,7 +89,7 @@ struct MultiplyFp16 {
 template <int K>
 struct MultiplyDouble {
     static constexpr int STEPS = K / 4;
-    static_assert(K == 4 || K == 8, "the shapes that instructions have");
+    static_assert(K == 4 || K == 8 || K == 16, "the shapes that instructions have");
 
     static GEMM_DEVICE void run(
         double (&lower)[2], double (&upper)[2], const double (&a)[STEPS], const double (&below)[STEPS],
@@ -95,6 +100,12 @@ struct MultiplyDouble {
                 "{%0, %1, %2, %3};"
                 : "+d"(lower[0]), "+d"(lower[1]), "+d"(upper[0]), "+d"(upper[1])
                 : "d"(a[0]), "d"(below[0]), "d"(b[0]));
+        } else if constexpr (K == 16) {
+            asm("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, "
+                "{%4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, {%0, %1, %2, %3};"
+                : "+d"(lower[0]), "+d"(lower[1]), "+d"(upper[0]), "+d"(upper[1])
+                : "d"(a[0]), "d"(below[0]), "d"(a[1]), "d"(below[1]), "d"(a[2]), "d"(below[2]), "d"(a[3]), "d"(below[3]),
+                  "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
         } else {
             asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                 "{%0, %1, %2, %3};"

@@ -1,6 +1,7 @@
 // What the host passes to the kernels of the residue scheme: ozaki_params.py mirrors these structures field by field.
 #pragma once
 
+#include "../common/judged.cuh"
 #include "../common/params.cuh"
 
 constexpr int MAX_MODULI = 15;
@@ -19,9 +20,25 @@ struct LineParams {
     int* codes;  // [matrix][line]
 };
 
+// How the elements of each line are counted, and what is made of it (gemmserve_kernels.ozaki.bound).
+struct TallyParams {
+    unsigned long long* sums;  // [matrix][line]: of the real parts, and above 32 bits of the imaginary ones
+    unsigned* arrivals;        // [matrix][group]: blocks that have counted
+    Deficits* deficits;        // [matrix][group]
+    unsigned* doubt;           // whether any deficit is more than half of the limit
+    Long groups;
+    unsigned limit;
+    int counts;  // scale: doubt is set to 0; convert: lines are counted
+    float step;  // a little less than TALLY_WHOLE over what counts as a whole element
+    int reserved;
+};
+constexpr int TALLY_WHOLE = 64;
+constexpr unsigned NEVER = 1u << 30;  // the deficit of what is not finite
+
 struct ScaleParams {
     LineParams line;
     double target;  // the largest norm
+    TallyParams tally;
 };
 
 struct ConvertParams {
@@ -34,6 +51,7 @@ struct ConvertParams {
     float digit[MAX_MODULI][3];  // 2^15, 2^30, 2^45 modulo each
     int conjugate;
     int reserved;
+    TallyParams tally;
 };
 
 struct MultiplyParams {
@@ -49,6 +67,7 @@ struct MultiplyParams {
     Long pitch;
     unsigned modulus[MAX_MODULI], reciprocal[MAX_MODULI], bias[MAX_MODULI];
     unsigned reserved;
+    JudgedParams judged;
 };
 
 struct RemainderParams {
@@ -59,7 +78,7 @@ struct RemainderParams {
     Long rows, columns;            // of the panel
     Long m, n;                     // of the matrix: the lengths of the code arrays
     Long tiles_m, tiles_n;
-    Long patches_m, patches_n;  // tiles of the patch kernel in one matrix
+    Long patches_m, patches_n;  // tiles of the patch kernel in one matrix, of single precision
     const unsigned char* products;
     const int* a_codes;
     const int* b_codes;
@@ -72,4 +91,5 @@ struct RemainderParams {
     double alpha[2], beta[2];
     float least;  // of |scaled product|^2 on average in a warp's elements
     float least_alone;  // and in those of one thread
+    JudgedParams judged;
 };

@@ -19,6 +19,7 @@ template <int PENDING>
 inline void copy_wait() {}
 inline int thread_again() { return int(threadIdx.x); }
 inline unsigned block_again() { return blockIdx.x; }
+inline int once_more(int x) { return x; }
 
 inline float tf32_value(unsigned bits) { return __builtin_bit_cast(float, bits & 0xffffe000u); }
 
@@ -67,7 +68,7 @@ struct MultiplyDouble {
     static void run(
         double (&lower)[2], double (&upper)[2], const double (&a)[STEPS], const double (&below)[STEPS],
         const double (&b)[STEPS]) {
-        __shared__ double held[32][32][3 * STEPS];
+        __shared__ double held[16][32][3 * STEPS];  // of 512 threads at most: it counts as the kernel's shared memory
         const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
         auto& warp = held[threadIdx.x / 32];
         for (int s = 0; s < STEPS; ++s) {

@@ -23,7 +23,9 @@ REGISTERS = {
     "ozaki_multiply": 168,
     "ozaki_combine": 104,
     "ozaki_patch": 192,
+    "dmma_tiles": 255,
 }
+DOUBLE = ("complex128", "float64")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,7 +89,7 @@ def _check(entry, source, arch):
 )
 def test_on_hopper(dtype, trans):
     sources = _sources(dtype, trans)
-    assert {entry for entry, _ in sources} == set(REGISTERS)
+    assert {entry for entry, _ in sources} == set(REGISTERS) - {"ozaki_patch" if dtype in DOUBLE else "dmma_tiles"}
     for entry, source in sources:
         _check(entry, source, "sm_90a")
 
