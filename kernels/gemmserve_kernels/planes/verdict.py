@@ -48,6 +48,9 @@ SPARE: Final = 16
 NEVER: Final = 1 << 30
 """The deficit of a vector that is not finite."""
 
+TILES: Final = {None: 0, "served": 1, "rest": 2}
+"""enum Tiles in cuda/common/verdict.cuh: what a kernel computes; None: all."""
+
 
 def groups(vectors: int) -> int:
     """Groups of `vectors`."""

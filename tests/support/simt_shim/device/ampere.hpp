@@ -24,11 +24,12 @@ inline float tf32_value(unsigned bits) { return __builtin_bit_cast(float, bits &
 
 // d = a b + c for 16 x K by K x 8, VALUES numbers in a register, the registers of k after those of the rows (PTX ISA,
 // fragments of mma.m16n8k4, k8 and k16).
-template <int A_, int B_, int VALUES>
+template <int A_, int B_, int VALUES, bool BFLOAT = false>
 struct MatrixInstruction {
     static constexpr int A = A_, B = B_;
 
     static float value(unsigned bits, int v) {
+        if (BFLOAT) return __builtin_bit_cast(float, v == 0 ? bits << 16 : bits & 0xffff0000u);
         return VALUES == 2 ? simt::half_to_float((unsigned short)(bits >> 16 * v)) : tf32_value(bits);
     }
     static void run(float (&d)[4], const unsigned (&a)[A], const unsigned (&b)[B], const float (&c)[4]) {
@@ -58,6 +59,7 @@ struct MatrixInstruction {
 template <int K>
 struct MultiplyTf32 : MatrixInstruction<K / 2, K / 4, 1> {};
 struct MultiplyFp16 : MatrixInstruction<4, 2, 2> {};
+struct MultiplyBf16 : MatrixInstruction<4, 2, 2, true> {};
 
 // Two stacked 8 x K by K x 8 in double (fragments of mma.m16n8k4 and k8), one rounding for each step of k.
 template <int K>
