@@ -48,8 +48,8 @@ _ROUTES: Final[dict[str, tuple[Route, ...]]] = {
     "3xtf32": (("mma", "3xtf32"), ("small", "3xtf32")),
     "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16"), ("mfma", "3xfp16")),
     "3xfp16-3m": (("wgmma", "3xfp16-3m"),),
-    "6xbf16": (("wgmma", "6xbf16"),),
-    "9xbf16": (("wgmma", "9xbf16"),),
+    "6xbf16": (("wgmma", "6xbf16"), ("mma", "6xbf16")),
+    "9xbf16": (("wgmma", "9xbf16"), ("mma", "9xbf16")),
     "ozaki": (("ozaki", "ozaki"),),
 }
 _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
@@ -69,8 +69,8 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
     "3xtf32": (("mma", "3xtf32"),),
     "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16"), ("mfma", "3xfp16")),
     "3xfp16-3m": (("wgmma", "3xfp16-3m"),),
-    "6xbf16": (("wgmma", "6xbf16"),),
-    "9xbf16": (("wgmma", "9xbf16"),),
+    "6xbf16": (("wgmma", "6xbf16"), ("mma", "6xbf16")),
+    "9xbf16": (("wgmma", "9xbf16"), ("mma", "9xbf16")),
 }
 """The same for gemm_reduce."""
 _PLAIN_MODES: Final = ("auto", "fp32", "fp64")
@@ -86,6 +86,8 @@ _MODULES: Final = {
     ("wgmma", "fp16"): "wgmma.direct",
     ("mma", "3xfp16"): "planes",
     ("mma", "1xfp16"): "planes",
+    ("mma", "6xbf16"): "planes",
+    ("mma", "9xbf16"): "planes",
     ("mma", "3xtf32"): "mma",
     ("mma", "1xtf32"): "mma",
     ("mfma", "plain"): "mfma",

@@ -89,6 +89,10 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("mma", "3xfp16", "complex64"): _Model(1.2e14, 5, 64, 1.5, parts=8),
     ("mma", "1xfp16", "float32"): _Model(1.9e14, 5, 128, 1.0, parts=8),
     ("mma", "1xfp16", "complex64"): _Model(2.3e14, 5, 128, 1.0, parts=8),
+    ("mma", "6xbf16", "float32"): _Model(4.8e13, 5, 128, 2.0, parts=8),
+    ("mma", "6xbf16", "complex64"): _Model(6.0e13, 5, 64, 2.0, parts=8),
+    ("mma", "9xbf16", "float32"): _Model(3.2e13, 5, 128, 2.0, parts=8),
+    ("mma", "9xbf16", "complex64"): _Model(4.0e13, 5, 64, 2.0, parts=8),
     ("mma", "3xtf32", "float32"): _Model(6.0e13, tile=128, parts=8),
     ("mma", "3xtf32", "complex64"): _Model(6.6e13, tile=64, parts=8),
     ("mma", "1xtf32", "float32"): _Model(1.1e14, tile=128, parts=8),
@@ -109,7 +113,8 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("ozaki", "ozaki", "complex64"): _Model(8.0e13, 8, 256, 8.0),
     ("ozaki", "ozaki", "complex128"): _Model(1.38e14, 7, 256, 7.0),
 }
-"""By algorithm, arithmetic and dtype; rates measured on an H200 (docs/benchmarks). Those of `mfma` are not measured:
+"""By algorithm, arithmetic and dtype; rates measured on an H200 (docs/benchmarks). Those of bfloat16 are shares of
+`3xfp16`'s: half of six products, a third of nine. Those of `mfma` are not measured:
 they say no more than that the vendor's BLAS goes first on AMD devices, and the portable kernels come last.
 """
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from gemmserve_kernels.arguments import GemmParams, MatrixView, StoredArray, launches, matrix_view
 from gemmserve_kernels.planes.layout import PLANES
+from gemmserve_kernels.planes.verdict import GROUP_WORDS, groups
 from gemmserve_kernels.problem import GemmReduceProblem
 from gemmserve_kernels.reduction import Partials, combine
 from gemmserve_kernels.tiling import TYPES
@@ -102,6 +103,11 @@ class Layout:
         """The exponents of the rows, as a matrix of one column."""
         strides = tuple(step * self.rows for step in self.batch_strides)
         return MatrixView(0, 0, np.dtype(np.int32), self.rows, 1, 1, 0, strides)
+
+    def deficits(self) -> MatrixView:
+        """Those of the rows' groups (planes.verdict), as a matrix of one row."""
+        count = groups(self.rows) * GROUP_WORDS
+        return MatrixView(0, 0, np.dtype(np.int32), 1, count, 0, 1, tuple(step * count for step in self.batch_strides))
 
 
 # ---- what a plan is made of

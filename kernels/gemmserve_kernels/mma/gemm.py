@@ -2,7 +2,8 @@
 
 Two families share one kernel, cuda/mma_gemm.cu. `run_gemm` multiplies float32 and complex64 as TF32, read as they are
 stored (any strides, interleaved or planar) and split in registers: `3xtf32` into a big and a small part with three
-products, `1xtf32` (and `tf32`) with one. `multiply` multiplies float16 planes (`planes.Planes`): `3xfp16`, `1xfp16`.
+products, `1xtf32` (and `tf32`) with one. `multiply` multiplies planes (`planes.Planes`): of float16 (`3xfp16`,
+`1xfp16`) and of bfloat16 (`6xbf16`, `9xbf16`, `3xbf16`), of all tiles or of those that one of them serves.
 
 Source of the split and of staged accumulation: NVIDIA CUTLASS, examples 27 to 29; errors are modelled in `models`.
 Elements of a TF32 product that come out infinite or NaN are computed again in plain float32, so that data which are not
@@ -11,20 +12,24 @@ finite, or overflow, give what plain float32 gives.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.matrix_units import reduce_planes, run_planes, run_stored
-from gemmserve_kernels.mma.plan import TF32_MODES, planes_plan, resolve_tf32, tf32_plan, warp_columns
+from gemmserve_kernels.mma.plan import TF32_MODES, Plan, planes_plan, resolve_tf32, tf32_plan, warp_columns
 from gemmserve_kernels.mma.tiles import ARITHMETIC, MmaTile, check_device, resolve_tile
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.config import GemmConfig
+    from gemmserve_kernels.arguments import StoredArray
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
+    from gemmserve_kernels.matrix_units import Layout
     from gemmserve_kernels.planes.layout import Planes, Scheme
+    from gemmserve_kernels.planes.verdict import Judged
     from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
     from gemmserve_kernels.reduction import Partials
 
@@ -81,12 +86,41 @@ def run_gemm(
     run_stored(launcher, problem, partial(tf32_plan, launcher.spec, problem, config), a, b, c, out)
 
 
+def wide_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec, alike: MmaTile | None = None) -> MmaTile:
+    """The tile of the wide way. k is not split, so that there is no workspace. For reductions it leaves as many
+    partials as `alike`, which has the other tiles. Raises ConfigInfeasible.
+    """
+    config = None if alike is None else GemmConfig(block_n=alike.block_n, warp_n=alike.warp_n)
+    return replace(resolve_planes(config, problem, scheme, spec), split_k=1)
+
+
 def multiply(
-    launcher: Launcher, problem: GemmProblem, tile: MmaTile, a: Planes, b: Planes, c: Any | None, out: Any
+    launcher: Launcher,
+    problem: GemmProblem,
+    tile: MmaTile,
+    a: Planes,
+    b: Planes,
+    c: Any | None,
+    out: Any,
+    judged: Judged | None = None,
 ) -> None:
-    """See matrix_units.run_planes."""
-    plan_of = partial(planes_plan, launcher.spec, problem, tile)
-    run_planes(launcher, problem, plan_of, a, b, c, out)
+    """See matrix_units.run_planes; or the elements of the tiles that `judged` names."""
+    run_planes(launcher, problem, partial(_judged_plan, launcher.spec, problem, tile, judged), a, b, c, out)
+
+
+def _judged_plan(
+    spec: DeviceSpec,
+    problem: GemmProblem | GemmReduceProblem,
+    tile: MmaTile,
+    judged: Judged | None,
+    a: Layout,
+    b: Layout,
+    c: StoredArray | None,
+    d: StoredArray | None,
+) -> Plan:
+    if judged is None:
+        return planes_plan(spec, problem, tile, a, b, c, d)
+    return replace(planes_plan(spec, problem, tile, a, b, c, d, judged.tiles), deficits=(judged.deficits_a, judged.deficits_b), wanted=judged.wanted)
 
 
 def partials_length(problem: GemmReduceProblem, tile: MmaTile) -> int:
@@ -103,7 +137,8 @@ def multiply_reduce(
     partials: Partials,
     first_matrix: int,
     c: Any | None,
+    judged: Judged | None = None,
 ) -> None:
-    """See matrix_units.reduce_planes."""
-    plan_of = partial(planes_plan, launcher.spec, problem, tile)
+    """See matrix_units.reduce_planes; or the partials of the tiles that `judged` names."""
+    plan_of = partial(_judged_plan, launcher.spec, problem, tile, judged)
     reduce_planes(launcher, plan_of, a, b, partials, first_matrix, c)

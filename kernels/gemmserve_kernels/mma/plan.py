@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.matrix_units import rebase, set_exponents, written
 from gemmserve_kernels.mma.tiles import ARITHMETIC, MmaTile, resolve_tile
+from gemmserve_kernels.planes.layout import is_wide
+from gemmserve_kernels.planes.verdict import TILES, most_deficit
 from gemmserve_kernels.problem import GemmReduceProblem
 from gemmserve_kernels.reduction import Partials, epilogue_defines
 from gemmserve_kernels.simt.gemm import runs_along_rows
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 _WORKSPACE_BYTES: Final = 256 << 20
 """Partial sums of one launch at most; a batch that needs more is launched in turns."""
+_WORD: Final = 4
+"""Bytes of the word ahead of the deficits, which says whether there is a doubt."""
 _TF32_MASK: Final = 0xFFFFE000
 """The bits of a float32 that TF32 has."""
 TF32_MODES: Final = {"3xtf32": "3xtf32", "1xtf32": "1xtf32", "tf32": "1xtf32"}
@@ -49,13 +53,24 @@ class MmaParams(ctypes.Structure):
         ("exponents", ctypes.c_uint64 * 2),
         ("exponent_stride", ctypes.c_int64 * BATCH_DIMS * 2),
         ("plane_stride", ctypes.c_int64 * 2),
+        ("doubt", ctypes.c_uint64 * 2),
+        ("deficits", ctypes.c_uint64 * 2),
+        ("deficit_stride", ctypes.c_int64 * BATCH_DIMS * 2),
+        ("wanted", ctypes.c_uint64),
+        ("most_deficit", ctypes.c_int64),
+        ("blocks", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
         ("reduce", RowReduceParams),
     )
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """The launches of one product (matrix_units.Plan); addresses in `pieces` count from the arrays' bases."""
+class Plan:
+    """The launches of one product (matrix_units.Plan); addresses in `pieces` count from the arrays' bases.
+
+    `most_blocks` of a launch, whose blocks then look for tiles in turns; 0: a block for each. `deficits`: addresses of
+    A's and B's (planes.verdict), where tiles are chosen by them; `wanted`: of the word that says whether any are left.
+    """
 
     source: KernelSource
     tile: MmaTile
@@ -64,6 +79,9 @@ class _Plan:
     pieces: tuple[tuple[MmaParams, int], ...]
     swapped: bool
     length: int = 0
+    most_blocks: int = 0
+    deficits: tuple[int, int] = (0, 0)
+    wanted: int = 0
 
     def launch(
         self,
@@ -83,11 +101,16 @@ class _Plan:
             per_launch = max(1, min(per_launch, most, _WORKSPACE_BYTES // (self.tile_bytes * splits)))
             partial = launcher.empty((per_launch * splits * self.tile_bytes // 4,), np.dtype(np.float32))
             arrivals = launcher.zeros((sum(tiles for _, tiles in self.pieces),), np.dtype(np.uint32))
+        deficits = self.deficits[::-1] if self.swapped else self.deficits
         done = 0
         for piece, tiles in self.pieces:
             params = MmaParams.from_buffer_copy(piece)
             gemm = params.gemm
             rebase(gemm, params, bases, exponents)
+            for side, base in enumerate(deficits):
+                params.doubt[side] = base
+                params.deficits[side] += base + _WORD
+            params.wanted = self.wanted
             if partials is not None:
                 params.reduce.partial, params.reduce.outputs = partials.params(launcher), partials.outputs
                 params.reduce.first_batch += first_matrix
@@ -96,7 +119,9 @@ class _Plan:
                     params.partial = launcher.pointer(partial)
                     params.arrivals = launcher.pointer(arrivals) + 4 * (done + first)
                 gemm.first_tile = first * splits
-                grid = min(tiles - first, per_launch) * splits
+                params.blocks = grid = min(tiles - first, per_launch) * splits
+                if self.most_blocks:
+                    grid = min(grid, self.most_blocks)
                 launcher.launch(
                     self.source, self.source.name, grid=grid, block=self.tile.threads, shared=self.shared, params=params
                 )
@@ -120,7 +145,7 @@ def tf32_plan(
     b: StoredArray,
     c: StoredArray | None,
     d: StoredArray | None,
-) -> _Plan:
+) -> Plan:
     operands = Operands.of(problem, a, b)
     c_view, d_view = written(problem, c, d)
     swapped = _turned(problem, d_view)
@@ -163,16 +188,19 @@ def planes_plan(
     b: Layout,
     c: StoredArray | None,
     d: StoredArray | None,
-) -> _Plan:
-    del spec
+    tiles: Literal["served", "rest"] | None = None,
+) -> Plan:
+    """`tiles`: those that are computed, as in `planes.verdict.Judged`; None: all."""
     c_view, d_view = written(problem, c, d)
     swapped = _turned(problem, d_view)
     if swapped:
         a, b, c_view, d_view = b, a, c_view.transposed(), d_view.transposed()
     views = [a.planes(), b.planes().transposed(), c_view, d_view, a.exponents(), b.exponents()]
-    defines = _defines(problem, tile, a.scheme, c, d, d_view, pair=2)
+    views += [a.deficits(), b.deficits()]
+    defines = {**_defines(problem, tile, a.scheme, c, d, d_view, pair=2), "TILES": str(TILES[tiles])}
     strides = (a.rows * a.pitch, b.rows * b.pitch)
-    return _finish(problem, tile, a.scheme, defines, views, (False, False), swapped=swapped, plane_strides=strides)
+    plan = _finish(problem, tile, a.scheme, defines, views, (False, False), swapped=swapped, plane_strides=strides)
+    return replace(plan, most_blocks=spec.sm_count * tile.min_blocks) if tiles == "rest" else plan
 
 
 def _turned(problem: GemmProblem | GemmReduceProblem, d: MatrixView) -> bool:
@@ -203,6 +231,9 @@ def _defines(
         "PLANES": flag(shape.planes),
         "PLANAR": flag(problem.planar),
         "PARTS": str(shape.parts),
+        "PRODUCTS": str(shape.products),
+        "BFLOAT": flag(is_wide(arithmetic)),
+        "TILES": str(TILES[None]),
         **matrix_units.defines(problem, tile, c, d),
         "VECTOR_D": flag(d is not None and d_view.column_stride == 1 and d_view.aligned(pair, d_view.row_stride)),
         "PROMOTE": str(tile.promote),
@@ -223,19 +254,28 @@ def _finish(
     *,
     swapped: bool,
     plane_strides: tuple[int, int] = (0, 0),
-) -> _Plan:
-    """The plan for `views`: A, B, C, D and, of planes, the exponents of A and B."""
+) -> Plan:
+    """The plan for `views`: A, B, C, D and, of planes, the exponents and the deficits of A and B."""
     is_complex = problem.dtype.kind == "c"
     reduces = isinstance(problem, GemmReduceProblem)
     mask = 0xFFFFFFFF if ARITHMETIC[arithmetic].planes else _TF32_MASK
     pieces = []
-    for gemm, tiles, first_matrix, exponents in matrix_units.pieces(problem, tile, views, conjugates):
-        params = MmaParams(gemm=gemm, k_part=tile.k_part(problem.k), splits=tile.split_k, mask=mask)
+    for gemm, tiles, first_matrix, of_planes in matrix_units.pieces(problem, tile, views, conjugates):
+        params = MmaParams(
+            gemm=gemm,
+            k_part=tile.k_part(problem.k),
+            splits=tile.split_k,
+            mask=mask,
+            most_deficit=most_deficit(problem.k),
+        )
         params.plane_stride[:] = plane_strides
         if isinstance(problem, GemmReduceProblem):
             params.reduce.first_batch = first_matrix
             params.reduce.reduce_batch = problem.over_batch
-        set_exponents(params, exponents)
+        set_exponents(params, of_planes[:2])
+        for side, view in enumerate(of_planes[2:]):
+            params.deficits[side] = view.re
+            params.deficit_stride[side][:] = view.params().batch_stride[:]
         pieces.append((params, tiles))
     shared = tile.shared_bytes(arithmetic, is_complex=is_complex)
     tile_bytes = tile.block_m * tile.block_n * (8 if is_complex else 4)
@@ -243,7 +283,7 @@ def _finish(
     length = 0
     if isinstance(problem, GemmReduceProblem):
         length = warp_columns(tile, views[1].columns) * (problem.batch if problem.over_batch else 1)
-    return _Plan(source, tile, shared, tile_bytes, tuple(pieces), swapped, length)
+    return Plan(source, tile, shared, tile_bytes, tuple(pieces), swapped, length)
 
 
 def _along_k(view: MatrixView, *, k_is_row: bool) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.models import ROUNDINGS
+from gemmserve_kernels.planes.verdict import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,19 +33,25 @@ _MAX_SPLITS: Final = 16
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """`parts` of a number; float16 `planes`, or TF32; steps of k of an instruction, and of the smallest fragment."""
+    """`parts` of a number, `products` of them; `planes`, or TF32; steps of k of an instruction, and of the smallest
+    fragment.
+    """
 
     parts: int
+    products: int
     planes: bool
     instruction_k: tuple[int, ...]
     group_k: int
 
 
 ARITHMETIC: Final = {
-    "3xtf32": Arithmetic(2, False, (8, 4), 8),
-    "1xtf32": Arithmetic(1, False, (8, 4), 8),
-    "3xfp16": Arithmetic(2, True, (16,), 32),
-    "1xfp16": Arithmetic(1, True, (16,), 32),
+    "3xtf32": Arithmetic(2, 3, False, (8, 4), 8),
+    "1xtf32": Arithmetic(1, 1, False, (8, 4), 8),
+    "3xfp16": Arithmetic(2, 3, True, (16,), 32),
+    "1xfp16": Arithmetic(1, 1, True, (16,), 32),
+    "3xbf16": Arithmetic(2, 3, True, (16,), 32),
+    "6xbf16": Arithmetic(3, 6, True, (16,), 32),
+    "9xbf16": Arithmetic(3, 9, True, (16,), 32),
 }
 
 
@@ -95,6 +102,8 @@ class MmaTile:
                 )
             if block % 32:
                 return f"divisibility: block_{axis}={block} must be a multiple of 32"
+            if shape.planes and GROUP % block:
+                return f"block_{axis}: with planes it divides {GROUP}, the extent of a tile that is judged; not {block}"
         if self.instruction_k not in shape.instruction_k:
             known = " or ".join(map(str, shape.instruction_k))
             return f"instruction_k: {arithmetic} has {known}, not {self.instruction_k}"
@@ -174,8 +183,30 @@ _CANDIDATES: Final[dict[tuple[str, bool], tuple[_Candidate, ...]]] = {
         _Candidate(MmaTile(128, 128, 64, 64, 32, 3, 64, 16), 1.0),
         _Candidate(MmaTile(64, 64, 64, 32, 32, 3, 64, 16, min_blocks=2), 0.8),
     ),
+    ("3xbf16", True): (
+        _Candidate(MmaTile(64, 64, 32, 64, 16, 3, 32, 16, min_blocks=2), 1.0),
+        _Candidate(MmaTile(64, 32, 32, 32, 16, 3, 32, 16, min_blocks=2), 0.8),
+    ),
+    ("3xbf16", False): (
+        _Candidate(MmaTile(128, 128, 32, 64, 32, 3, 32, 16), 1.0),
+        _Candidate(MmaTile(64, 64, 32, 32, 32, 3, 32, 16, min_blocks=2), 0.8),
+    ),
+    **{
+        (scheme, True): (
+            _Candidate(MmaTile(64, 64, 32, 64, 16, 2, 32, 16, min_blocks=2), 1.0),
+            _Candidate(MmaTile(64, 32, 32, 32, 16, 2, 32, 16, min_blocks=2), 0.8),
+        )
+        for scheme in ("6xbf16", "9xbf16")
+    },
+    **{
+        (scheme, False): (
+            _Candidate(MmaTile(128, 128, 32, 64, 32, 3, 32, 16), 1.0),
+            _Candidate(MmaTile(64, 64, 32, 32, 32, 3, 32, 16, min_blocks=2), 0.8),
+        )
+        for scheme in ("6xbf16", "9xbf16")
+    },
 }
-"""By arithmetic and whether the data are complex; rates measured on one H200."""
+"""By arithmetic and whether the data are complex; rates measured on one H200, of bfloat16 those of float16."""
 
 
 def check_device(spec: DeviceSpec) -> str | None:

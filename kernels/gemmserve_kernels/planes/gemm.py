@@ -1,7 +1,7 @@
 """FP32-accurate products (and TF32's class) from planes on tensor cores: pre-pass, product, wide product, fallback.
 
 `split` makes float16 planes of both operands and counts what `planes.verdict` decides by; `wgmma`, `mma` or `mfma`
-multiplies them. What they do not serve is computed anew: where the device has the wide way (`wgmma`), from three
+multiplies them. What they do not serve is computed anew: where there is the wide way (`wgmma`, `mma`), from three
 bfloat16 parts of every element, tile by tile, else in plain FP32, as is at the end what is not finite or spreads over
 more than 92 binades (`fallback`). On usual data these launches are over at once. The host never waits.
 
@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.arguments import BATCH_DIMS, coalesce
-from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.mfma import gemm as mfma
 from gemmserve_kernels.mma import gemm as mma_sync
 from gemmserve_kernels.planes import fallback, prepass
 from gemmserve_kernels.planes.fallback import Flags
-from gemmserve_kernels.planes.layout import SCHEMES, WIDE, is_wide
+from gemmserve_kernels.planes.layout import SCHEMES, WIDE
 from gemmserve_kernels.planes.split import SplitOperand
 from gemmserve_kernels.planes.watch import note
 from gemmserve_kernels.prepared import source_of
@@ -40,12 +39,14 @@ from gemmserve_kernels.wgmma import gemm as wgmma
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gemmserve_kernels.config import GemmConfig
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.operand import Operand
     from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
-    from gemmserve_kernels.wgmma.tile import WgmmaTile
 
+_WIDENING: Final = ("wgmma", "mma")
+"""The kernels that multiply bfloat16 planes."""
 _WORKSPACE: Final = 384 << 20
 """Bytes of planes of one turn through a batch, of bfloat16 ones where there may be; a single pair of matrices is never
 cut."""
@@ -69,8 +70,6 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
         return mfma.supports_planes(problem, scheme, spec)
     if wgmma.supports(problem, spec) is None:
         return None
-    if is_wide(scheme):
-        return f"bfloat16 planes: {wgmma.supports(problem, spec)}"
     return mma_sync.supports_planes(problem, scheme, spec)
 
 
@@ -124,7 +123,7 @@ def run_gemm(
 
 def widens_for(problem: GemmProblem | GemmReduceProblem, config: GemmConfig | None, spec: DeviceSpec) -> bool:
     """Whether tiles that float16 planes do not serve go the wide way."""
-    return SCHEMES[problem.compute] in WIDE and _algorithm(config, spec) == "wgmma"
+    return SCHEMES[problem.compute] in WIDE and _algorithm(config, spec) in _WIDENING
 
 
 def parts_of(
@@ -211,24 +210,16 @@ def _run(
     wide = None
     if widens:
         judged = prepass.judged(launcher, ready)
-        of_wide = wide_tile(problem, launcher.spec)
-        wgmma.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out, judged)
+        of_wide = module.wide_tile(problem, WIDE[scheme], launcher.spec)
+        module.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out, judged)
         wide = prepass.widen(launcher, ready)
-        wgmma.multiply(launcher, problem, of_wide, wide.a.planes, wide.b.planes, c, out, judged._replace(tiles="rest"))
+        rest = judged._replace(tiles="rest")
+        module.multiply(launcher, problem, of_wide, wide.a.planes, wide.b.planes, c, out, rest)
     else:
         module.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out)
     flags = Flags.of(launcher, wide or ready)
     fallback.run(launcher, problem, source_of(a), source_of(b), c, out, flags)
     note(problem, ready, wide)
-
-
-def wide_tile(problem: GemmProblem, spec: DeviceSpec, config: GemmConfig | None = None) -> WgmmaTile:
-    """The tile of the wide way; k is split over a cluster at most, so that there is no workspace."""
-    scheme = WIDE[SCHEMES[problem.compute]]
-    tile = wgmma.resolve(config, problem, spec, scheme)
-    if tile.parts > 1:
-        tile = wgmma.resolve(replace(config or GemmConfig(), split_k=tile.split), problem, spec, scheme)
-    return tile
 
 
 def module_of(config: GemmConfig | None, spec: DeviceSpec) -> Any:

@@ -12,11 +12,10 @@ from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.planes import fallback, prepass, reduce_fallback
 from gemmserve_kernels.planes import gemm as product
 from gemmserve_kernels.planes.fallback import Flags
-from gemmserve_kernels.planes.layout import SCHEMES
+from gemmserve_kernels.planes.layout import SCHEMES, WIDE
 from gemmserve_kernels.planes.watch import note
 from gemmserve_kernels.prepared import source_of
 from gemmserve_kernels.reduction import Partials, combine
-from gemmserve_kernels.wgmma import gemm as wgmma
 from gemmserve_kernels.wgmma.tile import WgmmaTile
 
 if TYPE_CHECKING:
@@ -42,6 +41,9 @@ def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceS
     given = config or GemmConfig()
     tile = product.resolve(config, problem.product, spec)
     if not isinstance(tile, WgmmaTile):
+        if product.widens_for(problem, config, spec):
+            scheme = WIDE[SCHEMES[problem.compute]]
+            product.module_of(config, spec).wide_tile(problem.product, scheme, spec, tile)
         return tile
     if tile.block_n > _MOST_COLUMNS:
         if given.block_n is not None:
@@ -86,12 +88,10 @@ def run_gemm_reduce(
         wide = None
         if widens:
             judged = prepass.judged(launcher, ready)
-            wgmma.multiply_reduce(launcher, reduced, tile, ready.a.planes, ready.b.planes, partials, first, c, judged)
+            module.multiply_reduce(launcher, reduced, tile, ready.a.planes, ready.b.planes, partials, first, c, judged)
             wide = prepass.widen(launcher, ready)
-            # Partials lie tile by tile: the wide way's tiles have as many columns, and as many shares of k.
-            alike = GemmConfig(block_n=tile.block_n, split_k=tile.split)
-            of_wide, rest = product.wide_tile(part, launcher.spec, alike), judged._replace(tiles="rest")
-            wgmma.multiply_reduce(launcher, reduced, of_wide, wide.a.planes, wide.b.planes, partials, first, c, rest)
+            of_wide, rest = module.wide_tile(part, WIDE[scheme], launcher.spec, tile), judged._replace(tiles="rest")
+            module.multiply_reduce(launcher, reduced, of_wide, wide.a.planes, wide.b.planes, partials, first, c, rest)
         else:
             module.multiply_reduce(launcher, reduced, tile, ready.a.planes, ready.b.planes, partials, first, c)
         sources = source_of(a_part), source_of(b_part)

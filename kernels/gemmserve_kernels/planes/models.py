@@ -131,8 +131,6 @@ def product(
     with np.errstate(all="ignore"):
         plain = a @ b
         found = _from(left, right, scheme, promote, kernel, unit)
-        if kernel == "mma" and not is_wide(scheme):
-            return Product(np.where(fine, found, plain), np.zeros_like(fine), ~fine)
         if not is_wide(scheme):
             left, right = split(a, WIDE[scheme], "a"), split(columns, WIDE[scheme], "b")
             found = np.where(fine, found, _from(left, right, WIDE[scheme], None, kernel, unit))
@@ -171,7 +169,7 @@ def multiply(
         return _unpromoted(a, b, unit, complex_=complex_)
     promote = promote or (promotion(scheme, complex_, k) if kernel == "wgmma" else _MMA_PROMOTE)
     if scheme in _TERMS:
-        parts = _thirds(a, b, _TERMS[scheme], complex_=complex_)
+        parts = (_thirds if kernel == "wgmma" else _thirds_mma)(a, b, _TERMS[scheme], complex_=complex_)
     else:
         parts = _SCHEDULES[scheme, kernel, complex_](a, b)
     sums = [models.promoted(turns, k, promote, unit.fp16, unit) for turns in parts]
@@ -216,6 +214,18 @@ def _thirds(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_:
     return [re, im]
 
 
+def _thirds_mma(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_: bool) -> list[list[models.Turn]]:
+    """As `_thirds`, but every real product of complex data has partial sums of its own."""
+    if not complex_:
+        return _thirds(a, b, terms, complex_=False)
+
+    def sums(*products: tuple[int, int, int]) -> models.Turn:
+        found = [[(np.float32(sign) * a[2 * i + x], b[2 * j + y]) for i, j in terms] for x, y, sign in products]
+        return [(1, [each[:-1] for each in found]), (1, [each[-1:] for each in found])]
+
+    return [[sums((0, 0, 1), (1, 1, -1))], [sums((1, 0, 1), (0, 1, 1))]]
+
+
 def _real(a: Array, b: Array) -> list[list[models.Turn]]:
     return [[[(1, [_terms(a, b, 0, 0, 1) if len(a) == 2 else [(a[0], b[0])]])]]]
 
@@ -255,6 +265,8 @@ _SCHEDULES: Final = {
     ("3xfp16", "wgmma", False): _real,
     ("3xfp16", "mma", True): _complex_mma,
     ("3xfp16", "mma", False): _real,
+    ("3xbf16", "mma", True): _complex_mma,
+    ("3xbf16", "mma", False): _real,
     ("1xfp16", "mma", True): _complex_mma,
     ("1xfp16", "mma", False): _real,
     ("3xfp16-3m", "wgmma", True): _gauss,

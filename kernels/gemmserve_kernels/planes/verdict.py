@@ -57,6 +57,9 @@ GROUP_WORDS: Final = 4
 """Of a group: the largest counts of the better and of the worse part, the largest l, and which parts are not all zero in
 any of its vectors (1 the real, 2 the imaginary one; of real data 1)."""
 
+TILES: Final = {None: 0, "served": 1, "rest": 2}
+"""enum Tiles in cuda/common/verdict.cuh: what a kernel computes; None: all."""
+
 
 def groups(vectors: int) -> int:
     """Groups of `vectors`."""

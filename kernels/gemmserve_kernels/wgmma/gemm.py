@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gemmserve_kernels.arguments import MatrixView, StoredArray
+from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.wgmma.plan import Source, plan
 from gemmserve_kernels.wgmma.tensor_map import Box
 from gemmserve_kernels.wgmma.tile import WgmmaTile
 from gemmserve_kernels.wgmma.tiles import resolve, supports
 
 if TYPE_CHECKING:
+    from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.planes.layout import Planes, Scheme
     from gemmserve_kernels.planes.verdict import Judged
@@ -72,6 +75,16 @@ def _sources(launcher: Launcher, a: Planes, b: Planes, judged: Judged | None) ->
         for planes, address in zip((a, b), deficits, strict=True)
     )
     return left, right
+
+
+def wide_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec, alike: WgmmaTile | None = None) -> WgmmaTile:
+    """The tile of the wide way. k is split over a cluster at most, so that there is no workspace. For reductions it
+    leaves as many partials as `alike`, which has the other tiles. Raises ConfigInfeasible.
+    """
+    # Partials lie tile by tile: as many columns, and as many shares of k.
+    config = GemmConfig() if alike is None else GemmConfig(block_n=alike.block_n, split_k=alike.split)
+    tile = resolve(config, problem, spec, scheme)
+    return tile if tile.parts == 1 else resolve(replace(config, split_k=tile.split), problem, spec, scheme)
 
 
 def multiply(

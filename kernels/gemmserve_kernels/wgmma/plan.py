@@ -25,7 +25,7 @@ from gemmserve_kernels.arguments import (
 )
 from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.planes.layout import is_wide
-from gemmserve_kernels.planes.verdict import most_deficit
+from gemmserve_kernels.planes.verdict import TILES, most_deficit
 from gemmserve_kernels.problem import GemmReduceProblem
 from gemmserve_kernels.reduction import epilogue_defines
 from gemmserve_kernels.tiling import TYPES, flag
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 _SCHEMES: Final = {"3xfp16": 0, "3xfp16-3m": 1, "1xfp16": 2, "fp16": 3, "3xbf16": 4, "6xbf16": 5, "9xbf16": 6}
 """enum Scheme in cuda/wgmma/kernel.cuh."""
-_TILES: Final = {None: 0, "served": 1, "rest": 2}
-"""enum Tiles in cuda/wgmma/schedule.cuh."""
 _PAIR: Final = 2
 _WIDE: Final = 8
 """Neighbouring results that one lane writes at once; the latter of float16, 16 bytes."""
@@ -333,7 +331,7 @@ def defines(
         "PARTIAL": flag(tile.parts > 1),
         "RASTER": str(tile.raster),
         "SWAPPED": flag(swapped),
-        "TILES": str(_TILES[tiles]),
+        "TILES": str(TILES[tiles]),
         "PLANAR": flag(problem.planar and tile.complex),
         "VECTOR_D": flag(vector),
         "WIDE_D": flag(wide),

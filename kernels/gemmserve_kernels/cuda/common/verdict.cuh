@@ -8,6 +8,9 @@ constexpr int SPARE = 16;         // large terms that every sum has beside those
 constexpr int NEVER = 1 << 30;    // the count of a vector that is not finite, and the largest: two are added as Long
 constexpr int GROUP_WORDS = 4;    // of a group, see Deficits
 
+// Which tiles a kernel computes: all, those that float16 planes serve, or the rest of these.
+enum Tiles { TILES_ALL, TILES_SERVED, TILES_REST };
+
 GEMM_DEVICE Long groups_of(Long vectors) { return (vectors + GROUP - 1) / GROUP; }
 
 // Of the vectors of a group, the largest number of steps of k at which the better (the worse) part is not large, and of
@@ -27,6 +30,29 @@ GEMM_DEVICE bool is_served(const Deficits& a, const Deficits& b, Long most) {
     if (a.one_part() && b.one_part()) terms = a.best + b.best;
     return terms + (a.lossy + b.lossy + 3) / 4 <= most;
 }
+
+// What the first words of both operands' deficits say, read after the pre-pass has ended: without a doubt all tiles are
+// served. Who leaves a tile to the wide way says so in `wanted`, which that reads.
+template <Tiles TILES>
+struct Doubt {
+    int* wanted;
+    bool any;
+
+    GEMM_DEVICE Doubt(const int* left, const int* right, int* rest) : wanted(rest), any(false) {
+        if constexpr (TILES == TILES_SERVED) any = (*left | *right) != 0;
+        if constexpr (TILES == TILES_REST) any = *rest != 0;
+    }
+
+    // Whether there is nothing to do.
+    GEMM_DEVICE bool none() const { return TILES == TILES_REST && !any; }
+
+    // Whether the kernel has the tile, which lies in one group of rows and one of columns, where there is a doubt.
+    GEMM_DEVICE bool wants(const Deficits& row, const Deficits& column, Long most) const {
+        const bool served = is_served(row, column, most);
+        if (TILES == TILES_SERVED && !served) *wanted = 1;
+        return served == (TILES == TILES_SERVED);
+    }
+};
 
 // An operand's words: how many vectors are in doubt, then (matrices, groups, GROUP_WORDS).
 GEMM_DEVICE Deficits deficits_of(const int* words, Long matrix, Long vectors, Long vector) {

@@ -62,12 +62,12 @@ struct Tf32Operand {
     }
 };
 
-// float16 planes in the order of planes.PLANES, part by part; k runs fastest. A register holds two steps of k.
+// Planes of float16 or bfloat16 in the order of planes.PLANES, part by part; k runs fastest. A register holds two steps of k.
 //
 // `mask` has all bits, but the compiler must not know it: an AND puts the registers of a LEFT operand, which come from
 // several reads, into the instruction's order, where the compiler would copy them again for every instruction.
 template <bool LEFT, bool COMPLEX, int EXTENT, int DEPTH, int THREADS, int PARTS, int GROUP_>
-struct Fp16Operand {
+struct PlaneOperand {
     static constexpr bool ALONG_K = true;
     static constexpr int COMPONENTS = COMPLEX ? 2 : 1, PLANES = PARTS * COMPONENTS, ELEMENT = 2;
     static constexpr int GROUP = GROUP_, WIDTH = GROUP / 8;

@@ -84,6 +84,18 @@ struct MultiplyFp16 {
     }
 };
 
+// The same of bfloat16.
+struct MultiplyBf16 {
+    static constexpr int A = 4, B = 2;
+    static GEMM_DEVICE void run(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&c)[4]) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%10, %11, %12, %13};"
+            : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]),
+              "f"(c[3]));
+    }
+};
+
 // Two stacked d = a b + c in double for one warp, a being 8 x K, b K x 8, d and c 8 x 8, g and t as above: lower[0] holds
 // (g, 2t), lower[1] (g, 2t + 1) of the first d; a[s] holds (g, t + 4s), b[s] (t + 4s, g). Sums are rounded to nearest.
 template <int K>

@@ -1,6 +1,7 @@
 // One block's product: the configuration of the prelude as one type, its share of the work, the pipeline over k.
 #pragma once
 
+#include "../common/verdict.cuh"
 #include "store.cuh"
 
 struct Config {
@@ -9,15 +10,17 @@ struct Config {
     static constexpr int WARP_M = GEMM_WARP_M, WARP_N = GEMM_WARP_N;
     static constexpr int WARPS_M = BLOCK_M / WARP_M, WARPS_N = BLOCK_N / WARP_N, THREADS = 32 * WARPS_M * WARPS_N;
     static constexpr int STAGES = GEMM_STAGES, GROUP = GEMM_GROUP, PARTS = GEMM_PARTS;
+    static constexpr bool BFLOAT = GEMM_BFLOAT;  // of planes
+    static constexpr Tiles TILES = static_cast<Tiles>(GEMM_TILES);
     static constexpr int COMPONENTS = COMPLEX ? 2 : 1;
     using Acc = Select<COMPLEX, Complex<float>, float>;
     using Stored = Select<COMPLEX && !PLANAR, Complex<float>, float>;
     using C = GEMM_TYPE_C;
     using D = GEMM_TYPE_D;
 #if GEMM_PLANES
-    using A = Fp16Operand<true, COMPLEX, BLOCK_M, BLOCK_K, THREADS, PARTS, GEMM_PROMOTE>;
-    using B = Fp16Operand<false, COMPLEX, BLOCK_N, BLOCK_K, THREADS, PARTS, GEMM_PROMOTE>;
-    using Instruction = MultiplyFp16;
+    using A = PlaneOperand<true, COMPLEX, BLOCK_M, BLOCK_K, THREADS, PARTS, GEMM_PROMOTE>;
+    using B = PlaneOperand<false, COMPLEX, BLOCK_N, BLOCK_K, THREADS, PARTS, GEMM_PROMOTE>;
+    using Instruction = Select<BFLOAT, MultiplyBf16, MultiplyFp16>;
 #else
     using A = Tf32Operand<
         COMPLEX, PLANAR, GEMM_CONJUGATE_A, BLOCK_M, BLOCK_K, GEMM_A_ALONG_K, GEMM_UNIT_A, THREADS, PARTS, GEMM_ROUNDING_BIG,
@@ -27,9 +30,11 @@ struct Config {
         GEMM_ROUNDING_SMALL, GEMM_PROMOTE>;
     using Instruction = MultiplyTf32<GEMM_INSTRUCTION_K>;
 #endif
-    using Multiply = WarpMultiply<Instruction, A, B, PARTS, COMPONENTS, WARP_M, WARP_N, BLOCK_K>;
+    using Multiply = WarpMultiply<Instruction, A, B, GEMM_PRODUCTS, COMPONENTS, WARP_M, WARP_N, BLOCK_K>;
     static constexpr int STAGE_BYTES = A::BYTES + B::BYTES;
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0, "whole warps");
+    static_assert(
+        TILES == TILES_ALL || (::GROUP % BLOCK_M == 0 && ::GROUP % BLOCK_N == 0), "a tile lies in one group either way");
 };
 
 // Accumulators of one thread go to the block's place in the workspace; the block that arrives last adds all parts in
@@ -80,14 +85,31 @@ struct Share {
     }
 };
 
+using TileDoubt = Doubt<Config::TILES>;
+
+GEMM_DEVICE TileDoubt doubt_of(const MmaParams& params) { return TileDoubt(params.doubt[0], params.doubt[1], params.wanted); }
+
+// Whether a tile is this kernel's where there is a doubt: all parts of k agree.
+GEMM_DEVICE bool wants(const MmaParams& params, const Share& share) {
+    const Long batch = share.where.batch;
+    const int* const rows = params.deficits[0] + batch_offset(batch, params.gemm.batch_shape, params.deficit_stride[0]);
+    const int* const columns = params.deficits[1] + batch_offset(batch, params.gemm.batch_shape, params.deficit_stride[1]);
+    return doubt_of(params).wants(
+        Deficits(rows + share.row / GROUP * GROUP_WORDS), Deficits(columns + share.column / GROUP * GROUP_WORDS),
+        params.most_deficit);
+}
+
 GEMM_DEVICE int warp_row(int thread) { return thread / 32 / Config::WARPS_N * Config::WARP_M; }
 GEMM_DEVICE int warp_column(int thread) { return thread / 32 % Config::WARPS_N * Config::WARP_N; }
 
-// sums = the block's part of op(A) op(B), from a pipeline of STAGES tiles in shared memory.
-GEMM_DEVICE void accumulate(const MmaParams& params, unsigned char* shared, Config::Multiply::Sums& sums) {
+// sums = the part of op(A) op(B) of block number `block`, from a pipeline of STAGES tiles in shared memory. False: float16
+// planes do not serve the tile.
+GEMM_DEVICE bool accumulate(const MmaParams& params, unsigned block, unsigned char* shared, Config::Multiply::Sums& sums) {
     const GemmParams& gemm = params.gemm;
     const int thread = static_cast<int>(threadIdx.x);
-    const Share share(params, blockIdx.x);
+    const Share share(params, block);
+    bool doubt = false;  // asked for before the first copies, and looked at behind them: nobody waits for it alone
+    if constexpr (Config::TILES == TILES_SERVED) doubt = doubt_of(params).any;
     const Long first_k = share.split * params.k_part, left_k = gemm.k - first_k;
     const Long depth = left_k < params.k_part ? left_k : params.k_part;
     const void* base_a[Config::A::PLANES];
@@ -112,6 +134,10 @@ GEMM_DEVICE void accumulate(const MmaParams& params, unsigned char* shared, Conf
     constexpr int ALL = Config::STAGES * Config::STAGE_BYTES;
 #pragma unroll
     for (int step = 0; step < Config::STAGES - 1; ++step) load(step, step * Config::STAGE_BYTES);
+    if (doubt && !wants(params, share)) {
+        copy_wait<0>();
+        return false;
+    }
 
     Config::Multiply::zero(sums);
     int read = 0, write = ALL - Config::STAGE_BYTES;
@@ -127,4 +153,26 @@ GEMM_DEVICE void accumulate(const MmaParams& params, unsigned char* shared, Conf
         write = write + Config::STAGE_BYTES == ALL ? 0 : write + Config::STAGE_BYTES;
     }
     copy_wait<0>();
+    return true;
+}
+
+// Multiplies the tile of this block, of which `finish(share, sums)` gets the sums, unless it is another kernel's. Where the
+// rest of the tiles is computed, which mostly are none, blocks look for them in turns.
+template <class Finish>
+GEMM_DEVICE void multiply_block(const MmaParams& params, unsigned char* shared, Finish finish) {
+    static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
+    static_assert(Config::STAGE_BYTES * Config::STAGES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
+    Config::Multiply::Sums sums;
+    if constexpr (Config::TILES == TILES_REST) {
+        if (doubt_of(params).none()) return;
+        for (unsigned block = blockIdx.x; block < params.blocks; block += gridDim.x) {
+            if (!wants(params, Share(params, block))) continue;
+            accumulate(params, block, shared, sums);
+            finish(Share(params, block), sums);
+            __syncthreads();  // before the next copies, all are done with shared memory
+        }
+    } else {
+        if (!accumulate(params, blockIdx.x, shared, sums)) return;
+        finish(Share(params, block_again()), sums);
+    }
 }

@@ -5,17 +5,20 @@
 
 // The tensor core cuts sums towards zero. So partial sums of OperandA::GROUP steps of k are added to a second accumulator
 // by the ordinary units, which round to nearest. Mixed products (big times small) come first: while the partial sum is
-// small, so is what is cut off. Small times small is below the last bit.
+// small, so is what is cut off. PRODUCTS of parts: 1; 3 of two parts, for small times small is below the last bit; 6 or 9
+// of three bfloat16 parts. Of the latter the product of the first parts is promoted by itself: where it has one term it is
+// exact, and the sum with the small ones is rounded once.
 //
 // A complex row of A is two rows of one instruction, its real and its imaginary parts, as they lie next to each other in
 // memory; the parts of B take an instruction each. The four sums meet when they are promoted, where the minus sign is.
-template <class Instruction, class OperandA, class OperandB, int PARTS, int COMPONENTS, int WARP_M, int WARP_N, int BLOCK_K>
+template <class Instruction, class OperandA, class OperandB, int PRODUCTS, int COMPONENTS, int WARP_M, int WARP_N, int BLOCK_K>
 struct WarpMultiply {
     static constexpr int ROWS = WARP_M / 16, PAIRS = WARP_N / 16, GROUP = OperandA::GROUP;
     static constexpr int GROUPS = BLOCK_K / GROUP;
     static constexpr int HALVES = Instruction::B;  // registers of k of one row in one instruction
     static constexpr int STEPS = OperandA::WIDTH / HALVES;
-    static constexpr int PASSES = PARTS == 2 ? 3 : 1;
+    static constexpr int ALL = 9, FIRST = ALL - PRODUCTS;  // of all products, the last ones
+    static_assert(PRODUCTS == 1 || PRODUCTS == 3 || PRODUCTS == 6 || PRODUCTS == 9, "products of one, two or three parts");
     static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0 && BLOCK_K % GROUP == 0, "whole fragments");
     using Sums = float[ROWS][PAIRS][2][COMPONENTS][4];  // 16 rows, 16 columns, which half of these, component, element
 
@@ -45,45 +48,64 @@ struct WarpMultiply {
             for (int i = 0; i < ROWS; ++i) {
                 typename OperandA::Registers a;
                 OperandA::read(shared_a, row + 16 * i, group, lane, mask, a);
-                if constexpr (COMPONENTS == 2) {
-#pragma unroll
-                    for (int r = 0; r < 2; ++r) {
-                        float partial[PAIRS][2][2][4];
-                        row_of_tiles(a, r, b, partial);
-#pragma unroll
-                        for (int j = 0; j < PAIRS; ++j)
-#pragma unroll
-                            for (int half = 0; half < 2; ++half)
-#pragma unroll
-                                for (int e = 0; e < 2; ++e) {
-                                    const float(&by_re)[4] = partial[j][half][0], (&by_im)[4] = partial[j][half][1];
-                                    sums[i][j][half][0][2 * r + e] += by_re[e] - by_im[2 + e];
-                                    sums[i][j][half][1][2 * r + e] += by_re[2 + e] + by_im[e];
-                                }
-                    }
+                if constexpr (PRODUCTS > 3) {
+                    add_products<FIRST, ALL - 1>(a, b, sums[i]);
+                    add_products<ALL - 1, ALL>(a, b, sums[i]);
                 } else {
-                    float partial[PAIRS][2][1][4];
-                    row_of_tiles(a, 0, b, partial);
-#pragma unroll
-                    for (int j = 0; j < PAIRS; ++j)
-#pragma unroll
-                        for (int half = 0; half < 2; ++half)
-#pragma unroll
-                            for (int e = 0; e < 4; ++e) sums[i][j][half][0][e] += partial[j][half][0][e];
+                    add_products<FIRST, ALL>(a, b, sums[i]);
                 }
             }
         }
     }
 
   private:
-    // All products of one group: a real fragment's 16 rows, or 8 rows (half `r`) of a complex one.
+    // The parts that product number `product` of ALL multiplies, two bits for each, the smallest products first: a2 b2,
+    // a2 b1, a1 b2, a2 b0, a0 b2, a1 b1, a1 b0, a0 b1, a0 b0.
+    static GEMM_DEVICE int part_a(int product) { return 0x149a >> 2 * product & 3; }
+    static GEMM_DEVICE int part_b(int product) { return 0x4626 >> 2 * product & 3; }
+
+    // Promotes the products BEGIN .. END of one group and 16 rows.
+    template <int BEGIN, int END>
+    static GEMM_DEVICE void add_products(
+        const typename OperandA::Registers& a, const typename OperandB::Registers (&b)[PAIRS],
+        float (&sums)[PAIRS][2][COMPONENTS][4]) {
+        if constexpr (COMPONENTS == 2) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float partial[PAIRS][2][2][4];
+                row_of_tiles<BEGIN, END>(a, r, b, partial);
+#pragma unroll
+                for (int j = 0; j < PAIRS; ++j)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+#pragma unroll
+                        for (int e = 0; e < 2; ++e) {
+                            const float(&by_re)[4] = partial[j][half][0], (&by_im)[4] = partial[j][half][1];
+                            sums[j][half][0][2 * r + e] += by_re[e] - by_im[2 + e];
+                            sums[j][half][1][2 * r + e] += by_re[2 + e] + by_im[e];
+                        }
+            }
+        } else {
+            float partial[PAIRS][2][1][4];
+            row_of_tiles<BEGIN, END>(a, 0, b, partial);
+#pragma unroll
+            for (int j = 0; j < PAIRS; ++j)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) sums[j][half][0][e] += partial[j][half][0][e];
+        }
+    }
+
+    // Products BEGIN .. END of one group: a real fragment's 16 rows, or 8 rows (half `r`) of a complex one.
+    template <int BEGIN, int END>
     static GEMM_DEVICE void row_of_tiles(
         const typename OperandA::Registers& a, int r, const typename OperandB::Registers (&b)[PAIRS],
         float (&partial)[PAIRS][2][COMPONENTS][4]) {
         constexpr float none[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (int pass = 0; pass < PASSES; ++pass) {
-            const int part_a = PASSES == 3 && pass == 0 ? 1 : 0, part_b = PASSES == 3 && pass == 1 ? 1 : 0;
+        for (int product = BEGIN; product < END; ++product) {
+            const int of_a = part_a(product), of_b = part_b(product);
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
                 unsigned left[Instruction::A];
@@ -92,7 +114,7 @@ struct WarpMultiply {
 #pragma unroll
                     for (int upper = 0; upper < 2; ++upper) {  // rows g + 8: the next rows, or the imaginary parts
                         const int w = step * HALVES + h;
-                        left[2 * h + upper] = COMPONENTS == 2 ? a.at[part_a][upper][r][w] : a.at[part_a][0][upper][w];
+                        left[2 * h + upper] = COMPONENTS == 2 ? a.at[of_a][upper][r][w] : a.at[of_a][0][upper][w];
                     }
 #pragma unroll
                 for (int j = 0; j < PAIRS; ++j)
@@ -102,9 +124,9 @@ struct WarpMultiply {
                         for (int c = 0; c < COMPONENTS; ++c) {
                             unsigned right[HALVES];
 #pragma unroll
-                            for (int h = 0; h < HALVES; ++h) right[h] = b[j].at[part_b][c][half][step * HALVES + h];
+                            for (int h = 0; h < HALVES; ++h) right[h] = b[j].at[of_b][c][half][step * HALVES + h];
                             float(&sum)[4] = partial[j][half][c];
-                            if (pass == 0 && step == 0) {
+                            if (product == BEGIN && step == 0) {
                                 Instruction::run(sum, left, right, none);
                             } else {
                                 Instruction::run(sum, left, right, sum);

@@ -1,6 +1,7 @@
 // D = alpha sums + beta C, element by element of one warp's accumulators.
 #pragma once
 
+#include "../common/power.cuh"
 #include "../common/truncation.cuh"
 #include "multiply.cuh"
 #include "params.cuh"
@@ -35,7 +36,7 @@ GEMM_DEVICE void write_element(const MatrixParams& matrix, Long offset, Acc valu
     }
 }
 
-// x * 2^exponent, exact unless the result is subnormal or too large; exponents beyond +-252 do not fit two floats, and
+// x * 2^exponent of float16 planes, exact unless the result is subnormal or too large; exponents beyond +-252 do not fit two floats, and
 // no sum of products that fits float32 needs them.
 GEMM_DEVICE float times_power(float x, int exponent) {
     exponent = exponent < -252 ? -252 : exponent > 252 ? 252 : exponent;
@@ -198,8 +199,10 @@ class Store {
     GEMM_DEVICE Acc finished(Acc value, Long row, Long column) const {
         if constexpr (Config::PLANES) {
             const int exponent = a_exponents_[row] + b_exponents_[column];
-            if constexpr (Config::PARTS == 2) value = whole(value);
-            if constexpr (is_complex<Acc>) {
+            if constexpr (Config::PARTS == 2 && !Config::BFLOAT) value = whole(value);
+            if constexpr (Config::BFLOAT) {
+                value = Power(exponent).times(value);
+            } else if constexpr (is_complex<Acc>) {
                 value = Acc{times_power(value.re, exponent), times_power(value.im, exponent)};
             } else {
                 value = times_power(value, exponent);

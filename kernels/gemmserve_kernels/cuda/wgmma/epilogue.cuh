@@ -3,26 +3,10 @@
 
 #include "../common/bits.cuh"
 #include "../common/lanes.cuh"
+#include "../common/power.cuh"
 #include "../common/truncation.cuh"
 #include "../common/types.cuh"
 #include "mainloop.cuh"
-
-// x 2^exponent, rounded at most once. One float may not hold the power; the product of three does, each a third of it:
-// where a product with two of them is subnormal, that with the third is 0. Sums lie between 2^-126 and 2^127, so that
-// beyond -378 and 254 the result is 0 or infinite in any case.
-struct Power {
-    float first, second, third;
-
-    GEMM_DEVICE explicit Power(int exponent) {
-        const bool one_factor = exponent >= -126 && exponent <= 127;
-        exponent = exponent < -378 ? -378 : exponent > 378 ? 378 : exponent;
-        const int part = one_factor ? 0 : exponent / 3;
-        second = third = power_of_two(part);
-        first = power_of_two(exponent - 2 * part);
-    }
-    GEMM_DEVICE float times(float x) const { return x * first * second * third; }
-    GEMM_DEVICE Complex<float> times(Complex<float> x) const { return {times(x.re), times(x.im)}; }
-};
 
 // Where a thread's values lie: of eight columns, rows `row` and `row` + 8, two neighbours each (PTX ISA 9.7.15.5.1.1).
 struct Place {

@@ -4,9 +4,6 @@
 #include "../common/verdict.cuh"
 #include "params.cuh"
 
-// Which tiles a kernel computes: all, those that float16 planes serve, or the rest of these.
-enum Tiles { TILES_ALL, TILES_SERVED, TILES_REST };
-
 struct Unit {
     int tile_m, tile_n;  // of blocks
     int part;            // of k
@@ -82,36 +79,30 @@ GEMM_DEVICE Slice slice_of(const WgmmaParams& params, const Unit& unit, unsigned
     return count > 0 ? Slice{first, first + count} : Slice{params.k_blocks, params.k_blocks + 1};
 }
 
-// What the pre-pass has found out of the operands, read after it has ended. Without a doubt all tiles are served; who leaves
-// one to the wide way says so in `wanted`.
+// What the pre-pass has found out of the operands, read after it has ended.
 template <class Config>
 struct Verdicts {
     const WgmmaParams& params;
-    bool doubt;
+    Doubt<Config::TILES> doubt;
 
-    GEMM_DEVICE explicit Verdicts(const WgmmaParams& p) : params(p), doubt(false) {
-        if constexpr (Config::TILES == TILES_SERVED) doubt = (*p.left.deficits | *p.right.deficits) != 0;
-        if constexpr (Config::TILES == TILES_REST) doubt = *p.wanted != 0;
-    }
+    GEMM_DEVICE explicit Verdicts(const WgmmaParams& p) : params(p), doubt(p.left.deficits, p.right.deficits, p.wanted) {}
 
     // Whether there is nothing to do.
-    GEMM_DEVICE bool none() const { return Config::TILES == TILES_REST && !doubt; }
+    GEMM_DEVICE bool none() const { return doubt.none(); }
 
     // Whether the elements from (row, column) on of a product are this kernel's: of one tile, which lies in one group of
     // rows and one of columns.
     GEMM_DEVICE bool wants(const Matrices& at, Long row, Long column) const {
         if constexpr (Config::TILES == TILES_ALL) return true;
-        if (!doubt) return Config::TILES == TILES_SERVED;
+        if (!doubt.any) return Config::TILES == TILES_SERVED;
         if (row >= params.m || column >= params.n) return false;
-        const bool served = is_served(
+        return doubt.wants(
             deficits_of(params.left.deficits, at.left, params.m, row),
             deficits_of(params.right.deficits, at.right, params.n, column), params.most_deficit);
-        if (Config::TILES == TILES_SERVED && !served) *params.wanted = 1;
-        return served == (Config::TILES == TILES_SERVED);
     }
 
     GEMM_DEVICE bool wants(int index) const {
-        if (Config::TILES == TILES_ALL || !doubt) return !none();
+        if (Config::TILES == TILES_ALL || !doubt.any) return !none();
         // All blocks of a cluster have tiles of one group of rows: they agree.
         static_assert(GROUP % (Config::BLOCK_M * Config::CLUSTER) == 0 && GROUP % Config::BLOCK_N == 0, "tiles in groups");
         const Unit unit = unit_at<Config>(params, index, 0);

@@ -25,40 +25,53 @@ inline float tf32_value(unsigned bits) { return __builtin_bit_cast(float, bits &
 
 // d = a b + c for 16 x K by K x 8, VALUES numbers in a register, the registers of k after those of the rows (PTX ISA,
 // fragments of mma.m16n8k4, k8 and k16).
-template <int A_, int B_, int VALUES>
+template <int A_, int B_, int VALUES, bool BFLOAT = false>
 struct MatrixInstruction {
     static constexpr int A = A_, B = B_;
 
     static float value(unsigned bits, int v) {
+        if (BFLOAT) return __builtin_bit_cast(float, v == 0 ? bits << 16 : bits & 0xffff0000u);
         return VALUES == 2 ? simt::half_to_float((unsigned short)(bits >> 16 * v)) : tf32_value(bits);
     }
     static void run(float (&d)[4], const unsigned (&a)[A], const unsigned (&b)[B], const float (&c)[4]) {
-        __shared__ unsigned held[32][32][A_ + B_];
-        const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-        auto& warp = held[threadIdx.x / 32];
-        for (int i = 0; i < A; ++i) warp[lane][i] = a[i];
-        for (int i = 0; i < B; ++i) warp[lane][A + i] = b[i];
-        __syncwarp();
+        Lane own{};
+        for (int i = 0; i < A; ++i) own.held[i] = a[i];
+        for (int i = 0; i < B; ++i) own.held[A + i] = b[i];
+        for (int e = 0; e < 4; ++e) own.sums[e] = c[e];
+        collective("mma.sync", all_lanes, &own, &combine, {__FILE__, __LINE__});
+        for (int e = 0; e < 4; ++e) d[e] = own.sums[e];
+    }
+
+  private:
+    struct Lane {
+        unsigned held[A_ + B_];
         float sums[4];
-        for (int e = 0; e < 4; ++e) {
-            constexpr int COUNT = B_ * 4 * VALUES;
-            float x[COUNT], y[COUNT];
-            int k = 0;
-            for (int h = 0; h < B; ++h)
-                for (int lane_k = 0; lane_k < 4; ++lane_k)
-                    for (int v = 0; v < VALUES; ++v, ++k) {
-                        x[k] = value(warp[g * 4 + lane_k][2 * h + e / 2], v);
-                        y[k] = value(warp[(2 * t + e % 2) * 4 + lane_k][A + h], v);
-                    }
-            sums[e] = aligned_sum(c[e], x, y, COUNT);
+    };
+
+    static void combine(Group& group) {
+        const auto held = [&](int lane, int i) { return static_cast<const Lane*>(group.operand[lane])->held[i]; };
+        for (int lane = 0; lane < 32; ++lane) {
+            const int g = lane / 4, t = lane % 4;
+            for (int e = 0; e < 4; ++e) {
+                constexpr int COUNT = B_ * 4 * VALUES;
+                float x[COUNT], y[COUNT];
+                int k = 0;
+                for (int h = 0; h < B; ++h)
+                    for (int lane_k = 0; lane_k < 4; ++lane_k)
+                        for (int v = 0; v < VALUES; ++v, ++k) {
+                            x[k] = value(held(g * 4 + lane_k, 2 * h + e / 2), v);
+                            y[k] = value(held((2 * t + e % 2) * 4 + lane_k, A + h), v);
+                        }
+                float& sum = static_cast<Lane*>(group.operand[lane])->sums[e];
+                sum = aligned_sum(sum, x, y, COUNT);
+            }
         }
-        __syncwarp();
-        for (int e = 0; e < 4; ++e) d[e] = sums[e];
     }
 };
 template <int K>
 struct MultiplyTf32 : MatrixInstruction<K / 2, K / 4, 1> {};
 struct MultiplyFp16 : MatrixInstruction<4, 2, 2> {};
+struct MultiplyBf16 : MatrixInstruction<4, 2, 2, true> {};
 
 // Two stacked 8 x K by K x 8 in double (fragments of mma.m16n8k4 and k8), one rounding for each step of k.
 template <int K>
