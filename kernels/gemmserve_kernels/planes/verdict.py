@@ -17,9 +17,9 @@ products of parts, of which a loss changes each by at most 2**-25 2**15 = 2**-10
 than 2**-25 times one), and every part of a vector occurs in one of its products: together less than L 2**-10. The
 premise says p >= L/4 + SPARE, so that this is less than 2**-24 p 2**16. QED.
 
-The real part of D is sum(re re) - sum(im im), the imaginary one sum(re im) + sum(im re): each has a sum with either part
-of a vector, by some part of the other. So the theorem holds for both, each against its own sum of magnitudes, if it
-holds for the better part (of fewer steps that are not large) of the one vector by the worse part of the other, whichever
+The real part of D is sum(re re) - sum(im im), the imaginary one sum(re im) + sum(im re): each has a sum with either
+part of a vector, by some part of the other. So the theorem holds for both, each against its own sum of magnitudes, if
+it holds for the better part (of fewer steps that are not large) of the one vector by the worse part of the other, whichever
 these are. Where both have one part that is all zero (real data in complex arrays), a part of D is 0 whatever is lost,
 and for the other the better parts count. So do DFT matrices and steering vectors, some of whose rows have one faint
 part, meet other data without a loss; where both sides have such parts, they go the wide way.
@@ -33,9 +33,9 @@ products of sparse rows are none for 22 bits.
 A tile of GROUP x GROUP elements is taken from the planes where the largest counts of its rows and of its columns fit
 the theorem; otherwise it is taken the wide way (`planes.gemm`), or from plain FP32 (`planes.fallback`). The grid of
 tiles begins at the product's first element, whatever tiles kernels have: what is taken from where, and so D's bits, do
-not depend on them. A vector is in *doubt* where twice the count of its worse part + l/2 + 2 > k - SPARE: where none is, every tile is
-served, and kernels look at one word only. That is so for data whose elements are mostly within 2**-6 of the largest,
-such as normal, uniform, one-sided and QAM data, whatever scales their rows and columns have.
+not depend on them. A vector is in *doubt* where twice the count of its worse part + l/2 + 2 exceeds k - SPARE: where
+none is, every tile is served, and kernels look at one word only. That is so for data whose elements are mostly within
+2**-6 of the largest, such as normal, uniform, one-sided and QAM data, whatever scales their rows and columns have.
 
 Usual counts: 3 % of k for normal data (a part in a hundred thousand loses), 2 % for uniform data.
 """
@@ -54,8 +54,8 @@ SPARE: Final = 16
 NEVER: Final = 1 << 30
 """The count of a vector that is not finite."""
 GROUP_WORDS: Final = 4
-"""Of a group: the largest counts of the better and of the worse part, the largest l, and which parts are not all zero in
-any of its vectors (1 the real, 2 the imaginary one; of real data 1)."""
+"""Of a group: the largest counts of the better and of the worse part, the largest l, and which parts are not all zero
+in any of its vectors (1 the real, 2 the imaginary one; of real data 1)."""
 
 TILES: Final = {None: 0, "served": 1, "rest": 2}
 """enum Tiles in cuda/common/verdict.cuh: what a kernel computes; None: all."""
