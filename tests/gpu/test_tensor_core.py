@@ -111,7 +111,7 @@ def test_accuracy_by_kind_of_data(launcher, algorithm, dtype, kind, k):
     if kind in SERVED:
         assert share == (0, 0)
     elif kind in {"graded", "graded shuffled", "permutation"}:
-        assert share == ((1, 0) if algorithm == "wgmma" else (0, 1))
+        assert share == ((0, 1) if algorithm == "mfma" else (1, 0))
     if kind == "permutation":
         np.testing.assert_array_equal(d, a.astype(complex) @ b.astype(complex))
 
@@ -125,9 +125,10 @@ def test_one_product_is_of_the_class_of_tf32(launcher, algorithm):
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "float32"])
-def test_one_product_holds_its_class_on_hostile_data(launcher, dtype):
+@pytest.mark.parametrize("algorithm", ["wgmma", "mma"])
+def test_one_product_holds_its_class_on_hostile_data(launcher, algorithm, dtype):
     a, b = operands("graded", 300, 280, 1000, dtype)
-    _, d, share = run(launcher, a, b, algorithm="wgmma", compute="tf32")
+    _, d, share = run(launcher, a, b, algorithm=algorithm, compute="tf32")
     assert share == (1, 0)
     size = np.abs(a).astype(float) @ np.abs(b).astype(float)
     assert (np.abs(d - a.astype(complex) @ b) <= 2.0**-11 * size).all()
@@ -263,8 +264,8 @@ def test_what_is_not_finite_gives_what_plain_arithmetic_gives(launcher, algorith
     plain = cupy.empty_like(cupy.asarray(c))
     simt.run_gemm(launcher, problem, None, cupy.asarray(a), cupy.asarray(b), cupy.asarray(c), plain)
     np.testing.assert_array_equal(np.isnan(d.view("f4")), np.isnan(plain.get().view("f4")))
-    # The wide way leaves what has an infinity to plain arithmetic, others leave it all of the tile.
-    assert share == (pytest.approx((89 / 90, 1 / 90)) if algorithm == "wgmma" else (0, 1))
+    # The wide way leaves what has an infinity to plain arithmetic, `mfma` leaves it all of the tile.
+    assert share == ((0, 1) if algorithm == "mfma" else pytest.approx((89 / 90, 1 / 90)))
 
 
 @pytest.mark.parametrize("kind", ["normal", "graded", "faint imaginary"])

@@ -13,7 +13,7 @@ finite, or overflow, give what plain float32 gives.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,6 +86,7 @@ def run_gemm(
     run_stored(launcher, problem, partial(tf32_plan, launcher.spec, problem, config), a, b, c, out)
 
 
+@lru_cache(maxsize=1024)
 def wide_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec, alike: MmaTile | None = None) -> MmaTile:
     """The tile of the wide way. k is not split, so that there is no workspace. For reductions it leaves as many
     partials as `alike`, which has the other tiles. Raises ConfigInfeasible.
@@ -120,7 +121,11 @@ def _judged_plan(
 ) -> Plan:
     if judged is None:
         return planes_plan(spec, problem, tile, a, b, c, d)
-    return replace(planes_plan(spec, problem, tile, a, b, c, d, judged.tiles), deficits=(judged.deficits_a, judged.deficits_b), wanted=judged.wanted)
+    return replace(
+        planes_plan(spec, problem, tile, a, b, c, d, judged.tiles),
+        deficits=(judged.deficits_a, judged.deficits_b),
+        wanted=judged.wanted,
+    )
 
 
 def partials_length(problem: GemmReduceProblem, tile: MmaTile) -> int:

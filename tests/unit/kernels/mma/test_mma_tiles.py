@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,11 @@ SPILLS = {
     ("1xtf32", True): 192,
     ("3xfp16", True): 64,
     ("1xfp16", True): 192,
+    ("3xbf16", True): 160,
+    ("6xbf16", True): 128,
+    ("9xbf16", True): 128,
+    ("6xbf16", False): 160,
+    ("9xbf16", False): 160,
 }
 """Bytes that a thread may spill, where sums and fragments fill its registers; none where nothing is said."""
 
@@ -89,6 +95,26 @@ def test_registers_and_spills(kind, arch):
         cubin = compiled(source_of(*kind, candidate.tile), arch)
         assert cubin.registers["mma_gemm"] <= 255
         assert cubin.spill_bytes["mma_gemm"] <= SPILLS.get(kind, 0), candidate.tile
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("is_complex", [True, False], ids=["complex", "real"])
+def test_choosing_tiles_costs_no_registers(arch, is_complex):
+    """What the kernel needs that takes all tiles is all that the one needs that takes those that are served."""
+    tile = _CANDIDATES["3xfp16", is_complex][0].tile
+    every = source_of("3xfp16", is_complex, tile)
+    served = replace(every, defines=tuple({**dict(every.defines), "TILES": "1"}.items()))
+    found = [compiled(source, arch) for source in (every, served)]
+    assert found[1].registers["mma_gemm"] <= found[0].registers["mma_gemm"]
+    assert found[1].spill_bytes["mma_gemm"] <= found[0].spill_bytes["mma_gemm"] + 8
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("kind", [("6xbf16", True), ("6xbf16", False), ("3xbf16", True)], ids=str)
+def test_the_rest_of_the_tiles(kind, arch):
+    every = source_of(*kind, _CANDIDATES[kind][0].tile)
+    rest = replace(every, defines=tuple({**dict(every.defines), "TILES": "2"}.items()))
+    assert compiled(rest, arch).spill_bytes["mma_gemm"] <= SPILLS[kind]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -140,7 +140,9 @@ def test_tiles_are_the_served_ones_or_the_rest(machine, dtype, split_k):
         x[0] = 0
     alone = multiplied(machine, problem, "3xfp16", left, judged=Judged("served", *pointers), config=config)
     np.testing.assert_array_equal(alone, multiplied(machine, problem, "3xfp16", left, config=config))
-    assert np.isnan(multiplied(machine, problem, "6xbf16", right, judged=Judged("rest", *pointers), config=config)).all()
+    assert np.isnan(
+        multiplied(machine, problem, "6xbf16", right, judged=Judged("rest", *pointers), config=config)
+    ).all()
 
 
 def hostile(kind, dtype, m, n, k):
