@@ -20,9 +20,9 @@ premise says p >= L/4 + SPARE, so that this is less than 2**-24 p 2**16. QED.
 The real part of D is sum(re re) - sum(im im), the imaginary one sum(re im) + sum(im re): each has a sum with either
 part of a vector, by some part of the other. So the theorem holds for both, each against its own sum of magnitudes, if
 it holds for the better part (of fewer steps that are not large) of the one vector by the worse part of the other,
-whichever these are. Where both have one part that is all zero (real data in complex arrays), a part of D is 0 whatever is lost,
-and for the other the better parts count. So do DFT matrices and steering vectors, some of whose rows have one faint
-part, meet other data without a loss; where both sides have such parts, they go the wide way.
+whichever these are. Where both have one part that is all zero (real data in complex arrays), a part of D is 0 whatever
+is lost, and for the other the better parts count. So do DFT matrices and steering vectors, some of whose rows have one
+faint part, meet other data without a loss; where both sides have such parts, they go the wide way.
 
 `1xfp16`, whose roundings are 2**-11 |x|, loses below 2**-15 by the same argument; `3xfp16-3m` is scaled to half of
 that and counts as large half as much: its parts hold against both parts' sums of magnitudes, not each against its own.
