@@ -1,1 +1,1 @@
-"""Float16 planes: scaling, splitting, balancing, fallback, and products of them."""
+"""Planes of float16 and bfloat16: scaling, splitting, what they serve, products of them, fallback."""
