@@ -106,7 +106,7 @@ def test_accuracy_by_kind_of_data(launcher, algorithm, dtype, kind, k):
     a, b = operands(kind, 96, 80, k, dtype)
     problem, d, share = run(launcher, a, b, algorithm=algorithm)
     found = reference.errors(d, reference.oracle_gemm(problem, a, b))
-    # mma.sync's wide way promotes every real product by itself (the models say 5.9e-7); cuBLAS's float32 has 9e-7 there.
+    # mma.sync promotes every real product by itself there (5.9e-7 by the models); cuBLAS has 9e-7.
     most = 7e-7 if algorithm == "mma" and k > 8192 else 5e-7
     assert found.rel_fro <= most
     assert max(found.rel_real, found.rel_imag) <= most
