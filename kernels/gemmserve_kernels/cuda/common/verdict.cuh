@@ -49,7 +49,7 @@ struct Doubt {
     // Whether the kernel has the tile, which lies in one group of rows and one of columns, where there is a doubt.
     GEMM_DEVICE bool wants(const Deficits& row, const Deficits& column, Long most) const {
         const bool served = is_served(row, column, most);
-        if (TILES == TILES_SERVED && !served) *wanted = 1;
+        if (TILES == TILES_SERVED && !served && threadIdx.x == 0) atomicOr(wanted, 1);
         return served == (TILES == TILES_SERVED);
     }
 };

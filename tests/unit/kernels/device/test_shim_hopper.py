@@ -19,7 +19,8 @@ __device__ void multiply(const uint4* image, unsigned long long left, unsigned l
     __syncthreads();
     float d[32];
     for (int e = 0; e < 32; ++e) d[e] = 0;
-    simt::hopper::Instruction<64>::multiply<1, ACROSS_A, ACROSS_B>(d, left + address / 16, right + address / 16, 0);
+    using Instruction = simt::hopper::Instruction<64>;
+    Instruction::multiply<1, ACROSS_A, ACROSS_B, false>(d, left + address / 16, right + address / 16, 0);
     simt::hopper::wgmma_commit();
     simt::hopper::wgmma_wait<0>();
     for (int e = 0; e < 32; ++e) out[threadIdx.x * 32 + e] = d[e];

@@ -121,12 +121,12 @@ def test_tiles_are_the_served_ones_or_the_rest(machine, dtype, split_k):
     vectors = a.reshape(-1, *a.shape[1:]), b.T[None]
     words, grouped = [], []
     for matrices in vectors:
-        deficits = np.stack([plane_models.split(x, "3xfp16", "a").deficits for x in matrices])
-        each = [plane_models.group_deficits(x) for x in deficits]
+        each = [plane_models.group_counts(plane_models.split(x, "3xfp16", "a").counts) for x in matrices]
         grouped.append(np.stack(each))
-        firsts = np.concatenate([x[:: verdict.GROUP] for x in each])
+        firsts = np.concatenate([x[:: verdict.GROUP] for x in each]).ravel()
         words.append(machine.put(np.concatenate([[1], firsts]).astype(np.int32)))
-    served = grouped[0][:, :, None].astype(int) + grouped[1][0] <= verdict.most_deficit(140)
+    words.append(machine.put(np.zeros(1, np.int32)))  # whether any tile is left to the wide way
+    served = verdict.is_served(grouped[0][:, :, None], grouped[1][0], 140)
     assert 0 < served[0].sum() < served[0].size
     assert 0 < served[1].sum() < served[1].size
     pointers = [machine.launcher.pointer(x) for x in words]

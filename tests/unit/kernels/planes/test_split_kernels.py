@@ -246,6 +246,7 @@ def _multiply(launcher, problem, tile, a, b, c, out):
 @pytest.fixture
 def numpy_multiply(monkeypatch):
     monkeypatch.setattr(mma_sync, "multiply", _multiply)
+    monkeypatch.setattr(tensor_core, "widens_for", lambda *_: False)
 
 
 def run(launcher, a, b, c=None, *, compute="3xfp16", prepare=False, **options):
