@@ -42,10 +42,10 @@ EXTENTS = {4: ((256, 8192), (1024, 4096), (16384, 2048)), 8: ((64, 8192), (1024,
 
 KEPT = ("dtype", "kind", "m", "n", "k", "seed", "mode", "source")
 ERRORS = ("error", "real", "imag", "vendor", "vendor_real", "vendor_imag")
-"""Of a row, what the JSON keeps, errors to four digits; what follows from them is the report's."""
+"""Fields of a row that the JSON keeps, errors to four digits; the report derives the rest."""
 SAVE_S = 5.0
 POOL_BYTES = 32 << 30
-"""Of the device's memory that arrays of other shapes may leave behind."""
+"""Share of the device's memory that freed arrays of other shapes may occupy."""
 
 
 class Rows(Results):

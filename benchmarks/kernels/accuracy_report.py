@@ -28,7 +28,7 @@ EXPECTED = {
     "1xtf32": "As expected: its factors keep 11 bits.",
     "3xtf32": "As expected: its factors keep 22 bits, and FP32's range at best.",
 }
-"""Of modes that promise less than plain arithmetic."""
+"""Reasons why modes promise less than plain arithmetic."""
 NAMED = 10
 """Kinds that a sentence names."""
 UNITS = {"float32": "2^-24", "complex64": "2^-24", "float64": "2^-53", "complex128": "2^-53"}

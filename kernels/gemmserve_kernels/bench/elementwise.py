@@ -36,7 +36,7 @@ MAX_SLICES: Final = 16
 """Slices of an operand at most, of 19 bits or more: 304 bits below the largest element of a row. What an operand holds
 below that stays in the last slice, whose products round as double precision does."""
 PANEL_BYTES: Final = 1 << 29
-"""Of one panel of an operand or of the product in double, about; a dozen of them are held at once."""
+"""Bytes of one panel of an operand or of the product in double, about; a dozen are held at once."""
 THREAD_SUM: Final = 64
 """Elements that one thread adds up in the elements' own precision at most, before sums run in double: a quarter of the
 256 columns of the widest tile."""
@@ -155,7 +155,7 @@ def slices(xp: Any, x: Array, bits: int, axis: int) -> tuple[Array, list[Array]]
 
 
 def _exponents(xp: Any, x: Array, axis: int) -> Array:
-    """Of the largest magnitude along `axis`, which is less than 2 to that power; int32."""
+    """Exponent of the largest magnitude along `axis`, which is less than 2 to that power; int32."""
     if not x.shape[axis]:
         return xp.zeros(tuple(1 if i == axis % x.ndim else n for i, n in enumerate(x.shape)), np.int32)
     return xp.frexp(abs(x).max(axis=axis, keepdims=True))[1].astype(np.int32)
@@ -267,7 +267,7 @@ class _Truth:
             self.lost = xp.ldexp(xp.full(self.exponent.shape, inner / 2), _log2(tiny) - self.exponent)
 
     def ratios(self, d: Array) -> tuple[Array, Array, int]:
-        """Of every part, (rows, parts times columns), and of the moduli; and how many elements are not finite."""
+        """Errors of every part, (rows, parts times columns), and of the moduli, and the number of non-finite elements."""
         xp, n = self.xp, d.shape[1]
         if self.dtype.kind == "c":
             d = xp.concatenate([d.real, d.imag], axis=1)
@@ -312,7 +312,7 @@ class _Truth:
         return ~finite
 
     def _of_another_class(self, stored: Array, n: int) -> Array:
-        """Of real data NaN for NaN, infinite with that sign, or finite; of complex elements only whether they are."""
+        """Class of each element: NaN, infinity with its sign, or finite; of complex ones only whether it is finite."""
         xp = self.xp
         expected = xp.zeros_like(stored) if self.expected is None else self.expected
         finite, should = xp.isfinite(stored), xp.isfinite(expected)

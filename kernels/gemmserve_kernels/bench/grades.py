@@ -136,7 +136,7 @@ def grades(
 
 
 def worst_of(rows: Sequence[GradeRow]) -> list[GradeRow]:
-    """Of several seeds, for each size, kind and mode the row whose error is nearest its limit, or furthest beyond."""
+    """Rows of several seeds reduced to the worst against its limit for each size, kind and mode."""
     worst: dict[tuple[Any, ...], GradeRow] = {}
     for row in rows:
         key = (row.dtype, row.kind, row.m, row.n, row.k, row.mode)
