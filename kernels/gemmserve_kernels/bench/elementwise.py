@@ -267,7 +267,7 @@ class _Truth:
             self.lost = xp.ldexp(xp.full(self.exponent.shape, inner / 2), _log2(tiny) - self.exponent)
 
     def ratios(self, d: Array) -> tuple[Array, Array, int]:
-        """Errors of every part, (rows, parts times columns), and of the moduli, and the number of non-finite elements."""
+        """Errors of every part, (rows, parts times columns), and of the moduli; the number of non-finite elements."""
         xp, n = self.xp, d.shape[1]
         if self.dtype.kind == "c":
             d = xp.concatenate([d.real, d.imag], axis=1)
