@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fall
         const bool work = wanted != 0;
         if (work) {
             Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
-            accumulate<Config>(params.gemm, where, threads, thread, shared, acc);
+            accumulate<Config, RUN>(params.gemm, where, threads, thread, shared, acc);
             visit_tile<Config>(params.gemm, where, threads, acc, epilogue);
         }
         __syncthreads();
