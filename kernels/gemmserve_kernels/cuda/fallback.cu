@@ -40,14 +40,14 @@ struct FallbackEpilogue {
         const Long columns = batch_offset(batch, params.batch_shape, flags.column_deficits.batch_stride);
         return !is_served(flags, rows, i, columns, j);
     }
-    GEMM_DEVICE bool row(Long i) const { return i < params.m && flagged(fallback.flags.rows, row_flags + i); }
-    GEMM_DEVICE bool column(Long j) const { return j < params.n && flagged(fallback.flags.columns, column_flags + j); }
+    GEMM_DEVICE int row(Long i) const { return i < params.m ? flags_at(fallback.flags.rows, row_flags + i) : 0; }
+    GEMM_DEVICE int column(Long j) const { return j < params.n ? flags_at(fallback.flags.columns, column_flags + j) : 0; }
 
     GEMM_DEVICE void visit(Long i, Long first, int count, Acc (&values)[N]) const {
-        const bool whole = all || row(i);
+        const int of_row = all ? FLAG_BOTH : row(i);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-            if (j >= count || !(whole || column(first + j))) continue;
+            if (j >= count || !is_unfit(of_row | column(first + j))) continue;
             Acc value[1] = {scale(values[j], static_cast<R>(params.alpha[0]), static_cast<R>(params.alpha[1]))};
             if (reads_c) {
                 const Long at = c_offset + i * params.c.row_stride + (first + j) * params.c.column_stride;
@@ -62,7 +62,7 @@ struct FallbackEpilogue {
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fallback(FallbackParams params) {
     GEMM_DYNAMIC_SHARED(shared);
-    __shared__ int wanted;
+    __shared__ int of_rows, of_columns;  // what their flags say together
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::STAGE_BYTES * Config::STAGES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
     let_next_start();
@@ -76,17 +76,16 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fall
         const TileCoordinate where = tile_of<Config::GROUP>(tile, params.gemm.tiles_m, params.gemm.tiles_n);
         FallbackEpilogue<Config> epilogue(params, where.batch);
         epilogue.all = epilogue.tile(where.batch, where.tile_m * Config::BLOCK_M, where.tile_n * Config::BLOCK_N);
-        if (thread == 0) wanted = epilogue.all;
+        if (thread == 0) of_rows = epilogue.all ? summary_of(FLAG_BOTH) : 0, of_columns = 0;
         __syncthreads();
         for (int i = thread; i < Config::BLOCK_M + Config::BLOCK_N; i += Config::THREADS) {
-            const bool here = i < Config::BLOCK_M
-                                  ? epilogue.row(where.tile_m * Config::BLOCK_M + i)
-                                  : epilogue.column(where.tile_n * Config::BLOCK_N + i - Config::BLOCK_M);
-            if (here) atomicOr(&wanted, 1);
+            const bool is_row = i < Config::BLOCK_M;
+            const int flags = is_row ? epilogue.row(where.tile_m * Config::BLOCK_M + i)
+                                     : epilogue.column(where.tile_n * Config::BLOCK_N + i - Config::BLOCK_M);
+            if (flags) atomicOr(is_row ? &of_rows : &of_columns, summary_of(flags));
         }
         __syncthreads();
-        const bool work = wanted != 0;
-        if (work) {
+        if (any_is_unfit(of_rows, of_columns)) {
             Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
             accumulate<Config, RUN>(params.gemm, where, threads, thread, shared, acc);
             visit_tile<Config>(params.gemm, where, threads, acc, epilogue);

@@ -7,6 +7,7 @@
 // and flags the column where the form is not far above it, or where anything is not finite. reduce_fallback.cu then
 // replaces what was left here.
 #include "mma/simt.cuh"
+#include "common/flag_bits.cuh"
 #include "epilogue/store.cuh"
 
 struct GramFormParams {
@@ -108,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) gram
         const int flag = !(sum >= least && least < infinite());  // NaN compares as false
         const Long slot = (params.first_matrix + where.batch) * gemm.n + first_column + column;
         params.values[slot] = sum * gemm.alpha[0];
-        params.flags[slot] = flag;
+        params.flags[slot] = flag ? FLAG_BOTH : 0;
         if (flag) atomicOr(params.status, 1);
     }
 }

@@ -16,7 +16,7 @@ struct ReduceFallbackParams {
 };
 
 // Whether any of the outputs' columns, any row or any tile of both is flagged: all threads agree.
-GEMM_DEVICE bool wanted(const ReduceFallbackParams& params, Long batch, Long first_column, int thread, int& shared) {
+GEMM_DEVICE bool wanted(const ReduceFallbackParams& params, Long batch, Long first_column, int thread, int (&shared)[2]) {
     static_assert(GROUP % Config::BLOCK_N == 0, "a block's columns lie in one group");
     const GemmParams& gemm = params.product.gemm;
     const FlagParams& flags = params.flags;
@@ -24,28 +24,29 @@ GEMM_DEVICE bool wanted(const ReduceFallbackParams& params, Long batch, Long fir
     const Long columns = batch_offset(batch, gemm.batch_shape, flags.columns.batch_stride);
     const Long row_deficits = batch_offset(batch, gemm.batch_shape, flags.row_deficits.batch_stride);
     const Long column_deficits = batch_offset(batch, gemm.batch_shape, flags.column_deficits.batch_stride);
-    if (thread == 0) shared = 0;
+    if (thread == 0) shared[0] = shared[1] = 0;
     __syncthreads();
-    int here = 0;
+    int of_rows = 0, of_columns = 0;
     if (flags.row_deficits.re != nullptr) {
         for (Long i = GROUP * static_cast<Long>(thread); i < gemm.m; i += GROUP * Config::THREADS) {
-            here |= !is_served(flags, row_deficits, i, column_deficits, first_column);
+            if (!is_served(flags, row_deficits, i, column_deficits, first_column)) of_rows |= summary_of(FLAG_BOTH);
         }
     }
     if (flags.rows.re != nullptr) {
-        for (Long i = thread; i < gemm.m; i += Config::THREADS) here |= flagged(flags.rows, rows + i);
+        for (Long i = thread; i < gemm.m; i += Config::THREADS) of_rows |= summary_of(flags_at(flags.rows, rows + i));
     }
     for (Long j = thread; j < Config::BLOCK_N && first_column + j < gemm.n; j += Config::THREADS) {
-        here |= flagged(flags.columns, columns + first_column + j);
+        of_columns |= summary_of(flags_at(flags.columns, columns + first_column + j));
     }
-    if (here) atomicOr(&shared, 1);
+    if (of_rows) atomicOr(&shared[0], of_rows);
+    if (of_columns) atomicOr(&shared[1], of_columns);
     __syncthreads();
-    return shared != 0;
+    return any_is_unfit(shared[0], shared[1]);
 }
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) reduce_fallback(ReduceFallbackParams params) {
     GEMM_DYNAMIC_SHARED(shared);
-    __shared__ int any;
+    __shared__ int any[2];
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::STAGE_BYTES * Config::STAGES <= GEMM_SHARED_BYTES, "the host reserves enough");
     wait_for_previous();

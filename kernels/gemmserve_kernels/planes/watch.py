@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.planes.verdict import GROUP, GROUP_WORDS, groups, is_served
+from gemmserve_kernels.planes.verdict import GROUP, GROUP_WORDS, UNFIT, groups, is_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ class _Product:
         planes = self.wide or self.ready
         if planes.a.flags is not None and _host(planes.words)[_FLAGGED[self.wide is not None]]:
             a, b = self._of_batch(planes, _flags)
-            flagged = a[:, :, None] | b[:, None, :]
+            flagged = (a[:, :, None] | b[:, None, :]) == UNFIT
         if self.wide is None:
             return 0.0, float((rest | flagged).mean())
         return float((rest & ~flagged).mean()), float((rest & flagged).mean())
@@ -68,7 +68,7 @@ def _deficits(operand: SplitOperand) -> Any:
 
 
 def _flags(operand: SplitOperand) -> Any:
-    return _host(operand.flags) != 0
+    return _host(operand.flags)
 
 
 @dataclass

@@ -2,10 +2,11 @@
 // (common/verdict.cuh). Where there are none (null), nothing is flagged by them.
 #pragma once
 
+#include "../common/flag_bits.cuh"
 #include "../common/verdict.cuh"
 
 struct FlagParams {
-    MatrixParams rows;     // of op(A): int flags as matrices of one row
+    MatrixParams rows;     // of op(A): flags as matrices of one row
     MatrixParams columns;  // of op(B)
     MatrixParams row_deficits, column_deficits;  // of groups, GROUP_WORDS each
     const int* status_a;   // where both words are 0, nothing is flagged
@@ -15,8 +16,8 @@ struct FlagParams {
     GEMM_DEVICE bool none() const { return (*status_a | *status_b) == 0; }
 };
 
-GEMM_DEVICE bool flagged(const MatrixParams& flags, Long at) {
-    return flags.re != nullptr && static_cast<const int*>(flags.re)[at] != 0;
+GEMM_DEVICE int flags_at(const MatrixParams& flags, Long at) {
+    return flags.re != nullptr ? static_cast<const int*>(flags.re)[at] : 0;
 }
 
 // Whether tensor cores may answer the products of row `i` by column `j`, of the matrices whose deficits begin at

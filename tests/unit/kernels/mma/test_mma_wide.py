@@ -231,12 +231,59 @@ def test_what_is_not_finite_is_plain(machine):
     a, b = random(1, "complex64", 70, 100), random(2, "complex64", 100, 66)
     a[3, 5], b[7, 2] = np.nan, np.inf
     d, shares = run(machine, a, b)
-    assert shares == (pytest.approx(65 / 66), pytest.approx(1 / 66))
+    assert shares == (1, 0)
     inside = np.ones(d.shape, bool)
     inside[3], inside[:, 2] = False, False
     assert np.isfinite(d[inside]).all()
     assert np.isnan(d[3]).all()
     assert not np.isfinite(d[:, 2]).any()
+
+
+def classes(x):
+    """0 finite, 1 NaN, 2 and 3 infinite; of parts."""
+    parts = np.stack([x.real, x.imag])
+    return np.select([np.isnan(parts), parts == np.inf, parts == -np.inf], [1, 2, 3], 0)
+
+
+@pytest.mark.parametrize("scheme", ["6xbf16", "9xbf16", "3xfp16", "tf32"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_infinities_meet_every_number(machine, dtype, scheme):
+    """Zeros, infinities, NaN, numbers of one to three parts, of both signs, wherever they meet; nothing overflows."""
+    rng = np.random.default_rng()
+    numbers = np.array([0, -0.0, 1, -1, 1 / 3, -1 / 3, 2.0**-120, -(2.0**-140), 3e15, np.inf, -np.inf, np.nan])
+    weights = np.array([4, 1, 4, 4, 4, 4, 0.3, 0.3, 1, 0.5, 0.5, 0.02])
+
+    def draw(*shape):
+        part = rng.choice(numbers, shape, p=weights / weights.sum()).astype("float32")
+        return part if dtype == "float32" else (part + 1j * rng.choice(numbers[:9], shape)).astype(dtype)
+
+    a, b = draw(40, 20), draw(20, 36)
+    d, (_, plain) = run(machine, a, b, compute=scheme)
+    if scheme == "6xbf16":
+        assert plain < 1
+    expected = np.zeros((40, 36), "complex64")
+    with np.errstate(all="ignore"):
+        for k in range(20):
+            x, y = a[:, k, None], b[None, k]
+            expected.real += x.real * y.real - (x.imag * y.imag if dtype == "complex64" else 0)
+            if dtype == "complex64":
+                expected.imag += x.real * y.imag + x.imag * y.real
+    np.testing.assert_array_equal(classes(d), classes(expected))
+
+
+def test_deep_vectors_by_others(machine):
+    """Of vectors over 150 binades those that meet a sparse one take plain arithmetic, the others do not."""
+    a, b = random(1, "float32", 64, 200), random(2, "float32", 200, 48)
+    a[:8, ::10] *= np.float32(2.0**-60)
+    a[:8, ::7] *= np.float32(2.0**-60)
+    a[:8, 70] = 2.0**40
+    a[4:8, 40:180] = 0  # deep and sparse
+    b[60:, 40:] = 0  # sparse
+    d, (wide, plain) = run(machine, a, b, compute="6xbf16")
+    assert wide == 0
+    assert plain == (4 * 48 + 4 * 8) / (64 * 48)
+    exact, size = a.astype(float) @ b, np.abs(a).astype(float) @ np.abs(b)
+    assert (np.abs(d - exact) <= 12 * EVERY * size).all()
 
 
 def test_every_access_is_inside_and_ordered():
