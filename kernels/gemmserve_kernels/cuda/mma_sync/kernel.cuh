@@ -99,6 +99,14 @@ GEMM_DEVICE bool wants(const MmaParams& params, const Share& share) {
         params.most_deficit);
 }
 
+// Notes that a tile is computed the wide way: once, not for each part of k.
+GEMM_DEVICE void count(const MmaParams& params, const Share& share) {
+    if (share.split != 0) return;
+    add_elements(
+        params.counters->wide,
+        clipped(share.row, Config::BLOCK_M, params.gemm.m) * clipped(share.column, Config::BLOCK_N, params.gemm.n));
+}
+
 GEMM_DEVICE int warp_row(int thread) { return thread / 32 / Config::WARPS_N * Config::WARP_M; }
 GEMM_DEVICE int warp_column(int thread) { return thread / 32 % Config::WARPS_N * Config::WARP_N; }
 
@@ -167,6 +175,7 @@ GEMM_DEVICE void multiply_block(const MmaParams& params, unsigned char* shared, 
         if (doubt_of(params).none()) return;
         for (unsigned block = blockIdx.x; block < params.blocks; block += gridDim.x) {
             if (!wants(params, Share(params, block))) continue;
+            if (threadIdx.x == 0) count(params, Share(params, block));
             accumulate(params, block, shared, sums);
             finish(Share(params, block), sums);
             __syncthreads();  // before the next copies, all are done with shared memory
