@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _SPACE: Final = 1 << 48
 """Symbol number i lies at (i + 1) * _SPACE, and (i + 1) * _STEP further on in the second run."""
 _STEP: Final = 1 << 28
-_COUNTERS: Final = 0x7FFF
-"""The number, counted from 1, of what stands for the device's element counters; no symbol's is as large."""
+_COUNTERS: Final = 0xFFFF
+"""The number, from 1 on, of what stands for the device's element counters: the last that an address has room for."""
 _WORD: Final = 8
 ALIGNMENT: Final = 512
 """Bytes to which every array of the workspace is aligned, as CuPy's own are."""
