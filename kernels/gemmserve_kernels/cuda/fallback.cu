@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fall
                 count(params.flags, rows * columns - left, rest);
             }
             Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
-            accumulate<Config>(params.gemm, where, threads, thread, shared, acc);
+            accumulate<Config, RUN>(params.gemm, where, threads, thread, shared, acc);
             visit_tile<Config>(params.gemm, where, threads, acc, epilogue);
         }
         __syncthreads();

@@ -1,7 +1,7 @@
 // The product in plain arithmetic, of those tiles alone that are marked: what residues cannot give as well. In runs of k,
 // or it would be less accurate than a BLAS that splits k.
 #include "common/counters.cuh"
-#include "mma/runs.cuh"
+#include "mma/simt.cuh"
 #include "epilogue/store.cuh"
 
 struct PatchParams {
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) ozak
         }
         const Config::Threads threads(thread);
         Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
-        accumulate_in_runs(gemm, where, threads, thread, shared, acc);
+        accumulate<Config, RUN>(gemm, where, threads, thread, shared, acc);
         visit_tile<Config>(gemm, where, threads, acc, StoreEpilogue<Config>(gemm, where.batch));
         __syncthreads();
     }

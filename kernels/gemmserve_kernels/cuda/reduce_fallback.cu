@@ -4,7 +4,7 @@
 // A block takes BLOCK_N outputs of one product and walks over all that is reduced for them. Its result stands in the
 // place of the product's first partial; the others become those of nothing.
 #include "common/dependent.cuh"
-#include "mma/runs.cuh"
+#include "mma/simt.cuh"
 #include "epilogue/flags.cuh"
 #include "epilogue/reduce.cuh"
 
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) redu
         const Long first = params.product.reduce_batch ? batch * params.parts : 0;
         for (where.tile_m = 0; where.tile_m < gemm.tiles_m; ++where.tile_m) {
             Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
-            accumulate_in_runs(gemm, where, threads, thread, shared, acc);
+            accumulate<Config, RUN>(gemm, where, threads, thread, shared, acc);
             // A thread meets the same outputs in every tile.
             const auto keep = [&](auto reduction, Long output, auto partial) {
                 using Each = decltype(reduction);

@@ -193,10 +193,9 @@ _TERMS: Final = {
 
 
 def _thirds(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_: bool) -> list[list[models.Turn]]:
-    """Three bfloat16 parts: small products are promoted first; complex ones as `_complex_wgmma` has them."""
+    """Three bfloat16 parts: small products come first; complex ones as `_complex_wgmma` has them."""
     if not complex_:
-        found = [(a[i], b[j]) for i, j in terms]
-        return [[[(1, [found[:-1]]), (1, [found[-1:]])]]]
+        return [[[(1, [[(a[i], b[j]) for i, j in terms]])]]]
 
     def pairs(left: int, right: int, sign: int) -> list[Pair]:
         return [(np.float32(sign) * a[2 * i + left], b[2 * j + right]) for i, j in terms]
@@ -207,10 +206,8 @@ def _thirds(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_:
     re: list[models.Turn] = []
     im: list[models.Turn] = []
     for first, second, sign in ((0, 1, 1), (1, 0, -1)):
-        of_re = both(pairs(first, first, 1), pairs(second, second, -1))
-        of_im = both(pairs(first, second, 1), pairs(second, first, 1))
-        re.append([(sign, [of_re[:-2]]), (sign, [of_re[-2:]])])
-        im.append([(1, [of_im[:-2]]), (1, [of_im[-2:]])])
+        re.append([(sign, [both(pairs(first, first, 1), pairs(second, second, -1))])])
+        im.append([(1, [both(pairs(first, second, 1), pairs(second, first, 1))])])
     return [re, im]
 
 
@@ -220,8 +217,7 @@ def _thirds_mma(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, compl
         return _thirds(a, b, terms, complex_=False)
 
     def sums(*products: tuple[int, int, int]) -> models.Turn:
-        found = [[(np.float32(sign) * a[2 * i + x], b[2 * j + y]) for i, j in terms] for x, y, sign in products]
-        return [(1, [each[:-1] for each in found]), (1, [each[-1:] for each in found])]
+        return [(1, [[(np.float32(sign) * a[2 * i + x], b[2 * j + y]) for i, j in terms] for x, y, sign in products])]
 
     return [[sums((0, 0, 1), (1, 1, -1))], [sums((1, 0, 1), (0, 1, 1))]]
 

@@ -6,8 +6,7 @@
 // The tensor core cuts sums towards zero. So partial sums of OperandA::GROUP steps of k are added to a second accumulator
 // by the ordinary units, which round to nearest. Mixed products (big times small) come first: while the partial sum is
 // small, so is what is cut off. PRODUCTS of parts: 1; 3 of two parts, for small times small is below the last bit; 6 or 9
-// of three bfloat16 parts. Of the latter the product of the first parts is promoted by itself: where it has one term it is
-// exact, and the sum with the small ones is rounded once.
+// of three bfloat16 parts.
 //
 // A complex row of A is two rows of one instruction, its real and its imaginary parts, as they lie next to each other in
 // memory; the parts of B take an instruction each. The four sums meet when they are promoted, where the minus sign is.
@@ -48,12 +47,7 @@ struct WarpMultiply {
             for (int i = 0; i < ROWS; ++i) {
                 typename OperandA::Registers a;
                 OperandA::read(shared_a, row + 16 * i, group, lane, mask, a);
-                if constexpr (PRODUCTS > 3) {
-                    add_products<FIRST, ALL - 1>(a, b, sums[i]);
-                    add_products<ALL - 1, ALL>(a, b, sums[i]);
-                } else {
-                    add_products<FIRST, ALL>(a, b, sums[i]);
-                }
+                add_products(a, b, sums[i]);
             }
         }
     }
@@ -64,8 +58,7 @@ struct WarpMultiply {
     static GEMM_DEVICE int part_a(int product) { return 0x149a >> 2 * product & 3; }
     static GEMM_DEVICE int part_b(int product) { return 0x4626 >> 2 * product & 3; }
 
-    // Promotes the products BEGIN .. END of one group and 16 rows.
-    template <int BEGIN, int END>
+    // Promotes the products of one group and 16 rows.
     static GEMM_DEVICE void add_products(
         const typename OperandA::Registers& a, const typename OperandB::Registers (&b)[PAIRS],
         float (&sums)[PAIRS][2][COMPONENTS][4]) {
@@ -73,7 +66,7 @@ struct WarpMultiply {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 float partial[PAIRS][2][2][4];
-                row_of_tiles<BEGIN, END>(a, r, b, partial);
+                row_of_tiles(a, r, b, partial);
 #pragma unroll
                 for (int j = 0; j < PAIRS; ++j)
 #pragma unroll
@@ -87,7 +80,7 @@ struct WarpMultiply {
             }
         } else {
             float partial[PAIRS][2][1][4];
-            row_of_tiles<BEGIN, END>(a, 0, b, partial);
+            row_of_tiles(a, 0, b, partial);
 #pragma unroll
             for (int j = 0; j < PAIRS; ++j)
 #pragma unroll
@@ -97,14 +90,13 @@ struct WarpMultiply {
         }
     }
 
-    // Products BEGIN .. END of one group: a real fragment's 16 rows, or 8 rows (half `r`) of a complex one.
-    template <int BEGIN, int END>
+    // Products of one group: a real fragment's 16 rows, or 8 rows (half `r`) of a complex one.
     static GEMM_DEVICE void row_of_tiles(
         const typename OperandA::Registers& a, int r, const typename OperandB::Registers (&b)[PAIRS],
         float (&partial)[PAIRS][2][COMPONENTS][4]) {
         constexpr float none[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (int product = BEGIN; product < END; ++product) {
+        for (int product = FIRST; product < ALL; ++product) {
             const int of_a = part_a(product), of_b = part_b(product);
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
@@ -126,7 +118,7 @@ struct WarpMultiply {
 #pragma unroll
                             for (int h = 0; h < HALVES; ++h) right[h] = b[j].at[of_b][c][half][step * HALVES + h];
                             float(&sum)[4] = partial[j][half][c];
-                            if (product == BEGIN && step == 0) {
+                            if (product == FIRST && step == 0) {
                                 Instruction::run(sum, left, right, none);
                             } else {
                                 Instruction::run(sum, left, right, sum);

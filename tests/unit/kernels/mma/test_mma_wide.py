@@ -190,15 +190,15 @@ def test_hostile_data(machine, dtype, kind):
 
 
 @pytest.mark.parametrize(("dtype", "scheme"), [("float32", "6xbf16"), ("complex64", "6xbf16"), ("complex64", "9xbf16")])
-def test_one_term_is_rounded_once(machine, dtype, scheme):
-    """A diagonal of any numbers: at most half a unit of the last place and what the three smallest products are."""
+def test_one_term_is_cut_once(machine, dtype, scheme):
+    """A diagonal of any numbers: at most a unit of the last place and what the three smallest products are."""
     n = 64
     values = random(4, "float32", n)
     a, b = np.diag(values).astype(dtype), random(5, dtype, n, 40)
     d, _ = run(machine, a, b, compute=scheme)
     exact = values[:, None].astype(float) * b.astype(complex)
     for ours, theirs in ((d.real, exact.real), (d.imag, exact.imag)):
-        assert (np.abs(ours - theirs) <= (1 if scheme == "9xbf16" else 1.5) * EVERY * np.abs(theirs)).all()
+        assert (np.abs(ours - theirs) <= (2 if scheme == "9xbf16" else 2.5) * EVERY * np.abs(theirs)).all()
 
 
 def test_usual_data_are_served(machine):
