@@ -193,7 +193,9 @@ _TERMS: Final = {
 
 
 def _thirds(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_: bool) -> list[list[models.Turn]]:
-    """Three bfloat16 parts: small products come first; complex ones as `_complex_wgmma` has them."""
+    """Three bfloat16 parts: small products come first, and are promoted by themselves where they are complex, which are
+    otherwise as `_complex_wgmma` has them.
+    """
     if not complex_:
         return [[[(1, [[(a[i], b[j]) for i, j in terms]])]]]
 
@@ -206,19 +208,25 @@ def _thirds(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_:
     re: list[models.Turn] = []
     im: list[models.Turn] = []
     for first, second, sign in ((0, 1, 1), (1, 0, -1)):
-        re.append([(sign, [both(pairs(first, first, 1), pairs(second, second, -1))])])
-        im.append([(1, [both(pairs(first, second, 1), pairs(second, first, 1))])])
+        of_re = both(pairs(first, first, 1), pairs(second, second, -1))
+        of_im = both(pairs(first, second, 1), pairs(second, first, 1))
+        re.append([(sign, [of_re[:-2]]), (sign, [of_re[-2:]])])
+        im.append([(1, [of_im[:-2]]), (1, [of_im[-2:]])])
     return [re, im]
 
 
 def _thirds_mma(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_: bool) -> list[list[models.Turn]]:
-    """As `_thirds`, but every real product of complex data has partial sums of its own."""
-    if not complex_:
-        return _thirds(a, b, terms, complex_=False)
+    """Every real product, and of it that of the first parts, has partial sums of its own, promoted together."""
 
     def sums(*products: tuple[int, int, int]) -> models.Turn:
-        return [(1, [[(np.float32(sign) * a[2 * i + x], b[2 * j + y]) for i, j in terms] for x, y, sign in products])]
+        of_each = 2 if complex_ else 1
+        found = [
+            [(np.float32(sign) * a[of_each * i + x], b[of_each * j + y]) for i, j in terms] for x, y, sign in products
+        ]
+        return [(1, [each[:-1] for each in found] + [each[-1:] for each in found])]
 
+    if not complex_:
+        return [[sums((0, 0, 1))]]
     return [[sums((0, 0, 1), (1, 1, -1))], [sums((1, 0, 1), (0, 1, 1))]]
 
 

@@ -8,6 +8,7 @@
 //   1xfp16       one product, accumulated by the tensor core alone.
 //   3xbf16       3xfp16 with the first two of three bfloat16 parts, which reach over float32's whole range.
 //   6xbf16       x0 y0 + x0 y1 + x1 y0 + x1 y1 + x0 y2 + x2 y0 of three parts, which hold all 24 bits; 9xbf16 all nine.
+//                Of complex data the small ones are promoted by themselves: x0 y0 of one term is then cut once, not twice.
 //   fp16         the same of float16 operands as they are, whichever way they lie; promoted like the 3x schemes where
 //                the result keeps more than float16 does, or k is long.
 // Four planes of 64 columns of both operands would fill shared memory with one stage, six of 32 columns with two.
@@ -185,13 +186,12 @@ GEMM_DEVICE void product(
     }
 }
 
-// d = six (nine) products of three parts, the smallest first: of one pair of operands and, of complex data, of another
-// one, which is taken away where MINUS. Planes: the parts of either lie PLANES apart. `between` is called before the very
-// last one is asked for.
-template <class Config, bool MINUS, int PLANES = Config::COMPONENTS, class Between>
-GEMM_DEVICE void products_of_thirds(
+// What six (nine) products of three parts add to that of the first parts, the smallest first: of one pair of operands and,
+// of complex data, of another one, which is taken away where MINUS. Planes: the parts of either lie PLANES apart.
+template <class Config, bool MINUS, int PLANES = Config::COMPONENTS>
+GEMM_DEVICE void small_products(
     float (&d)[Config::VALUES], Descriptor left, Descriptor right, Descriptor other_left, Descriptor other_right, int first,
-    int part, Between between) {
+    int part) {
     constexpr int STEPS = Config::PROMOTE / 16, SIGN = MINUS ? -1 : 1;
     bool fresh = true;
     const auto both = [&](auto i, auto j) {
@@ -199,7 +199,6 @@ GEMM_DEVICE void products_of_thirds(
         product<Config, I, J, 1, STEPS>(d, left, right, first, part, fresh);
         fresh = false;
         if constexpr (Config::COMPONENTS == 2) {
-            if constexpr (I + J == 0) between();
             product<Config, I, J, SIGN, STEPS>(d, other_left, other_right, first, part, false);
         }
     };
@@ -213,7 +212,6 @@ GEMM_DEVICE void products_of_thirds(
     both(Number<1>(), Number<1>());
     both(Number<1>(), Number<0>());
     both(Number<0>(), Number<1>());
-    both(Number<0>(), Number<0>());
 }
 
 // Waits for what is in `temporary`.
@@ -258,13 +256,25 @@ GEMM_DEVICE void multiply_promoted(
                 const Descriptor left_2 = left + (1 - turn) * (Config::LEFT_PLANE / 16);
                 const Descriptor right_1 = right + turn * (Config::RIGHT_PLANE / 16);
                 const Descriptor right_2 = right + (1 - turn) * (Config::RIGHT_PLANE / 16);
-                const auto nothing = [] {};
-                products_of_thirds<Config, true>(temporary, left_1, right_1, left_2, right_2, first, part, nothing);
-                if constexpr (EACH == 2) {
+                const float sign = turn ? -1.0f : 1.0f;
+                small_products<Config, true>(temporary, left_1, right_1, left_2, right_2, first, part);
+                if constexpr (EACH == 1) {
+                    product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_1, first, part, false);
+                } else {
                     finish<Config>(temporary);
-                    promote(sums[0][part], temporary, turn ? -1.0f : 1.0f);
+                    promote(sums[0][part], temporary, sign);
                     wgmma_fence();
-                    products_of_thirds<Config, false>(temporary, left_1, right_2, left_2, right_1, first, part, nothing);
+                    product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_1, first, part, true);
+                    product<Config, 0, 0, -1, STEPS>(temporary, left_2, right_2, first, part, false);
+                    finish<Config>(temporary);
+                    promote(sums[0][part], temporary, sign);
+                    wgmma_fence();
+                    small_products<Config, false>(temporary, left_1, right_2, left_2, right_1, first, part);
+                    finish<Config>(temporary);
+                    promote<1>(sums[EACH - 1][part], temporary);
+                    wgmma_fence();
+                    product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_2, first, part, true);
+                    product<Config, 0, 0, 1, STEPS>(temporary, left_2, right_1, first, part, false);
                 }
                 finish<Config>(temporary);
                 if (last) release();
@@ -331,11 +341,22 @@ GEMM_DEVICE void multiply_quarters(
         const int right_2_stage = turn.stage;
         const Descriptor right_2 = arrived(false);
         wgmma_fence();
-        products_of_thirds<Config, true, 1>(temporary, left_1, right_1, left_2, right_2, 0, 0, [] {});
+        small_products<Config, true, 1>(temporary, left_1, right_1, left_2, right_2, 0, 0);
         finish<Config>(temporary);
         promote(sums[0][0], temporary, sign);
         wgmma_fence();
-        products_of_thirds<Config, false, 1>(temporary, left_1, right_2, left_2, right_1, 0, 0, [] { wgmma_commit(); });
+        product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_1, 0, 0, true);
+        product<Config, 0, 0, -1, STEPS>(temporary, left_2, right_2, 0, 0, false);
+        finish<Config>(temporary);
+        promote(sums[0][0], temporary, sign);
+        wgmma_fence();
+        small_products<Config, false, 1>(temporary, left_1, right_2, left_2, right_1, 0, 0);
+        finish<Config>(temporary);
+        promote<1>(sums[Config::COMPONENTS - 1][0], temporary);
+        wgmma_fence();
+        product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_2, 0, 0, true);
+        wgmma_commit();
+        product<Config, 0, 0, 1, STEPS>(temporary, left_2, right_1, 0, 0, false);
         wgmma_commit();
         wgmma_wait<1>();
         release(left_1_stage);
