@@ -266,15 +266,26 @@ def test_reductions(machine, axis, config):
     assert machine.launcher.launches.count("mma_reduce") == 2
 
 
-def test_reductions_with_the_product(machine):
+@pytest.mark.parametrize("axis", ["m", "n"])
+def test_reductions_with_the_product(machine, axis):
     a, b = mixed(machine, "float32")
     a[3, 4] = np.inf
-    options = {"reduce": ["absmax"], "axis": "m", "compute": "3xfp16", "return_c": True}
+    options = {"reduce": ["absmax"], "axis": axis, "compute": "3xfp16", "return_c": True}
     problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), **options)
     results = {name: machine.put(np.zeros(shape, dtype)) for name, (shape, dtype) in problem.results.items()}
     gemm_reduce.run_gemm_reduce(machine.launcher, problem, None, machine.put(a), machine.put(b), results)
     c, largest = machine.get(results["c"]), machine.get(results["absmax"])
-    np.testing.assert_array_equal(largest, np.abs(c).max(axis=0))
+    if axis == "m":
+        np.testing.assert_array_equal(largest, np.abs(c).max(axis=0))
+    else:  # plain, as whole blocks of outputs are that have the row among them, and the product's other rows are not
+        np.testing.assert_allclose(largest, np.abs(c).max(axis=1), rtol=1e-6)
+    # All products of the outputs that the row has part in are plain, once, and no longer of the way that they had.
+    served = 44 * 256
+    again = 32 * 270
+    expected = (
+        ElementCounts(0, 0, 300 * 270) if axis == "m" else ElementCounts(served, 300 * 270 - served - again, again)
+    )
+    assert machine.launcher.counts() == expected
     finite = np.delete(np.arange(300), 3)
     size = np.abs(a[finite]).astype(float) @ np.abs(b).astype(float)
     assert (np.abs(c[finite] - a[finite].astype(float) @ b) <= 12 * EVERY * size).all()
