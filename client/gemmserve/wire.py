@@ -28,6 +28,7 @@ OCTET_STREAM: Final = "application/octet-stream"
 PROBLEM: Final = "application/problem+json"
 
 ALGORITHM_HEADER: Final = "Gemm-Algorithm"
+ELEMENTS_HEADER: Final = "Gemm-Elements"
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 
 NPY_HEADER: Final = "application/x-npy-header"

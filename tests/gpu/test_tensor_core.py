@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simt_cases import CupyMachine, random
 
-from gemmserve_kernels import prepared, reference
+from gemmserve_kernels import prepared, read_element_counts, reference
 from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.launch import CupyLauncher
@@ -14,7 +14,6 @@ from gemmserve_kernels.planes import gemm as tensor_core
 from gemmserve_kernels.planes import models as plane_models
 from gemmserve_kernels.planes import split, verdict
 from gemmserve_kernels.planes.layout import is_wide
-from gemmserve_kernels.planes.watch import watch
 from gemmserve_kernels.problem import GemmProblem, Operand
 from gemmserve_kernels.simt import gemm as simt
 
@@ -77,9 +76,10 @@ def run(launcher, a, b, *, algorithm=None, compute="3xfp16", put=on_device, conf
     out = cupy.empty(problem.result_shape, problem.result_dtype)
     out.view(cupy.uint8)[...] = 0xFF
     device_c = None if c is None else on_device(c)
-    with watch() as seen:
-        tensor_core.run_gemm(launcher, problem, config, put(a), put(b), device_c, out)
-    return problem, out.get(), (seen.wide_share(), seen.fallback_share())
+    before = read_element_counts()
+    tensor_core.run_gemm(launcher, problem, config, put(a), put(b), device_c, out)
+    counts = read_element_counts().counts() - before.counts()
+    return problem, out.get(), (counts.wide_share, counts.fallback_share)
 
 
 KINDS = [

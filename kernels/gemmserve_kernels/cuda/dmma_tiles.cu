@@ -1,5 +1,6 @@
 // The same for those tiles alone that residues do not serve; over at once where there are none. Every block counts the
 // tiles that fail, 32 at a time, and takes its share of them: bad rows keep all multiprocessors busy.
+#include "common/counters.cuh"
 #include "common/judged.cuh"
 #include "dmma/kernel.cuh"
 
@@ -8,6 +9,7 @@ struct DmmaTilesParams {
     JudgedParams judged;
     Long tiles;
     Long first;  // matrix of the batch: the first that is judged
+    ElementCounters* counters;
 };
 
 static_assert(JUDGED_M % Config::BLOCK_M == 0 && JUDGED_N % Config::BLOCK_N == 0, "a tile fails as a whole");
@@ -22,6 +24,13 @@ GEMM_DEVICE bool fails(const DmmaTilesParams& params, int number) {
     const TileCoordinate where = tile_of<Config::GROUP>(number, params.gemm.tiles_m, params.gemm.tiles_n);
     return !passes(
         params.judged, where.batch, where.tile_m / (JUDGED_M / Config::BLOCK_M), where.tile_n / (JUDGED_N / Config::BLOCK_N));
+}
+
+GEMM_DEVICE void count(const DmmaTilesParams& params, int number) {
+    const TileCoordinate where = place(params, number);
+    add_elements(
+        params.counters->plain, clipped(where.tile_m * Config::BLOCK_M, Config::BLOCK_M, params.gemm.m) *
+                                    clipped(where.tile_n * Config::BLOCK_N, Config::BLOCK_N, params.gemm.n));
 }
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) dmma_tiles(DmmaTilesParams params) {
@@ -40,6 +49,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) dmma
             if (turn-- != 0) continue;
             turn = gridDim.x - 1;
             const int number = first + bit;
+            if (threadIdx.x == 0) count(params, number);
             Sums sums;
             accumulate(gemm, place(params, number), shared, sums);
             store(gemm, place(params, once_more(number)), sums);  // registers are short in the loop over k

@@ -33,8 +33,8 @@ struct FallbackEpilogue {
           d_offset(batch_offset(batch, f.gemm.batch_shape, f.gemm.d.batch_stride)),
           reads_c(f.gemm.beta[0] != 0 || f.gemm.beta[1] != 0) {}
 
-    // Whether all of the tile at (i, j) is, which lies in one group of rows and one of columns.
-    GEMM_DEVICE bool tile(Long batch, Long i, Long j) const {
+    // Whether the tile at (i, j), which lies in one group of rows and one of columns, is none for float16 planes.
+    GEMM_DEVICE bool rest(Long batch, Long i, Long j) const {
         const FlagParams& flags = fallback.flags;
         const Long rows = batch_offset(batch, params.batch_shape, flags.row_deficits.batch_stride);
         const Long columns = batch_offset(batch, params.batch_shape, flags.column_deficits.batch_stride);
@@ -62,7 +62,7 @@ struct FallbackEpilogue {
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fallback(FallbackParams params) {
     GEMM_DYNAMIC_SHARED(shared);
-    __shared__ int of_rows, of_columns;  // what their flags say together
+    __shared__ int found[2][FLAG_BOTH + 1];  // rows and columns of the tile by their flags
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::STAGE_BYTES * Config::STAGES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
     let_next_start();
@@ -75,17 +75,22 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fall
     for (Long tile = params.gemm.first_tile + static_cast<Long>(blockIdx.x); tile < params.tiles; tile += grid) {
         const TileCoordinate where = tile_of<Config::GROUP>(tile, params.gemm.tiles_m, params.gemm.tiles_n);
         FallbackEpilogue<Config> epilogue(params, where.batch);
-        epilogue.all = epilogue.tile(where.batch, where.tile_m * Config::BLOCK_M, where.tile_n * Config::BLOCK_N);
-        if (thread == 0) of_rows = epilogue.all ? summary_of(FLAG_BOTH) : 0, of_columns = 0;
+        const Long first_row = where.tile_m * Config::BLOCK_M, first_column = where.tile_n * Config::BLOCK_N;
+        const bool rest = epilogue.rest(where.batch, first_row, first_column);
+        epilogue.all = rest && !params.flags.widened;
+        if (thread < 2 * (FLAG_BOTH + 1)) found[thread / (FLAG_BOTH + 1)][thread % (FLAG_BOTH + 1)] = 0;
         __syncthreads();
         for (int i = thread; i < Config::BLOCK_M + Config::BLOCK_N; i += Config::THREADS) {
-            const bool is_row = i < Config::BLOCK_M;
-            const int flags = is_row ? epilogue.row(where.tile_m * Config::BLOCK_M + i)
-                                     : epilogue.column(where.tile_n * Config::BLOCK_N + i - Config::BLOCK_M);
-            if (flags) atomicOr(is_row ? &of_rows : &of_columns, summary_of(flags));
+            const bool of_rows = i < Config::BLOCK_M;
+            const int flags = of_rows ? epilogue.row(first_row + i) : epilogue.column(first_column + i - Config::BLOCK_M);
+            if (flags) atomicAdd(&found[!of_rows][flags], 1);
         }
         __syncthreads();
-        if (any_is_unfit(of_rows, of_columns)) {
+        const Long rows = clipped(first_row, Config::BLOCK_M, params.gemm.m);
+        const Long columns = clipped(first_column, Config::BLOCK_N, params.gemm.n);
+        const Long unfit = epilogue.all ? rows * columns : unfit_pairs(found[0], found[1], rows, columns);
+        if (unfit != 0) {
+            if (thread == 0 && params.flags.counters != nullptr) count(params.flags, unfit, rest);
             Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
             accumulate<Config, RUN>(params.gemm, where, threads, thread, shared, acc);
             visit_tile<Config>(params.gemm, where, threads, acc, epilogue);

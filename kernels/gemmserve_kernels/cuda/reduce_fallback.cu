@@ -27,7 +27,7 @@ GEMM_DEVICE bool wanted(const ReduceFallbackParams& params, Long batch, Long fir
     if (thread == 0) shared[0] = shared[1] = 0;
     __syncthreads();
     int of_rows = 0, of_columns = 0;
-    if (flags.row_deficits.re != nullptr) {
+    if (flags.row_deficits.re != nullptr && !flags.widened) {
         for (Long i = GROUP * static_cast<Long>(thread); i < gemm.m; i += GROUP * Config::THREADS) {
             if (!is_served(flags, row_deficits, i, column_deficits, first_column)) of_rows |= summary_of(FLAG_BOTH);
         }
@@ -42,6 +42,18 @@ GEMM_DEVICE bool wanted(const ReduceFallbackParams& params, Long batch, Long fir
     if (of_columns) atomicOr(&shared[1], of_columns);
     __syncthreads();
     return any_is_unfit(shared[0], shared[1]);
+}
+
+// Notes that all of the outputs' columns are computed: each thread some groups of rows.
+GEMM_DEVICE void count(const ReduceFallbackParams& params, Long batch, Long first_column, int thread) {
+    const GemmParams& gemm = params.product.gemm;
+    const FlagParams& flags = params.flags;
+    const Long rows = batch_offset(batch, gemm.batch_shape, flags.row_deficits.batch_stride);
+    const Long columns = batch_offset(batch, gemm.batch_shape, flags.column_deficits.batch_stride);
+    const Long width = clipped(first_column, Config::BLOCK_N, gemm.n);
+    for (Long i = GROUP * static_cast<Long>(thread); i < gemm.m; i += GROUP * Config::THREADS) {
+        count(flags, clipped(i, GROUP, gemm.m) * width, !is_served(flags, rows, i, columns, first_column));
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) reduce_fallback(ReduceFallbackParams params) {
@@ -63,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) redu
             __syncthreads();
             continue;
         }
+        if (params.flags.counters != nullptr) count(params, where.batch, where.tile_n * Config::BLOCK_N, thread);
         const Long batch = params.product.first_batch + where.batch;
         const Long first = params.product.reduce_batch ? batch * params.parts : 0;
         for (where.tile_m = 0; where.tile_m < gemm.tiles_m; ++where.tile_m) {

@@ -60,6 +60,7 @@ class DmmaTilesParams(ctypes.Structure):
         ("judged", JudgedParams),
         ("tiles", ctypes.c_int64),
         ("first", ctypes.c_int64),
+        ("counters", ctypes.c_uint64),
     )
 
 
@@ -117,8 +118,11 @@ def run_tiles(
     batch_shape: tuple[int, ...],
     region: Region,
     judged: JudgedParams,
+    counters: int,
 ) -> None:
-    """Writes what of the product `judged` does not let pass. `views`: A, B, C and D, with addresses."""
+    """Writes what of the product `judged` does not let pass. `views`: A, B, C and D, with addresses. `counters`:
+    `Launcher.counters`.
+    """
     a, b, c, d = views
     down, right = region.row, region.column
     cut = (
@@ -131,7 +135,7 @@ def run_tiles(
     source = _source("dmma_tiles", problem, tile, cut, conjugates)
     gemm = _params(problem, tile, cut, batch_shape, (region.rows, region.columns))
     tiles = gemm.tiles_m * gemm.tiles_n * region.matrices
-    params = DmmaTilesParams(gemm=gemm, judged=judged, tiles=tiles, first=region.first)
+    params = DmmaTilesParams(gemm=gemm, judged=judged, tiles=tiles, first=region.first, counters=counters)
     _launch(launcher, source, tile, problem, min(tiles, _resident(launcher, tile)), params)
 
 

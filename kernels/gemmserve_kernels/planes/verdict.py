@@ -100,13 +100,15 @@ class Deficits:
 class Judged(NamedTuple):
     """Which tiles a kernel computes: those that float16 planes serve, or the rest of them.
 
-    Addresses: of the operands' deficits, and of a word that the former kernel sets where there is a rest.
+    Addresses: of the operands' deficits, of a word that the former kernel sets where there is a rest, and of the
+    counters (`Launcher.counters`) that the latter adds its elements to.
     """
 
     tiles: Literal["served", "rest"]
     deficits_a: int
     deficits_b: int
     wanted: int
+    counters: int
 
 
 def is_served(a: Any, b: Any, k: int) -> Any:

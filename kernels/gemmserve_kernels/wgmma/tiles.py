@@ -166,7 +166,7 @@ exceed the rounding of a BLAS that splits k (model: 1.0e-7 against 1.4e-7 at k =
 _CUT_TILES: Final = 4
 """Multiprocessors for each 128 x 128 tile of a product from which on a BLAS cuts k into many parts, and has few
 roundings one after another: then every promotion counts, and so does every cut of k. H200, float32, 512 x 512 of one
-sign, k = 4096 and 8192: promoted every 64 steps 1.5e-7 and 1.6e-7, every 32 1.0e-7 and 1.3e-7; cuBLAS 0.9e-7 and 1.1e-7.
+sign, k = 4096 and 8192: promoted every 64 steps 1.5e-7 and 1.6e-7, every 32 1.0e-7 and 1.3e-7; cuBLAS 0.9e-7, 1.1e-7.
 """
 _CUT_STEPS: Final = 1024
 """Steps of k of one part at most there, if there are multiprocessors for as many parts."""

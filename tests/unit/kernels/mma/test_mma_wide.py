@@ -15,6 +15,7 @@ from wgmma_cases import planes_of
 from gemmserve_kernels import reference
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.element_counts import ElementCounts
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.mma import gemm as mma_sync
 from gemmserve_kernels.planes import gemm as product
@@ -22,7 +23,6 @@ from gemmserve_kernels.planes import gemm_reduce, verdict
 from gemmserve_kernels.planes import models as plane_models
 from gemmserve_kernels.planes.layout import PLANES, Planes
 from gemmserve_kernels.planes.verdict import Judged
-from gemmserve_kernels.planes.watch import watch
 from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand
 
 SMALL = GemmConfig(block_m=32, block_n=32, block_k=32, warp_m=16, warp_n=16, promote=32, stages=2)
@@ -43,10 +43,12 @@ def run(machine, a, b, *, compute="3xfp16", config=None, c=None, **options):
     problem = GemmProblem.build(*operands, compute=compute, **options)
     out = machine.put(np.full(problem.result_shape, np.nan, problem.result_dtype))
     machine.launcher.launches.clear()
-    with watch() as seen:
-        on = [machine.put(x) if x is not None else None for x in (a, b, c)]
-        product.run_gemm(machine.launcher, problem, config, *on, out)
-    return machine.get(out), (seen.wide_share(), seen.fallback_share())
+    before = machine.launcher.counts()
+    on = [machine.put(x) if x is not None else None for x in (a, b, c)]
+    product.run_gemm(machine.launcher, problem, config, *on, out)
+    counts = machine.launcher.counts() - before
+    assert counts.total == out.size
+    return machine.get(out), (counts.wide_share, counts.fallback_share)
 
 
 def multiplied(machine, problem, scheme, planes, *, config=SMALL, c=None, judged=None):
@@ -129,12 +131,14 @@ def test_tiles_are_the_served_ones_or_the_rest(machine, dtype, split_k):
     served = verdict.is_served(grouped[0][:, :, None], grouped[1][0], 140)
     assert 0 < served[0].sum() < served[0].size
     assert 0 < served[1].sum() < served[1].size
-    pointers = [machine.launcher.pointer(x) for x in words]
+    pointers = [*(machine.launcher.pointer(x) for x in words), machine.launcher.counters(2 * 300 * 270)]
     for scheme, planes, tiles, mine in (("3xfp16", left, "served", served), ("6xbf16", right, "rest", ~served)):
         options = {"config": config} if tiles == "served" else {"config": replace(config, stages=2)}
         whole = multiplied(machine, problem, scheme, planes, **options)
         found = multiplied(machine, problem, scheme, planes, judged=Judged(tiles, *pointers), **options)
         np.testing.assert_array_equal(found, np.where(mine, whole, np.full_like(whole, np.nan)))
+    # Each tile once, whatever its parts of k; those that are served are not counted.
+    assert machine.launcher.counts() == ElementCounts(served.sum(), (~served).sum(), 0)
     # Without a doubt nobody looks at the deficits: all is served, nothing is left.
     for x in words:
         x[0] = 0
@@ -220,7 +224,8 @@ def test_products_of_both_kinds_of_tiles(machine, config):
     a[1] = random(7, "complex64", *a.shape[1:])
     c = random(3, "complex64", 2, 300, 270)
     d, (wide, plain) = run(machine, a, b, c=c, alpha=2, beta=-1j, config=config)
-    assert 0 < wide < 1
+    # Of the first matrix all but the last rows by the first columns, of the other the last columns.
+    assert wide == (300 * 270 - 44 * 256 + 300 * 14) / (2 * 300 * 270)
     assert plain == 0
     exact = 2 * (a.astype(complex) @ b) - 1j * c
     size = 2 * np.abs(a).astype(float) @ np.abs(b).astype(float) + np.abs(c)
@@ -301,22 +306,33 @@ def test_reductions(machine, axis, config):
     """Partials of both kinds of tiles lie where they are looked for."""
     a, b = mixed(machine, "complex64", k=140, batch=(2,))
     options = {"reduce": ["absmax", "sum", "argmax"], "axis": axis, "compute": "3xfp16", "config": config}
-    with watch() as seen:
-        check_reduction(machine, gemm_reduce.run_gemm_reduce, a, b, **options)
-    assert 0 < seen.wide_share() < 1
-    assert seen.fallback_share() == 0
+    check_reduction(machine, gemm_reduce.run_gemm_reduce, a, b, **options)
+    counts = machine.launcher.counts()
+    served = 2 * (300 - 256) * 256
+    assert counts == ElementCounts(served, 2 * 300 * 270 - served, 0)
     assert machine.launcher.launches.count("mma_reduce") == 2
 
 
-def test_reductions_with_the_product(machine):
+@pytest.mark.parametrize("axis", ["m", "n"])
+def test_reductions_with_the_product(machine, axis):
     a, b = mixed(machine, "float32")
     a[3, 4] = np.inf
-    options = {"reduce": ["absmax"], "axis": "m", "compute": "3xfp16", "return_c": True}
+    options = {"reduce": ["absmax"], "axis": axis, "compute": "3xfp16", "return_c": True}
     problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), **options)
     results = {name: machine.put(np.zeros(shape, dtype)) for name, (shape, dtype) in problem.results.items()}
     gemm_reduce.run_gemm_reduce(machine.launcher, problem, None, machine.put(a), machine.put(b), results)
     c, largest = machine.get(results["c"]), machine.get(results["absmax"])
-    np.testing.assert_array_equal(largest, np.abs(c).max(axis=0))
+    if axis == "m":
+        np.testing.assert_array_equal(largest, np.abs(c).max(axis=0))
+    else:  # plain, as whole blocks of outputs are that have the row among them, and the product's other rows are not
+        np.testing.assert_allclose(largest, np.abs(c).max(axis=1), rtol=1e-6)
+    # All products of the outputs that the row has part in are plain, once, and no longer of the way that they had.
+    served = 44 * 256
+    again = 32 * 270
+    expected = (
+        ElementCounts(0, 0, 300 * 270) if axis == "m" else ElementCounts(served, 300 * 270 - served - again, again)
+    )
+    assert machine.launcher.counts() == expected
     finite = np.delete(np.arange(300), 3)
     size = np.abs(a[finite]).astype(float) @ np.abs(b).astype(float)
     assert (np.abs(c[finite] - a[finite].astype(float) @ b) <= 12 * EVERY * size).all()
