@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmserve_kernels import reference
 from gemmserve_kernels.dmma import gemm as dmma
-from gemmserve_kernels.dmma.tiles import LARGE, SMALL
+from gemmserve_kernels.dmma.tiles import TILES
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 
@@ -41,10 +41,14 @@ class Case:
 
         return one(self.a), one(self.b), None if self.c is None else one(self.c)
 
+    @property
+    def kind(self):
+        return "planar" if self.planar else self.dtype
+
     def tiles(self):
-        """The large and the small tile."""
-        kind = "planar" if self.planar else self.dtype
-        return {"large": LARGE[kind], "small": SMALL[kind]}
+        """All tiles, by their place in the list: "large", "small" and, if any, "middle"."""
+        large, *middle, small = TILES[self.kind]
+        return {"large": large, **dict.fromkeys(["middle"] * len(middle), middle[0] if middle else None), "small": small}
 
 
 def strided(put, x):
