@@ -7,7 +7,7 @@ all other strides positive multiples of 16 bytes and an address that is one (CUD
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels.arguments import VECTOR_BYTES
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _WORD: Final = 2
 _SPAN: Final = 128 // _WORD
-_LARGEST: Final = (1 << 31) - _SPAN
-"""Coordinates of a box are 32-bit numbers."""
+_LARGEST: Final = (1 << 31) - (1 << 12)
+"""Coordinates of a box are 32-bit numbers, also in a tile that reaches beyond the array."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,3 @@ class Source:
             view.re,
             tuple(stride * item // step for stride in padded),
         )
-
-    def placed(self, base: int) -> Source:
-        """With `base` added to its address."""
-        return replace(self, address=self.address + base)

@@ -12,10 +12,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels.arguments import GemmParams, StoredArray, choose_access, launches, matrix_view
+from gemmserve_kernels.arguments import VECTOR_BYTES, GemmParams, StoredArray, choose_access, launches, matrix_view
 from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.dmma.engine import Source
-from gemmserve_kernels.dmma.tiles import RUN, DmmaTile, Kind, choose
+from gemmserve_kernels.dmma.tiles import DmmaTile, Kind, choose, run_of
 from gemmserve_kernels.mma.tiles import check_device
 from gemmserve_kernels.tiling import TYPES, Operands, flag
 from gemmserve_kernels.wgmma.tensor_map import TensorMap
@@ -144,7 +144,7 @@ def _kind(problem: GemmProblem) -> Kind:
 
 
 def _choose(problem: GemmProblem, launcher: Launcher) -> DmmaTile:
-    return choose(problem.m, problem.n, launcher.spec, _kind(problem))
+    return choose(problem.m, problem.n, launcher.spec, _kind(problem), problem.batch)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class _Kernel:
             "B_ALONG_K": flag(access_b.along_k),
             "UNIT_A": str(itemsize * access_a.vector),
             "UNIT_B": str(itemsize * access_b.vector),
-            "VECTOR_D": flag(d.column_stride == 1 and d.aligned(2, d.row_stride)),
+            "VECTOR_D": flag(d.column_stride == 1 and d.aligned(VECTOR_BYTES // itemsize, d.row_stride)),
             "BLOCK_M": str(tile.block_m),
             "BLOCK_N": str(tile.block_n),
             "BLOCK_K": str(tile.block_k),
@@ -200,7 +200,7 @@ class _Kernel:
             "WARP_N": str(tile.warp_n),
             "STAGES": str(tile.stages),
             "GROUP": str(tile.raster),
-            "RUN": str(RUN),
+            "RUN": str(run_of(problem.m, problem.n)),
             "KEEP_SHARED": flag(tile.kept == "shared"),
             "ENGINE": flag(sources is not None),
             "MIN_BLOCKS": str(tile.min_blocks),

@@ -75,7 +75,7 @@ class Pipeline {
         if constexpr (Operand::ALONG_K) {
             copy_box(to, map, k * WORDS, row, 0, matrix, full(stage_));
         } else {
-#pragma unroll 1
+#pragma unroll
             for (int first = 0; first < EXTENT; first += SPAN / Config::ELEMENT)
                 copy_box(to + first * SPAN, map, (row + first) * WORDS, k, 0, matrix, full(stage_));
         }

@@ -2,9 +2,8 @@
 //
 // What a warp reads of shared memory takes less than half the time of what it multiplies, and a block of 128 x 128 takes
 // 16 bytes a cycle of L2. Sums over RUN steps of k are added up by the ordinary units, which makes the error that of a
-// BLAS that splits k, or smaller, however many tiles there are. Where a warp's sums leave no room for those of its runs,
-// these are kept in shared memory; then no two warps come to the end of a run at the same time: while one adds, the others
-// keep the tensor cores busy.
+// BLAS that splits k, or smaller. Where a warp's sums leave no room in registers for those of the runs that are over, these
+// are kept in shared memory. Every tile, and either way of copying, adds in the same order: none shows in a result's bits.
 #pragma once
 
 #include "../epilogue/store.cuh"
@@ -43,7 +42,6 @@ template <bool SHARED>
 class Kept {
   public:
     GEMM_DEVICE explicit Kept(unsigned char*) { sums_.clear(); }
-    static constexpr int LEAD = 0;
     GEMM_DEVICE void keep(Sums& run) {
         sums_.add(run);
         run.clear();
@@ -58,7 +56,6 @@ template <>
 class Kept<true> {
   public:
     GEMM_DEVICE explicit Kept(unsigned char* memory) : pairs_(reinterpret_cast<Pair*>(memory) + thread_again()) {}
-    static constexpr int LEAD = Config::RUN / Config::WARPS;  // steps by which a warp's runs end before the next one's
     GEMM_DEVICE void keep(Sums& run) {
         pass<true>(run);
         empty_ = false;
@@ -68,7 +65,6 @@ class Kept<true> {
     }
 
   private:
-    static_assert(Config::RUN % Config::WARPS == 0, "warps take turns");
     Pair* pairs_;
     bool empty_ = true;
 
@@ -127,7 +123,7 @@ GEMM_DEVICE void accumulate(
         }
     };
     Kept<Config::KEEP_SHARED> kept(memory);
-    int left = Config::RUN - warp * Kept<Config::KEEP_SHARED>::LEAD;
+    int left = Config::RUN;
     read(0);
 #pragma unroll 1
     for (int step = 1; step < steps; ++step) {
@@ -147,35 +143,74 @@ GEMM_DEVICE void accumulate(
     kept.finish(sums);
 }
 
+// Where in its warp's tile a lane's pieces of the result lie: N neighbours, which are the elements of an octet, or one of
+// either octet of a pair.
+struct Pieces {
+    using Left = Config::A::Tile;
+    using Right = Config::B::Tile;
+    static constexpr int N = Config::Threads::PIECE_N;
+    static constexpr bool PARTS = Config::COMPLEX;  // what the halves of an instruction's rows are: parts, or octets
+    static constexpr bool INSIDE = Right::position(0, 1) == 1;
+    static constexpr int ROWS = Sums::ROWS * (PARTS ? 1 : 2), COUNT = Sums::COLUMNS * 2 / N;  // in a row
+
+    static GEMM_DEVICE constexpr int row(int r, int g) { return Left::position(r, g); }
+    static GEMM_DEVICE constexpr int octet(int piece, int p) { return N == 1 || INSIDE ? piece * N / 2 : piece / 2 * 2 + p; }
+    static GEMM_DEVICE constexpr int element(int piece, int p) { return N == 1 || !INSIDE ? piece % 2 : p; }
+    static GEMM_DEVICE constexpr int column(int piece, int t) { return Right::position(octet(piece, 0), 2 * t + element(piece, 0)); }
+
+    static GEMM_DEVICE void of(const Sums& sums, int r, int piece, Config::Acc (&values)[N]) {
+#pragma unroll
+        for (int p = 0; p < N; ++p) {
+            const auto& at = sums.at[PARTS ? r : r / 2][octet(piece, p)];
+            values[p] = make<Config::Acc>(at[PARTS ? 0 : r % 2][element(piece, p)], at[1][element(piece, p)]);
+        }
+    }
+};
+
+// The same where all of a warp's tile is inside D, 16 bytes of it lie together and C is not read: with one address for each
+// row. What it takes is not hidden behind instructions of the tensor cores.
+GEMM_DEVICE void store_whole(const GemmParams& gemm, Long batch, Long row, Long column, const Sums& sums) {
+    const int g = thread_again() % 32 / 4, t = thread_again() % 4;
+    const Long offset = batch_offset(batch, gemm.batch_shape, gemm.d.batch_stride) + row * gemm.d.row_stride + column;
+    constexpr bool PLANAR = Config::PLANAR;
+#pragma unroll
+    for (int r = 0; r < Pieces::ROWS; ++r) {
+        const Long in_row = offset + Pieces::row(r, g) * gemm.d.row_stride + Pieces::column(0, t);
+#pragma unroll
+        for (int piece = 0; piece < Pieces::COUNT; ++piece) {
+            Config::Acc values[Pieces::N];
+            Pieces::of(sums, r, piece, values);
+#pragma unroll
+            for (int p = 0; p < Pieces::N; ++p) values[p] = scale(values[p], gemm.alpha[0], 0.0);
+            const Long at = in_row + (Pieces::column(piece, 0) - Pieces::column(0, 0));
+            write_piece<Config::D, PLANAR, true>(gemm.d, at, 1, values, Pieces::N);
+        }
+    }
+}
+
 // D = alpha sums + beta C.
 GEMM_DEVICE void store(const GemmParams& gemm, const TileCoordinate& where, const Sums& sums) {
-    using Tile = Config::B::Tile;
-    constexpr int N = Config::Threads::PIECE_N;
     const StoreEpilogue<Config> epilogue(gemm, where.batch);
     const int warp = thread_again() / 32, g = thread_again() % 32 / 4, t = thread_again() % 4;
     const Long first_row = where.tile_m * Config::BLOCK_M + warp / Config::WARPS_N * Config::WARP_M;
     const Long first_column = where.tile_n * Config::BLOCK_N + warp % Config::WARPS_N * Config::WARP_N;
-    constexpr bool PARTS = Config::COMPLEX;  // the halves of an instruction's rows: parts, or octets
-    // Columns that are neighbours: the elements of an octet, or one of either octet of a pair.
-    constexpr bool INSIDE = Tile::position(0, 1) == 1;
+    if (Config::VECTOR_D && !epilogue.reads_c && gemm.alpha[1] == 0.0 && first_row + Config::WARP_M <= gemm.m &&
+        first_column + Config::WARP_N <= gemm.n) {
+        store_whole(gemm, where.batch, first_row, first_column, sums);
+        return;
+    }
 #pragma unroll
-    for (int r = 0; r < Sums::ROWS * (PARTS ? 1 : 2); ++r) {
-        const Long row = first_row + Config::A::Tile::position(r, g);
+    for (int r = 0; r < Pieces::ROWS; ++r) {
+        const Long row = first_row + Pieces::row(r, g);
         if (row >= gemm.m) continue;
 #pragma unroll
-        for (int piece = 0; piece < Sums::COLUMNS * 2 / N; ++piece) {
-            const auto octet = [&](int p) { return N == 1 || INSIDE ? piece * N / 2 : piece / 2 * 2 + p; };
-            const auto element = [&](int p) { return N == 1 || !INSIDE ? piece % 2 : p; };
-            const Long column = first_column + Tile::position(octet(0), 2 * t + element(0));
+        for (int piece = 0; piece < Pieces::COUNT; ++piece) {
+            const Long column = first_column + Pieces::column(piece, t);
             const Long left = gemm.n - column;
             if (left <= 0) continue;
-            Config::Acc values[N];
-#pragma unroll
-            for (int p = 0; p < N; ++p) {
-                const auto& at = sums.at[PARTS ? r : r / 2][octet(p)];
-                values[p] = make<Config::Acc>(at[PARTS ? 0 : r % 2][element(p)], at[1][element(p)]);
-            }
-            epilogue.visit(row, column, left < N ? static_cast<int>(left) : N, values);
+            Config::Acc values[Pieces::N];
+            Pieces::of(sums, r, piece, values);
+            epilogue.visit(row, column, left < Pieces::N ? static_cast<int>(left) : Pieces::N, values);
         }
     }
 }
