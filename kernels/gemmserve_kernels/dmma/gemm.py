@@ -23,7 +23,7 @@ from gemmserve_kernels.wgmma.tensor_map import TensorMap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmserve_kernels.arguments import Access, MatrixView
+    from gemmserve_kernels.arguments import MatrixView
     from gemmserve_kernels.device import DeviceSpec
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.problem import GemmProblem
@@ -149,10 +149,9 @@ def _choose(problem: GemmProblem, launcher: Launcher) -> DmmaTile:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What both entries have in common: a tile, how operands are read, and by whom (`sources`: the copy engine)."""
+    """What both entries have in common. `sources`: what the copy engine fetches, None where threads copy."""
 
     tile: DmmaTile
-    access: tuple[Access, Access]
     batch_shape: tuple[int, ...]
     sources: tuple[Source, Source] | None
     defines: dict[str, str]
@@ -206,7 +205,7 @@ class _Kernel:
             "MIN_BLOCKS": str(tile.min_blocks),
             "SHARED_BYTES": str(tile.shared_bytes),
         }
-        return cls(tile, (access_a, access_b), batch_shape, sources, defines)
+        return cls(tile, batch_shape, sources, defines)
 
     def params(self, problem: GemmProblem, views: Sequence[MatrixView], shape: tuple[int, int]) -> GemmParams:
         """Arguments of an m x n product; batch strides count the maps' matrices where there are maps."""

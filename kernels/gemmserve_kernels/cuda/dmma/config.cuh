@@ -13,7 +13,7 @@ struct Config {
     static constexpr int BLOCK_M = GEMM_BLOCK_M, BLOCK_N = GEMM_BLOCK_N, WARP_M = GEMM_WARP_M, WARP_N = GEMM_WARP_N;
     static constexpr int WARPS_N = BLOCK_N / WARP_N, WARPS = BLOCK_M / WARP_M * WARPS_N, THREADS = 32 * WARPS;
     static constexpr int STAGES = GEMM_STAGES, GROUP = GEMM_GROUP;
-    static constexpr bool ENGINE = GEMM_ENGINE, KEEP_SHARED = GEMM_KEEP_SHARED;
+    static constexpr bool KEEP_SHARED = GEMM_KEEP_SHARED;
 
     template <int EXTENT, bool ALONG, int UNIT>
     struct Operand {

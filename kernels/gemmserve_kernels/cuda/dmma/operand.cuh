@@ -7,8 +7,8 @@
 // swizzling modes). Which row a lane has is free, so `position` is such that the lanes whose reads are served together, 16
 // for 8 bytes and 8 for 16, find theirs in different banks.
 //
-// Every number is read into the register where an instruction wants it. Wider reads of float64, two steps or two rows
-// at once, cost a dozen moves for each instruction, and a quarter of the rate (float64, 8192^3 on an H200: 44 TFLOP/s).
+// Every number is read into the register where an instruction wants it: wider reads of float64, two steps or two rows at
+// once, cost up to a dozen moves for each instruction.
 #pragma once
 
 #include "../common/bits.cuh"
