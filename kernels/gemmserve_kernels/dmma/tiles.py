@@ -17,8 +17,8 @@ _LARGE: Final = 3072**2
 """Elements of a product from which on runs are longer. A BLAS cuts k where there are few tiles for a device or for its
 last wave, which makes its errors smaller: for normal float64 data cuBLAS 13 on an H200 is off by 0.22 (root of the mean
 square of |D - R| / (|A| |B|), in units of 2^-53) at 1536 x 1536 x 2048, where runs of 256 have 0.16, but by 0.51 at
-4096^3, where they have 0.12, and those of 512 0.17. There runs cost: those of 256 3 % of the rate of one chain at 4096^3,
-and 6 % at 8192^3, where power is the limit; by those of 1024 both sizes gained 2 to 3 % on those of 256."""
+4096^3, where they have 0.12, those of 512 0.17. There runs cost: those of 256 3 % of one chain's rate at 4096^3, and
+6 % at 8192^3, where power is the limit; by those of 1024 both sizes gained 2 to 3 % on those of 256."""
 
 _SPAN: Final = 128
 """Bytes of shared memory that a row or column takes in one stage."""
@@ -78,7 +78,7 @@ TILES: Final[dict[Kind, tuple[DmmaTile, ...]]] = {
         DmmaTile("planar", 32, 64, 16, 16, 3, rate=0.8),
     ),
 }
-"""From the largest to the smallest. The last ones fit every device of compute capability 8.0 or more. Rates: of an H200 at
+"""From the largest to the smallest. The last ones fit every device of compute capability 8.0 or more. Rates: an H200,
 4096^3. Of 132 tiles that run together, twelve rows have eleven columns: worth 2 to 3 % at 8192^3."""
 
 
