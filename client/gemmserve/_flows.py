@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from gemmserve import _errors, _params, _requests
 from gemmserve._arrays import as_array
 from gemmserve._compression import compressed
+from gemmserve._model import JobInfo
 from gemmserve._parts import PART, PARTS_FROM, Download, Span, divisible, flat, spans
 from gemmserve._remote import ArrayHandle, plain_id
 from gemmserve._requests import LONG_POLL_S, Pause, Request, Together, Work
@@ -25,7 +26,9 @@ from gemmserve._retry import Attempts, RetryPolicy
 
 if TYPE_CHECKING:
     from gemmserve._arrays import AnyArray
-    from gemmserve._model import ArrayInfo, JobInfo
+    from gemmserve._digests import Digests
+    from gemmserve._model import ArrayInfo
+    from gemmserve._sse import Event
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[Request[Any] | Pause | Together | Work[Any], Any, T]
@@ -54,6 +57,8 @@ class Flows:
     """Over how many connections a large array goes, in parts; 0: whole, in one request."""
     compression: bool = False
     """Whether arrays that get shorter by it go compressed, whole."""
+    digests: Digests = "known"
+    """Which transfers' bytes are checked by their digests."""
 
     def call(self, request: Request[T], *, deadline: float | None = None) -> Flow[T]:
         """One request, repeated as the policy says. Raises the last error."""
@@ -237,7 +242,7 @@ class Flows:
     def _run(self, job: Mapping[str, Any], deadline: float | None) -> Flow[JobInfo]:
         key = uuid.uuid4().hex
         try:
-            info = yield from self.call(_requests.submit(job, key=key, wait_s=self._poll(deadline)))
+            info = yield from self.call(_requests.submit(job, key=key, wait_s=self._poll(deadline)), deadline=deadline)
         except (GeneratorExit, _errors.GemmserveError):
             raise
         except BaseException:
@@ -271,7 +276,7 @@ class Flows:
             if wait_s <= 0:
                 return info
             began = self.clock()
-            info = yield from self.call(_requests.job_info(info.id, wait_s=wait_s))
+            info = yield from self.call(_requests.job_info(info.id, wait_s=wait_s), deadline=deadline)
             if not info.final and self.clock() - began < wait_s / 2:
                 # The server answered early (a proxy, or a shorter cap than ours): do not spin.
                 quick += 1
@@ -330,6 +335,46 @@ class Flows:
             if not cursor or (limit is not None and len(items) >= limit):
                 return items if limit is None else items[:limit]
             fields["cursor"] = cursor
+
+
+class Watch:
+    """One watching of a job's events, over as many streams as it takes."""
+
+    def __init__(self, flows: Flows, job_id: str) -> None:
+        self._flows = flows
+        self._job_id = job_id
+        self._attempts = flows._attempts()
+        self._last_id: str | None = None
+        self._last: JobInfo | None = None
+        self._known: JobInfo | None = None
+        """What the stream may begin with, and need not be told again."""
+
+    def request(self) -> Request[None]:
+        """What asks for the events that have not come."""
+        self._known = self._last
+        return _requests.job_events(self._job_id, last_id=self._last_id)
+
+    def take(self, event: Event) -> JobInfo | None:
+        """The job as an event tells of it; None where that is known: each stream begins with the state now."""
+        self._attempts = self._flows._attempts()
+        info = JobInfo.parse(event.data)
+        self._last_id = event.id
+        self._last, known, self._known = info, self._known, None
+        return None if info == known else info
+
+    def broke(self, error: _errors.GemmserveError) -> float | None:
+        """Seconds until the next stream is asked for; None: `error` is final."""
+        return self._attempts.pause_after(error)
+
+    def ended(self) -> float:
+        """The same after a stream that ended before the job did: a server that stops ends them. Raises TransportError
+        when that goes on for too long.
+        """
+        error = _errors.TransportError(f"the events of {self._job_id} ended before the job did")
+        pause = self.broke(error)
+        if pause is None:
+            raise error
+        return pause
 
 
 def prepare(

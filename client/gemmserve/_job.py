@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gemmserve import _errors, _requests
-from gemmserve._model import JobInfo
+from gemmserve._flows import Watch
+from gemmserve._pickling import PickledByClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from gemmserve._async_client import AsyncClient
     from gemmserve._client import Client
+    from gemmserve._model import JobInfo
     from gemmserve._remote import AsyncRemoteArray, RemoteArray
 
 
-class JobHandle:
+class JobHandle(PickledByClient):
     """What both kinds share: the last state seen (`info`), and the errors that a state stands for."""
 
     def __init__(self, info: JobInfo) -> None:
         self.info = info
+
+    def _reduced(self) -> tuple[Any, ...]:
+        return type(self), self.info
 
     @property
     def id(self) -> str:
@@ -109,12 +114,25 @@ class Job(JobHandle):
         return self
 
     def events(self) -> Iterator[JobInfo]:
-        """Each change of state as it happens, until the final one."""
-        for event in self._client._io.events(_requests.job_events(self.id)):
-            self.info = JobInfo.parse(event)
-            yield self.info
-            if self.info.final:
-                return
+        """Each change of state as it happens, until the final one. Goes on where the connection breaks."""
+        watch = Watch(self._client._flows, self.id)
+        while True:
+            try:
+                for event in self._client._io.events(watch.request()):
+                    info = watch.take(event)
+                    if info is None:
+                        continue
+                    self.info = info
+                    yield info
+                    if info.final:
+                        return
+            except _errors.GemmserveError as error:
+                pause = watch.broke(error)
+                if pause is None:
+                    raise
+            else:
+                pause = watch.ended()
+            self._client._io._sleep(pause)
 
 
 class AsyncJob(JobHandle):
@@ -162,9 +180,22 @@ class AsyncJob(JobHandle):
         return self
 
     async def events(self) -> AsyncIterator[JobInfo]:
-        """Each change of state as it happens, until the final one."""
-        async for event in self._client._io.events(_requests.job_events(self.id)):
-            self.info = JobInfo.parse(event)
-            yield self.info
-            if self.info.final:
-                return
+        """Each change of state as it happens, until the final one. Goes on where the connection breaks."""
+        watch = Watch(self._client._flows, self.id)
+        while True:
+            try:
+                async for event in self._client._io.events(watch.request()):
+                    info = watch.take(event)
+                    if info is None:
+                        continue
+                    self.info = info
+                    yield info
+                    if info.final:
+                        return
+            except _errors.GemmserveError as error:
+                pause = watch.broke(error)
+                if pause is None:
+                    raise
+            else:
+                pause = watch.ended()
+            await self._client._io._sleep(pause)

@@ -58,6 +58,8 @@ class Request(Generic[T]):
     """How long the server may rightly keep silent, on top of the client's own timeout."""
     limit_s: float | None = None
     """At most this many seconds of silence, whatever the client's timeout."""
+    idle: bool = False
+    """Whether the server does nothing for it but wait: such requests do not count among those at one time."""
     result_nbytes: int = 0
     """Bytes of the array that is the answer, where that is known beforehand; shared memory for it is then at hand."""
 
@@ -214,7 +216,8 @@ def submit(job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, limit_s: fl
 def job_info(job_id: str, *, wait_s: float = 0.0) -> Request[JobInfo]:
     """A job's state; with `wait_s` once it is final, or after that time."""
     query: dict[str, str | int | float] = {"wait": round(wait_s, 3)} if wait_s > 0 else {}
-    return Request("GET", f"/v1/jobs/{segment(job_id)}", _json(JobInfo.parse), query=query, wait_s=wait_s)
+    path = f"/v1/jobs/{segment(job_id)}"
+    return Request("GET", path, _json(JobInfo.parse), query=query, wait_s=wait_s, idle=wait_s > 0)
 
 
 def cancel_job(job_id: str, *, limit_s: float | None = None) -> Request[JobInfo | None]:
@@ -227,10 +230,13 @@ def cancel_job(job_id: str, *, limit_s: float | None = None) -> Request[JobInfo 
     )
 
 
-def job_events(job_id: str) -> Request[None]:
-    """A job's changes as server-sent events; the answer is read as it comes, not by the receiver."""
+def job_events(job_id: str, *, last_id: str | None = None) -> Request[None]:
+    """A job's changes as server-sent events; the answer is read as it comes, not by the receiver. `last_id`: of the
+    event that came last, if one did.
+    """
     path = f"/v1/jobs/{segment(job_id)}/events"
-    return Request("GET", path, _nothing, headers={"Accept": "text/event-stream"}, wait_s=LONG_POLL_S)
+    headers = {"Accept": "text/event-stream"} | ({} if last_id is None else {"Last-Event-ID": last_id})
+    return Request("GET", path, _nothing, headers=headers, wait_s=LONG_POLL_S, idle=True)
 
 
 def one_shot(
