@@ -70,7 +70,13 @@ class AsyncClient:
         check_digests(digests)
         retry = retry or RetryPolicy()
         self._io = AsyncIO(
-            server_url(url), api_key=api_key, verify=verify, timeout=timeout, progress=progress, transport=transport
+            server_url(url),
+            api_key=api_key,
+            verify=verify,
+            timeout=timeout,
+            progress=progress,
+            digests=digests,
+            transport=transport,
         )
         # What shared memory carries does not go in parts.
         self._flows = Flows(

@@ -54,12 +54,16 @@ class Client:
     PEM file, or an SSLContext; False anybody's, which protects from nobody on the way.
 
     `timeout` is how many seconds the server may be silent when it has nothing to wait for; products and long polls add
-    their own time. `retry` says how often what fails in passing is repeated (every request may safely be).
+    their own time. `retry` says how long what fails in passing is repeated (every request may safely be).
     Arrays of 64 MiB and more are sent and fetched in parts over so many `connections`, and go on where one of them
     broke; 0 sends and fetches every array whole. `compression="zstd"` compresses what `put` sends and downloads fetch,
     for slow lines, where that makes it an eighth shorter; all arrays then go whole but those that `put` does not
-    compress. `progress=False` keeps large transfers from drawing a bar on a terminal's stderr. `transport` is httpx's,
-    for tests and proxies. Every method may raise any GemmserveError; the docstrings name the ones to expect.
+    compress. `digests`: "known" compares a download with the SHA-256 that the server has of it, if it has one; "always"
+    has every body checked on both sides, products and JSON too, at the time of hashing; "never" none.
+
+    `pickle_key`: the key goes along where the client or a handle is pickled, which it does not otherwise.
+    `progress=False` keeps large transfers from drawing a bar on a terminal's stderr. `transport` is httpx's, for tests
+    and proxies. Every method may raise any GemmserveError; the docstrings name the ones to expect.
     """
 
     def __init__(
@@ -81,7 +85,13 @@ class Client:
         check_digests(digests)
         retry = retry or RetryPolicy()
         self._io = SyncIO(
-            server_url(url), api_key=api_key, verify=verify, timeout=timeout, progress=progress, transport=transport
+            server_url(url),
+            api_key=api_key,
+            verify=verify,
+            timeout=timeout,
+            progress=progress,
+            digests=digests,
+            transport=transport,
         )
         # What shared memory carries does not go in parts.
         self._flows = Flows(

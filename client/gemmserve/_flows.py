@@ -81,6 +81,7 @@ class Flows:
         self, array: AnyArray, *, ttl_s: float | None = None, digest: bool = False, label: str = "put"
     ) -> Flow[ArrayInfo]:
         """Stores an array; a large one in parts, each of which goes on where its connection broke."""
+        digest = digest or self.digests == "always"
         if self.compression:
             body = yield Work(partial(compressed, array))
             if body is not None:
@@ -142,6 +143,17 @@ class Flows:
         if not self.connections or self.compression:
             request = _requests.array_data(array_id, nbytes=nbytes, compression=self.compression)
             return (yield from self.call(request))
+        attempts = self._attempts()
+        while True:
+            try:
+                return (yield from self._download(array_id, nbytes))
+            except _errors.CorruptAnswer as error:
+                pause = attempts.pause_after(error)
+                if pause is None:
+                    raise
+            yield Pause(pause)
+
+    def _download(self, array_id: str, nbytes: int) -> Flow[Any]:
         download = Download()
         first = Span(download, 0, PART if nbytes >= PARTS_FROM else None)
         reached = yield from self._fetch(array_id, first)
@@ -150,6 +162,10 @@ class Flows:
                 self._fetch(array_id, Span(download, low, high)) for low, high in spans(reached, download.total, PART)
             ]
             yield Together(rest, self.connections, "receiving get", download.total - reached)
+        if download.sha256 is None and self.digests == "always":
+            raise _errors.ProtocolError('the download has no Repr-Digest, and digests="always" wants one')
+        if download.sha256 is not None and self.digests != "never":
+            yield Work(download.check)
         return download.result()
 
     def _fetch(self, array_id: str, span: Span) -> Flow[int]:

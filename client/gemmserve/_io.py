@@ -23,27 +23,32 @@ import numpy as np
 from gemmserve import _direct, _errors, _local_memory
 from gemmserve._auth import auth_of
 from gemmserve._compression import ZSTD, DecodingReceiver
+from gemmserve._digests import WANTED, CheckedPlacing, CheckedReceiver, field_value, sha256_of
 from gemmserve._local import HTTP_BASE, socket_path
 from gemmserve._local_session import REFUSED, SharedMemory
+from gemmserve._parts import Span
 from gemmserve._pool import AsyncPool, SyncPool
 from gemmserve._progress import Progress, SharedBar, watched
 from gemmserve._requests import Pause, Request, Together, Work
 from gemmserve._sse import Event, EventParser
 from gemmserve._transfer import Body, Placing, Receiver, Whole
 from gemmserve._urls import context_of, is_loopback, normal_url
-from gemmserve.wire import EXCHANGE_HEADER
+from gemmserve.wire import EXCHANGE_HEADER, SESSION_HEADER
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 
     from gemmserve._arrays import AnyArray
+    from gemmserve._digests import Digests
     from gemmserve._flows import Flow
 
 T = TypeVar("T")
 
 
 _HTTPX_ERRORS = _errors.httpx_errors()
+
+NO_CONTENT = 204
 
 ELSEWHERE = "this stream of events was begun in another process"
 
@@ -79,6 +84,7 @@ class _Connection:
         verify: bool | str | ssl.SSLContext,
         timeout: float,
         progress: bool,
+        digests: Digests,
         own_transport: bool,
     ) -> None:
         self.socket = socket_path(url)
@@ -88,6 +94,7 @@ class _Connection:
         """What httpx is told."""
         self.verify = context_of(self.base, verify)
         self.timeout = timeout
+        self.digests = digests
         self.answered = False
         """Whether the server has ever answered."""
         self.headers = {
@@ -174,7 +181,15 @@ class _Connection:
         if request.body is not None:
             headers["Content-Type"] = request.body.content_type
             headers["Content-Length"] = str(request.body.nbytes)
+        if self._digested(request):
+            if request.body is not None and request.body.nbytes:
+                headers.setdefault("Content-Digest", field_value(request.body.pieces()))
+            headers[f"Want-{request.digest.capitalize()}-Digest"] = WANTED
         return headers
+
+    def _digested(self, request: Request[Any]) -> bool:
+        """Whether everything of an exchange has a digest: but for events, and what goes by shared memory."""
+        return self.digests == "always" and request.digest != "none" and SESSION_HEADER not in request.headers
 
     def timeout_of(self, request: Request[Any]) -> httpx.Timeout:
         """Silence allowed: the client's timeout, plus what the request lets the server wait."""
@@ -206,7 +221,27 @@ class _Connection:
             return DecodingReceiver(request.receiver(headers))
         if coding != "identity":
             raise _errors.ProtocolError("something on the way compressed the answer although identity was asked for")
-        return request.receiver(response.headers)
+        receiver: Any = request.receiver(response.headers)
+        if isinstance(receiver, Span):  # which is part of a whole that has one digest
+            found: Receiver[Any] = receiver
+            return found
+        return self._checked(request, response, receiver)
+
+    def _checked(self, request: Request[T], response: httpx.Response, receiver: Receiver[T]) -> Receiver[T]:
+        """Compares the answer's digest, if it has one. Raises ProtocolError where it has to have one and has not."""
+        if self.digests == "never" or request.digest == "none":
+            return receiver
+        expected = sha256_of(response.headers.get(f"{request.digest}-digest"))
+        if expected is None:
+            if self._digested(request) and response.status_code != NO_CONTENT:
+                raise _errors.ProtocolError(
+                    f'the answer has no {request.digest.capitalize()}-Digest, and digests="always" wants one: an older '
+                    "server's, or something on the way drops it"
+                )
+            return receiver
+        if isinstance(receiver, Placing):
+            return CheckedPlacing(receiver, expected)
+        return CheckedReceiver(receiver, expected)
 
 
 def _check_exchange(response: httpx.Response) -> None:
@@ -390,7 +425,7 @@ class SyncIO(_Connection):
             pool.note(http, response)
             yield response
 
-    def events(self, request: Request[None]) -> Iterator[Event]:
+    def events(self, request: Request[None]) -> Generator[Event]:
         """Each server-sent event as it comes. Raises GemmserveError: in another process than it began in, too."""
         parser = EventParser()
         pid = os.getpid()
@@ -542,13 +577,17 @@ class AsyncIO(_Connection):
         sent = self.content_of(request, bar)
         content = None if sent is None else _awaited(sent)
         pool = self.pool()
+        # In a thread where it goes through the body: that may be large.
+        headers = (
+            await asyncio.to_thread(self.headers_of, request) if self._digested(request) else self.headers_of(request)
+        )
         async with (
             pool.connection(idle=request.idle) as http,
             http.stream(
                 request.method,
                 request.path,
                 params=request.query or None,
-                headers=self.headers_of(request),
+                headers=headers,
                 content=content,  # type: ignore[arg-type]  # as above
                 timeout=self.timeout_of(request),
             ) as response,
@@ -556,7 +595,7 @@ class AsyncIO(_Connection):
             pool.note(http, response)
             yield response
 
-    async def events(self, request: Request[None]) -> AsyncIterator[Event]:
+    async def events(self, request: Request[None]) -> AsyncGenerator[Event]:
         """Each server-sent event as it comes. Raises GemmserveError."""
         parser = EventParser()
         pid = os.getpid()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, Self
 
 from gemmserve import _errors, _requests
@@ -9,7 +10,7 @@ from gemmserve._flows import Watch
 from gemmserve._pickling import PickledByClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Generator
 
     from gemmserve._async_client import AsyncClient
     from gemmserve._client import Client
@@ -113,19 +114,20 @@ class Job(JobHandle):
         self.info = info
         return self
 
-    def events(self) -> Iterator[JobInfo]:
+    def events(self) -> Generator[JobInfo]:
         """Each change of state as it happens, until the final one. Goes on where the connection breaks."""
         watch = Watch(self._client._flows, self.id)
         while True:
             try:
-                for event in self._client._io.events(watch.request()):
-                    info = watch.take(event)
-                    if info is None:
-                        continue
-                    self.info = info
-                    yield info
-                    if info.final:
-                        return
+                with closing(self._client._io.events(watch.request())) as events:
+                    for event in events:
+                        info = watch.take(event)
+                        if info is None:
+                            continue
+                        self.info = info
+                        yield info
+                        if info.final:
+                            return
             except _errors.GemmserveError as error:
                 pause = watch.broke(error)
                 if pause is None:
@@ -179,19 +181,20 @@ class AsyncJob(JobHandle):
         self.info = info
         return self
 
-    async def events(self) -> AsyncIterator[JobInfo]:
+    async def events(self) -> AsyncGenerator[JobInfo]:
         """Each change of state as it happens, until the final one. Goes on where the connection breaks."""
         watch = Watch(self._client._flows, self.id)
         while True:
             try:
-                async for event in self._client._io.events(watch.request()):
-                    info = watch.take(event)
-                    if info is None:
-                        continue
-                    self.info = info
-                    yield info
-                    if info.final:
-                        return
+                async with aclosing(self._client._io.events(watch.request())) as events:
+                    async for event in events:
+                        info = watch.take(event)
+                        if info is None:
+                            continue
+                        self.info = info
+                        yield info
+                        if info.final:
+                            return
             except _errors.GemmserveError as error:
                 pause = watch.broke(error)
                 if pause is None:

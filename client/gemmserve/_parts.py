@@ -5,14 +5,13 @@ No I/O here; `_flows` decides what is sent, `_io` sends it.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from gemmserve import _errors
+from gemmserve._digests import field_value, sha256_of
 from gemmserve._transfer import NpyReceiver
 from gemmserve.wire import OCTET_STREAM, PIECE
 
@@ -57,7 +56,7 @@ class PartBody:
 
     def digest(self) -> str:
         """The value of Content-Digest (RFC 9530)."""
-        return f"sha-256=:{base64.b64encode(hashlib.sha256(self._data).digest()).decode()}:"
+        return field_value([self._data])
 
 
 def part_size(limit_field: str | None) -> int:
@@ -79,6 +78,16 @@ class Download:
         self.total: int | None = None
         """Bytes of the whole .npy file, once an answer has said so."""
         self.receiver: NpyReceiver | None = None
+        self.sha256: bytes | None = None
+        """Of the file, if an answer has said so."""
+
+    def check(self) -> None:
+        """Compares what came with the digest, if there is one. Takes its time: some seconds for each GB, or half a one.
+
+        Raises CorruptAnswer.
+        """
+        if self.receiver is not None and self.sha256 is not None and self.receiver.sha256() != self.sha256:
+            raise _errors.CorruptAnswer("the array's bytes changed on their way: they have another SHA-256")
 
     def result(self) -> AnyArray:
         """The array, once all of its spans are full. Raises TransportError if the header did not come."""
@@ -131,6 +140,7 @@ class Span:
         if download.receiver is None:
             download.receiver = NpyReceiver(total)
         download.etag = headers.get("etag") or download.etag
+        download.sha256 = sha256_of(headers.get("repr-digest")) or download.sha256
         download.total = total
         self._stop = stop
         return self

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 _TIMEOUT: Final = re.compile(rb"timeout_s=(\d{1,5}(?:\.\d{1,6})?)")
 _LONGEST_S: Final = 86_400.0
 _UNUSUAL: Final = frozenset(
-    {b"transfer-encoding", b"content-encoding", b"upgrade", SESSION_HEADER.lower().encode("ascii")}
+    {
+        *(b"transfer-encoding", b"content-encoding", b"content-digest", b"want-content-digest", b"upgrade"),
+        SESSION_HEADER.lower().encode("ascii"),
+    }
 )
 _MOST_KEPT: Final = 256
 _MOST_BYTES: Final = 2048
