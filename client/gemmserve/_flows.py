@@ -39,6 +39,9 @@ TEMPORARY_TTL_S: Final = 3600.0
 PAGE: Final = 1000
 """Items a page: the most that the service gives."""
 
+INLINE: Final = 1 << 18
+"""Bytes that are hashed sooner than a thread is woken."""
+
 UNSUPPORTED: Final = 415
 """Status of an answer to a coding that the server does not read."""
 
@@ -165,12 +168,13 @@ class Flows:
         if download.sha256 is None and self.digests == "always":
             raise _errors.ProtocolError('the download has no Repr-Digest, and digests="always" wants one')
         if download.sha256 is not None and self.digests != "never":
-            yield Work(download.check)
+            download.check()
         return download.result()
 
     def _fetch(self, array_id: str, span: Span) -> Flow[int]:
         """A span of an array's file, going on where an answer broke off; returns where it ends."""
         attempts = self._attempts()
+        start = span.position
         while True:
             began = span.position
             try:
@@ -182,6 +186,12 @@ class Flows:
                 if pause is None:
                     raise
             else:
+                if span.download.sha256 is not None and self.digests != "never":
+                    hashing = partial(span.download.came, start, reached)
+                    if reached - start < INLINE:
+                        hashing()
+                    else:
+                        yield Work(hashing)
                 return reached
             yield Pause(pause)
 

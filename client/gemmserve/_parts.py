@@ -5,7 +5,9 @@ No I/O here; `_flows` decides what is sent, `_io` sends it.
 
 from __future__ import annotations
 
+import hashlib
 import re
+import threading
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -80,13 +82,33 @@ class Download:
         self.receiver: NpyReceiver | None = None
         self.sha256: bytes | None = None
         """Of the file, if an answer has said so."""
+        self._hash = hashlib.sha256()
+        self._hashed = 0  # bytes of the file
+        self._came: dict[int, int] = {}
+        self._hashing = threading.Lock()
+
+    def came(self, start: int, stop: int) -> None:
+        """The file's bytes [start, stop) are there: they are hashed once all before them are, by whichever thread finds
+        them so. From any thread; takes half a second to one for each GB.
+        """
+        self._came[start] = stop
+        while self._hashed in self._came and self._hashing.acquire(blocking=False):
+            try:
+                self._hash_on()
+            finally:
+                self._hashing.release()
+
+    def _hash_on(self) -> None:
+        assert self.receiver is not None
+        while (stop := self._came.pop(self._hashed, None)) is not None:
+            if not self._hashed:
+                self._hash.update(self.receiver.header)
+            self._hash.update(self.receiver.stored(self._hashed, stop))
+            self._hashed = stop
 
     def check(self) -> None:
-        """Compares what came with the digest, if there is one. Takes its time: some seconds for each GB, or half a one.
-
-        Raises CorruptAnswer.
-        """
-        if self.receiver is not None and self.sha256 is not None and self.receiver.sha256() != self.sha256:
+        """Compares what `came` with the digest, once all of it has. Raises CorruptAnswer."""
+        if self._hash.digest() != self.sha256:
             raise _errors.CorruptAnswer("the array's bytes changed on their way: they have another SHA-256")
 
     def result(self) -> AnyArray:
@@ -103,7 +125,7 @@ class Span:
     """
 
     def __init__(self, download: Download, start: int, stop: int | None) -> None:
-        self._download = download
+        self.download = download
         self._start = start
         self._stop = stop
         self.position = start
@@ -114,12 +136,12 @@ class Span:
         if self.position == 0 and self._stop is None:
             return {}
         last = "" if self._stop is None else str(self._stop - 1)
-        condition = {} if self._download.etag is None else {"If-Range": self._download.etag}
+        condition = {} if self.download.etag is None else {"If-Range": self.download.etag}
         return {"Range": f"bytes={self.position}-{last}", **condition}
 
     def answer(self, headers: Mapping[str, str]) -> Span:
         """Takes the answer to that request. Raises ProtocolError when it is none."""
-        download = self._download
+        download = self.download
         length = headers.get("content-length") or ""
         found = _CONTENT_RANGE.fullmatch(headers.get("content-range") or "")
         if found is None:
@@ -140,7 +162,8 @@ class Span:
         if download.receiver is None:
             download.receiver = NpyReceiver(total)
         download.etag = headers.get("etag") or download.etag
-        download.sha256 = sha256_of(headers.get("repr-digest")) or download.sha256
+        if self._start == 0:  # what becomes known later comes too late: it is hashed from the beginning
+            download.sha256 = sha256_of(headers.get("repr-digest")) or download.sha256
         download.total = total
         self._stop = stop
         return self
@@ -148,14 +171,14 @@ class Span:
     def feed(self, piece: bytes | memoryview) -> None:
         if self._stop is not None and self.position + len(piece) > self._stop:
             raise _errors.ProtocolError("the answer is longer than it says")
-        assert self._download.receiver is not None
-        self._download.receiver.put(self.position, piece)
+        assert self.download.receiver is not None
+        self.download.receiver.put(self.position, piece)
         self.position += len(piece)
 
     def place(self) -> memoryview:
         """Where the next bytes belong; empty while that is not known."""
-        assert self._download.receiver is not None
-        return self._download.receiver.memory(self.position, self._stop)
+        assert self.download.receiver is not None
+        return self.download.receiver.memory(self.position, self._stop)
 
     def landed(self, count: int) -> None:
         """So many bytes are there."""
