@@ -370,6 +370,9 @@ class Watch:
         self._flows = flows
         self._job_id = job_id
         self._attempts = flows._attempts()
+        self._asked = 0.0
+        self._heard = False
+        """Whether the stream has told of anything."""
         self._last_id: str | None = None
         self._last: JobInfo | None = None
         self._known: JobInfo | None = None
@@ -378,18 +381,25 @@ class Watch:
     def request(self) -> Request[None]:
         """What asks for the events that have not come."""
         self._known = self._last
+        self._asked, self._heard = self._flows.clock(), False
         return _requests.job_events(self._job_id, last_id=self._last_id)
 
     def take(self, event: Event) -> JobInfo | None:
         """The job as an event tells of it; None where that is known: each stream begins with the state now."""
-        self._attempts = self._flows._attempts()
         info = JobInfo.parse(event.data)
+        self._heard = True
         self._last_id = event.id
         self._last, known, self._known = info, self._known, None
-        return None if info == known else info
+        if info == known:
+            return None
+        self._attempts = self._flows._attempts()
+        return info
 
     def broke(self, error: _errors.GemmserveError) -> float | None:
         """Seconds until the next stream is asked for; None: `error` is final."""
+        # One that was good for a while has not failed: proxies end what is silent for a minute.
+        if self._heard and self._flows.clock() - self._asked >= self._flows.retry.cap_s:
+            self._attempts = self._flows._attempts()
         return self._attempts.pause_after(error)
 
     def ended(self) -> float:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CHECKED: Final = frozenset({"/v1/gemm", "/v1/gemm-reduce", "/v1/batch", "/v1/jobs"})
 
 _HEADER: Final = b"content-digest"
+_INLINE: Final = 1 << 18  # bytes that are hashed sooner than a thread is woken
 _BODILESS: Final = frozenset({204, 304})
 
 
@@ -101,8 +102,12 @@ class _Answer:
         await self._send(message)
 
 
-async def digest_of(request: Request, pieces: Callable[[], Iterable[bytes | memoryview]]) -> dict[str, str]:
-    """The header for an answer of these pieces, where the request wants it; they are gone through in a thread."""
+async def digest_of(
+    request: Request, pieces: Callable[[], Iterable[bytes | memoryview]], *, size: int | None = None
+) -> dict[str, str]:
+    """The header for an answer of these pieces, where the request wants it. They are gone through in a thread, unless
+    their bytes are known to be few.
+    """
     if not wants_sha256(request.headers.get("want-content-digest")):
         return {}
     digest = hashlib.sha256()
@@ -111,5 +116,8 @@ async def digest_of(request: Request, pieces: Callable[[], Iterable[bytes | memo
         for piece in pieces():
             digest.update(piece)
 
-    await asyncio.to_thread(read)
+    if size is not None and size <= _INLINE:
+        read()
+    else:
+        await asyncio.to_thread(read)
     return {"Content-Digest": digest_field(digest.digest())}

@@ -167,7 +167,6 @@ def awaited_while_running(url: str) -> Counter[str]:
             reading, writing = os.pipe()
             child = os.fork()
             if not child:
-                asyncio.events._set_running_loop(None)
                 os.write(writing, json.dumps(told(lambda number=number: asyncio.run(work(number)))).encode())
                 os._exit(0)
             os.close(writing)

@@ -48,7 +48,8 @@ PROBLEMS_MEMBER: Final = "problems.json"
 
 _PROBLEMS = (
     "malformed-json", "malformed-multipart", "invalid-request", "invalid-npy", "body-length", "not-acceptable",
-    "not-found", "gone", "array-lost", "length-required", "too-large", "unsupported-media-type", "parameter-invalid",
+    "digest-mismatch", "not-found", "gone", "array-lost", "length-required", "too-large", "unsupported-media-type",
+    "parameter-invalid",
     "shape-mismatch", "dtype-unsupported", "compute-unsupported", "config-infeasible", "queue-full", "worker-crashed",
     "device-error", "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout",
 )  # fmt: skip
@@ -187,7 +188,7 @@ async def _answer(request: Request, outcome: Outcome, count: int, options: Optio
         ((name, (placed, view)),) = members.items()
         parts = (_head(placed), view)
         size = sum(map(len, parts))
-        headers |= await digest_of(request, lambda: parts)
+        headers |= await digest_of(request, lambda: parts, size=size)
         headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'
         return PiecesResponse(
             pieces(parts, range(size)), length=size, headers=headers, media_type=NPY, release=outcome.release

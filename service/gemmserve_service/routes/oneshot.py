@@ -217,7 +217,7 @@ async def _answer(request: Request, done: OneShot, began: float, received_s: flo
                 return answer
             parts = npy_parts(result)
             size = sum(map(len, parts))
-            headers |= await digest_of(request, lambda: parts)
+            headers |= await digest_of(request, lambda: parts, size=size)
             headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'
             return PiecesResponse(
                 pieces(parts, range(size), result.extent),
