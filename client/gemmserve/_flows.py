@@ -378,6 +378,11 @@ class Watch:
         self._known: JobInfo | None = None
         """What the stream may begin with, and need not be told again."""
 
+    @property
+    def unchecked(self) -> bool:
+        """Whether what a stream says, which has no digest, is not good enough to end with."""
+        return self._flows.digests == "always"
+
     def request(self) -> Request[None]:
         """What asks for the events that have not come."""
         self._known = self._last

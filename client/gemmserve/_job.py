@@ -124,6 +124,8 @@ class Job(JobHandle):
                         info = watch.take(event)
                         if info is None:
                             continue
+                        if info.final and watch.unchecked:
+                            info = self._client._call(_requests.job_info(self.id))
                         self.info = info
                         yield info
                         if info.final:
@@ -191,6 +193,8 @@ class AsyncJob(JobHandle):
                         info = watch.take(event)
                         if info is None:
                             continue
+                        if info.final and watch.unchecked:
+                            info = await self._client._call(_requests.job_info(self.id))
                         self.info = info
                         yield info
                         if info.final:

@@ -164,6 +164,21 @@ def test_always_checks_documents(connect, line, a) -> None:
         assert [info.state for info in job.events()][-1] == "succeeded"
 
 
+async def test_a_stream_of_events_has_no_digest_so_its_end_is_asked_for_again(connect, line, a) -> None:
+    with connect(digests="always") as client:
+        remote = client.put(a)
+        job = client.submit("gemm", remote, remote.T)
+        job.wait()
+        line.requests.clear()
+        (last,) = job.events()
+        assert [request.url.path.rpartition("/")[2] for request in line.requests] == ["events", job.id]
+        assert last.state == "succeeded"
+    async with connect(AsyncClient, digests="always") as client:
+        found = await client.job(job.id)
+        assert [info.state async for info in found.events()] == ["succeeded"]
+        assert line.requests[-1].url.path.endswith(job.id)
+
+
 async def test_awaited(connect, line, a) -> None:
     async with connect(AsyncClient, digests="always") as client:
         line.up = line.down = 1
