@@ -52,7 +52,9 @@ class ArrayInfo:
 class JobInfo:
     """A job at one moment. `timings` are seconds by phase; `steps` what became of each step of a program that has
     succeeded (id, algorithm, kernel_s, residual). Where the result was checked, `residual` is its relative error, and
-    `mismatch` that of a first result which was thrown away. `fields` is the whole JSON object.
+    `mismatch` that of a first result which was thrown away. `elements` counts elements of results by the way in which
+    they were computed (planned, wide, plain); `wide_share` and `fallback_share` are the shares of the latter two, 0 to
+    1: what the data kept from the planned way. None where there is one way only. `fields` is the whole JSON object.
     """
 
     id: str
@@ -68,6 +70,9 @@ class JobInfo:
     algorithm: str | None = None
     residual: float | None = None
     mismatch: float | None = None
+    elements: Mapping[str, int] | None = None
+    wide_share: float | None = None
+    fallback_share: float | None = None
     steps: Sequence[Mapping[str, Any]] = ()
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -100,6 +105,9 @@ class JobInfo:
                 algorithm=fields.get("algorithm"),
                 residual=fields.get("residual"),
                 mismatch=fields.get("mismatch"),
+                elements=fields.get("elements"),
+                wide_share=fields.get("wide_share"),
+                fallback_share=fields.get("fallback_share"),
                 steps=tuple(fields.get("steps") or ()),
                 fields=dict(fields),
             )

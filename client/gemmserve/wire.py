@@ -28,6 +28,7 @@ OCTET_STREAM: Final = "application/octet-stream"
 PROBLEM: Final = "application/problem+json"
 
 ALGORITHM_HEADER: Final = "Gemm-Algorithm"
+ELEMENTS_HEADER: Final = "Gemm-Elements"
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 EXCHANGE_HEADER: Final = "Gemmserve-Exchange"
 """Of a request: what its answer says again, whatever the answer is, so that no other can be taken for it. Not

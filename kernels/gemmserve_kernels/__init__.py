@@ -14,6 +14,7 @@ from __future__ import annotations
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import DeviceSpec
 from gemmserve_kernels.dispatch import Plan, plan
+from gemmserve_kernels.element_counts import ElementCounts, read_element_counts
 from gemmserve_kernels.errors import (
     ComputeUnsupported,
     ConfigInfeasible,
@@ -35,6 +36,7 @@ __all__ = [
     "DeviceError",
     "DeviceSpec",
     "DtypeUnsupported",
+    "ElementCounts",
     "GemmConfig",
     "GemmProblem",
     "GemmReduceProblem",
@@ -49,4 +51,5 @@ __all__ = [
     "gemm_reduce",
     "plan",
     "prepare",
+    "read_element_counts",
 ]

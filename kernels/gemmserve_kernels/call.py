@@ -14,7 +14,6 @@ from gemmserve_kernels.device import DeviceSpec
 from gemmserve_kernels.dispatch import as_uniform, plan_gemm
 from gemmserve_kernels.launch import CupyLauncher
 from gemmserve_kernels.operand import Operand
-from gemmserve_kernels.planes.watch import watching
 from gemmserve_kernels.prepared import PreparedOperand, source_of
 from gemmserve_kernels.problem import GemmProblem
 from gemmserve_kernels.trace import trace
@@ -84,10 +83,6 @@ class Call:
             problem = self.converted
             a, b = source_of(a).astype(problem.a.dtype, order="C"), source_of(b).astype(problem.b.dtype, order="C")
             c = c if c is None or problem.c is None else c.astype(problem.c.dtype, order="C")
-        if watching():
-            operands = [x if taken else source_of(x) for x, taken in zip((a, b), self.takes, strict=True)]
-            self.plan.module.run_gemm(self.launcher, problem, self.plan.config, *operands, c, into)
-            return
         arrays = [source_of(a), source_of(b), into] if c is None else [source_of(a), source_of(b), into, c]
         for operand, taken in zip((a, b), self.takes, strict=True):
             if taken:

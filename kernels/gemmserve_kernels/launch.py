@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from gemmserve_kernels import compiler, driver
+from gemmserve_kernels.element_counts import counters_of
 from gemmserve_kernels.trace import Clear
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class Launcher(Protocol):
 
     def pointer(self, array: Any) -> int:
         """Address of the array's first element."""
+
+    def counters(self, elements: int) -> int:
+        """Address of the device's `element_counts` counters, for a product with so many elements of results."""
 
     def tensor_map(self, box: Box, address: int) -> TensorMap:
         """How the copy engine finds boxes of the array at `address`. Raises DeviceError."""
@@ -102,6 +106,12 @@ class CupyLauncher:
     def pointer(self, array: Any) -> int:
         """See Launcher."""
         return int(array.data.ptr)
+
+    def counters(self, elements: int) -> int:
+        """See Launcher."""
+        import cupy
+
+        return counters_of(cupy.cuda.runtime.getDevice()).add(elements)
 
     def tensor_map(self, box: Box, address: int) -> TensorMap:
         """See Launcher."""
@@ -165,6 +175,7 @@ class _Replay:
 
     def __init__(self, program: Program, arch: str, device: int) -> None:
         self._program = program
+        self._counters = counters_of(device) if program.elements else None
         self._lock = Lock()
         self._words = np.zeros(len(program.words), np.uint64)
         self._maps: dict[tuple[Box, int], TensorMap] = {}
@@ -197,12 +208,13 @@ class _Replay:
         # Given back when this returns: what uses it is ahead, on this stream, of whatever gets it next.
         memory = cupy.cuda.alloc(program.workspace)
         workspace = memory.ptr
+        counters = 0 if self._counters is None else self._counters.add(program.elements)
         stream = cupy.cuda.get_current_stream().ptr
         launch, fill = driver.launcher(), driver.filler()
         with self._lock:
             filled = (*addresses, workspace)
             if filled != self._filled:
-                self._words[:] = program.filled(addresses, workspace, self._map)
+                self._words[:] = program.filled(addresses, workspace, counters, self._map)
                 self._filled = filled
             if stream != self._stream:
                 for config in self._configs:

@@ -220,8 +220,10 @@ def _partial_sums(
                 chain([(cut(x, numbers), cut(y.T, numbers).swapaxes(1, 2)) for x, y in terms], width, unit)
                 for terms in partials
             ]
-            together_sum = np.asarray(sum(sums[1:], sums[0]))
-            pieces.append(together_sum.astype(np.float32).astype(np.float64))
+            together_sum = sums[0]
+            for each in sums[1:]:
+                together_sum = (together_sum + each).astype(np.float32).astype(np.float64)
+            pieces.append(together_sum)
         results.append(np.concatenate(pieces) if pieces else np.zeros((0, left.shape[0], right.shape[1])))
     return results
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _SPACE: Final = 1 << 48
 """Symbol number i lies at (i + 1) * _SPACE, and (i + 1) * _STEP further on in the second run."""
 _STEP: Final = 1 << 28
+_COUNTERS: Final = 0xFFFF
+"""The number, from 1 on, of what stands for the device's element counters: the last that an address has room for."""
 _WORD: Final = 8
 ALIGNMENT: Final = 512
 """Bytes to which every array of the workspace is aligned, as CuPy's own are."""
@@ -107,6 +109,7 @@ class Tracer:
         self.phases: list[int] = []
         self.steps: list[_Allocation | Note] = []
         self.maps: list[tuple[Box, int]] = []
+        self.elements = 0
 
     def argument(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], phase: int = 0) -> Symbol:
         """The next argument of the program, `phase` bytes past an aligned address; before anything is allocated."""
@@ -136,6 +139,11 @@ class Tracer:
     def pointer(self, array: Any) -> int:
         """See Launcher."""
         return int(array.address)
+
+    def counters(self, elements: int) -> int:
+        """See Launcher."""
+        self.elements += elements
+        return _COUNTERS * (_SPACE + self._turn * _STEP)
 
     def tensor_map(self, box: Box, address: int) -> Any:
         """See Launcher."""
@@ -197,7 +205,8 @@ class MapPlace:
 @dataclass(frozen=True, eq=False)
 class Program:
     """A product for any addresses. `words[i]` is to be raised by base number `bases[i]`: 0, the arguments' addresses
-    in their order, and the workspace's.
+    in their order, the workspace's, and that of the device's element counters. `elements`: of results, that these are
+    asked for; 0: they are not used.
     """
 
     words: np.ndarray[Any, np.dtype[np.uint64]]
@@ -206,10 +215,13 @@ class Program:
     steps: tuple[Launch | Clear, ...]
     workspace: int
     arguments: int
+    elements: int = 0
 
-    def filled(self, addresses: Sequence[int], workspace: int, tensor_map: Callable[[Box, int], Any]) -> Any:
+    def filled(
+        self, addresses: Sequence[int], workspace: int, counters: int, tensor_map: Callable[[Box, int], Any]
+    ) -> Any:
         """The words for these addresses: uint64, a fresh array."""
-        base = np.array([0, *addresses, workspace], np.uint64)
+        base = np.array([0, *addresses, workspace, counters], np.uint64)
         words = self.words + base[self.bases]
         for place in self.maps:
             address = (int(base[place.base]) + place.offset) % (1 << 64)
@@ -221,7 +233,8 @@ class Program:
     def run(self, launcher: Launcher, addresses: Sequence[int]) -> None:
         """Runs it on `launcher`, one ordinary launch after another."""
         memory = launcher.empty((max(1, self.workspace),), np.dtype(np.uint8))
-        words = self.filled(addresses, launcher.pointer(memory), launcher.tensor_map)
+        counters = launcher.counters(self.elements) if self.elements else 0
+        words = self.filled(addresses, launcher.pointer(memory), counters, launcher.tensor_map)
         for step in self.steps:
             if isinstance(step, Clear):
                 memory[step.offset : step.offset + step.nbytes] = 0
@@ -282,10 +295,13 @@ class _Assembly:
                 base, offset = self._base(int(owner), offsets)
                 bases[where] = base
                 words[where] += np.uint64((offset - int(owner) * _SPACE) % (1 << 64))
-        return Program(words, bases, maps, self._steps(launches, offsets), workspace, self.arguments)
+        steps = self._steps(launches, offsets)
+        return Program(words, bases, maps, steps, workspace, self.arguments, self.first.elements)
 
     def _base(self, owner: int, offsets: dict[int, int]) -> tuple[int, int]:
         """Number of the base that symbol `owner - 1` counts from, and where that is zero."""
+        if owner == _COUNTERS:
+            return self.arguments + 2, 0
         if owner <= self.arguments:
             return owner, -self.first.phases[owner - 1]
         return self.arguments + 1, offsets[owner]
@@ -314,7 +330,7 @@ class _Assembly:
         padding = bytes(-size % _WORD)
         words, other = (np.frombuffer(bytes(note.params) + padding, np.uint64) for note in (one, two))
         owners, rests = np.divmod(other - words, np.uint64(_STEP))
-        if rests.any() or (owners > self.first.symbols).any():
+        if rests.any() or ((owners > self.first.symbols) & (owners != _COUNTERS)).any():
             raise ValueError("the launches depend on addresses")
         return words.copy(), owners.astype(np.intp)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ, OCTET_STREAM, PROBLEM
+from gemmserve.wire import ALGORITHM_HEADER, ELEMENTS_HEADER, NPY, NPZ, OCTET_STREAM, PROBLEM
 from gemmserve_service.batch_items import BatchRequest
 from gemmserve_service.identity import needed_scope
 from gemmserve_service.problems import catalogue, statuses
@@ -151,6 +151,7 @@ def batch_answer(*, headers: Mapping[str, str]) -> Document:
             "timings": {"anyOf": [{"$ref": "#/components/schemas/Timings"}, {"type": "null"}]},
             "algorithm": {"type": ["string", "null"]},
             "residual": {"type": ["number", "null"]},
+            "elements": {"anyOf": [{"$ref": "#/components/schemas/Elements"}, {"type": "null"}]},
         },
     }
     return {
@@ -226,6 +227,8 @@ ONE_SHOT_HEADERS: Final = {
     "Server-Timing": "queue, h2d, kernel and d2h in milliseconds, and receive, the time that the body took",
     ALGORITHM_HEADER: "which algorithm formed the product",
     "Content-Digest": "RFC 9530, sha-256: where Want-Content-Digest asks for it; that of the request is checked",
+    ELEMENTS_HEADER: "planned, wide and plain: how many elements of results were computed in which way; absent where "
+    "there is one way only",
 }
 RESULT_TYPES: Final = (NPY, NPZ)
 

@@ -25,7 +25,7 @@ from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.middleware import EXCHANGE, POLICY, SECURITY, context_of, request_done
 from gemmserve_service.problems import problem_response
-from gemmserve_service.routes.common import server_timing
+from gemmserve_service.routes.common import elements_header, server_timing
 from gemmserve_service.single import summary
 from gemmserve_service.small_forms import cut
 from gemmserve_service.small_heads import KnownHeads
@@ -320,8 +320,9 @@ class Exchange:
         (slot,) = product.results
         made = task.room.extent.view(task.room.nbytes)[slot.offset : slot.offset + slot.nbytes]
         timing = server_timing(done.timings, self._received_s, time.perf_counter() - self._began)
+        counted = "".join(f"{name.lower()}: {value}\r\n" for name, value in elements_header(done.elements).items())
         head = (
-            f"server-timing: {timing}\r\n{_ALGORITHM}: {done.algorithm}\r\ncache-control: no-store\r\n"
+            f"server-timing: {timing}\r\n{_ALGORITHM}: {done.algorithm}\r\n{counted}cache-control: no-store\r\n"
             f'content-disposition: attachment; filename="{slot.name}.npy"\r\n'
             f"content-length: {len(product.answer_head) + slot.nbytes}\r\n"
             f"content-type: {NPY}\r\n"

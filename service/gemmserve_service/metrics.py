@@ -9,6 +9,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gemmserve_service.schemas import Elements
 from gemmserve_service.tallies import Distribution, Tally
 
 if TYPE_CHECKING:
@@ -56,6 +57,14 @@ class Metrics:
             ["algorithm"],
             registry=registry,
         )
+        self._elements = Tally(
+            "gemmserve_result_elements",
+            "Elements of results by the way in which they were computed, of products that have more than one.",
+            ["route"],
+            registry=registry,
+        )
+        for route in Elements.model_fields:
+            self._elements.add(route, by=0)
         self._flops = Tally(
             "gemmserve_flops",
             "Floating-point operations of succeeded jobs (complex: 8 m n k).",
@@ -104,6 +113,9 @@ class Metrics:
             self._residuals.observe(job.residual, job.algorithm or "none")
         if job.mismatch is not None:
             self._mismatches.add(job.algorithm or "none")
+        if job.elements is not None:
+            for route, count in job.elements:
+                self._elements.add(route, by=count)
         if job.state == "succeeded":
             self._flops.add(job.op, by=flops)
             self._job_bytes.add(job.op, by=nbytes)

@@ -153,6 +153,7 @@ class SqliteQueue:
             "algorithm": info.algorithm,
             "residual": info.residual,
             "mismatch": info.mismatch,
+            "elements": None if info.elements is None else info.elements.model_dump_json(),
             "steps": None if info.steps is None else _STEPS.dump_json(info.steps, exclude_none=True).decode(),
         }
 
@@ -250,6 +251,7 @@ def _info(row: sqlite3.Row) -> JobInfo:
         algorithm=row["algorithm"],
         residual=row["residual"],
         mismatch=row["mismatch"],
+        elements=None if row["elements"] is None else json.loads(row["elements"]),
         steps=None if row["steps"] is None else json.loads(row["steps"]),
         request=None if row["request"] is None else json.loads(row["request"]),
         owner=row["owner"],

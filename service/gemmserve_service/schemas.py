@@ -11,7 +11,16 @@ from datetime import datetime  # noqa: TC003 (pydantic resolves it at run time)
 from enum import StrEnum
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    computed_field,
+    model_serializer,
+)
 from pydantic.json_schema import SkipJsonSchema
 
 from gemmserve.wire import decode_scalar, encode_scalar
@@ -276,6 +285,21 @@ class Timings(BaseModel):
     verify_s: float = 0.0
 
 
+class Elements(BaseModel):
+    """Elements of results by the way in which they were computed; of products that the data may keep from the planned
+    one.
+    """
+
+    planned: int = Field(0, description="as planned: from float16 planes, residues or Gram matrices")
+    wide: int = Field(0, description="from three bfloat16 parts, where float16 planes are not proved accurate")
+    plain: int = Field(0, description="in plain arithmetic, where there is no wide way or it does not reach")
+
+    def share(self, count: int) -> float | None:
+        """`count` of all of them, 0 to 1; None where there are none."""
+        total = self.planned + self.wide + self.plain
+        return count / total if total else None
+
+
 class StepInfo(BaseModel):
     """What became of one step of a program."""
 
@@ -306,9 +330,26 @@ class JobInfo(BaseModel):
     mismatch: float | None = Field(
         None, description="relative error of a first result that was wrong; it was computed again in plain arithmetic"
     )
+    elements: Elements | None = Field(
+        None,
+        description="elements of results by the way in which they were computed; null where no product of the job has "
+        "another way than the planned one, as on a processor",
+    )
     steps: list[StepInfo] | None = Field(None, description="of a program that has succeeded; not in listings")
     request: dict[str, Any] | None = Field(None, description="as it was sent; of a program not in listings")
     owner: Owner = ""
+
+    @computed_field(description="share of `elements` that took the wide way because of the data, 0 to 1")  # type: ignore[prop-decorator]
+    @property
+    def wide_share(self) -> float | None:
+        """Of the result's elements."""
+        return None if self.elements is None else self.elements.share(self.elements.wide)
+
+    @computed_field(description="share of `elements` that took plain arithmetic because of the data, 0 to 1")  # type: ignore[prop-decorator]
+    @property
+    def fallback_share(self) -> float | None:
+        """Likewise."""
+        return None if self.elements is None else self.elements.share(self.elements.plain)
 
 
 class JobPage(BaseModel):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gemmserve_service.operations import Problem
     from gemmserve_service.pins import Pinned
     from gemmserve_service.scheduler import Scheduler
-    from gemmserve_service.schemas import GemmParams, GemmReduceParams, Timings
+    from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams, Timings
     from gemmserve_service.store import ArrayStore
     from gemmserve_service.uploads import Upload
 
@@ -35,6 +35,7 @@ class OneShot:
     algorithm: str
     timings: Timings
     residual: float | None
+    elements: Elements | None
 
     def release(self) -> None:
         """Gives the results' space back; idempotent."""
@@ -120,7 +121,7 @@ async def run_once(
         upload.filled = upload.nbytes
         await upload.commit()
         pinned[name] = store.pin_upload(upload)
-    return OneShot(pinned, outcome.algorithm, outcome.timings, outcome.residual)
+    return OneShot(pinned, outcome.algorithm, outcome.timings, outcome.residual, outcome.elements)
 
 
 def reserve_results(
@@ -154,6 +155,7 @@ def final_fields(outcome: Done | ServiceError) -> dict[str, Any]:
             "algorithm": outcome.algorithm,
             "residual": outcome.residual,
             "mismatch": outcome.mismatch,
+            "elements": outcome.elements,
             "steps": outcome.steps,
         }
     if isinstance(outcome, JobCancelled):
@@ -179,6 +181,7 @@ class EndedJob:
     algorithm: str | None = None
     residual: float | None = None
     mismatch: float | None = None
+    elements: Elements | None = None
 
 
 def summary(task: Task, outcome: Done | ServiceError) -> EndedJob:
@@ -187,7 +190,7 @@ def summary(task: Task, outcome: Done | ServiceError) -> EndedJob:
     if isinstance(outcome, Done):
         return EndedJob(
             task.id, op, task.owner, JobState.SUCCEEDED,
-            outcome.timings, outcome.algorithm, outcome.residual, outcome.mismatch,
+            outcome.timings, outcome.algorithm, outcome.residual, outcome.mismatch, outcome.elements,
         )  # fmt: skip
     if isinstance(outcome, JobCancelled):
         return EndedJob(task.id, op, task.owner, JobState.CANCELLED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -99,6 +100,57 @@ def test_a_check_and_a_program(on_device, rng):
         square = program.gemm(ra, ra)
         fourth = square @ square
     np.testing.assert_array_equal(fourth.numpy(), (a @ a) @ (a @ a))
+
+
+def test_elements_that_left_the_planned_way_are_told(device, on_device, rng):
+    """The stand-in counts 3 and 1 for each result with alpha 17: of a job, a program, a batch, a single request."""
+
+    def told(info):
+        return info.elements, info.wide_share, info.fallback_share
+
+    a = matrix(rng, 20, 20)
+    ra = on_device.put(a)
+    once, twice = ({"planned": n * 396, "wide": n * 3, "plain": n} for n in (1, 2))
+    before = metric(device)
+    for options in ({}, {"verify": True}, {"compute": "fp32"}):
+        job = on_device.submit("gemm", ra, ra, alpha=17, **options)
+        job.wait(60)
+        assert told(job.info) == (once, 3 / 400, 1 / 400)
+    usual = on_device.submit("gemm", ra, ra)
+    usual.wait(60)
+    assert told(usual.info) == (None, None, None)
+    with on_device.program() as program:
+        last = program.gemm(program.gemm(ra, ra, alpha=17), ra, alpha=17)
+    last.numpy()
+    with device.http() as http:
+        (of_program,) = http.get("/v1/jobs?limit=1").json()["items"]
+        assert (of_program["op"], of_program["elements"]) == ("program", twice)
+        assert (of_program["wide_share"], of_program["fallback_share"]) == (6 / 800, 2 / 800)
+        body = {"params": {"op": "gemm", "alpha": 17}, "items": [{"a": ra.id, "b": ra.id}] * 2, "results": "each"}
+        answer = http.post("/v1/batch", json=body)
+        assert answer.json()["elements"] == twice
+        assert answer.headers["Gemm-Elements"] == "planned=792, wide=6, plain=2"
+        for size, alpha in ((20, 17), (300, 17), (20, 1)):
+            x = matrix(rng, size, size)
+            files = {name: npy(x) for name in "ab"} | {"params": json.dumps({"alpha": alpha})}
+            one_shot = http.post("/v1/gemm", files=files)
+            expected = f"planned={size * size - 4}, wide=3, plain=1" if alpha == 17 else None
+            assert one_shot.headers.get("Gemm-Elements") == expected
+        spent = {route: count - before[route] for route, count in metric(device).items()}
+    assert spent == {"planned": 9 * 396 + 300 * 300 - 4 - 396, "wide": 9 * 3, "plain": 9}
+
+
+def metric(device):
+    with device.http() as http:
+        lines = http.get("/metrics").text.splitlines()
+    found = [line for line in lines if line.startswith("gemmserve_result_elements_total")]
+    return {line.split('"')[1]: float(line.split()[-1]) for line in found}
+
+
+def npy(array):
+    memory = io.BytesIO()
+    np.save(memory, array)
+    return memory.getvalue()
 
 
 def test_wrong_results_are_found_on_the_device_and_replaced(device, on_device, rng):

@@ -93,7 +93,7 @@ def test_it_is_no_less_accurate_than_plain_arithmetic(launcher, kind, dtype):
     native = cupy.matmul(*result.device[:2]).get()
     error = balanced(result, slice(0, 1536, 24), slice(0, 1536, 12))
     assert error(result.value) <= 3e-15
-    # Wide and graded operands are multiplied natively, in one chain of multiply-adds, where the vendor cuts k.
+    # Wide and graded operands are multiplied natively, in runs of k, as the vendor cuts k.
     assert error(result.value) <= error(native)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmserve_kernels import reference
 from gemmserve_kernels.dmma import gemm as dmma
-from gemmserve_kernels.dmma.tiles import LARGE, SMALL
+from gemmserve_kernels.dmma.tiles import TILES
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 
@@ -41,10 +41,18 @@ class Case:
 
         return one(self.a), one(self.b), None if self.c is None else one(self.c)
 
+    @property
+    def kind(self):
+        return "planar" if self.planar else self.dtype
+
     def tiles(self):
-        """The large and the small tile."""
-        kind = "planar" if self.planar else self.dtype
-        return {"large": LARGE[kind], "small": SMALL[kind]}
+        """All tiles, by their place in the list: "large", "small" and, if any, "middle"."""
+        large, *middle, small = TILES[self.kind]
+        return {
+            "large": large,
+            **dict.fromkeys(["middle"] * len(middle), middle[0] if middle else None),
+            "small": small,
+        }
 
 
 def strided(put, x):
@@ -81,6 +89,7 @@ CASES = {
     "float64, C": Case((40, 50), (50, 71), c=(40, 71), options={"alpha": 2, "beta": -0.5}, order="F"),
     "float64, one step": Case((5, 1), (1, 7)),
     "float64, runs": Case((9, 700), (700, 10)),
+    "float64, no steps": Case((5, 0), (0, 7), c=(5, 7), options={"beta": 2}),
     "batch": Case((3, 20, 50), (3, 50, 30)),
     "broadcast batch": Case((2, 1, 9, 30), (3, 30, 11)),
     "complex128": Case((140, 50), (50, 70), "complex128"),
@@ -91,7 +100,9 @@ CASES = {
     "complex128, C": Case(
         (40, 50), (50, 71), "complex128", c=(1, 71), options={"alpha": 2 - 1j, "beta": 0.5j}, order="F"
     ),
+    "complex128, runs": Case((9, 530), (530, 10), "complex128"),
     "planar": Case((40, 50), (50, 70), c=(40, 70), options={"layout": "planar", "beta": 1.5}),
     "planar AC BT": Case((50, 41), (71, 50), options={"layout": "planar", "trans_a": "C", "trans_b": "T"}),
+    "planar, runs": Case((9, 530), (530, 10), options={"layout": "planar"}),
     "planar, odd": Case((33, 35), (35, 37), options={"layout": "planar", "trans_b": "R"}),
 }

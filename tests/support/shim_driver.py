@@ -22,7 +22,7 @@ import numpy as np  # noqa: E402
 from simt_cases import random  # noqa: E402
 from simt_shim.module import compile_source  # noqa: E402
 
-from gemmserve_kernels import GemmConfig, compiler, driver, gemm, gemm_reduce, prepare  # noqa: E402
+from gemmserve_kernels import GemmConfig, compiler, driver, gemm, gemm_reduce, prepare, read_element_counts  # noqa: E402
 from gemmserve_kernels.arguments import CombineParams, GemmParams, GemmReduceParams  # noqa: E402
 from gemmserve_kernels.device import KNOWN, DeviceSpec  # noqa: E402
 from gemmserve_kernels.freivalds import device as freivalds_device  # noqa: E402
@@ -32,7 +32,6 @@ from gemmserve_kernels.mma.plan import MmaParams  # noqa: E402
 from gemmserve_kernels.planes.fallback import FallbackParams  # noqa: E402
 from gemmserve_kernels.planes.reduce_fallback import ReduceFallbackParams  # noqa: E402
 from gemmserve_kernels.planes.split import SplitParams  # noqa: E402
-from gemmserve_kernels.planes.watch import watch  # noqa: E402
 from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand  # noqa: E402
 from gemmserve_kernels.reference import sampled_reduction_errors  # noqa: E402
 from gemmserve_kernels.small.gemm import SmallParams  # noqa: E402
@@ -212,9 +211,13 @@ def check_prepared_operands_have_the_same_bits():
 def check_what_falls_back_is_seen():
     a, b = pair()
     a[3, 4] = np.inf
-    with watch() as seen, np.errstate(invalid="ignore"):
+    before = read_element_counts()
+    with np.errstate(invalid="ignore"):
         result = gemm(put(a), put(b), **CONFIGS["planes"]).get()
-    assert seen.fallback_share() > 0
+    counts = read_element_counts().counts() - before.counts()
+    # All go the wide way; the row that is not finite is computed once more.
+    assert (counts.planned, counts.wide, counts.plain) == (0, 39 * 30, 30), counts
+    assert read_element_counts() is read_element_counts()
     assert not np.isfinite(result[3]).any()
     np.testing.assert_allclose(result[:3], a[:3].astype("c16") @ b, rtol=0, atol=1e-4)
     np.testing.assert_array_equal(np.isnan(result), np.isnan(gemm(put(a), put(b), **CONFIGS["planes"]).get()))

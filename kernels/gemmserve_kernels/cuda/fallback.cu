@@ -33,21 +33,21 @@ struct FallbackEpilogue {
           d_offset(batch_offset(batch, f.gemm.batch_shape, f.gemm.d.batch_stride)),
           reads_c(f.gemm.beta[0] != 0 || f.gemm.beta[1] != 0) {}
 
-    // Whether all of the tile at (i, j) is, which lies in one group of rows and one of columns.
-    GEMM_DEVICE bool tile(Long batch, Long i, Long j) const {
+    // Whether the tile at (i, j), which lies in one group of rows and one of columns, is none for float16 planes.
+    GEMM_DEVICE bool rest(Long batch, Long i, Long j) const {
         const FlagParams& flags = fallback.flags;
         const Long rows = batch_offset(batch, params.batch_shape, flags.row_deficits.batch_stride);
         const Long columns = batch_offset(batch, params.batch_shape, flags.column_deficits.batch_stride);
         return !is_served(flags, rows, i, columns, j);
     }
-    GEMM_DEVICE bool row(Long i) const { return i < params.m && flagged(fallback.flags.rows, row_flags + i); }
-    GEMM_DEVICE bool column(Long j) const { return j < params.n && flagged(fallback.flags.columns, column_flags + j); }
+    GEMM_DEVICE int row(Long i) const { return i < params.m ? flags_at(fallback.flags.rows, row_flags + i) : 0; }
+    GEMM_DEVICE int column(Long j) const { return j < params.n ? flags_at(fallback.flags.columns, column_flags + j) : 0; }
 
     GEMM_DEVICE void visit(Long i, Long first, int count, Acc (&values)[N]) const {
-        const bool whole = all || row(i);
+        const int of_row = all ? FLAG_BOTH : row(i);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-            if (j >= count || !(whole || column(first + j))) continue;
+            if (j >= count || !is_unfit(of_row | column(first + j))) continue;
             Acc value[1] = {scale(values[j], static_cast<R>(params.alpha[0]), static_cast<R>(params.alpha[1]))};
             if (reads_c) {
                 const Long at = c_offset + i * params.c.row_stride + (first + j) * params.c.column_stride;
@@ -62,7 +62,7 @@ struct FallbackEpilogue {
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fallback(FallbackParams params) {
     GEMM_DYNAMIC_SHARED(shared);
-    __shared__ int wanted;
+    __shared__ int found[2][FLAG_BOTH + 1];  // rows and columns of the tile by their flags
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::STAGE_BYTES * Config::STAGES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
     let_next_start();
@@ -75,20 +75,24 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) fall
     for (Long tile = params.gemm.first_tile + static_cast<Long>(blockIdx.x); tile < params.tiles; tile += grid) {
         const TileCoordinate where = tile_of<Config::GROUP>(tile, params.gemm.tiles_m, params.gemm.tiles_n);
         FallbackEpilogue<Config> epilogue(params, where.batch);
-        epilogue.all = epilogue.tile(where.batch, where.tile_m * Config::BLOCK_M, where.tile_n * Config::BLOCK_N);
-        if (thread == 0) wanted = epilogue.all;
+        const Long first_row = where.tile_m * Config::BLOCK_M, first_column = where.tile_n * Config::BLOCK_N;
+        const bool rest = epilogue.rest(where.batch, first_row, first_column);
+        epilogue.all = rest && !params.flags.widened;
+        if (thread < 2 * (FLAG_BOTH + 1)) found[thread / (FLAG_BOTH + 1)][thread % (FLAG_BOTH + 1)] = 0;
         __syncthreads();
         for (int i = thread; i < Config::BLOCK_M + Config::BLOCK_N; i += Config::THREADS) {
-            const bool here = i < Config::BLOCK_M
-                                  ? epilogue.row(where.tile_m * Config::BLOCK_M + i)
-                                  : epilogue.column(where.tile_n * Config::BLOCK_N + i - Config::BLOCK_M);
-            if (here) atomicOr(&wanted, 1);
+            const bool of_rows = i < Config::BLOCK_M;
+            const int flags = of_rows ? epilogue.row(first_row + i) : epilogue.column(first_column + i - Config::BLOCK_M);
+            if (flags) atomicAdd(&found[!of_rows][flags], 1);
         }
         __syncthreads();
-        const bool work = wanted != 0;
-        if (work) {
+        const Long rows = clipped(first_row, Config::BLOCK_M, params.gemm.m);
+        const Long columns = clipped(first_column, Config::BLOCK_N, params.gemm.n);
+        const Long unfit = epilogue.all ? rows * columns : unfit_pairs(found[0], found[1], rows, columns);
+        if (unfit != 0) {
+            if (thread == 0 && params.flags.counters != nullptr) count(params.flags, unfit, rest);
             Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
-            accumulate<Config>(params.gemm, where, threads, thread, shared, acc);
+            accumulate<Config, RUN>(params.gemm, where, threads, thread, shared, acc);
             visit_tile<Config>(params.gemm, where, threads, acc, epilogue);
         }
         __syncthreads();

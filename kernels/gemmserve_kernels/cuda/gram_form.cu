@@ -6,7 +6,8 @@
 //     (sum over k of sqrt(G_kk) (|re b_kj| + |im b_kj|))^2 times a constant of the host's,
 // and flags the column where the form is not far above it, or where anything is not finite. reduce_fallback.cu then
 // replaces what was left here.
-#include "mma/runs.cuh"
+#include "mma/simt.cuh"
+#include "common/flag_bits.cuh"
 #include "epilogue/store.cuh"
 
 struct GramFormParams {
@@ -22,6 +23,11 @@ struct GramFormParams {
 struct FormConfig : Config {
     using CopyA = BlockCopy<A, Acc, false, BLOCK_M, BLOCK_K, THREADS, GEMM_VECTOR_A, GEMM_A_ALONG_K, Index>;
 };
+
+GEMM_DEVICE void advance(MatrixParams& matrix, Long elements, int itemsize) {
+    matrix.re = static_cast<char*>(matrix.re) + elements * itemsize;
+    matrix.im = static_cast<char*>(matrix.im) + elements * itemsize;
+}
 
 GEMM_DEVICE double infinite() { return __builtin_bit_cast(double, 0x7ff0000000000000ULL); }
 
@@ -62,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) gram
         advance(upper.a, left_of * gemm.a.column_stride, sizeof(Config::A));
         advance(upper.b, left_of * gemm.b.row_stride, sizeof(Config::B));
         upper.k = gemm.k - left_of;
-        accumulate_in_runs<FormConfig>(upper, where, threads, thread, shared, acc);
+        accumulate<FormConfig, RUN>(upper, where, threads, thread, shared, acc);
         double tile[Config::THREAD_N] = {};
 #pragma unroll
         for (int i = 0; i < Config::THREAD_M; ++i) {
@@ -103,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) gram
         const int flag = !(sum >= least && least < infinite());  // NaN compares as false
         const Long slot = (params.first_matrix + where.batch) * gemm.n + first_column + column;
         params.values[slot] = sum * gemm.alpha[0];
-        params.flags[slot] = flag;
+        params.flags[slot] = flag ? FLAG_BOTH : 0;
         if (flag) atomicOr(params.status, 1);
     }
 }

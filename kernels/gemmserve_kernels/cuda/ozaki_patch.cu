@@ -1,12 +1,14 @@
 // The product in plain arithmetic, of those tiles alone that are marked: what residues cannot give as well. In runs of k,
 // or it would be less accurate than a BLAS that splits k.
-#include "mma/runs.cuh"
+#include "common/counters.cuh"
+#include "mma/simt.cuh"
 #include "epilogue/store.cuh"
 
 struct PatchParams {
     GemmParams gemm;
     const unsigned char* patches;  // a mark for each tile, and one that says whether there is any
     Long count;
+    ElementCounters* counters;
 };
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) ozaki_patch(PatchParams params) {
@@ -19,9 +21,14 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) ozak
         // Row after row: the order of the marks.
         const Quotient by_n = divide(gemm.first_tile + number, gemm.tiles_n), by_m = divide(by_n.quotient, gemm.tiles_m);
         const TileCoordinate where{by_m.quotient, by_m.remainder, by_n.remainder};
+        if (thread == 0) {
+            add_elements(
+                params.counters->plain, clipped(where.tile_m * Config::BLOCK_M, Config::BLOCK_M, gemm.m) *
+                                            clipped(where.tile_n * Config::BLOCK_N, Config::BLOCK_N, gemm.n));
+        }
         const Config::Threads threads(thread);
         Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
-        accumulate_in_runs(gemm, where, threads, thread, shared, acc);
+        accumulate<Config, RUN>(gemm, where, threads, thread, shared, acc);
         visit_tile<Config>(gemm, where, threads, acc, StoreEpilogue<Config>(gemm, where.batch));
         __syncthreads();
     }

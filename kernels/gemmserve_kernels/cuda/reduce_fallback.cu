@@ -4,7 +4,7 @@
 // A block takes BLOCK_N outputs of one product and walks over all that is reduced for them. Its result stands in the
 // place of the product's first partial; the others become those of nothing.
 #include "common/dependent.cuh"
-#include "mma/runs.cuh"
+#include "mma/simt.cuh"
 #include "epilogue/flags.cuh"
 #include "epilogue/reduce.cuh"
 
@@ -16,7 +16,7 @@ struct ReduceFallbackParams {
 };
 
 // Whether any of the outputs' columns, any row or any tile of both is flagged: all threads agree.
-GEMM_DEVICE bool wanted(const ReduceFallbackParams& params, Long batch, Long first_column, int thread, int& shared) {
+GEMM_DEVICE bool wanted(const ReduceFallbackParams& params, Long batch, Long first_column, int thread, int (&shared)[2]) {
     static_assert(GROUP % Config::BLOCK_N == 0, "a block's columns lie in one group");
     const GemmParams& gemm = params.product.gemm;
     const FlagParams& flags = params.flags;
@@ -24,28 +24,41 @@ GEMM_DEVICE bool wanted(const ReduceFallbackParams& params, Long batch, Long fir
     const Long columns = batch_offset(batch, gemm.batch_shape, flags.columns.batch_stride);
     const Long row_deficits = batch_offset(batch, gemm.batch_shape, flags.row_deficits.batch_stride);
     const Long column_deficits = batch_offset(batch, gemm.batch_shape, flags.column_deficits.batch_stride);
-    if (thread == 0) shared = 0;
+    if (thread == 0) shared[0] = shared[1] = 0;
     __syncthreads();
-    int here = 0;
-    if (flags.row_deficits.re != nullptr) {
+    int of_rows = 0, of_columns = 0;
+    if (flags.row_deficits.re != nullptr && !flags.widened) {
         for (Long i = GROUP * static_cast<Long>(thread); i < gemm.m; i += GROUP * Config::THREADS) {
-            here |= !is_served(flags, row_deficits, i, column_deficits, first_column);
+            if (!is_served(flags, row_deficits, i, column_deficits, first_column)) of_rows |= summary_of(FLAG_BOTH);
         }
     }
     if (flags.rows.re != nullptr) {
-        for (Long i = thread; i < gemm.m; i += Config::THREADS) here |= flagged(flags.rows, rows + i);
+        for (Long i = thread; i < gemm.m; i += Config::THREADS) of_rows |= summary_of(flags_at(flags.rows, rows + i));
     }
     for (Long j = thread; j < Config::BLOCK_N && first_column + j < gemm.n; j += Config::THREADS) {
-        here |= flagged(flags.columns, columns + first_column + j);
+        of_columns |= summary_of(flags_at(flags.columns, columns + first_column + j));
     }
-    if (here) atomicOr(&shared, 1);
+    if (of_rows) atomicOr(&shared[0], of_rows);
+    if (of_columns) atomicOr(&shared[1], of_columns);
     __syncthreads();
-    return shared != 0;
+    return any_is_unfit(shared[0], shared[1]);
+}
+
+// Notes that all of the outputs' columns are computed: each thread some groups of rows.
+GEMM_DEVICE void count(const ReduceFallbackParams& params, Long batch, Long first_column, int thread) {
+    const GemmParams& gemm = params.product.gemm;
+    const FlagParams& flags = params.flags;
+    const Long rows = batch_offset(batch, gemm.batch_shape, flags.row_deficits.batch_stride);
+    const Long columns = batch_offset(batch, gemm.batch_shape, flags.column_deficits.batch_stride);
+    const Long width = clipped(first_column, Config::BLOCK_N, gemm.n);
+    for (Long i = GROUP * static_cast<Long>(thread); i < gemm.m; i += GROUP * Config::THREADS) {
+        count(flags, clipped(i, GROUP, gemm.m) * width, !is_served(flags, rows, i, columns, first_column));
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) reduce_fallback(ReduceFallbackParams params) {
     GEMM_DYNAMIC_SHARED(shared);
-    __shared__ int any;
+    __shared__ int any[2];
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::STAGE_BYTES * Config::STAGES <= GEMM_SHARED_BYTES, "the host reserves enough");
     wait_for_previous();
@@ -62,11 +75,12 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) redu
             __syncthreads();
             continue;
         }
+        if (params.flags.counters != nullptr) count(params, where.batch, where.tile_n * Config::BLOCK_N, thread);
         const Long batch = params.product.first_batch + where.batch;
         const Long first = params.product.reduce_batch ? batch * params.parts : 0;
         for (where.tile_m = 0; where.tile_m < gemm.tiles_m; ++where.tile_m) {
             Config::Acc acc[Config::THREAD_M][Config::THREAD_N];
-            accumulate_in_runs(gemm, where, threads, thread, shared, acc);
+            accumulate<Config, RUN>(gemm, where, threads, thread, shared, acc);
             // A thread meets the same outputs in every tile.
             const auto keep = [&](auto reduction, Long output, auto partial) {
                 using Each = decltype(reduction);

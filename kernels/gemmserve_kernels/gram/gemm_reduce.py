@@ -294,6 +294,7 @@ def run_gemm_reduce(
         status=(status, status),
         matrices_a=every if plan.swapped else none,
         matrices_b=none if plan.swapped else every,
+        counters=launcher.counters(problem.batch * problem.m * problem.n),
     )
     reduce_fallback.run(launcher, problem, a, b, flagged, partials, 1, 0)
     combine(launcher, problem, partials, results)

@@ -125,6 +125,7 @@ def _judged_plan(
         planes_plan(spec, problem, tile, a, b, c, d, judged.tiles),
         deficits=(judged.deficits_a, judged.deficits_b),
         wanted=judged.wanted,
+        counters=judged.counters,
     )
 
 

@@ -60,6 +60,7 @@ class MmaParams(ctypes.Structure):
         ("most_deficit", ctypes.c_int64),
         ("blocks", ctypes.c_uint32),
         ("unused", ctypes.c_uint32),
+        ("counters", ctypes.c_uint64),
         ("reduce", RowReduceParams),
     )
 
@@ -69,7 +70,8 @@ class Plan:
     """The launches of one product (matrix_units.Plan); addresses in `pieces` count from the arrays' bases.
 
     `most_blocks` of a launch, whose blocks then look for tiles in turns; 0: a block for each. `deficits`: addresses of
-    A's and B's (planes.verdict), where tiles are chosen by them; `wanted`: of the word that says whether any are left.
+    A's and B's (planes.verdict), where tiles are chosen by them; `wanted`: of the word that says whether any are left;
+    `counters`: of what the rest of them is counted by.
     """
 
     source: KernelSource
@@ -82,6 +84,7 @@ class Plan:
     most_blocks: int = 0
     deficits: tuple[int, int] = (0, 0)
     wanted: int = 0
+    counters: int = 0
 
     def launch(
         self,
@@ -110,7 +113,7 @@ class Plan:
             for side, base in enumerate(deficits):
                 params.doubt[side] = base
                 params.deficits[side] += base + _WORD
-            params.wanted = self.wanted
+            params.wanted, params.counters = self.wanted, self.counters
             if partials is not None:
                 params.reduce.partial, params.reduce.outputs = partials.params(launcher), partials.outputs
                 params.reduce.first_batch += first_matrix

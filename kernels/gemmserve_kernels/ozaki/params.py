@@ -137,7 +137,12 @@ class RemainderParams(ctypes.Structure):
 class PatchParams(ctypes.Structure):
     """Mirror of PatchParams in ozaki_patch.cu."""
 
-    _fields_ = (("gemm", GemmParams), ("patches", ctypes.c_uint64), ("count", ctypes.c_int64))
+    _fields_ = (
+        ("gemm", GemmParams),
+        ("patches", ctypes.c_uint64),
+        ("count", ctypes.c_int64),
+        ("counters", ctypes.c_uint64),
+    )
 
 
 def tally_constants(params: TallyParams, moduli: Moduli, k: int, *, complex_: bool) -> None:

@@ -115,6 +115,7 @@ class Run:
         self.complex_ = problem.dtype.kind == "c"
         self.parts = 3 if self.complex_ else 1
         self.planes = tile.moduli * self.parts
+        self.counters = launcher.counters(problem.batch * problem.m * problem.n)
         operands = Operands.of(problem, stored[0], stored[1])
         shape = (*problem.batch_shape, problem.m, problem.n)
         views = [operands.a, operands.b, *(matrix_view(each, shape, planar=problem.planar) for each in stored[2:])]
@@ -204,7 +205,7 @@ class Run:
             return
         region = dmma.Region(panel.first, panel.matrices, panel.row, panel.rows, panel.column, panel.columns)
         conjugates = (self.operands.conjugate_a, self.operands.conjugate_b)
-        dmma.run_tiles(launcher, problem, views, conjugates, batch_shape, region, judged)
+        dmma.run_tiles(launcher, problem, views, conjugates, batch_shape, region, judged, self.counters)
 
     def _judged(self, a: Residues, b: Residues) -> dmma.JudgedParams:
         """What the operands say of the panel's tiles; nothing in single precision."""
@@ -302,7 +303,7 @@ class Run:
         gemm.beta[:] = beta.real, beta.imag
         gemm.first_tile = panel.first * tiles_m * tiles_n
         count = panel.matrices * tiles_m * tiles_n
-        params = PatchParams(gemm=gemm, patches=launcher.pointer(patches), count=count)
+        params = PatchParams(gemm=gemm, patches=launcher.pointer(patches), count=count, counters=self.counters)
         grid = min(count, _PATCH_BLOCKS * launcher.spec.sm_count, launcher.max_grid)
         launcher.launch(
             kernel.source, "ozaki_patch", grid=grid, block=tile.threads, shared=kernel.shared, params=params

@@ -1,6 +1,6 @@
 """What tensor cores must not answer: flagged rows, columns and tiles, in plain FP32 on the multiply-add units.
 
-The same operations as `simt`'s, in the same order.
+Sums of 64 steps of k are added up: no less accurate than a BLAS that splits k.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 DEPENDENT: Final = True
 """The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
 TILES: Final = {
-    "float32": SimtTile(64, 64, 16, 8, 8, min_blocks=4),
-    "complex64": SimtTile(64, 64, 8, 8, 4, min_blocks=3),
+    "float32": SimtTile(64, 64, 8, 8, 8, min_blocks=4),
+    "complex64": SimtTile(64, 64, 8, 8, 4, min_blocks=2),
 }
 """Those of `simt`'s large products: where much is flagged, this is as fast."""
 BLOCKS: Final = 4
@@ -49,6 +49,9 @@ class FlagParams(ctypes.Structure):
         ("status_a", ctypes.c_int64),
         ("status_b", ctypes.c_int64),
         ("most_deficit", ctypes.c_int64),
+        ("counters", ctypes.c_uint64),
+        ("widened", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
     )
 
 
@@ -62,7 +65,9 @@ class FallbackParams(ctypes.Structure):
 class Flags:
     """What is to be computed in plain arithmetic. Addresses, 0 where there is nothing: int32 flags of the rows of op(A)
     and of the columns of op(B); their deficits (`planes.verdict`); two words that are both 0 where nothing is flagged.
-    `matrices_*`: matrices to step in A's and B's for each axis of the batch.
+    `matrices_*`: matrices to step in A's and B's for each axis of the batch. `counters`: what the elements that are
+    computed are counted by (`Launcher.counters`), 0: nothing. `widened`: the deficits' tiles have been computed the
+    wide way, and are replaced where a row or column is flagged.
     """
 
     rows: int
@@ -72,17 +77,22 @@ class Flags:
     status: tuple[int, int]
     matrices_a: tuple[int, ...]
     matrices_b: tuple[int, ...]
+    counters: int = 0
+    widened: bool = False
 
     @classmethod
-    def of(cls, launcher: Launcher, ready: Prepass) -> Flags:
-        """What the planes of a product do not serve."""
-        a, b = ready.a, ready.b
-        steps = a.planes.batch_strides, b.planes.batch_strides
-        if a.deficits is None:
-            rows, columns = launcher.pointer(a.flags), launcher.pointer(b.flags)
-            return cls(rows, columns, 0, 0, (ready.status, ready.status), *steps)
-        deficits = a.deficits_at(launcher), b.deficits_at(launcher)
-        return cls(0, 0, *deficits, deficits, *steps)
+    def of(cls, launcher: Launcher, ready: Prepass, wide: Prepass | None, counters: int) -> Flags:
+        """What the planes of a product do not serve, nor those of the wide way if there is one."""
+        steps = ready.a.planes.batch_strides, ready.b.planes.batch_strides
+        deficits = (0, 0)
+        if ready.a.deficits is not None:
+            deficits = ready.a.deficits_at(launcher), ready.b.deficits_at(launcher)
+            if wide is None:
+                return cls(0, 0, *deficits, deficits, *steps, counters)
+        planes = wide or ready
+        rows, columns = launcher.pointer(planes.a.flags), launcher.pointer(planes.b.flags)
+        status = planes.status, planes.status
+        return cls(rows, columns, *deficits, status, *steps, counters, widened=wide is not None)
 
     @staticmethod
     def views(
@@ -127,6 +137,7 @@ class Flags:
             for matrix, address in zip((rows, columns), (of_b, of_a) if swapped else (of_a, of_b), strict=True):
                 matrix.re = matrix.re + address if address else 0
         params.status_a, params.status_b = self.status
+        params.counters, params.widened = self.counters, self.widened
 
 
 @dataclass(frozen=True)

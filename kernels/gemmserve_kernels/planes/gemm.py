@@ -32,7 +32,6 @@ from gemmserve_kernels.planes import fallback, prepass
 from gemmserve_kernels.planes.fallback import Flags
 from gemmserve_kernels.planes.layout import SCHEMES, WIDE
 from gemmserve_kernels.planes.split import SplitOperand
-from gemmserve_kernels.planes.watch import note
 from gemmserve_kernels.prepared import source_of
 from gemmserve_kernels.wgmma import gemm as wgmma
 
@@ -207,9 +206,10 @@ def _run(
     ready = prepass.run(launcher, problem, scheme, a, b, widens=widens)
     module = module_of(config, launcher.spec)
     tile = resolve(config, problem, launcher.spec)
+    counters = launcher.counters(problem.batch * problem.m * problem.n)
     wide = None
     if widens:
-        judged = prepass.judged(launcher, ready)
+        judged = prepass.judged(launcher, ready, counters)
         of_wide = module.wide_tile(problem, WIDE[scheme], launcher.spec)
         module.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out, judged)
         wide = prepass.widen(launcher, ready)
@@ -217,9 +217,8 @@ def _run(
         module.multiply(launcher, problem, of_wide, wide.a.planes, wide.b.planes, c, out, rest)
     else:
         module.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out)
-    flags = Flags.of(launcher, wide or ready)
+    flags = Flags.of(launcher, ready, wide, counters)
     fallback.run(launcher, problem, source_of(a), source_of(b), c, out, flags)
-    note(problem, ready, wide)
 
 
 def module_of(config: GemmConfig | None, spec: DeviceSpec) -> Any:

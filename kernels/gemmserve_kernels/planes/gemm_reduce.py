@@ -13,7 +13,6 @@ from gemmserve_kernels.planes import fallback, prepass, reduce_fallback
 from gemmserve_kernels.planes import gemm as product
 from gemmserve_kernels.planes.fallback import Flags
 from gemmserve_kernels.planes.layout import SCHEMES, WIDE
-from gemmserve_kernels.planes.watch import note
 from gemmserve_kernels.prepared import source_of
 from gemmserve_kernels.reduction import Partials, combine
 from gemmserve_kernels.wgmma.tile import WgmmaTile
@@ -85,9 +84,10 @@ def run_gemm_reduce(
     for part, a_part, b_part, _, c in product.parts_of(problem.product, a, b, None, results.get("c"), widens=widens):
         reduced = replace(problem, a=part.a, b=part.b, batch_shape=part.batch_shape)
         ready = prepass.run(launcher, part, scheme, a_part, b_part, widens=widens)
+        counters = launcher.counters(part.batch * part.m * part.n)
         wide = None
         if widens:
-            judged = prepass.judged(launcher, ready)
+            judged = prepass.judged(launcher, ready, counters)
             module.multiply_reduce(launcher, reduced, tile, ready.a.planes, ready.b.planes, partials, first, c, judged)
             wide = prepass.widen(launcher, ready)
             of_wide, rest = module.wide_tile(part, WIDE[scheme], launcher.spec, tile), judged._replace(tiles="rest")
@@ -95,10 +95,10 @@ def run_gemm_reduce(
         else:
             module.multiply_reduce(launcher, reduced, tile, ready.a.planes, ready.b.planes, partials, first, c)
         sources = source_of(a_part), source_of(b_part)
-        flags = Flags.of(launcher, wide or ready)
+        flags = Flags.of(launcher, ready, wide, counters)
         reduce_fallback.run(launcher, reduced, *sources, flags, partials, parts, first)
         if c is not None:
-            fallback.run(launcher, part, *sources, None, c, flags)
-        note(part, ready, wide)
+            # The reduction has counted them.
+            fallback.run(launcher, part, *sources, None, c, replace(flags, counters=0))
         first += part.batch
     combine(launcher, problem, partials, results)

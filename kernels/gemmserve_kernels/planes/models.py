@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmserve_kernels import models
 from gemmserve_kernels.planes.layout import DEPTHS, WIDE, is_wide
-from gemmserve_kernels.planes.verdict import GROUP, GROUP_WORDS, NEVER, is_served
+from gemmserve_kernels.planes.verdict import DEEP, GROUP, GROUP_WORDS, NEVER, SPARSE, UNFIT, is_served
 from gemmserve_kernels.wgmma.tiles import promotion
 
 if TYPE_CHECKING:
@@ -26,12 +26,15 @@ Kernel = Literal["wgmma", "mma"]
 
 DEEPEST: Final = 92
 """Binades below a vector's largest magnitude down to which bfloat16 products are exact."""
+REACH: Final = 64
+"""Binades below it, less half of those of k, within which elements are not far from it."""
+LEAST_NORMAL: Final = np.float32(2.0**-126)
 
 
 @dataclass(frozen=True)
 class Split:
     """One operand: float16 (planes, rows, k), or bfloat16 as float32; int32 exponents (rows); int64 counts (rows,
-    GROUP_WORDS) as `planes.verdict` has them of groups; flags (rows) of bfloat16 planes.
+    GROUP_WORDS) as `planes.verdict` has them of groups; int32 flags (rows) of bfloat16 planes.
     """
 
     planes: Array
@@ -54,9 +57,23 @@ def bfloat16(x: Array) -> Array:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
+def _is_sparse(part: Array, largest: Array) -> Array:
+    """Whether half of the elements, or more, are far from the vector's largest magnitude."""
+    reach = REACH - (part.shape[1].bit_length() + 1) // 2
+    near = np.ldexp(np.float64(1), np.frexp(largest)[1] - 1 - reach)[:, None]
+    return np.asarray((2 * (np.abs(part) < near).sum(1) >= part.shape[1]) & (part != 0).any(1))
+
+
+def _infinite(part: Array, depth: int, depths: int) -> Array:
+    """A plane of vectors that hold infinities."""
+    if depth + 1 == depths:
+        return np.where(np.isinf(part), part, 0).astype(np.float32)
+    return np.where(part != 0, np.copysign(1, part), 0).astype(np.float32) if depth == 0 else np.zeros_like(part)
+
+
 def split(x: Array, scheme: Scheme, side: str) -> Split:
     """The pre-pass on vectors `x`, float32 or complex64 (rows, k)."""
-    gauss, wide, depth, top = scheme == "3xfp16-3m", is_wide(scheme), DEPTHS[scheme], _top(scheme)
+    gauss, wide, depths, top = scheme == "3xfp16-3m", is_wide(scheme), DEPTHS[scheme], _top(scheme)
     with np.errstate(all="ignore"):
         largest = np.maximum.reduce([np.abs(p).max(1, initial=0) for p in _parts(x)])
         usable = np.isfinite(largest)
@@ -64,21 +81,38 @@ def split(x: Array, scheme: Scheme, side: str) -> Split:
         parts = [
             np.where(usable[:, None], np.ldexp(p, -exponents[:, None]), p * 0).astype(np.float32) for p in _parts(x)
         ]
+        if wide:  # no first plane of a number is 0
+            parts = [
+                np.where(
+                    (p != 0) & (np.abs(q) < LEAST_NORMAL) & usable[:, None], np.copysign(LEAST_NORMAL, p), q
+                ).astype(np.float32)
+                for p, q in zip(_parts(x), parts, strict=True)
+            ]
         values = list(parts)
         if gauss:
             re, im = parts
             values = [re, im - re if side == "b" else im, re + im]
         cut: list[list[Array]] = [[] for _ in values]
         rest = values
-        for _ in range(depth):
+        for _ in range(depths):
             planes = [bfloat16(v) if wide else v.astype(np.float16) for v in rest]
             for found, plane in zip(cut, planes, strict=True):
                 found.append(plane)
             rest = [v - p.astype(np.float32) for v, p in zip(rest, planes, strict=True)]
-        ordered = [p for each in cut for p in each] if gauss else [each[d] for d in range(depth) for each in cut]
         tiny = np.ldexp(np.float64(1), np.frexp(largest)[1] - 1 - DEEPEST)[:, None]
-        flags = np.isinf(largest) | np.logical_or.reduce([((p != 0) & (np.abs(p) < tiny)).any(1) for p in _parts(x)])
-        large, safe = 2.0 ** (top - 6), 2.0**-4 - 2.0**-16 if depth > 1 else 2.0**-15 - 2.0**-25
+        deep = np.logical_or.reduce([((p != 0) & (np.abs(p) < tiny)).any(1) for p in _parts(x)])
+        sparse = np.logical_or.reduce([_is_sparse(p, largest) for p in _parts(x)])
+        deep, sparse = deep & usable, sparse & usable
+        if scheme == "9xbf16":
+            deep, sparse = deep | np.isinf(largest), sparse | np.isinf(largest)
+        flags = (DEEP * deep + SPARSE * sparse).astype(np.int32)
+        if wide and scheme != "9xbf16":
+            infinite = np.isinf(largest)
+            for number, p in enumerate(_parts(x)):
+                for depth in range(depths):
+                    cut[number][depth] = np.where(infinite[:, None], _infinite(p, depth, depths), cut[number][depth])
+        ordered = [p for each in cut for p in each] if gauss else [each[d] for d in range(depths) for each in cut]
+        large, safe = 2.0 ** (top - 6), 2.0**-4 - 2.0**-16 if depths > 1 else 2.0**-15 - 2.0**-25
         counts = np.zeros((len(x), GROUP_WORDS), np.int64)
         found = []
         for number, part in enumerate(parts):
@@ -134,10 +168,11 @@ def product(
         if not is_wide(scheme):
             left, right = split(a, WIDE[scheme], "a"), split(columns, WIDE[scheme], "b")
             found = np.where(fine, found, _from(left, right, WIDE[scheme], None, kernel, unit))
-        flagged = np.logical_or.outer(left.flags, right.flags)
+        flagged = np.bitwise_or.outer(left.flags, right.flags) == UNFIT
         if not is_wide(scheme):
             flagged &= ~fine
         found = np.where(np.logical_or.outer(np.isnan(a).any(1), np.isnan(b).any(0)), np.float32(np.nan), found)
+        found = np.where(np.logical_or.outer(np.isinf(a).any(1), np.isinf(b).any(0)), plain, found)
         return Product(np.where(flagged, plain, found), ~fine & ~flagged, flagged)
 
 
@@ -193,10 +228,11 @@ _TERMS: Final = {
 
 
 def _thirds(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_: bool) -> list[list[models.Turn]]:
-    """Three bfloat16 parts: small products are promoted first; complex ones as `_complex_wgmma` has them."""
+    """Three bfloat16 parts: small products come first, and are promoted by themselves where they are complex, which are
+    otherwise as `_complex_wgmma` has them.
+    """
     if not complex_:
-        found = [(a[i], b[j]) for i, j in terms]
-        return [[[(1, [found[:-1]]), (1, [found[-1:]])]]]
+        return [[[(1, [[(a[i], b[j]) for i, j in terms]])]]]
 
     def pairs(left: int, right: int, sign: int) -> list[Pair]:
         return [(np.float32(sign) * a[2 * i + left], b[2 * j + right]) for i, j in terms]
@@ -215,14 +251,17 @@ def _thirds(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_:
 
 
 def _thirds_mma(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_: bool) -> list[list[models.Turn]]:
-    """As `_thirds`, but every real product of complex data has partial sums of its own."""
-    if not complex_:
-        return _thirds(a, b, terms, complex_=False)
+    """Every real product, and of it that of the first parts, has partial sums of its own, promoted together."""
 
     def sums(*products: tuple[int, int, int]) -> models.Turn:
-        found = [[(np.float32(sign) * a[2 * i + x], b[2 * j + y]) for i, j in terms] for x, y, sign in products]
-        return [(1, [each[:-1] for each in found]), (1, [each[-1:] for each in found])]
+        of_each = 2 if complex_ else 1
+        found = [
+            [(np.float32(sign) * a[of_each * i + x], b[of_each * j + y]) for i, j in terms] for x, y, sign in products
+        ]
+        return [(1, [each[:-1] for each in found] + [each[-1:] for each in found])]
 
+    if not complex_:
+        return [[sums((0, 0, 1))]]
     return [[sums((0, 0, 1), (1, 1, -1))], [sums((1, 0, 1), (0, 1, 1))]]
 
 

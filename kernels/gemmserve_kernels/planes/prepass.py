@@ -118,14 +118,17 @@ def widen(launcher: Launcher, ready: Prepass) -> Prepass:
         for operand, block in zip((ready.a, ready.b), ready.blocks, strict=True)
     )
     status = ready.status + _STATUS_WORDS * _INT.itemsize
-    split.run(launcher, left, right, ready.base_a, ready.base_b, status, judged(launcher, ready).wanted)
+    split.run(launcher, left, right, ready.base_a, ready.base_b, status, _wanted(ready))
     return replace(ready, a=left, b=right, status=status)
 
 
-def judged(launcher: Launcher, ready: Prepass) -> Judged:
-    """What float16 planes serve of a product."""
-    wanted = ready.status + _WANTED_WORD * _INT.itemsize
-    return Judged("served", ready.a.deficits_at(launcher), ready.b.deficits_at(launcher), wanted)
+def judged(launcher: Launcher, ready: Prepass, counters: int) -> Judged:
+    """What float16 planes serve of a product. `counters`: as in `Judged`."""
+    return Judged("served", ready.a.deficits_at(launcher), ready.b.deficits_at(launcher), _wanted(ready), counters)
+
+
+def _wanted(ready: Prepass) -> int:
+    return ready.status + _WANTED_WORD * _INT.itemsize
 
 
 def plane_bytes(problem: GemmProblem | GemmReduceProblem, scheme: Scheme, *, widens: bool) -> int:

@@ -4,7 +4,8 @@ Every vector along k (a row of op(A), a column of op(B)) is scaled by the power 
 into [2**14, 2**15), and cut into a float16 and the float16 nearest to what that leaves. Both operands take one launch.
 Beside the planes the kernel counts what `planes.verdict` decides by, the deficit of each vector, and keeps the largest
 of every group. For the wide way (`planes.wide`) it makes three bfloat16 of an element, scaled into [2**30, 2**31), and
-flags vectors that these do not hold exactly: such as are not finite, or spread over more than 92 binades.
+flags vectors that spread over more than 92 binades, and such as have few elements near their largest
+(`planes.verdict.UNFIT`). Infinities have a place in the last of the three.
 
 How it is done (cuda/split; the shapes are in `geometry`). Short vectors are one warp's, which holds a few of them, and
 asks no other; all warps have equal parts. Of longer ones a vector's scale is known only when all of it has been
@@ -241,6 +242,7 @@ def plan(spec: DeviceSpec, scheme: Scheme, a: Side | None, b: Side | None) -> Sp
         "BFLOAT": flag(is_wide(scheme)),
         "DEPTH": str(DEPTHS[scheme]),
         "GAUSS": flag(scheme == "3xfp16-3m"),
+        "INFINITE_LAST": flag(is_wide(scheme) and scheme != "9xbf16"),
         "THREADS": str(geometry.threads),
         "MIN_BLOCKS": str(geometry.blocks),
         "SHARED_BYTES": str(shared),

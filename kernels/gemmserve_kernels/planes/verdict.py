@@ -37,6 +37,14 @@ not depend on them. A vector is in *doubt* where twice the count of its worse pa
 none is, every tile is served, and kernels look at one word only. That is so for data whose elements are mostly within
 2**-6 of the largest, such as normal, uniform, one-sided and QAM data, whatever scales their rows and columns have.
 
+The wide way has a theorem of the same kind. Of a vector scaled to M in [2**30, 2**31), bfloat16 planes and the sums of
+their products hold everything but for elements below 2**-92 M, which are *deep*: of these a step of k loses at most
+2**-94. Let b be the bits of k. Where more than half of the steps of both vectors have parts of at least
+2**(b/2 - 64) M, some step has two of them, so sum_k |x_k y_k| is at least 2**(b - 68), and k < 2**b steps lose less than
+2**-26 of it. So what must not be multiplied by these planes is a pair of vectors of which one is deep and one (the same,
+maybe) is *sparse*, that is, has a part, not all zero, of which half of the steps or more lie below 2**(b/2 - 64) M (b/2
+rounded up). Plain FP32 computes such elements (`planes.fallback`).
+
 Usual counts: 3 % of k for normal data (a part in a hundred thousand loses), 2 % for uniform data.
 """
 
@@ -56,6 +64,12 @@ NEVER: Final = 1 << 30
 GROUP_WORDS: Final = 4
 """Of a group: the largest counts of the better and of the worse part, the largest l, and which parts are not all zero
 in any of its vectors (1 the real, 2 the imaginary one; of real data 1)."""
+
+DEEP: Final = 1
+SPARSE: Final = 2
+UNFIT: Final = DEEP | SPARSE
+"""Flags of a vector of bfloat16 planes, and those of a pair, together, that these must not multiply
+(cuda/common/flag_bits.cuh)."""
 
 TILES: Final = {None: 0, "served": 1, "rest": 2}
 """enum Tiles in cuda/common/verdict.cuh: what a kernel computes; None: all."""
@@ -87,13 +101,15 @@ class Deficits:
 class Judged(NamedTuple):
     """Which tiles a kernel computes: those that float16 planes serve, or the rest of them.
 
-    Addresses: of the operands' deficits, and of a word that the former kernel sets where there is a rest.
+    Addresses: of the operands' deficits, of a word that the former kernel sets where there is a rest, and of the
+    counters (`Launcher.counters`) that the latter adds its elements to.
     """
 
     tiles: Literal["served", "rest"]
     deficits_a: int
     deficits_b: int
     wanted: int
+    counters: int
 
 
 def is_served(a: Any, b: Any, k: int) -> Any:

@@ -37,6 +37,8 @@ _ELEMENTS: Final = ((4, 2), (9, 3), (16, 2), (30, 5), (512, 8))
 _WORDS: Final = 16
 """4-byte words of a larger result in one thread's registers, or as many as 8 elements have."""
 _OTHER_REGISTERS_TENSOR: Final = 112
+RUN: Final = 8
+"""Steps of k that a thread sums up one after another (cuda/small/product.cuh)."""
 _OTHER_REGISTERS: Final = 48
 """Addresses, counters and one step's copies, beside a tile and its fragments."""
 
@@ -62,14 +64,13 @@ class SmallTile:
         """Threads of one m x n product."""
         return -(-m // self.thread_m) * -(-n // self.thread_n) * (WARP if self.tensor else 1)
 
-    def registers(self, step: int, itemsize: int) -> int:
+    def registers(self, k: int, step: int, itemsize: int) -> int:
         """Estimated 32-bit registers of one thread, with `step` steps of k at a time and accumulators of `itemsize`."""
         if self.tensor:  # a lane's results, its fragments of A in two parts, those of B
             return min(_MAX_REGISTERS, self.thread_m * self.thread_n // 16 + self.thread_m + _OTHER_REGISTERS_TENSOR)
         words = itemsize // 4
-        return min(
-            255, (self.thread_m * self.thread_n + step * (self.thread_m + self.thread_n)) * words + _OTHER_REGISTERS
-        )
+        sums = (2 if k > RUN else 1) * self.thread_m * self.thread_n  # of all of k, and of a run
+        return min(255, (sums + step * (self.thread_m + self.thread_n)) * words + _OTHER_REGISTERS)
 
 
 @lru_cache(maxsize=1024)
@@ -133,7 +134,7 @@ def _candidates(
             for stages in [config.stages] if config.stages else [2, 1]:
                 tile = SmallTile(rows, columns, block, group, 1, stages, 1, use_tensor)
                 shared = 33 * (stages * each + staged_each) * group // 32
-                blocks = blocks_per_sm(shared, block, tile.registers(step, accumulate), spec)
+                blocks = blocks_per_sm(shared, block, tile.registers(k, step, accumulate), spec)
                 if blocks >= 2 or stages == (config.stages or 1):
                     yield replace(tile, min_blocks=max(1, blocks))
 
@@ -149,7 +150,7 @@ def _broken_limit(
     tensor: bool,
 ) -> str | None:
     """One line that names the first limit this tile breaks on `spec`, or None."""
-    m, n, _ = sizes
+    m, n, k = sizes
     if tensor and not tile.tensor:
         return "thread_m: tiles of a thread are for plain arithmetic"
     if tile.tensor and not tensor:
@@ -169,7 +170,7 @@ def _broken_limit(
         return (
             f"threads: {tile.group} products in {tile.rounds} rounds need {needed} a block, the tile has {tile.threads}"
         )
-    used = tile.registers(step, accumulate)
+    used = tile.registers(k, step, accumulate)
     if used >= _MAX_REGISTERS or used * tile.threads > spec.registers_per_sm:
         return f"registers: the tile needs about {used} a thread, the limit is {_MAX_REGISTERS}"
     shared = shared_bytes(tile, layouts[0], layouts[1], staged_each) * 5 // 4

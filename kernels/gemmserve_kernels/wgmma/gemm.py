@@ -107,7 +107,7 @@ def multiply(
     left, right = _sources(launcher, a, b, judged)
     stored = [each for each, _ in found]
     made = plan(launcher.spec.sm_count, problem, tile, left.side, right.side, *stored, judged and judged.tiles)
-    made.run(launcher, left, right, [base for _, base in found], wanted=judged.wanted if judged else 0)
+    made.run(launcher, left, right, [base for _, base in found], judged=judged)
 
 
 def partials_length(problem: GemmReduceProblem, tile: WgmmaTile) -> int:
@@ -135,5 +135,4 @@ def multiply_reduce(
     tiles = judged and judged.tiles
     made = plan(launcher.spec.sm_count, problem, tile, left.side, right.side, stored, stored, tiles)
     bases = [base, base] if c is not None else []
-    wanted = judged.wanted if judged else 0
-    made.run(launcher, left, right, bases, partials=partials, first_matrix=first_matrix, wanted=wanted)
+    made.run(launcher, left, right, bases, partials=partials, first_matrix=first_matrix, judged=judged)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gemmserve_kernels.launch import Launcher
+    from gemmserve_kernels.planes.verdict import Judged
     from gemmserve_kernels.problem import GemmProblem
     from gemmserve_kernels.reduction import Partials
     from gemmserve_kernels.wgmma.tensor_map import Box
@@ -72,6 +73,7 @@ class WgmmaParams(ctypes.Structure):
         ("c", MatrixParams),
         ("d", MatrixParams),
         ("wanted", ctypes.c_uint64),
+        ("counters", ctypes.c_uint64),
         ("workspace", ctypes.c_uint64),
         ("m", ctypes.c_int64),
         ("n", ctypes.c_int64),
@@ -87,7 +89,7 @@ class WgmmaParams(ctypes.Structure):
         ("alpha", ctypes.c_double * 2),
         ("beta", ctypes.c_double * 2),
         ("reduce", RowReduceParams),
-        ("reserved", ctypes.c_int64 * 7),  # up to a whole multiple of a tensor map's alignment
+        ("reserved", ctypes.c_int64 * 6),  # up to a whole multiple of a tensor map's alignment
     )
 
 
@@ -164,13 +166,14 @@ class Plan:
         *,
         partials: Partials | None = None,
         first_matrix: int = 0,
-        wanted: int = 0,
+        judged: Judged | None = None,
     ) -> None:
         """Enqueues everything; `bases` of C and D where there are any. Where it reduces, `partials` are left of the
-        batch from number `first_matrix` on. `wanted` as in `planes.verdict.Judged`.
+        batch from number `first_matrix` on. `judged`: which tiles, where not all.
         """
         for piece, params in self._placed(launcher, a, b, bases):
-            params.wanted = wanted
+            if judged is not None:
+                params.wanted, params.counters = judged.wanted, judged.counters
             if partials is not None:
                 params.reduce.partial, params.reduce.outputs = partials.params(launcher), partials.outputs
                 params.reduce.first_batch += first_matrix

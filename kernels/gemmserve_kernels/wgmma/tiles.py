@@ -163,15 +163,23 @@ _SHORT: Final = {True: 512, False: 1024}
 exceed the rounding of a BLAS that splits k (model: 1.0e-7 against 1.4e-7 at k = 512; cuBLAS 1.0e-7 on an H200)."""
 
 
+_CUT_TILES: Final = 4
+"""Multiprocessors for each 128 x 128 tile of a product from which on a BLAS cuts k into many parts, and has few
+roundings one after another: then every promotion counts, and so does every cut of k. H200, float32, 512 x 512 of one
+sign, k = 4096 and 8192: promoted every 64 steps 1.5e-7 and 1.6e-7, every 32 1.0e-7 and 1.3e-7; cuBLAS 0.9e-7, 1.1e-7.
+"""
+_CUT_STEPS: Final = 1024
+"""Steps of k of one part at most there, if there are multiprocessors for as many parts."""
+
 _FLOAT16_LONG: Final = 4096
 """Up to this k truncation takes less than 2^-15 of a sum of one sign (model: 2.6e-5; 4e-6 of both signs), which adds
 less than a hundredth to the error of rounding to float16, 2.1e-4."""
 
 
-def promotion(scheme: Arithmetic, is_complex: bool, k: int, *, wide: bool = False) -> int:
+def promotion(scheme: Arithmetic, is_complex: bool, k: int, *, wide: bool = False, few: bool = False) -> int:
     """Steps of k between promotions. Every tile has the same: only the split of k shows in the result's bits.
 
-    `wide`: results of float16 operands that keep more than float16 does.
+    `wide`: results of float16 operands that keep more than float16 does. `few`: see `has_few_tiles`.
     """
     if scheme == "fp16":
         return 64 if wide or k > _FLOAT16_LONG else 0
@@ -183,7 +191,13 @@ def promotion(scheme: Arithmetic, is_complex: bool, k: int, *, wide: bool = Fals
         return 32
     if k <= _SHORT[is_complex]:
         return 16 if is_complex else 32
-    return 32 if is_complex and k < _LONG else 64
+    return 32 if few or (is_complex and k < _LONG) else 64
+
+
+def has_few_tiles(problem: GemmProblem, spec: DeviceSpec) -> bool:
+    """Whether a BLAS would cut k of the product into many parts."""
+    tiles = -(-problem.m // 128) * -(-problem.n // 128) * problem.batch
+    return tiles * _CUT_TILES <= spec.sm_count
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
@@ -227,9 +241,10 @@ def resolve(
     config = config or GemmConfig()
     config.only("wgmma", _FIELDS)
     is_complex = problem.dtype.kind == "c"
+    most = _CUT_STEPS if scheme == "3xfp16" and not is_complex and has_few_tiles(problem, spec) else problem.k
     best = min(
         _completions(config, scheme, is_complex, problem, spec, wide=wide),
-        key=lambda tile: _cycles(tile, problem, spec),
+        key=lambda tile: (max(most, -(-problem.k // (tile.split * tile.parts))), _cycles(tile, problem, spec)),
         default=None,
     )
     if best is None:
@@ -241,7 +256,8 @@ def _completions(
     config: GemmConfig, scheme: Arithmetic, is_complex: bool, problem: GemmProblem, spec: DeviceSpec, *, wide: bool
 ) -> Iterator[WgmmaTile]:
     """Every candidate with the overrides of `config` in place, and every way to split k, that `spec` can run."""
-    promote = config.promote or promotion(scheme, is_complex, problem.k, wide=wide)
+    few = has_few_tiles(problem, spec)
+    promote = config.promote or promotion(scheme, is_complex, problem.k, wide=wide, few=few)
     for candidate in _fitting(_CANDIDATES[scheme, is_complex], promote):
         base = _overridden(candidate.tile(scheme, is_complex), config, spec)
         for tile in _splits(base, config.split_k, problem, spec):

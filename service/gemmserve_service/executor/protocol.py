@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gemmserve_service.schemas import (  # noqa: TC001 (pydantic resolves them at run time)
+    Elements,
     GemmParams,
     GemmReduceParams,
     ProgramParams,
@@ -239,6 +240,7 @@ class Done(_Message):
     timings: Timings
     residual: float | None = None
     mismatch: float | None = Field(None, description="relative error of a first result that was thrown away")
+    elements: Elements | None = Field(None, description="how they were computed, where that depends on the data")
     steps: list[StepInfo] | None = Field(None, description="of a program")
     memory_used: int = 0
     written: bool = Field(default=True, description="false: the results are on the device; `Written` follows")

@@ -23,7 +23,7 @@ from gemmserve_service.content_digests import digest_of
 from gemmserve_service.errors import InvalidRequest, TooLarge, describe
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import InvalidParameters, NotAcceptable
-from gemmserve_service.routes.common import caller_of, core_of, server_timing
+from gemmserve_service.routes.common import caller_of, core_of, elements_header, server_timing
 from gemmserve_service.routes.oneshot import OneShotQuery
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.sending import PiecesResponse, pieces
@@ -177,6 +177,7 @@ async def _answer(request: Request, outcome: Outcome, count: int, options: Optio
     if outcome.done is not None:
         headers["Server-Timing"] = server_timing(outcome.done.timings, received_s)
         headers[ALGORITHM_HEADER] = outcome.done.algorithm
+        headers |= elements_header(outcome.done.elements)
     if outcome.failures:
         headers[FAILED_HEADER] = str(len(outcome.failures))
     if options.results != "inline":
@@ -224,6 +225,7 @@ def _told(outcome: Outcome, count: int, headers: dict[str, str]) -> Response:
         "timings": None if done is None else done.timings.model_dump(),
         "algorithm": None if done is None else done.algorithm,
         "residual": None if done is None else done.residual,
+        "elements": None if done is None or done.elements is None else done.elements.model_dump(),
     }
     return Response(json.dumps(document), headers=headers, media_type="application/json")
 

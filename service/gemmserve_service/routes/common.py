@@ -9,6 +9,8 @@ from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from gemmserve.wire import ELEMENTS_HEADER
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from gemmserve_service.core import Core
     from gemmserve_service.identity import Caller
-    from gemmserve_service.schemas import Timings
+    from gemmserve_service.schemas import Elements, Timings
 
 ArrayPath = Annotated[str, Path(description="id of an array", examples=["arr_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 JobPath = Annotated[str, Path(description="id of a job", examples=["job_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
@@ -67,6 +69,13 @@ def page_headers(request: Request, query: BaseModel, next_cursor: str | None) ->
         return {}
     fields = {**query.model_dump(mode="json", exclude_defaults=True), "cursor": next_cursor}
     return {"Link": f'<{request.url.path}?{urlencode(fields)}>; rel="next"'}
+
+
+def elements_header(elements: Elements | None) -> dict[str, str]:
+    """Gemm-Elements, a dictionary of integers (RFC 9651), where there is something to say."""
+    if elements is None:
+        return {}
+    return {ELEMENTS_HEADER: ", ".join(f"{route}={count}" for route, count in elements)}
 
 
 def server_timing(timings: Timings, receive_s: float | None = None, whole_s: float | None = None) -> str:

@@ -20,7 +20,7 @@ from gemmserve_service.content_digests import digest_of
 from gemmserve_service.multipart import OneShotForm
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable
-from gemmserve_service.routes.common import caller_of, core_of, server_timing
+from gemmserve_service.routes.common import caller_of, core_of, elements_header, server_timing
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.sending import PiecesResponse, npy_parts, npz_pieces, pieces, until_disconnect
 from gemmserve_service.shared_requests import SharedRequest
@@ -206,6 +206,7 @@ async def _answer(request: Request, done: OneShot, began: float, received_s: flo
     headers = {
         "Server-Timing": server_timing(done.timings, received_s, time.perf_counter() - began),
         ALGORITHM_HEADER: done.algorithm,
+        **elements_header(done.elements),
         "Cache-Control": "no-store",
     }
     try:

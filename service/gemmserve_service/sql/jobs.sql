@@ -13,7 +13,7 @@ WHERE id = :id AND state IN ('queued', 'running')
 -- name: finish
 UPDATE jobs SET state = :state, attempt = :attempt, started_at = :started_at, finished_at = :finished_at,
     result = :result, error = :error, timings = :timings, algorithm = :algorithm, residual = :residual, mismatch = :mismatch,
-    steps = :steps
+    elements = :elements, steps = :steps
 WHERE id = :id AND state IN ('queued', 'running')
 
 -- name: recover
@@ -26,23 +26,23 @@ SELECT * FROM jobs WHERE state IN ('queued', 'running') ORDER BY id
 SELECT * FROM jobs WHERE id = :id
 
 -- name: page
-SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch, owner,
-    NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
+SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch,
+    elements, owner, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
 FROM jobs WHERE id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: page_of_state
-SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch, owner,
-    NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
+SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch,
+    elements, owner, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
 FROM jobs WHERE state = :state AND id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: page_of_owner
-SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch, owner,
-    NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
+SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch,
+    elements, owner, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
 FROM jobs WHERE owner = :owner AND id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: page_of_owner_and_state
-SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch, owner,
-    NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
+SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch,
+    elements, owner, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
 FROM jobs WHERE owner = :owner AND state = :state AND id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: purge

@@ -6,12 +6,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gemmserve_kernels import DeviceSpec, Operand
+from gemmserve_kernels import DeviceSpec, Operand, read_element_counts
 from gemmserve_kernels.errors import DeviceError, OutOfDeviceMemory
 from gemmserve_service.executor.base import spec_adapter
 from gemmserve_service.operations import build
 from gemmserve_service.schemas import Timings
-from gemmserve_service.worker import verification
+from gemmserve_service.worker import elements, verification
 from gemmserve_service.worker.backlog import Backlog
 from gemmserve_service.worker.batches import Products, sum_of
 from gemmserve_service.worker.device import DeviceUnavailable, HostArray, call, go_on
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_kernels.element_counts import Reading
+    from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams
     from gemmserve_service.worker.programs import Values
     from gemmserve_service.worker.verification import Verdict
 
@@ -74,6 +75,9 @@ class CupyBackend:
 
     def memory_used(self) -> int:
         return int(self.cupy.get_default_memory_pool().total_bytes())
+
+    def read_counts(self) -> Reading | None:
+        return read_element_counts()
 
     def run(
         self,
@@ -204,6 +208,8 @@ class DeviceProduct:
         self.timings = Timings()
         self.verdict: Verdict | None = None
         """Of the results, if they were to be checked, from when they are computed."""
+        self.elements: Elements | None = None
+        """How they were computed, likewise, where that depends on the data."""
         self._name = check
         self._cupy = backend.cupy
         self._copies = backend.copies
@@ -233,11 +239,14 @@ class DeviceProduct:
         there = self._copies.prepared(self._params, self._operands, self._there)
         made = {name: cupy.empty(out.shape, out.dtype, order=order_of(out)) for name, out in self._results.items()}
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        before = read_element_counts()
         start.record()
         call(self._params, there, made)
         stop.record()
+        after = read_element_counts()
         stop.synchronize()
         self.timings.kernel_s += cupy.cuda.get_elapsed_time(start, stop) / 1e3
+        self.elements = elements.between(before, after)
         if self._name is not None:
             self._check(self._name, self._there, made)
         self.made = made

@@ -19,6 +19,7 @@ from gemmserve_service.worker.panels import grid, plan_grid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from gemmserve_kernels.element_counts import Reading
     from gemmserve_service.schemas import GemmReduceParams
     from gemmserve_service.worker.batches import Products
     from gemmserve_service.worker.programs import Values
@@ -58,6 +59,9 @@ class DeviceBackend(Protocol):
 
     def memory_used(self) -> int:
         """Bytes of device memory taken by this process."""
+
+    def read_counts(self) -> Reading | None:
+        """How elements of results were computed, up to what this thread has enqueued; None: it does not count."""
 
     def run(
         self,
@@ -119,6 +123,9 @@ class CpuBackend:
 
     def memory_used(self) -> int:
         return 0
+
+    def read_counts(self) -> Reading | None:
+        return None
 
     def run(
         self,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_service.executor.protocol import ArrayRef, Failed, Prefetch, RunBatch
-    from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams
     from gemmserve_service.worker.backlog import Backlog
     from gemmserve_service.worker.device import HostArray
     from gemmserve_service.worker.runner import Runner
@@ -41,6 +41,8 @@ class StagedProduct(Protocol):
     """The results on the device, from when they are computed until they are stored; of backends with a backlog."""
     verdict: Verdict | None
     """Of the results, if they were to be checked and the device could, from when they are computed."""
+    elements: Elements | None
+    """How they were computed, likewise, where that depends on the data."""
 
     def load(self) -> None:
         """Brings the operands."""
@@ -287,6 +289,8 @@ class _ProductTask(_Task):
         self._product: StagedProduct | None = None
         self._timings: Timings | None = None
         """Once it was computed alone, all at once."""
+        self._elements: Elements | None = None
+        """Likewise."""
 
     @property
     def loaded(self) -> bool:
@@ -335,6 +339,7 @@ class _ProductTask(_Task):
                 self._checkpoint,
                 written=False,
                 checked=verdict,
+                counted=self._product.elements,
             )
             self.answered = True
             try:
@@ -356,10 +361,12 @@ class _ProductTask(_Task):
         self._stage(self._product.store)
         if self._backlog is not None and self._timings is None:
             self._backlog.keep(made)
+        alone = self._timings is not None
         timings = self._product.timings if self._timings is None else self._timings
         timings.queue_s = self._waited_s
+        counted = self._elements if alone else self._product.elements
         self.answer = self.runner.answer(
-            self.message, self._operands, self._results, timings, self._checkpoint, checked=checked
+            self.message, self._operands, self._results, timings, self._checkpoint, checked=checked, counted=counted
         )
 
     def _made(self) -> list[Result]:
@@ -391,7 +398,9 @@ class _ProductTask(_Task):
     def _whole(self, behind: list[_Task]) -> None:
         for task in (self, *behind):
             task.release()
+        before = self.runner.backend.read_counts()
         self._timings = self.runner.backend.run(self._params, self._operands, self._results, self._checkpoint)
+        self._elements = self.runner.elements_since(before)
 
     def _checkpoint(self) -> None:
         if self.runner.is_cancelled(self.name):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done, Failed, RunBatch, RunBundle
 from gemmserve_service.schemas import ProgramParams, Timings
-from gemmserve_service.worker import verification
+from gemmserve_service.worker import elements, verification
 from gemmserve_service.worker.backlog import Result
 from gemmserve_service.worker.batches import parts_of, run_parts
 from gemmserve_service.worker.device import HostArray
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from gemmserve_kernels.element_counts import Reading
     from gemmserve_service.executor.protocol import ArrayRef, Run, Work
+    from gemmserve_service.schemas import Elements
     from gemmserve_service.worker.backlog import Backlog
     from gemmserve_service.worker.batches import Products
     from gemmserve_service.worker.device import DeviceBackend
@@ -63,7 +65,10 @@ class Runner:
         try:
             if isinstance(message, RunBundle):
                 return self._run_bundle(message)
-            return self._run_batch(message) if isinstance(message, RunBatch) else self._run(message)
+            before = self.backend.read_counts()
+            done = self._run_batch(message) if isinstance(message, RunBatch) else self._run(message)
+            found = self.elements_since(before)
+            return done if found is None else done.model_copy(update={"elements": found})
         except ConnectionError:
             raise
         except JobCancelled as error:
@@ -75,6 +80,10 @@ class Runner:
             self._cancelled.discard(message.task)
             self.task, self.progress, self._paused_s = outer
             self._paused_s += time.perf_counter() - began
+
+    def elements_since(self, before: Reading | None) -> Elements | None:
+        """How the elements were computed that the device has made since that reading."""
+        return None if before is None else elements.between(before, self.backend.read_counts())
 
     def _checkpoint(self) -> None:
         self.look()
@@ -109,14 +118,18 @@ class Runner:
         *,
         written: bool = True,
         checked: Verdict | None = None,
+        counted: Elements | None = None,
     ) -> Done:
-        """Of a product that was computed; checks it where that was asked for. `checked`: it has been."""
+        """Of a product that was computed; checks it where that was asked for. `checked`: it has been. `counted`: how
+        its elements were computed.
+        """
         done = Done(
             task=message.task,
             algorithm=message.algorithm,
             timings=timings,
             residual=None if checked is None else checked.residual,
             mismatch=None if checked is None else checked.mismatch,
+            elements=counted,
             memory_used=self.backend.memory_used(),
             written=written,
         )

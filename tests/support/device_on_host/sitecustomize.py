@@ -3,6 +3,7 @@
 This folder and the stand-in's on PYTHONPATH make every Python process import it at its start.
 """
 
+import ctypes
 import importlib.abc
 import importlib.util
 import sys
@@ -10,10 +11,14 @@ import sys
 import numpy as np
 
 WRONG = 13
+COUNTED = 17
+"""Factor of products that count three elements of each result as computed the wide way, and one as plain."""
 
 
 def call(params, operands, outs):
-    """What the kernels' `call` does, on arrays of the stand-in; wrong in one element for one alpha, unless plainly."""
+    """What the kernels' `call` does, on arrays of the stand-in; wrong in one element for one alpha, unless plainly; for
+    another, elements are counted.
+    """
     from gemmserve_service.worker import device
 
     host = {name: getattr(operand, "source", operand).get(order="K") for name, operand in operands.items()}
@@ -21,6 +26,12 @@ def call(params, operands, outs):
     device.call(params, host, results)
     if params.alpha == WRONG and params.compute == "auto":
         next(iter(results.values())).flat[-1] += 1000
+    if params.alpha == COUNTED:
+        from gemmserve_kernels.element_counts import counters_of
+
+        words = counters_of(0).add(sum(result.size for result in results.values()))
+        for word, count in enumerate((3, 1)):
+            ctypes.c_uint64.from_address(words + 8 * word).value += count * len(results)
     for name, out in outs.items():
         out.set(results[name])
 

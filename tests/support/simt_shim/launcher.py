@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemmserve_kernels.element_counts import WORDS, ElementCounts
+
 from .memory import GuardedBlock
 from .module import FORWARD, LaunchError, MemoryFault, Order, Region, ShimModule, compile_source, extent_of
 
@@ -84,6 +86,8 @@ class ShimLauncher:
         self.order = order
         self.checked = checked
         self.launches: list[str] = []
+        self.elements = 0
+        self._counters: np.ndarray | None = None
         self._compiler, self._optimize = compiler, optimize
         self._blocks: weakref.WeakSet[GuardedBlock] = weakref.WeakSet()
         self._foreign: dict[int, Region] = {}
@@ -120,6 +124,18 @@ class ShimLauncher:
             low, high = extent_of(array)
             self._foreign[low] = Region(low, high - low, f"an array of shape {array.shape}")
         return address
+
+    def counters(self, elements: int) -> int:
+        """See Launcher."""
+        if self._counters is None:
+            self._counters = self.zeros((WORDS,), np.dtype(np.uint64))
+        self.elements += elements
+        return self.pointer(self._counters)
+
+    def counts(self) -> ElementCounts:
+        """What the counters hold."""
+        words = (0, 0) if self._counters is None else map(int, self._counters)
+        return ElementCounts.of(self.elements, *words)
 
     def tensor_map(self, box: Any, address: int) -> Any:
         """See Launcher: what device/hopper.hpp reads in the place of what a driver would write."""

@@ -1,231 +1,244 @@
-// One block's tile in double precision on tensor cores: mma.sync behind a pipeline of cp.async.
+// One block's tile in double precision on tensor cores: mma.sync behind a pipeline of tiles in shared memory.
 //
-// Four (or two) rows of 16 by four of 8 for a warp: what it reads of shared memory takes less than half the time of what
-// it multiplies, and a block of 128 x 128 takes 16 bytes a cycle of L2. Where a product has few tiles, they are smaller,
-// and sums over RUN steps of k are added up by the ordinary units: as accurate as a BLAS that splits k.
+// What a warp reads of shared memory takes less than half the time of what it multiplies, and a block of 128 x 128 takes
+// 16 bytes a cycle of L2. Sums over RUN steps of k are added up by the ordinary units, which makes the error that of a
+// BLAS that splits k, or smaller. Where a warp's sums leave no room in registers for those of the runs that are over, these
+// are kept in shared memory. Every tile, and either way of copying, adds in the same order: none shows in a result's bits.
 #pragma once
 
 #include "../epilogue/store.cuh"
-#include "operand.cuh"
-
-struct Config {
-    using Acc = GEMM_TYPE_ACC;
-    static constexpr bool COMPLEX = is_complex<Acc>, PLANAR = GEMM_PLANAR, VECTOR_D = GEMM_VECTOR_D;
-    using C = Select<PLANAR, double, Acc>;
-    using D = C;
-    static constexpr int BLOCK_M = GEMM_BLOCK_M, BLOCK_N = GEMM_BLOCK_N, BLOCK_K = GEMM_BLOCK_K;
-    static constexpr int WARP_M = GEMM_WARP_M, WARP_N = GEMM_WARP_N;
-    static constexpr int WARPS_M = BLOCK_M / WARP_M, WARPS_N = BLOCK_N / WARP_N, THREADS = 32 * WARPS_M * WARPS_N;
-    static constexpr int STAGES = GEMM_STAGES, GROUP = GEMM_GROUP, RUN = GEMM_RUN;
-    static constexpr int K = GEMM_INSTRUCTION_K, READ_K = GEMM_READ_K;  // steps of an instruction, and of a fragment
-    static constexpr int COMPONENTS = COMPLEX ? 2 : 1;
-    template <int EXTENT, bool ALONG_K, int UNIT>
-    using Operand = Select<
-        COMPLEX && !PLANAR, ComplexOperand<EXTENT, BLOCK_K, ALONG_K, THREADS, READ_K>,
-        RealOperand<COMPLEX, EXTENT, BLOCK_K, ALONG_K, UNIT, THREADS, READ_K>>;
-    using A = Operand<BLOCK_M, GEMM_A_ALONG_K, GEMM_UNIT_A>;
-    using B = Operand<BLOCK_N, GEMM_B_ALONG_K, GEMM_UNIT_B>;
-    static constexpr int STAGE_BYTES = A::BYTES + B::BYTES;
-    static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 16 == 0 && WARP_N % 16 == 0, "whole warps");
-    static_assert(READ_K % K == 0 && BLOCK_K % READ_K == 0 && RUN % BLOCK_K == 0, "whole steps");
-    struct Threads {
-        static constexpr int PIECE_N = 2;  // for StoreEpilogue
-    };
-};
-
-// What a warp reads of its 16 rows, and of all its columns, for READ_K steps.
-using Left = Config::A::Registers;
-struct Right {
-    static constexpr int PAIRS = Config::WARP_N / 16, WIDTH = Config::READ_K / 4;
-    double at[Config::COMPONENTS][PAIRS][2][WIDTH];
-
-    GEMM_DEVICE void read(const unsigned char* shared, int column, int first, int lane) {
-#pragma unroll
-        for (int j = 0; j < PAIRS; ++j) {
-            Config::B::Registers found;
-            Config::B::read(shared, column + 16 * j, first, lane, found);
-#pragma unroll
-            for (int c = 0; c < Config::COMPONENTS; ++c)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-#pragma unroll
-                    for (int w = 0; w < WIDTH; ++w)
-                        at[c][j][half][w] = c == 1 && GEMM_CONJUGATE_B ? -found.at[c][half][w] : found.at[c][half][w];
-        }
-    }
-};
+#include "config.cuh"
+#if GEMM_ENGINE
+#include "engine.cuh"
+#else
+#include "copied.cuh"
+#endif
 
 struct Sums {
-    static constexpr int ROWS = Config::WARP_M / 16, PAIRS = Config::WARP_N / 16, WIDTH = Config::READ_K / 4;
-    static constexpr int STEPS = Config::K / 4;
-    using Multiply = MultiplyDouble<Config::K>;
-    double at[Config::COMPONENTS][ROWS][PAIRS][2][2][2];  // 16 rows, 16 columns, half of these, half of those, element
+    static constexpr int ROWS = Config::WARP_M / Config::ROWS, COLUMNS = Config::WARP_N / Config::COLUMNS;
+    static constexpr int COUNT = ROWS * COLUMNS * 4;
+    double at[ROWS][COLUMNS][2][2];  // of an instruction's 16 x 8: half of the rows, element
 
     template <class F>
     GEMM_DEVICE void each(F change) {
 #pragma unroll
-        for (int c = 0; c < Config::COMPONENTS; ++c)
-#pragma unroll
-            for (int i = 0; i < ROWS; ++i)
-#pragma unroll
-                for (int j = 0; j < PAIRS; ++j)
-#pragma unroll
-                    for (int e = 0; e < 8; ++e) change(at[c][i][j][e / 4][e / 2 % 2][e % 2], c, i, j, e);
+        for (int i = 0; i < COUNT; ++i) change(at[i / 4 / COLUMNS][i / 4 % COLUMNS][i / 2 % 2][i % 2], i);
     }
     GEMM_DEVICE void clear() {
-        each([](double& x, int, int, int, int) { x = 0.0; });
+        each([](double& x, int) { x = 0.0; });
     }
     GEMM_DEVICE void add(const Sums& other) {
-        each([&](double& x, int c, int i, int j, int e) { x += other.at[c][i][j][e / 4][e / 2 % 2][e % 2]; });
+        each([&](double& x, int i) { x += other.at[i / 4 / COLUMNS][i / 4 % COLUMNS][i / 2 % 2][i % 2]; });
     }
-
-    // Onto component `to`.
-    GEMM_DEVICE void product(int to, int i, const double (&a)[2][WIDTH], const double (&b)[PAIRS][2][WIDTH]) {
+    GEMM_DEVICE void multiply(int i, const Config::Left& a, const Config::Right (&b)[COLUMNS]) {
+        const double upper[2] = {a.at[0], a.at[2]}, lower[2] = {a.at[1], a.at[3]};
 #pragma unroll
-        for (int w = 0; w < WIDTH; w += STEPS) {
-            using Steps = const double(&)[STEPS];
-#pragma unroll
-            for (int j = 0; j < PAIRS; ++j)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    Multiply::run(
-                        at[to][i][j][half][0], at[to][i][j][half][1], reinterpret_cast<Steps>(a[0][w]),
-                        reinterpret_cast<Steps>(a[1][w]), reinterpret_cast<Steps>(b[j][half][w]));
-        }
-    }
-
-    // += the product of 16 rows by all columns of a warp. `a` is lost.
-    GEMM_DEVICE void multiply(int i, Left& a, const Right& b) {
-        product(0, i, a.at[0], b.at[0]);
-        if constexpr (Config::COMPLEX) {
-            constexpr int LAST = Config::COMPONENTS - 1;
-            product(LAST, i, a.at[0], b.at[LAST]);
-            if constexpr (GEMM_CONJUGATE_A) negate(a.at[LAST]);
-            product(LAST, i, a.at[LAST], b.at[0]);
-            negate(a.at[LAST]);
-            product(0, i, a.at[LAST], b.at[LAST]);
-        }
-    }
-
-  private:
-    static GEMM_DEVICE void negate(double (&x)[2][WIDTH]) {
-#pragma unroll
-        for (int i = 0; i < 2 * WIDTH; ++i) x[i / WIDTH][i % WIDTH] = -x[i / WIDTH][i % WIDTH];
+        for (int j = 0; j < COLUMNS; ++j) MultiplyDouble<8>::run(at[i][j][0], at[i][j][1], upper, lower, b[j].at);
     }
 };
 
-// sums = op(A) op(B) for the tile at `where`, from a pipeline of STAGES tiles in shared memory.
-GEMM_DEVICE void accumulate(const GemmParams& gemm, const TileCoordinate& where, unsigned char* shared, Sums& sums) {
-    const int thread = thread_again();
-    const void* base_a[Config::A::PLANES];
-    const void* base_b[Config::B::PLANES];
-    Config::A::bases(gemm.a, batch_offset(where.batch, gemm.batch_shape, gemm.a.batch_stride), base_a);
-    Config::B::bases(gemm.b, batch_offset(where.batch, gemm.batch_shape, gemm.b.batch_stride), base_b);
-    Config::A::Copy copy_a(
-        base_a, gemm.a.row_stride, gemm.a.column_stride, where.tile_m * Config::BLOCK_M, gemm.m, 0, thread);
-    Config::B::Copy copy_b(
-        base_b, gemm.b.column_stride, gemm.b.row_stride, where.tile_n * Config::BLOCK_N, gemm.n, 0, thread);
-    const int steps = static_cast<int>((gemm.k + Config::BLOCK_K - 1) / Config::BLOCK_K);
-    const int last = static_cast<int>(gemm.k - static_cast<Long>(steps - 1) * Config::BLOCK_K);
-    const auto load = [&](int step, int stage) {
-        if (step < steps) {
-            const int inside = step == steps - 1 ? last : Config::BLOCK_K;
-            copy_a.start(shared + stage, inside);
-            copy_b.start(shared + stage + Config::A::BYTES, inside);
-        }
-        copy_commit();  // an empty group keeps the count of groups in step
-    };
-    constexpr int LAST_STAGE = (Config::STAGES - 1) * Config::STAGE_BYTES;
-#pragma unroll
-    for (int step = 0; step < Config::STAGES; ++step) load(step, step * Config::STAGE_BYTES);
-    copy_wait<Config::STAGES - 1>();
-    __syncthreads();
+// What is kept of the runs that are over: in registers, or in shared memory, a thread's pairs THREADS apart.
+template <bool SHARED>
+class Kept {
+  public:
+    GEMM_DEVICE explicit Kept(unsigned char*) { sums_.clear(); }
+    GEMM_DEVICE void keep(Sums& run) {
+        sums_.add(run);
+        run.clear();
+    }
+    GEMM_DEVICE void finish(Sums& run) { run.add(sums_); }
 
-    const int row = thread / 32 / Config::WARPS_N * Config::WARP_M, column = thread / 32 % Config::WARPS_N * Config::WARP_N;
-    const int lane = thread % 32;
-    // Fragments are read one ahead of the instructions, across barriers too. The loop has two steps of READ_K, of whose
-    // fragments there are two each; a tile takes PASSES of it.
-    constexpr int PASS_K = 2 * Config::READ_K, PASSES = Config::BLOCK_K / PASS_K, ALL = 2 * Sums::ROWS;
-    static_assert(Config::BLOCK_K % PASS_K == 0, "whole passes");
-    Left a[2];
-    Right b[2];
-    int stage = 0, pass = 0;
-    const auto read = [&](int number) {
-        const unsigned char* at = shared + stage;
-        const int i = number % Sums::ROWS, first = number / Sums::ROWS * Config::READ_K;
-        if (i == 0) b[number / Sums::ROWS].read(at + Config::A::BYTES + pass * Config::B::Tile::skipped(PASS_K), column, first, lane);
-        Config::A::read(at + pass * Config::A::Tile::skipped(PASS_K), row + 16 * i, first, lane, a[number % 2]);
-    };
+  private:
+    Sums sums_;
+};
+
+template <>
+class Kept<true> {
+  public:
+    GEMM_DEVICE explicit Kept(unsigned char* memory) : pairs_(reinterpret_cast<Pair*>(memory) + thread_again()) {}
+    GEMM_DEVICE void keep(Sums& run) {
+        pass<true>(run);
+        empty_ = false;
+    }
+    GEMM_DEVICE void finish(Sums& run) {
+        if (!empty_) pass<false>(run);
+    }
+
+  private:
+    Pair* pairs_;
+    bool empty_ = true;
+
+    template <bool KEEP>
+    GEMM_DEVICE void pass(Sums& run) {
+        double* const sums = &run.at[0][0][0][0];
+#pragma unroll
+        for (int i = 0; i < Sums::COUNT / 2; ++i) {
+            Pair& kept = pairs_[i * Config::THREADS];
+            Pair both = {{sums[2 * i], sums[2 * i + 1]}};
+            if (!empty_) {
+                const Pair before = kept;
+                both.at[0] += before.at[0];
+                both.at[1] += before.at[1];
+            }
+            if (KEEP) kept = both;
+            sums[2 * i] = KEEP ? 0.0 : both.at[0];
+            sums[2 * i + 1] = KEEP ? 0.0 : both.at[1];
+        }
+    }
+};
+
+// sums = op(A) op(B) for the tile at `where`.
+GEMM_DEVICE void accumulate(
+    Pipeline& pipeline, const GemmParams& gemm, const TileCoordinate& where, unsigned char* memory, Sums& sums) {
+    const int steps = static_cast<int>((gemm.k + Config::BLOCK_K - 1) / Config::BLOCK_K);
     sums.clear();
-    Sums run;
-    if constexpr (Config::RUN > 0) run.clear();
-    Sums& target = Config::RUN > 0 ? run : sums;
-    read(0);
-#pragma unroll 1
-    for (int step = 0; step < steps;) {
+    if (steps == 0) return;
+    Arriving tiles(pipeline, gemm, where, steps);
+    const int warp = thread_again() / 32, lane = thread_again() % 32;
+    const int row = warp / Config::WARPS_N * Config::WARP_M, column = warp % Config::WARPS_N * Config::WARP_N;
+    const int first_a = Config::A::Tile::first(lane) + row * Config::A::Tile::SPAN;
+    const int first_b = Config::B::Tile::first(lane) + column * Config::B::Tile::SPAN + Config::A::BYTES;
+    const unsigned zero = static_cast<unsigned>(gemm.conjugate_a);  // which this kernel is told by its source
+    // Fragments are read one ahead of the instructions, across steps too.
+    constexpr int STEPS = Config::BLOCK_K / Config::STEPS_K, ALL = STEPS * Sums::ROWS;
+    static_assert(STEPS % 2 == 0, "of two fragments one is read");
+    Config::Left a[2];
+    Config::Right b[2][Sums::COLUMNS];
+    const auto read = [&](int number) {
+        const int i = number % Sums::ROWS, step = number / Sums::ROWS;
+        if (i == 0) {
+#pragma unroll
+            for (int j = 0; j < Sums::COLUMNS; ++j) b[step % 2][j].read(tiles.now(), first_b, j, step);
+        }
+        a[number % 2].read(tiles.now(), first_a, i, step, zero);
+    };
+    const auto multiply = [&](int number) {
+        sums.multiply(number % Sums::ROWS, a[number % 2], b[number / Sums::ROWS % 2]);
+    };
+    const auto all_but_one = [&] {
 #pragma unroll
         for (int number = 0; number < ALL - 1; ++number) {
             read(number + 1);
-            target.multiply(number % Sums::ROWS, a[number % 2], b[number / Sums::ROWS]);
+            multiply(number);
         }
-        const bool ended = ++pass == PASSES;
-        const int done = stage;
-        if (ended) {
-            pass = 0;
-            if (step < steps - 1) {
-                copy_wait<Config::STAGES - 2>();
-                __syncthreads();  // the next tile is there for all, and all have read this one
-                stage = stage == LAST_STAGE ? 0 : stage + Config::STAGE_BYTES;
-            }
-        }
-        read(0);  // after the last step once more what is there, for nothing
-        target.multiply(Sums::ROWS - 1, a[1], b[1]);
-        if (!ended) continue;
-        load(step + Config::STAGES, done);
-        ++step;
-        if constexpr (Config::RUN > 0) {
-            if (step % (Config::RUN / Config::BLOCK_K) == 0 || step == steps) {
-                sums.add(run);
-                run.clear();
-            }
+    };
+    Kept<Config::KEEP_SHARED> kept(memory);
+    int left = Config::RUN;
+    read(0);
+#pragma unroll 1
+    for (int step = 1; step < steps; ++step) {
+        all_but_one();
+        tiles.next();
+        read(0);
+        multiply(ALL - 1);
+        tiles.release();
+        if (--left == 0) {
+            left = Config::RUN;
+            kept.keep(sums);
         }
     }
-    copy_wait<0>();
-    __syncthreads();  // before the next tile's copies
+    all_but_one();
+    multiply(ALL - 1);
+    tiles.end();
+    kept.finish(sums);
+}
+
+// Where in its warp's tile a lane's pieces of the result lie: N neighbours, which are the elements of an octet, or one of
+// either octet of a pair.
+struct Pieces {
+    using Left = Config::A::Tile;
+    using Right = Config::B::Tile;
+    static constexpr int N = Config::Threads::PIECE_N;
+    static constexpr bool PARTS = Config::COMPLEX;  // what the halves of an instruction's rows are: parts, or octets
+    static constexpr bool INSIDE = Right::position(0, 1) == 1;
+    static constexpr int ROWS = Sums::ROWS * (PARTS ? 1 : 2), COUNT = Sums::COLUMNS * 2 / N;  // in a row
+
+    static GEMM_DEVICE constexpr int row(int r, int g) { return Left::position(r, g); }
+    static GEMM_DEVICE constexpr int octet(int piece, int p) { return N == 1 || INSIDE ? piece * N / 2 : piece / 2 * 2 + p; }
+    static GEMM_DEVICE constexpr int element(int piece, int p) { return N == 1 || !INSIDE ? piece % 2 : p; }
+    static GEMM_DEVICE constexpr int column(int piece, int t) { return Right::position(octet(piece, 0), 2 * t + element(piece, 0)); }
+
+    static GEMM_DEVICE void of(const Sums& sums, int r, int piece, Config::Acc (&values)[N]) {
+#pragma unroll
+        for (int p = 0; p < N; ++p) {
+            const auto& at = sums.at[PARTS ? r : r / 2][octet(piece, p)];
+            values[p] = make<Config::Acc>(at[PARTS ? 0 : r % 2][element(piece, p)], at[1][element(piece, p)]);
+        }
+    }
+};
+
+// The same where all of a warp's tile is inside D, 16 bytes of it lie together and C is not read: with one address for each
+// row. What it takes is not hidden behind instructions of the tensor cores.
+GEMM_DEVICE void store_whole(const GemmParams& gemm, Long batch, Long row, Long column, const Sums& sums) {
+    const int g = thread_again() % 32 / 4, t = thread_again() % 4;
+    const Long offset = batch_offset(batch, gemm.batch_shape, gemm.d.batch_stride) + row * gemm.d.row_stride + column;
+    constexpr bool PLANAR = Config::PLANAR;
+#pragma unroll
+    for (int r = 0; r < Pieces::ROWS; ++r) {
+        const Long in_row = offset + Pieces::row(r, g) * gemm.d.row_stride + Pieces::column(0, t);
+#pragma unroll
+        for (int piece = 0; piece < Pieces::COUNT; ++piece) {
+            Config::Acc values[Pieces::N];
+            Pieces::of(sums, r, piece, values);
+#pragma unroll
+            for (int p = 0; p < Pieces::N; ++p) values[p] = scale(values[p], gemm.alpha[0], 0.0);
+            const Long at = in_row + (Pieces::column(piece, 0) - Pieces::column(0, 0));
+            write_piece<Config::D, PLANAR, true>(gemm.d, at, 1, values, Pieces::N);
+        }
+    }
 }
 
 // D = alpha sums + beta C.
 GEMM_DEVICE void store(const GemmParams& gemm, const TileCoordinate& where, const Sums& sums) {
-    const int thread = thread_again();
     const StoreEpilogue<Config> epilogue(gemm, where.batch);
-    const int lane = thread % 32, g = lane / 4, t = lane % 4;
-    const Long row = where.tile_m * Config::BLOCK_M + thread / 32 / Config::WARPS_N * Config::WARP_M;
-    const Long column = where.tile_n * Config::BLOCK_N + thread / 32 % Config::WARPS_N * Config::WARP_N;
+    const int warp = thread_again() / 32, g = thread_again() % 32 / 4, t = thread_again() % 4;
+    const Long first_row = where.tile_m * Config::BLOCK_M + warp / Config::WARPS_N * Config::WARP_M;
+    const Long first_column = where.tile_n * Config::BLOCK_N + warp % Config::WARPS_N * Config::WARP_N;
+    if (Config::VECTOR_D && !epilogue.reads_c && gemm.alpha[1] == 0.0 && first_row + Config::WARP_M <= gemm.m &&
+        first_column + Config::WARP_N <= gemm.n) {
+        store_whole(gemm, where.batch, first_row, first_column, sums);
+        return;
+    }
 #pragma unroll
-    for (int i = 0; i < Sums::ROWS; ++i) {
+    for (int r = 0; r < Pieces::ROWS; ++r) {
+        const Long row = first_row + Pieces::row(r, g);
+        if (row >= gemm.m) continue;
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const Long here = row + 16 * i + Config::A::position(r, g);
-            if (here >= gemm.m) continue;
-#pragma unroll
-            for (int j = 0; j < Sums::PAIRS; ++j) {
-#pragma unroll
-                for (int outer = 0; outer < 2; ++outer) {
-                    // Neighbours: the two elements of a half, or one of each.
-                    constexpr bool HALVES = Config::B::position(0, 1) == 1;
-                    const Long there = column + 16 * j + (HALVES ? Config::B::position(outer, 2 * t) : Config::B::position(0, 2 * t + outer));
-                    const Long left = gemm.n - there;
-                    if (left <= 0) continue;
-                    Config::Acc values[2];
-#pragma unroll
-                    for (int p = 0; p < 2; ++p) {
-                        const int half = HALVES ? outer : p, e = HALVES ? p : outer;
-                        values[p] = make<Config::Acc>(
-                            sums.at[0][i][j][half][r][e], sums.at[Config::COMPONENTS - 1][i][j][half][r][e]);
-                    }
-                    epilogue.visit(here, there, left < 2 ? 1 : 2, values);
-                }
-            }
+        for (int piece = 0; piece < Pieces::COUNT; ++piece) {
+            const Long column = first_column + Pieces::column(piece, t);
+            const Long left = gemm.n - column;
+            if (left <= 0) continue;
+            Config::Acc values[Pieces::N];
+            Pieces::of(sums, r, piece, values);
+            epilogue.visit(row, column, left < Pieces::N ? static_cast<int>(left) : Pieces::N, values);
         }
     }
+}
+
+GEMM_DEVICE unsigned char* aligned(unsigned char* shared) {
+#if GEMM_ENGINE
+    return shared + (0u - shared_address(shared)) % Config::ALIGNMENT;
+#else
+    return shared;
+#endif
+}
+
+// Walks over tiles: `each(visit)` calls visit(tile) with a function that says where the tile is, the same in every thread.
+template <class Params, class Each>
+GEMM_DEVICE void multiply_tiles(const Params& params, unsigned char* shared, Each each) {
+    unsigned char* const memory = aligned(shared);
+    share_work(
+        memory,
+        [&](auto& pipeline) {
+#if GEMM_ENGINE
+            each([&](auto place) { pipeline.produce(params.map_a, params.map_b, params.gemm, place()); });
+#endif
+        },
+        [&](Pipeline& pipeline) {
+            each([&](auto place) {
+                Sums sums;
+                accumulate(pipeline, params.gemm, place(), memory + Config::STAGES * Config::STAGE_BYTES, sums);
+                store(params.gemm, place(), sums);  // registers are short in the loop over k
+            });
+        });
 }

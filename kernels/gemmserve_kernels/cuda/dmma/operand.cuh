@@ -1,123 +1,126 @@
 // Double precision in shared memory, and the way from there to the registers of matrix instructions.
 //
-// A fragment holds 16 rows of an operand (of op(A), or columns of op(B)) by K steps of k for one lane (g, t) =
-// (lane / 4, lane % 4): at[component][half][i], of row `position(half, g)` and WIDTH = K / 4 steps of k. Which steps a lane
-// has is the same for A and B, and so free: what lies next to each other is read together. A line of shared memory is a
-// row and runs along k, or is a step of k and runs along the rows. The 16-byte chunks of a line are exchanged (XOR with a
-// key of the line), so that every eight lanes, which are served together, find theirs in different banks.
+// An octet is eight rows of an operand (of op(A), or columns of op(B)) by four steps of k: what m8n8k4 reads of it. Lane
+// (g, t) = (lane / 4, lane % 4) has row `position(octet, g)` and step t. A tile is one step of the pipeline deep; its lines
+// are 128 bytes long and run along k, a line for each row, or along the rows, a line for each step of k and 128 bytes of
+// rows. The eight 16-byte chunks of a line are exchanged (XOR with the line's number), as the copy engine does (PTX ISA,
+// swizzling modes). Which row a lane has is free, so `position` is such that the lanes whose reads are served together, 16
+// for 8 bytes and 8 for 16, find theirs in different banks.
+//
+// Every number is read into the register where an instruction wants it: wider reads of float64, two steps or two rows at
+// once, cost up to a dozen moves for each instruction.
 #pragma once
 
+#include "../common/bits.cuh"
 #include "../mma_sync/tile.cuh"
 
 using Pair = Vector<double, 2>;
 
-template <int COMPONENTS, int WIDTH>
-struct DoubleFragment {
-    double at[COMPONENTS][2][WIDTH];
-};
+// x, or -x, in registers of its own. `zero` is 0, but the compiler must not know it: it would put a number that an
+// instruction wants twice in its place with a move for every instruction.
+template <bool NEGATE>
+GEMM_DEVICE double again(double x, unsigned zero) {
+    const Long bits = bits_of(x);
+    const unsigned low = static_cast<unsigned>(bits) ^ zero;
+    const unsigned high = static_cast<unsigned>(bits >> 32) ^ zero ^ (NEGATE ? 1u << 31 : 0u);
+    return double_of(static_cast<Long>(high) << 32 | low);
+}
 
-template <int ELEMENT, int EXTENT, int DEPTH, bool ALONG_K, int K>
+template <int ELEMENT, int EXTENT, bool ALONG_K>
 struct DoubleTile {
-    static constexpr int LINE = (ALONG_K ? DEPTH : EXTENT) * ELEMENT;
+    static constexpr int SPAN = 128, DEPTH = SPAN / ELEMENT;  // bytes of a line; steps of k
+    static constexpr int LINE = ALONG_K ? SPAN : EXTENT * ELEMENT;  // in memory
     static constexpr int LINES = ALONG_K ? EXTENT : DEPTH;
-    static constexpr int BYTES = LINE * LINES, WIDTH = K / 4;
-    static_assert(LINE % 128 == 0 && DEPTH % K == 0, "a line must meet every bank");
+    static constexpr int BYTES = EXTENT * SPAN;
+    static_assert(EXTENT % 16 == 0, "whole pairs of octets");
 
-    static GEMM_DEVICE int key(int line) {
-        if constexpr (ELEMENT == 16) {  // lanes t = 0 .. 3 have four neighbouring elements, of a line or of lines
-            return ALONG_K ? line % 2 * 4 : line % 4 * 2;
-        } else if constexpr (ALONG_K) {  // two chunks of each lane, or one
-            return WIDTH == 4 ? line % 2 : line % 2 * 4;
-        } else {
-            return line / WIDTH % 4 * 2;
-        }
+    // Where byte `byte` of line `line` lies.
+    static GEMM_DEVICE int at(int line, int byte) {
+        return byte / SPAN * (LINES * SPAN) + line * SPAN + ((byte / 16 % 8) ^ (line % 8)) * 16 + byte % 16;
     }
-    // How far `steps` of k reach, 128 bytes or lines of them: keys exchange chunks within both.
-    static GEMM_DEVICE constexpr int skipped(int steps) { return steps * (ALONG_K ? ELEMENT : LINE); }
-    static GEMM_DEVICE int at(int line, int byte) { return line * LINE + (((byte / 16) ^ key(line)) * 16) + byte % 16; }
-};
 
-// float64, or complex128 as two planes: lane t has the steps WIDTH t .. WIDTH t + WIDTH - 1 of K.
-template <bool COMPLEX, int EXTENT, int DEPTH, bool ALONG_K_, int UNIT, int THREADS, int K>
-struct RealOperand {
-    static constexpr bool ALONG_K = ALONG_K_;
-    static constexpr int PLANES = COMPLEX ? 2 : 1, WIDTH = K / 4;
-    using Tile = DoubleTile<8, EXTENT, DEPTH, ALONG_K, K>;
-    using Copy = TileCopy<Tile, 8, EXTENT, DEPTH, ALONG_K, UNIT, PLANES, THREADS>;
-    using Registers = DoubleFragment<PLANES, WIDTH>;
-    static constexpr int BYTES = PLANES * Tile::BYTES;
-    static_assert(WIDTH == 2 || WIDTH == 4, "lanes read two numbers at once");
-
-    static GEMM_DEVICE void bases(const MatrixParams& matrix, Long offset, const void* (&base)[PLANES]) {
-        base[0] = static_cast<const double*>(matrix.re) + offset;
-        if constexpr (COMPLEX) base[1] = static_cast<const double*>(matrix.im) + offset;
+    static GEMM_DEVICE constexpr int position(int octet, int g) {
+        if constexpr (ELEMENT == 16) return octet * 8 + g % 2 * 4 + g / 2;
+        if constexpr (ALONG_K) return octet / 2 * 16 + g * 2 + octet % 2;
+        return octet / 2 * 16 + octet % 2 * 4 + g % 2 + g / 2 % 2 * 8 + g / 4 * 2;
     }
-    static GEMM_DEVICE constexpr int position(int half, int x) { return ALONG_K ? 8 * half + x : 2 * x + half; }
 
-    // Rows are 16 apart and steps K: what they add to an address is no matter of keys, so that the compiler has one
-    // address for a lane and constants besides.
-    static GEMM_DEVICE void read(const unsigned char* shared, int row, int first, int lane, Registers& to) {
-        const int g = lane / 4, k = lane % 4 * WIDTH;
-        if constexpr (ALONG_K) {
-#pragma unroll
-            for (int r = 0; r < WIDTH; r += 2) {
-                const unsigned char* from = shared + row * Tile::LINE + Tile::at(g, (first + k + r) * 8);
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-#pragma unroll
-                    for (int p = 0; p < PLANES; ++p) {
-                        const auto pair = *reinterpret_cast<const Pair*>(from + half * 8 * Tile::LINE + p * Tile::BYTES);
-                        to.at[p][half][r] = pair.at[0];
-                        to.at[p][half][r + 1] = pair.at[1];
-                    }
-                }
-            }
+    // Where a lane's number of octet 0 and of the first four steps lies.
+    static GEMM_DEVICE int first(int lane) {
+        const int row = position(0, lane / 4), step = lane % 4;
+        return ALONG_K ? at(row, step * ELEMENT) : at(step, row * ELEMENT);
+    }
+    // The same of another octet and other four steps, of whose numbers the compiler knows: one address for a lane, with
+    // bits turned and constants added.
+    static GEMM_DEVICE int at_octet(int first, int octet, int quarter) {
+        if constexpr (ELEMENT == 16) {
+            return (first ^ quarter * 64) + octet * 8 * SPAN + (ALONG_K ? 0 : quarter * 4 * SPAN);
+        } else if constexpr (ALONG_K) {
+            return (first ^ (quarter * 32 + octet % 2 * 16)) + octet % 2 * SPAN + octet / 2 * 16 * SPAN;
         } else {
-            const unsigned char* from = shared + row * 8 + first * Tile::LINE + Tile::at(k, 2 * g * 8);
-#pragma unroll
-            for (int i = 0; i < WIDTH; ++i) {
-#pragma unroll
-                for (int p = 0; p < PLANES; ++p) {
-                    const auto pair = *reinterpret_cast<const Pair*>(from + i * Tile::LINE + p * Tile::BYTES);
-                    to.at[p][0][i] = pair.at[0];
-                    to.at[p][1][i] = pair.at[1];
-                }
-            }
+            return (first ^ (quarter % 2 * 64 + octet % 2 * 32)) + quarter * 4 * SPAN + octet / 2 * DEPTH * SPAN;
         }
     }
 };
 
-// complex128 as it is stored: lane t has the steps t, t + 4, ... of K.
-template <int EXTENT, int DEPTH, bool ALONG_K_, int THREADS, int K>
-struct ComplexOperand {
-    static constexpr bool ALONG_K = ALONG_K_;
-    static constexpr int PLANES = 1, WIDTH = K / 4;
-    using Tile = DoubleTile<16, EXTENT, DEPTH, ALONG_K, K>;
-    using Copy = TileCopy<Tile, 16, EXTENT, DEPTH, ALONG_K, 16, 1, THREADS>;
-    using Registers = DoubleFragment<2, WIDTH>;
-    static constexpr int BYTES = Tile::BYTES;
-
-    static GEMM_DEVICE void bases(const MatrixParams& matrix, Long offset, const void* (&base)[1]) {
-        base[0] = static_cast<const Complex<double>*>(matrix.re) + offset;
+// What a lane has of one octet: the number, or its two parts.
+template <int COMPONENTS, int PLANES, class Tile>
+GEMM_DEVICE void read_octet(const unsigned char* tile, int first, int octet, int quarter, double (&to)[COMPONENTS]) {
+    const unsigned char* from = tile + Tile::at_octet(first, octet, quarter);
+    if constexpr (PLANES == COMPONENTS) {
+#pragma unroll
+        for (int p = 0; p < PLANES; ++p) to[p] = *reinterpret_cast<const double*>(from + p * Tile::BYTES);
+    } else {
+        const auto both = *reinterpret_cast<const Pair*>(from);
+        to[0] = both.at[0];
+        to[1] = both.at[1];
     }
-    static GEMM_DEVICE constexpr int position(int half, int x) { return 8 * half + x; }
+}
 
-    static GEMM_DEVICE void read(const unsigned char* shared, int row, int first, int lane, Registers& to) {
-        const int g = lane / 4, t = lane % 4;
-        const unsigned char* from = ALONG_K ? shared + row * Tile::LINE + Tile::at(g, (first + t) * 16)
-                                            : shared + row * 16 + first * Tile::LINE + Tile::at(t, g * 16);
-        constexpr int NEXT_ROWS = 8 * (ALONG_K ? Tile::LINE : 16), NEXT_STEPS = 4 * (ALONG_K ? 16 : Tile::LINE);
+// What m16n8k8 multiplies. Of float64, two octets of rows by eight steps. Of complex128, one octet of each operand: sixteen
+// rows are the real and the imaginary parts of eight, and eight steps the real and the imaginary parts of four:
+//
+//     re | re  -im |  times  | re |  of op(B)
+//     im | im   re |         | im |
+//
+// Conjugation is in the signs of the left one. A register pair holds (row, step), (row + 8, step), (row, step + 4),
+// (row + 8, step + 4), in this order (PTX ISA, fragments of mma.m16n8k8).
+template <int COMPONENTS, int PLANES, class Tile, bool CONJUGATE_A, bool CONJUGATE_B>
+struct LeftFragment {
+    double at[4];
+
+    GEMM_DEVICE void read(const unsigned char* tile, int first, int number, int step, unsigned zero) {
+        double x[COMPONENTS];
+        if constexpr (COMPONENTS == 1) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-            for (int i = 0; i < WIDTH; ++i) {
-                // Along k the second four steps lie on the other side of the first, by the key of the line.
-                const unsigned char* at = ALONG_K && i % 2 == 1 ? shared + row * Tile::LINE + Tile::at(g, (first + t + 4 * i) * 16)
-                                                                : from + i * NEXT_STEPS;
-                const auto x = *reinterpret_cast<const Pair*>(at + half * NEXT_ROWS);
-                to.at[0][half][i] = x.at[0];
-                to.at[1][half][i] = x.at[1];
+            for (int i = 0; i < 4; ++i) {
+                read_octet<1, 1, Tile>(tile, first, 2 * number + i % 2, 2 * step + i / 2, x);
+                at[i] = x[0];
             }
+        } else {
+            read_octet<2, PLANES, Tile>(tile, first, number, step, x);
+            at[0] = x[0];
+            at[1] = CONJUGATE_A ? again<true>(x[1], zero) : x[1];
+            at[2] = again<CONJUGATE_A == CONJUGATE_B>(x[1], zero);
+            at[3] = again<CONJUGATE_B>(x[0], zero);
+        }
+    }
+};
+
+template <int COMPONENTS, int PLANES, class Tile>
+struct RightFragment {
+    double at[2];
+
+    GEMM_DEVICE void read(const unsigned char* tile, int first, int number, int step) {
+        if constexpr (COMPONENTS == 1) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                double x[1];
+                read_octet<1, 1, Tile>(tile, first, number, 2 * step + i, x);
+                at[i] = x[0];
+            }
+        } else {
+            read_octet<2, PLANES, Tile>(tile, first, number, step, at);
         }
     }
 };

@@ -38,6 +38,10 @@ GEMM_DEVICE void multiply_tile(Acc (&acc)[THREAD_M][THREAD_N], const Threads& th
     }
 }
 
+// Steps of k that are summed up one after another by what stands in for tensor cores: it must not be less accurate than
+// they are, and one long sum would be.
+constexpr int RUN = 64;
+
 // The configuration of the prelude as one type.
 struct Config {
     using A = GEMM_TYPE_A;
@@ -62,8 +66,9 @@ struct Config {
 };
 
 // acc = op(A) op(B) for the tile at `where`. Global memory is read one tile ahead, into registers; with two stages of
-// shared memory one barrier a tile is enough, with one it takes two.
-template <class Config>
+// shared memory one barrier a tile is enough, with one it takes two. STEPS: those of k that are summed up one after another
+// before their sum is added to that of all; 0: all of them.
+template <class Config, int STEPS = 0>
 GEMM_DEVICE void accumulate(
     const GemmParams& params, const TileCoordinate& where, const typename Config::Threads& threads, int thread,
     unsigned char* shared, typename Config::Acc (&acc)[Config::THREAD_M][Config::THREAD_N]) {
@@ -91,7 +96,9 @@ GEMM_DEVICE void accumulate(
     copy_b.store(Config::SharedB::at(shared + Config::SharedA::BYTES));
     __syncthreads();
 
-    int stage = 0;
+    static_assert(STEPS % Config::BLOCK_K == 0, "whole tiles");
+    typename Config::Acc run[STEPS > 0 ? Config::THREAD_M : 1][STEPS > 0 ? Config::THREAD_N : 1] = {};
+    int stage = 0, left = STEPS;
     while (true) {
         remaining -= Config::BLOCK_K;
         const bool more = remaining > 0;
@@ -100,8 +107,27 @@ GEMM_DEVICE void accumulate(
             copy_b.load(steps());
         }
         unsigned char* current = shared + stage * Config::STAGE_BYTES;
-        multiply_tile<typename Config::Acc, typename Config::Threads, Config::THREAD_M, Config::THREAD_N, Config::BLOCK_K>(
-            acc, threads, Config::SharedA::at(current), Config::SharedB::at(current + Config::SharedA::BYTES));
+        const auto multiply = [&](auto& to) {
+            multiply_tile<typename Config::Acc, typename Config::Threads, Config::THREAD_M, Config::THREAD_N, Config::BLOCK_K>(
+                to, threads, Config::SharedA::at(current), Config::SharedB::at(current + Config::SharedA::BYTES));
+        };
+        if constexpr (STEPS == 0) {
+            multiply(acc);
+        } else {
+            multiply(run);
+            left -= Config::BLOCK_K;
+            if (left == 0 || !more) {
+                left = STEPS;
+#pragma unroll
+                for (int i = 0; i < Config::THREAD_M; ++i) {
+#pragma unroll
+                    for (int j = 0; j < Config::THREAD_N; ++j) {
+                        acc[i][j] = add(acc[i][j], run[i][j]);
+                        run[i][j] = typename Config::Acc{};
+                    }
+                }
+            }
+        }
         if (!more) break;
         if constexpr (Config::STAGES == 1) {
             __syncthreads();

@@ -99,6 +99,17 @@ GEMM_DEVICE bool wants(const MmaParams& params, const Share& share) {
         params.most_deficit);
 }
 
+// Notes what this block has computed the wide way: once, not for each part of k. At the end, where no sums are in registers.
+GEMM_DEVICE void count(const MmaParams& params) {
+    Long elements = 0;
+    for (unsigned block = block_again(); block < params.blocks; block += gridDim.x) {
+        const Share share(params, block);
+        if (share.split != 0 || !wants(params, share)) continue;
+        elements += clipped(share.row, Config::BLOCK_M, params.gemm.m) * clipped(share.column, Config::BLOCK_N, params.gemm.n);
+    }
+    if (elements != 0) add_elements(params.counters->wide, elements);
+}
+
 GEMM_DEVICE int warp_row(int thread) { return thread / 32 / Config::WARPS_N * Config::WARP_M; }
 GEMM_DEVICE int warp_column(int thread) { return thread / 32 % Config::WARPS_N * Config::WARP_N; }
 
@@ -171,6 +182,7 @@ GEMM_DEVICE void multiply_block(const MmaParams& params, unsigned char* shared, 
             finish(Share(params, block), sums);
             __syncthreads();  // before the next copies, all are done with shared memory
         }
+        if (thread_again() == 0) count(params);
     } else {
         if (!accumulate(params, blockIdx.x, shared, sums)) return;
         finish(Share(params, block_again()), sums);

@@ -6,8 +6,8 @@
 // The tensor core cuts sums towards zero. So partial sums of OperandA::GROUP steps of k are added to a second accumulator
 // by the ordinary units, which round to nearest. Mixed products (big times small) come first: while the partial sum is
 // small, so is what is cut off. PRODUCTS of parts: 1; 3 of two parts, for small times small is below the last bit; 6 or 9
-// of three bfloat16 parts. Of the latter the product of the first parts is promoted by itself: where it has one term it is
-// exact, and the sum with the small ones is rounded once.
+// of three bfloat16 parts. Of the latter the product of the first parts has a partial sum of its own: of one term it is
+// exact, and cut only where the small ones are added, to nearest.
 //
 // A complex row of A is two rows of one instruction, its real and its imaginary parts, as they lie next to each other in
 // memory; the parts of B take an instruction each. The four sums meet when they are promoted, where the minus sign is.
@@ -48,12 +48,7 @@ struct WarpMultiply {
             for (int i = 0; i < ROWS; ++i) {
                 typename OperandA::Registers a;
                 OperandA::read(shared_a, row + 16 * i, group, lane, mask, a);
-                if constexpr (PRODUCTS > 3) {
-                    add_products<FIRST, ALL - 1>(a, b, sums[i]);
-                    add_products<ALL - 1, ALL>(a, b, sums[i]);
-                } else {
-                    add_products<FIRST, ALL>(a, b, sums[i]);
-                }
+                add_products(a, b, sums[i]);
             }
         }
     }
@@ -64,36 +59,49 @@ struct WarpMultiply {
     static GEMM_DEVICE int part_a(int product) { return 0x149a >> 2 * product & 3; }
     static GEMM_DEVICE int part_b(int product) { return 0x4626 >> 2 * product & 3; }
 
-    // Promotes the products BEGIN .. END of one group and 16 rows.
-    template <int BEGIN, int END>
+    static constexpr bool APART = PRODUCTS > 3;  // the last product has a partial sum of its own
+    using Partial = float[PAIRS][2][COMPONENTS][4];
+
+    // Promotes the products of one group and 16 rows.
     static GEMM_DEVICE void add_products(
         const typename OperandA::Registers& a, const typename OperandB::Registers (&b)[PAIRS],
         float (&sums)[PAIRS][2][COMPONENTS][4]) {
-        if constexpr (COMPONENTS == 2) {
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                float partial[PAIRS][2][2][4];
-                row_of_tiles<BEGIN, END>(a, r, b, partial);
-#pragma unroll
-                for (int j = 0; j < PAIRS; ++j)
-#pragma unroll
-                    for (int half = 0; half < 2; ++half)
-#pragma unroll
-                        for (int e = 0; e < 2; ++e) {
-                            const float(&by_re)[4] = partial[j][half][0], (&by_im)[4] = partial[j][half][1];
-                            sums[j][half][0][2 * r + e] += by_re[e] - by_im[2 + e];
-                            sums[j][half][1][2 * r + e] += by_re[2 + e] + by_im[e];
-                        }
-            }
-        } else {
-            float partial[PAIRS][2][1][4];
-            row_of_tiles<BEGIN, END>(a, 0, b, partial);
+        for (int r = 0; r < COMPONENTS; ++r) {
+            Partial partial, large;
+            row_of_tiles<FIRST, APART ? ALL - 1 : ALL>(a, r, b, partial);
+            if constexpr (APART) row_of_tiles<ALL - 1, ALL>(a, r, b, large);
 #pragma unroll
             for (int j = 0; j < PAIRS; ++j)
 #pragma unroll
-                for (int half = 0; half < 2; ++half)
+                for (int half = 0; half < 2; ++half) {
+                    float(&to)[COMPONENTS][4] = sums[j][half];
+                    if constexpr (COMPONENTS == 2) {
+                        promote(to, r, partial[j][half], large[j][half]);
+                    } else {
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) sums[j][half][0][e] += partial[j][half][0][e];
+                        for (int e = 0; e < 4; ++e) {
+                            const float small = partial[j][half][0][e];
+                            to[0][e] += APART ? large[j][half][0][e] + small : small;
+                        }
+                    }
+                }
+        }
+    }
+
+    // Rows r of complex sums: those by the real and by the imaginary part of B meet.
+    static GEMM_DEVICE void promote(
+        float (&to)[COMPONENTS][4], int r, const float (&partial)[COMPONENTS][4], const float (&large)[COMPONENTS][4]) {
+        constexpr int IM = COMPONENTS - 1;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            float re = partial[0][e] - partial[IM][2 + e], im = partial[0][2 + e] + partial[IM][e];
+            if constexpr (APART) {
+                re = re + large[0][e] - large[IM][2 + e];
+                im = im + large[0][2 + e] + large[IM][e];
+            }
+            to[0][2 * r + e] += re;
+            to[IM][2 * r + e] += im;
         }
     }
 

@@ -1,6 +1,7 @@
 // What the host passes: gemmserve_kernels.mma.gemm mirrors this structure with ctypes, field by field.
 #pragma once
 
+#include "../common/counters.cuh"
 #include "../common/params.cuh"
 
 struct MmaParams {
@@ -23,5 +24,6 @@ struct MmaParams {
     Long most_deficit;
     unsigned blocks;  // of this launch, which has a smaller grid where blocks look for the rest of the tiles
     unsigned unused;
+    ElementCounters* counters;  // of the rest of the tiles
     RowReduceParams reduce;  // of mma_reduce
 };

@@ -116,11 +116,18 @@ constexpr int THREAD_M = GEMM_THREAD_M, THREAD_N = GEMM_THREAD_N;
 using Rows = Owned<Config::M, THREAD_M, GEMM_PIECE_M>;
 using Columns = Owned<Config::N, THREAD_N, GEMM_PIECE_N>;
 
-// acc = op(A) op(B): every element one chain of fused multiply-adds in the order of k.
+// Steps of k that are summed up one after another before their sum is added to that of all: as accurate as a BLAS that
+// deals k to four warps.
+constexpr int RUN = 8;
+
+// acc = op(A) op(B): fused multiply-adds in the order of k.
 GEMM_DEVICE void multiply(
     Config::Acc (&acc)[THREAD_M][THREAD_N], const Config::A* a, const Config::B* b, int tile_m, int tile_n) {
     using Acc = Config::Acc;
     constexpr int STEP = GEMM_STEP;
+    constexpr bool RUNS = Config::K > RUN;
+    static_assert(RUN % STEP == 0 && Config::K % STEP == 0, "whole turns of the loop");
+    Acc run[RUNS ? THREAD_M : 1][RUNS ? THREAD_N : 1] = {};
 #pragma unroll
     for (int i = 0; i < THREAD_M; ++i) {
 #pragma unroll
@@ -135,12 +142,23 @@ GEMM_DEVICE void multiply(
         read_fragment<
             Config::LayoutB, Columns, Acc, Config::PLANAR, GEMM_CONJUGATE_B, Config::B_ALONG_K, STEP, THREAD_N,
             GEMM_PIECE_N, GEMM_READ_B>(right, b, Config::PART_B, k, tile_n);
+        const bool ends = (k + STEP) % RUN == 0 || k + STEP == Config::K;
 #pragma unroll
-        for (int s = 0; s < STEP; ++s) {
+        for (int i = 0; i < THREAD_M; ++i) {
 #pragma unroll
-            for (int i = 0; i < THREAD_M; ++i) {
+            for (int j = 0; j < THREAD_N; ++j) {
+                Acc& sum = [&]() -> Acc& {
+                    if constexpr (RUNS) return run[i][j];
+                    else return acc[i][j];
+                }();
 #pragma unroll
-                for (int j = 0; j < THREAD_N; ++j) multiply_accumulate(acc[i][j], left[s][i], right[s][j]);
+                for (int s = 0; s < STEP; ++s) multiply_accumulate(sum, left[s][i], right[s][j]);
+                if constexpr (RUNS) {
+                    if (ends) {
+                        acc[i][j] = add(acc[i][j], sum);
+                        sum = Acc{};
+                    }
+                }
             }
         }
     }

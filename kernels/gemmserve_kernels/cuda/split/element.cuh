@@ -4,6 +4,7 @@
 #include "params.cuh"
 #include "../common/dependent.cuh"
 #include "../common/bits.cuh"
+#include "../common/flag_bits.cuh"
 #include "../common/raster.cuh"
 #include "../common/types.cuh"
 #include "../common/verdict.cuh"
@@ -28,6 +29,9 @@ constexpr float LARGE = GAUSS ? 128.0f : 256.0f;
 constexpr float SAFE = DEPTH > 1 ? 1.0f / (1 << 4) : 1.0f / (1 << 15);
 constexpr float LOSES = DEPTH > 1 ? SAFE - 1.0f / (1 << 16) : SAFE - 1.0f / (1 << 25);  // others round to SAFE at least
 constexpr int DEEPEST = 92;  // binades below a vector's largest magnitude down to which bfloat16 products are exact
+constexpr int REACH = 64;    // binades below it, and the half of k's, within which elements are not far from it
+constexpr float LEAST_NORMAL = 1.17549435e-38f;  // 2^-126
+constexpr bool INFINITE_LAST = GEMM_INFINITE_LAST;  // infinities have a place in the planes
 
 GEMM_DEVICE unsigned larger(unsigned x, unsigned y) { return x > y ? x : y; }
 
@@ -54,8 +58,7 @@ GEMM_DEVICE int exponent_of(unsigned bits) {
 GEMM_DEVICE int undo_exponent(unsigned bits) { return bits == 0 || bits >= INFINITE ? 0 : exponent_of(bits) - TOP; }
 
 // 2^shift as two factors, since it may lie above a float's range; the second one is nearly always 1. The first is 0 for
-// a vector with infinities or NaN: its planes are of no use, and its products are not taken from them. `tiny`: bits of
-// the magnitude below which elements are too small for bfloat16's planes.
+// a vector with infinities or NaN. `tiny`: bits of the magnitude below which elements are too small for bfloat16's planes.
 struct Scaling {
     float first, second;
     unsigned tiny;
@@ -103,7 +106,7 @@ GEMM_DEVICE float unpack(unsigned both, int which) {
 }
 
 // What is counted of a vector, as far as a thread has seen it: elements whose real (imaginary) part is not large, and parts
-// that lose something. Of bfloat16 planes: parts that are too small for them.
+// that lose something. Of bfloat16 planes: those whose part is far from the largest, and parts that are too small for them.
 constexpr int COUNTS = PARTS + 1, LOSSY = PARTS;
 
 struct Tally {
@@ -124,6 +127,12 @@ struct Tally {
         }
     }
 };
+
+// The least scaled magnitude of an element of bfloat16 planes that is not far from the largest.
+GEMM_DEVICE float nearest_far(Long k) {
+    const int binades = 32 - __clz(static_cast<int>(k));  // log2(k), rounded up
+    return power_of_two(TOP - REACH + (binades + 1) / 2);
+}
 
 // Counts those of two scaled magnitudes that are not large; `high` is both as float16.
 GEMM_DEVICE void count_small(unsigned& packed, float x, float y, unsigned high) {
@@ -192,9 +201,15 @@ GEMM_DEVICE void record(
     int padding, int* status) {
     const unsigned most = larger(largest[0], largest[PARTS - 1]);
     if constexpr (BFLOAT) {
-        const bool flag = most == INFINITE || counts[LOSSY] != 0;  // products with NaN are NaN as they are
-        operand.flags[matrix * operand.rows + row] = flag;
-        if (flag) atomicAdd(status, 1);
+        const bool unfit = !INFINITE_LAST && most == INFINITE;  // products with NaN are NaN as they are
+        const bool deep = unfit || counts[LOSSY] != 0;
+        bool sparse = unfit;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+            sparse |= most < INFINITE && largest[p] != 0 && 2ll * (counts[p] - padding) >= operand.k;
+        }
+        operand.flags[matrix * operand.rows + row] = (deep ? FLAG_DEEP : 0) | (sparse ? FLAG_SPARSE : 0);
+        if (deep) atomicAdd(status, 1);
     } else {
         if (most == 0) return;
         int* const words = operand.deficits + 1 + (matrix * groups_of(operand.rows) + row / GROUP) * GROUP_WORDS;
@@ -250,16 +265,65 @@ GEMM_DEVICE void cut_pair(
     }
 }
 
+// A part of an element of a vector that holds infinities, as bfloat16: all of its products are infinite or NaN. Finite numbers
+// are 1 with their sign, or 0. An infinity is that and, in its last plane, infinite: the only one that it is multiplied by
+// is the other's first, which is 0 where the other number is and has its sign elsewhere; so products are what they
+// should be, infinite or NaN. Not where the last planes are multiplied by others (nine products).
+GEMM_DEVICE unsigned infinite_part(float x, bool minus, int depth) {
+    const unsigned magnitude = magnitude_bits(x), sign = (bits_of(x) >> 31 ^ (minus ? 1u : 0u)) << 15;
+    if (magnitude > INFINITE) return 0x7fc0u;
+    if (depth + 1 == DEPTH && magnitude == INFINITE) return 0x7f80u | sign;
+    return depth == 0 && magnitude != 0 ? 0x3f80u | sign : 0u;
+}
+
+GEMM_DEVICE void convert_infinite(
+    const float (&re)[RUN], const float (&im)[RUN], bool conjugate, Vector<unsigned, RUN / 2> (&words)[PLANES]) {
+#pragma unroll
+    for (int p = 0; p < PLANES; ++p) {
+        const bool of_im = COMPLEX && p % VALUES != 0;
+        const float(&x)[RUN] = of_im ? im : re;
+#pragma unroll
+        for (int pair = 0; pair < RUN / 2; ++pair) {
+            words[p].at[pair] = infinite_part(x[2 * pair], of_im && conjugate, p / VALUES) |
+                                infinite_part(x[2 * pair + 1], of_im && conjugate, p / VALUES) << 16;
+        }
+    }
+}
+
+// What of a magnitude's bits, those of 0 excepted, is below `tiny`.
+GEMM_DEVICE bool is_deep(float x, unsigned tiny) { return magnitude_bits(x) - 1u < tiny - 1u && tiny != 0; }
+
+// A scaled number that is not 0: its first plane must not be, or its products with infinities would be NaN.
+GEMM_DEVICE float kept_from_zero(float x, float stored) {
+    return fabsf(x) < LEAST_NORMAL ? copysignf(LEAST_NORMAL, stored) : x;
+}
+
 // RUN steps of a vector as they are stored; words[plane] takes them scaled and cut. All lanes of a warp come here.
 template <bool SIDE_B>
 GEMM_DEVICE void convert_run(
-    float (&re)[RUN], float (&im)[RUN], const Scaling& by, bool conjugate, Vector<unsigned, RUN / 2> (&words)[PLANES],
-    Tally& tally) {
+    float (&re)[RUN], float (&im)[RUN], const Scaling& by, const SplitOperand& operand,
+    Vector<unsigned, RUN / 2> (&words)[PLANES], Tally& tally) {
+    const bool conjugate = operand.conjugate;
+    if constexpr (BFLOAT && INFINITE_LAST) {
+        if (by.first == 0.0f) {
+            convert_infinite(re, im, conjugate, words);
+            return;
+        }
+    }
+    unsigned deep = 0, negative = 0;  // a bit each; those of im are RUN further
     if constexpr (BFLOAT) {
 #pragma unroll
-        for (int i = 0; i < RUN; ++i) {  // 0 becomes the largest number
-            tally.count[LOSSY] += magnitude_bits(re[i]) - 1u < by.tiny - 1u && by.tiny != 0;
-            if constexpr (COMPLEX) tally.count[LOSSY] += magnitude_bits(im[i]) - 1u < by.tiny - 1u && by.tiny != 0;
+        for (int i = 0; i < RUN; ++i) {
+            deep |= (is_deep(re[i], by.tiny) ? 1u : 0u) << i;
+            if constexpr (COMPLEX) deep |= (is_deep(im[i], by.tiny) ? 1u : 0u) << (RUN + i);
+        }
+        if (deep != 0) {
+            tally.count[LOSSY] += __popc(deep);
+#pragma unroll
+            for (int i = 0; i < RUN; ++i) {
+                negative |= (bits_of(re[i]) >> 31) << i;
+                if constexpr (COMPLEX) negative |= (bits_of(im[i]) >> 31 ^ (conjugate ? 1u : 0u)) << (RUN + i);
+            }
         }
     }
     const float first_im = conjugate ? -by.first : by.first;
@@ -273,6 +337,20 @@ GEMM_DEVICE void convert_run(
         for (int i = 0; i < RUN; ++i) {
             re[i] *= by.second;
             if constexpr (COMPLEX) im[i] *= by.second;
+        }
+    }
+    if constexpr (BFLOAT) {
+        const float near = nearest_far(operand.k);
+#pragma unroll
+        for (int i = 0; i < RUN; ++i) {
+            if (deep != 0) {
+                if (deep >> i & 1) re[i] = kept_from_zero(re[i], negative >> i & 1 ? -1.0f : 1.0f);
+                if (COMPLEX && (deep >> (RUN + i) & 1)) {
+                    im[i] = kept_from_zero(im[i], negative >> (RUN + i) & 1 ? -1.0f : 1.0f);
+                }
+            }
+            tally.count[0] += !(fabsf(re[i]) >= near);
+            if constexpr (COMPLEX) tally.count[PARTS - 1] += !(fabsf(im[i]) >= near);
         }
     }
     Smallest smallest;

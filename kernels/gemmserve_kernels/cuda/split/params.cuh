@@ -10,7 +10,7 @@ struct SplitOperand {
     Half* planes;          // float16 or bfloat16 (matrices, planes, rows, pitch)
     int* exponents;        // (matrices, rows)
     int* deficits;         // float16 planes: see common/verdict.cuh; zero before the launch
-    int* flags;            // bfloat16 planes: (matrices, rows), 1 where a vector must not be multiplied by them
+    int* flags;            // bfloat16 planes: (matrices, rows), see common/flag_bits.cuh
     Long rows, k, pitch;
     Long units;            // of one matrix: what is taken at a time, see Queue
     Long matrices;
@@ -22,6 +22,6 @@ struct SplitOperand {
 
 struct SplitParams {
     SplitOperand a, b;
-    int* status;        // [0]: not 0 where anything is flagged; [1], [2]: units taken of a, of b
+    int* status;        // [0]: not 0 where anything is deep; [1], [2]: units taken of a, of b
     const int* gate;   // nothing is done where the word is 0; null: there is no gate
 };

@@ -102,7 +102,10 @@ GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
 
     if (group == 0) {
         if constexpr (Config::CONSUMERS > 1) give_registers<40>();
-        if (thread == 0) produce<Config>(params, verdicts, pipeline, rank);
+        if (thread == 0) {
+            produce<Config>(params, verdicts, pipeline, rank);
+            if constexpr (Config::TILES == TILES_REST) count_units<Config>(params, verdicts, rank);
+        }
         __syncwarp();
         if constexpr (Config::SPLIT > 1) {
             cluster_sync();

@@ -8,7 +8,7 @@
 //   1xfp16       one product, accumulated by the tensor core alone.
 //   3xbf16       3xfp16 with the first two of three bfloat16 parts, which reach over float32's whole range.
 //   6xbf16       x0 y0 + x0 y1 + x1 y0 + x1 y1 + x0 y2 + x2 y0 of three parts, which hold all 24 bits; 9xbf16 all nine.
-//                The small ones are promoted by themselves: so x0 y0 is exact where it has one term, and the sum rounded once.
+//                Of complex data the small ones are promoted by themselves: x0 y0 of one term is then cut once, not twice.
 //   fp16         the same of float16 operands as they are, whichever way they lie; promoted like the 3x schemes where
 //                the result keeps more than float16 does, or k is long.
 // Four planes of 64 columns of both operands would fill shared memory with one stage, six of 32 columns with two.
@@ -258,11 +258,13 @@ GEMM_DEVICE void multiply_promoted(
                 const Descriptor right_2 = right + (1 - turn) * (Config::RIGHT_PLANE / 16);
                 const float sign = turn ? -1.0f : 1.0f;
                 small_products<Config, true>(temporary, left_1, right_1, left_2, right_2, first, part);
-                finish<Config>(temporary);
-                promote(sums[0][part], temporary, sign);
-                wgmma_fence();
-                product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_1, first, part, true);
-                if constexpr (EACH == 2) {
+                if constexpr (EACH == 1) {
+                    product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_1, first, part, false);
+                } else {
+                    finish<Config>(temporary);
+                    promote(sums[0][part], temporary, sign);
+                    wgmma_fence();
+                    product<Config, 0, 0, 1, STEPS>(temporary, left_1, right_1, first, part, true);
                     product<Config, 0, 0, -1, STEPS>(temporary, left_2, right_2, first, part, false);
                     finish<Config>(temporary);
                     promote(sums[0][part], temporary, sign);

@@ -1,6 +1,7 @@
 // What the host passes: gemmserve_kernels.wgmma.gemm mirrors these structures with ctypes, field by field.
 #pragma once
 
+#include "../common/counters.cuh"
 #include "../common/params.cuh"
 #include "hopper.cuh"
 
@@ -19,6 +20,7 @@ struct WgmmaParams {
     PlaneParams left, right;
     MatrixParams c, d;
     int* wanted;       // not 0 where a tile is left to the wide way
+    ElementCounters* counters;  // of the rest of the tiles
     float* workspace;  // (parts, batch, m, n) sums, complex where the data are, where k is split over grids
     Long m, n;
     int batch_shape[BATCH_DIMS];

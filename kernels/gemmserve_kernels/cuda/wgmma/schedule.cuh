@@ -126,3 +126,18 @@ GEMM_DEVICE void for_each_unit(const WgmmaParams& params, const Verdicts<Config>
         }
     }
 }
+
+// Notes what this block computes the wide way: once, not for each part of k. By the producer, when all is fetched: the
+// consumers do not wait for it.
+template <class Config>
+GEMM_DEVICE void count_units(const WgmmaParams& params, const Verdicts<Config>& verdicts, unsigned rank) {
+    if (Config::SPLIT > 1 && rank != 0) return;
+    Long elements = 0;
+    for_each_unit<Config>(params, verdicts, [&](int index) {
+        const Unit unit = unit_at<Config>(params, index, rank);
+        if (unit.part != 0) return;
+        elements += clipped(static_cast<Long>(unit.tile_m) * Config::BLOCK_M, Config::BLOCK_M, params.m) *
+                    clipped(static_cast<Long>(unit.tile_n) * Config::BLOCK_N, Config::BLOCK_N, params.n);
+    });
+    if (elements != 0) add_elements(params.counters->wide, elements);
+}

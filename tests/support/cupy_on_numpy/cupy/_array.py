@@ -140,7 +140,8 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801
         """As CuPy's: `out` must be contiguous in the order asked for."""
         from cupy.cuda import runtime
 
-        runtime._wait()
+        if blocking:
+            runtime._wait()
         if out is None:
             return np.array(self._n, order=order)
         assert out.flags.c_contiguous if order == "C" else out.flags.f_contiguous

@@ -81,23 +81,34 @@ struct MultiplyDouble {
     static void run(
         double (&lower)[2], double (&upper)[2], const double (&a)[STEPS], const double (&below)[STEPS],
         const double (&b)[STEPS]) {
-        __shared__ double held[16][32][3 * STEPS];  // of 512 threads at most: it counts as the kernel's shared memory
-        const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-        auto& warp = held[threadIdx.x / 32];
+        Lane own{};
         for (int s = 0; s < STEPS; ++s) {
-            warp[lane][s] = a[s];
-            warp[lane][STEPS + s] = below[s];
-            warp[lane][2 * STEPS + s] = b[s];
+            own.left[0][s] = a[s];
+            own.left[1][s] = below[s];
+            own.right[s] = b[s];
         }
-        __syncwarp();
-        double found[4] = {lower[0], lower[1], upper[0], upper[1]};
-        for (int s = 0; s < STEPS; ++s)
-            for (int k = 0; k < 4; ++k)
-                for (int e = 0; e < 4; ++e)
-                    found[e] = fma(
-                        warp[g * 4 + k][e / 2 * STEPS + s], warp[(2 * t + e % 2) * 4 + k][2 * STEPS + s], found[e]);
-        __syncwarp();
-        lower[0] = found[0], lower[1] = found[1], upper[0] = found[2], upper[1] = found[3];
+        for (int e = 0; e < 2; ++e) own.sums[0][e] = lower[e], own.sums[1][e] = upper[e];
+        collective("mma.sync", all_lanes, &own, &combine, {__FILE__, __LINE__});
+        for (int e = 0; e < 2; ++e) lower[e] = own.sums[0][e], upper[e] = own.sums[1][e];
+    }
+
+  private:
+    struct Lane {
+        double left[2][STEPS], right[STEPS], sums[2][2];
+    };
+
+    static void combine(Group& group) {
+        const auto lane_at = [&](int lane) -> Lane& { return *static_cast<Lane*>(group.operand[lane]); };
+        for (int lane = 0; lane < 32; ++lane) {
+            const int g = lane / 4, t = lane % 4;
+            for (int half = 0; half < 2; ++half)
+                for (int e = 0; e < 2; ++e)
+                    for (int s = 0; s < STEPS; ++s)
+                        for (int k = 0; k < 4; ++k) {
+                            double& sum = lane_at(lane).sums[half][e];
+                            sum = fma(lane_at(g * 4 + k).left[half][s], lane_at((2 * t + e) * 4 + k).right[s], sum);
+                        }
+        }
     }
 };
 

@@ -48,8 +48,8 @@ def program(run):
     return trace.trace(A100, 100, traced)
 
 
-def words(of, step, addresses, workspace=0):
-    filled = of.filled(addresses, workspace, lambda box, address: None)
+def words(of, step, addresses, workspace=0, counters=0):
+    filled = of.filled(addresses, workspace, counters, lambda box, address: None)
     return step.kind.from_buffer_copy(filled.tobytes(), step.word * 8)
 
 
@@ -80,6 +80,21 @@ def test_memory_is_shared_by_what_does_not_live_together():
     assert traced.workspace == 512 + 120
 
 
+def test_the_counters_of_a_device_are_an_address_of_their_own():
+    def run(launcher, x):
+        memory = launcher.empty((100,), np.dtype("f4"))
+        counters = launcher.counters(21)
+        note(launcher, count=3, a=counters + 8, b=launcher.pointer(memory))
+        note(launcher, a=launcher.pointer(x), b=launcher.counters(2))
+
+    traced = program(run)
+    one, two = (words(traced, step, [1 << 40], 4096, 1 << 33) for step in traced.steps)
+    assert (one.count, one.a, one.b) == (3, (1 << 33) + 8, 4096)
+    assert (two.a, two.b) == ((1 << 40), 1 << 33)
+    assert traced.elements == 23
+    assert program(lambda launcher, x: note(launcher, a=launcher.pointer(x))).elements == 0
+
+
 def test_tensor_maps_are_made_anew():
     box = Box((64, 4, 1, 1), (64, 4, 1, 1))
 
@@ -94,7 +109,7 @@ def test_tensor_maps_are_made_anew():
         seen.append((of, address))
         return TensorMap((ctypes.c_uint64 * (MAP_BYTES // 8))(*range(16)))
 
-    filled = traced.filled([1 << 32], 0, encode)
+    filled = traced.filled([1 << 32], 0, 0, encode)
     assert seen == [(box, (1 << 32) + 64)]
     assert filled.tolist() == [*range(16), 1 << 32]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -11,10 +11,11 @@ import pytest
 from gemmserve_kernels import compiler
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.dmma import gemm as dmma
-from gemmserve_kernels.dmma.tiles import SMALL, choose
+from gemmserve_kernels.dmma.tiles import TILES
 from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.wgmma.tensor_map import TensorMap
 
-ARCHITECTURES = {"sm_80": "A100", "sm_90a": "H200", "sm_100a": "H200", "sm_120": "H200"}
+ARCHITECTURES = {"sm_80": "A100", "sm_90a": "H200", "sm_100a": "B200", "sm_120": "RTX5090"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,20 +38,24 @@ class Recorder:
     def pointer(self, array):
         return array.ctypes.data // 256 * 256
 
+    def tensor_map(self, box, address):
+        return TensorMap()
+
     def launch(self, source, entry, **options):
         self.sources.append(source)
 
 
-def _source(dtype, trans, spec, *, n=8192, planar=False, flagged=False):
-    dtype = np.dtype(dtype)
-    shape, strides = (n, n), (n * dtype.itemsize, dtype.itemsize)
+def _source(dtype, trans, spec, *, tile=None, planar=False, flagged=False, odd=0):
+    """That of a product of 8192 x 8192 matrices, `odd` elements off an aligned row length."""
+    dtype, n = np.dtype(dtype), 8192
+    shape, strides = (n, n), ((n + odd) * dtype.itemsize, dtype.itemsize)
     if planar:
         shape, strides = (2, *shape), (n * n * dtype.itemsize, *strides)
     x = np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
     options = {"trans_a": trans[0], "trans_b": trans[1], "layout": "planar" if planar else "interleaved"}
-    problem = GemmProblem.build(Operand.of(x), Operand.of(x), compute="fp64", **options)
+    problem = GemmProblem.build(Operand.contiguous(shape, dtype), Operand.contiguous(shape, dtype), **options)
     recorder = Recorder(spec)
-    dmma.run_gemm(recorder, problem, None, x, x, None, x)
+    dmma.run_gemm(recorder, problem, tile, x, x, None, x)
     (source,) = recorder.sources
     return compiler.KernelSource("dmma_tiles", source.defines) if flagged else source
 
@@ -70,23 +75,26 @@ def _check(source, arch):
 @pytest.mark.parametrize("trans", ["NN", "TN", "NT", "TT", "CR"])
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_on_hopper(dtype, trans, flagged):
-    _check(_source(dtype, trans, KNOWN["H200"], flagged=flagged), "sm_90a")
+    source = _source(dtype, trans, KNOWN["H200"], flagged=flagged)
+    assert dict(source.defines)["ENGINE"] == "1"
+    _check(source, "sm_90a")
+
+
+@pytest.mark.parametrize("tile", [tile for tiles in TILES.values() for tile in tiles], ids=str)
+def test_every_tile_on_hopper(tile):
+    """By the copy engine, and of rows that are not aligned."""
+    dtype = "complex128" if tile.kind == "complex128" else "float64"
+    for odd in (0, 1):
+        _check(_source(dtype, "NN", KNOWN["H200"], tile=tile, planar=tile.kind == "planar", odd=odd), "sm_90a")
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", ["float64", "complex128", "planar"])
-@pytest.mark.parametrize("n", [512, 8192])
-def test_on_every_architecture(n, dtype, arch):
-    planar = dtype == "planar"
-    source = _source("float64" if planar else dtype, "NN", KNOWN[ARCHITECTURES[arch]], n=n, planar=planar)
+@pytest.mark.parametrize("kind", TILES)
+def test_on_every_architecture(kind, arch):
+    spec = KNOWN[ARCHITECTURES[arch]]
+    if arch != "sm_90a":
+        spec = replace(spec, arch=arch)
+    dtype = "complex128" if kind == "complex128" else "float64"
+    source = _source(dtype, "NN", spec, planar=kind == "planar")
+    assert dict(source.defines)["ENGINE"] == str(int(arch == "sm_90a" and kind != "planar"))
     _check(source, arch)
-
-
-def test_stages_fit_the_device():
-    for name in ("A100", "H200"):
-        spec = KNOWN[name]
-        for is_complex, planar in ((False, False), (True, False), (True, True)):
-            tile = choose(8192, 8192, spec, is_complex=is_complex, planar=planar)
-            assert tile.stages >= 2
-            assert tile.shared_bytes(is_complex=is_complex) <= spec.shared_per_block
-    assert all(2 * tile.shared_bytes(is_complex=kind != "float64") < 228 << 10 for kind, tile in SMALL.items())

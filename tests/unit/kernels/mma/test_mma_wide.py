@@ -15,6 +15,7 @@ from wgmma_cases import planes_of
 from gemmserve_kernels import reference
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.element_counts import ElementCounts
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.mma import gemm as mma_sync
 from gemmserve_kernels.planes import gemm as product
@@ -22,7 +23,6 @@ from gemmserve_kernels.planes import gemm_reduce, verdict
 from gemmserve_kernels.planes import models as plane_models
 from gemmserve_kernels.planes.layout import PLANES, Planes
 from gemmserve_kernels.planes.verdict import Judged
-from gemmserve_kernels.planes.watch import watch
 from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand
 
 SMALL = GemmConfig(block_m=32, block_n=32, block_k=32, warp_m=16, warp_n=16, promote=32, stages=2)
@@ -43,10 +43,12 @@ def run(machine, a, b, *, compute="3xfp16", config=None, c=None, **options):
     problem = GemmProblem.build(*operands, compute=compute, **options)
     out = machine.put(np.full(problem.result_shape, np.nan, problem.result_dtype))
     machine.launcher.launches.clear()
-    with watch() as seen:
-        on = [machine.put(x) if x is not None else None for x in (a, b, c)]
-        product.run_gemm(machine.launcher, problem, config, *on, out)
-    return machine.get(out), (seen.wide_share(), seen.fallback_share())
+    before = machine.launcher.counts()
+    on = [machine.put(x) if x is not None else None for x in (a, b, c)]
+    product.run_gemm(machine.launcher, problem, config, *on, out)
+    counts = machine.launcher.counts() - before
+    assert counts.total == out.size
+    return machine.get(out), (counts.wide_share, counts.fallback_share)
 
 
 def multiplied(machine, problem, scheme, planes, *, config=SMALL, c=None, judged=None):
@@ -129,12 +131,14 @@ def test_tiles_are_the_served_ones_or_the_rest(machine, dtype, split_k):
     served = verdict.is_served(grouped[0][:, :, None], grouped[1][0], 140)
     assert 0 < served[0].sum() < served[0].size
     assert 0 < served[1].sum() < served[1].size
-    pointers = [machine.launcher.pointer(x) for x in words]
+    pointers = [*(machine.launcher.pointer(x) for x in words), machine.launcher.counters(2 * 300 * 270)]
     for scheme, planes, tiles, mine in (("3xfp16", left, "served", served), ("6xbf16", right, "rest", ~served)):
         options = {"config": config} if tiles == "served" else {"config": replace(config, stages=2)}
         whole = multiplied(machine, problem, scheme, planes, **options)
         found = multiplied(machine, problem, scheme, planes, judged=Judged(tiles, *pointers), **options)
         np.testing.assert_array_equal(found, np.where(mine, whole, np.full_like(whole, np.nan)))
+    # Each tile once, whatever its parts of k; those that are served are not counted.
+    assert machine.launcher.counts() == ElementCounts(served.sum(), (~served).sum(), 0)
     # Without a doubt nobody looks at the deficits: all is served, nothing is left.
     for x in words:
         x[0] = 0
@@ -186,15 +190,15 @@ def test_hostile_data(machine, dtype, kind):
 
 
 @pytest.mark.parametrize(("dtype", "scheme"), [("float32", "6xbf16"), ("complex64", "6xbf16"), ("complex64", "9xbf16")])
-def test_one_term_is_rounded_once(machine, dtype, scheme):
-    """A diagonal of any numbers: at most half a unit of the last place and what the three smallest products are."""
+def test_one_term_is_cut_once(machine, dtype, scheme):
+    """A diagonal of any numbers: at most a unit of the last place and what the three smallest products are."""
     n = 64
     values = random(4, "float32", n)
     a, b = np.diag(values).astype(dtype), random(5, dtype, n, 40)
     d, _ = run(machine, a, b, compute=scheme)
     exact = values[:, None].astype(float) * b.astype(complex)
     for ours, theirs in ((d.real, exact.real), (d.imag, exact.imag)):
-        assert (np.abs(ours - theirs) <= (1 if scheme == "9xbf16" else 1.5) * EVERY * np.abs(theirs)).all()
+        assert (np.abs(ours - theirs) <= (2 if scheme == "9xbf16" else 2.5) * EVERY * np.abs(theirs)).all()
 
 
 def test_usual_data_are_served(machine):
@@ -220,7 +224,8 @@ def test_products_of_both_kinds_of_tiles(machine, config):
     a[1] = random(7, "complex64", *a.shape[1:])
     c = random(3, "complex64", 2, 300, 270)
     d, (wide, plain) = run(machine, a, b, c=c, alpha=2, beta=-1j, config=config)
-    assert 0 < wide < 1
+    # Of the first matrix all but the last rows by the first columns, of the other the last columns.
+    assert wide == (300 * 270 - 44 * 256 + 300 * 14) / (2 * 300 * 270)
     assert plain == 0
     exact = 2 * (a.astype(complex) @ b) - 1j * c
     size = 2 * np.abs(a).astype(float) @ np.abs(b).astype(float) + np.abs(c)
@@ -231,12 +236,59 @@ def test_what_is_not_finite_is_plain(machine):
     a, b = random(1, "complex64", 70, 100), random(2, "complex64", 100, 66)
     a[3, 5], b[7, 2] = np.nan, np.inf
     d, shares = run(machine, a, b)
-    assert shares == (pytest.approx(65 / 66), pytest.approx(1 / 66))
+    assert shares == (1, 0)
     inside = np.ones(d.shape, bool)
     inside[3], inside[:, 2] = False, False
     assert np.isfinite(d[inside]).all()
     assert np.isnan(d[3]).all()
     assert not np.isfinite(d[:, 2]).any()
+
+
+def classes(x):
+    """0 finite, 1 NaN, 2 and 3 infinite; of parts."""
+    parts = np.stack([x.real, x.imag])
+    return np.select([np.isnan(parts), parts == np.inf, parts == -np.inf], [1, 2, 3], 0)
+
+
+@pytest.mark.parametrize("scheme", ["6xbf16", "9xbf16", "3xfp16", "tf32"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_infinities_meet_every_number(machine, dtype, scheme):
+    """Zeros, infinities, NaN, numbers of one to three parts, of both signs, wherever they meet; nothing overflows."""
+    rng = np.random.default_rng()
+    numbers = np.array([0, -0.0, 1, -1, 1 / 3, -1 / 3, 2.0**-120, -(2.0**-140), 3e15, np.inf, -np.inf, np.nan])
+    weights = np.array([4, 1, 4, 4, 4, 4, 0.3, 0.3, 1, 0.5, 0.5, 0.02])
+
+    def draw(*shape):
+        part = rng.choice(numbers, shape, p=weights / weights.sum()).astype("float32")
+        return part if dtype == "float32" else (part + 1j * rng.choice(numbers[:9], shape)).astype(dtype)
+
+    a, b = draw(40, 20), draw(20, 36)
+    d, (_, plain) = run(machine, a, b, compute=scheme)
+    if scheme == "6xbf16":
+        assert plain < 1
+    expected = np.zeros((40, 36), "complex64")
+    with np.errstate(all="ignore"):
+        for k in range(20):
+            x, y = a[:, k, None], b[None, k]
+            expected.real += x.real * y.real - (x.imag * y.imag if dtype == "complex64" else 0)
+            if dtype == "complex64":
+                expected.imag += x.real * y.imag + x.imag * y.real
+    np.testing.assert_array_equal(classes(d), classes(expected))
+
+
+def test_deep_vectors_by_others(machine):
+    """Of vectors over 120 binades those that meet a sparse one take plain arithmetic, the others do not."""
+    a, b = random(1, "float32", 64, 200), random(2, "float32", 200, 48)
+    a[:8, ::10] *= np.float32(2.0**-42)
+    a[:8, ::7] *= np.float32(2.0**-42)
+    a[:8, 70] = 2.0**40
+    a[4:8, 71:] = 0  # deep and sparse
+    b[60:, 40:] = 0  # sparse
+    d, (wide, plain) = run(machine, a, b, compute="6xbf16")
+    assert wide == 0
+    assert plain == (4 * 48 + 4 * 8) / (64 * 48)
+    exact, size = a.astype(float) @ b, np.abs(a).astype(float) @ np.abs(b)
+    assert (np.abs(d - exact) <= 12 * EVERY * size).all()
 
 
 def test_every_access_is_inside_and_ordered():
@@ -254,22 +306,32 @@ def test_reductions(machine, axis, config):
     """Partials of both kinds of tiles lie where they are looked for."""
     a, b = mixed(machine, "complex64", k=140, batch=(2,))
     options = {"reduce": ["absmax", "sum", "argmax"], "axis": axis, "compute": "3xfp16", "config": config}
-    with watch() as seen:
-        check_reduction(machine, gemm_reduce.run_gemm_reduce, a, b, **options)
-    assert 0 < seen.wide_share() < 1
-    assert seen.fallback_share() == 0
+    check_reduction(machine, gemm_reduce.run_gemm_reduce, a, b, **options)
+    counts = machine.launcher.counts()
+    served = 2 * (300 - 256) * 256
+    assert counts == ElementCounts(served, 2 * 300 * 270 - served, 0)
     assert machine.launcher.launches.count("mma_reduce") == 2
 
 
-def test_reductions_with_the_product(machine):
+@pytest.mark.parametrize("axis", ["m", "n"])
+def test_reductions_with_the_product(machine, axis):
     a, b = mixed(machine, "float32")
-    a[3, 4] = np.inf
-    options = {"reduce": ["absmax"], "axis": "m", "compute": "3xfp16", "return_c": True}
+    a[3] = 0
+    a[3, 4], a[3, 5] = 2.0**60, 2.0**-50  # deep and sparse
+    options = {"reduce": ["absmax"], "axis": axis, "compute": "3xfp16", "return_c": True}
     problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), **options)
     results = {name: machine.put(np.zeros(shape, dtype)) for name, (shape, dtype) in problem.results.items()}
     gemm_reduce.run_gemm_reduce(machine.launcher, problem, None, machine.put(a), machine.put(b), results)
     c, largest = machine.get(results["c"]), machine.get(results["absmax"])
-    np.testing.assert_array_equal(largest, np.abs(c).max(axis=0))
+    # Plain, as whole blocks of outputs are that have the row among them, and the product's other rows are not.
+    np.testing.assert_allclose(largest, np.abs(c).max(axis=0 if axis == "m" else 1), rtol=1e-6)
+    # All products of the outputs that the row has part in are plain, once, and no longer of the way that they had.
+    served = 44 * 256
+    again = 32 * 270
+    expected = (
+        ElementCounts(0, 0, 300 * 270) if axis == "m" else ElementCounts(served, 300 * 270 - served - again, again)
+    )
+    assert machine.launcher.counts() == expected
     finite = np.delete(np.arange(300), 3)
     size = np.abs(a[finite]).astype(float) @ np.abs(b).astype(float)
     assert (np.abs(c[finite] - a[finite].astype(float) @ b) <= 12 * EVERY * size).all()

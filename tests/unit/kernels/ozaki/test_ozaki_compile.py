@@ -12,6 +12,7 @@ from gemmserve_kernels import compiler
 from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.ozaki import gemm as ozaki
 from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.wgmma.tensor_map import TensorMap
 
 PORTABLE = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 
@@ -50,8 +51,14 @@ class Recorder:
 
     zeros = empty
 
+    def counters(self, elements):
+        return 4096
+
     def pointer(self, array):
         return array.ctypes.data // 256 * 256
+
+    def tensor_map(self, box, address):
+        return TensorMap()
 
     def launch(self, source, entry, **options):
         self.sources.append((entry, source))

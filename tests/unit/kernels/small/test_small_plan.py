@@ -156,7 +156,7 @@ ARCHITECTURES = {"sm_80": KNOWN["A100"], "sm_90a": H200, "sm_100a": KNOWN["B200"
 REGISTERS = {
     ("complex64", 4): 64,
     ("complex64", 5): 96,
-    ("complex64", 16): 112,
+    ("complex64", 16): 128,
     ("complex64", 32): 128,
     ("complex64", 64): 248,
     ("float16", 32): 152,

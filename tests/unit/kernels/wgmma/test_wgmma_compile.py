@@ -10,6 +10,7 @@ import pytest
 from gemmserve_kernels import compiler
 from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.compiler import KernelSource
+from gemmserve_kernels.planes.layout import WIDE
 from gemmserve_kernels.problem import GemmProblem, Operand
 from gemmserve_kernels.wgmma.direct.pack import SOURCE as PACK
 from gemmserve_kernels.wgmma.plan import defines
@@ -31,7 +32,7 @@ def _nvrtc():
         pytest.skip(f"NVRTC cannot be loaded: {error}")
 
 
-def _source(tile, *, swapped=False, vector=True, planar=False, c=None, across=(False, False)):
+def _source(tile, *, swapped=False, vector=True, planar=False, c=None, across=(False, False), tiles=None):
     kind = "float16" if tile.scheme == "fp16" else "float32"
     dtype = np.dtype("complex64" if tile.complex and not planar else kind)
     array = np.empty((2, 8, 8) if planar else (8, 8), dtype)
@@ -42,7 +43,7 @@ def _source(tile, *, swapped=False, vector=True, planar=False, c=None, across=(F
         "wgmma_gemm",
         defines(
             problem, tile, added.dtype, stored.dtype, swapped=swapped, vector=vector,
-            wide=vector and dtype == np.float16, across=across,
+            wide=vector and dtype == np.float16, across=across, tiles=tiles,
         ),
     )  # fmt: skip
 
@@ -105,6 +106,18 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(variant):
     _check(VARIANTS[variant]())
+
+
+@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize(
+    ("key", "candidate"),
+    [each for each in SHIPPED if each[0][0] in WIDE.values()],
+    ids=[name for name, each in zip(SHIPPED_IDS, SHIPPED, strict=True) if each[0][0] in WIDE.values()],
+)
+def test_the_rest_of_the_tiles(key, candidate, split):
+    """Each of the wide way, which looks for its tiles and counts them."""
+    tile = candidate.tile(*key)
+    _check(_source(replace(tile, cluster=1, split=split) if split > 1 else tile, tiles="rest"))
 
 
 def test_copies():

@@ -10,8 +10,8 @@ from simt_shim import Order, ShimLauncher
 from gemmserve_kernels import reference
 from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.element_counts import ElementCounts
 from gemmserve_kernels.planes import gemm as planes
-from gemmserve_kernels.planes.watch import watch
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 M, N, K = 66, 67, 130
@@ -19,7 +19,7 @@ WGMMA = GemmConfig(algorithm="wgmma")
 
 
 def run(a, b, c=None, **options):
-    """The problem, and its result from memory that was full of NaN."""
+    """The problem, its result from memory that was full of NaN, and how its elements were computed."""
     machine = ShimMachine(ShimLauncher(KNOWN["H200"], order=Order("shuffled", 4), optimize="-O0"))
     operands = [Operand.of(x) if x is not None else None for x in (a, b, c)]
     problem = GemmProblem.build(*operands, compute="auto", **options)
@@ -27,7 +27,7 @@ def run(a, b, c=None, **options):
     on = [machine.put(x) if x is not None else None for x in (a, b, c)]
     planes.run_gemm(machine.launcher, problem, WGMMA, *on, out)
     assert "wgmma_gemm" in machine.launcher.launches
-    return problem, machine.get(out)
+    return problem, machine.get(out), machine.launcher.counts()
 
 
 def by_parts(x):
@@ -38,7 +38,7 @@ def by_parts(x):
 @pytest.mark.parametrize("dtype", ["complex64", "float32"])
 def test_batches_scalars_and_c(dtype):
     a, b, c = random(1, dtype, 2, M, K), random(2, dtype, K, N), random(3, dtype, M, 1)
-    problem, d = run(a, b, c, alpha=2, beta=-1)
+    problem, d, _ = run(a, b, c, alpha=2, beta=-1)
     found = reference.errors(d, reference.oracle_gemm(problem, a, b, c))
     assert max(found.rel_real, found.rel_imag) <= 2e-7
 
@@ -74,11 +74,10 @@ HOSTILE = {
 def test_hostile_data_go_the_wide_way(kind, dtype):
     rng = np.random.default_rng()
     a, b = (HOSTILE[kind](rng, random(s, dtype, *shape)).astype(dtype) for s, shape in ((1, (M, K)), (2, (K, N))))
-    with watch() as seen:
-        _, d = run(a, b)
-    assert seen.wide_share() + seen.fallback_share() == 1
+    _, d, counts = run(a, b)
+    assert counts.planned == 0
     if kind != "the ends of the range":
-        assert seen.wide_share() == 1
+        assert counts.plain == 0
     # Truncations of two units each, where one term is most of the sum, and the roundings of five promotions.
     assert worst(d, a, b) <= 12
 
@@ -96,17 +95,20 @@ def test_products_of_one_term_are_exact(dtype, case):
     if case == "gate":  # sums of two numbers of few bits
         a = np.kron(np.eye(K // 2), [[1, 1], [1, -1]]).astype(dtype)[:M]
         b = (np.round(64 * b / np.abs(b)) / 8).astype(dtype)
-    _, d = run(a, b)
+    _, d, _ = run(a, b)
     np.testing.assert_array_equal(d, a.astype(complex) @ b.astype(complex))
 
 
 def test_a_tile_alone_goes_the_wide_way():
     a, b = random(1, "float32", 300, 70), random(2, "float32", 70, 280)
     a[280, 1], b[3, 7] = 1e9, 1e9
-    _, spiky = run(a, b, c := random(3, "float32", 300, 280), alpha=2, beta=-1)
+    _, spiky, counts = run(a, b, c := random(3, "float32", 300, 280), alpha=2, beta=-1)
     assert worst((spiky + c) / 2, a, b) < 8
+    served = 256 * (280 - 256)  # rows without the spike by columns without the other
+    assert counts == ElementCounts(served, 300 * 280 - served, 0)
     a[280, 1], b[3, 7] = 1, 1
-    _, plain = run(a, b, c, alpha=2, beta=-1)
+    _, plain, counts = run(a, b, c, alpha=2, beta=-1)
+    assert counts == ElementCounts(300 * 280)
     np.testing.assert_array_equal(spiky[:256, 256:], plain[:256, 256:])
 
 
@@ -122,7 +124,7 @@ def test_tiles_of_every_shape(config):
         ShimMachine(ShimLauncher(KNOWN["H200"], optimize="-O0")),
     )
     out = machine.put(np.full(problem.result_shape, np.nan, problem.result_dtype))
-    with watch() as seen, np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
         planes.run_gemm(
             machine.launcher,
             problem,
@@ -133,8 +135,9 @@ def test_tiles_of_every_shape(config):
             c=None,
         )
         d = machine.get(out)
-    assert 0 < seen.wide_share() < 1
-    assert seen.fallback_share() > 0
+    # The column that is not finite has been computed the wide way with its tiles, and then in plain float32.
+    served = 24 * 256
+    assert machine.launcher.counts() == ElementCounts(served, 280 * 260 - served - 280, 280)
     keep = np.delete(np.arange(260), 257)
     assert worst(d[:, keep], a, b[:, keep]) <= 8
     assert not np.isfinite(d[:, 257]).any()
@@ -144,7 +147,7 @@ def test_tiles_of_every_shape(config):
 def test_grading_along_k(dtype):
     grade = 2.0 ** (40 * np.arange(K) / K)
     a, b = (random(1, dtype, M, K) * grade).astype(dtype), (random(2, dtype, K, N) / grade[:, None]).astype(dtype)
-    problem, d = run(a, b)
+    problem, d, _ = run(a, b)
     found = reference.errors(d, reference.oracle_gemm(problem, a, b))
     assert max(found.rel_real, found.rel_imag) <= 2e-7
 
@@ -155,7 +158,7 @@ def test_what_is_not_finite_and_the_ends_of_the_range(dtype):
     a[3, 5], a[7, 7], b[9, 11] = np.nan, np.inf, -np.inf
     a[21] *= 1e-42
     a[22], b[:, 22] = a[22] * np.float32(1e36), b[:, 22] * np.float32(1e-36)
-    _, d = run(a, b)
+    _, d, _ = run(a, b)
     plain = np.zeros_like(d)
     with np.errstate(all="ignore"):
         for x, y in zip(a.T, b, strict=True):
@@ -186,5 +189,5 @@ def test_small_integers_are_exact(dtype):
         return x.astype(dtype)
 
     a, b = whole(M, K), whole(K, N)
-    _, d = run(a, b)
+    _, d, _ = run(a, b)
     np.testing.assert_array_equal(d, a.astype(complex) @ b.astype(complex))

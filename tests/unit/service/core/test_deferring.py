@@ -91,6 +91,7 @@ class Keeping(CpuBackend):
 
 class Product:
     verdict = None
+    elements = None
 
     def __init__(self, backend, params, operands, results, check):
         self.timings = Timings()

@@ -77,6 +77,7 @@ class Staged(CpuBackend):
 
 class Product:
     verdict = None
+    elements = None
 
     def __init__(self, backend, params, operands, results, checkpoint):
         self.timings = Timings()
