@@ -12,6 +12,7 @@ from gemmserve_service import documentation, problems
 from gemmserve_service.access import Access, Gate
 from gemmserve_service.audit import Audit, AuditLog
 from gemmserve_service.body_rate import BodyRate
+from gemmserve_service.content_digests import ContentDigests
 from gemmserve_service.descriptors import Descriptors
 from gemmserve_service.hot import HotRoutes
 from gemmserve_service.metrics import Metrics
@@ -60,6 +61,7 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
         app.include_router(module.router)
     # The last one added is the outermost.
     app.add_middleware(HotRoutes, endpoints={**oneshot.HOT, **batch.HOT, **jobs.HOT})
+    app.add_middleware(ContentDigests)
     app.add_middleware(Access, gate=app.state.gate)
     app.add_middleware(BodyRate, settings=settings)
     app.add_middleware(Audit, log=app.state.audit)

@@ -29,7 +29,12 @@ class Corked:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Holds the head back; writes the rest."""
+        """Holds the head back; writes the rest. What comes when the connection is gone goes nowhere: where requests are
+        pipelined uvicorn tells the last one's answer alone that the client has hung up.
+        """
+        if self._transport.is_closing():
+            self._head = None
+            return
         if not self._begun:
             if data.startswith(_INTERIM):
                 self._transport.write(data)
@@ -49,7 +54,7 @@ class Corked:
     def flush(self) -> None:
         """Writes a head that nothing has followed."""
         head, self._head = self._head, None
-        if head is not None:
+        if head is not None and not self._transport.is_closing():
             self._transport.write(head)
 
     def close(self) -> None:

@@ -61,6 +61,7 @@ class FastProtocol(LimitedProtocol):
             self._answering += 1
             self.registry.became_busy(self)
             self._exchange = exchange
+            exchange.repeats = known[2]
             self._follow(exchange.start_raw(data, known[1]))
             return
         super().data_received(data)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from starlette.datastructures import Headers
 
+from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN
 from gemmserve_service.landing import EXTENSION
 from gemmserve_service.logging import REQUESTS
 from gemmserve_service.problems import problem_response
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gemmserve.access")
 
+EXCHANGE: Final = EXCHANGE_HEADER.lower().encode("ascii")
+_EXCHANGE: Final = re.compile(EXCHANGE_PATTERN)
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~+/=-]{1,128}")
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags; neither id may be all zeros.
 _TRACEPARENT: Final = re.compile(
@@ -128,6 +131,11 @@ def context_of(request_id: str, traceparent: str) -> dict[str, str]:
     return context
 
 
+def exchange_of(value: str) -> bytes:
+    """What the answer repeats of its request, so that the client knows it for that one's; empty: nothing."""
+    return value.encode("ascii") if _EXCHANGE.fullmatch(value) else b""
+
+
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -144,6 +152,7 @@ class _Exchange:
         self._asked = False
         headers = Headers(scope=scope)
         self.context = context_of(headers.get("x-request-id", ""), headers.get("traceparent", ""))
+        self._repeats = exchange_of(headers.get(EXCHANGE_HEADER, ""))
         self._expects_continue = headers.get("expect", "").lower() == "100-continue"
         landing = (scope.get("extensions") or {}).get(EXTENSION)
         if landing is not None:
@@ -173,6 +182,8 @@ class _Exchange:
             self.status = message["status"]
             given = message["headers"]
             headers = [(b"x-request-id", self.context["request_id"].encode("ascii")), *SECURITY]
+            if self._repeats:
+                headers.append((EXCHANGE, self._repeats))
             if not any(name == b"content-security-policy" for name, _ in given):
                 headers.append(POLICY)
             if self._expects_continue and not self._asked:

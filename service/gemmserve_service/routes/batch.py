@@ -19,6 +19,7 @@ from gemmserve_service import documentation as doc
 from gemmserve_service.batch_items import BatchRequest, StoredItems, parse_params
 from gemmserve_service.batches import Item
 from gemmserve_service.batching import Options, Outcome, inline_results, result_dtype, run_batch
+from gemmserve_service.content_digests import digest_of
 from gemmserve_service.errors import InvalidRequest, TooLarge, describe
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import InvalidParameters, NotAcceptable
@@ -47,7 +48,8 @@ PROBLEMS_MEMBER: Final = "problems.json"
 
 _PROBLEMS = (
     "malformed-json", "malformed-multipart", "invalid-request", "invalid-npy", "body-length", "not-acceptable",
-    "not-found", "gone", "array-lost", "length-required", "too-large", "unsupported-media-type", "parameter-invalid",
+    "digest-mismatch", "not-found", "gone", "array-lost", "length-required", "too-large", "unsupported-media-type",
+    "parameter-invalid",
     "shape-mismatch", "dtype-unsupported", "compute-unsupported", "config-infeasible", "queue-full", "worker-crashed",
     "device-error", "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout",
 )  # fmt: skip
@@ -101,7 +103,7 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
         kept = held.pop_all()
     outcome = await run_batch(core, items, options, kept, request.receive, owner=owner)
     try:
-        return _answer(outcome, len(items), options, received_s)
+        return await _answer(request, outcome, len(items), options, received_s)
     except BaseException:
         outcome.release()
         raise
@@ -170,7 +172,7 @@ async def _sent(request: Request, core: Core, held: contextlib.ExitStack, owner:
     return read() if len(upload.view) < _READ_AT_ONCE else await asyncio.to_thread(read)
 
 
-def _answer(outcome: Outcome, count: int, options: Options, received_s: float) -> Response:
+async def _answer(request: Request, outcome: Outcome, count: int, options: Options, received_s: float) -> Response:
     headers = {"Cache-Control": "no-store"}
     if outcome.done is not None:
         headers["Server-Timing"] = server_timing(outcome.done.timings, received_s)
@@ -187,10 +189,12 @@ def _answer(outcome: Outcome, count: int, options: Options, received_s: float) -
         ((name, (placed, view)),) = members.items()
         parts = (_head(placed), view)
         size = sum(map(len, parts))
+        headers |= await digest_of(request, lambda: parts, size=size)
         headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'
         return PiecesResponse(
             pieces(parts, range(size)), length=size, headers=headers, media_type=NPY, release=outcome.release
         )
+    headers |= await digest_of(request, lambda: _npz(members, problems))
     headers["Content-Disposition"] = 'attachment; filename="results.npz"'
     return PiecesResponse(
         _npz(members, problems), length=None, headers=headers, media_type=NPZ, release=outcome.release

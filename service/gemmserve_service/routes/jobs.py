@@ -100,7 +100,8 @@ class WaitQuery(ViewQuery):
         202: doc.model(JobInfo, "Accepted, durably.", {"Location": "the job's URL", "Preference-Applied": "RFC 7240"}),
         200: doc.model(JobInfo, "`Prefer: wait=N` and the job is final.", {"Location": "the job's URL"} | _JOB_HEADERS),
         **doc.problems(
-            "malformed-json", "invalid-request", "not-found", "idempotency-conflict", "gone", "array-lost", "too-large",
+            "malformed-json", "invalid-request", "digest-mismatch", "not-found", "idempotency-conflict", "gone",
+            "array-lost", "too-large",
             "unsupported-media-type", "parameter-invalid", "shape-mismatch", "dtype-unsupported", "compute-unsupported",
             "config-infeasible", "program-too-large", "idempotency-mismatch", "queue-full", "not-ready", "draining",
             "store-full", "quota-exceeded", "request-timeout",

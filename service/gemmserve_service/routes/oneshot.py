@@ -16,6 +16,7 @@ from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ
 from gemmserve_kernels import Operand
 from gemmserve_service import documentation as doc
 from gemmserve_service import operations
+from gemmserve_service.content_digests import digest_of
 from gemmserve_service.multipart import OneShotForm
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable
@@ -39,6 +40,7 @@ _PROBLEMS = (
     "length-required", "too-large", "unsupported-media-type", "parameter-invalid", "shape-mismatch",
     "dtype-unsupported", "compute-unsupported", "config-infeasible", "queue-full", "worker-crashed", "device-error",
     "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout", "descriptor-refused",
+    "digest-mismatch",
 )  # fmt: skip
 
 
@@ -152,7 +154,7 @@ async def _one_shot(
         received_s = time.perf_counter() - began
         params = _params(kind, form.params)
         done = await _run_while_connected(request, core, params, form, timeout_s)
-        return await _answer(done, began, received_s, shared)
+        return await _answer(request, done, began, received_s, shared)
     finally:
         form.abort()
         shared.close()
@@ -199,7 +201,7 @@ async def _run_while_connected(
             await asyncio.wait([run])
 
 
-async def _answer(done: OneShot, began: float, received_s: float, shared: SharedRequest) -> Response:
+async def _answer(request: Request, done: OneShot, began: float, received_s: float, shared: SharedRequest) -> Response:
     """The result as .npy, several as .npz; the extents are given back when the last byte is out."""
     headers = {
         "Server-Timing": server_timing(done.timings, received_s, time.perf_counter() - began),
@@ -216,6 +218,7 @@ async def _answer(done: OneShot, began: float, received_s: float, shared: Shared
                 return answer
             parts = npy_parts(result)
             size = sum(map(len, parts))
+            headers |= await digest_of(request, lambda: parts, size=size)
             headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'
             return PiecesResponse(
                 pieces(parts, range(size), result.extent),
@@ -224,6 +227,7 @@ async def _answer(done: OneShot, began: float, received_s: float, shared: Shared
                 media_type=NPY,
                 release=done.release,
             )
+        headers |= await digest_of(request, lambda: npz_pieces(done.results))
         headers["Content-Disposition"] = 'attachment; filename="results.npz"'
         return PiecesResponse(
             npz_pieces(done.results), length=None, headers=headers, media_type=NPZ, release=done.release
