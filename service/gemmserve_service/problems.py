@@ -22,6 +22,7 @@ from gemmserve.wire import PROBLEM, NpyError
 from gemmserve_kernels.errors import DeviceError, KernelError, ParameterInvalid
 from gemmserve_service.errors import (
     Forbidden,
+    InvalidRequest,
     JobFailed,
     NotFound,
     ServiceError,
@@ -113,6 +114,18 @@ class OriginNotAllowed(ServiceError):
     title = "The Origin is not allowed"
 
 
+class MalformedRequest(InvalidRequest):
+    """Or it is no request of HTTP/1.1 that can be read in one way only; the connection ends then."""
+
+
+class HttpVersion(ServiceError):
+    """HTTP/1.1 and HTTP/1.0 are spoken here; a request line without a version, HTTP/2 and its preface are refused."""
+
+    slug = "http-version"
+    status = 505
+    title = "The HTTP version is not supported"
+
+
 class RequestTimeout(ServiceError):
     """The body came more slowly than GEMMSERVE_MIN_BODY_RATE allows; what was reserved for it is free again."""
 
@@ -194,7 +207,7 @@ async def _render_http(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return problem_response(NotFound(f"there is nothing at {request.url.path[:200]}"))
     if error.status_code == 405:
-        allowed = ", ".join(sorted(_methods_at(request)))
+        allowed = ", ".join(sorted({*_methods_at(request)}))
         detail = f"{request.url.path[:200]} knows {allowed}, not {request.method[:20]}"
         return problem_response(MethodNotAllowed(detail), {"Allow": allowed})
     raise error
@@ -208,6 +221,8 @@ def _methods_at(request: Request) -> Iterator[str]:
         trial = {**scope, "method": method}
         if any(route.matches(trial)[0].name == "FULL" for route in request.app.routes):
             yield method
+            if method == "GET":
+                yield "HEAD"
 
 
 async def _render_disconnect(_: Request, __: Exception) -> Response:

@@ -55,10 +55,10 @@ def npy(data: bytes) -> None:
 
 
 def _numpy_s(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """What NumPy reads in the same header, as version 2.0; NULs at its ends are padding here, and an error there."""
+    """What NumPy reads in the same header, as version 2.0."""
     major = data[6]
     prefix, encoding = (10 if major == 1 else 12), ("utf-8" if major == 3 else "latin-1")
-    text = data[prefix : prefix + int.from_bytes(data[8:prefix], "little")].decode(encoding).strip(" \n\x00")
+    text = data[prefix : prefix + int.from_bytes(data[8:prefix], "little")].decode(encoding).strip(" \n")
     body = text.encode("latin-1", "replace") + b"\n"
     file = io.BytesIO(len(body).to_bytes(4, "little") + body)
     return np.lib.format.read_array_header_2_0(file, max_header_size=1 << 20)

@@ -14,6 +14,7 @@ from gemmserve_service import documentation as doc
 from gemmserve_service.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 from gemmserve_service.preferences import parse_prefer
 from gemmserve_service.preparing import check_length
+from gemmserve_service.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
 from gemmserve_service.routes.common import (
     JobPath,
     PageQuery,
@@ -87,7 +88,7 @@ class WaitQuery(ViewQuery):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    wait: float = Field(
+    wait: Number = Field(
         0, ge=0, le=86_400, description="seconds to wait for a final state; the server's setting caps it"
     )
 
