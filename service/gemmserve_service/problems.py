@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_ERRORS: Final = 20
+"""Fields that one problem tells of."""
+
 _CHALLENGE: Final = 'Bearer realm="gemmserve"'
 
 
@@ -185,7 +188,7 @@ def describe_validation(errors: Sequence[Any], *, skip: Sequence[str] = ()) -> t
         message = error["msg"].removeprefix("Value error, ")
         field = ".".join(names) or "body"
         entries[field] = f"{entries[field]}; or: {message}" if field in entries else message
-    listed = [{"field": field[:120], "message": message} for field, message in list(entries.items())[:20]]
+    listed = [{"field": field[:120], "message": message} for field, message in list(entries.items())[:MAX_ERRORS]]
     return "; ".join(f"{entry['field']}: {entry['message']}" for entry in listed), listed
 
 
