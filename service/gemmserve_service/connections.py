@@ -291,10 +291,10 @@ class LimitedProtocol(LandingProtocol):
         self._answering -= 1
         if self._answering:
             return
-        if self._half_closed:
-            self.transport.close()
-        elif self._refusal is not None:
+        if self._refusal is not None:
             self._say_refusal()
+        elif self._half_closed:
+            self.transport.close()
         elif self.counted:
             self.registry.became_idle(self)
 

@@ -151,6 +151,13 @@ class TestHalfClosed:
             assert [final(connection)[0] for _ in range(3)] == [200] * 3
             assert connection.answer() is None
 
+    def test_a_refusal_is_said_too(self, live):
+        with contextlib.closing(Raw(live)) as connection:
+            connection.socket.sendall(GET * 2 + b"nonsense\r\n\r\n")
+            connection.socket.shutdown(socket.SHUT_WR)
+            assert [final(connection)[0] for _ in range(3)] == [200, 200, 400]
+            assert connection.answer() is None
+
     def test_waits_for_a_product(self, live, npy, form):
         live.executor.hold = True
         content, headers = form([("a", npy(np.eye(4))), ("b", npy(np.eye(4)))])
