@@ -189,7 +189,9 @@ class LimitedProtocol(LandingProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refusing:
             self._ignored += len(data)
-            if self._ignored > _MOST_IGNORED:
+            if self._ignored > _MOST_IGNORED and self._answering:
+                self.flow.pause_reading()
+            elif self._ignored > _MOST_IGNORED:
                 self.transport.abort()
             return
         within = self._in_head
@@ -406,7 +408,7 @@ class LimitedProtocol(LandingProtocol):
         """
         cycle: Any = self.cycle
         if self._last and cycle.scope["http_version"] == "1.0":
-            self.loop.call_later(_PATIENCE_S, self._hang_up)
+            self.loop.call_later(_PATIENCE_S, self._lose_patience)
             return
         if not self.pipeline and not self._saying():
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -421,6 +423,10 @@ class LimitedProtocol(LandingProtocol):
         else:
             after_s = min(2 * after_s, _LAST_LOOK_S)
             self.loop.call_later(after_s, self._look_who_is_there, after_s)
+
+    def _lose_patience(self) -> None:
+        if not self._saying():  # to whom an answer is sent shows whether it is there
+            self._hang_up()
 
     def _hang_up(self) -> None:
         if not self.transport.is_closing():

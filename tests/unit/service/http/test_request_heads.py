@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from raw_connection import Raw, answer_of, closed, eventually, read_all, until, upload_head
 
+from gemmserve_service import connections
 from gemmserve_service.errors import ServiceError
 from gemmserve_service.keyring import create_key
 from gemmserve_service.request_heads import check_head, describe_parser_error
@@ -150,6 +151,30 @@ class TestHalfClosed:
             connection.socket.shutdown(socket.SHUT_WR)
             assert [final(connection)[0] for _ in range(3)] == [200] * 3
             assert connection.answer() is None
+
+    @pytest.mark.parametrize("patience_s", [0.01, 5.0])
+    def test_gets_a_long_answer(self, live, version, patience_s, monkeypatch, npy):
+        """However long it takes once it has begun."""
+        monkeypatch.setattr(connections, "_PATIENCE_S", patience_s)
+        content = npy(np.zeros(4 << 20))
+        with live.http() as http:
+            sent = http.post("/v1/arrays", content=content, headers={"Content-Type": "application/x-npy"})
+        path = f"/v1/arrays/{sent.json()['id']}/data".encode()
+        with live.connect(receive_buffer=1 << 14) as connection:
+            connection.sendall(b"GET " + path + b" " + version + b"\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            connection.recv(1, socket.MSG_PEEK)
+            connection.shutdown(socket.SHUT_WR)
+            assert read_all(connection).endswith(content[128:])
+
+    def test_what_follows_does_not_cut_the_answer_off(self, live, npy, form):
+        live.executor.hold = True
+        content, headers = form([("a", npy(np.eye(4))), ("b", npy(np.eye(4)))])
+        with contextlib.closing(Raw(live)) as connection:
+            connection.send(content, headers | {"Connection": "close"})
+            connection.socket.sendall(bytes(3 << 19))
+            until(lambda: live.executor.sent)
+            live.executor.release()
+            assert connection.answer()[0] == 200
 
     def test_a_refusal_is_said_too(self, live):
         with contextlib.closing(Raw(live)) as connection:
