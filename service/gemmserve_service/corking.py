@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
 _INTERIM: Final = b"HTTP/1.1 1"
 _JOINED: Final = 1 << 16
@@ -19,9 +20,10 @@ _JOINED: Final = 1 << 16
 class Corked:
     """A transport as one answer sees it; everything but writing and closing is the transport's own."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, end: Callable[[], None]) -> None:
         self._transport = transport
         self._loop = loop
+        self._end = end
         self._head: bytes | None = None
         self._begun = False
 
@@ -58,6 +60,6 @@ class Corked:
             self._transport.write(head)
 
     def close(self) -> None:
-        """Closes after what was written."""
+        """Closes after what was written, as `end` does it."""
         self.flush()
-        self._transport.close()
+        self._end()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from gemmserve_service.landing import Landing
     from gemmserve_service.metrics import Metrics
 
 log = structlog.get_logger("gemmserve.access")
@@ -76,7 +77,7 @@ class Observe:
             self._metrics,
             exchange.scope,
             exchange.context,
-            exchange.status,
+            exchange.refused or exchange.status,
             seconds=time.perf_counter() - exchange.began,
             received=exchange.received,
             sent=exchange.sent,
@@ -151,13 +152,22 @@ class _Exchange:
         self._receive, self._send = receive, send
         self._asked = False
         headers = Headers(scope=scope)
-        self.context = context_of(headers.get("x-request-id", ""), headers.get("traceparent", ""))
+        landing: Landing | None = (scope.get("extensions") or {}).get(EXTENSION)
+        self._landing = landing
+        self.context = (landing and landing.context) or context_of(
+            headers.get("x-request-id", ""), headers.get("traceparent", "")
+        )
         self._repeats = exchange_of(headers.get(EXCHANGE_HEADER, ""))
         self._expects_continue = headers.get("expect", "").lower() == "100-continue"
-        landing = (scope.get("extensions") or {}).get(EXTENSION)
         if landing is not None:
+            landing.context = self.context
             landing.on_landed.append(self._landed)
             landing.on_sent.append(self._sent)
+
+    @property
+    def refused(self) -> int:
+        """The status that the connection has answered with in the app's place; 0: it has not."""
+        return 0 if self._landing is None else self._landing.refused
 
     async def receive(self) -> Message:
         """Counts the body."""
@@ -186,7 +196,7 @@ class _Exchange:
                 headers.append((EXCHANGE, self._repeats))
             if not any(name == b"content-security-policy" for name, _ in given):
                 headers.append(POLICY)
-            if self._expects_continue and not self._asked:
+            if self._expects_continue and not self._asked and not any(name == b"connection" for name, _ in given):
                 # The client holds its body back and may not send it at all (RFC 9110, section 10.1.1): what comes
                 # next on this connection could be read as that body.
                 headers.append((b"connection", b"close"))

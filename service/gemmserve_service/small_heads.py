@@ -22,7 +22,7 @@ from gemmserve_service.small_forms import MOST_BYTES, boundary_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_TIMEOUT: Final = re.compile(rb"timeout_s=(\d{1,5}(?:\.\d{1,6})?)")
+_TIMEOUT: Final = re.compile(rb"timeout_s=((?:0|[1-9]\d{0,4})(?:\.\d{1,6})?)")
 _LONGEST_S: Final = 86_400.0
 _UNUSUAL: Final = frozenset(
     {

@@ -18,6 +18,7 @@ from gemmserve_service.hashing import RunningHash
 from gemmserve_service.ingest import receive_array
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable, RangeNotSatisfiable, problem_response
+from gemmserve_service.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
 from gemmserve_service.ranges import UnsatisfiableError, if_range_holds, none_match, parse_range
 from gemmserve_service.routes.common import (
     ArrayPath,
@@ -45,7 +46,9 @@ class UploadQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    ttl_s: float | None = Field(None, gt=0, le=31_536_000, description="seconds to live; default: the server's setting")
+    ttl_s: Number | None = Field(
+        None, gt=0, le=31_536_000, description="seconds to live; default: the server's setting"
+    )
     dtype: str | None = Field(
         None,
         description=f"of {OCTET_STREAM}: element type, little-endian",

@@ -20,6 +20,7 @@ from gemmserve_service.content_digests import digest_of
 from gemmserve_service.multipart import OneShotForm
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable
+from gemmserve_service.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
 from gemmserve_service.routes.common import caller_of, core_of, elements_header, server_timing
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.sending import PiecesResponse, npy_parts, npz_pieces, pieces, until_disconnect
@@ -49,7 +50,7 @@ class OneShotQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    timeout_s: float | None = Field(
+    timeout_s: Number | None = Field(
         None, gt=0, le=86_400, description="deadline for queue and run, in seconds; default: the server's setting"
     )
 

@@ -37,7 +37,7 @@ async def wire():
 
 @pytest.fixture
 async def corked(wire):
-    return Corked(wire, asyncio.get_running_loop())
+    return Corked(wire, asyncio.get_running_loop(), wire.close)
 
 
 @pytest.mark.parametrize("size", [0, 10, 1 << 20])
