@@ -69,10 +69,14 @@ class Space:
         """Raises TooLarge, StoreFull or QuotaExceeded if `nbytes` more could not be reserved now."""
         if nbytes > self._settings.max_array_bytes:
             raise TooLarge(f"an array of {nbytes} bytes; this server takes at most {self._settings.max_array_bytes}")
-        limit = self._settings.max_store_bytes
-        if not scratch and limit is not None and self.used_bytes + nbytes > limit:
-            raise StoreFull(f"{nbytes} bytes do not fit: {self.used_bytes} of {limit} are taken")
+        if not scratch:
+            self._check_files(nbytes)
         self._quotas.check_bytes(owner, nbytes, scratch=scratch)
+
+    def _check_files(self, nbytes: int) -> None:
+        limit = self._settings.max_store_bytes
+        if limit is not None and self.used_bytes + nbytes > limit:
+            raise StoreFull(f"{nbytes} bytes do not fit: {self.used_bytes} of {limit} are taken")
 
     def take(self, nbytes: int, *, scratch: bool) -> Extent:
         """Room for `nbytes` > 0, not charged to anybody yet. Raises StoreFull."""
@@ -81,6 +85,8 @@ class Space:
                 return self.memory.take(nbytes)
             except (StoreFull, OSError) as error:  # OSError: out of file descriptors or of memory for the mapping
                 log.info("scratch goes to a file: %s", error)
+        if scratch:  # where it counts like any other
+            self._check_files(nbytes)
         extent = self.files.take(nbytes)
         self.used_bytes += nbytes
         return extent

@@ -80,8 +80,12 @@ class Task:
     """How many it computes."""
     grouped: bool = False
     """Whether it was sent together with others."""
+    expected_s: float = 0.0
+    """Of its worker's device, by a cautious estimate, with a check where there is one."""
     limit_s: float = 0.0
     """For how long its worker may show no progress before it is taken for hung."""
+    stalled: bool = False
+    """Whether its worker was killed because it did not get on with this."""
     over: bool = False
     """The listener has been told; a worker may still be at it."""
     worker: Worker | None = None
