@@ -13,11 +13,13 @@ import mmap
 import os
 import secrets
 import sys
+import tempfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.errors import StoreFull
+from gemmserve_service.mapping import Mapping, most_mappings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,9 +28,8 @@ if TYPE_CHECKING:
 
 _PAGE: Final = mmap.PAGESIZE
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
-_POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0)  # Linux
 _MOST_KEPT: Final = 512  # free extents; each costs a mapping, of which Linux allows a process 65,530 by default
-_MOST_MAPPED: Final = 8192  # mappings of live file extents that are kept open, for the same reason
+_MOST_MAPPED: Final = most_mappings()  # mappings of live file extents that are kept, for the same reason
 
 
 def size_class(nbytes: int) -> int:
@@ -49,7 +50,7 @@ class Extent:
         self.fd = fd
         self.sealed = sealed
         """Whether a client owns the memory too: it is never written, and serves no other array."""
-        self._map: mmap.mmap | None = None
+        self._map: Mapping | None = None
 
     def view(self, nbytes: int) -> memoryview:
         """A view of the first `nbytes`, writable unless sealed, mapping the file first if need be."""
@@ -58,11 +59,11 @@ class Extent:
         if self._map is None:
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC) if self.fd is None else self.fd
             try:
-                self._map = mmap.mmap(fd, self.capacity)
+                self._map = Mapping(fd, self.capacity)
             finally:
                 if self.fd is None:
                     os.close(fd)
-        return memoryview(self._map)[:nbytes]
+        return self._map.view(nbytes)
 
     @property
     def mapped(self) -> bool:
@@ -92,7 +93,9 @@ class Extent:
 def _unshared_refcount() -> int:
     """What sys.getrefcount says of a slot that nobody else refers to, on this interpreter."""
     probe = Extent("probe", "", _PAGE)
-    probe._map = mmap.mmap(-1, _PAGE)
+    with tempfile.TemporaryFile() as file:
+        file.truncate(_PAGE)
+        probe._map = Mapping(file.fileno(), _PAGE)
     return sys.getrefcount(probe._map)
 
 
@@ -100,7 +103,8 @@ _UNSHARED: Final = _unshared_refcount()
 
 
 class ExtentPool:
-    """Extents of one kind: files under `folder`, or memory (`folder` None) of at most `limit` bytes in all.
+    """Extents of one kind: files under `folder`, or memory (`folder` None) of at most `limit` bytes in all, and at most
+    `most` pieces, each of which holds a descriptor.
 
     `on_destroy` hears the names of extents that are gone, so that workers drop their mappings.
     """
@@ -111,11 +115,15 @@ class ExtentPool:
         *,
         keep_bytes: int,
         limit: int | None = None,
+        most: int | None = None,
         on_destroy: Callable[[str], None] | None = None,
     ) -> None:
         self.folder = folder
         self.keep_bytes = keep_bytes
         self.limit = limit
+        self.most = most
+        self.live = 0
+        """Extents that somebody has."""
         self.on_destroy = on_destroy
         self.live_bytes = 0
         self.free_bytes = 0
@@ -128,6 +136,7 @@ class ExtentPool:
         capacity = size_class(nbytes)
         extent = self._recycled(capacity) or self._create(capacity)
         self.live_bytes += capacity
+        self.live += 1
         self.touch(extent)
         return extent
 
@@ -135,7 +144,9 @@ class ExtentPool:
         """An extent in a client's sealed memory, of which it becomes the owner too. Raises StoreFull."""
         if self.limit is not None and self.live_bytes + nbytes > self.limit:
             raise StoreFull(f"no room for {nbytes} bytes of a client beside the {self.live_bytes} in use")
+        self._check_pieces()
         self.live_bytes += nbytes
+        self.live += 1
         fd = memory.lend()
         return Extent(secrets.token_hex(16), f"/proc/{os.getpid()}/fd/{fd}", nbytes, fd=fd, sealed=True)
 
@@ -143,6 +154,7 @@ class ExtentPool:
         """Takes an extent back; not `reusable`: a process that may still write to it must find its own pages only."""
         self._mapped.pop(extent.name, None)
         self.live_bytes -= extent.capacity
+        self.live -= 1
         if not reusable or extent.sealed or extent.capacity > self.keep_bytes:
             self._destroy(extent)
             return
@@ -170,6 +182,7 @@ class ExtentPool:
         if self.folder is None:
             raise ValueError("memory extents do not outlive their process")
         self.live_bytes += capacity
+        self.live += 1
         return Extent(name, str(self.folder / name), capacity)
 
     def trim(self) -> None:
@@ -198,6 +211,7 @@ class ExtentPool:
         return None
 
     def _create(self, capacity: int) -> Extent:
+        self._check_pieces()
         if self.limit is not None and self.live_bytes + self.free_bytes + capacity > self.limit:
             self.trim()
             if self.live_bytes + capacity > self.limit:
@@ -217,6 +231,12 @@ class ExtentPool:
                 raise
             raise StoreFull(f"the disk has no room for {capacity} bytes") from error
 
+    def _check_pieces(self) -> None:
+        if self.most is not None and self.live + len(self._free) >= self.most:
+            self.trim()
+            if self.live >= self.most:
+                raise StoreFull(f"{self.live} pieces of memory are in use, each of which is an open file")
+
     def _drop_oldest(self) -> None:
         _, extent = self._free.popitem(last=False)
         self._by_class[extent.capacity].remove(extent)
@@ -233,7 +253,7 @@ class ExtentPool:
             self.on_destroy(extent.name)
 
 
-def map_sealed(path: str, capacity: int) -> mmap.mmap:
+def map_sealed(path: str, capacity: int) -> Mapping:
     """A mapping of sealed memory, for reading.
 
     By a descriptor for reading: before Linux 6.7 any other counts as one that may write. With all its pages at once:
@@ -241,7 +261,7 @@ def map_sealed(path: str, capacity: int) -> mmap.mmap:
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return mmap.mmap(fd, capacity, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
+        return Mapping(fd, capacity, writable=False, populate=True)
     finally:
         os.close(fd)
 

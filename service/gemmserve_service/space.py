@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gemmserve_service.errors import StoreFull, TooLarge
 from gemmserve_service.extents import Extent, ExtentPool, memory_extents_supported
+from gemmserve_service.open_files import OpenFiles
 from gemmserve_service.runtime import host_memory
 from gemmserve_service.schemas import ArrayInfo
 
@@ -60,7 +61,13 @@ class Space:
         if limit is None:
             limit = host_memory() // 4
         self.memory = (
-            ExtentPool(None, keep_bytes=min(keep_bytes, limit), limit=limit, on_destroy=on_destroy)
+            ExtentPool(
+                None,
+                keep_bytes=min(keep_bytes, limit),
+                limit=limit,
+                most=OpenFiles.of(settings).memory,
+                on_destroy=on_destroy,
+            )
             if memory_extents_supported()
             else None
         )
