@@ -27,10 +27,28 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
+class Part:
+    """Some bytes of a mapping, which stays for as long as this does."""
+
+    __slots__ = ("__array_interface__", "_whole")
+    __array_interface__: dict[str, Any]
+
+    def __init__(self, whole: Mapping, start: int, nbytes: int) -> None:
+        """Writable; the bytes lie within the mapping."""
+        address, readonly = whole.__array_interface__["data"]
+        self._whole = whole
+        self.__array_interface__ = whole.__array_interface__ | {"shape": (nbytes,), "data": (address + start, readonly)}
+
+    def view(self, nbytes: int) -> memoryview:
+        """The first `nbytes`. This object is referred to for as long as the view, or any view of it, lives."""
+        return np.asarray(self).data[:nbytes]
+
+
 class Mapping:
     """The first `nbytes` > 0 of a file, shared with whoever else has it open. The descriptor may be closed after."""
 
-    __slots__ = ("__array_interface__", "_address", "_unmap", "nbytes")
+    __slots__ = ("__array_interface__", "__weakref__", "_address", "_unmap", "nbytes")
+    __array_interface__: dict[str, Any]
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool = True, populate: bool = False) -> None:
         """`populate`: with all its pages at once. Raises OSError, and ValueError for a file that is shorter."""

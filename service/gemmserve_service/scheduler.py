@@ -231,8 +231,10 @@ class Scheduler:
             if task.over:
                 task.close(reusable=False)
             elif task.crashes >= self.settings.max_attempts:
-                how = "did not get on with it" if task.stalled else "died or hung"
-                self._end(task, WorkerCrashed(f"its worker {how} in attempt {task.attempt}, and that was the last"))
+                reason = f"{min(task.crashes, task.attempt)} workers died or hung while they had this job"
+                if task.stalled:
+                    reason = f"its worker did not get on with it, in attempt {task.attempt}, which was the last"
+                self._end(task, WorkerCrashed(reason))
                 task.close(reusable=False)
             elif self.draining and not task.durable:
                 self._end(task, self._draining())

@@ -100,17 +100,11 @@ class Space:
 
     def adopt(self, name: str | None, nbytes: int, owner: str) -> Extent | None:
         """A file that an earlier process left, charged to its owner; None: it is missing or too short."""
-        if name is None:
-            return None
-        try:
-            capacity = (self._settings.data_dir / "extents" / name).stat().st_size
-        except FileNotFoundError:
-            return None
-        if capacity < nbytes:
-            return None
-        self.used_bytes += nbytes
-        self._quotas.charge_bytes(owner, nbytes, scratch=False)
-        return self.files.adopt(name, capacity)
+        extent = None if name is None else self.files.adopt(name, nbytes)
+        if extent is not None:
+            self.used_bytes += nbytes
+            self._quotas.charge_bytes(owner, nbytes, scratch=False)
+        return extent
 
     def free(
         self, extent: Extent | None, array: ArrayInfo | ScratchArray | ArraySpec | Room, *, reusable: bool = True

@@ -151,7 +151,8 @@ class Runner:
 
     def _run_bundle(self, message: RunBundle) -> Done:
         form = self._forms.of(message.form)
-        row = form.row(self._mappings.of(message.extent, message.path, message.capacity))
+        mapping = self._mappings.of(message.extent, message.path, message.capacity)
+        row = form.row(mapping[message.offset :] if message.offset else mapping)
         product = form.product(row)
         if message.verify or product is None:
             return self._run(message.spread(form.fields))
