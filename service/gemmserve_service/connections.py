@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service.corking import Corked
 from gemmserve_service.landing import LandingProtocol
+from gemmserve_service.open_files import OpenFiles
 from gemmserve_service.problems import HeadTooLarge, HeadTooSlow, TooManyConnections, problem_response
 from gemmserve_service.unix_sockets import peer_user
 
@@ -37,6 +38,8 @@ class Connections:
 
     def __init__(self, settings: Settings, refused: Callable[[ServiceError, str], None] | None = None) -> None:
         self.settings = settings
+        self.most = OpenFiles.of(settings).connections
+        """At one time, as far as the limit of open files allows what settings ask for."""
         self._refused = refused or (lambda _error, _address: None)
         self._proxies = [ipaddress.ip_network(text, strict=False) for text in settings.trusted_proxies]
         self._by_address: Counter[str] = Counter()
@@ -61,7 +64,7 @@ class Connections:
         crowded = self._by_address[address] >= limits.max_connections_per_address and not self._trusted(address)
         if crowded and not self._displace(address):
             return False
-        if self.count >= limits.max_connections and not self._displace(None):
+        if self.count >= self.most and not self._displace(None):
             return False
         self._by_address[address] += 1
         self.became_idle(connection)
