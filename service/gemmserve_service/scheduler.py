@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from gemmserve_service.tasks import Task
 
 _MOST_SAMPLED: Final = 1 << 28  # bytes of a product that is checked unasked: a fraction of a second
-_LAST: Final = 1 << 62  # in a task's order: behind every priority
 _CHECK_RATE: Final = 1e8  # bytes a second that a check gets through at least (docs/reliability.md)
 
 
@@ -208,7 +207,7 @@ class Scheduler:
 
     def worker_lost(self, worker: Worker) -> None:
         """What it had is queued again, in its old place, or fails after `max_attempts` losses; what stood still is
-        queued once more, behind all else.
+        queued once more, behind all that its owner has waiting.
 
         What its device alone had is computed again.
         """
@@ -218,16 +217,16 @@ class Scheduler:
         now = time.monotonic()
         if tasks:
             self._culprits[worker.id] = ([task.owner for task in tasks], now)
-        for task in tasks:
+        for task in sorted(tasks, key=lambda task: task.stalled):
             # Which one of them it was at is not known.
             self._settle_cost(task, _since(task, worker) / len(tasks))
             task.worker = None
             task.crashes += 1
             if task.stalled:
-                # It lived and did not get on, which it would hardly do otherwise the next time: one more try, when
-                # nothing else of its owner waits. Others come before it by the time that it is charged with.
+                # It lived and did not get on, which it would hardly do otherwise the next time: one more try, behind
+                # what its owner has waiting now. Others come before it by the time that it is charged with.
                 task.crashes = max(task.crashes, self.settings.max_attempts - 1)
-                task.order = (_LAST, next(self._sequence))
+                task.order = (self._last_place(task), next(self._sequence))
             if task.over:
                 task.close(reusable=False)
             elif task.crashes >= self.settings.max_attempts:
@@ -286,6 +285,13 @@ class Scheduler:
 
     def _wanted(self) -> list[Task]:
         return [task for worker in self.executor.workers() for task in worker.tasks.values() if not task.over]
+
+    def _last_place(self, task: Task) -> int:
+        """The first part of an `order` that is behind all tasks of the same owner that wait, whatever their priority.
+
+        What comes later with a priority as low is behind it in turn: it does not wait for ever.
+        """
+        return max((other.order[0] for other in self.queue if other.owner == task.owner), default=task.order[0])
 
     def _dispatch(self) -> None:
         """Gives every idle worker the first task that its device can run, and short ones that follow it.

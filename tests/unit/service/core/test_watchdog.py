@@ -173,6 +173,25 @@ async def test_a_job_that_stood_still_is_tried_once_more_behind_all_others(
     assert watchdog.killed == tries
 
 
+async def test_a_job_that_stood_still_does_not_wait_for_ever(make_core, make_settings, put, gemm, fake):
+    core = await make_core(make_settings(hang_s=3600, hang_factor=0, max_grouped_jobs=1), fake)
+    watchdog, worker = core.scheduler.watchdog, fake.fleet["cpu"]
+    await watchdog.stop()  # it looks when the test says so
+    a = await put(core.store, A)
+    hangs, _ = await core.jobs.submit(gemm(a, a, priority=100))
+    waiting = [(await core.jobs.submit(gemm(a, a, priority=priority)))[0].id for priority in (-3, 2, -3)]
+    worker.heard = worker.moved + 3601
+    watchdog.look(worker.moved + 3601)
+    fake.hello()
+    seen = []
+    for _ in range(6):  # another comes whenever one ends
+        waiting.append((await core.jobs.submit(gemm(a, a, priority=-3)))[0].id)
+        seen += fake.running()
+        fake.done()
+    first, second, third, *later = waiting
+    assert seen == [second, first, third, hangs.id, *later[:2]]
+
+
 async def test_readiness_notices_a_worker_that_stands_still_while_others_wait(
     make_core, make_settings, put, gemm, fake
 ):
