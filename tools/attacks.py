@@ -16,6 +16,7 @@ import io
 import itertools
 import json
 import os
+import resource
 import socket
 import statistics
 import subprocess
@@ -44,6 +45,8 @@ import request_shapes  # noqa: E402
 CONNECTIONS = 1000
 MOST_LIVEZ_MS = 100
 """What a request of the greatest length that a route takes may delay others by."""
+FILES = 2600
+"""That the server may open; the tiny arrays of half a minute are more."""
 ARRAY = np.random.default_rng(0).standard_normal((128, 128))
 
 
@@ -178,6 +181,64 @@ async def once_only(aim: Aim, data: bytes) -> str:
         writer.close()
 
 
+def form(**parts: bytes) -> tuple[bytes, str]:
+    """A body of multipart/form-data, and its Content-Type."""
+    lines = b"".join(
+        f'--part\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + part + b"\r\n"
+        for name, part in parts.items()
+    )
+    return lines + b"--part--\r\n", "multipart/form-data; boundary=part"
+
+
+def empty(*shape: int) -> bytes:
+    """The .npy file of an array without elements."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+async def little_that_makes_much(aim: Aim, path: str, patience_s: float, **parts: bytes) -> str:
+    """A product of operands without elements; nobody reads more than the head of its result."""
+    reader, writer = await aim.connect()
+    try:
+        body, content_type = form(**parts)
+        lengths = f"Content-Type: {content_type}", f"Content-Length: {len(body)}"
+        writer.write(aim.head("POST", path, *lengths) + body)
+        async with asyncio.timeout(patience_s):
+            return " ".join((await reader.readline()).decode("latin-1").split()[1:2]) or "closed"
+    except TimeoutError:
+        return "hung up"
+    except OSError:
+        return "closed"
+    finally:
+        writer.transport.abort()
+
+
+async def endless_reduction(aim: Aim) -> str:
+    """2^40 rows of nothing, reduced."""
+    params = json.dumps({"reduce": "sum", "axis": "m"}).encode()
+    return await little_that_makes_much(aim, "/v1/gemm-reduce", 10, params=params, a=empty(1 << 40, 0), b=empty(0, 4))
+
+
+async def large_nothing(aim: Aim) -> str:
+    """A quarter of a gigabyte of zeros, and a client that hangs up soon."""
+    return await little_that_makes_much(aim, "/v1/gemm", 0.5, a=empty(8192, 0), b=empty(0, 8192))
+
+
+async def tiny_array(aim: Aim) -> str:
+    """A stored array of eight bytes, which stays for ten seconds."""
+    reader, writer = await aim.connect()
+    try:
+        path = "/v1/arrays?dtype=float64&shape=1&ttl_s=10"
+        lengths = "Content-Type: application/octet-stream", "Content-Length: 8", "Connection: close"
+        writer.write(aim.head("POST", path, *lengths) + bytes(8))
+        return " ".join((await reader.readline()).decode("latin-1").split()[1:2]) or "closed"
+    except OSError:
+        return "closed"
+    finally:
+        writer.close()
+
+
 @cache
 def long_requests(key: str) -> list[bytes]:
     """Of `long_bodies`, one each, of the attacker."""
@@ -218,6 +279,9 @@ ATTACKS: dict[str, tuple[Callable[[Aim], Awaitable[str]], int, float]] = {
     "wrong-key": (wrong_key, 8, 50),
     "long-body": (long_body, 1, 2),
     "doubtful-request": (doubtful_request, 8, 50),
+    "endless-reduction": (endless_reduction, 8, 20),
+    "large-nothing": (large_nothing, 2, 2),
+    "tiny-arrays": (tiny_array, 16, 400),
 }
 
 
@@ -343,6 +407,9 @@ def run(options: argparse.Namespace) -> int:
     """All of it. Returns the exit status."""
     from local_server import LocalServer
 
+    # Little enough that things which take a descriptor each are noticed, and enough for a thousand connections.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, hard), min(FILES, hard)))
     with LocalServer("--log-level", "error", environment={"GEMMSERVE_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}) as server:
         admin = create(server.data_dir, "good", "--scopes", "admin")
         evil = create(server.data_dir, "evil", "--quota-inflight-bytes", "1G", "--quota-stored-bytes", "2G")

@@ -233,6 +233,13 @@ class GemmReduceProblem(_Product):
         return (self.m if self.over_rows else self.n) * (self.batch if self.over_batch else 1)
 
     @property
+    def vanishes(self) -> bool:
+        """Whether every result is 0, whatever the operands hold: products are sums of no terms, or there are none to
+        reduce. However many they are, no time goes into them.
+        """
+        return self.k == 0 or self.extent == 0
+
+    @property
     def outputs_shape(self) -> tuple[int, ...]:
         """Shape of one reduction, the planar axis not counted."""
         kept = self.n if self.over_rows else self.m

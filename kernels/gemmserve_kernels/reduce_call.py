@@ -40,7 +40,7 @@ class ReduceCall:
     """How to run `problem` on the device of `launcher`. `written` says of every result, in order, what a kernel writes:
     shape and dtype of a contiguous array, complex where the result is planar; but "c" as it is returned.
 
-    `program` is None where there is nothing to compute: sums over nothing, or no outputs.
+    `program` is None where there is nothing to compute: everything is 0, or there are no outputs.
     """
 
     problem: GemmReduceProblem
@@ -82,7 +82,7 @@ def plan_reduce_call(ordinal: int, operands: tuple[Key, Key], outlines: Pair, op
         written[name] = (shape, dtype)
         if name != "c" and (kernel := written_dtype(problem, name)) != dtype:
             written[name] = (shape[1:], kernel)
-    if problem.extent == 0 or outputs_of(problem) == 0:
+    if problem.vanishes or outputs_of(problem) == 0:
         return ReduceCall(problem, chosen, launcher, None, (False, False), None, written)
     converted = as_uniform(problem)[0] if chosen.uniform else None
     if converted is not None:

@@ -233,7 +233,7 @@ class BatchTask(Task):
 
 
 class _Table:
-    """The extents of a message, by number."""
+    """The extents of a message, by number; those that share a file stand there with its name."""
 
     def __init__(self) -> None:
         self.extents = ExtentTable(names=[], paths=[], capacities=[], cache_ids=[])
@@ -252,7 +252,9 @@ class _Table:
             dtype=dtype,
             shape=shape,
             order="F" if order == "F" else "C",
-            places=[(numbers[extent], offset) for _, extent, offset, _ in arrays],
+            places=[
+                (numbers[extent], offset + (0 if extent is None else extent.start)) for _, extent, offset, _ in arrays
+            ],
         )
 
     def _number(self, extent: Extent, cache_id: str | None) -> int:
@@ -260,9 +262,10 @@ class _Table:
         if number is None:
             table = self.extents
             number = self._numbers[extent.name] = len(table.names)
-            table.names.append(extent.name)
+            name, capacity = extent.file
+            table.names.append(name)
             table.paths.append(extent.path)
-            table.capacities.append(extent.capacity)
+            table.capacities.append(capacity)
             table.cache_ids.append(cache_id)
         return number
 

@@ -105,13 +105,15 @@ class BundleTask(Task):
     def message(self, chosen: Plan, *, verify: bool) -> RunBundle:
         """See `Task`."""
         extent = self.room.extent
+        name, capacity = extent.file
         return RunBundle(
             task=self.id,
             form=self._form,
             algorithm=chosen.algorithm,
-            extent=extent.name,
+            extent=name,
             path=extent.path,
-            capacity=extent.capacity,
+            capacity=capacity,
+            offset=extent.start,
             verify=verify,
         )
 

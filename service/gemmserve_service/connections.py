@@ -21,6 +21,7 @@ from gemmserve_service.corking import Corked
 from gemmserve_service.errors import ServiceError
 from gemmserve_service.landing import SENDING, LandingProtocol
 from gemmserve_service.middleware import POLICY, SECURITY, context_of
+from gemmserve_service.open_files import OpenFiles
 from gemmserve_service.problems import HeadTooLarge, HeadTooSlow, TooManyConnections, problem_response
 from gemmserve_service.request_heads import check_head, describe_parser_error
 from gemmserve_service.unix_sockets import peer_user
@@ -51,6 +52,8 @@ class Connections:
 
     def __init__(self, settings: Settings, refused: Refused | None = None) -> None:
         self.settings = settings
+        self.most = OpenFiles.of(settings).connections
+        """At one time, as far as the limit of open files allows what settings ask for."""
         self._refused = refused or (lambda *_: None)
         self._proxies = [ipaddress.ip_network(text, strict=False) for text in settings.trusted_proxies]
         self._by_address: Counter[str] = Counter()
@@ -75,7 +78,7 @@ class Connections:
         crowded = self._by_address[address] >= limits.max_connections_per_address and not self._trusted(address)
         if crowded and not self._displace(address):
             return False
-        if self.count >= limits.max_connections and not self._displace(None):
+        if self.count >= self.most and not self._displace(None):
             return False
         self._by_address[address] += 1
         self.became_idle(connection)

@@ -117,6 +117,8 @@ class Core:
             reasons.append("draining")
         if not any(worker.ready for worker in self.executor.workers()):
             reasons.append("no worker has answered a verified product")
+        if stalled := self.scheduler.stalled():
+            reasons.append(f"{self.scheduler.queued} jobs wait, and " + ", ".join(stalled))
         if self.jobs.recorder.waiting:
             reasons.append("the database cannot be written: ends of jobs wait to be put on record")
         return not reasons, reasons

@@ -19,6 +19,7 @@ from gemmserve_service.core import Core
 from gemmserve_service.executor.local import LocalExecutor
 from gemmserve_service.handoff import FrontHandoff
 from gemmserve_service.movers.pool import Movers
+from gemmserve_service.open_files import OpenFiles
 from gemmserve_service.runtime import keep_from_collector
 from gemmserve_service.serving import main_server, side_server
 
@@ -65,6 +66,8 @@ async def _serve(handoff: FrontHandoff) -> bool:
         core.store.on_extent_destroyed(movers.forget)
         app.state.metrics.watch(movers)
         movers.start()
+    files = OpenFiles.of(settings)
+    log.log(logging.WARNING if files.connections < settings.max_connections else logging.INFO, "%s", files)
     server = main_server(app, settings, movers)
     keep_from_collector()
     if handoff.unix_fd is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels.compiler import CACHE_VARIABLE, cache_directory
 from gemmserve_service.findings import Finding
+from gemmserve_service.open_files import OpenFiles
 from gemmserve_service.runtime import cpu_count
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 _LITTLE: Final = 1 << 30
 _SMALL_SHM: Final = 32 << 20  # half of what Docker gives a container unasked
 _SHM: Final = "/dev/shm"  # noqa: S108 (looked at, not written)
-_OWN_FILES: Final = 1024  # for arrays, databases and pipes, beside the connections; pulled out of the air
 
 
 def limits(settings: Settings, machine: Machine) -> Iterator[Finding]:
@@ -81,16 +81,17 @@ def shared_memory(machine: Machine) -> Iterator[Finding]:
 
 
 def open_files(settings: Settings) -> Iterator[Finding]:
-    """The limit of open files, held against the connections that the server would take."""
+    """What the limit of open files allows, held against the connections that the server would take."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the server raises its soft limit to it
-    wanted = settings.max_connections + _OWN_FILES
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        text = f"at most {hard} open files, for {settings.max_connections} connections and the server's own"
+    files = OpenFiles.of(settings, hard)
+    if files.connections < settings.max_connections:
         advice = (
-            f"raise the hard limit to {wanted} or more (ulimit -Hn, LimitNOFILE, --ulimit nofile=16384), or lower "
-            "GEMMSERVE_MAX_CONNECTIONS"
+            f"raise the hard limit to {files.wanted} or more (ulimit -Hn, LimitNOFILE, --ulimit nofile=16384), or "
+            f"lower GEMMSERVE_MAX_CONNECTIONS from {settings.max_connections}"
         )
-        yield Finding("note", "files", text, advice)
+        yield Finding("note", "files", str(files), advice)
+    else:
+        yield Finding("ok", "files", str(files))
 
 
 def transfer_processes(settings: Settings) -> Iterator[Finding]:

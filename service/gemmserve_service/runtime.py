@@ -47,7 +47,7 @@ def keep_from_collector() -> None:
 
 
 def raise_file_limit() -> None:
-    """Lets this process open as many files as the system allows it: connections and memory extents each hold one."""
+    """Lets this process open as many files as the system allows it: connections hold one each, and so does memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard if sys.platform == "linux" else min(hard, 10_240), hard))

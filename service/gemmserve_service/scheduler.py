@@ -130,6 +130,14 @@ class Scheduler:
             raise errors[0]
         return plans
 
+    def stalled(self) -> list[str]:
+        """Why nothing gets on though tasks wait: all workers stand still. Empty where one gets on, or none is there."""
+        if not self.queue:
+            return []
+        reasons = [self.watchdog.stalled(worker) for worker in self.executor.workers() if worker.ready]
+        found = [reason for reason in reasons if reason is not None]
+        return found if len(found) == len(reasons) else []
+
     def submit(self, task: Task, *, soon: bool = False) -> None:
         """Queues an admitted task; ends it if the server began to drain while it was prepared and nothing keeps it.
 
@@ -198,7 +206,8 @@ class Scheduler:
         self._dispatch()
 
     def worker_lost(self, worker: Worker) -> None:
-        """What it had is queued again, in its old place, or fails after `max_attempts` losses.
+        """What it had is queued again, in its old place, or fails after `max_attempts` losses; what stood still is
+        queued once more, behind all that its owner has waiting.
 
         What its device alone had is computed again.
         """
@@ -208,15 +217,23 @@ class Scheduler:
         now = time.monotonic()
         if tasks:
             self._culprits[worker.id] = ([task.owner for task in tasks], now)
-        for task in tasks:
+        for task in sorted(tasks, key=lambda task: task.stalled):
             # Which one of them it was at is not known.
             self._settle_cost(task, _since(task, worker) / len(tasks))
             task.worker = None
             task.crashes += 1
+            if task.stalled:
+                # It lived and did not get on, which it would hardly do otherwise the next time: one more try, behind
+                # what its owner has waiting now. Others come before it by the time that it is charged with.
+                task.crashes = max(task.crashes, self.settings.max_attempts - 1)
+                task.order = (self._last_place(task), next(self._sequence))
             if task.over:
                 task.close(reusable=False)
             elif task.crashes >= self.settings.max_attempts:
-                self._end(task, WorkerCrashed(f"{task.crashes} workers died or hung while they had this job"))
+                reason = f"{min(task.crashes, task.attempt)} workers died or hung while they had this job"
+                if task.stalled:
+                    reason = f"its worker did not get on with it, in attempt {task.attempt}, which was the last"
+                self._end(task, WorkerCrashed(reason))
                 task.close(reusable=False)
             elif self.draining and not task.durable:
                 self._end(task, self._draining())
@@ -268,6 +285,13 @@ class Scheduler:
 
     def _wanted(self) -> list[Task]:
         return [task for worker in self.executor.workers() for task in worker.tasks.values() if not task.over]
+
+    def _last_place(self, task: Task) -> int:
+        """The first part of an `order` that is behind all tasks of the same owner that wait, whatever their priority.
+
+        What comes later with a priority as low is behind it in turn: it does not wait for ever.
+        """
+        return max((other.order[0] for other in self.queue if other.owner == task.owner), default=task.order[0])
 
     def _dispatch(self) -> None:
         """Gives every idle worker the first task that its device can run, and short ones that follow it.
@@ -343,8 +367,10 @@ class Scheduler:
         sampled = task.listener is not self.writes and task.check_bytes <= _MOST_SAMPLED
         sampled = sampled and self._chance.random() < self.settings.verify_share
         verify = task.verify or sampled
-        longest_s = self.estimates.cautious_seconds(task, worker) + (task.check_bytes / _CHECK_RATE if verify else 0.0)
-        task.limit_s = self.settings.hang_s + self.settings.hang_factor * longest_s
+        check_s = task.check_bytes / _CHECK_RATE if verify else 0.0
+        task.expected_s = self.estimates.cautious_seconds(task, worker) + check_s
+        task.limit_s = self.settings.hang_s + self.settings.hang_factor * task.expected_s
+        task.stalled = False
         worker.tasks[task.id] = task
         chosen = task.plans[worker.id]
         assert not isinstance(chosen, KernelError)  # _take saw to it

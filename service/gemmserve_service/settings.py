@@ -117,7 +117,7 @@ class Settings(BaseSettings):
         None,
         ge=0,
         description="memory for operands and results of one-shot requests; null: a quarter of the machine's. "
-        "Past it they go to files under data_dir",
+        "Past it they go to files under data_dir, within max_store_bytes",
     )
     recycle_bytes: int = Field(1 << 30, ge=0, description="freed extents kept for reuse, in bytes")
     default_ttl_s: float | None = Field(

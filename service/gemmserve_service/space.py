@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gemmserve_service.errors import StoreFull, TooLarge
 from gemmserve_service.extents import Extent, ExtentPool, memory_extents_supported
+from gemmserve_service.open_files import OpenFiles
 from gemmserve_service.runtime import host_memory
 from gemmserve_service.schemas import ArrayInfo
 
@@ -60,7 +61,13 @@ class Space:
         if limit is None:
             limit = host_memory() // 4
         self.memory = (
-            ExtentPool(None, keep_bytes=min(keep_bytes, limit), limit=limit, on_destroy=on_destroy)
+            ExtentPool(
+                None,
+                keep_bytes=min(keep_bytes, limit),
+                limit=limit,
+                most=OpenFiles.of(settings).memory,
+                on_destroy=on_destroy,
+            )
             if memory_extents_supported()
             else None
         )
@@ -69,10 +76,14 @@ class Space:
         """Raises TooLarge, StoreFull or QuotaExceeded if `nbytes` more could not be reserved now."""
         if nbytes > self._settings.max_array_bytes:
             raise TooLarge(f"an array of {nbytes} bytes; this server takes at most {self._settings.max_array_bytes}")
-        limit = self._settings.max_store_bytes
-        if not scratch and limit is not None and self.used_bytes + nbytes > limit:
-            raise StoreFull(f"{nbytes} bytes do not fit: {self.used_bytes} of {limit} are taken")
+        if not scratch:
+            self._check_files(nbytes)
         self._quotas.check_bytes(owner, nbytes, scratch=scratch)
+
+    def _check_files(self, nbytes: int) -> None:
+        limit = self._settings.max_store_bytes
+        if limit is not None and self.used_bytes + nbytes > limit:
+            raise StoreFull(f"{nbytes} bytes do not fit: {self.used_bytes} of {limit} are taken")
 
     def take(self, nbytes: int, *, scratch: bool) -> Extent:
         """Room for `nbytes` > 0, not charged to anybody yet. Raises StoreFull."""
@@ -81,23 +92,19 @@ class Space:
                 return self.memory.take(nbytes)
             except (StoreFull, OSError) as error:  # OSError: out of file descriptors or of memory for the mapping
                 log.info("scratch goes to a file: %s", error)
+        if scratch:  # where it counts like any other
+            self._check_files(nbytes)
         extent = self.files.take(nbytes)
         self.used_bytes += nbytes
         return extent
 
     def adopt(self, name: str | None, nbytes: int, owner: str) -> Extent | None:
         """A file that an earlier process left, charged to its owner; None: it is missing or too short."""
-        if name is None:
-            return None
-        try:
-            capacity = (self._settings.data_dir / "extents" / name).stat().st_size
-        except FileNotFoundError:
-            return None
-        if capacity < nbytes:
-            return None
-        self.used_bytes += nbytes
-        self._quotas.charge_bytes(owner, nbytes, scratch=False)
-        return self.files.adopt(name, capacity)
+        extent = None if name is None else self.files.adopt(name, nbytes)
+        if extent is not None:
+            self.used_bytes += nbytes
+            self._quotas.charge_bytes(owner, nbytes, scratch=False)
+        return extent
 
     def free(
         self, extent: Extent | None, array: ArrayInfo | ScratchArray | ArraySpec | Room, *, reusable: bool = True

@@ -80,8 +80,12 @@ class Task:
     """How many it computes."""
     grouped: bool = False
     """Whether it was sent together with others."""
+    expected_s: float = 0.0
+    """Of its worker's device, by a cautious estimate, with a check where there is one."""
     limit_s: float = 0.0
     """For how long its worker may show no progress before it is taken for hung."""
+    stalled: bool = False
+    """Whether its worker was killed because it did not get on with this."""
     over: bool = False
     """The listener has been told; a worker may still be at it."""
     worker: Worker | None = None
@@ -171,14 +175,15 @@ def _plan(product: Product, spec: DeviceSpec) -> Plan:
 
 def array_ref(array: Any, extent: Extent | None, cache_id: str | None = None, offset: int = 0) -> ArrayRef:
     """Where the bytes of an array are, for a worker. `array` has nbytes, dtype, shape and order."""
+    name, capacity = (None, 0) if extent is None else extent.file
     return ArrayRef(
-        extent=None if extent is None else extent.name,
+        extent=name,
         path="" if extent is None else extent.path,
-        capacity=0 if extent is None else extent.capacity,
+        capacity=capacity,
         nbytes=array.nbytes,
         dtype=array.dtype,
         shape=array.shape,
         order=array.order,
         cache_id=cache_id,
-        offset=offset,
+        offset=offset + (0 if extent is None else extent.start),
     )

@@ -1,7 +1,8 @@
 """Workers that hang: silent ones, those whose task does not get on, those that do not write what somebody waits for.
 They are killed; the task is tried again.
 
-A task's lease is `hang_s` and `hang_factor` times its estimated time; each panel that its worker reports renews it.
+A task's lease is `hang_s` and `hang_factor` times its estimated time; each panel that its worker reports renews it. One
+that nobody wants any more has `silence_s` in the place of `hang_s`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _LOOKS: Final = 10  # in the shortest time that it watches for
 _LONGEST_S: Final = 1.0
+_PATIENCE_S: Final = 5.0  # beyond its estimated time, after which a task that does not get on is spoken of
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,14 @@ class Watchdog:
                 self.killed += 1
                 self.executor.kill(worker, reason)
 
+    def stalled(self, worker: Worker) -> str | None:
+        """That a worker has not got on with its task for seconds; None: it has, or has none."""
+        task: Task | None = next(iter(worker.tasks.values()), None)
+        still_s = time.monotonic() - max(worker.moved, self._excused)
+        if task is None or still_s <= _PATIENCE_S + task.expected_s:
+            return None
+        return f"worker {worker.id} has not got on for {still_s:.0f} s"
+
     def _hung(self, worker: Worker, now: float) -> str | None:
         silent_s = now - max(worker.heard, self._excused)
         if silent_s > self.silence_s:
@@ -65,7 +75,11 @@ class Watchdog:
         task: Task | None = next(iter(worker.tasks.values()), None)
         if task is not None:
             still_s = now - max(worker.moved, self._excused)
-            if still_s > task.limit_s:
+            limit_s = task.limit_s
+            if task.over:  # it was told to stop
+                limit_s += min(self.silence_s - self.hang_s, 0.0)
+            if still_s > limit_s:
+                worker.tasks.get(worker.at or "", task).stalled = True
                 return f"task {task.id} has not got on for {still_s:.1f} s"
         if worker.asked is not None:
             waited_s = now - max(worker.asked, self._excused)

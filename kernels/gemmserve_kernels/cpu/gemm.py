@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.interruption import checkpoint
 from gemmserve_kernels.operand import real_dtype
 
 if TYPE_CHECKING:
@@ -32,6 +33,15 @@ while it is in the second-level cache."""
 
 _SHORT_K: Final = 64
 """Below this k a product moves bytes rather than multiplies. From no source; twice or half of it measured the same."""
+
+_LEAST_SIDE: Final = 64
+"""Rows and columns of the smallest block that is cut for its many multiplications."""
+_A_CALL: Final = 1 << 12
+"""Multiplications that take as long as NumPy's way to one matrix of a batch."""
+
+_LONG_K: Final = 1 << 15
+"""Terms of a sum that one call of the BLAS forms at most. The smallest block that is worth a call, 64 x 64 elements,
+takes some ten milliseconds so; the sums of several calls are added in their order."""
 
 Block = tuple[slice, ...]
 
@@ -61,11 +71,12 @@ def run_gemm(problem: GemmProblem, a: Array, b: Array, c: Array | None, out: Arr
     direct = target.im is None and target.re.dtype == dtype and is_blas_matrix(target.re)
     scaled = problem.alpha != 1 or addend is not None or product.conjugate_result
     limit: float = BLOCK_BYTES if problem.k >= _SHORT_K else _CACHED_BYTES
-    if direct and not scaled and not product.copies:
+    if direct and not scaled and not product.copies and problem.k <= _LONG_K:
         limit = math.inf  # one call of the BLAS
     scratch = Scratch(dtype)
     with np.errstate(all="ignore"):
         for block in product.blocks(limit):
+            checkpoint()
             here = target.at(block)
             tile = here.re if direct else scratch.get(here.re.shape)
             product.multiply(block, tile)
@@ -98,6 +109,7 @@ def _is_one_call(problem: GemmProblem, a: Array, b: Array, out: Array) -> bool:
     return bool(
         a.ndim == 2
         and b.ndim == 2
+        and problem.k <= _LONG_K
         and a.dtype == dtype
         and b.dtype == dtype
         and dtype == problem.accumulate
@@ -284,13 +296,14 @@ class Product:
         self.extents = (math.prod(self.extents[:-1]), self.extents[-1])
         return self
 
-    def blocks(self, limit: float) -> Iterator[Block]:
+    def blocks(self, limit: float, work: float = math.inf) -> Iterator[Block]:
         """Blocks of the product in a fixed order: the batch outermost, then columns, then rows.
 
-        None holds more than `limit` bytes of the product, nor of a copy of an operand. Rows and columns are cut only
-        where every batch axis is.
+        None holds more than `limit` bytes of the product, nor of a copy of an operand, nor takes more than `work`
+        multiplications unless it is one matrix of 64 x 64 or less. Rows and columns are cut only where every batch axis
+        is.
         """
-        sizes = self._block_sizes(limit)
+        sizes = self._block_sizes(limit, work)
         *batch, rows, columns = (
             [slice(start, min(start + size, extent)) for start in range(0, extent, size)]
             for extent, size in zip(self.extents, sizes, strict=True)
@@ -298,7 +311,7 @@ class Product:
         for *outer, column, row in itertools.product(*batch, columns, rows):
             yield (*outer, row, column)
 
-    def _block_sizes(self, limit: float) -> list[int]:
+    def _block_sizes(self, limit: float, work: float) -> list[int]:
         sizes = list(self.extents)
         batch_ndim = len(sizes) - 2
         item = self.dtype.itemsize
@@ -309,8 +322,14 @@ class Product:
             own = (min(size, had) for size, had in zip(sizes[:-2], factor.planes.shape[:-2], strict=True))
             return math.prod(own) * extent * min(self.k, _k_step(limit, item)) * item
 
+        def laborious() -> bool:
+            """Whether the multiplications, or the calls that they come in, are too many and can be fewer."""
+            least = all(extent == 1 for extent in sizes[:-2]) and max(sizes[-2:]) <= _LEAST_SIDE
+            many = math.prod(sizes) * max(self.k, 1) > work or math.prod(sizes[:-2]) * _A_CALL > work
+            return many and not least
+
         while True:
-            product = math.prod(sizes) * item > limit
+            product = math.prod(sizes) * item > limit or laborious()
             cut_m, cut_n = copied(self.a, sizes[-2]) > limit, copied(self.b, sizes[-1]) > limit
             if not (product or cut_m or cut_n):
                 return sizes
@@ -325,8 +344,9 @@ class Product:
     def multiply(self, block: Block, out: Array) -> None:
         """op(A) op(B) inside `block` into `out`, an array of `dtype` that BLAS can write."""
         *batch, rows, columns = block
-        step = min(self.k, _k_step(BLOCK_BYTES, self.dtype.itemsize)) if self.copies else self.k
+        step = min(self.k, _LONG_K, _k_step(BLOCK_BYTES, self.dtype.itemsize) if self.copies else _LONG_K)
         for start in range(0, max(self.k, 1), max(step, 1)):
+            checkpoint()
             depth = slice(start, min(start + step, self.k))
             a = self.a.tile((*batch, rows, depth))
             b = self.b.tile((*batch, depth, columns))
@@ -346,7 +366,10 @@ def _k_step(limit: float, itemsize: int) -> int:
 
 
 def _matmul(a: Array, b: Array, out: Array) -> None:
-    _multiplier(a.shape[-1])(a, b, out)
+    if a.shape[-1]:
+        _multiplier(a.shape[-1])(a, b, out)
+    else:  # NumPy would look at each matrix of a batch
+        out.fill(0)
 
 
 def _multiplier(k: int) -> Any:

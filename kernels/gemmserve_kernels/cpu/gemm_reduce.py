@@ -14,6 +14,7 @@ import numpy as np
 
 from gemmserve_kernels.cpu import gram
 from gemmserve_kernels.cpu.gemm import Planes, Product, Scratch, scalar
+from gemmserve_kernels.interruption import checkpoint, pieces
 from gemmserve_kernels.operand import real_dtype
 
 if TYPE_CHECKING:
@@ -26,10 +27,17 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES: Final = 8 << 20
 """Of C; squares and magnitudes of a block are as large again, in double precision twice."""
+_BLOCK_WORK: Final = 1 << 29
+"""Multiplications of a block, some hundredths of a second: of what is reduced no caller can ask for a part."""
 
 
 def run_gemm_reduce(problem: GemmReduceProblem, a: Array, b: Array, out: Mapping[str, Array]) -> None:
     """Writes every result of `problem` into the array of its name, of any strides. Shares no memory with a and b."""
+    if problem.vanishes:
+        for array in out.values():
+            for piece in pieces(array, _BLOCK_BYTES):
+                piece[...] = 0
+        return
     with np.errstate(all="ignore"):
         squares = gram.sum_of_squares(problem, a, b)
         if squares is not None:
@@ -42,7 +50,7 @@ def run_gemm_reduce(problem: GemmReduceProblem, a: Array, b: Array, out: Mapping
     alpha = scalar(problem.alpha, product.dtype)
     with np.errstate(all="ignore"):
         if math.prod(product.extents):
-            for block in product.blocks(_BLOCK_BYTES):
+            for block in product.blocks(_BLOCK_BYTES, _BLOCK_WORK):
                 tile = scratch.get(tuple(part.stop - part.start for part in block))
                 product.multiply(block, tile)
                 if problem.alpha != 1:
@@ -51,6 +59,7 @@ def run_gemm_reduce(problem: GemmReduceProblem, a: Array, b: Array, out: Mapping
                     stored.at(_whole(block, stored.shape)).store(tile)
                 panel = _Panel(problem, block, tile)
                 for state in states.values():
+                    checkpoint()
                     state.update(panel)
         for name, state in states.items():
             value = state.value()

@@ -13,6 +13,7 @@ import numpy as np
 
 from gemmserve_kernels.cpu.gemm import Factor
 from gemmserve_kernels.gram.plan import tolerance_of, wide_dtype
+from gemmserve_kernels.interruption import checkpoint
 
 if TYPE_CHECKING:
     from gemmserve_kernels.cpu.gemm import Block
@@ -24,6 +25,8 @@ _ROWS: Final = 4096
 """Rows of A that are made double and multiplied at once, at most: the bound counts them."""
 _BLOCK_BYTES: Final = 8 << 20
 """Of A's rows and B's columns in double, about."""
+_AT_ONCE: Final = 1 << 29
+"""Multiplications between two moments at which it can be interrupted, about."""
 _LEAST: Final = 1 << 24
 """Multiplications of the product below which it is formed: what they cost is calls, not arithmetic."""
 _GAIN: Final = 4
@@ -87,9 +90,16 @@ def _gram(problem: GemmReduceProblem, factor: Factor, here: Block) -> Array:
     total = np.zeros((parts * problem.k, parts * problem.k))
     step = _rows(problem.k, factor.dtype)
     for first in range(0, extent, step):
+        checkpoint()
         x = _tile(problem, factor, here, slice(first, min(first + step, extent)), reduced=True)
         x = np.ascontiguousarray(x).view(np.float64)
-        total += x.T @ x
+        if x.size * x.shape[1] <= 4 * _AT_ONCE:  # of which BLAS makes half
+            total += x.T @ x
+            continue
+        lines = max(64, _AT_ONCE // x.size)
+        for low in range(0, x.shape[1], lines):
+            checkpoint()
+            total[low : low + lines] += x[:, low : low + lines].T @ x
     if parts == 1:
         return total
     gram = np.empty((problem.k, problem.k), factor.dtype)
@@ -110,7 +120,11 @@ def _forms(problem: GemmReduceProblem, gram: Array, factor: Factor, here: Block)
     for first in range(0, kept, step):
         lines = slice(first, min(first + step, kept))
         b = _tile(problem, factor, here, lines, reduced=False)
-        y = gram @ b
+        y = np.empty_like(b)
+        height = max(64, _AT_ONCE // b.size)
+        for low in range(0, problem.k, height):
+            checkpoint()
+            np.matmul(gram[low : low + height], b, out=y[low : low + height])
         forms, weights = (b.real * y.real).sum(0), norms @ np.abs(b.real)
         if each == 2:
             forms += (b.imag * y.imag).sum(0)

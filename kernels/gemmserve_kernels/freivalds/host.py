@@ -8,6 +8,7 @@ import numpy as np
 
 from gemmserve_kernels.freivalds.finding import floor_of
 from gemmserve_kernels.freivalds.signs import VECTORS, signs
+from gemmserve_kernels.interruption import checkpoint
 
 if TYPE_CHECKING:
     from gemmserve_kernels.problem import GemmProblem
@@ -55,6 +56,7 @@ def _times(problem: GemmProblem, array: Array, trans: str, x: Array, square_weig
     wide = np.complex128 if problem.dtype.kind == "c" else np.float64
     products, squares = [], []
     for start in range(0, max(1, rows), step):
+        checkpoint()
         panel = planes[0][..., start : start + step, :].astype(wide)
         if problem.planar:
             panel.imag = planes[1][..., start : start + step, :]

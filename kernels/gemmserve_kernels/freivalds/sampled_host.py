@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.freivalds.sampled import CANDIDATE_BITS, CANDIDATES, FIGURES, Bound, Choice, in_stratum, words
+from gemmserve_kernels.interruption import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +102,9 @@ def _large(choice: Choice, operands: tuple[_Gather, _Gather], k: int, seed: int,
 def _slices(count: int, each: int) -> Iterator[slice]:
     """Of `count` things that take `each` elements."""
     step = max(1, _TOGETHER // max(1, each))
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+    for start in range(0, count, step):
+        checkpoint()
+        yield slice(start, min(start + step, count))
 
 
 def _larger_part(x: Array) -> Array:

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import math
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.executor.base import Worker
 from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Group, Hello, Work
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from gemmserve_service.executor.base import ExecutorOwner
     from gemmserve_service.executor.protocol import Done, Failed, Prefetch, WriteBack
+
+_LOOK_S: Final = 1e-3  # as `worker.loop`
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +108,15 @@ class InlineExecutor:
         if self._loop is None:
             return
         loop = self._loop
-        runner.look = lambda: loop.call_soon_threadsafe(self._worker.beat, runner.task, runner.progress)
+        looked = 0.0
+
+        def look() -> None:
+            nonlocal looked
+            if (now := time.monotonic()) - looked >= _LOOK_S:
+                looked = now
+                loop.call_soon_threadsafe(self._worker.beat, runner.task, runner.progress)
+
+        runner.look = look
         for task in message.tasks if isinstance(message, Group) else [message]:
             answer = runner.run(task).model_dump_json()
             if not loop.is_closed():

@@ -34,7 +34,9 @@ class _Message(BaseModel):
 class ArrayRef(_Message):
     """An array's bytes: `nbytes` of the extent at `path`, from `offset` on."""
 
-    extent: str | None = Field(description="name that never comes back for other pages; null for an empty array")
+    extent: str | None = Field(
+        description="name that never comes back for other pages, and may be of several arrays; null for an empty array"
+    )
     path: str
     capacity: int
     nbytes: int
@@ -86,6 +88,7 @@ class RunBundle(_Message):
     extent: str
     path: str
     capacity: int
+    offset: int = Field(0, description="where the form begins")
     verify: bool = False
 
     def spread(self, form: BundleForm) -> Run:
@@ -93,7 +96,10 @@ class RunBundle(_Message):
 
         def refs(arrays: dict[str, Placed]) -> dict[str, ArrayRef]:
             place = {"extent": self.extent, "path": self.path, "capacity": self.capacity}
-            return {name: ArrayRef(**place, **placed.model_dump()) for name, placed in arrays.items()}
+            return {
+                name: ArrayRef(**place, **placed.model_dump() | {"offset": self.offset + placed.offset})
+                for name, placed in arrays.items()
+            }
 
         return Run(
             task=self.task,
@@ -106,7 +112,7 @@ class RunBundle(_Message):
 
 
 class ExtentTable(_Message):
-    """The extents that the arrays of a batch lie in, as columns: there may be thousands."""
+    """The extents that the arrays of a batch lie in, as columns: there may be thousands. Several may have one name."""
 
     names: list[str]
     paths: list[str]

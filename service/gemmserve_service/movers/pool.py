@@ -118,7 +118,7 @@ class Movers:
             key=lambda one: len(one.jobs),
             default=None,
         )
-        if link is None or place.extent.sealed:
+        if link is None or place.extent.sealed or place.extent.shared is not None:
             return False
         loop = asyncio.get_running_loop()
         self._next_id += 1

@@ -57,8 +57,8 @@ async def livez(request: Request) -> Response:
     responses={200: doc.model(Health, "Work is admitted and can run."), **doc.problems("not-ready", "draining")},
 )
 async def readyz(request: Request) -> Response:
-    """Whether a worker has answered a verified product and the server is not shutting down. A full queue is no reason:
-    submitters are told 429.
+    """Whether a worker has answered a verified product, some worker gets on with what it has, or nothing waits, and
+    the server is not shutting down. A full queue is no reason: submitters are told 429.
     """
     core = core_of(request)
     ready, reasons = core.ready()

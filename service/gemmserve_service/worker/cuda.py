@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmserve_kernels import DeviceSpec, Operand, read_element_counts
 from gemmserve_kernels.errors import DeviceError, OutOfDeviceMemory
+from gemmserve_kernels.interruption import interruptible
 from gemmserve_service.executor.base import spec_adapter
 from gemmserve_service.operations import build
 from gemmserve_service.schemas import Timings
@@ -121,7 +122,8 @@ class CupyBackend:
             if attempt:
                 self._make_room()
             try:
-                return run(DeviceValues(self.cupy, checkpoint, call=call, copies=self.copies))
+                with interruptible(checkpoint):
+                    return run(DeviceValues(self.cupy, checkpoint, call=call, copies=self.copies))
             except self.out_of_memory as error:
                 log.info("out of device memory within a program: %s", error)
         self._make_room()
@@ -133,7 +135,8 @@ class CupyBackend:
 
     def run_many(self, products: Products, checkpoint: Callable[[], None] = go_on) -> Timings:
         try:
-            return run_together(self, products, checkpoint)
+            with interruptible(checkpoint):
+                return run_together(self, products, checkpoint)
         except self.out_of_memory as error:
             log.info("out of device memory within a batch: %s", error)
         return sum_of([self.run(products.params, operands, results, checkpoint) for operands, results in products])
@@ -272,9 +275,10 @@ class DeviceProduct:
 
     def run(self) -> Timings:
         """One stage after the other."""
-        self.load()
-        self.compute()
-        self.store()
+        with interruptible(self._checkpoint):
+            self.load()
+            self.compute()
+            self.store()
         return self.timings
 
 

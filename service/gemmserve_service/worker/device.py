@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -10,6 +11,7 @@ import numpy as np
 
 from gemmserve_kernels import DeviceSpec, GemmProblem, Operand, gemm, gemm_reduce
 from gemmserve_kernels.cpu.gemm import one_call, run_gemm
+from gemmserve_kernels.interruption import interruptible
 from gemmserve_service.executor.base import spec_adapter
 from gemmserve_service.operations import build, options
 from gemmserve_service.schemas import GemmParams, Timings
@@ -31,8 +33,18 @@ _PANEL_FLOPS: Final = 1 << 30
 product, waits for. Square panels of that size are a seventh slower than the whole product, and 7 % slower than panels
 twice as large, beside which the 99th percentile of small products was 2.6 times that in peace (1.5 beside these)."""
 
+_PANEL_BYTES: Final = 16 << 20
+"""Of a panel's operands and results, likewise: fresh pages of a file take 20 to 50 ms, however few the operations."""
+_PANEL_PRODUCTS: Final = 1 << 17
+"""Matrices of a batch in a panel: NumPy needs a fraction of a microsecond for each, however small."""
+
+_REPEATED_ELEMENTS: Final = 1 << 21
+"""Elements of a product that is reduced without a look at who wants the worker: some ten milliseconds."""
+
 _STACKED_BYTES: Final = 8 << 20
 """Of the operands and results of many small products between two looks whether anybody wants the worker."""
+_STACKED_PRODUCTS: Final = 1024
+"""Those products, at most: some have no bytes."""
 
 
 def go_on() -> None:
@@ -137,7 +149,11 @@ class CpuBackend:
         start = time.perf_counter()
         arrays = {name: operand.data for name, operand in operands.items()}
         checkpoint()
-        with self._threads.limited(flops_per_call(params, arrays["a"], arrays["b"])):
+        # Within a panel, too: what is reduced is cut by the kernels alone.
+        with (
+            self._threads.limited(flops_per_call(params, arrays["a"], arrays["b"])),
+            interruptible(checkpoint),
+        ):
             for some, outs in _panels(params, arrays, results):
                 call(params, some, outs)
                 checkpoint()
@@ -147,14 +163,14 @@ class CpuBackend:
         start = time.perf_counter()
         params = products.params
         first, results = products.first()
-        if 8 * first["a"].size * first["b"].size > _PANEL_FLOPS:
+        if not _is_small(first, results):
             for operands, results in products:
                 self.run(params, operands, results, checkpoint)
             return Timings(kernel_s=time.perf_counter() - start)
         checkpoint()
         each = sum(array.nbytes for array in (*first.values(), *results.values()))
-        step = max(1, _STACKED_BYTES // max(1, each))
-        with self._threads.limited(flops_per_call(params, first["a"], first["b"])):
+        step = min(max(1, _STACKED_BYTES // max(1, each)), _STACKED_PRODUCTS)
+        with self._threads.limited(flops_per_call(params, first["a"], first["b"])), interruptible(checkpoint):
             stacks = products.stacks() if isinstance(params, GemmParams) and params.layout != "planar" else None
             if stacks is not None:
                 for low in range(0, len(products), step):
@@ -177,7 +193,9 @@ class CpuBackend:
         operands: Mapping[str, np.ndarray[Any, Any]],
         results: Mapping[str, np.ndarray[Any, Any]],
     ) -> Callable[..., None] | None:
-        if 8 * operands["a"].size * operands["b"].size > _PANEL_FLOPS:
+        # What a reduction does not return is formed all the same, and nobody is asked meanwhile whether to go on.
+        formed = 0 if isinstance(params, GemmParams) else operands["a"].size * operands["b"].size
+        if formed > _REPEATED_ELEMENTS or not _is_small(operands, results):
             return None
         flops = flops_per_call(params, operands["a"], operands["b"])
         aligned = all(array.flags.aligned for array in (*operands.values(), *results.values()))
@@ -223,16 +241,30 @@ def _repeated(
     )
 
 
+def _is_small(arrays: Mapping[str, np.ndarray[Any, Any]], results: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+    """Whether the product is one panel, by upper bounds: to build the problem takes longer than a small product does.
+
+    Of operands without elements the results may be as large as any.
+    """
+    a, b = arrays["a"], arrays["b"]
+    nbytes = sum(array.nbytes for array in (*arrays.values(), *results.values()))
+    if 8 * a.size * b.size > _PANEL_FLOPS or nbytes > _PANEL_BYTES:
+        return False
+    return a.ndim == b.ndim == 2 or math.prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])) <= _PANEL_PRODUCTS
+
+
 def _panels(
     params: GemmParams | GemmReduceParams, arrays: dict[str, Any], results: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
     """Operands and results of each panel; of small products, everything."""
-    # An upper bound of the operations first: to build the problem takes longer than a small product does.
-    if 8 * arrays["a"].size * arrays["b"].size > _PANEL_FLOPS:
-        problem = build(params, {name: Operand.of(array) for name, array in arrays.items()})
-        yield from grid(problem, plan_grid(problem, -(-problem.flops() // _PANEL_FLOPS)), arrays, results)
+    if _is_small(arrays, results):
+        yield arrays, results
         return
-    yield arrays, results
+    problem = build(params, {name: Operand.of(array) for name, array in arrays.items()})
+    count = max(
+        -(-problem.flops() // _PANEL_FLOPS), -(-problem.nbytes() // _PANEL_BYTES), -(-problem.batch // _PANEL_PRODUCTS)
+    )
+    yield from grid(problem, plan_grid(problem, count), arrays, results)
 
 
 def open_backend(device: str, cache_share: float, write_back_delay_s: float = 0.0) -> DeviceBackend:

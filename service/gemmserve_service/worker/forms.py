@@ -10,7 +10,6 @@ import numpy as np
 from gemmserve_service.executor.protocol import BundleForm
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Callable
 
     from gemmserve_service.worker.device import DeviceBackend
@@ -45,7 +44,7 @@ class Form:
             )
         return self._product
 
-    def row(self, mapping: mmap.mmap) -> list[np.ndarray[Any, Any]]:
+    def row(self, mapping: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
         """Operands and results in an extent, over the mapping itself."""
         row = []
         for shape, dtype, offset, order, writable in self._placed:

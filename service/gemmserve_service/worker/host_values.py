@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import psutil
 
+from gemmserve_kernels.interruption import interruptible
 from gemmserve_service.schemas import Timings
 from gemmserve_service.worker import verification
 from gemmserve_service.worker.device import HostArray
@@ -79,7 +80,8 @@ class HostValues:
         what: str,
     ) -> Verdict:
         """See `Values`."""
-        return verification.on_host(params, operands, made, lambda plain: self.run(plain, operands, made), what)
+        with interruptible(self._checkpoint):
+            return verification.on_host(params, operands, made, lambda plain: self.run(plain, operands, made), what)
 
     def finish(self) -> Timings:
         """Nothing is under way."""

@@ -48,7 +48,7 @@ Message = Work | Group | Forget | WriteBack | Prefetch | Stop
 _RETRY_S: Final = 0.05
 _PIECE: Final = 1 << 16
 _BEATS: Final = 6  # in the time after which a silent worker is taken for hung
-_LONGEST_BEAT_S: Final = 5.0
+_LONGEST_BEAT_S: Final = 1.0  # readiness tells by them within seconds that a task does not get on
 _LOOK_S: Final = 1e-3  # a call of the system costs up to a hundredth of that
 _ACCOUNT_S: Final = 0.1
 """Between two accounts of the device's copies that say nothing but how often they were used: each costs as much as the

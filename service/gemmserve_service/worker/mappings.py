@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections import OrderedDict
@@ -11,11 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_service.extents import map_sealed
+from gemmserve_service.mapping import Mapping, most_mappings
 
 if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import ArrayRef
 
-_MOST: Final = 8192  # of the 65,530 mappings that Linux allows a process by default
+    Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_MOST: Final = most_mappings()
 
 
 class Mappings:
@@ -23,7 +25,7 @@ class Mappings:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._maps: OrderedDict[str, mmap.mmap] = OrderedDict()
+        self._maps: OrderedDict[str, Bytes] = OrderedDict()
 
     def array(self, ref: ArrayRef, *, writable: bool = False) -> np.ndarray[Any, Any]:
         """The array that `ref` names, over the mapping itself. Raises OSError if the extent is gone."""
@@ -35,7 +37,7 @@ class Mappings:
         array.flags.writeable = writable
         return array
 
-    def of(self, extent: str, path: str, capacity: int) -> mmap.mmap:
+    def of(self, extent: str, path: str, capacity: int) -> Bytes:
         """The mapping of an extent. Raises OSError if it is gone."""
         with self._lock:
             mapping = self._maps.get(extent)
@@ -59,11 +61,11 @@ class Mappings:
             self._maps.clear()
 
 
-def _map(path: str, capacity: int) -> mmap.mmap:
+def _map(path: str, capacity: int) -> Bytes:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return mmap.mmap(fd, capacity)
+        return Mapping(fd, capacity).array()
     except PermissionError:  # sealed: an operand in the memory of the client that sent it
-        return map_sealed(path, capacity)
+        return map_sealed(path, capacity).array()
     finally:
         os.close(fd)

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from gemmserve_kernels.errors import OutOfDeviceMemory
+from gemmserve_kernels.interruption import interruptible
 from gemmserve_service.errors import JobCancelled, describe
 from gemmserve_service.executor.protocol import Done, Run
 from gemmserve_service.schemas import ProgramParams, Timings
@@ -388,7 +389,8 @@ class _ProductTask(_Task):
         if self._timings is not None:
             return
         try:
-            step()
+            with interruptible(self._checkpoint):
+                step()
         except self._backend.out_of_memory as error:
             log.info("task %s waits for memory: %s", self.name, error)
         else:

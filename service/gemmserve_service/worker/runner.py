@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from gemmserve_kernels.interruption import interruptible
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done, Failed, RunBatch, RunBundle
 from gemmserve_service.schemas import ProgramParams, Timings
@@ -163,7 +164,8 @@ class Runner:
 
     def _run_bundle(self, message: RunBundle) -> Done:
         form = self._forms.of(message.form)
-        row = form.row(self._mappings.of(message.extent, message.path, message.capacity))
+        mapping = self._mappings.of(message.extent, message.path, message.capacity)
+        row = form.row(mapping[message.offset :] if message.offset else mapping)
         product = form.product(row)
         if message.verify or product is None:
             return self._run(message.spread(form.fields))
@@ -200,13 +202,14 @@ class Runner:
         self, message: RunBatch, part: Products, operands: dict[str, HostArray], results: dict[str, Any]
     ) -> Verdict:
         self._checkpoint()
-        return verification.on_host(
-            part.params,
-            {name: operand.data for name, operand in operands.items()},
-            results,
-            lambda plain: self.backend.run(plain, operands, results, self._checkpoint),
-            f"a product of task {message.task} by {part.algorithm}",
-        )
+        with interruptible(self._checkpoint):
+            return verification.on_host(
+                part.params,
+                {name: operand.data for name, operand in operands.items()},
+                results,
+                lambda plain: self.backend.run(plain, operands, results, self._checkpoint),
+                f"a product of task {message.task} by {part.algorithm}",
+            )
 
     def _run_program(
         self,
@@ -254,13 +257,14 @@ class Runner:
         """The answer with the residual; after a second run in plain arithmetic where the first result was in doubt."""
         began = time.perf_counter()
         self.backend.flush(operand.cache_id for operand in operands.values())
-        found = verification.on_host(
-            message.params,  # type: ignore[arg-type]  # a program's steps are checked as it runs
-            {name: operand.data for name, operand in operands.items()},
-            results,
-            lambda plain: self.backend.run(plain, operands, results, checkpoint),
-            f"task {message.task} by {done.algorithm}",
-        )
+        with interruptible(checkpoint):
+            found = verification.on_host(
+                message.params,  # type: ignore[arg-type]  # a program's steps are checked as it runs
+                {name: operand.data for name, operand in operands.items()},
+                results,
+                lambda plain: self.backend.run(plain, operands, results, checkpoint),
+                f"task {message.task} by {done.algorithm}",
+            )
         timings = done.timings.model_copy(update={"verify_s": time.perf_counter() - began})
         return done.model_copy(update={"timings": timings, "residual": found.residual, "mismatch": found.mismatch})
 

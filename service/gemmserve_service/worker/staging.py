@@ -12,10 +12,12 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
+
+from gemmserve_kernels.interruption import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 SLOT_BYTES: Final = 4 << 20
 """Long enough that a link's start-up (some 10 us) does not count, and short enough for a processor's caches."""
 _SLOTS: Final = 2
+_LOOK_S: Final = 0.05  # between two moments at which a copy can be interrupted
 _MOST_THREADS: Final = 8  # of about 10 GB/s each, more than a link takes
 
 
@@ -165,7 +168,7 @@ class _Lanes:
     def run(self, nbytes: int, move: Callable[[_Slot, int, int], None]) -> None:
         """`move(slot, start, count)` for every piece, by as many threads as there are pieces for.
 
-        Raises what `move` raises, once no thread is at it any more.
+        Raises what `move` raises, and what its `checkpoint` does, once no thread is at it any more.
         """
         with self._lock:
             pieces = -(-nbytes // self._slot_bytes)
@@ -181,6 +184,7 @@ class _Lanes:
                         piece = next(taken)
                         if piece >= pieces or stop.is_set():
                             break
+                        checkpoint()  # asks nobody in the ring's own threads
                         start = piece * self._slot_bytes
                         move(slot, start, min(self._slot_bytes, nbytes - start))
                     for slot in slots:
@@ -197,6 +201,13 @@ class _Lanes:
                 lane(self._slots[0])
                 return
             futures = [self._pool.submit(lane, slots) for slots in self._slots[:threads]]
+            try:
+                while wait(futures, timeout=_LOOK_S).not_done:
+                    checkpoint()
+            except BaseException:
+                stop.set()
+                wait(futures)
+                raise
             errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]

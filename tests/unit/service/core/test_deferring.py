@@ -183,7 +183,7 @@ def place(tmp_path):
         view = np.frombuffer(extent.view(array.nbytes)).reshape(array.shape)
         view[...] = array
         ref = ArrayRef(
-            extent=extent.name, path=extent.path, capacity=extent.capacity, nbytes=array.nbytes,
+            extent=extent.file[0], path=extent.path, capacity=extent.file[1], offset=extent.start, nbytes=array.nbytes,
             dtype=array.dtype.name, shape=array.shape, order="C", cache_id=cache_id,
         )  # fmt: skip
         return ref, view

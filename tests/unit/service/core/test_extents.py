@@ -170,7 +170,7 @@ def test_mappings_of_live_files_are_bounded(tmp_path, monkeypatch):
 
 def test_sweep_deletes_what_no_row_names(tmp_path):
     pool = ExtentPool(tmp_path, keep_bytes=0)
-    kept, orphan = pool.take(4096), pool.take(4096)
+    kept, orphan = pool.take(MIB), pool.take(MIB)
     after_restart = ExtentPool(tmp_path, keep_bytes=0)
     assert after_restart.sweep([kept.name]) == 1
     assert [path.name for path in tmp_path.iterdir()] == [kept.name]
@@ -178,6 +178,130 @@ def test_sweep_deletes_what_no_row_names(tmp_path):
     assert after_restart.live_bytes == kept.capacity
     assert len(adopted.view(100)) == 100
     assert orphan.name != kept.name
+
+
+# -- small ones -----------------------------------------------------------------------------------------------------
+
+
+def files(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_small_ones_share_files(tmp_path):
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    taken = [pool.take(8) for _ in range(1000)]
+    assert len(files(tmp_path)) == 4
+    assert len({extent.name for extent in taken}) == 1000
+    assert len({(extent.path, extent.start) for extent in taken}) == 1000
+    assert pool.live_bytes == 1000 * 4096
+    for index, extent in enumerate(taken):
+        extent.view(8)[:] = index.to_bytes(8, "little")
+    for index, extent in enumerate(taken):
+        name, nbytes = extent.file
+        data = (tmp_path / name).read_bytes()
+        assert len(data) == nbytes
+        assert data[extent.start : extent.start + 8] == index.to_bytes(8, "little")
+    other = pool.take(5000)
+    assert other.file not in {extent.file for extent in taken}, "another size"
+    assert pool.take(1 << 16).shared is not None
+    assert pool.take((1 << 16) + 1).shared is None
+
+
+def test_a_shared_file_goes_with_its_last_extent(tmp_path, gone):
+    pool = ExtentPool(tmp_path, keep_bytes=0, on_destroy=gone.append)
+    taken = [pool.take(8) for _ in range(300)]
+    first, second = taken[0].file[0], taken[-1].file[0]
+    for extent in taken[1:256]:
+        pool.give(extent)
+    assert gone == []
+    assert pool.take(8).file[0] == first, "where there is room"
+    pool.give(taken[0])
+    assert gone == []
+    for extent in taken[256:]:
+        pool.give(extent)
+    assert gone == [second]
+    assert files(tmp_path) == {first}
+
+
+@pytest.mark.parametrize("reusable", [True, False])
+def test_what_is_looked_at_or_written_to_is_nobody_else_s(tmp_path, reusable):
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    stays = pool.take(8)
+    extent = pool.take(8)
+    view = extent.view(8)
+    if not reusable:
+        del view  # of this process, but a lost one may have another
+    pool.give(extent, reusable=reusable)
+    place = extent.path, extent.start
+    others = [pool.take(8) for _ in range(300)]
+    assert place not in {(other.path, other.start) for other in others}
+    for other in (*others, stays):
+        pool.give(other)
+    assert files(tmp_path) == set()
+
+
+def test_a_recycled_small_one_waits_for_who_looks_at_it(tmp_path):
+    pool = ExtentPool(tmp_path, keep_bytes=MIB)
+    extent, neighbour = pool.take(8), pool.take(8)
+    piece = extent.view(8)[2:].toreadonly()
+    neighbour.view(8)[:] = bytes(8)
+    pool.give(extent)
+    pool.give(neighbour)
+    assert pool.take(8) is neighbour
+    assert pool.take(8) is not extent
+    del piece
+    assert pool.take(8) is extent
+
+
+def test_after_a_restart_nothing_of_a_shared_file_is_given_away_but_what_was_adopted(tmp_path, gone):
+    """A worker that outlived the front may still write to what it had for a result."""
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    kept, result, also = (pool.take(8) for _ in range(3))
+    lone = pool.take(5000)
+    kept.view(8)[:] = b"the data"
+    after = ExtentPool(tmp_path, keep_bytes=0, on_destroy=gone.append)
+    adopted, other = after.adopt(kept.name, 8), after.adopt(also.name, 8)
+    assert after.sweep([kept.name, also.name]) == 1
+    assert files(tmp_path) == {kept.file[0]}
+    assert bytes(adopted.view(8)) == b"the data"
+    assert after.live_bytes == 2 * 4096
+    taken = [after.take(8) for _ in range(300)]
+    assert kept.file[0] not in {extent.file[0] for extent in taken}
+    after.give(other)
+    assert after.take(8).start == also.start
+    assert (result.start, lone.path) not in {(extent.start, extent.path) for extent in taken}
+
+
+def test_what_is_missing_or_short_is_not_adopted(tmp_path):
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    small, large = pool.take(8), pool.take(MIB)
+    assert pool.adopt(small.name, 4097) is None
+    assert pool.adopt(large.name, large.capacity + 1) is None
+    assert pool.adopt(f"{small.file[0]}.4096.256", 8) is None, "behind its end"
+    assert pool.adopt("0" * 32, 8) is None
+    assert pool.adopt("0" * 32 + ".4096.0", 8) is None
+    assert pool.adopt(large.name, MIB).capacity == large.capacity
+
+
+def test_where_the_disk_has_little_room_a_small_one_takes_little(tmp_path, monkeypatch):
+    allocate = os.posix_fallocate
+
+    def full(fd, offset, length):
+        if length > room:
+            raise OSError(errno.ENOSPC, "full")
+        allocate(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    room = 4096
+    first, second = pool.take(8), pool.take(8)
+    assert [extent.file[1] for extent in (first, second)] == [4096, 4096]
+    assert first.path != second.path
+    room = 0
+    with pytest.raises(StoreFull):
+        pool.take(8)
+    room = 2 * MIB
+    assert pool.take(8).file[1] == MIB
 
 
 def test_flush_waits_for_the_file_and_its_folder_even_when_nothing_is_mapped(tmp_path, monkeypatch):

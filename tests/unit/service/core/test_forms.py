@@ -23,6 +23,7 @@ from gemmserve_service.worker.runner import Runner
 def bundle(tmp_path):
     """bundle(params, a=..., b=...) -> the message, and what reads the result."""
     pool = ExtentPool(tmp_path, keep_bytes=0)
+    pool.take(1)  # the others do not begin where their file does
 
     def make(params, **arrays):
         layout = Layout()
@@ -38,7 +39,7 @@ def bundle(tmp_path):
             view[slot.offset : slot.offset + slot.nbytes] = arrays[slot.name].tobytes(order="A")
         message = RunBundle(
             task="t", form=form_of(params, slots, [result]), algorithm="numpy",
-            extent=extent.name, path=extent.path, capacity=extent.capacity,
+            extent=extent.file[0], path=extent.path, capacity=extent.file[1], offset=extent.start,
         )  # fmt: skip
         return message, lambda: bytes(view[result.offset : result.offset + result.nbytes])
 

@@ -99,15 +99,17 @@ def test_little_shared_memory(inside, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("hard", "connections", "noted"),
-    [(1024, 4096, True), (16_384, 4096, False), (1024, 0, True), (resource.RLIM_INFINITY, 4096, False)],
+    ("hard", "connections", "allowed"),
+    [(1024, 4096, 384), (4096, 4096, 2688), (16_384, 4096, 4096), (1024, 1, 1), (resource.RLIM_INFINITY, 4096, 4096)],
 )
-def test_open_files(tmp_path, monkeypatch, hard, connections, noted):
+def test_open_files(tmp_path, monkeypatch, hard, connections, allowed):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, hard))
-    settings = Settings(data_dir=tmp_path, max_connections=max(1, connections))
-    found = list(limits.open_files(settings))
-    assert [finding.level for finding in found] == ["note"] * noted
-    assert all("LimitNOFILE" in finding.advice for finding in found)
+    settings = Settings(data_dir=tmp_path, max_connections=connections)
+    (found,) = limits.open_files(settings)
+    assert f"{allowed} connections" in found.text
+    assert found.level == ("ok" if allowed == connections else "note")
+    if found.level == "note":
+        assert "raise the hard limit to 5974 or more (ulimit -Hn, LimitNOFILE" in found.advice
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ async def worker(core, path, eventually):
 def fill(ref, array):
     """What a worker does to a result."""
     with Path(ref.path).open("r+b") as file:
+        file.seek(ref.offset)
         file.write(array.tobytes())
 
 
@@ -168,7 +169,7 @@ async def test_workers_hear_which_extents_are_gone(make_core, make_settings, lis
     worker = await HandMadeWorker(path).connect()
     await eventually(lambda: core.ready()[0])
     info = await put(core.store, A)
-    name = core.store._catalog.get(info.id).extent.name
+    name = core.store._catalog.get(info.id).extent.file[0]
     await core.store.delete(info.id)
     assert (await worker.hear()).extents == [name]
     worker.close()

@@ -127,6 +127,15 @@ def test_steps_are_numbered_in_order_and_all_of_them_run():
     assert "owner" in columns(connection, "arrays") & columns(connection, "jobs") & columns(connection, "idempotency")
 
 
+def test_a_program_that_knows_no_shared_files_refuses_the_database_that_may_name_them():
+    connection = connect(":memory:")
+    migrate(connection)
+    (shared,) = [step for step in migrations() if step.name == "shared_files"]
+    assert shared.version == schema_version(), "so that what it is refused with is true: it reads up to less"
+    with pytest.raises(SchemaTooNew, match=f"version {shared.version}, this program reads up to 1"):
+        migrate(connection, [step for step in migrations() if step is not shared])
+
+
 def test_scripts_are_cut_into_statements():
     script = "-- a; comment\nCREATE TABLE a (x);\nCREATE TRIGGER t AFTER INSERT ON a BEGIN\n  SELECT 1;\nEND;\n-- end\n"
     first, second = split(script)

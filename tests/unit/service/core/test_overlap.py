@@ -116,7 +116,9 @@ def place(tmp_path):
         view = extent.view(array.nbytes)
         view[:] = array.tobytes()
         kind = {"dtype": array.dtype.name, "shape": array.shape, "order": "C", "nbytes": array.nbytes}
-        return ArrayRef(extent=extent.name, path=extent.path, capacity=extent.capacity, **kind), view
+        return ArrayRef(
+            extent=extent.file[0], path=extent.path, capacity=extent.file[1], offset=extent.start, **kind
+        ), view
 
     return make
 
@@ -369,13 +371,13 @@ def test_one_thread_alone_reads_what_the_front_sends(front, place, monkeypatch):
         names=[ref.extent, out.extent], paths=[ref.path, out.path], capacities=[ref.capacity, out.capacity],
         cache_ids=[None, None],
     )  # fmt: skip
-    operand = Stack(dtype="float64", shape=A.shape, order="C", places=[(0, 0)])
+    operand = Stack(dtype="float64", shape=A.shape, order="C", places=[(0, ref.offset)])
     parts = [
         Part(
             params=GemmParams(trans_b="T", alpha=number),
             algorithm="numpy",
             operands={"a": operand, "b": operand},
-            results={"d": Stack(dtype="float64", shape=(3, 3), order="C", places=[(1, 72 * number)])},
+            results={"d": Stack(dtype="float64", shape=(3, 3), order="C", places=[(1, out.offset + 72 * number)])},
         )
         for number in range(50)
     ]

@@ -159,8 +159,9 @@ def test_the_cpu_backend_looks_up_between_panels(monkeypatch):
     looked = []
     d = np.zeros((M, N), "c8")
     CpuBackend().run(GemmParams(), operands, {"d": d}, lambda: looked.append(np.count_nonzero(d)))
-    assert len(looked) == 5  # before, and after each of four panels
-    assert looked[0] == 0 < looked[1] < looked[2] < looked[3] < looked[4]
+    done = list(dict.fromkeys(looked))
+    assert len(done) == 5  # before, and after each of four panels; within them more often
+    assert done[0] == 0 < done[1] < done[2] < done[3] < done[4]
     np.testing.assert_array_equal(d, a @ b)
 
     def stop():
@@ -170,4 +171,4 @@ def test_the_cpu_backend_looks_up_between_panels(monkeypatch):
     d[:] = 0
     with pytest.raises(StopError):
         CpuBackend().run(GemmParams(), operands, {"d": d}, stop)
-    assert np.count_nonzero(d) == looked[1], "the second panel was never begun"
+    assert np.count_nonzero(d) == done[1], "the second panel was never begun"

@@ -157,3 +157,19 @@ async def test_uploads_stay_where_they_are_if_that_is_the_setting(make_core, mak
     say(fake, "cuda:0", budget=1 << 30)
     await put(core.store, np.zeros((256, 256), "c8"))
     assert not fake.told
+
+
+async def test_what_is_written_is_estimated_like_what_is_multiplied(make_core, make_settings, fake, gemm):
+    """A product without terms: no operations, and gigabytes of zeros. Others may pass it, and it passes nobody."""
+    core = await make_core(make_settings(max_array_bytes=1 << 34), fake)
+    tall, wide = [
+        (await (await core.store.reserve(np.dtype("f8"), shape, "C", ttl_s=None)).commit()).id
+        for shape in ((1 << 14, 0), (0, 1 << 14))
+    ]
+    info, _ = await core.jobs.submit(gemm(tall, wide))
+    task = core.jobs._live[info.id].task
+    worker = task.worker
+    assert task.problem.flops() == 0
+    assert core.scheduler.estimates.seconds(task, worker) > module._LONG_S
+    assert task.cost_s > module._LONG_S
+    assert not core.scheduler.placement.may_pass(task, worker)

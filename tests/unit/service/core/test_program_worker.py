@@ -270,7 +270,8 @@ def message(pool):
                                 order=order), None  # fmt: skip
             extent = pool.take(array.nbytes)
             extent.view(array.nbytes)[:] = array.tobytes(order="A")
-            ref = ArrayRef(extent=extent.name, path=extent.path, capacity=extent.capacity, nbytes=array.nbytes,
+            name, capacity = extent.file
+            ref = ArrayRef(extent=name, path=extent.path, capacity=capacity, offset=extent.start, nbytes=array.nbytes,
                            dtype=array.dtype.name, shape=array.shape, order=order)  # fmt: skip
             return ref, extent
 

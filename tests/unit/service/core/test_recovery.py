@@ -81,7 +81,9 @@ async def test_the_deadline_goes_on_while_the_server_is_down(settings, make_fake
     assert (await second.jobs.wait(in_time.id, 0.05)).state == JobState.QUEUED
 
 
-async def test_a_job_whose_operand_is_lost_fails_and_the_others_do_not(settings, make_fake, make_core, put, gemm, die):
+async def test_a_job_whose_operand_is_lost_fails_and_the_others_do_not(
+    settings, make_fake, make_core, put, gemm, die, own_files
+):
     first = Core(settings, make_fake())
     await first.start()
     lost, kept = await put(first.store, A), await put(first.store, A)
@@ -96,7 +98,9 @@ async def test_a_job_whose_operand_is_lost_fails_and_the_others_do_not(settings,
     assert (await second.jobs.wait(good.id, 60)).state == JobState.SUCCEEDED
 
 
-async def test_results_not_yet_on_record_leave_no_space_behind(settings, make_fake, make_core, put, gemm, die):
+async def test_results_not_yet_on_record_leave_no_space_behind(
+    settings, make_fake, make_core, put, gemm, die, own_files
+):
     first = Core(settings, make_fake())
     await first.start()
     a = await put(first.store, A)

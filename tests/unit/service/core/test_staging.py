@@ -9,6 +9,8 @@ from collections import deque
 import numpy as np
 import pytest
 
+from gemmserve_kernels.interruption import interruptible
+from gemmserve_service.errors import JobCancelled
 from gemmserve_service.worker.staging import CupyLink, Staging, flat
 
 
@@ -156,6 +158,33 @@ def test_an_error_reaches_the_caller_and_the_ring_goes_on(ring):
     kept = np.zeros(500, np.uint8)
     staging.to_host(kept, 0, LateStream())
     assert (kept == 5).all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_copy_can_be_interrupted(ring, threads, monkeypatch):
+    """A link that is slow, or pages that come from a disk: nobody need wait for the last byte."""
+    monkeypatch.setattr("gemmserve_service.worker.staging._LOOK_S", 1e-3)
+    link = LateLink(1 << 12)
+    staging = ring(link, threads=threads, slot_bytes=64)
+    held = threading.Event()
+    upload = link.upload
+
+    def slow(*arguments):
+        assert held.wait(60)
+        upload(*arguments)
+
+    def stop():
+        held.set()
+        raise JobCancelled("nobody wants it")
+
+    monkeypatch.setattr(link, "upload", slow)
+    with interruptible(stop), pytest.raises(JobCancelled):
+        staging.to_device(0, np.ones(1 << 12, np.uint8), LateStream())
+    assert not link.memory.all()
+    stream = LateStream()
+    staging.to_device(0, np.full(1 << 12, 3, np.uint8), stream)
+    stream.finish()
+    assert (link.memory == 3).all(), "the ring goes on"
 
 
 def test_both_directions_at_once(ring):

@@ -151,6 +151,15 @@ async def test_limits(make_store, make_settings):
     await store.reserve(np.dtype("u1"), (1000,), "C", ttl_s=None)
 
 
+async def test_scratch_that_spills_to_files_is_bounded_as_they_are(make_store, make_settings, put):
+    """The result of a request of 459 bytes took 8.7 GB of the disk, whatever the store's bound."""
+    store = await make_store(make_settings(max_scratch_bytes=1 << 20, max_store_bytes=3 << 20, recycle_bytes=0))
+    held = [await put(store, np.zeros(1 << 20, np.uint8), scratch=True) for _ in range(4)]
+    with pytest.raises(StoreFull, match="3145728 of 3145728 are taken"):
+        store.allocate(np.dtype("u1"), (1 << 20,), "C", ttl_s=None, scratch=True)
+    assert len(held) == 4
+
+
 async def test_scratch_lives_in_memory_and_spills_to_files(make_store, make_settings, put):
     store = await make_store(make_settings(max_scratch_bytes=1 << 20, recycle_bytes=0))
     first = await put(store, np.zeros(1 << 20, np.uint8), scratch=True)

@@ -42,9 +42,10 @@ def place(pool):
         view = extent.view(array.nbytes)
         view[:] = array.tobytes(order="A")
         ref = ArrayRef(
-            extent=extent.name,
+            extent=extent.file[0],
             path=extent.path,
-            capacity=extent.capacity,
+            capacity=extent.file[1],
+            offset=extent.start,
             nbytes=array.nbytes,
             dtype=array.dtype.name,
             shape=array.shape,
@@ -85,7 +86,7 @@ def test_a_mapping_is_the_array_itself(place, order):
     assert np.frombuffer(view, "f8")[0] == 77
 
 
-def test_mappings_are_kept_until_they_are_forgotten(place):
+def test_mappings_are_kept_until_they_are_forgotten(place, own_files):
     mappings = Mappings()
     refs = [place(A)[0] for _ in range(3)]
     arrays = [mappings.array(ref) for ref in refs]
@@ -101,7 +102,7 @@ def test_mappings_are_kept_until_they_are_forgotten(place):
     np.testing.assert_array_equal(arrays[0], A)  # whoever uses one keeps it
 
 
-def test_the_number_of_mappings_is_bounded(place, monkeypatch):
+def test_the_number_of_mappings_is_bounded(place, own_files, monkeypatch):
     monkeypatch.setattr("gemmserve_service.worker.mappings._MOST", 2)
     mappings = Mappings()
     refs = [place(A)[0] for _ in range(3)]
@@ -130,7 +131,7 @@ def test_several_results_and_empty_ones(run):
     assert Runner(CpuBackend()).run(message).kind == "done"
 
 
-def test_an_error_of_a_task_is_an_answer(run, monkeypatch, caplog):
+def test_an_error_of_a_task_is_an_answer(run, own_files, monkeypatch, caplog):
     runner = Runner(CpuBackend())
     message, _ = run(GemmParams(), {"d": np.zeros((3, 3))}, a=A, b=A)  # inner extents differ
     failed = runner.run(message)

@@ -51,7 +51,7 @@ async def test_a_new_server_computes_what_the_old_one_had_not_written(
     assert second.scheduler.writes.spared == 1, "nobody can see it, and nothing was made of it"
     assert {record.info.id for record in second.store._catalog} == {ids[2], final}
     assert held(second.store) == (0, 0, 0)
-    assert len(list((settings.data_dir / "extents").iterdir())) >= 2
+    assert len(list((settings.data_dir / "extents").iterdir())) >= 1
 
 
 async def test_a_job_that_waits_at_the_crash_finds_its_operand_again(settings, make_fake, make_core, put, gemm, die):
@@ -77,7 +77,7 @@ async def test_a_job_that_waits_at_the_crash_finds_its_operand_again(settings, m
 
 
 async def test_lost_operands_lose_what_was_made_of_them_and_nothing_else(
-    settings, make_fake, make_core, put, gemm, die, fetch
+    settings, make_fake, make_core, put, gemm, die, fetch, own_files
 ):
     fake = make_fake()
     fake.defers = True

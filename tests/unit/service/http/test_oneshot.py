@@ -126,3 +126,13 @@ async def test_many_at_once(one_shot, read_npy, random_array):
     answers = await asyncio.gather(*(one_shot("/v1/gemm", a=a, b=b) for a, b in pairs))
     for (a, b), answer in zip(pairs, answers, strict=True):
         assert np.allclose(read_npy(answer.content), a @ b, rtol=1e-3, atol=1e-4)
+
+
+async def test_operands_without_elements_cost_what_they_make(one_shot, read_npy):
+    """459 bytes that kept the only worker for minutes."""
+    params = {"reduce": "sum", "axis": "m"}
+    answer = await one_shot("/v1/gemm-reduce", params, a=np.empty((1 << 40, 0)), b=np.empty((0, 4)))
+    assert answer.status_code == 200, answer.text
+    assert read_npy(answer.content).tolist() == [0] * 4
+    answer = await one_shot("/v1/gemm", a=np.empty((1 << 20, 0)), b=np.empty((0, 1 << 20)))
+    assert (answer.status_code, answer.json()["type"]) == (413, "/problems/too-large")

@@ -1,0 +1,2 @@
+-- Extents of 64 KiB or less are named file.slot.number, a slot of a file that others share. No table changes: a program
+-- without this step would take them for missing and drop their rows, and so must refuse the database.
