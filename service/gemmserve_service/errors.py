@@ -293,8 +293,8 @@ class WorkerCrashed(ServiceError):
 
 
 class NotReady(ServiceError):
-    """No worker has answered a verified product, none gets on though jobs wait, or ends of jobs cannot be put on record:
-    `reasons` says which. Work is refused for the first of these alone.
+    """No worker has answered a verified product, none gets on though jobs wait, or ends of jobs cannot be put on
+    record: `reasons` says which. Work is refused for the first of these alone.
     """
 
     slug = "not-ready"
