@@ -3,7 +3,8 @@
 Starts a server with keys on this machine's CPU, measures a client's requests in peace, then during each attack, and
 prints the median and the 99th percentile of its times in milliseconds, with what the attackers got. Attackers run in a
 process of their own at a bounded rate, so that what is measured is the server's attention and not a fight for the
-processor. Exit status 1 if a request of the well-behaved client failed, or anything stayed held after an attack.
+processor. Then each of the longest bodies is sent alone, and /livez asked meanwhile. Exit status 1 if a request of the
+well-behaved client failed, anything stayed held after an attack, or /livez took more than 100 ms.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import argparse
 import asyncio
 import contextlib
 import io
+import itertools
 import json
 import os
 import resource
+import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -32,9 +37,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "examples")]
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "support")]
+
+import long_bodies  # noqa: E402 (of the tests)
+import request_shapes  # noqa: E402
 
 CONNECTIONS = 1000
+MOST_LIVEZ_MS = 100
+"""What a request of the greatest length that a route takes may delay others by."""
 FILES = 2600
 """That the server may open; the tiny arrays of half a minute are more."""
 ARRAY = np.random.default_rng(0).standard_normal((128, 128))
@@ -159,6 +169,18 @@ async def wrong_key(aim: Aim) -> str:
         writer.close()
 
 
+async def once_only(aim: Aim, data: bytes) -> str:
+    """Sends a whole request; returns the status of its answer."""
+    reader, writer = await aim.connect()
+    try:
+        writer.write(data)
+        return " ".join((await reader.readline()).decode("latin-1").split()[1:2]) or "closed"
+    except OSError:
+        return "closed"
+    finally:
+        writer.close()
+
+
 def form(**parts: bytes) -> tuple[bytes, str]:
     """A body of multipart/form-data, and its Content-Type."""
     lines = b"".join(
@@ -217,6 +239,34 @@ async def tiny_array(aim: Aim) -> str:
         writer.close()
 
 
+@cache
+def long_requests(key: str) -> list[bytes]:
+    """Of `long_bodies`, one each, of the attacker."""
+    return [long_bodies.request(name, "127.0.0.1", f"Authorization: Bearer {key}") for name in long_bodies.BODIES]
+
+
+@cache
+def doubtful_requests(key: str) -> list[bytes]:
+    """Of `request_shapes`, one each, of the attacker."""
+    field = f"Authorization: Bearer {key}\r\nContent-Type: application/json".encode()
+    return [shape.data.replace(b"Content-Type: application/json", field) for shape in request_shapes.SHAPES]
+
+
+_NUMBERS = itertools.count()
+
+
+async def long_body(aim: Aim) -> str:
+    """A body of the greatest length that its route takes, of what costs a parser most."""
+    requests = long_requests(aim.key)
+    return await once_only(aim, requests[next(_NUMBERS) % len(requests)])
+
+
+async def doubtful_request(aim: Aim) -> str:
+    """A request at whose length proxies and servers have disagreed."""
+    requests = doubtful_requests(aim.key)
+    return await once_only(aim, requests[next(_NUMBERS) % len(requests)])
+
+
 # How many at a time, and how many are begun a second at most.
 ATTACKS: dict[str, tuple[Callable[[Aim], Awaitable[str]], int, float]] = {
     "byte-a-second": (byte_a_second, 200, 100),
@@ -227,6 +277,8 @@ ATTACKS: dict[str, tuple[Callable[[Aim], Awaitable[str]], int, float]] = {
     "stalled-reader": (stalled_reader, 50, 50),
     "large-head": (large_head, 8, 20),
     "wrong-key": (wrong_key, 8, 50),
+    "long-body": (long_body, 1, 2),
+    "doubtful-request": (doubtful_request, 8, 50),
     "endless-reduction": (endless_reduction, 8, 20),
     "large-nothing": (large_nothing, 2, 2),
     "tiny-arrays": (tiny_array, 16, 400),
@@ -302,6 +354,32 @@ class WellBehaved:
         return times
 
 
+def stall(url: str, data: bytes) -> float:
+    """Milliseconds that /livez takes at most while one such request is answered; the least of three tries, since this
+    machine has other things to do besides.
+    """
+    address = urlsplit(url)
+    return min(_stall(url, (str(address.hostname), address.port or 80), data) for _ in range(3))
+
+
+def _stall(url: str, address: tuple[str, int], data: bytes) -> float:
+    def send() -> None:
+        with socket.create_connection(address, timeout=120) as connection, contextlib.suppress(ConnectionError):
+            connection.sendall(data)
+            connection.recv(1 << 16)
+
+    slowest = 0.0
+    with httpx.Client(base_url=url, timeout=120, trust_env=False) as http, ThreadPoolExecutor(1) as pool:
+        http.get("/livez")
+        sending = pool.submit(send)
+        while not sending.done():
+            began = time.perf_counter()
+            http.get("/livez").raise_for_status()
+            slowest = max(slowest, time.perf_counter() - began)
+        sending.result()
+    return slowest * 1e3
+
+
 def percentiles(times: list[float]) -> dict[str, float]:
     """Median and 99th percentile."""
     cuts = statistics.quantiles(times, n=100, method="inclusive")
@@ -364,6 +442,15 @@ def run(options: argparse.Namespace) -> int:
             results[name] = {**found, "attackers": outcomes, "failed": dict(client.failures), "freed": freed}
             failed |= bool(client.failures) or not freed
             show(name, results[name], results["quiet"], outcomes)
+        if not options.attacks or "long-body" in options.attacks:
+            stalls = {
+                name: round(stall(server.url, data), 1)
+                for name, data in zip(long_bodies.BODIES, long_requests(evil), strict=True)
+            }
+            results["livez_ms"] = stalls
+            for name, longest in stalls.items():
+                print(f"{name:40} /livez {longest:7.1f} ms at most", flush=True)
+            failed |= max(stalls.values()) > MOST_LIVEZ_MS
         again = percentiles(client.measure(options.seconds))
         results["quiet again"] = again
         show("quiet again", again, results["quiet"], {})

@@ -82,7 +82,7 @@ def inside_atheris(target: str, arguments: list[str]) -> None:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="*", help="npy, multipart, json, headers; default: all")
+    parser.add_argument("targets", nargs="*", help="npy, multipart, json, headers, requests; default: all")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each target")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3)), help="of the mutations")
     parser.add_argument("--atheris", metavar="TARGET", help=argparse.SUPPRESS)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 from gemmserve import _batch, _requests
 from gemmserve._arrays import as_array
 from gemmserve._compression import check
+from gemmserve._digests import check_digests
 from gemmserve._flows import Flow, Flows, prepare, submission
 from gemmserve._io import SyncIO
 from gemmserve._job import Job
 from gemmserve._model import ArrayInfo, JobInfo
+from gemmserve._pickling import made_of, reduced_client
 from gemmserve._program import Program
 from gemmserve._remote import RemoteArray
 from gemmserve._retry import RetryPolicy
@@ -18,12 +20,13 @@ from gemmserve._urls import server_url
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias, Unpack
 
     import httpx
 
     from gemmserve._arrays import AnyArray, LocalArray
+    from gemmserve._digests import Digests
     from gemmserve._params import (
         Axis,
         Compute,
@@ -51,12 +54,16 @@ class Client:
     PEM file, or an SSLContext; False anybody's, which protects from nobody on the way.
 
     `timeout` is how many seconds the server may be silent when it has nothing to wait for; products and long polls add
-    their own time. `retry` says how often what fails in passing is repeated (every request may safely be).
+    their own time. `retry` says how long what fails in passing is repeated (every request may safely be).
     Arrays of 64 MiB and more are sent and fetched in parts over so many `connections`, and go on where one of them
     broke; 0 sends and fetches every array whole. `compression="zstd"` compresses what `put` sends and downloads fetch,
     for slow lines, where that makes it an eighth shorter; all arrays then go whole but those that `put` does not
-    compress. `progress=False` keeps large transfers from drawing a bar on a terminal's stderr. `transport` is httpx's,
-    for tests and proxies. Every method may raise any GemmserveError; the docstrings name the ones to expect.
+    compress. `digests`: "known" compares a download with the SHA-256 that the server has of it, if it has one; "always"
+    has every body checked on both sides, products and JSON too, at the time of hashing; "never" none.
+
+    `pickle_key`: the key goes along where the client or a handle is pickled, which it does not otherwise.
+    `progress=False` keeps large transfers from drawing a bar on a terminal's stderr. `transport` is httpx's, for tests
+    and proxies. Every method may raise any GemmserveError; the docstrings name the ones to expect.
     """
 
     def __init__(
@@ -70,18 +77,55 @@ class Client:
         progress: bool = True,
         connections: int = 3,
         compression: Literal["zstd"] | None = None,
+        digests: Digests = "known",
+        pickle_key: bool = False,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         compress = check(compression)
+        check_digests(digests)
+        retry = retry or RetryPolicy()
         self._io = SyncIO(
-            server_url(url), api_key=api_key, verify=verify, timeout=timeout, progress=progress, transport=transport
+            server_url(url),
+            api_key=api_key,
+            verify=verify,
+            timeout=timeout,
+            progress=progress,
+            digests=digests,
+            transport=transport,
         )
         # What shared memory carries does not go in parts.
         self._flows = Flows(
-            retry or RetryPolicy(),
+            retry,
             connections=connections if self._io.socket is None else 0,
             compression=compress and self._io.socket is None,
+            digests=digests,
         )
+        self._options = made_of(
+            self._io.url,
+            api_key=api_key,
+            key=None if self._io.auth is None else self._io.auth.key,
+            verify=verify,
+            own_transport=transport is not None,
+            pickle_key=pickle_key,
+            timeout=timeout,
+            retry=retry,
+            progress=progress,
+            connections=connections,
+            compression=compression,
+            digests=digests,
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """By its URL and options, without the key unless `pickle_key`. Raises TypeError for what belongs to here."""
+        return reduced_client(type(self), self._options)
+
+    def __copy__(self) -> Self:
+        """Itself: a client is what it is connected to."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself."""
+        return self
 
     @property
     def url(self) -> str:

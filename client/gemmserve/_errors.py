@@ -5,8 +5,10 @@
     GemmserveError
     ├── ProgramError                a program or its result at the wrong time
     ├── TransportError              no answer: refused, broken, unresolvable (httpx's error is the cause)
-    │   └── TransportTimeout        ... or silent for too long                              (also TimeoutError)
+    │   ├── TransportTimeout        ... or silent for too long                              (also TimeoutError)
+    │   └── CorruptAnswer           ... or bytes that changed on their way: another digest than the server said
     ├── ProtocolError               an answer this version does not understand
+    │   └── CrossedAnswer           ... or the answer to another request
     └── APIError                    the server's own words, by problem slug or by status
         ├── InvalidRequest          400, 411, 415, 422                                      (also ValueError)
         │   ├── ShapeMismatch
@@ -61,19 +63,34 @@ class ProgramError(GemmserveError):
 
 
 class TransportError(GemmserveError):
-    """The request got no answer; `retriable` is False where another attempt cannot help."""
+    """The request got no answer; `retriable` is False where another attempt cannot help.
 
-    def __init__(self, detail: str, *, retriable: bool = True) -> None:
+    `unmet`: the server has never answered this client, and may not be there at all.
+    """
+
+    def __init__(self, detail: str, *, retriable: bool = True, unmet: bool = False) -> None:
         super().__init__(detail)
         self.retriable = retriable
+        self.unmet = unmet
 
 
 class TransportTimeout(TransportError, TimeoutError):
     """The server was silent for longer than the timeout."""
 
 
+class CorruptAnswer(TransportError):
+    """Bytes that changed on their way: they have another digest than the server said."""
+
+
 class ProtocolError(GemmserveError):
     """The answer is not what version 1 of the protocol says: often some other server, or a proxy in between."""
+
+
+class CrossedAnswer(ProtocolError):
+    """An answer that belongs to another request: a connection is used by two sides, or a proxy mixes answers up.
+
+    Nothing of it was used, and the request is not repeated: what mixes one answer up may do so with the next.
+    """
 
 
 class APIError(GemmserveError):
@@ -398,14 +415,18 @@ def _seconds(value: object) -> float | None:
     return seconds if 0 <= seconds < float("inf") else None
 
 
-def from_httpx(error: Exception, url: str) -> GemmserveError:
-    """The error that an exception of httpx stands for; the caller raises it `from` the original."""
+def from_httpx(error: Exception, url: str, *, answered: bool = False) -> GemmserveError:
+    """The error that an exception of httpx stands for; the caller raises it `from` the original. `answered`: whether
+    the server ever did.
+    """
     import httpx
 
     said = str(error) or type(error).__name__
     match error:
         case httpx.ConnectError() | httpx.ConnectTimeout():
-            return TransportError(f"cannot reach {url}: {said}; is `gemmserve serve` running there?")
+            return TransportError(
+                f"cannot reach {url}: {said}; is `gemmserve serve` running there?", unmet=not answered
+            )
         case httpx.TimeoutException():
             return TransportTimeout(f"{url} was silent for too long ({type(error).__name__})")
         case httpx.UnsupportedProtocol() | httpx.LocalProtocolError():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from gemmserve import _errors, _params, _requests
 from gemmserve._arrays import as_array
 from gemmserve._compression import compressed
+from gemmserve._model import JobInfo
 from gemmserve._parts import PART, PARTS_FROM, Download, Span, divisible, flat, spans
 from gemmserve._remote import ArrayHandle, plain_id
 from gemmserve._requests import LONG_POLL_S, Pause, Request, Together, Work
@@ -25,7 +26,9 @@ from gemmserve._retry import Attempts, RetryPolicy
 
 if TYPE_CHECKING:
     from gemmserve._arrays import AnyArray
-    from gemmserve._model import ArrayInfo, JobInfo
+    from gemmserve._digests import Digests
+    from gemmserve._model import ArrayInfo
+    from gemmserve._sse import Event
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[Request[Any] | Pause | Together | Work[Any], Any, T]
@@ -35,6 +38,9 @@ TEMPORARY_TTL_S: Final = 3600.0
 
 PAGE: Final = 1000
 """Items a page: the most that the service gives."""
+
+INLINE: Final = 1 << 18
+"""Bytes that are hashed sooner than a thread is woken."""
 
 UNSUPPORTED: Final = 415
 """Status of an answer to a coding that the server does not read."""
@@ -54,6 +60,8 @@ class Flows:
     """Over how many connections a large array goes, in parts; 0: whole, in one request."""
     compression: bool = False
     """Whether arrays that get shorter by it go compressed, whole."""
+    digests: Digests = "known"
+    """Which transfers' bytes are checked by their digests."""
 
     def call(self, request: Request[T], *, deadline: float | None = None) -> Flow[T]:
         """One request, repeated as the policy says. Raises the last error."""
@@ -76,6 +84,7 @@ class Flows:
         self, array: AnyArray, *, ttl_s: float | None = None, digest: bool = False, label: str = "put"
     ) -> Flow[ArrayInfo]:
         """Stores an array; a large one in parts, each of which goes on where its connection broke."""
+        digest = digest or self.digests == "always"
         if self.compression:
             body = yield Work(partial(compressed, array))
             if body is not None:
@@ -137,6 +146,17 @@ class Flows:
         if not self.connections or self.compression:
             request = _requests.array_data(array_id, nbytes=nbytes, compression=self.compression)
             return (yield from self.call(request))
+        attempts = self._attempts()
+        while True:
+            try:
+                return (yield from self._download(array_id, nbytes))
+            except _errors.CorruptAnswer as error:
+                pause = attempts.pause_after(error)
+                if pause is None:
+                    raise
+            yield Pause(pause)
+
+    def _download(self, array_id: str, nbytes: int) -> Flow[Any]:
         download = Download()
         first = Span(download, 0, PART if nbytes >= PARTS_FROM else None)
         reached = yield from self._fetch(array_id, first)
@@ -145,11 +165,16 @@ class Flows:
                 self._fetch(array_id, Span(download, low, high)) for low, high in spans(reached, download.total, PART)
             ]
             yield Together(rest, self.connections, "receiving get", download.total - reached)
+        if download.sha256 is None and self.digests == "always":
+            raise _errors.ProtocolError('the download has no Repr-Digest, and digests="always" wants one')
+        if download.sha256 is not None and self.digests != "never":
+            download.check()
         return download.result()
 
     def _fetch(self, array_id: str, span: Span) -> Flow[int]:
         """A span of an array's file, going on where an answer broke off; returns where it ends."""
         attempts = self._attempts()
+        start = span.position
         while True:
             began = span.position
             try:
@@ -161,6 +186,12 @@ class Flows:
                 if pause is None:
                     raise
             else:
+                if span.download.sha256 is not None and self.digests != "never":
+                    hashing = partial(span.download.came, start, reached)
+                    if reached - start < INLINE:
+                        hashing()
+                    else:
+                        yield Work(hashing)
                 return reached
             yield Pause(pause)
 
@@ -237,7 +268,7 @@ class Flows:
     def _run(self, job: Mapping[str, Any], deadline: float | None) -> Flow[JobInfo]:
         key = uuid.uuid4().hex
         try:
-            info = yield from self.call(_requests.submit(job, key=key, wait_s=self._poll(deadline)))
+            info = yield from self.call(_requests.submit(job, key=key, wait_s=self._poll(deadline)), deadline=deadline)
         except (GeneratorExit, _errors.GemmserveError):
             raise
         except BaseException:
@@ -271,7 +302,7 @@ class Flows:
             if wait_s <= 0:
                 return info
             began = self.clock()
-            info = yield from self.call(_requests.job_info(info.id, wait_s=wait_s))
+            info = yield from self.call(_requests.job_info(info.id, wait_s=wait_s), deadline=deadline)
             if not info.final and self.clock() - began < wait_s / 2:
                 # The server answered early (a proxy, or a shorter cap than ours): do not spin.
                 quick += 1
@@ -330,6 +361,61 @@ class Flows:
             if not cursor or (limit is not None and len(items) >= limit):
                 return items if limit is None else items[:limit]
             fields["cursor"] = cursor
+
+
+class Watch:
+    """One watching of a job's events, over as many streams as it takes."""
+
+    def __init__(self, flows: Flows, job_id: str) -> None:
+        self._flows = flows
+        self._job_id = job_id
+        self._attempts = flows._attempts()
+        self._asked = 0.0
+        self._heard = False
+        """Whether the stream has told of anything."""
+        self._last_id: str | None = None
+        self._last: JobInfo | None = None
+        self._known: JobInfo | None = None
+        """What the stream may begin with, and need not be told again."""
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether what a stream says, which has no digest, is not good enough to end with."""
+        return self._flows.digests == "always"
+
+    def request(self) -> Request[None]:
+        """What asks for the events that have not come."""
+        self._known = self._last
+        self._asked, self._heard = self._flows.clock(), False
+        return _requests.job_events(self._job_id, last_id=self._last_id)
+
+    def take(self, event: Event) -> JobInfo | None:
+        """The job as an event tells of it; None where that is known: each stream begins with the state now."""
+        info = JobInfo.parse(event.data)
+        self._heard = True
+        self._last_id = event.id
+        self._last, known, self._known = info, self._known, None
+        if info == known:
+            return None
+        self._attempts = self._flows._attempts()
+        return info
+
+    def broke(self, error: _errors.GemmserveError) -> float | None:
+        """Seconds until the next stream is asked for; None: `error` is final."""
+        # One that was good for a while has not failed: proxies end what is silent for a minute.
+        if self._heard and self._flows.clock() - self._asked >= self._flows.retry.cap_s:
+            self._attempts = self._flows._attempts()
+        return self._attempts.pause_after(error)
+
+    def ended(self) -> float:
+        """The same after a stream that ended before the job did: a server that stops ends them. Raises TransportError
+        when that goes on for too long.
+        """
+        error = _errors.TransportError(f"the events of {self._job_id} ended before the job did")
+        pause = self.broke(error)
+        if pause is None:
+            raise error
+        return pause
 
 
 def prepare(

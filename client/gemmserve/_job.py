@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from contextlib import aclosing, closing
+from typing import TYPE_CHECKING, Any, Self
 
 from gemmserve import _errors, _requests
-from gemmserve._model import JobInfo
+from gemmserve._flows import Watch
+from gemmserve._pickling import PickledByClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Generator
 
     from gemmserve._async_client import AsyncClient
     from gemmserve._client import Client
+    from gemmserve._model import JobInfo
     from gemmserve._remote import AsyncRemoteArray, RemoteArray
 
 
-class JobHandle:
+class JobHandle(PickledByClient):
     """What both kinds share: the last state seen (`info`), and the errors that a state stands for."""
 
     def __init__(self, info: JobInfo) -> None:
         self.info = info
+
+    def _reduced(self) -> tuple[Any, ...]:
+        return type(self), self.info
 
     @property
     def id(self) -> str:
@@ -108,13 +114,29 @@ class Job(JobHandle):
         self.info = info
         return self
 
-    def events(self) -> Iterator[JobInfo]:
-        """Each change of state as it happens, until the final one."""
-        for event in self._client._io.events(_requests.job_events(self.id)):
-            self.info = JobInfo.parse(event)
-            yield self.info
-            if self.info.final:
-                return
+    def events(self) -> Generator[JobInfo]:
+        """Each change of state as it happens, until the final one. Goes on where the connection breaks."""
+        watch = Watch(self._client._flows, self.id)
+        while True:
+            try:
+                with closing(self._client._io.events(watch.request())) as events:
+                    for event in events:
+                        info = watch.take(event)
+                        if info is None:
+                            continue
+                        if info.final and watch.unchecked:
+                            info = self._client._call(_requests.job_info(self.id))
+                        self.info = info
+                        yield info
+                        if info.final:
+                            return
+            except _errors.GemmserveError as error:
+                pause = watch.broke(error)
+                if pause is None:
+                    raise
+            else:
+                pause = watch.ended()
+            self._client._io._sleep(pause)
 
 
 class AsyncJob(JobHandle):
@@ -161,10 +183,26 @@ class AsyncJob(JobHandle):
         self.info = info
         return self
 
-    async def events(self) -> AsyncIterator[JobInfo]:
-        """Each change of state as it happens, until the final one."""
-        async for event in self._client._io.events(_requests.job_events(self.id)):
-            self.info = JobInfo.parse(event)
-            yield self.info
-            if self.info.final:
-                return
+    async def events(self) -> AsyncGenerator[JobInfo]:
+        """Each change of state as it happens, until the final one. Goes on where the connection breaks."""
+        watch = Watch(self._client._flows, self.id)
+        while True:
+            try:
+                async with aclosing(self._client._io.events(watch.request())) as events:
+                    async for event in events:
+                        info = watch.take(event)
+                        if info is None:
+                            continue
+                        if info.final and watch.unchecked:
+                            info = await self._client._call(_requests.job_info(self.id))
+                        self.info = info
+                        yield info
+                        if info.final:
+                            return
+            except _errors.GemmserveError as error:
+                pause = watch.broke(error)
+                if pause is None:
+                    raise
+            else:
+                pause = watch.ended()
+            await self._client._io._sleep(pause)

@@ -7,6 +7,7 @@ compute on it where it lies.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
@@ -39,15 +40,28 @@ _LARGEST: Final = 0.25
 """Share of that for one array."""
 
 _forks = 0
+_results_lock = threading.Lock()
+_results: weakref.WeakSet[Block] = weakref.WeakSet()
+"""Blocks that hold results: ordinary arrays to whoever has them, which no fork makes shared ones."""
+
+
+def _forking() -> None:
+    """Holds the lock over the fork, so that a child does not find it taken by a thread that it has not."""
+    global _forks
+    _results_lock.acquire()
+    _forks += 1
+    for block in _results:
+        with contextlib.suppress(OSError):  # no memory for another mapping: then it stays shared
+            block.part()
+    _results.clear()
 
 
 def _forked() -> None:
-    global _forks
-    _forks += 1
+    _results_lock.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_forked)
+    os.register_at_fork(before=_forking, after_in_parent=_forked, after_in_child=_forked)
 
 
 def supported() -> bool:
@@ -91,16 +105,26 @@ class Block:
         flat = np.asarray(lease)[: math.prod(shape) * dtype.itemsize]
         return flat.view(dtype).reshape(tuple(shape), order="F" if order == "F" else "C")
 
-    def seal(self) -> None:
-        """Makes the memory unchangeable. Raises OSError if another process has it mapped for writing too.
+    def own(self) -> None:
+        """Its arrays are the program's own: they are parted from those of a child when one is forked."""
+        with _results_lock:
+            _results.add(self)
 
-        What is mapped at the address becomes a private copy (page by page, when it is written), so arrays that lie
-        there keep working and are no longer seen through the descriptor.
+    def part(self) -> None:
+        """What is mapped at the address becomes a private copy (page by page, when it is written): arrays that lie
+        there keep working and are no longer seen through the descriptor, nor by a process that is forked after this.
+        Raises OSError.
+        """
+        _map_privately(self.address, self.capacity, self.fd)
+        self.shareable = False
+
+    def seal(self) -> None:
+        """Makes the memory unchangeable, parted from its arrays. Raises OSError if another process has it mapped for
+        writing too.
         """
         import fcntl  # not everywhere, and this module is imported everywhere
 
-        _map_privately(self.address, self.capacity, self.fd)
-        self.shareable = False
+        self.part()
         fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
 
     def frozen(self) -> Block:

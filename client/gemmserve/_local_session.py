@@ -135,6 +135,7 @@ class Staged:
         if header is None or block is None or header.nbytes > block.capacity or not header.dtype.isnative:
             raise _errors.ProtocolError("the answer's array does not fit the memory that it is said to be in")
         self._blocks.remove(block)
+        block.own()
         return block.array(header.shape, header.dtype, header.order, self._pool)
 
     def __enter__(self) -> Self:
@@ -186,6 +187,14 @@ class SharedMemory:
                 self._session.close()
                 self._session = None
         self.pool.close()
+
+    def leave(self) -> None:
+        """In a child process: gives up its copy of the session's socket, which goes on being the parent's. Without the
+        lock, which a thread of the parent may hold for ever.
+        """
+        session, self._session, self._closed = self._session, None, True
+        if session is not None:
+            session.close()
 
     def worth(self, request: Request[Any]) -> bool:
         """Whether there is anything in a request that would go by shared memory."""

@@ -5,14 +5,15 @@ No I/O here; `_flows` decides what is sent, `_io` sends it.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
+import threading
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from gemmserve import _errors
+from gemmserve._digests import field_value, sha256_of
 from gemmserve._transfer import NpyReceiver
 from gemmserve.wire import OCTET_STREAM, PIECE
 
@@ -57,7 +58,7 @@ class PartBody:
 
     def digest(self) -> str:
         """The value of Content-Digest (RFC 9530)."""
-        return f"sha-256=:{base64.b64encode(hashlib.sha256(self._data).digest()).decode()}:"
+        return field_value([self._data])
 
 
 def part_size(limit_field: str | None) -> int:
@@ -79,6 +80,36 @@ class Download:
         self.total: int | None = None
         """Bytes of the whole .npy file, once an answer has said so."""
         self.receiver: NpyReceiver | None = None
+        self.sha256: bytes | None = None
+        """Of the file, if an answer has said so."""
+        self._hash = hashlib.sha256()
+        self._hashed = 0  # bytes of the file
+        self._came: dict[int, int] = {}
+        self._hashing = threading.Lock()
+
+    def came(self, start: int, stop: int) -> None:
+        """The file's bytes [start, stop) are there: they are hashed once all before them are, by whichever thread finds
+        them so. From any thread; takes half a second to one for each GB.
+        """
+        self._came[start] = stop
+        while self._hashed in self._came and self._hashing.acquire(blocking=False):
+            try:
+                self._hash_on()
+            finally:
+                self._hashing.release()
+
+    def _hash_on(self) -> None:
+        assert self.receiver is not None
+        while (stop := self._came.pop(self._hashed, None)) is not None:
+            if not self._hashed:
+                self._hash.update(self.receiver.header)
+            self._hash.update(self.receiver.stored(self._hashed, stop))
+            self._hashed = stop
+
+    def check(self) -> None:
+        """Compares what `came` with the digest, once all of it has. Raises CorruptAnswer."""
+        if self._hash.digest() != self.sha256:
+            raise _errors.CorruptAnswer("the array's bytes changed on their way: they have another SHA-256")
 
     def result(self) -> AnyArray:
         """The array, once all of its spans are full. Raises TransportError if the header did not come."""
@@ -94,7 +125,7 @@ class Span:
     """
 
     def __init__(self, download: Download, start: int, stop: int | None) -> None:
-        self._download = download
+        self.download = download
         self._start = start
         self._stop = stop
         self.position = start
@@ -105,12 +136,12 @@ class Span:
         if self.position == 0 and self._stop is None:
             return {}
         last = "" if self._stop is None else str(self._stop - 1)
-        condition = {} if self._download.etag is None else {"If-Range": self._download.etag}
+        condition = {} if self.download.etag is None else {"If-Range": self.download.etag}
         return {"Range": f"bytes={self.position}-{last}", **condition}
 
     def answer(self, headers: Mapping[str, str]) -> Span:
         """Takes the answer to that request. Raises ProtocolError when it is none."""
-        download = self._download
+        download = self.download
         length = headers.get("content-length") or ""
         found = _CONTENT_RANGE.fullmatch(headers.get("content-range") or "")
         if found is None:
@@ -131,6 +162,8 @@ class Span:
         if download.receiver is None:
             download.receiver = NpyReceiver(total)
         download.etag = headers.get("etag") or download.etag
+        if self._start == 0:  # what becomes known later comes too late: it is hashed from the beginning
+            download.sha256 = sha256_of(headers.get("repr-digest")) or download.sha256
         download.total = total
         self._stop = stop
         return self
@@ -138,14 +171,14 @@ class Span:
     def feed(self, piece: bytes | memoryview) -> None:
         if self._stop is not None and self.position + len(piece) > self._stop:
             raise _errors.ProtocolError("the answer is longer than it says")
-        assert self._download.receiver is not None
-        self._download.receiver.put(self.position, piece)
+        assert self.download.receiver is not None
+        self.download.receiver.put(self.position, piece)
         self.position += len(piece)
 
     def place(self) -> memoryview:
         """Where the next bytes belong; empty while that is not known."""
-        assert self._download.receiver is not None
-        return self._download.receiver.memory(self.position, self._stop)
+        assert self.download.receiver is not None
+        return self.download.receiver.memory(self.position, self._stop)
 
     def landed(self, count: int) -> None:
         """So many bytes are there."""

@@ -25,6 +25,12 @@ class _Lazy(ArrayHandle):
     """A handle whose array comes later: what it knows is in the slot that its views share."""
 
     _slot: Slot
+    _plain: type[ArrayHandle]
+    """What it is once the program has run, elsewhere."""
+
+    def _reduced(self) -> tuple[Any, ...]:
+        """Of what the program kept, once it has run. Raises ProgramError."""
+        return self._plain._arrived, self.id, self._slot.info, self._transposed, self._conjugated
 
     @property
     def _id(self) -> str:  # type: ignore[override]
@@ -63,6 +69,8 @@ class ProgramArray(_Lazy, RemoteArray):
     RemoteArray, if the program kept it: what no step used, and what `Program.keep` was given.
     """
 
+    _plain = RemoteArray
+
     def __init__(self, program: Program, slot: Slot, *, transposed: bool = False, conjugated: bool = False) -> None:
         self._program = program
         self._client = program._client
@@ -99,6 +107,8 @@ class ProgramArray(_Lazy, RemoteArray):
 
 class AsyncProgramArray(_Lazy, AsyncRemoteArray):
     """A ProgramArray of an AsyncProgram: `await (x @ x)` records in the block, `await x.numpy()` downloads after it."""
+
+    _plain = AsyncRemoteArray
 
     def __init__(
         self, program: AsyncProgram, slot: Slot, *, transposed: bool = False, conjugated: bool = False
@@ -144,6 +154,9 @@ class _Base:
         self._timeout = timeout
         self._fields = {"priority": priority or None, "ttl_s": ttl_s, "verify": verify or None}
         self._temporaries: list[str] = []
+
+    def __reduce__(self) -> str:
+        raise TypeError("a program cannot be pickled; its results can, once it has run")
 
     @property
     def _open(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -39,9 +40,25 @@ class Progress:
         if not stream.isatty():
             return None
         try:
-            return _RichBar(label, total, stream)
+            return _OneProcess(_RichBar(label, total, stream))
         except ImportError:
-            return _PlainBar(label, total, stream)
+            return _OneProcess(_PlainBar(label, total, stream))
+
+
+class _OneProcess:
+    """A bar of the process that began it: a child that was forked meanwhile leaves the terminal alone."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+        self._pid = os.getpid()
+
+    def advance(self, nbytes: int) -> None:
+        if os.getpid() == self._pid:
+            self._bar.advance(nbytes)
+
+    def close(self) -> None:
+        if os.getpid() == self._pid:
+            self._bar.close()
 
 
 class Stopped(Exception):  # noqa: N818 (no error: another part of the same transfer has failed)

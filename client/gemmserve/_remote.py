@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from gemmserve import _errors, _params
+from gemmserve._pickling import PickledByClient
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from gemmserve._model import ArrayInfo
 
 
-class ArrayHandle(ABC):
+class ArrayHandle(PickledByClient, ABC):
     """What both kinds of handle share: an id, two flags, and what follows from them.
 
     `.T` swaps the last two axes, of batched arrays too (NumPy's `.mT`); `.H` also conjugates; `.conj()` only that.
@@ -105,6 +106,14 @@ class ArrayHandle(ABC):
     @abstractmethod
     def _view(self, *, transposed: bool, conjugated: bool) -> Self:
         """The same stored array with these flags."""
+
+    def _reduced(self) -> tuple[Any, ...]:
+        return self._arrived, self._id, self._info, self._transposed, self._conjugated
+
+    @classmethod
+    def _arrived(cls, client: Any, array_id: str, info: ArrayInfo | None, transposed: bool, conjugated: bool) -> Any:
+        made: Any = cls
+        return made(client, array_id, info, transposed=transposed, conjugated=conjugated)
 
     def _compose(self, trans: str) -> str:
         """The letter for op(stored array) that means `trans` of this view."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from gemmserve import _errors
 from gemmserve._arrays import is_fortran
 from gemmserve._compression import ZSTD
+from gemmserve._digests import field_value
 from gemmserve._model import ArrayInfo, JobInfo
 from gemmserve._params import gemm_nbytes
 from gemmserve._parts import PartBody, part_size
@@ -18,7 +19,6 @@ from gemmserve._transfer import (
     NpyBody,
     Receiver,
     Whole,
-    content_digest,
     parse_json,
     receive_arrays,
 )
@@ -58,6 +58,10 @@ class Request(Generic[T]):
     """How long the server may rightly keep silent, on top of the client's own timeout."""
     limit_s: float | None = None
     """At most this many seconds of silence, whatever the client's timeout."""
+    digest: Literal["content", "repr", "none"] = "content"
+    """Which digest the answer can have (RFC 9530): of what is sent, or of the whole that it is part of."""
+    idle: bool = False
+    """Whether the server does nothing for it but wait: such requests do not count among those at one time."""
     result_nbytes: int = 0
     """Bytes of the array that is the answer, where that is known beforehand; shared memory for it is then at hand."""
 
@@ -110,7 +114,7 @@ def put_array(
     """
     query: dict[str, str | int | float] = {} if ttl_s is None else {"ttl_s": ttl_s}
     body = compressed or NpyBody(array)
-    headers = {"Content-Digest": content_digest(body)} if digest else {}
+    headers = {"Content-Digest": field_value(body.pieces())} if digest else {}
     if compressed is not None:
         headers["Content-Encoding"] = ZSTD
     return Request("POST", "/v1/arrays", _json(ArrayInfo.parse), query=query, headers=headers, body=body, label=label)
@@ -125,13 +129,13 @@ def array_data(array_id: str, *, nbytes: int = 0, compression: bool = False) -> 
     """An array's elements; `nbytes` where they are known. `compression`: they may come compressed."""
     path = f"/v1/arrays/{segment(array_id)}/data"
     headers = {"Accept": NPY} | ({"Accept-Encoding": ZSTD} if compression else {})
-    return Request("GET", path, receive_arrays, headers=headers, label="get", result_nbytes=nbytes)
+    return Request("GET", path, receive_arrays, headers=headers, label="get", digest="repr", result_nbytes=nbytes)
 
 
 def array_part(array_id: str, span: Span) -> Request[int]:
     """What is missing of a span of an array's .npy file; the value is where it ends."""
     path = f"/v1/arrays/{segment(array_id)}/data"
-    return Request("GET", path, span.answer, headers={"Accept": NPY, **span.headers()}, label="get")
+    return Request("GET", path, span.answer, headers={"Accept": NPY, **span.headers()}, label="get", digest="repr")
 
 
 @dataclass(frozen=True)
@@ -214,7 +218,8 @@ def submit(job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, limit_s: fl
 def job_info(job_id: str, *, wait_s: float = 0.0) -> Request[JobInfo]:
     """A job's state; with `wait_s` once it is final, or after that time."""
     query: dict[str, str | int | float] = {"wait": round(wait_s, 3)} if wait_s > 0 else {}
-    return Request("GET", f"/v1/jobs/{segment(job_id)}", _json(JobInfo.parse), query=query, wait_s=wait_s)
+    path = f"/v1/jobs/{segment(job_id)}"
+    return Request("GET", path, _json(JobInfo.parse), query=query, wait_s=wait_s, idle=wait_s > 0)
 
 
 def cancel_job(job_id: str, *, limit_s: float | None = None) -> Request[JobInfo | None]:
@@ -227,10 +232,13 @@ def cancel_job(job_id: str, *, limit_s: float | None = None) -> Request[JobInfo 
     )
 
 
-def job_events(job_id: str) -> Request[None]:
-    """A job's changes as server-sent events; the answer is read as it comes, not by the receiver."""
+def job_events(job_id: str, *, last_id: str | None = None) -> Request[None]:
+    """A job's changes as server-sent events; the answer is read as it comes, not by the receiver. `last_id`: of the
+    event that came last, if one did.
+    """
     path = f"/v1/jobs/{segment(job_id)}/events"
-    return Request("GET", path, _nothing, headers={"Accept": "text/event-stream"}, wait_s=LONG_POLL_S)
+    headers = {"Accept": "text/event-stream"} | ({} if last_id is None else {"Last-Event-ID": last_id})
+    return Request("GET", path, _nothing, headers=headers, wait_s=LONG_POLL_S, digest="none", idle=True)
 
 
 def one_shot(

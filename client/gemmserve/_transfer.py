@@ -6,8 +6,6 @@ gives its value at the end; large arrays are received in the memory that the cal
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import io
 import json
 import secrets
@@ -180,14 +178,6 @@ def joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         yield bytes(small)
 
 
-def content_digest(body: Body) -> str:
-    """The value of Content-Digest (RFC 9530) for this body."""
-    digest = hashlib.sha256()
-    for piece in body.pieces():
-        digest.update(piece)
-    return f"sha-256=:{base64.b64encode(digest.digest()).decode()}:"
-
-
 class Receiver(Protocol[T_co]):
     """Takes one answer's body piece by piece. Raises ProtocolError when it is not what was asked for."""
 
@@ -243,6 +233,8 @@ class NpyReceiver:
         self._content_length = content_length
         self._head = bytearray()
         self._array: AnyArray | None = None
+        self.header = b""
+        """The .npy header as it came, once it is whole."""
         self._target = memoryview(bytearray())
         self._position = 0
         self._offset = 0
@@ -277,6 +269,7 @@ class NpyReceiver:
         if self._array.nbytes:
             self._target = self._array.reshape(-1, order="A").view(np.uint8).data
         head, self._head = self._head, bytearray()
+        self.header = bytes(head[: self._offset])
         self._store(0, memoryview(head)[self._offset :])
 
     def _store(self, start: int, piece: bytes | memoryview) -> None:
@@ -298,6 +291,10 @@ class NpyReceiver:
     def landed(self, count: int) -> None:
         """So many bytes are there."""
         self._position += count
+
+    def stored(self, start: int, stop: int) -> memoryview:
+        """The file's bytes [start, stop) behind the header, where they are."""
+        return self._target[max(start - self._offset, 0) : stop - self._offset]
 
     def finish(self) -> AnyArray:
         came = self._position - self._offset

@@ -32,14 +32,21 @@ def normal_url(url: str) -> str:
     return full.rstrip("/")
 
 
-def trust(verify: bool | str | ssl.SSLContext) -> bool | ssl.SSLContext:
-    """What httpx is told. Raises ParameterInvalid for a file that holds no certificates."""
-    if not isinstance(verify, str):
+def context_of(base: str, verify: bool | str | ssl.SSLContext) -> ssl.SSLContext:
+    """By what httpx believes certificates: one context for all connections, for one takes milliseconds to make.
+
+    Raises ParameterInvalid for a file that holds no certificates.
+    """
+    if isinstance(verify, ssl.SSLContext):
         return verify
-    try:
-        return ssl.create_default_context(cafile=verify)
-    except OSError as error:  # ssl.SSLError too
-        raise _errors.ParameterInvalid(f"{verify!r} is no file of CA certificates: {error}") from error
+    if isinstance(verify, str):
+        try:
+            return ssl.create_default_context(cafile=verify)
+        except OSError as error:  # ssl.SSLError too
+            raise _errors.ParameterInvalid(f"{verify!r} is no file of CA certificates: {error}") from error
+    if not base.startswith("https:"):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # believes nobody, and is not asked
+    return httpx.create_ssl_context(verify=verify, trust_env=not is_loopback(base))
 
 
 def is_loopback(url: str) -> bool:

@@ -30,6 +30,11 @@ PROBLEM: Final = "application/problem+json"
 ALGORITHM_HEADER: Final = "Gemm-Algorithm"
 ELEMENTS_HEADER: Final = "Gemm-Elements"
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
+EXCHANGE_HEADER: Final = "Gemmserve-Exchange"
+"""Of a request: what its answer says again, whatever the answer is, so that no other can be taken for it. Not
+X-Request-Id, which proxies such as Envoy replace on the way."""
+EXCHANGE_PATTERN: Final = r"[A-Za-z0-9_-]{1,64}"
+"""What is repeated; of other values the answer says nothing."""
 
 NPY_HEADER: Final = "application/x-npy-header"
 """A .npy header alone: the data are in a piece of shared memory (docs/transfer.md)."""
@@ -59,7 +64,7 @@ _MAX_NBYTES: Final = 1 << 62
 _MAX_NDIM: Final = 32
 _PLAIN: Final = re.compile(
     rb"\{'descr': '([<>|=]?[a-zA-Z]\d{0,3})', 'fortran_order': (True|False), "
-    rb"'shape': \((?:((?:NUMBER, )*NUMBER,|(?:NUMBER, )+NUMBER))?\)(?:, ?)?\}[ \n\0]*".replace(
+    rb"'shape': \((?:((?:NUMBER, )*NUMBER,|(?:NUMBER, )+NUMBER))?\)(?:, ?)?\}[ \n]*".replace(
         b"NUMBER", rb"(?:0|[1-9]\d{0,18})"
     )
 )
@@ -135,7 +140,7 @@ def _read_literal(text: bytes, encoding: str) -> dict[str, Any]:
             "shape": tuple(map(int, numbers)),
         }
     try:
-        fields = ast.literal_eval(text.decode(encoding).strip(" \n\x00"))
+        fields = ast.literal_eval(text.decode(encoding).strip(" \n"))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise NpyError("the .npy header is not a Python literal") from error
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
@@ -190,7 +195,7 @@ def check_shape(shape: object, itemsize: int = 16) -> tuple[int, ...]:
 def parse_shape(text: str) -> tuple[int, ...]:
     """Reads ``"1024,1024"`` (the `shape` query parameter; empty for a scalar) or raises NpyError."""
     parts = text.split(",") if text else []
-    if not all(re.fullmatch(r"-?\d{1,19}", part.strip()) for part in parts):
+    if not all(re.fullmatch(r"-?[0-9]{1,19}", part) for part in parts):
         raise NpyError(f"shape {text[:80]!r} is not a list of integers such as 1024,1024")
     return check_shape([int(part) for part in parts])
 

@@ -11,6 +11,7 @@ from gemmserve_service.errors import InvalidRequest, NotFound, ServiceError
 from gemmserve_service.hosts import HostRule
 from gemmserve_service.identity import ANYONE, NOBODY, SCRAPER, identify, needed_scope
 from gemmserve_service.problems import HostNotAllowed, OriginNotAllowed, problem_response
+from gemmserve_service.queries import check_query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -82,8 +83,8 @@ class Gate:
 
 
 class Access:
-    """Lets a request through with its `Caller` in ``request.state.caller``, or answers 401, 403, 404 or, where its body
-    has a coding that is not read there, 415.
+    """Lets a request through with its `Caller` in ``request.state.caller``, or answers 401, 403, 404, 422 where a
+    parameter is given twice, or 415 where its body has a coding that is not read there.
     """
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
@@ -101,6 +102,7 @@ class Access:
         try:
             headers = Headers(scope=scope)
             self._gate.caller(scope, headers.getlist)
+            check_query(scope["query_string"])
             check_coding(scope["method"], scope["path"], headers.getlist("content-encoding"))
         except ServiceError as refusal:
             await problem_response(refusal)(scope, receive, send)

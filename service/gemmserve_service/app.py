@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.routing import Match
 
 from gemmserve_service import documentation, problems
 from gemmserve_service.access import Access, Gate
 from gemmserve_service.audit import Audit, AuditLog
+from gemmserve_service.body_limits import BodyLimit
 from gemmserve_service.body_rate import BodyRate
+from gemmserve_service.content_digests import ContentDigests
 from gemmserve_service.descriptors import Descriptors
+from gemmserve_service.head_requests import HeadRequests
 from gemmserve_service.hot import HotRoutes
 from gemmserve_service.metrics import Metrics
 from gemmserve_service.middleware import Observe
@@ -20,6 +25,8 @@ from gemmserve_service.routes import arrays, batch, devices, health, jobs, onesh
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from starlette.types import Scope
 
     from gemmserve_service.core import Core
     from gemmserve_service.settings import Settings
@@ -60,8 +67,16 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
         app.include_router(module.router)
     # The last one added is the outermost.
     app.add_middleware(HotRoutes, endpoints={**oneshot.HOT, **batch.HOT, **jobs.HOT})
+    app.add_middleware(ContentDigests)
+    app.add_middleware(HeadRequests, own=partial(_knows_head, app))
+    app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Access, gate=app.state.gate)
     app.add_middleware(BodyRate, settings=settings)
     app.add_middleware(Audit, log=app.state.audit)
     app.add_middleware(Observe, metrics=app.state.metrics)
     return app
+
+
+def _knows_head(app: FastAPI, scope: Scope) -> bool:
+    """Whether a route for HEAD is at that path."""
+    return any(route.matches(scope)[0] is Match.FULL for route in app.routes)

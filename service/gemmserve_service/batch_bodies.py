@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gemmserve_service.uploads import Upload
 
 _THREAD_FROM: Final = 1 << 20  # bytes that are moved or swapped in a thread
+_PARTS: Final = 3  # a, b and c, of which each product may come in parts of its own
 _MOST_NPY_HEAD: Final = (1 << 16) + 12
 
 
@@ -89,9 +90,14 @@ async def cut(body: memoryview, boundary: bytes, most: int) -> tuple[bytes | Non
     params: bytes | None = None
     arrays: dict[str, list[Found]] = {}
     position = len(delimiter) - 2
+    turns = Turns()
+    parts = 0
     while (follows := bytes(body[position : position + 2])) != b"--":
         if follows != b"\r\n":
             raise MalformedMultipart("the body breaks off before its closing boundary")
+        parts += 1
+        if parts > _PARTS * most + 1:
+            raise TooLarge(f"the body has more than {_PARTS * most + 1} parts")
         head = bytes(body[position : position + MAX_PART_HEADER_BYTES])
         length = head.find(b"\r\n\r\n")
         if length < 0:
@@ -108,7 +114,8 @@ async def cut(body: memoryview, boundary: bytes, most: int) -> tuple[bytes | Non
             params = text[:end]
             position += end
         else:
-            position = await _files(name, body, position, delimiter, arrays.setdefault(name, []), most)
+            position = await _files(name, body, position, delimiter, arrays.setdefault(name, []), most, turns)
+        await turns.pause()
         position += len(delimiter)
     return params, arrays
 
@@ -130,9 +137,10 @@ def _name(head: bytes) -> str:
     return name
 
 
-async def _files(name: str, body: memoryview, position: int, delimiter: bytes, found: list[Found], most: int) -> int:
+async def _files(
+    name: str, body: memoryview, position: int, delimiter: bytes, found: list[Found], most: int, turns: Turns
+) -> int:
     """Notes the .npy files from `position` on; returns where the part ends."""
-    turns = Turns()
     while body[position : position + len(delimiter)] != delimiter:
         await turns.pause()
         if len(found) >= most:

@@ -10,9 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gemmserve_service.batches import Item, Placed, placed
 from gemmserve_service.errors import ServiceError, TooLarge
-from gemmserve_service.problems import InvalidParameters
+from gemmserve_service.long_json import LONG, read_object
+from gemmserve_service.problems import MAX_ERRORS, InvalidParameters
 from gemmserve_service.schemas import ArrayId, GemmParams, GemmReduceParams, Strict
-from gemmserve_service.strict_json import validate
+from gemmserve_service.strict_json import parse_object, validate
 from gemmserve_service.turns import Turns
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gemmserve_service.settings import Settings
     from gemmserve_service.store import ArrayStore
 
+_MOST_ERRORS: Final = 4  # that are told of one product: there may be ten thousand that are wrong
 _ID: Final = re.compile(r"arr_[0-9a-z]{26}")
 _KINDS: Final[dict[object, type[GemmParams | GemmReduceParams]]] = {
     "gemm": GemmParams,
@@ -83,25 +85,39 @@ def parse_params(document: dict[str, Any]) -> GemmParams | GemmReduceParams:
 class StoredItems:
     """The items of one request."""
 
-    def __init__(self, document: dict[str, Any], settings: Settings) -> None:
-        """Raises InvalidParameters for what is wrong with the request as a whole, TooLarge."""
+    def __init__(self, document: dict[str, Any]) -> None:
+        """Raises InvalidParameters for what is wrong with the request apart from its items."""
         self.envelope: _Envelope = validate(_Envelope, document)
-        if len(self.envelope.items) > settings.max_batch_items:
-            raise TooLarge(
-                f"a batch of {len(self.envelope.items)} products; this server takes at most {settings.max_batch_items}"
-            )
-        plain: set[object] = set()
-        errors = [
-            error
-            for number, entry in enumerate(self.envelope.items)
-            if not _is_plain(entry, plain)
-            for error in _malformed(number, entry)
-        ]
-        if errors:
-            raise InvalidParameters(errors[0]["field"] + ": " + errors[0]["message"], errors[:20])
         self._params = {"": parse_params(self.envelope.params)}
         self.pins: list[Pinned] = []
         """Holds on the operands, from `pin` on."""
+
+    @classmethod
+    async def read(cls, body: bytes | bytearray, settings: Settings) -> StoredItems:
+        """What the JSON asks for. Others have their turns meanwhile.
+
+        Raises MalformedJson, TooLarge, and InvalidParameters for what is wrong with the request as a whole.
+        """
+
+        def check(count: int) -> None:
+            if count > settings.max_batch_items:
+                raise TooLarge(f"a batch of more than {settings.max_batch_items} products, which this server takes")
+
+        document = parse_object(body) if len(body) < LONG else await read_object(body, {"items": check})
+        stored = cls(document)
+        check(len(stored.envelope.items))
+        plain: set[object] = set()
+        errors: list[dict[str, str]] = []
+        turns = Turns()
+        for number, entry in enumerate(stored.envelope.items):
+            if not _is_plain(entry, plain):
+                errors += _malformed(number, entry)
+                if len(errors) >= MAX_ERRORS:
+                    break
+            await turns.pause()
+        if errors:
+            raise InvalidParameters(errors[0]["field"] + ": " + errors[0]["message"], errors[:MAX_ERRORS])
+        return stored
 
     async def pin(self, store: ArrayStore, held: contextlib.ExitStack, owner: str) -> list[Item | ServiceError]:
         """Every product with its operands held, or what is wrong with it. Others have their turns meanwhile."""
@@ -133,7 +149,7 @@ class StoredItems:
                 try:
                     items.append(self._item(entry, operand))
                 except ServiceError as error:
-                    items.append(error)
+                    items.append(_alone(error))
         return items
 
     def _item(self, entry: dict[str, Any], operand: Callable[[str], Placed]) -> Item:
@@ -147,10 +163,21 @@ class StoredItems:
         if params is None:
             if "op" in overrides:
                 raise InvalidParameters("op is the same for every product of a batch")
-            params = self._params[key] = parse_params(self.envelope.params | overrides)
+            try:
+                params = self._params[key] = parse_params(self.envelope.params | overrides)
+            except InvalidParameters as error:
+                listed = error.extra.get("errors", [])[:_MOST_ERRORS]
+                said = [f"{entry['field']}: {entry['message']}" for entry in listed] or [error.detail]
+                raise InvalidParameters("; ".join(said), listed) from None
         if "c" in operands and isinstance(params, GemmReduceParams):
             raise InvalidParameters("gemm_reduce has no c")
         return Item(params, key, operands)
+
+
+def _alone(error: ServiceError) -> ServiceError:
+    """Without what it came of: ten thousand of them would keep as many stacks, with all that was in them."""
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
 
 
 def _is_plain(entry: object, plain: set[object]) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from gemmserve.wire import RESULT_DTYPES, format_npy_header
 from gemmserve_service import clock
 from gemmserve_service.errors import Gone, NotFound
 from gemmserve_service.schemas import ArrayInfo
@@ -38,6 +39,8 @@ class Record:
     hidden: bool = False
     """Committed as deleted or expired: the extent may go with the last pin."""
     freed: bool = False
+    npy_sha256: str | None = None
+    """Of the .npy file; None: not known."""
     unwritten: Unwritten | None = None
     """The bytes are not in the extent yet; None: they are."""
     tainted: bool = False
@@ -169,6 +172,11 @@ class Catalog:
                 self.hide(record, "expired")
                 found.append(record)
         return found
+
+
+def npy_header(dtype: str, shape: tuple[int, ...], order: str) -> bytes:
+    """That of an array's .npy file."""
+    return format_npy_header(RESULT_DTYPES[dtype], shape, fortran_order=order == "F")
 
 
 def to_row(info: ArrayInfo, extent: Extent | None, job: str | None = None) -> dict[str, Any]:

@@ -10,37 +10,51 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections import Counter
+import socket
+from collections import Counter, deque
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+from starlette.datastructures import Headers
+
 from gemmserve_service.corking import Corked
-from gemmserve_service.landing import LandingProtocol
+from gemmserve_service.errors import ServiceError
+from gemmserve_service.landing import SENDING, LandingProtocol
+from gemmserve_service.middleware import POLICY, SECURITY, context_of
 from gemmserve_service.open_files import OpenFiles
 from gemmserve_service.problems import HeadTooLarge, HeadTooSlow, TooManyConnections, problem_response
+from gemmserve_service.request_heads import check_head, describe_parser_error
 from gemmserve_service.unix_sockets import peer_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from gemmserve_service.errors import ServiceError
+    from gemmserve_service.landing import Landing
     from gemmserve_service.settings import Settings
+
+    Refused = Callable[[ServiceError, tuple[str, int] | None, Mapping[str, str], bool], None]
+    """Called in the event loop with the error, the client, the request's id and whether it has a line elsewhere."""
 
 LOCAL_USER: Final = "uid:"
 """What the address of a client on the Unix socket begins with; the user's number follows."""
 
 _SWEEP_S: Final = 0.5
 _FIELD_OVERHEAD: Final = 4  # ": " and the line's end
+_LINGER_S: Final = 1.0  # for what a refused client is still sending
+_MOST_IGNORED: Final = 1 << 20  # bytes of that
+_FIRST_LOOK_S: Final = 0.01  # after which a client that has hung up will have said so, on this machine ...
+_LAST_LOOK_S: Final = 1.0  # ... and anywhere
+_PATIENCE_S: Final = 5.0  # with a half-closed client of HTTP/1.0, to whom nothing can be said but the answer
 
 
 class Connections:
     """Every connection of one server, and which of them are idle; belongs to the event loop's thread."""
 
-    def __init__(self, settings: Settings, refused: Callable[[ServiceError, str], None] | None = None) -> None:
+    def __init__(self, settings: Settings, refused: Refused | None = None) -> None:
         self.settings = settings
         self.most = OpenFiles.of(settings).connections
         """At one time, as far as the limit of open files allows what settings ask for."""
-        self._refused = refused or (lambda _error, _address: None)
+        self._refused = refused or (lambda *_: None)
         self._proxies = [ipaddress.ip_network(text, strict=False) for text in settings.trusted_proxies]
         self._by_address: Counter[str] = Counter()
         self._idle: dict[LimitedProtocol, float] = {}  # in the order in which they became idle
@@ -97,9 +111,13 @@ class Connections:
         """Its client has taken some."""
         self._stalled.pop(connection, None)
 
-    def report(self, error: ServiceError, connection: LimitedProtocol) -> None:
-        """Tells metrics and audit of a refusal."""
-        self._refused(error, connection.address)
+    def report(
+        self, error: ServiceError, connection: LimitedProtocol, context: Mapping[str, str], *, logged: bool
+    ) -> None:
+        """Tells metrics and audit of a refusal. `context`: the request's id; `logged`: it has a line elsewhere, or is
+        no request.
+        """
+        self._refused(error, connection.client, context, logged)
 
     def _trusted(self, address: str) -> bool:
         if not self._proxies or not address or address.startswith(LOCAL_USER):
@@ -145,7 +163,11 @@ class LimitedProtocol(LandingProtocol):
         self._fresh = True  # nothing has come yet
         self._head_bytes = 0  # of whole fields of the head that is being read
         self._raw_bytes = 0  # of pieces that lie wholly within it
-        self._refusing = False
+        self._last = False  # the request that came last ends the connection
+        self._refusing = False  # nothing more is read
+        self._ignored = 0  # bytes that came since
+        self._refusal: bytes | None = None  # what is said when all that came before is answered
+        self._half_closed = False
 
     @property
     def unfinished(self) -> bool:
@@ -169,6 +191,11 @@ class LimitedProtocol(LandingProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusing:
+            self._ignored += len(data)
+            if self._ignored > _MOST_IGNORED and self._answering:
+                self.flow.pause_reading()
+            elif self._ignored > _MOST_IGNORED:
+                self.transport.abort()
             return
         within = self._in_head
         self._fresh = False
@@ -177,6 +204,14 @@ class LimitedProtocol(LandingProtocol):
             self._raw_bytes += len(data)
             if self._raw_bytes > self.registry.settings.max_head_bytes:
                 self._refuse_head()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """A client that sends no more still gets the answers to what it has sent whole."""
+        if not self._answering or self._body_missing() or self.transport.get_extra_info("sslcontext") is not None:
+            return None
+        self._half_closed = self._refusing = True
+        self._ask_who_is_there(_FIRST_LOOK_S)
+        return True
 
     def pause_writing(self) -> None:
         self.registry.stalled(self)
@@ -188,7 +223,15 @@ class LimitedProtocol(LandingProtocol):
 
     # -- httptools --------------------------------------------------------------------------------------------------
 
+    def malformed(self, message: str) -> None:
+        """See `LandingProtocol`."""
+        self._refuse(describe_parser_error(message))
+
     def on_message_begin(self) -> None:
+        if self._last:
+            self._refusing = True  # what follows a request that ends the connection is none (RFC 9112, section 9.6)
+        if self._refusing:
+            return
         self._in_head, self._in_body = True, False
         self._head_bytes = self._raw_bytes = 0
         if not self._answering:
@@ -196,46 +239,69 @@ class LimitedProtocol(LandingProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._head_bytes += len(url)
-        super().on_url(url)
+        if not self._refusing:
+            self._head_bytes += len(url)
+            super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._refusing:
+            return
         self._head_bytes += len(name) + len(value) + _FIELD_OVERHEAD
         if self._in_head:
-            super().on_header(name, value)
+            super().on_header(name, value.strip(b" \t"))  # which are no part of it (RFC 9112, section 5.1)
         elif self._head_bytes > self.registry.settings.max_head_bytes:  # trailers, which nobody reads
             self._refuse_head()
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._in_body = False, True
-        if self._head_bytes > self.registry.settings.max_head_bytes:
-            self._refuse_head()
         if self._refusing:
             return
+        if self._head_bytes > self.registry.settings.max_head_bytes:
+            self._refuse_head()
+            return
+        parser = self.parser
+        try:
+            method = parser.get_method().decode("ascii")
+            self.url = check_head(method, self.url, parser.get_http_version(), self.headers)
+        except ServiceError as error:
+            self._refuse(error)
+            return
+        self._in_head, self._in_body = False, True
         self._answering += 1
         self.registry.became_busy(self)
         super().on_headers_complete()
         cycle: Any = self.cycle
-        if cycle is not None and not isinstance(cycle.transport, Corked):
-            cycle.transport = Corked(self.transport, self.loop)
+        self._last = not cycle.keep_alive
+        if not isinstance(cycle.transport, Corked):
+            cycle.transport = Corked(self.transport, self.loop, self._end)
 
     def on_body(self, body: bytes) -> None:
         if not self._refusing:
             super().on_body(body)
 
-    def on_message_complete(self) -> None:
-        self._in_body = False
+    def message_complete(self) -> None:
+        """See `LandingProtocol`."""
         if self._refusing:
             return
-        super().on_message_complete()
+        self._in_body = False
+        super().message_complete()
         if not self._answering:
             self.registry.became_idle(self)
 
     def on_response_complete(self) -> None:
-        self._answering -= 1
-        if not self._answering and self.counted:
-            self.registry.became_idle(self)
         super().on_response_complete()
+        self._answered_one()
+
+    def _answered_one(self) -> None:
+        """An answer is complete."""
+        self._answering -= 1
+        if self._answering:
+            return
+        if self._refusal is not None:
+            self._say_refusal()
+        elif self._half_closed:
+            self.transport.close()
+        elif self.counted:
+            self.registry.became_idle(self)
 
     # -- refusals ---------------------------------------------------------------------------------------------------
 
@@ -246,7 +312,7 @@ class LimitedProtocol(LandingProtocol):
 
     def too_slow(self) -> None:
         """The head, or the rest of a body that nobody waits for, did not come in time."""
-        if self._in_head:
+        if self._in_head and not self._refusing:
             self._refuse(HeadTooSlow("the request's head did not come in time"))
         else:
             self.drop()
@@ -256,30 +322,125 @@ class LimitedProtocol(LandingProtocol):
         self._refuse(HeadTooLarge(f"a request's line and headers have at most {limit} bytes"))
 
     def _refuse(self, error: ServiceError) -> None:
+        """Reads no further, and says why when what came before is answered."""
         if self._refusing:
             return
         self._refusing = True
-        self.registry.report(error, self)
-        if not self._answering:  # else an answer is under way, and nothing may be written into it
-            self.transport.write(_answer(error))
-        self._uncount()
-        self.transport.close()
+        cycle: Any = self.cycle if self._in_body else None
+        context, logged = None, False
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started:  # an answer to half a request: nothing may be written into it, nor behind it
+                self.registry.report(error, self, context_of("", ""), logged=True)
+                self.transport.abort()
+                return
+            context, logged = self._take_out(cycle, error.status)
+        elif self._in_head:
+            fields = dict(self.headers)
+            texts = [fields.get(name, b"").decode("latin-1") for name in (b"x-request-id", b"traceparent")]
+            context = context_of(*texts)
+        context = context or context_of("", "")
+        self._refusal = self._answer(error, context)
+        self.registry.report(error, self, context, logged=logged or self._fresh)
+        if not self._answering:
+            self._say_refusal()
+
+    def _take_out(self, cycle: Any, status: int) -> tuple[dict[str, str], bool]:
+        """The app hears that its client is gone, for the answer comes from here. Returns the request's context, and
+        whether the app had it.
+        """
+        landing: Landing = cycle.scope["extensions"][SENDING]
+        if landing.context is None:
+            values = Headers(scope=cycle.scope)
+            landing.context = context_of(values.get("x-request-id", ""), values.get("traceparent", ""))
+        landing.refused = status
+        self._answering -= 1
+        waiting = len(self.pipeline)
+        self.pipeline = deque(entry for entry in self.pipeline if entry[0] is not cycle)
+        if len(self.pipeline) < waiting:
+            return landing.context, False
+        cycle.disconnected = True
+        cycle.message_event.set()
+        return landing.context, True
+
+    def _answer(self, error: ServiceError, context: Mapping[str, str]) -> bytes:
+        """A whole HTTP/1.1 answer."""
+        response = problem_response(error, {"Connection": "close"})
+        status = HTTPStatus(response.status_code)
+        head = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
+        fields = [*self.server_state.default_headers, *response.raw_headers]
+        fields += [(b"x-request-id", context["request_id"].encode("ascii")), *SECURITY, POLICY]
+        head += [b"%b: %b" % field for field in fields]
+        return b"\r\n".join([*head, b"", bytes(response.body)])
+
+    def _say_refusal(self) -> None:
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None and not self.transport.is_closing():
+            self.transport.write(refusal)
+            self._end()
+
+    def _end(self) -> None:
+        """Closes behind what was written. Bytes that nobody has read would make the kernel reset the connection, and
+        what was written would be lost: so where a request is not whole, reading goes on for a while (RFC 9112, 9.6).
+        """
+        self._refusing = True
+        self.pipeline.clear()
+        whole = not (self._in_head or self._body_missing())
+        if whole or not self.counted or self._half_closed or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.registry.became_idle(self)
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(_LINGER_S, self.transport.close)
+
+    def _body_missing(self) -> bool:
+        """Whether the rest of a body is still to come."""
+        return self._in_body
 
     def _uncount(self) -> None:
         if self.counted:
             self.counted = False
             self.registry.close(self)
 
+    # -- half-closed connections ------------------------------------------------------------------------------------
+
+    def _ask_who_is_there(self, after_s: float) -> None:
+        """Finds out whether a client that has ended its side has hung up, or waits for its answer: the kernel tells
+        only when something is sent. 100 (Continue) is what every client of HTTP/1.1 skips; one of HTTP/1.0 is waited
+        for `_PATIENCE_S`.
+        """
+        cycle: Any = self.cycle
+        if self._last and cycle.scope["http_version"] == "1.0":
+            self.loop.call_later(_PATIENCE_S, self._lose_patience)
+            return
+        if not self.pipeline and not self._saying():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.loop.call_later(after_s, self._look_who_is_there, after_s)
+
+    def _look_who_is_there(self, after_s: float) -> None:
+        if self.transport.is_closing():
+            return
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._hang_up()
+        else:
+            after_s = min(2 * after_s, _LAST_LOOK_S)
+            self.loop.call_later(after_s, self._look_who_is_there, after_s)
+
+    def _lose_patience(self) -> None:
+        if not self._saying():  # to whom an answer is sent shows whether it is there
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.abort()
+
+    def _saying(self) -> bool:
+        """Whether an answer has begun that is not complete."""
+        cycle: Any = self.cycle
+        return cycle is not None and cycle.response_started and not cycle.response_complete
+
 
 def limited(connections: Connections) -> type[LimitedProtocol]:
     """The protocol class of a server whose connections are those."""
     return type("LimitedProtocol", (LimitedProtocol,), {"registry": connections})
-
-
-def _answer(error: ServiceError) -> bytes:
-    """A whole HTTP/1.1 answer."""
-    response = problem_response(error, {"Connection": "close"})
-    status = HTTPStatus(response.status_code)
-    head = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
-    head += [name + b": " + value for name, value in response.raw_headers]
-    return b"\r\n".join([*head, b"", bytes(response.body)])

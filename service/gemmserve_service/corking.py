@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
 _INTERIM: Final = b"HTTP/1.1 1"
 _JOINED: Final = 1 << 16
@@ -19,9 +20,10 @@ _JOINED: Final = 1 << 16
 class Corked:
     """A transport as one answer sees it; everything but writing and closing is the transport's own."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, end: Callable[[], None]) -> None:
         self._transport = transport
         self._loop = loop
+        self._end = end
         self._head: bytes | None = None
         self._begun = False
 
@@ -29,7 +31,12 @@ class Corked:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Holds the head back; writes the rest."""
+        """Holds the head back; writes the rest. What comes when the connection is gone goes nowhere: where requests are
+        pipelined uvicorn tells the last one's answer alone that the client has hung up.
+        """
+        if self._transport.is_closing():
+            self._head = None
+            return
         if not self._begun:
             if data.startswith(_INTERIM):
                 self._transport.write(data)
@@ -49,10 +56,10 @@ class Corked:
     def flush(self) -> None:
         """Writes a head that nothing has followed."""
         head, self._head = self._head, None
-        if head is not None:
+        if head is not None and not self._transport.is_closing():
             self._transport.write(head)
 
     def close(self) -> None:
-        """Closes after what was written."""
+        """Closes after what was written, as `end` does it."""
         self.flush()
-        self._transport.close()
+        self._end()

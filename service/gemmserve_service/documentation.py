@@ -44,6 +44,7 @@ Complex, real and batched matrix products, and products that are reduced as they
 
 Arrays travel as `.npy` files (1.0 to 3.0, C or Fortran order, either endianness, never pickles) or as bare bytes.
 A server with API keys wants one with each request: `Authorization: Bearer gs_...`.
+Every answer repeats the request's `Gemmserve-Exchange`, so that a client knows it for its own.
 Errors are RFC 9457 problems whose `type` is a stable slug; `GET /problems/{slug}` explains each.
 
 ```
@@ -225,6 +226,7 @@ def multipart_body(params: type[BaseModel], *, operands: Mapping[str, str], exam
 ONE_SHOT_HEADERS: Final = {
     "Server-Timing": "queue, h2d, kernel and d2h in milliseconds, and receive, the time that the body took",
     ALGORITHM_HEADER: "which algorithm formed the product",
+    "Content-Digest": "RFC 9530, sha-256: where Want-Content-Digest asks for it; that of the request is checked",
     ELEMENTS_HEADER: "planned, wide and plain: how many elements of results were computed in which way; absent where "
     "there is one way only",
 }

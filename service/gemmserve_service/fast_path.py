@@ -23,7 +23,7 @@ from gemmserve_service import small
 from gemmserve_service.bundles import BundleTask
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
-from gemmserve_service.middleware import POLICY, SECURITY, context_of, request_done
+from gemmserve_service.middleware import EXCHANGE, POLICY, SECURITY, context_of, request_done
 from gemmserve_service.problems import problem_response
 from gemmserve_service.routes.common import elements_header, server_timing
 from gemmserve_service.single import summary
@@ -152,6 +152,8 @@ class Exchange:
         """Whether the body is still coming."""
         self._path = path
         self._scope = scope
+        self.repeats = head.repeats
+        """What the answer says again of the request."""
         self._context = context_of(head.request_id, head.traceparent)
         self._pieces: list[bytes] = []
         self._start = 0
@@ -302,7 +304,7 @@ class Exchange:
             if not gone:
                 status, head, body = self._result(outcome) if isinstance(outcome, Done) else self._problem(outcome)
                 sent = sum(map(len, body))
-                self.protocol.reply(self, _STATUS[status], head + _id_line(self._context) + _GUARDS, body)
+                self.protocol.reply(self, _STATUS[status], head + self._names() + _GUARDS, body)
         finally:
             if isinstance(outcome, Done):
                 assert task is not None
@@ -334,6 +336,11 @@ class Exchange:
         response = problem_response(error)
         return response.status_code, lines(response.raw_headers), (bytes(response.body),)
 
+    def _names(self) -> bytes:
+        """The answer's lines that say which request it belongs to."""
+        line = b"x-request-id: %s\r\n" % self._context["request_id"].encode("ascii")
+        return line + b"%s: %s\r\n" % (EXCHANGE, self.repeats) if self.repeats else line
+
     def record(self) -> None:
         """Count, log line and audit."""
         path, task, outcome = self._path, self._task, self._outcome
@@ -361,7 +368,3 @@ async def _nobody(scope: Any, receive: Any, send: Any) -> None:
 def _values(fields: dict[bytes, bytes], name: str) -> tuple[str, ...]:
     value = fields.get(name.encode("ascii"))
     return () if value is None else (value.decode("latin-1"),)
-
-
-def _id_line(context: dict[str, str]) -> bytes:
-    return b"x-request-id: %s\r\n" % context["request_id"].encode("ascii")

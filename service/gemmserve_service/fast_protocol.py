@@ -61,6 +61,7 @@ class FastProtocol(LimitedProtocol):
             self._answering += 1
             self.registry.became_busy(self)
             self._exchange = exchange
+            exchange.repeats = known[2]
             self._follow(exchange.start_raw(data, known[1]))
             return
         super().data_received(data)
@@ -97,8 +98,9 @@ class FastProtocol(LimitedProtocol):
             self.left -= len(body)
         exchange.feed(body)
 
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
+    def message_complete(self) -> None:
+        """See `LandingProtocol`."""
+        super().message_complete()
         exchange = self._exchange
         if exchange is not None and exchange.gathering and exchange.cycle is self.cycle and not self._refusing:
             exchange.complete()
@@ -114,6 +116,13 @@ class FastProtocol(LimitedProtocol):
         else:
             self._exchange = exchange
             exchange.start()
+
+    def _body_missing(self) -> bool:
+        exchange = self._exchange
+        return super()._body_missing() or (exchange is not None and exchange.gathering)
+
+    def _saying(self) -> bool:
+        return self._exchange is None and super()._saying()
 
     def shutdown(self) -> None:
         """As uvicorn's, which does not know of a request that passed the parser by: that is answered first."""
@@ -163,10 +172,8 @@ class FastProtocol(LimitedProtocol):
             self.on_response_complete()
             return
         self.server_state.total_requests += 1
-        self._answering -= 1
-        if self.counted:
-            self.registry.became_idle(self)
         self._answered = self.loop.time()
+        self._answered_one()
         if self._behind:
             self.loop.call_soon(self._take_up)
         elif self.timeout_keep_alive_task is None and last is _END:

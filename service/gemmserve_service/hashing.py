@@ -32,6 +32,7 @@ class RunningHash:
     """Hashes `view` up to where it is filled, and with `prefix` also prefix + view (the body as it was sent)."""
 
     def __init__(self, pool: ThreadPoolExecutor, view: memoryview, prefix: bytes = b"") -> None:
+        self.prefix = prefix
         self._pool = pool
         self._view = view
         self._data = hashlib.sha256()

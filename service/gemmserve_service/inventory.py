@@ -54,6 +54,7 @@ def _take_row(row: sqlite3.Row, catalog: Catalog, space: Space, found: dict[str,
         if extent is None:
             return False
     record = Record(from_row(row), extent, state=row["state"], hidden=row["state"] != "live")
+    record.npy_sha256 = row["npy_sha256"]
     catalog.add(record)
     if row["written"] != 1:
         job = row["job"] or ""

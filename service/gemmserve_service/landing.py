@@ -35,6 +35,7 @@ EXTENSION: Final = "gemmserve.landing"
 SENDING: Final = "gemmserve.sending"
 """Likewise, of what sends bytes of the answer from where they lie (`Landing`)."""
 
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _DIRECT_FROM: Final = 1 << 16  # bytes that must be outstanding; below, changing protocols costs more than it saves
 _MOST_AT_ONCE: Final = 1 << 19  # bytes of one read: others' turn comes after at most a third of a millisecond
 MOVED_FROM: Final = 1 << 20
@@ -69,6 +70,10 @@ class Landing:
         """Told how many bytes came past `receive`, and 0 when the client is told to go on sending."""
         self.on_sent: list[Callable[[int], None]] = []
         """Told how many bytes of the answer went past `send`."""
+        self.context: dict[str, str] | None = None
+        """The request's id and trace (`middleware.context_of`), once they are known."""
+        self.refused = 0
+        """The status that the connection has answered with, when the request's body turned out to be malformed."""
         self._by_hand = 0  # bytes that this process moves before it asks another
 
     async def read_into(self, view: memoryview, patience_s: float) -> int:
@@ -219,19 +224,25 @@ class LandingProtocol(HttpToolsProtocol):
         self._lost = True
         super().connection_lost(exc)
 
-    def send_400_response(self, msg: str) -> None:
-        """As uvicorn's, but not into the middle of an answer that a transfer process sends."""
-        if self._sending:
-            self.transport.abort()
-        else:
-            super().send_400_response(msg)
+    def malformed(self, message: str) -> None:
+        """Called when the parser cannot go on; `message` is llhttp's."""
+        raise NotImplementedError
 
     def on_headers_complete(self) -> None:
         landing = Landing(self)
         self.scope["extensions"] = {EXTENSION: landing, SENDING: landing}  # type: ignore[dict-item]
         super().on_headers_complete()
         landing.cycle = self.cycle
-        self.left = None if self.parser.should_upgrade() else _content_length(self.headers)
+        self.left = _content_length(self.headers)
+
+    def on_message_complete(self) -> None:
+        """The parser's, which takes a message with Upgrade for complete as soon as its head is (`_past_upgrade`)."""
+        if not self.parser.should_upgrade():
+            self.message_complete()
+
+    def message_complete(self) -> None:
+        """The request has come whole."""
+        super().on_message_complete()
 
     def on_body(self, body: bytes) -> None:
         if self.left is not None:
@@ -240,14 +251,42 @@ class LandingProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._past_parser:
-            super().data_received(data)
+            self._parse(data)
             return
         assert self.left is not None
         rest = data[self.left :]
         self.on_body(data[: self.left])
         self._look_for_the_end()
         if rest:
-            super().data_received(rest)
+            self._parse(rest)
+
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn's `data_received`, which would end a request with Upgrade at its head and drop what follows."""
+        self._unset_keepalive_if_required()
+        rest = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as stopped:
+                rest = rest[stopped.args[0] :]
+                if self._past_upgrade() and rest:
+                    continue
+            except httptools.HttpParserError as error:
+                self.malformed(str(error))
+            return
+
+    def _past_upgrade(self) -> bool:
+        """Goes on behind a head with Upgrade, which is ignored (RFC 9110, section 7.8): llhttp stops there and takes
+        what follows for another protocol. A parser that is given the head without that field knows the body's length.
+        """
+        framing = [b"%b: %b\r\n" % field for field in self.headers if field[0] in _FRAMING]
+        self.parser = _parser(_BehindHead(self))
+        try:
+            self.parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n"]))
+        except httptools.HttpParserError as error:
+            self.malformed(str(error))
+            return False
+        return True
 
     async def land(self, view: memoryview, patience_s: float) -> int:
         """Has the socket read into `view`, of the body that is being received, and returns how many bytes came."""
@@ -303,9 +342,42 @@ class LandingProtocol(HttpToolsProtocol):
     def _look_for_the_end(self) -> None:
         if self.left == 0 and self._past_parser:
             self._past_parser = False
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-            self.on_message_complete()
+            self.parser = _parser(self)
+            self.message_complete()
+
+
+def _parser(callbacks: object) -> httptools.HttpRequestParser:
+    parser = httptools.HttpRequestParser(callbacks)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+    return parser
+
+
+class _BehindHead:
+    """A protocol as the parser sees it that is given a head again: of that one head the protocol is not told."""
+
+    def __init__(self, protocol: LandingProtocol) -> None:
+        self._protocol = protocol
+        self._within = True
+        self.on_body = protocol.on_body
+        self.on_message_complete = protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if not self._within:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._within:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._within:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._within:
+            self._within = False
+        else:
+            self._protocol.on_headers_complete()
 
 
 class _Sink(asyncio.BufferedProtocol):
@@ -347,7 +419,7 @@ class _Sink(asyncio.BufferedProtocol):
             self.leave()
 
     def eof_received(self) -> bool | None:
-        return self._protocol.eof_received()  # type: ignore[func-returns-value]
+        return None  # in the middle of a body: nothing more can come of it
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._inside = False

@@ -26,8 +26,8 @@ _SLICE: Final = 4 << 20  # bytes; of small arrays so many that they make one
 class LazyHashes:
     """The arrays whose digest is wanted, and nobody waits for. Belongs to the event loop's thread."""
 
-    def __init__(self, found: Callable[[str, str], object]) -> None:
-        """`found(array_id, digest)`: in hexadecimal."""
+    def __init__(self, found: Callable[[str, RunningHash], object]) -> None:
+        """`found(array_id, running)`: that one is over."""
         self._found = found
         self._waiting: dict[str, RunningHash] = {}
         self._task: asyncio.Task[None] | None = None
@@ -36,7 +36,7 @@ class LazyHashes:
     def add(self, array_id: str, running: RunningHash) -> None:
         """Has the rest of `running` worked out in its turn."""
         if running.over:  # a digest was sent, and checked
-            self._found(array_id, running.data_digest().hex())
+            self._found(array_id, running)
             return
         self._waiting[array_id] = running
         if self._task is None or self._task.done():
@@ -83,7 +83,7 @@ class LazyHashes:
                 await running.work(lambda: self.busy)
             hashed += max(running.done - before, _LEAST)
             if running.over and self._waiting.pop(array_id, None) is running:
-                self._found(array_id, running.data_digest().hex())
+                self._found(array_id, running)
             del running  # holds a view of the extent
 
     async def _lull(self) -> None:

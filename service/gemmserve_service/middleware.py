@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from starlette.datastructures import Headers
 
+from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN
 from gemmserve_service.landing import EXTENSION
 from gemmserve_service.logging import REQUESTS
 from gemmserve_service.problems import problem_response
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from gemmserve_service.landing import Landing
     from gemmserve_service.metrics import Metrics
 
 log = structlog.get_logger("gemmserve.access")
 
+EXCHANGE: Final = EXCHANGE_HEADER.lower().encode("ascii")
+_EXCHANGE: Final = re.compile(EXCHANGE_PATTERN)
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~+/=-]{1,128}")
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags; neither id may be all zeros.
 _TRACEPARENT: Final = re.compile(
@@ -73,7 +77,7 @@ class Observe:
             self._metrics,
             exchange.scope,
             exchange.context,
-            exchange.status,
+            exchange.refused or exchange.status,
             seconds=time.perf_counter() - exchange.began,
             received=exchange.received,
             sent=exchange.sent,
@@ -128,6 +132,11 @@ def context_of(request_id: str, traceparent: str) -> dict[str, str]:
     return context
 
 
+def exchange_of(value: str) -> bytes:
+    """What the answer repeats of its request, so that the client knows it for that one's; empty: nothing."""
+    return value.encode("ascii") if _EXCHANGE.fullmatch(value) else b""
+
+
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -143,12 +152,22 @@ class _Exchange:
         self._receive, self._send = receive, send
         self._asked = False
         headers = Headers(scope=scope)
-        self.context = context_of(headers.get("x-request-id", ""), headers.get("traceparent", ""))
+        landing: Landing | None = (scope.get("extensions") or {}).get(EXTENSION)
+        self._landing = landing
+        self.context = (landing and landing.context) or context_of(
+            headers.get("x-request-id", ""), headers.get("traceparent", "")
+        )
+        self._repeats = exchange_of(headers.get(EXCHANGE_HEADER, ""))
         self._expects_continue = headers.get("expect", "").lower() == "100-continue"
-        landing = (scope.get("extensions") or {}).get(EXTENSION)
         if landing is not None:
+            landing.context = self.context
             landing.on_landed.append(self._landed)
             landing.on_sent.append(self._sent)
+
+    @property
+    def refused(self) -> int:
+        """The status that the connection has answered with in the app's place; 0: it has not."""
+        return 0 if self._landing is None else self._landing.refused
 
     async def receive(self) -> Message:
         """Counts the body."""
@@ -173,9 +192,11 @@ class _Exchange:
             self.status = message["status"]
             given = message["headers"]
             headers = [(b"x-request-id", self.context["request_id"].encode("ascii")), *SECURITY]
+            if self._repeats:
+                headers.append((EXCHANGE, self._repeats))
             if not any(name == b"content-security-policy" for name, _ in given):
                 headers.append(POLICY)
-            if self._expects_continue and not self._asked:
+            if self._expects_continue and not self._asked and not any(name == b"connection" for name, _ in given):
                 # The client holds its body back and may not send it at all (RFC 9110, section 10.1.1): what comes
                 # next on this connection could be read as that body.
                 headers.append((b"connection", b"close"))

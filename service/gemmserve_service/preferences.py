@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_WAIT: Final = re.compile(r'wait\s*=\s*"?(\d{1,9})"?', re.IGNORECASE)
+_WAIT: Final = re.compile(r'wait\s*=\s*"?(\d{1,9})"?', re.IGNORECASE | re.ASCII)
 
 
 def choose_media_type(accept: str | None, offers: Sequence[str]) -> str | None:

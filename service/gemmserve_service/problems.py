@@ -22,6 +22,7 @@ from gemmserve.wire import PROBLEM, NpyError
 from gemmserve_kernels.errors import DeviceError, KernelError, ParameterInvalid
 from gemmserve_service.errors import (
     Forbidden,
+    InvalidRequest,
     JobFailed,
     NotFound,
     ServiceError,
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 T = TypeVar("T")
+
+MAX_ERRORS: Final = 20
+"""Fields that one problem tells of."""
 
 _CHALLENGE: Final = 'Bearer realm="gemmserve"'
 
@@ -113,6 +117,18 @@ class OriginNotAllowed(ServiceError):
     title = "The Origin is not allowed"
 
 
+class MalformedRequest(InvalidRequest):
+    """Or it is no request of HTTP/1.1 that can be read in one way only; the connection ends then."""
+
+
+class HttpVersion(ServiceError):
+    """HTTP/1.1 and HTTP/1.0 are spoken here; a request line without a version, HTTP/2 and its preface are refused."""
+
+    slug = "http-version"
+    status = 505
+    title = "The HTTP version is not supported"
+
+
 class RequestTimeout(ServiceError):
     """The body came more slowly than GEMMSERVE_MIN_BODY_RATE allows; what was reserved for it is free again."""
 
@@ -172,7 +188,7 @@ def describe_validation(errors: Sequence[Any], *, skip: Sequence[str] = ()) -> t
         message = error["msg"].removeprefix("Value error, ")
         field = ".".join(names) or "body"
         entries[field] = f"{entries[field]}; or: {message}" if field in entries else message
-    listed = [{"field": field[:120], "message": message} for field, message in list(entries.items())[:20]]
+    listed = [{"field": field[:120], "message": message} for field, message in list(entries.items())[:MAX_ERRORS]]
     return "; ".join(f"{entry['field']}: {entry['message']}" for entry in listed), listed
 
 
@@ -194,7 +210,7 @@ async def _render_http(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return problem_response(NotFound(f"there is nothing at {request.url.path[:200]}"))
     if error.status_code == 405:
-        allowed = ", ".join(sorted(_methods_at(request)))
+        allowed = ", ".join(sorted({*_methods_at(request)}))
         detail = f"{request.url.path[:200]} knows {allowed}, not {request.method[:20]}"
         return problem_response(MethodNotAllowed(detail), {"Allow": allowed})
     raise error
@@ -208,6 +224,8 @@ def _methods_at(request: Request) -> Iterator[str]:
         trial = {**scope, "method": method}
         if any(route.matches(trial)[0].name == "FULL" for route in request.app.routes):
             yield method
+            if method == "GET":
+                yield "HEAD"
 
 
 async def _render_disconnect(_: Request, __: Exception) -> Response:

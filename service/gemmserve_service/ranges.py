@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_RANGE: Final = re.compile(r"bytes\s*=\s*(?:(\d{1,19})-(\d{1,19})?|-(\d{1,19}))", re.IGNORECASE)
+_RANGE: Final = re.compile(r"bytes\s*=\s*(?:(\d{1,19})-(\d{1,19})?|-(\d{1,19}))", re.IGNORECASE | re.ASCII)
 _ETAG: Final = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
 
 

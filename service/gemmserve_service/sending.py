@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, Self
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from gemmserve.wire import PIECE, RESULT_DTYPES, format_npy_header
+from gemmserve.wire import PIECE
+from gemmserve_service import catalog
 from gemmserve_service.landing import SENDING
 from gemmserve_service.movers.pool import Place
 
@@ -32,7 +33,7 @@ Buffer = bytes | memoryview
 def npy_header(pinned: Pinned) -> bytes:
     """That of the .npy file of a pinned array."""
     info = pinned.info
-    return format_npy_header(RESULT_DTYPES[info.dtype], info.shape, fortran_order=info.order == "F")
+    return catalog.npy_header(info.dtype, info.shape, info.order)
 
 
 def npy_parts(pinned: Pinned) -> tuple[bytes, memoryview]:

@@ -15,10 +15,11 @@ from gemmserve_service.access import SidePort
 from gemmserve_service.connections import Connections, limited
 from gemmserve_service.fast_path import FastPath
 from gemmserve_service.fast_protocol import fast
+from gemmserve_service.middleware import request_done
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from fastapi import FastAPI
 
@@ -92,9 +93,21 @@ def main_server(app: FastAPI, settings: Settings, movers: Movers | None = None) 
     `movers` are its transfer processes.
     """
 
-    def refused(error: ServiceError, address: str) -> None:
+    def refused(error: ServiceError, client: tuple[str, int] | None, context: Mapping[str, str], logged: bool) -> None:
         app.state.metrics.connection_refused(error.slug)
-        app.state.audit.write(action="connect", outcome="refused", problem=error.slug, address=address)
+        app.state.audit.write(
+            action="connect",
+            outcome="refused",
+            status=error.status,
+            problem=error.slug,
+            address=client[0] if client else None,
+            **context,
+        )
+        if not logged:
+            unread = {"method": "-", "path": "-", "client": client}
+            request_done(
+                app.state.metrics, unread, context, error.status, seconds=0.0, received=0, sent=0, complete=True
+            )
 
     connection_class = fast(Connections(settings, refused), FastPath(app, settings))
     connection_class.movers = movers

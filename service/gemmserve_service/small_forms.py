@@ -10,6 +10,8 @@ import re
 from functools import lru_cache
 from typing import Final
 
+from gemmserve_service.multipart import MAX_PARAMS
+
 MOST_BYTES: Final = 1 << 18
 """Of a small body: it is gathered before it is looked at, and several may be at one time."""
 
@@ -48,7 +50,7 @@ def cut(body: bytes, boundary: bytes, begin: int = 0) -> dict[str, tuple[int, in
         name = None if blank < 0 else _name(body[position:blank])
         end = body.find(delimiter, blank + 2)  # an empty part's delimiter begins with the end of the blank line
         start = blank + 4
-        if name is None or name in found or end < start:
+        if name is None or name in found or end < start or (name == "params" and end - start > MAX_PARAMS):
             return None
         found[name] = (start, end)
         position = end + len(delimiter) + 2

@@ -1,7 +1,8 @@
 """Heads of small one-shot requests: what they say, and those that were seen before.
 
 A client that multiplies small matrices sends the same head again and again, byte for byte. What a parser made of it the
-first time is remembered, and the next time nothing has to be parsed.
+first time is remembered, and the next time nothing has to be parsed. One line alone is another every time: what the
+client calls the exchange, which the answer repeats.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve.wire import NPY, NPZ, SESSION_HEADER
+from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN, NPY, NPZ, SESSION_HEADER
+from gemmserve_service.middleware import EXCHANGE, exchange_of
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.routes.oneshot import SMALL, SmallRoute
 from gemmserve_service.small_forms import MOST_BYTES, boundary_of
@@ -20,15 +22,19 @@ from gemmserve_service.small_forms import MOST_BYTES, boundary_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_TIMEOUT: Final = re.compile(rb"timeout_s=(\d{1,5}(?:\.\d{1,6})?)")
+_TIMEOUT: Final = re.compile(rb"timeout_s=((?:0|[1-9]\d{0,4})(?:\.\d{1,6})?)")
 _LONGEST_S: Final = 86_400.0
 _UNUSUAL: Final = frozenset(
-    {b"transfer-encoding", b"content-encoding", b"upgrade", SESSION_HEADER.lower().encode("ascii")}
+    {
+        *(b"transfer-encoding", b"content-encoding", b"content-digest", b"want-content-digest", b"upgrade"),
+        SESSION_HEADER.lower().encode("ascii"),
+    }
 )
 _MOST_KEPT: Final = 256
 _MOST_BYTES: Final = 2048
 _BEGINNING: Final = b"POST /"
 _END: Final = b"\r\n\r\n"
+_EXCHANGE: Final = re.compile(rf"\r\n{EXCHANGE_HEADER}: ({EXCHANGE_PATTERN})(?=\r\n)".encode("ascii"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +50,8 @@ class Head:
     timeout_s: float | None
     request_id: str
     traceparent: str
+    repeats: bytes
+    """What the answer says again, of the request that was parsed."""
     scope: dict[str, Any]
     """Of ASGI's, what the head alone decides."""
 
@@ -71,7 +79,8 @@ def read(scope: Mapping[str, Any]) -> Head | None:
         return None
     kept = {name: scope[name] for name in ("type", "method", "path", "query_string", "headers")}
     request_id, traceparent = _text(fields.get(b"x-request-id")), _text(fields.get(b"traceparent"))
-    return Head(route, fields, boundary, size, timeout_s, request_id, traceparent, kept)
+    repeats = exchange_of(_text(fields.get(EXCHANGE)))
+    return Head(route, fields, boundary, size, timeout_s, request_id, traceparent, repeats, kept)
 
 
 class KnownHeads:
@@ -80,20 +89,23 @@ class KnownHeads:
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Head] = OrderedDict()
 
-    def find(self, data: bytes) -> tuple[Head, int] | None:
-        """The head that `data` begins with, and its bytes; None: it is not known, or not whole."""
+    def find(self, data: bytes) -> tuple[Head, int, bytes] | None:
+        """The head that `data` begins with, its bytes, and what the answer repeats of it; None: it is not known, or not
+        whole.
+        """
         raw = _raw(data)
-        head = self._known.get(raw)
+        key, repeats = _without_exchange(raw)
+        head = self._known.get(key)
         if head is None:
             return None
-        self._known.move_to_end(raw)
-        return head, len(raw)
+        self._known.move_to_end(key)
+        return head, len(raw), repeats
 
     def learn(self, data: bytes, head: Head) -> None:
         """A parser has read `head` at the beginning of `data`."""
         raw = _raw(data)
         if raw and b"expect" not in head.fields:
-            self._known[raw] = head
+            self._known[_without_exchange(raw)[0]] = head
             if len(self._known) > _MOST_KEPT:
                 self._known.popitem(last=False)
 
@@ -102,6 +114,14 @@ def _raw(data: bytes) -> bytes:
     """The head's bytes; none where it is not whole, too long, or begins otherwise."""
     end = data.find(_END, 0, _MOST_BYTES) if data.startswith(_BEGINNING) else -1
     return data[: end + len(_END)] if end >= 0 else b""
+
+
+def _without_exchange(raw: bytes) -> tuple[bytes, bytes]:
+    """A head without the value that is another every time, and that value. Whatever the value, a parser makes the same
+    of the rest.
+    """
+    found = _EXCHANGE.search(raw)
+    return (raw, b"") if found is None else (raw[: found.start(1)] + raw[found.end(1) :], found[1])
 
 
 @lru_cache(256)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from gemmserve_service import inventory
 from gemmserve_service.background import report
-from gemmserve_service.catalog import Catalog, Record, to_row
+from gemmserve_service.catalog import Catalog, Record, npy_header, to_row
 from gemmserve_service.database import load_sql
 from gemmserve_service.errors import NotFound
 from gemmserve_service.expiry import Expiry
@@ -53,7 +53,7 @@ class ArrayStore:
         self.database = database
         self.quotas = quotas or Quotas()
         self.hash_pool = hash_pool()
-        self.hashes = LazyHashes(self._record_hash)
+        self.hashes = LazyHashes(self.record_hash)
         self.found_unwritten: dict[str, Unwritten] = {}
         """By job, the results that an earlier process had not written."""
         self._catalog = Catalog()
@@ -388,12 +388,21 @@ class ArrayStore:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(report)
 
-    def _record_hash(self, array_id: str, digest: str) -> None:
+    def npy_sha256(self, array_id: str) -> str | None:
+        """The digest of an array's .npy file, as downloads have it; None: not known."""
+        record = self._catalog.get(array_id)
+        return None if record is None else record.npy_sha256
+
+    def record_hash(self, array_id: str, running: RunningHash) -> None:
+        """An array's bytes are hashed: those of its data, and of its .npy file if `running` began with its header."""
         record = self._catalog.get(array_id)
         if record is None or not isinstance(record.info, ArrayInfo):
             return
+        digest = running.data_digest().hex()
         record.info = record.info.model_copy(update={"sha256": digest})
-        row = {"id": array_id, "sha256": digest}
+        if running.prefix == npy_header(record.info.dtype, record.info.shape, record.info.order):
+            record.npy_sha256 = running.body_digest().hex()
+        row = {"id": array_id, "sha256": digest, "npy_sha256": record.npy_sha256}
         self.database.write_soon(lambda db: db.execute(_SQL["set_sha256"], row)).add_done_callback(report)
 
 

@@ -14,7 +14,7 @@ LIMIT: Final = "Upload-Limit"
 
 _PARAMETERS: Final = r"(?:\s*;[^,]*)?"
 _BOOLEAN: Final = re.compile(rf"\s*\?([01]){_PARAMETERS}\s*")
-_INTEGER: Final = re.compile(rf"\s*(\d{{1,15}}){_PARAMETERS}\s*")
+_INTEGER: Final = re.compile(rf"\s*(\d{{1,15}}){_PARAMETERS}\s*", re.ASCII)
 
 
 def parse_boolean(value: str | None) -> bool | None:

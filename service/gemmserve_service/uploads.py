@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 
 from gemmserve_service import clock
+from gemmserve_service.catalog import npy_header
 from gemmserve_service.errors import BodyTooLong, BodyTooShort, DigestMismatch
 from gemmserve_service.hashing import RunningHash
 from gemmserve_service.movers.pool import Place
@@ -159,7 +160,9 @@ class Upload:
                 await _byteswap(self.view, self.spec.dtype)
             running, self._hash = self._hash, None
             if not self.spec.scratch:
-                running = running or RunningHash(self._store.hash_pool, self.view)
+                spec = self.spec
+                head = npy_header(spec.dtype, spec.shape, spec.order)
+                running = running or RunningHash(self._store.hash_pool, self.view, head)
                 running.reach(self.nbytes)
             self._view = None
             self._open = False

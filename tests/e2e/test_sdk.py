@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from cutting_proxy import CuttingProxy
 from fake_service import nobody_s_address
 
 import gemmserve
 from gemmserve import AsyncClient, Client
+from gemmserve._pool import IN_FLIGHT
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
@@ -124,3 +129,28 @@ def test_the_readmes_five_lines(server, tmp_path) -> None:
     script = tmp_path / "readme.py"
     script.write_text(block.replace("http://127.0.0.1:8000", server.url))
     subprocess.run([sys.executable, script], check=True, timeout=120)
+
+
+def test_fifty_threads_open_fifty_connections(server, random_complex) -> None:
+    a = random_complex(40, 40)
+    ready = threading.Barrier(50)
+    with CuttingProxy(server.url, []) as proxy, Client(proxy.url) as client:
+
+        def work(_: int) -> None:
+            ready.wait(60)
+            for _ in range(6):
+                np.testing.assert_allclose(client.gemm(a, a), a @ a, rtol=1e-4, atol=1e-4)
+
+        with ThreadPoolExecutor(50) as pool:
+            list(pool.map(work, range(50)))
+        assert proxy.connections <= 50
+
+
+async def test_four_hundred_at_once_take_no_more_connections_than_help(server, random_complex) -> None:
+    """They wait for one where that costs nothing."""
+    a = random_complex(16, 16)
+    with CuttingProxy(server.url, []) as proxy:
+        async with AsyncClient(proxy.url) as client:
+            for found in await asyncio.gather(*[client.gemm(a, a) for _ in range(400)]):
+                np.testing.assert_allclose(found, a @ a, rtol=1e-4, atol=1e-4)
+        assert proxy.connections <= IN_FLIGHT

@@ -79,8 +79,9 @@ def test_products_from_planes(algorithm, dtype):
         for split_k in (2, 4):
             config = GemmConfig(algorithm=algorithm, split_k=split_k)
             assert counted(lambda config=config: gemm(left, right, **options | {"config": config})) == expected
-    # A row that is not finite: of its tiles it alone is plain, where there is the wide way.
-    left[1, 300, 5] = cupy.inf
+    # A row that is deep and sparse: of its tiles it alone is plain, where there is the wide way.
+    left[1, 300] = 0
+    left[1, 300, 5:7] = cupy.asarray([2.0**60, 2.0**-50])
     plain = N if rest else 256 * N
     assert counted(lambda: gemm(left, right, **options)) == ElementCounts(planned, 256 * N - plain, plain)
 
@@ -96,8 +97,9 @@ def test_reductions_from_planes(algorithm, dtype, axis):
     expected = ElementCounts(served(a, b), 256 * N, 0)
     assert counted(lambda: gemm_reduce(left, right, **options)) == expected
     assert counted(lambda: gemm_reduce(left, right, return_c=True, **options)) == expected
-    # The outputs that a row which is not finite has part in are computed again from all of their products.
-    left[1, 300, 5] = cupy.inf
+    # The outputs that a row which is deep and sparse has part in are computed again from all of their products.
+    left[1, 300] = 0
+    left[1, 300, 5:7] = cupy.asarray([2.0**60, 2.0**-50])
     for return_c in (False, True):
         found = counted(lambda return_c=return_c: gemm_reduce(left, right, return_c=return_c, **options))
         assert found.total == expected.total

@@ -34,6 +34,15 @@ def problem(status: int, slug: str, detail: str = "because", headers: Any = None
     return httpx.Response(status, headers=sent, content=json.dumps(document).encode())
 
 
+def echoing(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+    """The answer with what it has to repeat of its request."""
+    name = "gemmserve-exchange"
+    response.headers.pop(name, None)
+    if name in request.headers:
+        response.headers[name] = request.headers[name]
+    return response
+
+
 def npy(array: np.ndarray) -> httpx.Response:
     data = io.BytesIO()
     np.save(data, array)
@@ -77,6 +86,10 @@ class FakeService:
         return [re.sub(r"/(arr|job)_\w+", r"/\1", f"{r.method} {r.url.path}") for r in self.requests]
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
+        """The answer, which says which request it belongs to."""
+        return echoing(request, self._answer(request))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
         body = request.read()
         self.requests.append(request)
         scripted = self.script.popleft() if self.script else None

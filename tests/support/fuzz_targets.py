@@ -6,23 +6,32 @@ one likes, with coverage guidance where atheris is installed.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import h11
 import numpy as np
+import uvicorn
+from request_shapes import SHAPES
+from uvicorn.server import ServerState
 
 from gemmserve.wire import DTYPES, NpyError, format_npy_header, parse_npy_header
 from gemmserve_kernels.errors import KernelError
+from gemmserve_service.connections import Connections, limited
 from gemmserve_service.digests import parse_content_digest
 from gemmserve_service.errors import ServiceError
 from gemmserve_service.ingest import NpyHead
+from gemmserve_service.long_json import read_object
 from gemmserve_service.multipart import OneShotForm
 from gemmserve_service.preferences import choose_media_type, parse_prefer
 from gemmserve_service.ranges import UnsatisfiableError, parse_range
 from gemmserve_service.routes.oneshot import _check, _params
 from gemmserve_service.schemas import GemmParams
+from gemmserve_service.settings import Settings
 from gemmserve_service.strict_json import parse_object
 
 if TYPE_CHECKING:
@@ -55,10 +64,10 @@ def npy(data: bytes) -> None:
 
 
 def _numpy_s(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """What NumPy reads in the same header, as version 2.0; NULs at its ends are padding here, and an error there."""
+    """What NumPy reads in the same header, as version 2.0."""
     major = data[6]
     prefix, encoding = (10 if major == 1 else 12), ("utf-8" if major == 3 else "latin-1")
-    text = data[prefix : prefix + int.from_bytes(data[8:prefix], "little")].decode(encoding).strip(" \n\x00")
+    text = data[prefix : prefix + int.from_bytes(data[8:prefix], "little")].decode(encoding).strip(" \n")
     body = text.encode("latin-1", "replace") + b"\n"
     file = io.BytesIO(len(body).to_bytes(4, "little") + body)
     return np.lib.format.read_array_header_2_0(file, max_header_size=1 << 20)
@@ -159,12 +168,127 @@ def multipart(data: bytes) -> None:
 
 
 def json(data: bytes) -> None:
-    """The JSON of jobs and params."""
-    for parse in (parse_object, lambda text: _params(GemmParams, text)):
+    """The JSON of jobs and params; what is read in turns is what is read at one go."""
+    found = []
+    for parse in (parse_object, _in_turns, lambda text: _params(GemmParams, text)):
         try:
-            parse(data)
+            found.append(repr(parse(data)))
         except EXPECTED:
-            continue
+            found.append("refused")
+    assert found[0] == found[1], found
+
+
+def _in_turns(data: bytes) -> dict:
+    reading = read_object(data, {"items": lambda _: None, "a": lambda _: None})
+    try:
+        while True:
+            reading.send(None)
+    except StopIteration as ended:
+        return ended.value
+
+
+class _Wire(asyncio.Transport):
+    """Takes whatever is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed or data
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        """Nothing comes by itself."""
+
+    def resume_reading(self) -> None:
+        """Likewise."""
+
+
+def requests(data: bytes) -> None:
+    """A connection: what is taken for a request is one for h11 too, with the same body, as far as h11 reads it."""
+    ours = asyncio.run(_taken(data))
+    theirs, whole = _h11_s(data)
+    for mine, its in zip(ours, theirs, strict=False):
+        assert mine == its, (mine, its)
+    assert not whole or len(ours) <= len(theirs), (ours[len(theirs) :], theirs)
+
+
+async def _taken(data: bytes) -> list[tuple[str, bytes]]:
+    """Method and body of the requests that the app is given, in their order."""
+    found: list[tuple[str, bytes]] = []
+
+    async def app(scope, receive, send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            more = message["more_body"]
+        found.append((scope["method"], body))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config = uvicorn.Config(app, ws="none", log_config=None, lifespan="off")
+    config.load()
+    state = ServerState()
+    settings = Settings(data_dir=Path("/nowhere"), head_timeout_s=1e6)
+    protocol = limited(Connections(settings))(config=config, server_state=state, app_state={})
+    wire = _Wire()
+    protocol.connection_made(wire)
+    cuts = random.Random(len(data))
+    start = 0
+    while start < len(data) and not wire.closed:
+        end = start + cuts.choice((1, 7, 64, 4096))
+        protocol.data_received(data[start:end])
+        start = end
+        await asyncio.sleep(0)
+    for _ in range(200):
+        if not state.tasks:
+            break
+        await asyncio.sleep(0)
+        if protocol.cycle is not None and protocol.cycle.more_body:
+            break
+    protocol.connection_lost(None)
+    await asyncio.gather(*state.tasks)
+    return found
+
+
+def _h11_s(data: bytes) -> tuple[list[tuple[str, bytes]], bool]:
+    """The same by h11; whether it read everything. Without Upgrade, which it would wait for an answer to."""
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
+    connection.receive_data(data)
+    found: list[tuple[str, bytes]] = []
+    method, body = "", b""
+    try:
+        while True:
+            event = connection.next_event()
+            if isinstance(event, h11.Request):
+                method, body = event.method.decode(), b""
+            elif isinstance(event, h11.Data):
+                body += event.data
+            elif isinstance(event, h11.EndOfMessage):
+                found.append((method, body))
+                connection.send(h11.Response(status_code=204, headers=[]))
+                connection.send(h11.EndOfMessage())
+                if connection.our_state is not h11.DONE:
+                    return found, True
+                connection.start_next_cycle()
+            else:
+                return found, True
+    except h11.ProtocolError:
+        return found, False
 
 
 def headers(data: bytes) -> None:
@@ -189,6 +313,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "multipart": multipart,
     "json": json,
     "headers": headers,
+    "requests": requests,
 }
 
 
@@ -227,6 +352,8 @@ def seeds(target: str) -> list[bytes]:
             b'{"op": "gemm", "a": "arr_01jd2w7m4h8k3n5p6q9r0s1t2v", "b": "arr_01jd2w7m4h8k3n5p6q9r0s1t2v", "beta": 1e3}'
         )
         return [params, job, b'{"reduce": ["sum"], "config": {"block_m": 64}}', b"[1]", b'{"a": {"a": 1, "a": 2}}']
+    if target == "requests":
+        return [shape.data for shape in SHAPES]
     return [
         b"bytes=0-99",
         b"bytes=-5",
@@ -244,7 +371,8 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
         b"-", b"9" * 25, b"1e999", b"NaN", b"|O", b"<f8", b"\r\n", b"\r\n\r\n", b"--" + BOUNDARY,
         b"--" + BOUNDARY + b"--",
         b'name="a"', b"Content-Disposition: form-data", b"\x00", b"\xc3\x28", b"True", b"None", b"0x", b"'", b'"',
-        b"\\",
+        b"\\", b"Transfer-Encoding: chunked\r\n", b"Content-Length: 5\r\n", b"Connection: Upgrade\r\nUpgrade: x\r\n",
+        b"0\r\n\r\n", b" HTTP/1.1\r\n", b"\n", b"\r", b"\t", b": ",
     )  # fmt: skip
     out = bytearray(data)
     for _ in range(chance.randint(1, 6)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from live_server import until
@@ -15,7 +16,8 @@ class Gate:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._reached = path.with_name(path.name + ".reached")
-        self.environment = {"PYTHONPATH": str(_FOLDER), "GEMMSERVE_TEST_GATE": str(path)}
+        folders = [str(_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.environment = {"PYTHONPATH": os.pathsep.join(folders), "GEMMSERVE_TEST_GATE": str(path)}
 
     def shut(self, after: int = 1) -> None:
         """From now on a worker stands still once it has passed `after` of the points between parts of its work: one

@@ -11,6 +11,7 @@ struct DmmaTilesParams {
     Long tiles;
     Long first;  // matrix of the batch: the first that is judged
     ElementCounters* counters;
+    Long reserved[7];
 };
 
 static_assert(JUDGED_M % Config::BLOCK_M == 0 && JUDGED_N % Config::BLOCK_N == 0, "a tile fails as a whole");

@@ -67,6 +67,7 @@ class DmmaTilesParams(ctypes.Structure):
         ("tiles", ctypes.c_int64),
         ("first", ctypes.c_int64),
         ("counters", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64 * 7),  # the maps want whole multiples of 64 bytes
     )
 
 

@@ -26,8 +26,8 @@ Kernel = Literal["wgmma", "mma"]
 
 DEEPEST: Final = 92
 """Binades below a vector's largest magnitude down to which bfloat16 products are exact."""
-REACH: Final = 48
-"""Binades below it within which elements are none of those that make a vector sparse."""
+REACH: Final = 64
+"""Binades below it, less half of those of k, within which elements are not far from it."""
 LEAST_NORMAL: Final = np.float32(2.0**-126)
 
 
@@ -58,8 +58,9 @@ def bfloat16(x: Array) -> Array:
 
 
 def _is_sparse(part: Array, largest: Array) -> Array:
-    """Whether half of the elements, or more, are further than REACH binades below the vector's largest magnitude."""
-    near = np.ldexp(np.float64(1), np.frexp(largest)[1] - 1 - REACH)[:, None]
+    """Whether half of the elements, or more, are far from the vector's largest magnitude."""
+    reach = REACH - (part.shape[1].bit_length() + 1) // 2
+    near = np.ldexp(np.float64(1), np.frexp(largest)[1] - 1 - reach)[:, None]
     return np.asarray((2 * (np.abs(part) < near).sum(1) >= part.shape[1]) & (part != 0).any(1))
 
 

@@ -39,10 +39,11 @@ none is, every tile is served, and kernels look at one word only. That is so for
 
 The wide way has a theorem of the same kind. Of a vector scaled to M in [2**30, 2**31), bfloat16 planes and the sums of
 their products hold everything but for elements below 2**-92 M, which are *deep*: of these a step of k loses at most
-2**-94. Where more than half of the steps of both vectors have parts of at least 2**-48 M, some step has two of them, so
-sum_k |x_k y_k| is at least 2**-36, and 2**30 steps lose less than 2**-26 of it. So what must not be multiplied by these
-planes is a pair of vectors of which one is deep and one (the same, maybe) is *sparse*, that is, has a part, not all
-zero, of which half of the steps or more lie below 2**-48 M. Plain FP32 computes such elements (`planes.fallback`).
+2**-94. Let b be the bits of k, and h half of them, rounded up. Where more than half of the steps of both vectors have
+parts of at least 2**(h - 64) M, some step has two of them, so sum_k |x_k y_k| is at least 2**(b - 68), and k < 2**b
+steps lose less than 2**-26 of it. So what must not be multiplied by these planes is a pair of vectors of which one is
+deep and one (the same, maybe) is *sparse*, that is, has a part, not all zero, of which half of the steps or more lie
+below 2**(h - 64) M. Plain FP32 computes such elements (`planes.fallback`).
 
 Usual counts: 3 % of k for normal data (a part in a hundred thousand loses), 2 % for uniform data.
 """

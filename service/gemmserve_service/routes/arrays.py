@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,9 +13,12 @@ from gemmserve.wire import NPY, OCTET_STREAM
 from gemmserve_service import documentation as doc
 from gemmserve_service.coded_answers import coded, worth_coding
 from gemmserve_service.coding import ZSTD, chosen_coding
+from gemmserve_service.digests import digest_field, wants_sha256
+from gemmserve_service.hashing import RunningHash
 from gemmserve_service.ingest import receive_array
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable, RangeNotSatisfiable, problem_response
+from gemmserve_service.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
 from gemmserve_service.ranges import UnsatisfiableError, if_range_holds, none_match, parse_range
 from gemmserve_service.routes.common import (
     ArrayPath,
@@ -31,6 +34,10 @@ from gemmserve_service.schemas import ArrayInfo, ArrayPage, Dtype
 from gemmserve_service.sending import PiecesResponse, npy_header, pieces
 from gemmserve_service.shared_requests import SharedRequest
 
+if TYPE_CHECKING:
+    from gemmserve_service.pins import Pinned
+    from gemmserve_service.store import ArrayStore
+
 router = APIRouter(tags=["arrays"], default_response_class=Response)
 
 
@@ -39,7 +46,9 @@ class UploadQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    ttl_s: float | None = Field(None, gt=0, le=31_536_000, description="seconds to live; default: the server's setting")
+    ttl_s: Number | None = Field(
+        None, gt=0, le=31_536_000, description="seconds to live; default: the server's setting"
+    )
     dtype: str | None = Field(
         None,
         description=f"of {OCTET_STREAM}: element type, little-endian",
@@ -145,6 +154,7 @@ async def delete(request: Request, array_id: ArrayPath, query: Annotated[ViewQue
 
 
 _DATA_HEADERS = {
+    "Repr-Digest": "RFC 9530: sha-256 of the whole representation, where it is known or wanted; not if compressed",
     "ETag": "strong, unless compressed; the array never changes",
     "Accept-Ranges": "bytes, unless compressed",
     "Content-Length": "bytes of this answer, unless compressed",
@@ -176,6 +186,7 @@ _DATA_PARAMETERS = {
             ("If-Range", "an ETag: the range is served only if it still holds"),
             ("If-None-Match", "ETags that the client has"),
             ("Accept-Encoding", "zstd: compressed, where that makes it shorter"),
+            ("Want-Repr-Digest", "sha-256=1 to 10: the digest is worked out where it is not known"),
         )
     ]
 }
@@ -225,6 +236,10 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
             await core.scheduler.writes.bring(pinned, core.settings.oneshot_timeout_s)
             parts = (header, pinned.view)
         headers |= {"Accept-Ranges": "bytes"}
+        known = core.store.npy_sha256(array_id) if media_type == NPY else pinned.info.sha256
+        if known is None and request.method == "GET" and wants_sha256(request.headers.get("want-repr-digest")):
+            known = await _hashed(core.store, pinned, npy=media_type == NPY)
+        digest = {} if known is None else {"Repr-Digest": digest_field(bytes.fromhex(known))}
         span, status = range(size), 200
         ranged = request.method == "GET" and if_range_holds(request.headers.get("if-range"), etag)
         try:
@@ -249,7 +264,19 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
             pieces(parts, span, pinned.extent),
             length=len(span),
             status_code=status,
-            headers=headers,
+            headers=headers | digest,
             media_type=media_type,
             release=stack.pop_all().close,
         )
+
+
+async def _hashed(store: ArrayStore, pinned: Pinned, *, npy: bool) -> str:
+    """The digest of an array's .npy file, or of its data, which is known from now on."""
+    running = RunningHash(store.hash_pool, pinned.view, npy_header(pinned))
+    try:
+        running.reach(pinned.info.nbytes)
+        await running.finish()
+    finally:
+        running.cancel()
+    store.record_hash(pinned.info.id, running)
+    return (running.body_digest() if npy else running.data_digest()).hex()

@@ -19,6 +19,7 @@ from gemmserve_service import documentation as doc
 from gemmserve_service.batch_items import BatchRequest, StoredItems, parse_params
 from gemmserve_service.batches import Item
 from gemmserve_service.batching import Options, Outcome, inline_results, result_dtype, run_batch
+from gemmserve_service.content_digests import digest_of
 from gemmserve_service.errors import InvalidRequest, TooLarge, describe
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import InvalidParameters, NotAcceptable
@@ -27,13 +28,13 @@ from gemmserve_service.routes.oneshot import OneShotQuery
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.sending import PiecesResponse, pieces
 from gemmserve_service.strict_json import parse_object
+from gemmserve_service.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gemmserve_service.batches import Placed
     from gemmserve_service.core import Core
-    from gemmserve_service.settings import Settings
 
 router = APIRouter(tags=["one-shot"], default_response_class=Response)
 
@@ -47,7 +48,8 @@ PROBLEMS_MEMBER: Final = "problems.json"
 
 _PROBLEMS = (
     "malformed-json", "malformed-multipart", "invalid-request", "invalid-npy", "body-length", "not-acceptable",
-    "not-found", "gone", "array-lost", "length-required", "too-large", "unsupported-media-type", "parameter-invalid",
+    "digest-mismatch", "not-found", "gone", "array-lost", "length-required", "too-large", "unsupported-media-type",
+    "parameter-invalid",
     "shape-mismatch", "dtype-unsupported", "compute-unsupported", "config-infeasible", "queue-full", "worker-crashed",
     "device-error", "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout",
 )  # fmt: skip
@@ -83,7 +85,7 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     with contextlib.ExitStack() as held:
         if media_type == "application/json":
-            stored = await _stored_items(await _json_body(request, core, owner), core.settings)
+            stored = await StoredItems.read(await _json_body(request, core, owner), core.settings)
             asked = stored.envelope
             options = Options(
                 asked.results, asked.verify, asked.priority, asked.timeout_s or query.timeout_s, asked.ttl_s
@@ -101,7 +103,7 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
         kept = held.pop_all()
     outcome = await run_batch(core, items, options, kept, request.receive, owner=owner)
     try:
-        return _answer(outcome, len(items), options, received_s)
+        return await _answer(request, outcome, len(items), options, received_s)
     except BaseException:
         outcome.release()
         raise
@@ -141,16 +143,6 @@ async def _json_body(request: Request, core: Core, owner: str) -> bytes | bytear
     return body
 
 
-async def _stored_items(body: bytes | bytearray, settings: Settings) -> StoredItems:
-    """What the JSON asks for. Raises as `StoredItems` and `parse_object` do."""
-
-    def read() -> StoredItems:
-        return StoredItems(parse_object(body), settings)
-
-    # In a thread the interpreter lets others have their turns every few milliseconds.
-    return read() if len(body) < _READ_AT_ONCE else await asyncio.to_thread(read)
-
-
 async def _sent(request: Request, core: Core, held: contextlib.ExitStack, owner: str) -> list[Any]:
     """Products whose operands are in the body."""
     boundary = batch_bodies.boundary_of(request)
@@ -170,7 +162,8 @@ async def _sent(request: Request, core: Core, held: contextlib.ExitStack, owner:
     return read() if len(upload.view) < _READ_AT_ONCE else await asyncio.to_thread(read)
 
 
-def _answer(outcome: Outcome, count: int, options: Options, received_s: float) -> Response:
+async def _answer(request: Request, outcome: Outcome, count: int, options: Options, received_s: float) -> Response:
+    """Others have their turns meanwhile: every product may have a problem of its own."""
     headers = {"Cache-Control": "no-store"}
     if outcome.done is not None:
         headers["Server-Timing"] = server_timing(outcome.done.timings, received_s)
@@ -179,60 +172,72 @@ def _answer(outcome: Outcome, count: int, options: Options, received_s: float) -
     if outcome.failures:
         headers[FAILED_HEADER] = str(len(outcome.failures))
     if options.results != "inline":
-        return _told(outcome, count, headers)
-    problems = {str(i): _problem(outcome, i) for i in sorted(outcome.failures)}
+        return await _told(outcome, count, headers)
+    problems = await _problems(outcome)
     members = inline_results(outcome) if outcome.packed is not None else {}
     uniform = outcome.packed is not None and outcome.packed.uniform is not None
     if uniform and len(members) == 1:
         ((name, (placed, view)),) = members.items()
         parts = (_head(placed), view)
         size = sum(map(len, parts))
+        headers |= await digest_of(request, lambda: parts, size=size)
         headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'
         return PiecesResponse(
             pieces(parts, range(size)), length=size, headers=headers, media_type=NPY, release=outcome.release
         )
+    headers |= await digest_of(request, lambda: _npz(members, problems))
     headers["Content-Disposition"] = 'attachment; filename="results.npz"'
     return PiecesResponse(
         _npz(members, problems), length=None, headers=headers, media_type=NPZ, release=outcome.release
     )
 
 
-def _problem(outcome: Outcome, number: int) -> dict[str, Any]:
-    return describe(outcome.failures[number]).problem().model_dump(exclude_none=True)
+async def _problems(outcome: Outcome) -> dict[int, str]:
+    """By product, what is wrong with it, as JSON."""
+    found: dict[int, str] = {}
+    turns = Turns()
+    for number in sorted(outcome.failures):
+        found[number] = json.dumps(describe(outcome.failures[number]).problem().model_dump(exclude_none=True))
+        await turns.pause()
+    return found
 
 
-def _told(outcome: Outcome, count: int, headers: dict[str, str]) -> Response:
+async def _told(outcome: Outcome, count: int, headers: dict[str, str]) -> Response:
     """Ids of stored results."""
-    items: list[dict[str, Any]] = []
     results: dict[int, dict[str, str]] = {}
     for (number, name), array_id in outcome.array_of.items():
         results.setdefault(number, {})[name] = array_id
-    succeeded = {"state": "succeeded"}
+    problems = await _problems(outcome)
+    items: list[str] = []
+    arrays: list[str] = []
+    turns = Turns()
     for number in range(count):
-        if number in outcome.failures:
-            items.append({"state": "failed", "error": _problem(outcome, number)})
+        if number in problems:
+            items.append(f'{{"state": "failed", "error": {problems[number]}}}')
         else:
-            items.append(succeeded | {"result": results[number]} if number in results else succeeded)
+            result = f', "result": {json.dumps(results[number])}' if number in results else ""
+            items.append(f'{{"state": "succeeded"{result}}}')
+        await turns.pause()
+    for info in outcome.infos:
+        arrays.append(info.model_dump_json())
+        await turns.pause()
     done = outcome.done
-    document = {
-        "items": items,
+    rest = {
         "result": outcome.arrays or None,
-        "arrays": [info.model_dump(mode="json") for info in outcome.infos],
         "timings": None if done is None else done.timings.model_dump(),
         "algorithm": None if done is None else done.algorithm,
         "residual": None if done is None else done.residual,
         "elements": None if done is None or done.elements is None else done.elements.model_dump(),
     }
-    return Response(json.dumps(document), headers=headers, media_type="application/json")
+    document = f'{{"items": [{", ".join(items)}], "arrays": [{", ".join(arrays)}], {json.dumps(rest)[1:]}'
+    return Response(document, headers=headers, media_type="application/json")
 
 
 def _head(placed: Placed) -> bytes:
     return format_npy_header(result_dtype(placed), placed.kind[1], fortran_order=placed.kind[2] == "F")
 
 
-def _npz(
-    members: dict[str, tuple[Placed, memoryview]], problems: dict[str, dict[str, Any]]
-) -> Iterator[bytes | memoryview]:
+def _npz(members: dict[str, tuple[Placed, memoryview]], problems: dict[int, str]) -> Iterator[bytes | memoryview]:
     """An uncompressed .npz, and what is wrong with the other products as a member that `numpy.load` gives as bytes."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
@@ -245,7 +250,14 @@ def _npz(
                     if sink.held > _AT_ONCE:
                         yield sink.take()
         if problems:
-            archive.writestr(zipfile.ZipInfo(PROBLEMS_MEMBER), json.dumps(problems))
+            with archive.open(zipfile.ZipInfo(PROBLEMS_MEMBER), "w") as member:
+                before = "{"
+                for number, problem in problems.items():
+                    member.write(f'{before}"{number}": {problem}'.encode("ascii"))
+                    before = ", "
+                    if sink.held > _AT_ONCE:
+                        yield sink.take()
+                member.write(b"}")
     yield sink.take()
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from gemmserve.wire import ELEMENTS_HEADER
+from gemmserve_service.queries import Integer  # noqa: TC001 (pydantic resolves it at run time)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +38,7 @@ class ViewQuery(BaseModel):
 class PageQuery(ViewQuery):
     """Where in a listing."""
 
-    limit: int = Field(100, ge=1, le=1000, description="entries on a page")
+    limit: Integer = Field(100, ge=1, le=1000, description="entries on a page")
     cursor: str | None = Field(None, max_length=256, description="next_cursor of the page before")
 
 

@@ -12,8 +12,10 @@ from starlette.responses import Response, StreamingResponse
 from gemmserve.wire import IDEMPOTENCY_HEADER
 from gemmserve_service import documentation as doc
 from gemmserve_service.errors import InvalidRequest, TooLarge, UnsupportedMediaType
+from gemmserve_service.long_json import LONG, read_object, validate_each
 from gemmserve_service.preferences import parse_prefer
 from gemmserve_service.preparing import check_length
+from gemmserve_service.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
 from gemmserve_service.routes.common import (
     JobPath,
     PageQuery,
@@ -25,7 +27,18 @@ from gemmserve_service.routes.common import (
     server_timing,
     view_of,
 )
-from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobPage, JobRequest, JobState, ProgramJob
+from gemmserve_service.schemas import (
+    GemmJob,
+    GemmReduceJob,
+    GemmReduceStep,
+    GemmStep,
+    JobInfo,
+    JobPage,
+    JobRequest,
+    JobState,
+    ProgramJob,
+    Step,
+)
 from gemmserve_service.strict_json import parse_object, validate
 
 if TYPE_CHECKING:
@@ -38,6 +51,7 @@ KEEP_ALIVE_S = 15.0
 """Proxies close a silent connection after 60 s (nginx's proxy_read_timeout); a quarter of that."""
 
 _REQUEST: TypeAdapter[GemmJob | GemmReduceJob | ProgramJob] = TypeAdapter(JobRequest)
+_STEP: TypeAdapter[GemmStep | GemmReduceStep] = TypeAdapter(Step)
 _TAGS = ("gemm", "gemm_reduce", "program")
 
 _EXAMPLE_A = "arr_01jd2w7m4h8k3n5p6q9r0s1t2v"
@@ -87,7 +101,7 @@ class WaitQuery(ViewQuery):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    wait: float = Field(
+    wait: Number = Field(
         0, ge=0, le=86_400, description="seconds to wait for a final state; the server's setting caps it"
     )
 
@@ -100,7 +114,8 @@ class WaitQuery(ViewQuery):
         202: doc.model(JobInfo, "Accepted, durably.", {"Location": "the job's URL", "Preference-Applied": "RFC 7240"}),
         200: doc.model(JobInfo, "`Prefer: wait=N` and the job is final.", {"Location": "the job's URL"} | _JOB_HEADERS),
         **doc.problems(
-            "malformed-json", "invalid-request", "not-found", "idempotency-conflict", "gone", "array-lost", "too-large",
+            "malformed-json", "invalid-request", "digest-mismatch", "not-found", "idempotency-conflict", "gone",
+            "array-lost", "too-large",
             "unsupported-media-type", "parameter-invalid", "shape-mismatch", "dtype-unsupported", "compute-unsupported",
             "config-infeasible", "program-too-large", "idempotency-mismatch", "queue-full", "not-ready", "draining",
             "store-full", "quota-exceeded", "request-timeout",
@@ -128,11 +143,7 @@ async def submit(
     of the server. A problem with a step names it: `step` its id, `pointer` the place in the request.
     """
     core = core_of(request)
-    document = parse_object(await _body(request))
-    steps = document.get("steps")
-    if isinstance(steps, list):  # before they are looked at one by one
-        check_length(len(steps), core.settings.max_program_steps)
-    job = validate(_REQUEST, document, tags=_TAGS)
+    job = await _read(await _body(request), core.settings.max_program_steps)
     preference = parse_prefer(prefer or [])
     wait_s = min(float(preference.wait_s or 0), core.settings.max_wait_s)
     info, created = await core.jobs.submit(
@@ -239,6 +250,25 @@ async def cancel(request: Request, job_id: JobPath, query: Annotated[ViewQuery, 
 def _render_job(info: JobInfo, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     timing = {"Server-Timing": server_timing(info.timings)} if info.timings else {}
     return render(info, status, {**(headers or {}), **timing})
+
+
+async def _read(body: bytearray, max_steps: int) -> GemmJob | GemmReduceJob | ProgramJob:
+    """The job that the JSON asks for. Of a long one each step is looked at by itself, and others have their turns."""
+
+    def check(steps: int) -> None:
+        check_length(steps, max_steps)
+
+    if len(body) < LONG:
+        document = parse_object(body)
+        steps = document.get("steps")
+        if isinstance(steps, list):  # before they are looked at one by one
+            check(len(steps))
+    else:
+        document = await read_object(body, {"steps": check, "keep": check})
+        if document.get("op") == "program" and isinstance(document.get("steps"), list):
+            document["steps"] = await validate_each(_STEP, document["steps"], "steps", tags=_TAGS)
+    job: GemmJob | GemmReduceJob | ProgramJob = validate(_REQUEST, document, tags=_TAGS)
+    return job
 
 
 async def _body(request: Request) -> bytearray:

@@ -16,9 +16,11 @@ from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ
 from gemmserve_kernels import Operand
 from gemmserve_service import documentation as doc
 from gemmserve_service import operations
+from gemmserve_service.content_digests import digest_of
 from gemmserve_service.multipart import OneShotForm
 from gemmserve_service.preferences import choose_media_type
 from gemmserve_service.problems import NotAcceptable
+from gemmserve_service.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
 from gemmserve_service.routes.common import caller_of, core_of, elements_header, server_timing
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.sending import PiecesResponse, npy_parts, npz_pieces, pieces, until_disconnect
@@ -39,6 +41,7 @@ _PROBLEMS = (
     "length-required", "too-large", "unsupported-media-type", "parameter-invalid", "shape-mismatch",
     "dtype-unsupported", "compute-unsupported", "config-infeasible", "queue-full", "worker-crashed", "device-error",
     "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout", "descriptor-refused",
+    "digest-mismatch",
 )  # fmt: skip
 
 
@@ -47,7 +50,7 @@ class OneShotQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    timeout_s: float | None = Field(
+    timeout_s: Number | None = Field(
         None, gt=0, le=86_400, description="deadline for queue and run, in seconds; default: the server's setting"
     )
 
@@ -152,7 +155,7 @@ async def _one_shot(
         received_s = time.perf_counter() - began
         params = _params(kind, form.params)
         done = await _run_while_connected(request, core, params, form, timeout_s)
-        return await _answer(done, began, received_s, shared)
+        return await _answer(request, done, began, received_s, shared)
     finally:
         form.abort()
         shared.close()
@@ -199,7 +202,7 @@ async def _run_while_connected(
             await asyncio.wait([run])
 
 
-async def _answer(done: OneShot, began: float, received_s: float, shared: SharedRequest) -> Response:
+async def _answer(request: Request, done: OneShot, began: float, received_s: float, shared: SharedRequest) -> Response:
     """The result as .npy, several as .npz; the extents are given back when the last byte is out."""
     headers = {
         "Server-Timing": server_timing(done.timings, received_s, time.perf_counter() - began),
@@ -216,6 +219,7 @@ async def _answer(done: OneShot, began: float, received_s: float, shared: Shared
                 return answer
             parts = npy_parts(result)
             size = sum(map(len, parts))
+            headers |= await digest_of(request, lambda: parts, size=size)
             headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'
             return PiecesResponse(
                 pieces(parts, range(size), result.extent),
@@ -224,6 +228,7 @@ async def _answer(done: OneShot, began: float, received_s: float, shared: Shared
                 media_type=NPY,
                 release=done.release,
             )
+        headers |= await digest_of(request, lambda: npz_pieces(done.results))
         headers["Content-Disposition"] = 'attachment; filename="results.npz"'
         return PiecesResponse(
             npz_pieces(done.results), length=None, headers=headers, media_type=NPZ, release=done.release

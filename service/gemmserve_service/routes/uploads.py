@@ -24,6 +24,7 @@ from gemmserve_service.errors import (
 )
 from gemmserve_service.ingest import content_length, declare_bare, receive_array
 from gemmserve_service.problems import InvalidParameters, problem_response
+from gemmserve_service.queries import Integer  # noqa: TC001 (FastAPI resolves it at run time)
 from gemmserve_service.routes.arrays import UploadQuery  # noqa: TC001 (FastAPI resolves it at run time)
 from gemmserve_service.routes.common import ViewQuery, caller_of, core_of, render, view_of
 from gemmserve_service.schemas import ArrayInfo
@@ -235,7 +236,7 @@ async def append(request: Request, upload_id: UploadPath, query: Annotated[ViewQ
 async def part(
     request: Request,
     upload_id: UploadPath,
-    offset: Annotated[int, Path(ge=0, lt=1 << 62, description="where in the body the part begins")],
+    offset: Annotated[Integer, Path(ge=0, lt=1 << 62, description="where in the body the part begins")],
     query: Annotated[ViewQuery, Query()],
 ) -> Response:
     """In any order, several at a time. A part may be sent again, and parts may overlap: what came last counts. One that

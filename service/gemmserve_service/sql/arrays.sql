@@ -7,7 +7,7 @@ VALUES (:id, :dtype, :shape, :memory_order, :nbytes, :sha256, :created_at, :expi
 SELECT * FROM arrays ORDER BY id
 
 -- name: set_sha256
-UPDATE arrays SET sha256 = :sha256 WHERE id = :id
+UPDATE arrays SET sha256 = :sha256, npy_sha256 = :npy_sha256 WHERE id = :id
 
 -- name: set_written
 UPDATE arrays SET written = :written WHERE id = :id

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import json
+from functools import partial
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
 import pytest
 
 import gemmserve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -129,3 +135,75 @@ async def test_events(connected, service, random_complex) -> None:
 def test_repr(client, random_complex) -> None:
     job = client.submit("gemm", random_complex(2, 2), random_complex(2, 2))
     assert repr(job) == f"<Job {job.id} gemm queued>"
+
+
+class Streams:
+    """A job's events by one stream after the other, each of which ends as the test says; `asked` for with these ids."""
+
+    def __init__(self, service, job: gemmserve.Job, *streams: list[tuple[int, str] | Exception]) -> None:
+        self.asked: list[str | None] = []
+        self._fields = service.jobs[job.id]
+        service.script += [partial(self._answer, events) for events in streams]
+
+    def _answer(self, events: list, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request.headers.get("last-event-id"))
+        shown = {name: value for name, value in self._fields.items() if name not in {"polls", "operands"}}
+
+        def told() -> Iterator[bytes]:
+            for event in events:
+                if isinstance(event, Exception):
+                    raise event
+                attempt, state = event
+                document = json.dumps({**shown, "attempt": attempt, "state": state})
+                yield f"id: {attempt}.{state}\nevent: job\ndata: {document}\n\n".encode()
+
+        class Stream(httpx.SyncByteStream, httpx.AsyncByteStream):
+            def __iter__(self):
+                return told()
+
+            async def __aiter__(self):
+                for piece in told():
+                    yield piece
+
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Stream())
+
+
+async def test_events_go_on_behind_what_came_last(connected, service) -> None:
+    job = await done(connected.submit("gemm", np.eye(2), np.eye(2)))
+    broken = httpx.ReadError("broken")
+    streams = Streams(
+        service, job,
+        [(0, "queued"), (1, "running"), broken],
+        [broken],
+        [(1, "running")],  # known, and then it ends although the job has not
+        [(1, "running"), (2, "queued"), broken],
+        [(2, "running"), (2, "running"), (2, "succeeded")],
+    )  # fmt: skip
+    seen = await items(job.events())
+    assert [(info.attempt, info.state) for info in seen] == [
+        (0, "queued"), (1, "running"), (2, "queued"), (2, "running"), (2, "running"), (2, "succeeded"),
+    ]  # fmt: skip
+    assert streams.asked == [None, "1.running", "1.running", "1.running", "2.queued"]
+
+
+async def test_streams_that_always_break_are_given_up(connected, service, clock) -> None:
+    job = await done(connected.submit("gemm", np.eye(2), np.eye(2)))
+    Streams(service, job, [(1, "running")], *[[(1, "running")]] * 100)
+    with pytest.raises(gemmserve.TransportError, match="ended before"):
+        await items(job.events())
+    assert sum(clock.slept) == pytest.approx(60)
+
+
+async def test_streams_that_were_good_for_a_while_are_not(connected, service, clock) -> None:
+    """A proxy that ends each one after a minute: for an hour."""
+    job = await done(connected.submit("gemm", np.eye(2), np.eye(2)))
+
+    good = [(1, "running")]
+    streams = Streams(service, job)
+
+    def slowly(events, request):
+        clock.now += 60
+        return streams._answer(events, request)
+
+    service.script += [partial(slowly, events) for events in [*[good] * 60, [(1, "succeeded")]]]
+    assert [info.state for info in await items(job.events())] == ["running", "succeeded"]

@@ -53,6 +53,5 @@ def test_nobody_there(tmp_path) -> None:
 @pytest.mark.parametrize("proxy", ["HTTP_PROXY", "ALL_PROXY"])
 def test_no_proxy_is_asked(monkeypatch, proxy) -> None:
     monkeypatch.setenv(proxy, "http://proxy.invalid:1")
-    with Client("unix:/run/g.sock") as client:
-        assert client._io._http._mounts == {}
-    assert AsyncClient("unix:/run/g.sock")._io._http._mounts == {}
+    for client in (Client("unix:/run/g.sock"), AsyncClient("unix:/run/g.sock")):
+        assert client._io._make()._mounts == {}

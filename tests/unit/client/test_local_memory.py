@@ -221,6 +221,7 @@ def test_freezing_an_array_that_does_not_begin_its_memory_copies(pool) -> None:
 def test_memory_that_another_process_may_look_at_does_not_serve_again(pool) -> None:
     array = empty((1000,), DTYPE, "C", pool)
     array[:] = 5
+    _local_memory._forking()
     _local_memory._forked()
     del array
     assert pool.kept_bytes == 0
@@ -239,6 +240,7 @@ def test_what_waited_when_a_process_forked_serves_nobody(pool) -> None:
     array = empty((1000,), DTYPE, "C", pool)
     del array
     assert pool.kept_bytes
+    _local_memory._forking()
     _local_memory._forked()
     assert pool.kept_bytes == 0
 

@@ -9,9 +9,10 @@ from base64 import b64encode
 import numpy as np
 import pytest
 
-from gemmserve import ProtocolError, TransportError, _progress
+from gemmserve import CorruptAnswer, ProtocolError, TransportError, _progress
 from gemmserve._parts import PART, Download, PartBody, Span, divisible, flat, part_size, spans
 from gemmserve._progress import SharedBar, Stopped, watched
+from gemmserve.wire import format_npy_header
 
 A = np.arange(1000, dtype="f4").reshape(10, 100)
 
@@ -151,3 +152,32 @@ def _stopped():
     shared = SharedBar(None)
     shared.stop()
     return shared
+
+
+def test_spans_are_hashed_in_their_order_whatever_they_came_in(rng) -> None:
+    array = rng.standard_normal(5000)
+    head = format_npy_header(array.dtype, array.shape)
+    file = head + array.tobytes()
+    sha256 = hashlib.sha256(file).digest()
+    field = {"repr-digest": f"sha-256=:{b64encode(sha256).decode()}:"}
+    cuts = [0, 4000, 9000, 9001, 30000, len(file)]
+
+    def received(order: list[int], data: bytes, *, late: bool = False) -> Download:
+        download = Download()
+        for number in order:
+            start, stop = cuts[number], cuts[number + 1]
+            span = Span(download, start, stop)
+            known = field if not late or number else {}
+            span.answer({"content-range": f"bytes {start}-{stop - 1}/{len(file)}", **known})
+            span.feed(data[start:stop])
+            if download.sha256 is not None:
+                download.came(start, span.finish())
+        return download
+
+    for order in ([0, 1, 2, 3, 4], [0, 4, 3, 2, 1], [0, 2, 1, 4, 3]):
+        download = received(order, file)
+        download.check()
+        np.testing.assert_array_equal(download.result(), array)
+        with pytest.raises(CorruptAnswer):
+            received(order, file[:-1] + bytes([file[-1] ^ 1])).check()
+    assert received([0, 1, 2, 3, 4], file, late=True).sha256 is None  # known too late: nothing is compared

@@ -14,7 +14,7 @@ from gemmserve._retry import Attempts
 BROKEN = httpx.ReadError("broken")
 
 
-def test_pauses_double_up_to_the_cap_and_end_with_the_attempts(clock) -> None:
+def test_pauses_double_up_to_the_cap_and_end_with_the_attempts_if_they_are_counted(clock) -> None:
     attempts = Attempts(RetryPolicy(attempts=5, base_s=1, cap_s=3), clock=clock, uniform=lambda _, high: high)
     error = gemmserve.TransportError("broken")
     assert [attempts.pause_after(error) for _ in range(5)] == [1, 2, 3, 3, None]
@@ -43,7 +43,7 @@ def test_retry_after_is_honoured_unless_it_exceeds_the_time(clock) -> None:
     assert attempts.pause_after(gemmserve.QueueFull("full", retry_after=6)) is None
 
 
-@pytest.mark.parametrize("limits", [{"attempts": 0}, {"base_s": -1}, {"total_s": -1}])
+@pytest.mark.parametrize("limits", [{"attempts": 0}, {"base_s": -1}, {"total_s": -1}, {"first_s": -1}])
 def test_a_policy_makes_sense(limits) -> None:
     with pytest.raises(gemmserve.ParameterInvalid):
         RetryPolicy(**limits)
@@ -87,11 +87,48 @@ def test_what_does_not_pass_is_raised_at_once(client, service, clock, failure, c
     assert not clock.slept
 
 
-def test_the_last_error_is_raised(client, service) -> None:
-    service.script += [BROKEN] * 4 + [problem(429, "queue-full")]
+def test_a_server_that_starts_again_is_waited_for_and_no_longer(client, service, clock) -> None:
+    """Tries go on for a minute; the last one is at its end, and the last error is raised."""
+    client.health()
+    began = clock.now
+    service.script += [httpx.ConnectError("refused")] * 14
+    client.put(np.eye(3))
+    assert 30 < clock.now - began < 60
+    began = clock.now
+    service.script += [httpx.ConnectError("refused")] * 17 + [problem(429, "queue-full")]
     with pytest.raises(gemmserve.QueueFull):
         client.put(np.eye(3))
+    assert clock.now - began == pytest.approx(60)
+    assert not service.script
+
+
+def test_a_server_that_never_was_there_is_not(client, service, clock) -> None:
+    began = clock.now
+    service.script += [httpx.ConnectError("refused")] * 100
+    with pytest.raises(gemmserve.TransportError, match="is `gemmserve serve` running there"):
+        client.put(np.eye(3))
+    assert clock.now - began == pytest.approx(5)
+
+
+def test_bytes_that_change_every_time_are_given_up(client, service, clock) -> None:
+    service.script += [problem(400, "digest-mismatch")] * 10
+    with pytest.raises(gemmserve.DigestMismatch):
+        client.put(np.eye(3))
     assert len(service.requests) == 5
+
+
+def test_the_time_given_bounds_repeating(client, service, clock, random_complex) -> None:
+    """Of a job that is waited for: the server is not asked for longer than that, however long it is away."""
+    a = client.put(random_complex(2, 2))
+    job = client.submit("gemm", a, a)
+    began = clock.now
+    service.script += [BROKEN] * 100
+    with pytest.raises(gemmserve.TransportError):
+        job.wait(timeout=7)
+    assert clock.now - began == pytest.approx(7)
+    with pytest.raises(gemmserve.TransportError):
+        client.gemm(a, a, timeout=11)
+    assert clock.now - began == pytest.approx(18)
 
 
 def test_a_submission_keeps_its_key_across_attempts_and_makes_one_job(client, service) -> None:

@@ -13,8 +13,8 @@ import gemmserve
 
 NAMES = {
     "APIError", "ArrayInfo", "AsyncClient", "AsyncJob", "AsyncProgram", "AsyncProgramArray", "AsyncRemoteArray",
-    "Client", "ComputeUnsupported",
-    "ConfigInfeasible", "DeviceError", "DigestMismatch", "DtypeUnsupported", "Forbidden", "GemmserveError", "Gone",
+    "Client", "ComputeUnsupported", "ConfigInfeasible", "CorruptAnswer", "CrossedAnswer", "DeviceError",
+    "DigestMismatch", "DtypeUnsupported", "Forbidden", "GemmserveError", "Gone",
     "IdempotencyConflict", "InvalidNpy", "InvalidRequest", "Job", "JobCancelled", "JobFailed", "JobInfo", "JobTimeout",
     "NotFound", "NotReady", "Overloaded", "ParameterInvalid", "Program", "ProgramArray", "ProgramError",
     "ProtocolError", "QueueFull", "QuotaExceeded", "RemoteArray", "RetryPolicy", "ServerError", "ShapeMismatch",

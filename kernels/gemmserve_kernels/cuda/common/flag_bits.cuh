@@ -6,7 +6,7 @@
 
 enum Flag : int {
     FLAG_DEEP = 1,    // has elements that are too small for the planes
-    FLAG_SPARSE = 2,  // less than half of its elements are within reach of its largest one
+    FLAG_SPARSE = 2,  // half of its elements or more are far from its largest one
     FLAG_BOTH = 3,
 };
 

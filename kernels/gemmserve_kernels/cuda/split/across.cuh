@@ -212,7 +212,7 @@ struct Split {
                     }
                 }
                 Vector<unsigned, RUN / 2> words[PLANES];
-                convert_run<SIDE_B>(re, im, by, operand.conjugate, words, tally);
+                convert_run<SIDE_B>(re, im, by, operand, words, tally);
                 if (at.row + column < operand.rows) store_run(to + first_k(tile, h), plane, words);
             }
             to += 32 / LANES * operand.pitch;

@@ -126,7 +126,7 @@ struct Split {
             for (int p = 0; p < PARTS; ++p) most[p] = largest_of_lanes(bits_of(largest[p]));
             Vector<unsigned, RUN / 2> words[PLANES];
             Tally tally = {};
-            convert_run<SIDE_B>(re, im, scaling_for(larger(most[0], most[PARTS - 1])), operand.conjugate, words, tally);
+            convert_run<SIDE_B>(re, im, scaling_for(larger(most[0], most[PARTS - 1])), operand, words, tally);
             if (at.row + vector < operand.rows && step < operand.pitch) store_run(to, plane, words);
             to += AT_ONCE * operand.pitch;
             tally.unpack();

@@ -204,7 +204,7 @@ struct Split {
                 }
             }
             Vector<unsigned, RUN / 2> words[PLANES];
-            convert_run<SIDE_B>(re, im, by, operand.conjugate, words, tally);
+            convert_run<SIDE_B>(re, im, by, operand, words, tally);
             if (chunk(tile, h) + lane * RUN < operand.pitch && at.row < operand.rows) {
                 store_run(to + chunk(tile, h), operand.rows * operand.pitch, words);
             }

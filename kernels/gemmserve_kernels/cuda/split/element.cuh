@@ -29,8 +29,7 @@ constexpr float LARGE = GAUSS ? 128.0f : 256.0f;
 constexpr float SAFE = DEPTH > 1 ? 1.0f / (1 << 4) : 1.0f / (1 << 15);
 constexpr float LOSES = DEPTH > 1 ? SAFE - 1.0f / (1 << 16) : SAFE - 1.0f / (1 << 25);  // others round to SAFE at least
 constexpr int DEEPEST = 92;  // binades below a vector's largest magnitude down to which bfloat16 products are exact
-constexpr int REACH = 48;    // binades below it within which elements are none of those that make a vector sparse
-constexpr float NEAR = 1.0f / (1 << (BFLOAT ? REACH - TOP : 0));  // the same of scaled magnitudes
+constexpr int REACH = 64;    // binades below it, and the half of k's, within which elements are not far from it
 constexpr float LEAST_NORMAL = 1.17549435e-38f;  // 2^-126
 constexpr bool INFINITE_LAST = GEMM_INFINITE_LAST;  // infinities have a place in the planes
 
@@ -107,7 +106,7 @@ GEMM_DEVICE float unpack(unsigned both, int which) {
 }
 
 // What is counted of a vector, as far as a thread has seen it: elements whose real (imaginary) part is not large, and parts
-// that lose something. Of bfloat16 planes: those whose part is not near the largest, and parts that are too small for them.
+// that lose something. Of bfloat16 planes: those whose part is far from the largest, and parts that are too small for them.
 constexpr int COUNTS = PARTS + 1, LOSSY = PARTS;
 
 struct Tally {
@@ -128,6 +127,12 @@ struct Tally {
         }
     }
 };
+
+// The least scaled magnitude of an element of bfloat16 planes that is not far from the largest.
+GEMM_DEVICE float nearest_far(Long k) {
+    const int binades = 32 - __clz(static_cast<int>(k));  // log2(k), rounded up
+    return power_of_two(TOP - REACH + (binades + 1) / 2);
+}
 
 // Counts those of two scaled magnitudes that are not large; `high` is both as float16.
 GEMM_DEVICE void count_small(unsigned& packed, float x, float y, unsigned high) {
@@ -296,8 +301,9 @@ GEMM_DEVICE float kept_from_zero(float x, float stored) {
 // RUN steps of a vector as they are stored; words[plane] takes them scaled and cut. All lanes of a warp come here.
 template <bool SIDE_B>
 GEMM_DEVICE void convert_run(
-    float (&re)[RUN], float (&im)[RUN], const Scaling& by, bool conjugate, Vector<unsigned, RUN / 2> (&words)[PLANES],
-    Tally& tally) {
+    float (&re)[RUN], float (&im)[RUN], const Scaling& by, const SplitOperand& operand,
+    Vector<unsigned, RUN / 2> (&words)[PLANES], Tally& tally) {
+    const bool conjugate = operand.conjugate;
     if constexpr (BFLOAT && INFINITE_LAST) {
         if (by.first == 0.0f) {
             convert_infinite(re, im, conjugate, words);
@@ -334,6 +340,7 @@ GEMM_DEVICE void convert_run(
         }
     }
     if constexpr (BFLOAT) {
+        const float near = nearest_far(operand.k);
 #pragma unroll
         for (int i = 0; i < RUN; ++i) {
             if (deep != 0) {
@@ -342,8 +349,8 @@ GEMM_DEVICE void convert_run(
                     im[i] = kept_from_zero(im[i], negative >> (RUN + i) & 1 ? -1.0f : 1.0f);
                 }
             }
-            tally.count[0] += !(fabsf(re[i]) >= NEAR);
-            if constexpr (COMPLEX) tally.count[PARTS - 1] += !(fabsf(im[i]) >= NEAR);
+            tally.count[0] += !(fabsf(re[i]) >= near);
+            if constexpr (COMPLEX) tally.count[PARTS - 1] += !(fabsf(im[i]) >= near);
         }
     }
     Smallest smallest;

@@ -13,7 +13,7 @@ from gemmserve_kernels.problem import GemmProblem, Operand
 SPECS = {"sm_80": KNOWN["A100"], "sm_90a": KNOWN["H200"], "sm_120": KNOWN["RTX5090"]}
 SPLIT_SPILLS = 0
 """Bytes at most."""
-REGISTERS = {"fallback": 240}
+REGISTERS = {"fallback": 255}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -35,7 +35,7 @@ def pool():
 @pytest.fixture
 async def hashes():
     found = {}
-    lazy = Traffic(found.__setitem__)
+    lazy = Traffic(lambda name, running: found.update({name: running.data_digest().hex()}))
     lazy.found = found
     yield lazy
     await lazy.stop()

@@ -38,6 +38,7 @@ def body(npy, npy_header):
     return {
         "empty": b"",
         "text": b"hello, world: this is no array",
+        "header padded with NULs": npy_header(header() + "\0" * 20) + bytes(16),
         "zip": b"PK\x03\x04" + bytes(100),
         "magic only": b"\x93NUMPY",
         "version 9": b"\x93NUMPY\x09\x00" + good[8:],
@@ -75,6 +76,7 @@ ARRAYS = [
     ("empty", 400, "invalid-npy"),
     ("text", 400, "invalid-npy"),
     ("zip", 400, "invalid-npy"),
+    ("header padded with NULs", 400, "invalid-npy"),
     ("magic only", 400, "invalid-npy"),
     ("version 9", 400, "invalid-npy"),
     ("truncated header", 400, "invalid-npy"),
@@ -171,7 +173,7 @@ async def test_body_of_unknown_length(client, npy, problem, path):
     assert "Content-Length" in document["detail"]
 
 
-@pytest.mark.parametrize("length", ["x", "-1", "1e3", "9" * 30, "1, 1"])
+@pytest.mark.parametrize("length", ["x", "-1", "1e3", "1, 1"])
 async def test_content_length_is_a_number(client, npy, problem, length):
     headers = {"Content-Type": NPY, "Content-Length": length}
     problem(

@@ -255,6 +255,15 @@ class TestStored:
         problem(await client.post("/v1/batch", content=large, headers=headers), 413, "too-large")
 
 
+async def test_what_is_told_of_one_product_is_bounded(client, put):
+    array = await put(np.eye(2))
+    items = [{"a": array, "b": array, **{f"n{n}": 1 for n in range(50)}} for _ in range(3)]
+    answer = await client.post("/v1/batch", json={"items": items, "results": "each"})
+    for item in answer.json()["items"]:
+        assert item["state"] == "failed"
+        assert [entry["field"] for entry in item["error"]["errors"]] == ["n0", "n1", "n2", "n3"]
+
+
 class TestBadForms:
     @pytest.mark.parametrize(
         ("change", "status", "slug"),
@@ -283,6 +292,13 @@ class TestBadForms:
         problem(await sent({}, a=random_array((3, 4, 5))), 422, "parameter-invalid")
         problem(await sent({"op": "gemm_reduce"}, a=np.eye(2), b=np.eye(2), c=np.eye(2)), 422, "parameter-invalid")
         problem(await sent({}, a=np.asfortranarray(random_array((3, 4, 5))), b=np.eye(5)), 422, "parameter-invalid")
+
+    async def test_parts_have_a_number(self, client, form, problem):
+        """Also empty ones, each of which would be looked at."""
+        content, headers = form([("a", b"")] * 30_002)
+        document = problem(await client.post("/v1/batch", content=content, headers=headers), 413, "too-large")
+        assert "parts" in document["detail"]
+        assert await nothing_held(client)
 
     async def test_claims_cost_nothing(self, client, form, npy_header, problem):
         head = npy_header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 0, 4), }")

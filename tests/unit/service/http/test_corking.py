@@ -37,7 +37,7 @@ async def wire():
 
 @pytest.fixture
 async def corked(wire):
-    return Corked(wire, asyncio.get_running_loop())
+    return Corked(wire, asyncio.get_running_loop(), wire.close)
 
 
 @pytest.mark.parametrize("size", [0, 10, 1 << 20])
@@ -67,3 +67,13 @@ async def test_interim_answers_and_the_end_are_not_held_back(wire, corked):
     assert wire.written[1:] == [b"HTTP/1.1 204 No Content\r\n\r\n"]
     assert wire.closed
     assert corked.is_closing()
+
+
+async def test_what_comes_when_the_connection_is_gone_goes_nowhere(wire, corked):
+    """Whatever of an answer has been written: a transport that is closed must not be written to."""
+    corked.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    wire.closed = True
+    await asyncio.sleep(0)
+    for _ in range(2):
+        corked.write(b"x" * (1 << 17))
+    assert wire.written == []

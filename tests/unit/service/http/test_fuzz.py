@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytestmark = pytest.mark.filterwarnings("ignore:.*invalid escape sequence")
 
 CORPUS = Path(__file__).parents[3] / "fuzz" / "corpus"
-MUTATIONS = {"npy": 3000, "multipart": 1500, "json": 2000, "headers": 3000}
+MUTATIONS = {"npy": 3000, "multipart": 1500, "json": 2000, "headers": 3000, "requests": 1500}
 
 
 @pytest.mark.parametrize("name", TARGETS)

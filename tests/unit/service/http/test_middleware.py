@@ -36,6 +36,16 @@ async def test_errors_carry_the_id_too(client):
     assert (await client.get("/nope", headers={"X-Request-Id": "abc"})).headers["x-request-id"] == "abc"
 
 
+async def test_what_the_client_calls_the_exchange_is_repeated(client):
+    """By every answer, so that none can be taken for another's."""
+    for path, status in (("/livez", 200), ("/v1/arrays", 200), ("/nope", 404), ("/v1/jobs/none", 404)):
+        answer = await client.get(path, headers={"Gemmserve-Exchange": f"a-b_{status}"})
+        assert (answer.status_code, answer.headers["gemmserve-exchange"]) == (status, f"a-b_{status}")
+    for value in ("", "a b", "é".encode(), "x" * 65):
+        answer = await client.get("/livez", headers={"Gemmserve-Exchange": value})
+        assert "gemmserve-exchange" not in answer.headers
+
+
 async def test_access_line(client, put, lines):
     array_id = await put(np.ones((4, 4), "f4"))
     lines.clear()
@@ -95,8 +105,8 @@ async def test_docs_need_no_network(client):
 
 async def test_405_lists_every_method_of_the_path(client, problem):
     for path, allowed in (
-        ("/v1/arrays", "GET, POST"),
-        ("/v1/arrays/x", "DELETE, GET"),
+        ("/v1/arrays", "GET, HEAD, POST"),
+        ("/v1/arrays/x", "DELETE, GET, HEAD"),
         ("/v1/arrays/x/data", "GET, HEAD"),
         ("/v1/gemm", "POST"),
     ):

@@ -329,3 +329,40 @@ def test_whatever_comes_in_whatever_pieces(live, warm, products, monkeypatch, se
         assert status == kinds[kind][1], kind
         assert kinds[kind][2] in {None, body}, kind
     assert eventually(lambda: live.connection_class.path.gathered == 0 and not live.core.store.scratch_bytes)
+
+
+def test_what_a_client_calls_an_exchange_is_repeated_and_makes_no_head_a_new_one(live, products, past):
+    """Whichever way a request goes: by the parser first, past it from then on, and to the app where it is wrong."""
+    headers, made = products
+    with contextlib.closing(Raw(live)) as connection:
+        for number, name in enumerate(["first", "x" * 64, "A-z_09", "last"]):
+            connection.send(made[0][0], headers, f"Gemmserve-Exchange: {name}")
+            status, fields, body = connection.answer()
+            assert (status, fields["gemmserve-exchange"], body) == (200, name, made[0][1])
+            assert len(past) == number
+        connection.send(made[0][0].replace(b"NUMPY", b"NUMPX"), headers, "Gemmserve-Exchange: wrong")
+        status, fields, _ = connection.answer()
+        assert (status, fields["gemmserve-exchange"]) == (400, "wrong")
+        connection.send(made[0][0], headers)
+        assert "gemmserve-exchange" not in connection.answer()[1]
+    assert len(known(live)) == 2
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        ("Gemmserve-Exchange: ",), ("Gemmserve-Exchange: a b",), (f"Gemmserve-Exchange: {'x' * 65}",),
+        ("Gemmserve-Exchange: a", "Gemmserve-Exchange: b"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_none_is_answered_as_by_the_app(live, warm, products, further):
+    """Also where a head that is known has a name in its place."""
+    headers, made = products
+    with contextlib.closing(Raw(live)) as connection:
+        for _ in range(2):
+            connection.send(made[0][0], headers, "Gemmserve-Exchange: good")
+            assert connection.answer()[1]["gemmserve-exchange"] == "good"
+            connection.send(made[0][0], headers, *further)
+            status, fields, body = connection.answer()
+            assert (status, body) == (200, made[0][1])
+            assert fields.get("gemmserve-exchange") in {None, "a"}

@@ -123,10 +123,28 @@ def test_both_ways_let_in_the_same(both, form, npy):
 
 def test_both_ways_refuse_the_same_queries(both, form, npy):
     content, headers = form([("a", npy(np.eye(3))), ("b", npy(np.eye(3)))])
-    for query in ("timeout_s=0", "timeout_s=1e9", "timeout_s=90000", "timeout_s=", "timeout_s=1&x=2", "x=1"):
+    for query in (
+        "timeout_s=0",
+        "timeout_s=1e9",
+        "timeout_s=90000",
+        "timeout_s=",
+        "timeout_s=1&x=2",
+        "x=1",
+        "timeout_s=01",
+        "timeout_s=1&timeout_s=1",
+    ):
         short, long = both(content, headers, f"/v1/gemm?{query}")
         assert short == long
         assert short[0] in {400, 422}, query
+
+
+@pytest.mark.parametrize("size", [(1 << 16) - 4, 1 << 16, (1 << 16) + 1, 100_000])
+def test_parameters_of_any_size(both, form, npy, size):
+    text = b'{"alpha": 1' + b" " * (size - 12) + b"}"
+    content, headers = form([("a", npy(np.eye(3))), ("b", npy(np.eye(3))), ("params", text)])
+    short, long = both(content, headers)
+    assert short == long
+    assert short[0] == (200 if size <= 1 << 16 else 413)
 
 
 def test_a_large_result_of_a_small_body_goes_the_common_way(both, form, npy, counted):

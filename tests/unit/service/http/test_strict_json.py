@@ -24,7 +24,6 @@ from gemmserve_service.strict_json import parse_object, validate
         (b"", "cannot be read"),
         (b"{'alpha': 1}", "cannot be read"),
         (b'{"x": "\xff"}', "UTF-8"),
-        (b"[" * 100_000, "cannot be read"),
         (b'{"x": ' + b"9" * 5000 + b"}", "cannot be read"),
         ("{}".encode("utf-16"), "UTF-8"),
     ],
