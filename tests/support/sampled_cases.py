@@ -33,7 +33,7 @@ def places(problem, a, b, d, seed):
     operands = gather(problem, a, problem.trans_a), gather(problem, b, problem.trans_b)
     with np.errstate(all="ignore"):
         return sampled_host.places(
-            sampled.Choice.of(problem), operands, problem.k, gather(problem, d, "N"), seed
+            sampled.Choice.of(problem), operands, problem.k, gather(problem, d, "N"), seed, slice(0, problem.batch)
         )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.interruption import checkpoint
 from gemmserve_kernels.operand import real_dtype
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 INPUT_ROUNDING: Final = {"tf32": 2.0**-11, "1xtf32": 2.0**-11}
 """Relative error of rounding an input where a mode rounds it."""
+_TOGETHER: Final = 1 << 17
+"""Products whose figures are looked through at once."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,18 @@ def judged(problem: GemmProblem, figures: np.ndarray[Any, Any]) -> Finding:
 
     Products that cannot be judged do not count where others can.
     """
-    worst = figures[..., 2].max(axis=-1, initial=0.0)  # NaN wins
-    known = ~np.isnan(worst)
-    if not known.any():
-        return Finding(0.0, 0.0) if not worst.size else Finding(math.nan, math.nan)
-    error, expected = (float(figures[known, :, i].sum()) for i in (0, 1))
+    error = expected = 0.0
+    largest = math.nan
+    for start in range(0, len(figures), _TOGETHER):
+        checkpoint()
+        some = figures[start : start + _TOGETHER]
+        worst = some[..., 2].max(axis=-1, initial=0.0)  # NaN wins
+        known = ~np.isnan(worst)
+        if known.any():
+            error, expected = error + float(some[known, :, 0].sum()), expected + float(some[known, :, 1].sum())
+            largest = max(float(worst[known].max()), 0.0 if math.isnan(largest) else largest)
+    if math.isnan(largest):
+        return Finding(math.nan, math.nan) if len(figures) else Finding(0.0, 0.0)
     share = error / expected if expected else math.inf
     residual = math.sqrt(share) if error else 0.0
-    return Finding(residual, math.sqrt(float(worst[known].max())) / unit_of(problem))
+    return Finding(residual, math.sqrt(largest) / unit_of(problem))

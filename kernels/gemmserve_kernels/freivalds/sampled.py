@@ -50,6 +50,7 @@ import numpy as np
 
 from gemmserve_kernels.freivalds.finding import INPUT_ROUNDING, Element, tiny_of
 from gemmserve_kernels.freivalds.signs import random_bits
+from gemmserve_kernels.interruption import checkpoint
 from gemmserve_kernels.operand import real_dtype
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ CANDIDATE_BITS: Final = 12
 CANDIDATES: Final = 1 << CANDIDATE_BITS
 FIGURES: Final = 4
 """Of an element: its excess, its error relative to the sum of magnitudes, its row and its column. NaN: unknown."""
+_TOGETHER: Final = 1 << 17
+"""Products whose figures are looked through at once."""
 _OF_ITS_OWN: Final = 0x6A09E667F3BCC908
 """OF_ITS_OWN in cuda/sampled.cu: the bits in which the seed of these numbers differs from that of the signs."""
 
@@ -140,13 +143,14 @@ class Choice:
 
     def numbers(self, first: int, count: int, products: slice = slice(None)) -> Array:
         """(products, count): which random number each of `count` elements of a product has, from its `first` on."""
-        return (np.arange(self.products)[products, None] << self.bits) + np.arange(first, first + count)
+        of = np.arange(*products.indices(self.products))
+        return (of[:, None] << self.bits) + np.arange(first, first + count)
 
-    def spread(self, seed: int) -> tuple[Array, Array]:
+    def spread(self, seed: int, products: slice = slice(None)) -> tuple[Array, Array]:
         """(products, count / 2) rows, and columns, of the elements that are spread."""
         half = self.count // 2
         sample = np.arange(half)
-        upper, lower = words(seed, self.numbers(0, half))
+        upper, lower = words(seed, self.numbers(0, half, products))
         rows = in_stratum(self.m, sample >> self.column_bits, self.row_bits, upper)
         columns = in_stratum(self.n, sample & ((1 << self.column_bits) - 1), self.column_bits, lower)
         return rows, columns
@@ -189,9 +193,14 @@ def _upper_half(x: Array, by: int) -> Array:
 
 def worst(figures: Array) -> Element:
     """Of (products, FIGURES), each product's worst."""
-    known = np.flatnonzero(~np.isnan(figures[:, 0]))
-    if not len(known):
-        return Element(math.nan, math.nan, None) if len(figures) else Element(0.0, 0.0, None)
-    product = int(known[np.argmax(figures[known, 0])])
-    excess, error, row, column = (float(x) for x in figures[product])
-    return Element(excess, error, (product, int(row), int(column)))
+    if not len(figures):
+        return Element(0.0, 0.0, None)
+    found = Element(math.nan, math.nan, None)
+    for start in range(0, len(figures), _TOGETHER):
+        checkpoint()
+        some = figures[start : start + _TOGETHER]
+        first = int(np.argmax(np.where(np.isnan(some[:, 0]), -1.0, some[:, 0])))
+        excess, error, row, column = (float(x) for x in some[first])
+        if excess > found.excess or (math.isnan(found.excess) and not math.isnan(excess)):
+            found = Element(excess, error, (start + first, int(row), int(column)))
+    return found

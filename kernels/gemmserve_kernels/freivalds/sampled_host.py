@@ -30,33 +30,31 @@ def figures(problem: GemmProblem, a: Array, b: Array, c: Array | None, d: Array,
     of_d = _Gather.of(problem, d, "N")
     operands = _Gather.of(problem, a, problem.trans_a), _Gather.of(problem, b, problem.trans_b)
     of_c = None if c is None or problem.beta == 0 else _Gather.of(problem, c, "N")
-    rows, columns = places(choice, operands, problem.k, of_d, seed)
-    products = np.broadcast_to(np.arange(choice.products)[:, None], rows.shape)
-    flat = products.ravel(), rows.ravel(), columns.ravel()
-    ratio, error = np.empty(rows.size), np.empty(rows.size)
-    for some in _slices(rows.size, max(1, problem.k)):
-        at = flat[0][some], flat[1][some], flat[2][some]
-        sums = _Sums.of(operands, problem.k, at, compensated=bound.compensated)
-        ratio[some], error[some] = _judged(problem, bound, sums, None if of_c is None else of_c(*at), of_d(*at))
-    ratio = ratio.reshape(rows.shape)
-    first = np.argmax(np.where(np.isnan(ratio), -1.0, ratio), axis=1)
-    picked = np.arange(choice.products), first
-    found = [x[picked] for x in (ratio, error.reshape(rows.shape), rows, columns)]
-    return np.stack(found, axis=-1).astype(np.float64).reshape(choice.products, FIGURES)
+    found = np.empty((choice.products, FIGURES))
+    looked_at = max(choice.count, choice.quarter * min(CANDIDATES, max(choice.m, choice.n, problem.k)))
+    for some in _slices(choice.products, looked_at):
+        rows, columns = places(choice, operands, problem.k, of_d, seed, some)
+        products = np.broadcast_to(np.arange(some.start, some.stop)[:, None], rows.shape)
+        flat = products.ravel(), rows.ravel(), columns.ravel()
+        ratio, error = np.empty(rows.size), np.empty(rows.size)
+        for few in _slices(rows.size, problem.k):
+            at = flat[0][few], flat[1][few], flat[2][few]
+            sums = _Sums.of(operands, problem.k, at, compensated=bound.compensated)
+            ratio[few], error[few] = _judged(problem, bound, sums, None if of_c is None else of_c(*at), of_d(*at))
+        ratio = ratio.reshape(rows.shape)
+        first = np.argmax(np.where(np.isnan(ratio), -1.0, ratio), axis=1)
+        picked = np.arange(len(rows)), first
+        for column, x in enumerate((ratio, error.reshape(rows.shape), rows, columns)):
+            found[some, column] = x[picked]
+    return found
 
 
-def places(choice: Choice, operands: tuple[_Gather, _Gather], k: int, d: _Gather, seed: int) -> tuple[Array, Array]:
-    """(products, count) rows, and columns, of the elements that are looked at."""
-    rows, columns = (np.empty((choice.products, choice.count), np.int64) for _ in range(2))
-    half = choice.count // 2
-    rows[:, :half], columns[:, :half] = choice.spread(seed)
-    for some in _slices(choice.products, choice.quarter * min(CANDIDATES, max(choice.m, choice.n, k))):
-        for first, found in (
-            (half, _small(choice, d, seed, some)),
-            (half + choice.quarter, _large(choice, operands, k, seed, some)),
-        ):
-            for array, chosen in zip((rows, columns), found, strict=True):
-                array[some, first : first + choice.quarter] = chosen
+def places(
+    choice: Choice, operands: tuple[_Gather, _Gather], k: int, d: _Gather, seed: int, some: slice
+) -> tuple[Array, Array]:
+    """(some products, count) rows, and columns, of the elements that are looked at."""
+    found = (choice.spread(seed, some), _small(choice, d, seed, some), _large(choice, operands, k, seed, some))
+    rows, columns = (np.concatenate(arrays, axis=1) for arrays in zip(*found, strict=True))
     return rows, columns
 
 
@@ -172,16 +170,37 @@ class _Sums:
         cls, operands: tuple[_Gather, _Gather], k: int, at: tuple[Array, Array, Array], *, compensated: bool
     ) -> _Sums:
         product, row, column = (index[:, None] for index in at)
-        along = np.arange(k)[None]
-        a, b = operands[0](product, row, along), operands[1](product, along, column)
-        size_a, size_b = _sum_of_parts(a), _sum_of_parts(b)
-        re, im = [(a.real, b.real)], []
-        if a.dtype.kind == "c":
-            re, im = [*re, (-a.imag, b.imag)], [(a.real, b.imag), (a.imag, b.real)]
+        parts = 2 if operands[0].wide is np.complex128 else 1
         dot = _compensated if compensated else _plain
-        size = np.where(np.isfinite(size_a) & np.isfinite(size_b), size_a * size_b, 0).sum(axis=-1)
-        terms = ((size_a != 0) & (size_b != 0)).sum(axis=-1)
-        return cls(dot(re, row), dot(im, row), size, terms, np.square(size_a).sum(-1), np.square(size_b).sum(-1))
+        sums = _Sums((np.zeros(len(row)),) * 2, (np.zeros(len(row)),) * 2, *np.zeros((4, len(row))))
+        for depth in _slices(k, len(row)):
+            along = np.arange(depth.start, depth.stop)[None]
+            a, b = operands[0](product, row, along), operands[1](product, along, column)
+            size_a, size_b = _sum_of_parts(a), _sum_of_parts(b)
+            re, im = [(a.real, b.real)], []
+            if parts == 2:
+                re, im = [*re, (-a.imag, b.imag)], [(a.real, b.imag), (a.imag, b.real)]
+            size = np.where(np.isfinite(size_a) & np.isfinite(size_b), size_a * size_b, 0).sum(axis=-1)
+            terms = ((size_a != 0) & (size_b != 0)).sum(axis=-1)
+            sums += cls(dot(re, row), dot(im, row), size, terms, np.square(size_a).sum(-1), np.square(size_b).sum(-1))
+        return sums
+
+    def __add__(self, more: _Sums) -> _Sums:
+        """Those of the terms of both."""
+        return _Sums(
+            _added(self.re, more.re),
+            _added(self.im, more.im),
+            self.size + more.size,
+            self.terms + more.terms,
+            self.of_a + more.of_a,
+            self.of_b + more.of_b,
+        )
+
+
+def _added(x: Pair, y: Pair) -> Pair:
+    """The sum of two, and what its rounding and theirs lost."""
+    total, lost = two_sum(x[0], y[0])
+    return total, np.where(np.isfinite(total), lost + x[1] + y[1], 0.0)
 
 
 def _plain(factors: list[Pair], like: Array) -> Pair:

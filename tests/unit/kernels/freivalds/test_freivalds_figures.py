@@ -11,7 +11,8 @@ from simt_cases import ShimMachine, random, strided
 from simt_shim.launcher import ShimLauncher
 
 from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.freivalds import device, finding, freivalds_check
+from gemmserve_kernels.freivalds import device, finding, freivalds_check, host, sampled, sampled_host
+from gemmserve_kernels.freivalds import signs as signs_module
 from gemmserve_kernels.freivalds.signs import signs
 
 ALPHA = {"alpha": 1.5 - 0.5j, "beta": -0.25 + 2j}
@@ -191,3 +192,41 @@ def test_signs_are_the_published_generator_s():
     many = signs(5, 4096)
     assert np.abs(many.mean(0)).max() < 0.1
     assert np.abs(many.T @ many / 4096 - np.eye(4)).max() < 0.1
+
+
+@pytest.mark.parametrize("compute", ["auto", "3xfp16-3m"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_cut_into_any_pieces_it_finds_the_same(dtype, compute, monkeypatch):
+    if compute == "3xfp16-3m" and dtype != "complex64":
+        compute = "auto"
+    cases = [
+        (random(1, dtype, 3, 1, 20, 30), random(2, dtype, 2, 30, 13), random(3, dtype, 20, 1), {"beta": 2}),
+        (random(1, dtype, 2, 1, 5, 6), random(2, dtype, 3, 6, 4), random(3, dtype, 2, 3, 5, 4), ALPHA),
+        (random(1, dtype, 30, 41), random(2, dtype, 11, 30), None, {"trans_a": "T", "trans_b": "C"}),
+        (random(1, dtype, 40, 1), random(2, dtype, 1, 2), None, {}),
+        (random(1, dtype, 2, 0), random(2, dtype, 0, 3), random(3, dtype, 2, 3), {"beta": 1}),
+    ]
+    if dtype in {"float32", "float64"}:
+        cases = [(*case[:3], {"beta": 2} if case[3] is ALPHA else case[3]) for case in cases]
+
+    def findings():
+        for a, b, c, options in cases:
+            problem = build(a, b, c, compute=compute, **options)
+            d = rounded(problem, a, b, c)
+            d[..., -1, -1] += 1
+            yield freivalds_check(problem, a, b, c, d, seed=3)
+
+    whole = list(findings())
+    monkeypatch.setattr(host, "_PANEL", 7)
+    monkeypatch.setattr(host, "_ROWS", 3)
+    monkeypatch.setattr(sampled_host, "_TOGETHER", 5)
+    for module, together in ((finding, 2), (sampled, 2), (signs_module, 4)):
+        monkeypatch.setattr(module, "_TOGETHER", together)
+    for one, other in zip(whole, findings(), strict=True):
+        assert one.excess > 100
+        assert one.element.place == other.element.place
+        np.testing.assert_allclose(
+            [one.residual, one.excess, one.element.excess, one.element.error],
+            [other.residual, other.excess, other.element.excess, other.element.error],
+            rtol=1e-6,
+        )

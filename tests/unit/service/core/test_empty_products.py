@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gemmserve_kernels import Operand
 from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.interruption import interruptible
 from gemmserve_service.errors import JobCancelled
 from gemmserve_service.operations import build, outputs
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
@@ -141,6 +142,26 @@ def test_small_products_are_repeated_without_a_look_only_where_they_are_small(ba
     assert repeated(GemmParams(), {"a": (4096, 0), "b": (0, 4096)}) is None
     assert repeated(reduction(), {"a": (64, 64), "b": (64, 8)}) is not None
     assert repeated(reduction(), {"a": (8192, 1), "b": (1, 8192)}) is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((6 << 20, 1), (1, 1)), ((1, 1), (1, 6 << 20)), ((1 << 20, 1, 1), (1, 1)), ((1, 6 << 20), (6 << 20, 1))],
+    ids=["rows", "columns", "batch", "terms"],
+)
+def test_a_check_looks_however_thin_the_product_is(a, b):
+    params = GemmParams()
+    _, arrays, results = prepared(params, {"a": a, "b": b}, "f8")
+    results["d"][:] = a[-1]
+    look = Looks()
+    with interruptible(look):
+        found = find(params, arrays, results, seed=1)
+    look()
+    assert (found.residual, found.excess, found.element.excess) == (0, 0, 0)
+    assert look.longest_s < SLACK / 2 * BETWEEN_LOOKS_S
+    assert look.count > 50
+    with interruptible(Looks(most=20)), pytest.raises(JobCancelled):
+        find(params, arrays, results, seed=1)
 
 
 EXTENTS = st.sampled_from([0, 0, 1, 1, 2, 3, 64, 1000, 1 << 20, 1 << 22, HUGE])
