@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sqlite3
 
 import numpy as np
 import psutil
@@ -48,6 +50,12 @@ def submit_and_hold(client, gate, operand):
     return job
 
 
+def recorded_state(data_dir, job):
+    """What a server that starts on the folder would find."""
+    with contextlib.closing(sqlite3.connect(data_dir / "gemmserve.sqlite")) as database:
+        return database.execute("SELECT state FROM jobs WHERE id = ?", (job.id,)).fetchone()[0]
+
+
 def test_a_restart_keeps_arrays_and_finished_jobs(tmp_path, random_complex) -> None:
     a = random_complex(50, 50)
     with LiveServer(data_dir=tmp_path) as server, Client(server.url) as client:
@@ -79,9 +87,10 @@ def test_a_job_survives_kill_9_of_its_worker(start, gate, operand) -> None:
         server.wait_ready()
 
 
-def test_a_job_survives_kill_9_of_everything(start, gate, operand) -> None:
+def test_a_job_survives_kill_9_of_everything(tmp_path, start, gate, operand) -> None:
     with start() as server, Client(server.url) as client:
         job = submit_and_hold(client, gate, operand)
+        until(lambda: recorded_state(tmp_path / "data", job) == "running")  # it goes on record behind the job's start
         # Nothing may be left behind, and the next start need not wait for anything.
         server.terminate(signal.SIGKILL)
     gate.open()
