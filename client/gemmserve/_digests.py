@@ -20,7 +20,7 @@ T = TypeVar("T")
 Digests: TypeAlias = Literal["never", "known", "always"]
 
 WANTED: Final = "sha-256=9"
-"""Of Want-Repr-Digest and Want-Content-Digest: this one, very much."""
+"""The value of Want-Repr-Digest and Want-Content-Digest: SHA-256, with the highest preference."""
 
 # A dictionary of byte sequences in the words of RFC 8941, of which one member is read.
 _SHA_256: Final = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):")

@@ -81,7 +81,7 @@ class Download:
         """Bytes of the whole .npy file, once an answer has said so."""
         self.receiver: NpyReceiver | None = None
         self.sha256: bytes | None = None
-        """Of the file, if an answer has said so."""
+        """The SHA-256 of the file, if an answer has said it."""
         self._hash = hashlib.sha256()
         self._hashed = 0  # bytes of the file
         self._came: dict[int, int] = {}

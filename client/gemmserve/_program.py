@@ -29,7 +29,7 @@ class _Lazy(ArrayHandle):
     """What it is once the program has run, elsewhere."""
 
     def _reduced(self) -> tuple[Any, ...]:
-        """Of what the program kept, once it has run. Raises ProgramError."""
+        """The way to make the array of what the program kept, once it has run. Raises ProgramError."""
         return self._plain._arrived, self.id, self._slot.info, self._transposed, self._conjugated
 
     @property

@@ -31,7 +31,7 @@ ALGORITHM_HEADER: Final = "Gemm-Algorithm"
 ELEMENTS_HEADER: Final = "Gemm-Elements"
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 EXCHANGE_HEADER: Final = "Gemmserve-Exchange"
-"""Of a request: what its answer says again, whatever the answer is, so that no other can be taken for it. Not
+"""The header of a request that its answer repeats, whatever the answer is, so that no other can be taken for it. Not
 X-Request-Id, which proxies such as Envoy replace on the way."""
 EXCHANGE_PATTERN: Final = r"[A-Za-z0-9_-]{1,64}"
 """What is repeated; of other values the answer says nothing."""

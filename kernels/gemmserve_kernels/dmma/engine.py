@@ -36,8 +36,8 @@ class Source:
     def of(
         cls, view: MatrixView, batch_shape: Sequence[int], *, along_k: bool, block: int, block_k: int
     ) -> Source | None:
-        """Of `view`, rows by k, whose neighbours in memory are neighbours along k or along the rows; None where the
-        engine cannot fetch it.
+        """The source that is `view`, rows by k, whose neighbours in memory are neighbours along k or along the rows.
+        None where the engine cannot fetch it.
 
         A batch of any strides is one axis, whose step divides them all.
         """

@@ -14,7 +14,7 @@ GEMM_DEVICE void add_elements(unsigned long long& counter, Long elements) {
     atomicAdd(&counter, static_cast<unsigned long long>(elements));
 }
 
-// Of `extent` places from `first` on, those before `end`.
+// The number of the `extent` places from `first` on that lie before `end`.
 GEMM_DEVICE Long clipped(Long first, int extent, Long end) {
     const Long left = end - first;
     return left <= 0 ? 0 : left < extent ? left : extent;

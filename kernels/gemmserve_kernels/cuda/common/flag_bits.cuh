@@ -21,7 +21,7 @@ GEMM_DEVICE bool any_is_unfit(int rows, int columns) {
            ((rows & FLAG_SPARSE) && (columns & FLAG_DEEP));
 }
 
-// Of `rows` vectors, of_rows[f] of them with flags f, by `columns` others: the pairs that are unfit.
+// The number of unfit pairs of `rows` vectors, of_rows[f] of them with flags f, and `columns` others.
 GEMM_DEVICE Long unfit_pairs(
     const int (&of_rows)[FLAG_BOTH + 1], const int (&of_columns)[FLAG_BOTH + 1], Long rows, Long columns) {
     return of_rows[FLAG_BOTH] * columns + (rows - of_rows[FLAG_BOTH]) * of_columns[FLAG_BOTH] +

@@ -32,7 +32,7 @@ struct Config {
     using Left = LeftFragment<COMPONENTS, PLANES, A::Tile, GEMM_CONJUGATE_A, GEMM_CONJUGATE_B>;
     using Right = RightFragment<COMPONENTS, PLANES, B::Tile>;
 
-    // Of a step of the pipeline, and of an instruction on what fragments hold: rows, columns and steps of k.
+    // Rows, columns and steps of k of a step of the pipeline, and of an instruction on what fragments hold.
     static constexpr int BLOCK_K = A::Tile::DEPTH, ROWS = 16 / COMPONENTS, COLUMNS = 8, STEPS_K = 8 / COMPONENTS;
     static constexpr int RUN = GEMM_RUN / BLOCK_K;  // steps of the pipeline
     static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0 && BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0, "whole warps");

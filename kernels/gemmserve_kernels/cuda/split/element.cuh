@@ -83,8 +83,6 @@ GEMM_DEVICE Scaling scaling_for(unsigned largest) {
     return by;
 }
 
-GEMM_DEVICE float scaled(float x, const Scaling& by) { return x * by.first * by.second; }
-
 // Two floats as neighbouring float16, or bfloat16, the first in the lower half.
 GEMM_DEVICE unsigned pack(float x, float y) {
 #if defined(GEMM_CUDA)
