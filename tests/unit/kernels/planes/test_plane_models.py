@@ -337,3 +337,26 @@ def test_the_wide_way_holds_element_by_element(k, spread):
     found = np.abs(plane_models.product(a, b, "6xbf16").d - exact) / size
     plain = np.abs(like_cublas(a, b, 1) - exact) / size
     assert found.max() <= max(8 * 2.0**-24, 2 * plain.max())
+
+
+def spread(rng, rows, k):
+    """float32 vectors of which about half of the elements lie far below the others, over most of the range."""
+    exponents = rng.uniform(-rng.integers(20, 125), 0, (rows, k)) * rng.choice([0.1, 0.4, 1])
+    exponents -= np.where(rng.random((rows, k)) < rng.choice([0.3, 0.45, 0.49, 0.6]), rng.integers(0, 130), 0)
+    exponents = np.clip(exponents + rng.integers(0, 100), -148, 110)
+    return (np.exp2(exponents) * rng.choice([-1, 1], (rows, k))).astype(np.float32)
+
+
+def test_deep_vectors_that_are_not_plain_lose_nothing():
+    rng = np.random.default_rng()
+    deep = 0
+    for _ in range(100):
+        k = int(rng.choice([8, 17, 32, 64, 130]))
+        a, b = spread(rng, 6, k), np.ascontiguousarray(spread(rng, 6, k).T)
+        found = plane_models.product(a, b, "6xbf16")
+        exact = a.astype(np.longdouble) @ b.astype(np.longdouble)
+        size = np.abs(a).astype(np.longdouble) @ np.abs(b).astype(np.longdouble)
+        judged = ~found.plain & (size < 1e37) & (size > 2.0**-100)  # neither overflows nor vanishes
+        deep += int((judged & (plane_models.split(a, "6xbf16", "a").flags == verdict.DEEP)[:, None]).sum())
+        assert (np.abs(found.d - exact)[judged] <= 12 * 2.0**-24 * size[judged]).all()
+    assert deep > 100
