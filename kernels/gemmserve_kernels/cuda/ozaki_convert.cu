@@ -166,6 +166,21 @@ GEMM_DEVICE void convert(const ConvertParams& params, const Element (&x)[4], int
     }
 }
 
+// Whether norms alone say that no tile of this group of lines passes: all that it may meet lacks too much. By a whole warp.
+GEMM_DEVICE bool is_lost(const ConvertParams& params, Long matrix, Long group) {
+    if (group * JUDGED_LINES >= params.line.lines) return false;
+    const TallyParams& tally = params.tally;
+    const unsigned own = tally.least[matrix * tally.groups + group].all();
+    if (params.partner == nullptr) return own > tally.limit;
+    const Least* partner = params.partner + matrix * params.partner_step;
+    for (Long first = 0; first < params.partner_groups; first += 32) {
+        const Long other = first + threadIdx.x % 32;
+        const bool lost = other >= params.partner_groups || own + partner[other].all() > tally.limit;
+        if (!__all_sync(0xffffffffu, lost)) return false;
+    }
+    return true;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParams params) {
     const LineParams& line = params.line;
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -179,9 +194,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
     const int* codes = line.codes + matrix * line.lines + params.first_line;
     unsigned long long* sums = params.tally.sums + matrix * line.lines + params.first_line;
     const bool counts = GEMM_TALLY && params.tally.counts;
+    const Long group = (params.first_line + first) / JUDGED_LINES;
+    if constexpr (GEMM_TALLY) {
+        if (is_lost(params, matrix, group)) {
+            if (counts && thread == 0 && first_k == 0 && (params.first_line + first) % JUDGED_LINES == 0) {
+                params.tally.deficits[matrix * params.tally.groups + group] = Deficits{NEVER, NEVER, NEVER};
+                atomicOr(params.tally.doubt, 1u);
+            }
+            return;
+        }
+    }
     __shared__ bool last;
     // Lines are counted before anything is written, or the fence would wait for that.
-    const Long group = (params.first_line + first) / JUDGED_LINES;
     const auto arrive = [&] {
         __syncthreads();
         if (thread == 0) {

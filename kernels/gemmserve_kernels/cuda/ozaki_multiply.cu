@@ -48,6 +48,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int numbers = static_cast<int>(params.matrices * PLANES * params.tiles_m * params.tiles_n);
     const int first = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
     const bool all = all_pass(params.judged);
+    const Long row_groups = (params.rows + JUDGED_LINES - 1) / JUDGED_LINES;
+    const Long column_groups = (params.columns + JUDGED_LINES - 1) / JUDGED_LINES;
+    if (!all && none_pass(params.judged, params.matrices, row_groups, column_groups)) return;
     const auto left_out = [&](const Place& at) { return !all && !passes(params.judged, at.matrix, at.tile_m, at.tile_n); };
     if (group == 2) {
         if (thread == 0) {

@@ -1,13 +1,15 @@
 // The scale of every line from its Euclidean norm, rounded up. The sum of squares has 32 partial sums, k modulo 32, and a
-// fixed tree over them, whichever way the operand lies in memory.
-#include "ozaki/lines.cuh"
+// fixed tree over them, whichever way the operand lies in memory. In double precision norms also say what lines lack at
+// least, before they are counted. A group of lines that is known to lack too much gets no scales: nothing reads them.
+#include "ozaki/least.cuh"
 
 constexpr int BLOCK_LINES = 32, THREADS = 1024;
 constexpr double SMALL = 3.2033e-145, LARGE = 3.1217e144;  // 2^-480, 2^480
 constexpr double MARGIN = 1.0 + 9.313225746154785e-10;     // 1 + 2^-30: roundings of the sum, the root, the quotient
 
 struct Partial {
-    double sum, largest;
+    double sum;
+    Magnitudes size;
 };
 
 // NaN and infinity stay in the sum.
@@ -16,7 +18,7 @@ GEMM_DEVICE void add_element(Partial& partial, const Element& x, double factor) 
     for (int p = 0; p < PARTS; ++p) {
         const double value = x.part[p] * factor;
         partial.sum = fma(value, value, partial.sum);
-        partial.largest = fmax(partial.largest, fabs(value));
+        partial.size.part[p] += fabs(value);
     }
 }
 
@@ -26,7 +28,7 @@ GEMM_DEVICE void gather(
     Partial (&partial)[BLOCK_LINES][33]) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int l = ALONG_K ? warp : lane, part = ALONG_K ? lane : warp;
-    Partial found{0.0, 0.0};
+    Partial found{};
     if (first_line + l < line.lines) {
         const Long at = offset + (first_line + l) * line.x.row_stride;
 #pragma unroll 4
@@ -40,51 +42,78 @@ GEMM_DEVICE void gather(
             Partial& here = partial[l][j];
             const Partial& other = partial[l][j + half];
             here.sum += other.sum;
-            here.largest = fmax(here.largest, other.largest);
+            here.size.add(other.size);
         }
         __syncthreads();
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) ozaki_scale(ScaleParams params) {
+// Nothing is counted yet; of the group of the matrix and the one after it.
+GEMM_DEVICE void clear(const TallyParams& tally, Long group, Long lines_left) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < 2) tally.arrivals[group + thread] = 0;
+    constexpr int QUARTERS = 2 * JUDGED_LINES / BLOCK_LINES;
+    if (thread < QUARTERS && thread * BLOCK_LINES >= lines_left) {
+        const bool empty = thread / 4 * JUDGED_LINES >= lines_left;
+        tally.least[group + thread / 4].quarter[thread % 4] = empty ? NEVER : 0;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) ozaki_scale(ScaleParams params) {
     __shared__ Partial partial[BLOCK_LINES][33];
     __shared__ double factor[BLOCK_LINES];
     __shared__ int again;
+    __shared__ bool lost;
     const LineParams& line = params.line;
+    const TallyParams& tally = params.tally;
     const Long blocks = (line.lines + BLOCK_LINES - 1) / BLOCK_LINES;
     const Quotient where = divide(static_cast<Long>(blockIdx.x), blocks);
     const Long first_line = where.remainder * BLOCK_LINES;
     const Long offset = batch_offset(line.first + where.quotient, line.batch_shape, line.x.batch_stride);
+    const Long group = where.quotient * tally.groups + first_line / JUDGED_LINES;
     const int l = static_cast<int>(threadIdx.x);
     if (l == 0) again = 0;
+    if constexpr (GEMM_TALLY) {
+        if (first_line % (2 * JUDGED_LINES) == 0) clear(tally, group, line.lines - first_line);
+        if (blockIdx.x == 0 && l == 0 && tally.counts) *tally.doubt = 0;
+        if (l == 0) lost = tally.probed && tally.least[group].all() > tally.limit;
+    }
     if (l < BLOCK_LINES) factor[l] = 1.0;
     __syncthreads();
+    if constexpr (GEMM_TALLY) {
+        if (lost) return;
+    }
     gather(line, offset, first_line, factor, partial);
     int exponent = 0;
     if (l < BLOCK_LINES) {
-        const double largest = partial[l][0].largest;
+        const Magnitudes& size = partial[l][0].size;
+        const double all = size.part[0] + (COMPLEX ? size.part[PARTS - 1] : 0.0);
         // Squares that would overflow or vanish: the same again, scaled.
-        if (largest > LARGE && largest - largest == 0.0) exponent = -600;
-        if (largest < SMALL && largest > 0.0) exponent = 600;
+        if (all > LARGE) exponent = -600;
+        if (all < SMALL && all > 0.0) exponent = 600;
         factor[l] = power(exponent);
         if (exponent != 0) again = 1;
     }
     __syncthreads();
     if (again) gather(line, offset, first_line, factor, partial);
-    if constexpr (GEMM_TALLY) {
-        // Nothing is counted yet.
-        const TallyParams& tally = params.tally;
-        if (l < BLOCK_LINES && first_line + l < line.lines) tally.sums[where.quotient * line.lines + first_line + l] = 0;
-        if (first_line % (2 * JUDGED_LINES) == 0 && l < 2) {
-            const Long group = where.quotient * tally.groups + first_line / JUDGED_LINES + l;
-            tally.arrivals[group] = 0;
-        }
-        if (blockIdx.x == 0 && l == 0 && tally.counts) *tally.doubt = 0;
-    }
-    if (l >= BLOCK_LINES || first_line + l >= line.lines) return;
+    if (l >= BLOCK_LINES) return;
+    const bool exists = first_line + l < line.lines;
     const double sum = partial[l][0].sum;
+    const bool finite = sum - sum == 0.0;
+    if constexpr (GEMM_TALLY) {
+        if (exists) tally.sums[where.quotient * line.lines + first_line + l] = 0;
+        unsigned least = finite ? least_deficit(partial[l][0].size, sum, params.target, line.k, tally) : NEVER;
+        if (!exists) least = 0;
+#pragma unroll
+        for (int lane = 16; lane > 0; lane /= 2) {
+            const unsigned other = __shfl_xor_sync(0xffffffffu, least, lane);
+            least = other > least ? other : least;
+        }
+        if (l == 0) tally.least[group].quarter[first_line % JUDGED_LINES / BLOCK_LINES] = least;
+    }
+    if (!exists) return;
     int code;
-    if (!(sum - sum == 0.0)) {
+    if (!finite) {
         code = FLAGGED_LINE;
     } else if (sum == 0.0) {
         code = ZERO_LINE;

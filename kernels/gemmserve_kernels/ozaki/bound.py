@@ -19,6 +19,12 @@ passes where one of these holds for all of its rows and columns, and for either 
     - all pairs of parts that are not zero have such deficits: `most` of rows and of columns add up to (1 - NU) k;
     - both parts of the rows (`both`) have, each with the better part of the columns (`better`); or vice versa.
 
+**Before counting.** min(|x_k|, c) <= |x_k|: s is at most the sum of a part's magnitudes over c, and its deficit at
+least what that leaves of k. A group whose lines so lack more, with the best group of the other side, than a tile may
+lack has no tile that passes; it is neither scaled nor converted. Kernels count 1/64 at least for every four neighbours
+that are not all zero, at most k / 4 of k 64ths in all, and bounds leave room for that: what they tell of is told by
+counting too, and no bit of a result depends on whether they were looked at.
+
 **What is lost.** Let d_k and e_k be what rounding to integers adds to x_k and y_k, at most 1/2. By Cauchy and Schwarz
 sum_k |d_k y_k + x_k e_k + d_k e_k|, over the pairs that make a part of D, is at most sqrt(parts k) t + parts k / 4, so
 
@@ -59,6 +65,8 @@ NEVER: Final = 1 << 30
 """The deficit of what is not finite, in 64ths."""
 WORDS: Final = 3
 """Deficits of a group of lines: `most`, `both`, `better`."""
+QUARTERS: Final = 4
+"""Words of a group of what its lines lack at least by their norms: each of a quarter of its lines."""
 LINES: Final = 128
 """Lines that are judged together; JUDGED_LINES in cuda/common/judged.cuh."""
 UNIT: Final = 2.0**-53
@@ -106,6 +114,13 @@ def deficits(parts: list[np.ndarray[Any, Any]], size: float) -> np.ndarray[Any, 
     found = np.stack([most, both, better], axis=1)
     found[~np.asarray(there.any(axis=1))] = 0
     return found
+
+
+def least_deficits(parts: list[np.ndarray[Any, Any]], size: float) -> np.ndarray[Any, Any]:
+    """What `better` of scaled lines (lines, k) is at least, by their norms alone. float64 (lines,)."""
+    k = parts[0].shape[1]
+    counted = np.max([np.abs(part).sum(axis=1) for part in parts], axis=0) / size
+    return np.where(counted > 0, np.maximum(k - counted - (k / 4 + 2) / WHOLE, 0), 0)
 
 
 def passes(rows: np.ndarray[Any, Any], columns: np.ndarray[Any, Any], k: int) -> bool:

@@ -1,8 +1,9 @@
 """Products through residues on INT8 tensor cores: Ozaki scheme II. The host side.
 
+    probe    of large operands, a few lines of every 128: whether norms alone say that no residues serve them
     scale    the norm of every row of op(A) and column of op(B), rounded up -> a scale of 3 bits and an exponent
     convert  scaled integers -> residues, one byte for each modulus (three for complex numbers: Karatsuba); and how many
-             elements of a line are large
+             elements of a line are large; nothing of lines that norms have told of, nor of what meets only such
     multiply residues modulo each p, exactly, in INT8 with 32-bit sums
     combine  Chinese remainders, exactly, one rounding, then alpha, beta and C
     tiles    those that the counts do not let pass, in double precision on tensor cores (`dmma`)
@@ -52,7 +53,7 @@ class OzakiOperand:
     """A prepared operand: residues that serve any partner, and the array itself for what residues cannot do.
 
     `residues`: uint8 (matrices, moduli * parts, lines, pitch). `codes`: int32 (matrices, lines), the scales.
-    `deficits`: uint32, what was counted of them (ozaki.lines.Tally), in double precision.
+    `deficits`: uint32, what they lack (ozaki.lines.Deficits), in double precision.
     """
 
     array: Any
@@ -173,4 +174,4 @@ def prepare_operand(
         part_codes, part = codes[first : first + count_here], residues[first : first + count_here]
         here.scale(launcher, batch_shape, 0, part_codes, count_here, tally, first)
         here.convert(launcher, batch_shape, 0, part_codes, part, 0, view.rows, tally, first)
-    return OzakiOperand(array, side, trans, planar, count, residues, codes, tally and tally.deficits)
+    return OzakiOperand(array, side, trans, planar, count, residues, codes, tally and tally.deficits.array)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.compiler import KernelSource
-from gemmserve_kernels.ozaki.bound import LINES, WORDS
+from gemmserve_kernels.ozaki.bound import LINES, QUARTERS, WORDS
 from gemmserve_kernels.ozaki.params import (
     ConvertParams,
     LineParams,
@@ -32,7 +32,7 @@ PITCH: Final = 128
 
 @dataclass(frozen=True)
 class Prepared:
-    """Of a whole operand: residues (matrices, planes, lines, pitch), codes (matrices, lines), deficits (see Tally)."""
+    """Of a whole operand: residues (matrices, planes, lines, pitch), codes (matrices, lines), `Deficits.array`."""
 
     residues: Any
     codes: Any
@@ -51,28 +51,72 @@ class Panel:
     columns: int
 
 
+PROBED_FROM: Final = 1 << 24
+"""Real numbers of an operand from which on a few lines of it are read ahead of the others."""
 JUDGED: Final = ("float64", "complex128")
 """dtypes whose lines are counted; of the others the result says whether it can be trusted (cuda/ozaki_combine.cu)."""
 
 
 @dataclass(frozen=True)
-class Tally:
-    """What is counted of an operand's lines. `deficits`: uint32, WORDS (cuda/common/judged.cuh) for each of `groups` of
-    each matrix, then one that is not 0 where any is large. `sums`, `arrivals`: of use until all lines are converted.
+class Deficits:
+    """What groups of lines lack, in an array of uint32: for each of `groups` of each of `matrices` matrices QUARTERS
+    words that are known before lines are counted (`Least` in cuda/common/judged.cuh), then WORDS for each (`Deficits`
+    there), then one word that is not 0 where any is large.
     """
 
-    deficits: Any
+    array: Any
+    matrices: int
+    groups: int
+
+    @classmethod
+    def allocate(cls, launcher: Launcher, matrices: int, lines: int) -> Deficits:
+        """Memory."""
+        groups = groups_of(lines)
+        size = matrices * groups * (QUARTERS + WORDS) + 1
+        return cls(launcher.empty((size,), np.dtype(np.uint32)), matrices, groups)
+
+    def least(self, launcher: Launcher, matrix: int = 0) -> int:
+        """The address of the first words, of a matrix."""
+        return launcher.pointer(self.array) + 4 * QUARTERS * matrix * self.groups
+
+    def counted(self, launcher: Launcher, matrix: int = 0, line: int = 0) -> int:
+        """The address of what has been counted of a matrix, from the group of `line` on."""
+        ahead = QUARTERS * self.matrices * self.groups
+        return launcher.pointer(self.array) + 4 * (ahead + WORDS * (matrix * self.groups + line // LINES))
+
+    def doubt(self, launcher: Launcher) -> int:
+        """The address of the last word."""
+        return launcher.pointer(self.array) + 4 * (self.array.size - 1)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What is counted of an operand's lines. `sums`, `arrivals`: of use until all lines are converted."""
+
+    deficits: Deficits
     sums: Any
     arrivals: Any
-    groups: int
 
     @classmethod
     def allocate(cls, launcher: Launcher, matrices: int, lines: int) -> Tally:
         """Memory; `Lines.scale` clears it."""
-        groups, word = groups_of(lines), np.dtype(np.uint32)
-        deficits = launcher.empty((matrices * groups * WORDS + 1,), word)
+        deficits = Deficits.allocate(launcher, matrices, lines)
         sums = launcher.empty((matrices, lines), np.dtype(np.uint64))
-        return cls(deficits, sums, launcher.empty((matrices * groups,), word), groups)
+        return cls(deficits, sums, launcher.empty((matrices * deficits.groups,), np.dtype(np.uint32)))
+
+
+@dataclass(frozen=True)
+class Partner:
+    """What is known of the other operand's groups before anything is counted: `least` words from an address on, groups
+    from one matrix to the next and in each.
+    """
+
+    least: int = 0
+    step: int = 0
+    groups: int = 0
+
+
+_NO_PARTNER: Final = Partner()
 
 
 def groups_of(lines: int) -> int:
@@ -120,13 +164,14 @@ class Lines:
     def _tally(self, launcher: Launcher, tally: Tally | None, first: int, *, counts: bool) -> TallyParams:
         if tally is None:
             return TallyParams()
-        deficits = launcher.pointer(tally.deficits)
+        deficits = tally.deficits
         params = TallyParams(
             sums=launcher.pointer(tally.sums) + first * self.view.rows * 8,
-            arrivals=launcher.pointer(tally.arrivals) + first * tally.groups * 4,
-            deficits=deficits + first * tally.groups * WORDS * 4,
-            doubt=deficits + 4 * (tally.deficits.size - 1),
-            groups=tally.groups,
+            arrivals=launcher.pointer(tally.arrivals) + first * deficits.groups * 4,
+            deficits=deficits.counted(launcher, first),
+            least=deficits.least(launcher, first),
+            doubt=deficits.doubt(launcher),
+            groups=deficits.groups,
             counts=counts,
         )
         tally_constants(params, self.moduli, self.view.columns, complex_=self.complex_)
@@ -162,6 +207,10 @@ class Lines:
             target=self.moduli.target(self.view.columns),
             tally=self._tally(launcher, tally, before, counts=before == 0),
         )
+        if tally is not None and self.view.rows * self.view.columns * (2 if self.complex_ else 1) >= PROBED_FROM:
+            params.tally.probed = True
+            grid = -(-self.view.rows // LINES) * matrices
+            launcher.launch(self._source("ozaki_probe"), "ozaki_probe", grid=grid, block=1024, shared=0, params=params)
         grid = -(-self.view.rows // 32) * matrices
         launcher.launch(self._source("ozaki_scale"), "ozaki_scale", grid=grid, block=1024, shared=0, params=params)
 
@@ -176,9 +225,12 @@ class Lines:
         panel: int,
         tally: Tally | None,
         before: int = 0,
+        *,
+        counts: bool = True,
+        partner: Partner = _NO_PARTNER,
     ) -> None:
         """The residues of `panel` lines from `first_line` on, of as many matrices as `residues` holds. Where there is a
-        tally, the lines are counted: once.
+        tally, the lines are counted, if `counts`; what then is known to meet nothing it passes with has none.
         """
         params = ConvertParams(
             line=self._params(launcher, batch_shape, first, codes),
@@ -188,7 +240,10 @@ class Lines:
             plane=residues.shape[2] * self.pitch,
             residues=launcher.pointer(residues),
             conjugate=self.conjugate,
-            tally=self._tally(launcher, tally, before, counts=tally is not None),
+            tally=self._tally(launcher, tally, before, counts=counts and tally is not None),
+            partner=partner.least,
+            partner_step=partner.step,
+            partner_groups=partner.groups,
         )
         convert_constants(params, self.moduli)
         grid = residues.shape[2] // (8 if self.along_k else 16) * (self.pitch // 128) * residues.shape[0]
@@ -224,7 +279,10 @@ class Residues:
 
 
 class Side:
-    """One operand of a launch: makes the residues of a panel, or finds them prepared; keeps the last ones."""
+    """One operand of a launch: makes the residues of a panel, or finds them prepared; keeps the last ones.
+
+    `piece`, in its methods, is the number of the launch's first matrix in the product.
+    """
 
     def __init__(self, lines: Lines, prepared: Prepared | None, *, shared: bool) -> None:
         self.lines, self.prepared = lines, prepared
@@ -233,50 +291,94 @@ class Side:
         self._counted: set[int] = set()
         self._last: tuple[tuple[int, int, int], Residues] | None = None
 
+    def _matrices(self, panel: Panel) -> tuple[int, int]:
+        """The first matrix of the launch, and how many."""
+        return (0, 1) if self.shared else (panel.first, panel.matrices)
+
+    def scale(self, launcher: Launcher, batch_shape: tuple[int, ...], piece: int, panel: Panel) -> Partner:
+        """Makes the scales of the panel's matrices. What is known of them to the other side."""
+        first, matrices = self._matrices(panel)
+        if self.prepared is not None:
+            deficits, start = self._prepared_deficits(), 0 if self.shared else piece + first
+        else:
+            if self._codes is None or self._codes[0] != first:
+                lines = self.lines.view.rows
+                codes = launcher.empty((matrices, lines), np.dtype(np.int32))
+                tally = Tally.allocate(launcher, matrices, lines) if self.lines.judged else None
+                self.lines.scale(launcher, batch_shape, first, codes, matrices, tally)
+                self._codes = first, codes, tally
+                self._counted.clear()
+            tally = self._codes[2]
+            deficits, start = tally and tally.deficits, 0
+        if deficits is None:
+            return _NO_PARTNER
+        return Partner(
+            deficits.least(launcher, start), 0 if self.shared else deficits.groups, -(-self.lines.view.rows // LINES)
+        )
+
     def residues(
-        self, launcher: Launcher, batch_shape: tuple[int, ...], piece: int, panel: Panel, line: int, count: int
+        self,
+        launcher: Launcher,
+        batch_shape: tuple[int, ...],
+        piece: int,
+        panel: Panel,
+        line: int,
+        count: int,
+        partner: Partner,
     ) -> Residues:
-        """Those of `count` lines from `line` on; `piece` is the number of the launch's first matrix in the product."""
-        first = 0 if self.shared else panel.first
-        matrices = 1 if self.shared else panel.matrices
+        """Those of `count` lines from `line` on, where `scale` has made the panel's scales."""
+        first, matrices = self._matrices(panel)
         if self.prepared is not None:
             start = 0 if self.shared else piece + first
             prepared = self.prepared
-            return self._found(launcher, prepared.residues, prepared.codes, prepared.deficits, line, matrices, start)
+            return self._found(
+                launcher, prepared.residues, prepared.codes, self._prepared_deficits(), line, line, matrices, start
+            )
         if self._last is not None and self._last[0] == (first, line, count):
             return self._last[1]
-        if self._codes is None or self._codes[0] != first:
-            lines = self.lines.view.rows
-            codes = launcher.empty((matrices, lines), np.dtype(np.int32))
-            tally = Tally.allocate(launcher, matrices, lines) if self.lines.judged else None
-            self.lines.scale(launcher, batch_shape, first, codes, matrices, tally)
-            self._codes = first, codes, tally
-            self._counted.clear()
         self._last = None  # its memory may serve again
+        if self._codes is None:
+            raise RuntimeError("no scales")
         _, codes, tally = self._codes
         residues = self.lines.empty(launcher, matrices, count)
-        counting = None if line in self._counted else tally
+        if self.shared and partner.step:
+            partner = _NO_PARTNER  # of many matrices
+        counts = line not in self._counted
         self._counted.add(line)
-        self.lines.convert(launcher, batch_shape, first, codes, residues, line, count, counting)
-        found = self._found(launcher, residues, codes, None if tally is None else tally.deficits, 0, matrices)
-        found = replace(found, deficits=found.deficits + line // LINES * WORDS * 4) if tally else found
+        self.lines.convert(
+            launcher, batch_shape, first, codes, residues, line, count, tally, counts=counts, partner=partner
+        )
+        found = self._found(launcher, residues, codes, tally and tally.deficits, line, 0, matrices)
         self._last = (first, line, count), found
         return found
 
+    def _prepared_deficits(self) -> Deficits | None:
+        if self.prepared is None or self.prepared.deficits is None:
+            return None
+        return Deficits(self.prepared.deficits, self.prepared.codes.shape[0], groups_of(self.lines.view.rows))
+
     def _found(
-        self, launcher: Launcher, residues: Any, codes: Any, deficits: Any, line: int, matrices: int, start: int = 0
+        self,
+        launcher: Launcher,
+        residues: Any,
+        codes: Any,
+        deficits: Deficits | None,
+        line: int,
+        first_line: int,
+        matrices: int,
+        start: int = 0,
     ) -> Residues:
-        lines, groups = residues.shape[2], groups_of(self.lines.view.rows)
-        judged = 0 if deficits is None else launcher.pointer(deficits)
+        """`line`: the panel's first; `first_line`: that of them in `residues`."""
+        lines = residues.shape[2]
         return Residues(
             launcher.pointer(residues) + start * self.lines.planes * lines * self.lines.pitch,
             launcher.pointer(codes) + start * self.lines.view.rows * 4,
-            judged + (start * groups + line // LINES) * WORDS * 4,
-            judged + (0 if deficits is None else 4 * (deficits.size - 1)),
-            groups,
+            0 if deficits is None else deficits.counted(launcher, start, line),
+            0 if deficits is None else deficits.doubt(launcher),
+            groups_of(self.lines.view.rows),
             lines,
-            line,
+            first_line,
             matrices,
             self.shared,
-            (residues, codes, deficits),
+            (residues, codes, None if deficits is None else deficits.array),
         )

@@ -36,12 +36,13 @@ class TallyParams(ctypes.Structure):
         ("sums", ctypes.c_uint64),
         ("arrivals", ctypes.c_uint64),
         ("deficits", ctypes.c_uint64),
+        ("least", ctypes.c_uint64),
         ("doubt", ctypes.c_uint64),
         ("groups", ctypes.c_int64),
         ("limit", ctypes.c_uint32),
         ("counts", ctypes.c_int32),
         ("step", ctypes.c_float),
-        ("reserved", ctypes.c_int32),
+        ("probed", ctypes.c_int32),
     )
 
 
@@ -67,6 +68,9 @@ class ConvertParams(ctypes.Structure):
         ("conjugate", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
         ("tally", TallyParams),
+        ("partner", ctypes.c_uint64),
+        ("partner_step", ctypes.c_int64),
+        ("partner_groups", ctypes.c_int64),
     )
 
 

@@ -143,8 +143,9 @@ class Run:
         ]
         pitch = sides[0].lines.pitch
         for panel in panels(problem.m, problem.n, pitch, matrices, self.planes, self.tile.workspace):
-            a = sides[0].residues(launcher, batch_shape, first, panel, panel.row, panel.rows)
-            b = sides[1].residues(launcher, batch_shape, first, panel, panel.column, panel.columns)
+            known = [side.scale(launcher, batch_shape, first, panel) for side in sides]
+            a = sides[0].residues(launcher, batch_shape, first, panel, panel.row, panel.rows, known[1])
+            b = sides[1].residues(launcher, batch_shape, first, panel, panel.column, panel.columns, known[0])
             self._panel(panel, batch_shape, views, a, b)
 
     def _panel(

@@ -1,14 +1,26 @@
 // Which tiles of a product its operands allow to be made of residues: gemmserve_kernels.ozaki.bound has the theorem.
 #pragma once
 
-#include "platform.cuh"
+#include "raster.cuh"
 
 constexpr int JUDGED_LINES = 128;  // lines of an operand that are judged together
 constexpr int JUDGED_M = 128, JUDGED_N = 256;
+constexpr unsigned NEVER = 1u << 30;  // the deficit of what is not finite
 
 // The largest of a group of lines: of all real parts that are not all zero, of both where there are two, of the better one.
 struct Deficits {
     unsigned most, both, better;
+};
+
+// What `better` of a group is at least, as far as norms tell before anything is counted: of each quarter of its lines.
+struct __align__(16) Least {
+    unsigned quarter[4];
+
+    GEMM_DEVICE unsigned all() const {
+        const unsigned x = quarter[0] > quarter[1] ? quarter[0] : quarter[1];
+        const unsigned y = quarter[2] > quarter[3] ? quarter[2] : quarter[3];
+        return x > y ? x : y;
+    }
 };
 
 GEMM_DEVICE Deficits worse(const Deficits& x, const Deficits& y) {
@@ -35,4 +47,29 @@ GEMM_DEVICE bool passes(const JudgedParams& params, Long matrix, Long tile_m, Lo
     const Deficits* columns = params.b + matrix * params.b_step + tile_n * (JUDGED_N / JUDGED_LINES);
     const Deficits a = params.a[matrix * params.a_step + tile_m], b = worse(columns[0], columns[1]);
     return a.most + b.most <= params.limit || a.both + b.better <= params.limit || a.better + b.both <= params.limit;
+}
+
+// The least `better` of `groups` groups of each of `matrices` matrices. By a whole warp.
+GEMM_DEVICE unsigned least_better(const Deficits* deficits, Long step, Long matrices, Long groups) {
+    unsigned least = NEVER;
+    for (Long first = 0; first < matrices * groups; first += 32) {
+        const Long number = first + threadIdx.x % 32;
+        const Quotient where = divide(number, groups);
+        unsigned here = number < matrices * groups ? deficits[where.quotient * step + where.remainder].better : NEVER;
+#pragma unroll
+        for (int lane = 16; lane > 0; lane /= 2) {
+            const unsigned other = __shfl_xor_sync(0xffffffffu, here, lane);
+            here = other < here ? other : here;
+        }
+        least = here < least ? here : least;
+    }
+    return least;
+}
+
+// Whether none of the tiles of these matrices passes, by what the best rows and the best columns lack: `most` and `both`
+// are no less than `better`. By a whole warp.
+GEMM_DEVICE bool none_pass(const JudgedParams& params, Long matrices, Long row_groups, Long column_groups) {
+    const unsigned rows = least_better(params.a, params.a_step, params.a_step == 0 ? 1 : matrices, row_groups);
+    const unsigned columns = least_better(params.b, params.b_step, params.b_step == 0 ? 1 : matrices, column_groups);
+    return rows + columns > params.limit;
 }

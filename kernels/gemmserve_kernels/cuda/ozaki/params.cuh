@@ -25,15 +25,15 @@ struct TallyParams {
     unsigned long long* sums;  // [matrix][line]: of the real parts, and above 32 bits of the imaginary ones
     unsigned* arrivals;        // [matrix][group]: blocks that have counted
     Deficits* deficits;        // [matrix][group]
+    Least* least;              // [matrix][group]
     unsigned* doubt;           // whether any deficit is more than half of the limit
     Long groups;
     unsigned limit;
     int counts;  // scale: doubt is set to 0; convert: lines are counted
     float step;  // a little less than TALLY_WHOLE over what counts as a whole element
-    int reserved;
+    int probed;  // scale: `least` has been written by ozaki_probe
 };
 constexpr int TALLY_WHOLE = 64;
-constexpr unsigned NEVER = 1u << 30;  // the deficit of what is not finite
 
 struct ScaleParams {
     LineParams line;
@@ -52,6 +52,8 @@ struct ConvertParams {
     int conjugate;
     int reserved;
     TallyParams tally;
+    const Least* partner;                // [matrix][group] of the other operand; nullptr: not known
+    Long partner_step, partner_groups;   // groups between matrices, 0 where it is shared; of one matrix
 };
 
 struct MultiplyParams {

@@ -116,6 +116,24 @@ def test_counting_bounds_the_sum_of_magnitudes():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_norms_bound_what_is_counted(dtype):
+    """`least_deficits` beside `deficits`, and nearly all of k where one element has all of the norm."""
+    rng = np.random.default_rng()
+    for _ in range(100):
+        k = int(rng.integers(16, 300))
+        x = rng.standard_normal((8, k)) * np.exp(rng.uniform(0, 6) * rng.standard_normal((8, k)))
+        if dtype == "complex128":
+            x = x + 1j * rng.standard_normal((8, k)) * 2.0 ** rng.integers(-30, 30)
+        x[0], x[1, 1:] = 0, 0
+        moduli = Moduli.first(needed(k, np.dtype(dtype)))
+        size = bound.whole(moduli, k, complex_=dtype == "complex128")
+        parts = scaled(x, moduli)
+        least, found = bound.least_deficits(parts, size), bound.deficits(parts, size)[:, 2]
+        assert (least <= found).all()
+        assert least[1] >= k - 2 * math.sqrt(k) / bound.GAMMA - k / 4 / bound.WHOLE - 1
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_independent_roundings_lose_what_is_said(dtype):
     rng = np.random.default_rng(5)
     k = 512

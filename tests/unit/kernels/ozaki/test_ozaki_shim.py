@@ -11,8 +11,10 @@ from simt_shim import ORDERS, ShimLauncher
 
 from gemmserve_kernels import reference
 from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.dmma import gemm as dmma
 from gemmserve_kernels.ozaki import bound
 from gemmserve_kernels.ozaki import gemm as ozaki
+from gemmserve_kernels.ozaki import lines as ozaki_lines
 from gemmserve_kernels.ozaki import model as ozaki_model
 from gemmserve_kernels.ozaki.moduli import Moduli, needed
 from gemmserve_kernels.problem import GemmProblem, Operand
@@ -32,13 +34,18 @@ def on_shim(case, launcher=None, *, plain=True, **options):
 
 def untiled(prepared, lines, k):
     """Residues as (planes, lines, k), out of the order of cuda/ozaki/layout.cuh."""
-    data = np.asarray(prepared.residues)[0]
+    return untiled_bytes(prepared.residues).view(np.int8)[:, :lines], k
+
+
+def untiled_bytes(residues):
+    """Of the first matrix, (planes, lines, pitch)."""
+    data = np.asarray(residues)[0]
     planes, padded, pitch = data.shape
     blocks = data.reshape(planes, padded // 128, pitch // 128, 128, 8, 16)
     row = np.arange(128)
     swizzled = np.arange(8)[None, :] ^ (row & 7)[:, None]
     plain = blocks[:, :, :, row[:, None], swizzled].transpose(0, 1, 3, 2, 4, 5)
-    return plain.reshape(planes, padded, pitch).view(np.int8)[:, :lines], k
+    return plain.reshape(planes, padded, pitch)
 
 
 @pytest.mark.parametrize("trans", ["N", "T"])
@@ -217,13 +224,124 @@ def test_only_tiles_that_do_not_pass_are_made_natively(prepared, plain):
     assert (np.abs(found - exact) <= 20 * 2.0**-53 * (np.abs(bad) @ np.abs(b))).all()
 
 
+def outliers(shape, rng, rows):
+    """Float64 of which one element in each of `rows` is 1e9 times the others."""
+    x = 1e-6 * rng.standard_normal(shape)
+    x[..., rows, rng.integers(shape[-1], size=len(rows))] = 1e3
+    return x
+
+
+LOST = {
+    "every line of both": (range(300), range(280)),
+    "every line of A": (range(300), ()),
+    "every line of B": ((), range(280)),
+    "a line of every group of A": ((0, 128, 256), ()),
+    "lines late in their groups": ((127, 250, 299), (100, 279)),
+    "a group of A and one of B": ((5,), (140, 141)),
+}
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("probed", [True, False])
+@pytest.mark.parametrize("kind", LOST)
+def test_what_norms_tell_of_shows_in_no_bit(kind, probed, order, monkeypatch):
+    """Groups of lines that are not converted: the same bits as from operands that were prepared without a look at the
+    other side, and those of native arithmetic where no tile passes.
+    """
+    if probed:
+        monkeypatch.setattr(ozaki_lines, "PROBED_FROM", 1)
+    rng = np.random.default_rng()
+    a, b = outliers((300, 260), rng, list(LOST[kind][0])), outliers((280, 260), rng, list(LOST[kind][1])).T
+    a, b = (np.array(x, order=order) for x in (a, b))
+    launcher = shim()
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b), compute="ozaki")
+
+    def product(prepared="", **changes):
+        tile = replace(ozaki.resolve(None, problem, launcher.spec), **{"plain": True, **changes})
+        operands = [launcher.array(a), launcher.array(b)]
+        for i, side in enumerate("ab"):
+            if side in prepared:
+                operands[i] = ozaki.prepare_operand(launcher, operands[i], side, moduli=tile.moduli)
+        out = launcher.empty((300, 280), np.dtype(np.float64))
+        ozaki.run_gemm(launcher, problem, tile, *operands, None, out)
+        return np.array(out)
+
+    found = product()
+    for other in (product("a"), product("b"), product("ab"), product(workspace=1 << 20), product(plain=False)):
+        np.testing.assert_array_equal(found, other)
+    error = np.abs(found - a.astype(np.longdouble) @ b) / (np.abs(a) @ np.abs(b))
+    assert error.max() <= 64 * 2.0**-53
+    if kind.startswith("every"):
+        native = launcher.empty((300, 280), np.dtype(np.float64))
+        dmma.run_gemm(launcher, problem, None, launcher.array(a), launcher.array(b), None, native)
+        np.testing.assert_array_equal(found, native)
+
+
+@pytest.mark.parametrize("shared", ["a", "b", ""])
+def test_norms_of_a_batch_tell_of_its_own_matrices(shared):
+    """Outliers in one matrix of a batch: the others are made of residues, as without it; a shared operand is converted
+    for them.
+    """
+    rng = np.random.default_rng()
+    a, b = rng.standard_normal((2, 130, 260)), rng.standard_normal((2, 260, 40))
+    if shared == "a":
+        a = a[:1]
+        b[1, 3] = 1e12
+    elif shared == "b":
+        b = b[:1]
+        a[1, :, 3] = 1e12
+    else:
+        a[1, :, 3] = b[1, 7] = 1e12
+    launcher = shim()
+
+    def product(x, y):
+        problem = GemmProblem.build(Operand.of(x), Operand.of(y), compute="ozaki")
+        tile = replace(ozaki.resolve(None, problem, launcher.spec), plain=True)
+        out = launcher.empty(problem.result_shape, np.dtype(np.float64))
+        ozaki.run_gemm(launcher, problem, tile, launcher.array(x), launcher.array(y), None, out)
+        return np.array(out)
+
+    found = product(a, b)
+    for i in range(2):
+        np.testing.assert_array_equal(found[i], product(a[min(i, len(a) - 1)], b[min(i, len(b) - 1)]))
+    exact = a.astype(np.longdouble) @ b
+    assert (np.abs(found - exact) <= 64 * 2.0**-53 * (np.abs(a) @ np.abs(b))).all()
+
+
+def test_nothing_is_converted_where_no_tile_passes():
+    """What the hostile case costs: planes and products of residues stay as they were."""
+    rng = np.random.default_rng()
+    a, b = outliers((140, 260), rng, list(range(140))), rng.standard_normal((260, 140))
+    for x, y in ((a, b), (b.T.copy(), a.T.copy())):
+        launcher = shim()
+        marked = []
+
+        def empty(shape, dtype, make=launcher.empty, marked=marked):
+            array = make(shape, dtype)
+            if dtype == np.uint8:
+                np.asarray(array)[...] = 77
+                marked.append(array)
+            return array
+
+        launcher.empty = empty
+        problem = GemmProblem.build(Operand.of(x), Operand.of(y), compute="ozaki")
+        out = launcher.array(np.empty((140, 140)))
+        tile = replace(ozaki.resolve(None, problem, launcher.spec), plain=False)
+        ozaki.run_gemm(launcher, problem, tile, launcher.array(x), launcher.array(y), None, out)
+        # The residues of both, padded by lines of zeros that are converted, and the products.
+        assert len(marked) == 3
+        for residues in marked[:2]:
+            assert (untiled_bytes(residues)[:, :140] == 77).all()
+        assert (np.asarray(marked[2]) == 77).all()
+
+
 @pytest.mark.parametrize("trans", ["N", "T"])
 @pytest.mark.parametrize("kind", ["normal", "zeros", "wide", "nonfinite"])
 def test_deficits_are_the_models(kind, trans):
     x, *_ = Case((300, 203), (203, 8), "complex128", kind).arrays()
     launcher, moduli = shim(), Moduli.first(14)
     stored = launcher.array(np.ascontiguousarray(x.T) if trans == "T" else x)
-    found = np.array(ozaki.prepare_operand(launcher, stored, "a", trans, moduli=14).deficits)
+    words = np.array(ozaki.prepare_operand(launcher, stored, "a", trans, moduli=14).deficits)
     finite = np.isfinite(x).all(axis=1)
     x = np.where(finite[:, None], x, 0)
     codes = ozaki_model.codes(x, moduli)
@@ -231,9 +349,12 @@ def test_deficits_are_the_models(kind, trans):
     exact = np.where(
         finite[:, None], bound.deficits(parts, bound.whole(moduli, 203, complex_=True)) * bound.WHOLE, bound.NEVER
     )
-    found, doubt = found[:-1].reshape(4, 3).astype(np.int64), found[-1]
+    least, found, doubt = words[:16].reshape(4, 4), words[16:-1].reshape(4, 3).astype(np.int64), words[-1]
     for group in range(3):
         worst = exact[group * 128 : group * 128 + 128].max(axis=0)
+        assert least[group].max() <= found[group, 2]
+        if least[group].max() > bound.limit(203):  # nothing was counted
+            worst = np.full(3, bound.NEVER)
         # Every four elements are rounded down to a 64th.
         assert (worst - 51 <= found[group]).all()
         assert (found[group] <= worst + 51 + 1e-3 * worst).all()
