@@ -77,7 +77,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
     const Long matrix = by_m.quotient, tile_m = by_m.remainder, tile_n = by_n.remainder;
     if constexpr (GEMM_TALLY) {
         // Both are read at once: a block that has nothing to do is over sooner.
-        if (!(all_pass(params.judged) | passes(params.judged, matrix, tile_m, tile_n))) return;
+        if (!(all_pass(params.judged) | passes(params.judged, matrix, tile_m, tile_n))) {
+            if (in_tile.remainder == 0 && threadIdx.x == 0) add_failing(params.judged, in_tile.quotient);
+            return;
+        }
     }
     const int index = static_cast<int>(in_tile.remainder) * BLOCK_WORDS + static_cast<int>(threadIdx.x);
     const Long row = tile_m * TILE_M + word_row(index), column = tile_n * TILE_N + word_column(index);

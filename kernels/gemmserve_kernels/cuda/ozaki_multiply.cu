@@ -47,6 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int steps = static_cast<int>(params.pitch / STEP);
     const int numbers = static_cast<int>(params.matrices * PLANES * params.tiles_m * params.tiles_n);
     const int first = static_cast<int>(blockIdx.x), stride = static_cast<int>(gridDim.x);
+    clear_failing(params.judged);
     const bool all = all_pass(params.judged);
     const Long row_groups = (params.rows + JUDGED_LINES - 1) / JUDGED_LINES;
     const Long column_groups = (params.columns + JUDGED_LINES - 1) / JUDGED_LINES;

@@ -12,6 +12,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_multiply_plain(const
     const Quotient by_n = divide(in_tile.quotient, params.tiles_n), by_m = divide(by_n.quotient, params.tiles_m);
     const Quotient by_plane = divide(by_m.quotient, PLANES);
     const Long matrix = by_plane.quotient, plane = by_plane.remainder;
+    clear_failing(params.judged);
     if (!all_pass(params.judged) && !passes(params.judged, matrix, by_m.remainder, by_n.remainder)) return;
     const int m = static_cast<int>(plane) / PARTS;
     const unsigned modulus = params.modulus[m], reciprocal = params.reciprocal[m], bias = params.bias[m];

@@ -1,6 +1,6 @@
 // The scale of every line from its Euclidean norm, rounded up. The sum of squares has 32 partial sums, k modulo 32, and a
 // fixed tree over them, whichever way the operand lies in memory. In double precision norms also say what lines lack at
-// least, before they are counted. A group of lines that is known to lack too much gets no scales: nothing reads them.
+// least, before they are counted.
 #include "ozaki/least.cuh"
 
 constexpr int BLOCK_LINES = 32, THREADS = 1024;
@@ -63,7 +63,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ozaki_scale(ScaleParams
     __shared__ Partial partial[BLOCK_LINES][33];
     __shared__ double factor[BLOCK_LINES];
     __shared__ int again;
-    __shared__ bool lost;
     const LineParams& line = params.line;
     const TallyParams& tally = params.tally;
     const Long blocks = (line.lines + BLOCK_LINES - 1) / BLOCK_LINES;
@@ -76,13 +75,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ozaki_scale(ScaleParams
     if constexpr (GEMM_TALLY) {
         if (first_line % (2 * JUDGED_LINES) == 0) clear(tally, group, line.lines - first_line);
         if (blockIdx.x == 0 && l == 0 && tally.counts) *tally.doubt = 0;
-        if (l == 0) lost = tally.probed && tally.least[group].all() > tally.limit;
     }
     if (l < BLOCK_LINES) factor[l] = 1.0;
     __syncthreads();
-    if constexpr (GEMM_TALLY) {
-        if (lost) return;
-    }
     gather(line, offset, first_line, factor, partial);
     int exponent = 0;
     if (l < BLOCK_LINES) {

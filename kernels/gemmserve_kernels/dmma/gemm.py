@@ -31,23 +31,11 @@ if TYPE_CHECKING:
 
 _MOST_TILES: Final = 1 << 30
 """Of one launch."""
+JUDGED_M: Final = 128
+JUDGED_N: Final = 256
+"""Rows and columns of the tiles that `run_tiles` is told of; JUDGED_M, JUDGED_N in cuda/common/judged.cuh."""
 _PRODUCERS: Final = 128
 """Threads that ask the copy engine for tiles: a warpgroup, whose registers the others get."""
-
-
-class JudgedParams(ctypes.Structure):
-    """Mirror of JudgedParams in cuda/common/judged.cuh."""
-
-    _fields_ = (
-        ("a", ctypes.c_uint64),
-        ("b", ctypes.c_uint64),
-        ("doubt_a", ctypes.c_uint64),
-        ("doubt_b", ctypes.c_uint64),
-        ("a_step", ctypes.c_int64),
-        ("b_step", ctypes.c_int64),
-        ("limit", ctypes.c_uint32),
-        ("judged", ctypes.c_uint32),
-    )
 
 
 class DmmaParams(ctypes.Structure):
@@ -63,11 +51,14 @@ class DmmaTilesParams(ctypes.Structure):
         ("map_a", TensorMap),
         ("map_b", TensorMap),
         ("gemm", GemmParams),
-        ("judged", JudgedParams),
+        ("failing", ctypes.c_uint64),
         ("tiles", ctypes.c_int64),
         ("first", ctypes.c_int64),
         ("counters", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64 * 7),  # the maps want whole multiples of 64 bytes
+        ("judged", ctypes.c_uint32),
+        ("judged_m", ctypes.c_uint32),
+        ("judged_n", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32 * 7),  # the maps want whole multiples of 64 bytes
     )
 
 
@@ -121,24 +112,34 @@ def run_tiles(
     conjugates: tuple[bool, bool],
     batch_shape: tuple[int, ...],
     region: Region,
-    judged: JudgedParams,
+    failing: int,
     counters: int,
 ) -> None:
-    """Writes what of the product `judged` does not let pass. `views`: A, B, C and D, with addresses. `counters`:
-    `Launcher.counters`.
+    """Writes those tiles of the product whose numbers lie at `failing` (cuda/common/judged.cuh). `views`: A, B, C and
+    D, with addresses. `counters`: `Launcher.counters`.
     """
     a, b, c, d = views
-    down, right = region.row, region.column
+    row, column = region.row, region.column
     cut = (
-        replace(a.shifted(down * a.row_stride), rows=region.rows),
-        replace(b.shifted(right * b.column_stride), columns=region.columns),
-        c.shifted(down * c.row_stride + right * c.column_stride),
-        d.shifted(down * d.row_stride + right * d.column_stride),
+        replace(a.shifted(row * a.row_stride), rows=region.rows),
+        replace(b.shifted(column * b.column_stride), columns=region.columns),
+        c.shifted(row * c.row_stride + column * c.column_stride),
+        d.shifted(row * d.row_stride + column * d.column_stride),
     )
     kernel = _Kernel.of(launcher.spec, problem, _choose(problem, launcher), cut, conjugates, batch_shape)
     gemm = kernel.params(problem, cut, (region.rows, region.columns))
     tiles = gemm.tiles_m * gemm.tiles_n * region.matrices
-    params = DmmaTilesParams(gemm=gemm, judged=judged, tiles=tiles, first=region.first, counters=counters)
+    down, right = -(-region.rows // JUDGED_M), -(-region.columns // JUDGED_N)
+    params = DmmaTilesParams(
+        gemm=gemm,
+        failing=failing,
+        tiles=tiles,
+        first=region.first,
+        counters=counters,
+        judged=region.matrices * down * right,
+        judged_m=down,
+        judged_n=right,
+    )
     kernel.launch(launcher, "dmma_tiles", params, tiles)
 
 

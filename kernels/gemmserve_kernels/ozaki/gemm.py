@@ -1,6 +1,5 @@
 """Products through residues on INT8 tensor cores: Ozaki scheme II. The host side.
 
-    probe    of large operands, a few lines of every 128: whether norms alone say that no residues serve them
     scale    the norm of every row of op(A) and column of op(B), rounded up -> a scale of 3 bits and an exponent
     convert  scaled integers -> residues, one byte for each modulus (three for complex numbers: Karatsuba); and how many
              elements of a line are large; nothing of lines that norms have told of, nor of what meets only such

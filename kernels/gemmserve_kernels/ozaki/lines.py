@@ -51,8 +51,6 @@ class Panel:
     columns: int
 
 
-PROBED_FROM: Final = 1 << 24
-"""Real numbers of an operand from which on a few lines of it are read ahead of the others."""
 JUDGED: Final = ("float64", "complex128")
 """dtypes whose lines are counted; of the others the result says whether it can be trusted (cuda/ozaki_combine.cu)."""
 
@@ -207,10 +205,6 @@ class Lines:
             target=self.moduli.target(self.view.columns),
             tally=self._tally(launcher, tally, before, counts=before == 0),
         )
-        if tally is not None and self.view.rows * self.view.columns * (2 if self.complex_ else 1) >= PROBED_FROM:
-            params.tally.probed = True
-            grid = -(-self.view.rows // LINES) * matrices
-            launcher.launch(self._source("ozaki_probe"), "ozaki_probe", grid=grid, block=1024, shared=0, params=params)
         grid = -(-self.view.rows // 32) * matrices
         launcher.launch(self._source("ozaki_scale"), "ozaki_scale", grid=grid, block=1024, shared=0, params=params)
 

@@ -6,7 +6,6 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from gemmserve_kernels.arguments import BATCH_DIMS, GemmParams, MatrixParams
-from gemmserve_kernels.dmma.gemm import JudgedParams
 from gemmserve_kernels.ozaki.bound import WHOLE, limit, whole
 from gemmserve_kernels.ozaki.moduli import LIMB, LIMBS, MODULI, limbs
 
@@ -42,7 +41,7 @@ class TallyParams(ctypes.Structure):
         ("limit", ctypes.c_uint32),
         ("counts", ctypes.c_int32),
         ("step", ctypes.c_float),
-        ("probed", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     )
 
 
@@ -71,6 +70,22 @@ class ConvertParams(ctypes.Structure):
         ("partner", ctypes.c_uint64),
         ("partner_step", ctypes.c_int64),
         ("partner_groups", ctypes.c_int64),
+    )
+
+
+class JudgedParams(ctypes.Structure):
+    """Mirror of JudgedParams in cuda/common/judged.cuh."""
+
+    _fields_ = (
+        ("a", ctypes.c_uint64),
+        ("b", ctypes.c_uint64),
+        ("doubt_a", ctypes.c_uint64),
+        ("doubt_b", ctypes.c_uint64),
+        ("failing", ctypes.c_uint64),
+        ("a_step", ctypes.c_int64),
+        ("b_step", ctypes.c_int64),
+        ("limit", ctypes.c_uint32),
+        ("judged", ctypes.c_uint32),
     )
 
 

@@ -26,6 +26,7 @@ from gemmserve_kernels.ozaki.lines import (
 )
 from gemmserve_kernels.ozaki.moduli import Moduli
 from gemmserve_kernels.ozaki.params import (
+    JudgedParams,
     MultiplyParams,
     PatchParams,
     RemainderParams,
@@ -156,7 +157,8 @@ class Run:
         tiles_n = -(-panel.columns // TILE_N)
         shape = (panel.matrices, self.planes, tiles_m * tiles_n, TILE_M * TILE_N)
         products = launcher.empty(shape, np.dtype(np.uint8))
-        judged = self._judged(a, b)
+        failing = launcher.empty((1 + panel.matrices * tiles_m * tiles_n,), np.dtype(np.int32))
+        judged = self._judged(a, b, launcher.pointer(failing))
         self._multiply(panel, a, b, products, tiles_m, tiles_n, judged)
 
         patch = PATCH_TILES.get(problem.dtype.name)
@@ -206,17 +208,18 @@ class Run:
             return
         region = dmma.Region(panel.first, panel.matrices, panel.row, panel.rows, panel.column, panel.columns)
         conjugates = (self.operands.conjugate_a, self.operands.conjugate_b)
-        dmma.run_tiles(launcher, problem, views, conjugates, batch_shape, region, judged, self.counters)
+        dmma.run_tiles(launcher, problem, views, conjugates, batch_shape, region, judged.failing, self.counters)
 
-    def _judged(self, a: Residues, b: Residues) -> dmma.JudgedParams:
+    def _judged(self, a: Residues, b: Residues, failing: int) -> JudgedParams:
         """What the operands say of the panel's tiles; nothing in single precision."""
         if self.problem.dtype.name not in JUDGED:
-            return dmma.JudgedParams()
-        return dmma.JudgedParams(
+            return JudgedParams()
+        return JudgedParams(
             a=a.deficits,
             b=b.deficits,
             doubt_a=a.doubt,
             doubt_b=b.doubt,
+            failing=failing,
             a_step=0 if a.shared else a.groups,
             b_step=0 if b.shared else b.groups,
             limit=limit(self.problem.k),
@@ -231,7 +234,7 @@ class Run:
         products: Any,
         tiles_m: int,
         tiles_n: int,
-        judged: dmma.JudgedParams,
+        judged: JudgedParams,
     ) -> None:
         launcher, tile = self.launcher, self.tile
         pitch = -(-self.problem.k // PITCH) * PITCH

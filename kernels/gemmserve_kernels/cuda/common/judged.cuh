@@ -27,16 +27,26 @@ GEMM_DEVICE Deficits worse(const Deficits& x, const Deficits& y) {
     return {x.most > y.most ? x.most : y.most, x.both > y.both ? x.both : y.both, x.better > y.better ? x.better : y.better};
 }
 
-// `a`, `b`: of the first matrix and line that a launch sees on.
+// `a`, `b`: of the first matrix and line that a launch sees on. `failing`: how many of the launch's tiles do not pass, then
+// their numbers in any order: matrix after matrix, row after row of tiles.
 struct JudgedParams {
     const Deficits* a;
     const Deficits* b;
     const unsigned* doubt_a;  // whether any deficit is more than half of what two may have together
     const unsigned* doubt_b;
+    int* failing;
     Long a_step, b_step;  // groups between matrices; 0 where an operand is shared
     unsigned limit;
     unsigned judged;  // 0: all tiles pass
 };
+
+// None is known yet: by a kernel ahead of those that add tiles.
+GEMM_DEVICE void clear_failing(const JudgedParams& params) {
+    if (params.judged != 0 && blockIdx.x == 0 && threadIdx.x == 0) *params.failing = 0;
+}
+GEMM_DEVICE void add_failing(const JudgedParams& params, Long tile) {
+    params.failing[1 + atomicAdd(params.failing, 1)] = static_cast<int>(tile);
+}
 
 GEMM_DEVICE bool all_pass(const JudgedParams& params) {
     return params.judged == 0 || (*params.doubt_a | *params.doubt_b) == 0;

@@ -31,7 +31,7 @@ struct TallyParams {
     unsigned limit;
     int counts;  // scale: doubt is set to 0; convert: lines are counted
     float step;  // a little less than TALLY_WHOLE over what counts as a whole element
-    int probed;  // scale: `least` has been written by ozaki_probe
+    int reserved;
 };
 constexpr int TALLY_WHOLE = 64;
 

@@ -14,7 +14,6 @@ from gemmserve_kernels.device import KNOWN
 from gemmserve_kernels.dmma import gemm as dmma
 from gemmserve_kernels.ozaki import bound
 from gemmserve_kernels.ozaki import gemm as ozaki
-from gemmserve_kernels.ozaki import lines as ozaki_lines
 from gemmserve_kernels.ozaki import model as ozaki_model
 from gemmserve_kernels.ozaki.moduli import Moduli, needed
 from gemmserve_kernels.problem import GemmProblem, Operand
@@ -242,18 +241,16 @@ LOST = {
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("probed", [True, False])
+@pytest.mark.parametrize("processors", [1, 132])
 @pytest.mark.parametrize("kind", LOST)
-def test_what_norms_tell_of_shows_in_no_bit(kind, probed, order, monkeypatch):
+def test_what_norms_tell_of_shows_in_no_bit(kind, processors, order):
     """Groups of lines that are not converted: the same bits as from operands that were prepared without a look at the
     other side, and those of native arithmetic where no tile passes.
     """
-    if probed:
-        monkeypatch.setattr(ozaki_lines, "PROBED_FROM", 1)
     rng = np.random.default_rng()
     a, b = outliers((300, 260), rng, list(LOST[kind][0])), outliers((280, 260), rng, list(LOST[kind][1])).T
     a, b = (np.array(x, order=order) for x in (a, b))
-    launcher = shim()
+    launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=processors))
     problem = GemmProblem.build(Operand.of(a), Operand.of(b), compute="ozaki")
 
     def product(prepared="", **changes):
