@@ -12,13 +12,13 @@ Kind = Literal["float64", "complex128", "planar"]
 """What operands are made of; planar: complex128 as two planes of float64."""
 
 _RUN: Final = 256
-_LONG_RUN: Final = 1024
+_LONG_RUN: Final = 512
 _LARGE: Final = 3072**2
 """Elements of a product from which on runs are longer. A BLAS cuts k where there are few tiles for a device or for its
 last wave, which makes its errors smaller: for normal float64 data cuBLAS 13 on an H200 is off by 0.22 (root of the mean
 square of |D - R| / (|A| |B|), in units of 2^-53) at 1536 x 1536 x 2048, where runs of 256 have 0.16, but by 0.51 at
-4096^3, where they have 0.12, those of 512 0.17. There runs cost: those of 256 3 % of one chain's rate at 4096^3, and
-6 % at 8192^3, where power is the limit; by those of 1024 both sizes gained 2 to 3 % on those of 256."""
+4096^3, where they have 0.12, those of 512 0.17. There runs cost: those of 256 2 % of the rate of those of 1024 at 4096^3,
+those of 512 0.7 %. The first run is half as long as the others: what is dense in blocks of k has two of them."""
 
 _SPAN: Final = 128
 """Bytes of shared memory that a row or column takes in one stage."""
