@@ -17,7 +17,7 @@ _LARGE: Final = 3072**2
 """Elements of a product from which on runs are longer. A BLAS cuts k where there are few tiles for a device or for its
 last wave, which makes its errors smaller: for normal float64 data cuBLAS 13 on an H200 is off by 0.22 (root of the mean
 square of |D - R| / (|A| |B|), in units of 2^-53) at 1536 x 1536 x 2048, where runs of 256 have 0.16, but by 0.51 at
-4096^3, where they have 0.12, those of 512 0.17. There runs cost: those of 256 2 % of the rate of those of 1024 at 4096^3,
+4096^3, where they have 0.12, those of 512 0.17. There runs cost: those of 256 2 % of the rate of those of 1024,
 those of 512 0.7 %. The first run is half as long as the others: what is dense in blocks of k has two of them."""
 
 _SPAN: Final = 128
