@@ -29,7 +29,7 @@ from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.mfma import gemm as mfma
 from gemmserve_kernels.mma import gemm as mma_sync
 from gemmserve_kernels.planes import fallback, prepass
-from gemmserve_kernels.planes.fallback import Flags
+from gemmserve_kernels.planes.flags import Flags
 from gemmserve_kernels.planes.layout import SCHEMES, WIDE
 from gemmserve_kernels.planes.split import SplitOperand
 from gemmserve_kernels.prepared import source_of

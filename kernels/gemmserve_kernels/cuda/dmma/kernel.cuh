@@ -37,9 +37,18 @@ struct Sums {
     }
 };
 
-// What is kept of the runs that are over: in registers, or in shared memory, a thread's pairs THREADS apart.
-template <bool SHARED>
+// What is kept of the runs that are over: in registers, or in shared memory, a thread's pairs THREADS apart. Nothing where
+// all of k is one run: sums in double of numbers in single precision.
+template <bool HAS_RUNS, bool SHARED>
 class Kept {
+  public:
+    GEMM_DEVICE explicit Kept(unsigned char*) {}
+    GEMM_DEVICE void keep(Sums&) {}
+    GEMM_DEVICE void finish(Sums&) {}
+};
+
+template <>
+class Kept<true, false> {
   public:
     GEMM_DEVICE explicit Kept(unsigned char*) { sums_.clear(); }
     GEMM_DEVICE void keep(Sums& run) {
@@ -53,7 +62,7 @@ class Kept {
 };
 
 template <>
-class Kept<true> {
+class Kept<true, true> {
   public:
     GEMM_DEVICE explicit Kept(unsigned char* memory) : pairs_(reinterpret_cast<Pair*>(memory) + thread_again()) {}
     GEMM_DEVICE void keep(Sums& run) {
@@ -122,7 +131,7 @@ GEMM_DEVICE void accumulate(
             multiply(number);
         }
     };
-    Kept<Config::KEEP_SHARED> kept(memory);
+    Kept<Config::HAS_RUNS, Config::KEEP_SHARED> kept(memory);
     int left = Config::RUN;
     read(0);
 #pragma unroll 1
@@ -132,7 +141,7 @@ GEMM_DEVICE void accumulate(
         read(0);
         multiply(ALL - 1);
         tiles.release();
-        if (--left == 0) {
+        if (Config::HAS_RUNS && --left == 0) {
             left = Config::RUN;
             kept.keep(sums);
         }
@@ -224,8 +233,9 @@ GEMM_DEVICE unsigned char* aligned(unsigned char* shared) {
 }
 
 // Walks over tiles: `each(visit)` calls visit(tile) with a function that says where the tile is, the same in every thread.
-template <class Params, class Each>
-GEMM_DEVICE void multiply_tiles(const Params& params, unsigned char* shared, Each each) {
+// `put(where, sums)` stores a warp's part of a tile.
+template <class Params, class Each, class Put>
+GEMM_DEVICE void multiply_tiles(const Params& params, unsigned char* shared, Each each, Put put) {
     unsigned char* const memory = aligned(shared);
     share_work(
         memory,
@@ -238,7 +248,12 @@ GEMM_DEVICE void multiply_tiles(const Params& params, unsigned char* shared, Eac
             each([&](auto place) {
                 Sums sums;
                 accumulate(pipeline, params.gemm, place(), memory + Config::STAGES * Config::STAGE_BYTES, sums);
-                store(params.gemm, place(), sums);  // registers are short in the loop over k
+                put(place(), sums);  // registers are short in the loop over k
             });
         });
+}
+
+template <class Params, class Each>
+GEMM_DEVICE void multiply_tiles(const Params& params, unsigned char* shared, Each each) {
+    multiply_tiles(params, shared, each, [&](const TileCoordinate& where, const Sums& sums) { store(params.gemm, where, sums); });
 }
