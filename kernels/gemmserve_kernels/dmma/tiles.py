@@ -101,12 +101,10 @@ SINGLE_TILES: Final[dict[Kind, tuple[DmmaTile, ...]]] = {
         DmmaTile("complex64", 128, 64, 32, 32, 4, "nowhere"),
         DmmaTile("complex64", 64, 64, 32, 16, 4, "nowhere", rate=0.94),
     ),
-    "planar float32": (
-        DmmaTile("planar float32", 128, 64, 32, 32, 3, "nowhere"),
-        DmmaTile("planar float32", 64, 64, 32, 32, 3, "nowhere", min_blocks=2, rate=0.9),
-    ),
+    "planar float32": (DmmaTile("planar float32", 128, 64, 32, 32, 3, "nowhere"),),
 }
-"""Of single precision, on Hopper. Sums in double need no runs: their roundings are none of a float."""
+"""Of single precision, on Hopper; planar ones by the copy engine alone, as threads that copy run out of registers. Sums
+in double need no runs: their roundings are none of a float."""
 
 
 def run_of(m: int, n: int) -> int:

@@ -51,11 +51,6 @@ class DmmaFallbackParams(ctypes.Structure):
     )
 
 
-def serves(spec: DeviceSpec) -> bool:
-    """Whether the device multiplies doubles fast enough."""
-    return spec.arch == "sm_90a"
-
-
 @dataclass(frozen=True)
 class _Plan:
     pieces: tuple[tuple[Kernel, DmmaFallbackParams], ...]
@@ -73,8 +68,8 @@ def _plan(
     d: StoredArray,
     matrices_a: tuple[int, ...],
     matrices_b: tuple[int, ...],
-) -> _Plan:
-    """`matrices_*`: matrices to step in the flags for each axis of the batch."""
+) -> _Plan | None:
+    """`matrices_*`: matrices to step in the flags for each axis of the batch. None: see `run`."""
     operands = Operands.of(problem, a, b)
     shape = (*problem.batch_shape, problem.m, problem.n)
     c_view, d_view = (matrix_view(array, shape, planar=problem.planar) for array in (c, d))
@@ -89,6 +84,8 @@ def _plan(
     pieces = []
     for _, inner, found in launches(problem.batch_shape, [operands.a, operands.b, c_view, d_view, *flag_views]):
         kernel = Kernel.of(spec, problem, tile, found[:4], conjugates, inner, extra)
+        if problem.planar and kernel.sources is None:
+            return None
         gemm = kernel.params(problem, found[:4], (operands.m, operands.n))
         matrices = math.prod(inner)
         shift, columns = _places(matrices * gemm.tiles_m, matrices * gemm.tiles_n)
@@ -129,12 +126,19 @@ def run(
     out: Any,
     flags: Flags,
     tile: DmmaTile | None = None,
-) -> None:
-    """Writes the flagged elements of alpha op(a) op(b) + beta c into `out`; `c` must not overlap it."""
+) -> bool:
+    """Writes the flagged elements of alpha op(a) op(b) + beta c into `out`; `c` must not overlap it.
+
+    Returns whether it did: not on other devices, nor for planar operands that the copy engine cannot fetch.
+    """
+    if launcher.spec.arch != "sm_90a":
+        return False
     arrays = [a, b, out if c is None or problem.beta == 0 else c, out]
     found = [StoredArray.of(launcher, array) for array in arrays]
     stored, bases = [each for each, _ in found], [base for _, base in found]
     plan = _plan(launcher.spec, problem, tile, *stored, flags.matrices_a, flags.matrices_b)
+    if plan is None:
+        return False
     if plan.swapped:
         bases[:2] = bases[1::-1]
     for kernel, piece in plan.pieces:
@@ -145,3 +149,4 @@ def run(
             matrix.im += base
         flags.place(params.flags, swapped=plan.swapped)
         kernel.launch(launcher, "dmma_fallback", params, params.tiles, (bases[0], bases[1]), dependent=DEPENDENT)
+    return True

@@ -98,8 +98,7 @@ def run(
     """Writes the flagged elements of alpha op(a) op(b) + beta c into `out`; `c` must not overlap it. `plain`: in plain
     FP32 on every device, with the bits that reductions have (`reduce_fallback`).
     """
-    if not plain and dmma_fallback.serves(launcher.spec):
-        dmma_fallback.run(launcher, problem, a, b, c, out, flags)
+    if not plain and dmma_fallback.run(launcher, problem, a, b, c, out, flags):
         return
     arrays = [a, b, out if c is None or problem.beta == 0 else c, out]
     found = [StoredArray.of(launcher, array) for array in arrays]
