@@ -2,7 +2,7 @@
 // once. Every block finds out which tiles have flagged elements and takes its share of those: a few bad rows keep all
 // multiprocessors busy.
 #include "common/dependent.cuh"
-#include "dmma/kernel.cuh"
+#include "dmma/some.cuh"
 #include "epilogue/flags.cuh"
 
 struct DmmaFallbackParams {
@@ -111,6 +111,50 @@ GEMM_DEVICE void count(const DmmaFallbackParams& params, const TileCoordinate& w
     if (lane == 0 && unfit != 0) count(params.flags, unfit, whole || flags.rest(first_row, first_column));
 }
 
+// What vectors are flagged with (summary_of), EACH together, `flag_of(number)` of VECTORS. By a whole warp.
+template <int VECTORS, int EACH, class FlagOf>
+GEMM_DEVICE void summarise(int (&found)[VECTORS / EACH], FlagOf flag_of) {
+    static_assert(32 % EACH == 0, "whole ones of a ballot");
+    const int lane = thread_again() % 32;
+#pragma unroll
+    for (int i = 0; i < VECTORS / EACH; ++i) found[i] = 0;
+#pragma unroll
+    for (int first = 0; first < VECTORS; first += 32) {
+        const int mine = first + lane < VECTORS ? summary_of(flag_of(first + lane)) : 0;
+#pragma unroll
+        for (int bit = 1; bit <= FLAG_BOTH + 1; bit *= 2) {
+            const unsigned lanes = __ballot_sync(0xffffffffu, mine & bit);
+#pragma unroll
+            for (int from = 0; from < 32 && first + from < VECTORS; from += EACH) {
+                if (lanes >> from & ((1u << EACH) - 1)) found[(first + from) / EACH] |= bit;
+            }
+        }
+    }
+}
+
+// The pieces of a warp's part of a tile that have flagged elements, the same in all lanes.
+GEMM_DEVICE unsigned wanted_pieces(const DmmaFallbackParams& params, const TileCoordinate& where) {
+    const MatrixFlags flags(params.flags, params.gemm, where.batch);
+    if (is_whole(params, flags, where)) return Piece::ALL;
+    const int warp = thread_again() / 32;
+    const Long row = where.tile_m * Config::BLOCK_M + warp / Config::WARPS_N * Config::WARP_M;
+    const Long column = where.tile_n * Config::BLOCK_N + warp % Config::WARPS_N * Config::WARP_N;
+    int rows[Sums::ROWS], columns[Sums::COLUMNS];
+    summarise<Config::WARP_M, Config::ROWS>(
+        rows, [&](int i) { return flags.row(row + Config::A::Tile::position(i / 8, i % 8)); });
+    summarise<Config::WARP_N, Config::COLUMNS>(
+        columns, [&](int j) { return flags.column(column + Config::B::Tile::position(j / 8, j % 8)); });
+    unsigned wanted = 0;
+#pragma unroll
+    for (int i = 0; i < Sums::ROWS; ++i) {
+#pragma unroll
+        for (int j = 0; j < Sums::COLUMNS; ++j) {
+            if (any_is_unfit(rows[i], columns[j])) wanted |= Piece::bit(i, j);
+        }
+    }
+    return wanted;
+}
+
 // Writes a warp's part of a tile, or its flagged elements alone. What lies outside of D counts as flagged.
 GEMM_DEVICE void put(const DmmaFallbackParams& params, const TileCoordinate& where, const Sums& sums) {
     constexpr int N = Pieces::N, ROWS = Pieces::ROWS, COLUMNS = Pieces::COUNT * N;
@@ -187,5 +231,14 @@ extern "C" __global__ void __launch_bounds__(Pipeline::THREADS, GEMM_MIN_BLOCKS)
                 }
             }
         },
-        [&](const TileCoordinate& where, const Sums& sums) { put(params, where, sums); });
+        [&](Pipeline& pipeline, auto place, unsigned char* memory) {
+            const unsigned wanted = wanted_pieces(params, place());
+            Sums sums;
+            if (wanted == Piece::ALL) {
+                accumulate(pipeline, params.gemm, place(), memory, sums);
+            } else {
+                accumulate_some(pipeline, params.gemm, place(), wanted, sums);
+            }
+            put(params, place(), sums);
+        });
 }

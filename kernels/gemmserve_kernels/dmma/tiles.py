@@ -103,8 +103,13 @@ SINGLE_TILES: Final[dict[Kind, tuple[DmmaTile, ...]]] = {
     ),
     "planar float32": (DmmaTile("planar float32", 128, 64, 32, 32, 3, "nowhere"),),
 }
-"""Of single precision, on Hopper; planar ones by the copy engine alone, as threads that copy run out of registers. Sums
-in double need no runs: their roundings are none of a float."""
+"""Of single precision, on Hopper, for the copy engine. Sums in double need no runs: their roundings are none of a
+float's."""
+COPIED_TILES: Final[dict[Kind, DmmaTile]] = {
+    "float32": SINGLE_TILES["float32"][-1],
+    "complex64": SINGLE_TILES["complex64"][0],
+}
+"""The same where threads copy, which takes registers: of planar operands all."""
 
 
 def run_of(m: int, n: int) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.arguments import GemmParams, StoredArray, launches, matrix_view
 from gemmserve_kernels.dmma.kernel import Kernel
-from gemmserve_kernels.dmma.tiles import DmmaTile, choose
+from gemmserve_kernels.dmma.tiles import COPIED_TILES, DmmaTile, choose
 from gemmserve_kernels.planes.flags import FlagParams, Flags
 from gemmserve_kernels.simt.gemm import runs_along_rows
 from gemmserve_kernels.tiling import Operands
@@ -78,14 +78,18 @@ def _plan(
     if swapped:
         operands, c_view, d_view = operands.transposed(), c_view.transposed(), d_view.transposed()
         flag_views = Flags.swap(flag_views)
-    tile = tile or choose(operands.m, operands.n, spec, _kind(problem), problem.batch)
+    kind = _kind(problem)
+    chosen = tile or choose(operands.m, operands.n, spec, kind, problem.batch)
     conjugates = operands.conjugate_a, operands.conjugate_b
     extra = {"PLACES": str(_PLACES), "FEW": str(_FEW)}
     pieces = []
     for _, inner, found in launches(problem.batch_shape, [operands.a, operands.b, c_view, d_view, *flag_views]):
-        kernel = Kernel.of(spec, problem, tile, found[:4], conjugates, inner, extra)
-        if problem.planar and kernel.sources is None:
-            return None
+        kernel = Kernel.of(spec, problem, chosen, found[:4], conjugates, inner, extra)
+        if kernel.sources is None:
+            copied = tile or COPIED_TILES.get(kind)
+            if copied is None:
+                return None
+            kernel = Kernel.of(spec, problem, copied, found[:4], conjugates, inner, extra)
         gemm = kernel.params(problem, found[:4], (operands.m, operands.n))
         matrices = math.prod(inner)
         shift, columns = _places(matrices * gemm.tiles_m, matrices * gemm.tiles_n)

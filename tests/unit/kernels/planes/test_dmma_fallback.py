@@ -110,6 +110,24 @@ def test_a_single_vector_is_shared_out(which):
         assert launcher.counts().plain == found[2].unfit.sum()
 
 
+@pytest.mark.parametrize("name", ["float32 NN", "float32 TN", "complex64 CT", "complex64 NN", "float32 planar RC"])
+def test_what_is_flagged_has_the_bits_of_whole_tiles(name):
+    """Of a tile those pieces alone are computed that have flagged elements."""
+    case = ALIGNED[name]
+
+    def few(problem):
+        found = Marks.none(problem)
+        found.rows[[5, 70, 131]], found.columns[[3, 60]] = 3, 3
+        found.rows[100], found.columns[[17, 74]] = 1, 2
+        return found
+
+    for tile in tiles(case):
+        whole = on_shim(case, marks=Marks.every, tile=tile)[3]
+        problem, arrays, marks, found = on_shim(case, marks=few, tile=tile)
+        check(problem, arrays, marks, found)
+        np.testing.assert_array_equal(found[..., marks.unfit], whole[..., marks.unfit])
+
+
 @pytest.mark.parametrize("places", [2, 3, 64])
 def test_tiles_that_share_a_place(monkeypatch, places):
     monkeypatch.setattr(dmma_fallback, "_PLACES", places)
