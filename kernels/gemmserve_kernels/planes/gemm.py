@@ -2,8 +2,8 @@
 
 `split` makes float16 planes of both operands and counts what `planes.verdict` decides by; `wgmma`, `mma` or `mfma`
 multiplies them. What they do not serve is computed anew: where there is the wide way (`wgmma`, `mma`), from three
-bfloat16 parts of every element, tile by tile, else in plain FP32, as is at the end what bfloat16 parts do not hold
-(`fallback`). On usual data these launches are over at once. The host never waits.
+bfloat16 parts of every element, tile by tile, else in plain FP32 or double, as is at the end what bfloat16 parts do not
+hold (`fallback`). On usual data these launches are over at once. The host never waits.
 
 Schemes: "3xfp16" (`auto` and "3xfp16"; every element as accurate as FP32's), "3xfp16-3m" (Gauss's three products;
 accurate in norm only), "1xfp16" ("tf32": one product, TF32's class of error), "6xbf16" and "9xbf16" (the wide way for
