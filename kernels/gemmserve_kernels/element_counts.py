@@ -26,7 +26,8 @@ WORDS: Final = 2
 class ElementCounts:
     """Elements of results of products that have a planned and another way.
 
-    `planned`: computed as planned; `wide`: from three bfloat16 parts; `plain`: in plain arithmetic of the data's width.
+    `planned`: computed as planned; `wide`: from three bfloat16 parts; `plain`: in plain arithmetic of the data's
+    width, or a larger one.
     """
 
     planned: int = 0

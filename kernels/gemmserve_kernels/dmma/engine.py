@@ -1,4 +1,4 @@
-"""How operands in double precision lie for Hopper's copy engine. Pure.
+"""How operands of `dmma` lie for Hopper's copy engine. Pure.
 
 The engine moves words of two bytes here, as for all other kernels. It wants neighbours in memory along k or across it,
 all other strides positive multiples of 16 bytes and an address that is one (CUDA driver API, cuTensorMapEncodeTiled).
@@ -34,12 +34,20 @@ class Source:
 
     @classmethod
     def of(
-        cls, view: MatrixView, batch_shape: Sequence[int], *, along_k: bool, block: int, block_k: int
+        cls,
+        view: MatrixView,
+        batch_shape: Sequence[int],
+        *,
+        along_k: bool,
+        block: int,
+        block_k: int,
+        planar: bool = False,
     ) -> Source | None:
         """The source that is `view`, rows by k, whose neighbours in memory are neighbours along k or along the rows.
         None where the engine cannot fetch it.
 
-        A batch of any strides is one axis, whose step divides them all.
+        A batch of any strides is one axis, whose step divides them all. Where the view is `planar`, the map has two
+        planes.
         """
         item = view.dtype.itemsize
         fast, slow = (view.columns, view.rows) if along_k else (view.rows, view.columns)
@@ -52,7 +60,8 @@ class Source:
         batch = [(extent, stride) for extent, stride in zip(batch_shape, padded, strict=True) if extent > 1 and stride]
         pitch, step = item * slow_stride, item * (math.gcd(*(stride for _, stride in batch)) or slow_stride)
         matrices = 1 + sum((extent - 1) * stride * item // step for extent, stride in batch)
-        strides = [pitch, step, *(item * stride for _, stride in batch)]
+        apart = view.im - view.re if planar else pitch
+        strides = [pitch, step, apart, *(item * stride for _, stride in batch)]
         if (
             (fast > 1 and fast_stride != 1)
             or min(strides) <= 0
@@ -64,7 +73,7 @@ class Source:
             return None
         box = (_SPAN, block) if along_k else (_SPAN, block_k)
         return cls(
-            Box((fast * item // _WORD, slow, 1, matrices), (*box, 1, 1), (pitch, pitch, step)),
+            Box((fast * item // _WORD, slow, 2 if planar else 1, matrices), (*box, 1, 1), (pitch, apart, step)),
             view.re,
             tuple(stride * item // step for stride in padded),
         )

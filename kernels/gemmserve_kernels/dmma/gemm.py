@@ -12,12 +12,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels.arguments import VECTOR_BYTES, GemmParams, StoredArray, choose_access, launches, matrix_view
-from gemmserve_kernels.compiler import KernelSource
-from gemmserve_kernels.dmma.engine import Source
-from gemmserve_kernels.dmma.tiles import DmmaTile, Kind, choose, run_of
+from gemmserve_kernels.arguments import GemmParams, StoredArray, launches, matrix_view
+from gemmserve_kernels.dmma.kernel import Kernel
+from gemmserve_kernels.dmma.tiles import DmmaTile, Kind, choose
 from gemmserve_kernels.mma.tiles import check_device
-from gemmserve_kernels.tiling import TYPES, Operands, flag
+from gemmserve_kernels.tiling import Operands
 from gemmserve_kernels.wgmma.tensor_map import TensorMap
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ _MOST_TILES: Final = 1 << 30
 JUDGED_M: Final = 128
 JUDGED_N: Final = 256
 """Rows and columns of the tiles that `run_tiles` is told of; JUDGED_M, JUDGED_N in cuda/common/judged.cuh."""
-_PRODUCERS: Final = 128
-"""Threads that ask the copy engine for tiles: a warpgroup, whose registers the others get."""
 
 
 class DmmaParams(ctypes.Structure):
@@ -97,7 +94,7 @@ def run_gemm(
     tile = tile or _choose(problem, launcher)
     for _, batch_shape, cut in launches(problem.batch_shape, views):
         placed = [view.shifted_by(base) for view, (_, base) in zip(cut, found, strict=True)]
-        kernel = _Kernel.of(launcher.spec, problem, tile, placed, conjugates, batch_shape)
+        kernel = Kernel.of(launcher.spec, problem, tile, placed, conjugates, batch_shape)
         gemm = kernel.params(problem, placed, (problem.m, problem.n))
         tiles = gemm.tiles_m * gemm.tiles_n * math.prod(batch_shape)
         for first in range(0, tiles, _MOST_TILES):
@@ -126,7 +123,7 @@ def run_tiles(
         c.shifted(row * c.row_stride + column * c.column_stride),
         d.shifted(row * d.row_stride + column * d.column_stride),
     )
-    kernel = _Kernel.of(launcher.spec, problem, _choose(problem, launcher), cut, conjugates, batch_shape)
+    kernel = Kernel.of(launcher.spec, problem, _choose(problem, launcher), cut, conjugates, batch_shape)
     gemm = kernel.params(problem, cut, (region.rows, region.columns))
     tiles = gemm.tiles_m * gemm.tiles_n * region.matrices
     down, right = -(-region.rows // JUDGED_M), -(-region.columns // JUDGED_N)
@@ -151,99 +148,3 @@ def _kind(problem: GemmProblem) -> Kind:
 
 def _choose(problem: GemmProblem, launcher: Launcher) -> DmmaTile:
     return choose(problem.m, problem.n, launcher.spec, _kind(problem), problem.batch)
-
-
-@dataclass(frozen=True)
-class _Kernel:
-    """What both entries have in common. `sources`: what the copy engine fetches, None where threads copy."""
-
-    tile: DmmaTile
-    batch_shape: tuple[int, ...]
-    sources: tuple[Source, Source] | None
-    defines: dict[str, str]
-
-    @classmethod
-    def of(
-        cls,
-        spec: DeviceSpec,
-        problem: GemmProblem,
-        tile: DmmaTile,
-        views: Sequence[MatrixView],
-        conjugates: tuple[bool, bool],
-        batch_shape: tuple[int, ...],
-    ) -> _Kernel:
-        a, b, _, d = views
-        is_complex = problem.dtype.kind == "c"
-        access_a = choose_access(a, k_is_row=False, block=tile.block_m, block_k=tile.block_k)
-        access_b = choose_access(b, k_is_row=True, block=tile.block_n, block_k=tile.block_k)
-        sources = None
-        if spec.arch == "sm_90a" and not problem.planar and problem.k > 0:
-            sides = [
-                Source.of(view, batch_shape, along_k=access.along_k, block=block, block_k=tile.block_k)
-                for view, access, block in (
-                    (a, access_a, tile.block_m),
-                    (b.transposed(), access_b, tile.block_n),
-                )
-            ]
-            if sides[0] is not None and sides[1] is not None:
-                sources = sides[0], sides[1]
-        itemsize = a.dtype.itemsize
-        defines = {
-            "TYPE_ACC": TYPES[problem.dtype.name],
-            "PLANAR": flag(problem.planar),
-            "CONJUGATE_A": flag(is_complex and conjugates[0]),
-            "CONJUGATE_B": flag(is_complex and conjugates[1]),
-            "A_ALONG_K": flag(access_a.along_k),
-            "B_ALONG_K": flag(access_b.along_k),
-            "UNIT_A": str(itemsize * access_a.vector),
-            "UNIT_B": str(itemsize * access_b.vector),
-            "VECTOR_D": flag(d.column_stride == 1 and d.aligned(VECTOR_BYTES // itemsize, d.row_stride)),
-            "BLOCK_M": str(tile.block_m),
-            "BLOCK_N": str(tile.block_n),
-            "BLOCK_K": str(tile.block_k),
-            "WARP_M": str(tile.warp_m),
-            "WARP_N": str(tile.warp_n),
-            "STAGES": str(tile.stages),
-            "GROUP": str(tile.raster),
-            "RUN": str(run_of(problem.m, problem.n)),
-            "KEEP_SHARED": flag(tile.kept == "shared"),
-            "ENGINE": flag(sources is not None),
-            "MIN_BLOCKS": str(tile.min_blocks),
-            "SHARED_BYTES": str(tile.shared_bytes),
-        }
-        return cls(tile, batch_shape, sources, defines)
-
-    def params(self, problem: GemmProblem, views: Sequence[MatrixView], shape: tuple[int, int]) -> GemmParams:
-        """Arguments of an m x n product; batch strides count the maps' matrices where there are maps."""
-        m, n = shape
-        if self.sources is not None:
-            a, b, *rest = views
-            strides = [source.batch_strides for source in self.sources]
-            views = [replace(a, batch_strides=strides[0]), replace(b, batch_strides=strides[1]), *rest]
-        a, b, c, d = views
-        params = GemmParams(
-            a=a.params(),
-            b=b.params(),
-            c=c.params(),
-            d=d.params(),
-            m=m,
-            n=n,
-            k=problem.k,
-            tiles_m=-(-m // self.tile.block_m),
-            tiles_n=-(-n // self.tile.block_n),
-        )
-        params.batch_shape[:] = self.batch_shape
-        alpha, beta = complex(problem.alpha), complex(problem.beta)
-        params.alpha[:] = alpha.real, alpha.imag
-        params.beta[:] = beta.real, beta.imag
-        return params
-
-    def launch(self, launcher: Launcher, name: str, params: DmmaParams | DmmaTilesParams, tiles: int) -> None:
-        """Of kernel `name`, on as many blocks as the device holds at once."""
-        threads = 32 * self.tile.warps
-        if self.sources is not None:
-            threads += _PRODUCERS
-            params.map_a, params.map_b = (launcher.tensor_map(source.box, source.address) for source in self.sources)
-        grid = min(tiles, launcher.max_grid, launcher.spec.sm_count * self.tile.min_blocks)
-        source = KernelSource(name, tuple(self.defines.items()))
-        launcher.launch(source, name, grid=grid, block=threads, shared=self.tile.shared_bytes, params=params)

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Final, Literal
 if TYPE_CHECKING:
     from gemmserve_kernels.device import DeviceSpec
 
-Kind = Literal["float64", "complex128", "planar"]
-"""What operands are made of; planar: complex128 as two planes of float64."""
+Kind = Literal["float64", "complex128", "planar", "float32", "complex64", "planar float32"]
+"""What operands are made of; planar: complex numbers as two planes, of float64 if nothing else is said."""
+
+_BYTES: Final[dict[Kind, int]] = {
+    "float64": 8,
+    "complex128": 16,
+    "planar": 8,
+    "float32": 4,
+    "complex64": 8,
+    "planar float32": 4,
+}
+"""Of an element, in one plane."""
 
 _RUN: Final = 256
 _LONG_RUN: Final = 512
@@ -29,8 +39,8 @@ _BARRIERS: Final = 16
 
 @dataclass(frozen=True)
 class DmmaTile:
-    """`kept`: where the sums of runs that are over are kept. `raster`: rows of tiles walked down together. `rate`: of a
-    full device, where the first tile of its kind has 1.
+    """`kept`: where the sums of runs that are over are kept; "nowhere": all of k is one run. `raster`: rows of tiles
+    walked down together. `rate`: of a full device, where the first tile of its kind has 1.
     """
 
     kind: Kind
@@ -39,7 +49,7 @@ class DmmaTile:
     warp_m: int
     warp_n: int
     stages: int
-    kept: Literal["registers", "shared"] = "registers"
+    kept: Literal["registers", "shared", "nowhere"] = "registers"
     min_blocks: int = 1
     raster: int = 8
     rate: float = 1.0
@@ -52,12 +62,12 @@ class DmmaTile:
     @property
     def block_k(self) -> int:
         """Steps of k of one stage."""
-        return _SPAN // (16 if self.kind == "complex128" else 8)
+        return _SPAN // _BYTES[self.kind]
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of one block."""
-        stage = (self.block_m + self.block_n) * _SPAN * (2 if self.kind == "planar" else 1)
+        stage = (self.block_m + self.block_n) * _SPAN * (2 if self.kind.startswith("planar") else 1)
         kept = self.block_m * self.block_n * (8 if self.kind == "float64" else 16) if self.kept == "shared" else 0
         return _ALIGNMENT + kept + self.stages * (stage + _BARRIERS)
 
@@ -78,8 +88,28 @@ TILES: Final[dict[Kind, tuple[DmmaTile, ...]]] = {
         DmmaTile("planar", 32, 64, 16, 16, 3, rate=0.8),
     ),
 }
-"""From the largest to the smallest. The last ones fit every device of compute capability 8.0 or more. Rates: an H200,
-4096^3. Of 132 tiles that run together, twelve rows have eleven columns: worth 2 to 3 % at 8192^3."""
+"""Of double precision, from the largest to the smallest. The last ones fit every device of compute capability 8.0 or
+more. Rates: an H200, 4096^3. Of 132 tiles that run together, twelve rows have eleven columns: worth 2 to 3 % at
+8192^3."""
+
+SINGLE_TILES: Final[dict[Kind, tuple[DmmaTile, ...]]] = {
+    "float32": (
+        DmmaTile("float32", 128, 128, 64, 32, 4, "nowhere", raster=12),
+        DmmaTile("float32", 64, 64, 32, 32, 4, "nowhere", min_blocks=2, rate=0.9),
+    ),
+    "complex64": (
+        DmmaTile("complex64", 128, 64, 32, 32, 4, "nowhere"),
+        DmmaTile("complex64", 64, 64, 32, 16, 4, "nowhere", rate=0.94),
+    ),
+    "planar float32": (DmmaTile("planar float32", 128, 64, 32, 32, 3, "nowhere"),),
+}
+"""Of single precision, on Hopper, for the copy engine. Sums in double need no runs: their roundings are none of a
+float's."""
+COPIED_TILES: Final[dict[Kind, DmmaTile]] = {
+    "float32": SINGLE_TILES["float32"][-1],
+    "complex64": SINGLE_TILES["complex64"][0],
+}
+"""The same where threads copy, which takes registers: of planar operands all."""
 
 
 def run_of(m: int, n: int) -> int:
@@ -92,7 +122,7 @@ def choose(m: int, n: int, spec: DeviceSpec, kind: Kind, batch: int = 1) -> Dmma
 
     It shows in no bit of a result.
     """
-    fitting = [tile for tile in TILES[kind] if tile.shared_bytes <= spec.shared_per_block]
+    fitting = [tile for tile in (TILES.get(kind) or SINGLE_TILES[kind]) if tile.shared_bytes <= spec.shared_per_block]
 
     def time(tile: DmmaTile) -> float:
         tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch

@@ -45,7 +45,7 @@ from gemmserve_kernels.gram.plan import (
     wide_dtype,
 )
 from gemmserve_kernels.planes import reduce_fallback
-from gemmserve_kernels.planes.fallback import Flags
+from gemmserve_kernels.planes.flags import Flags
 from gemmserve_kernels.reduction import Partials, combine, combine_source
 from gemmserve_kernels.sums import gemm_reduce as sums
 from gemmserve_kernels.tiling import TYPES, Operands, TiledKernel, flag, gemm_params

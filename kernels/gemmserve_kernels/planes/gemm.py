@@ -2,8 +2,8 @@
 
 `split` makes float16 planes of both operands and counts what `planes.verdict` decides by; `wgmma`, `mma` or `mfma`
 multiplies them. What they do not serve is computed anew: where there is the wide way (`wgmma`, `mma`), from three
-bfloat16 parts of every element, tile by tile, else in plain FP32, as is at the end what bfloat16 parts do not hold
-(`fallback`). On usual data these launches are over at once. The host never waits.
+bfloat16 parts of every element, tile by tile, else in plain FP32 or double, as is at the end what bfloat16 parts do not
+hold (`fallback`). On usual data these launches are over at once. The host never waits.
 
 Schemes: "3xfp16" (`auto` and "3xfp16"; every element as accurate as FP32's), "3xfp16-3m" (Gauss's three products;
 accurate in norm only), "1xfp16" ("tf32": one product, TF32's class of error), "6xbf16" and "9xbf16" (the wide way for
@@ -29,7 +29,7 @@ from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.mfma import gemm as mfma
 from gemmserve_kernels.mma import gemm as mma_sync
 from gemmserve_kernels.planes import fallback, prepass
-from gemmserve_kernels.planes.fallback import Flags
+from gemmserve_kernels.planes.flags import Flags
 from gemmserve_kernels.planes.layout import SCHEMES, WIDE
 from gemmserve_kernels.planes.split import SplitOperand
 from gemmserve_kernels.prepared import source_of

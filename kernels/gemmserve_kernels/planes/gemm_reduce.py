@@ -11,7 +11,7 @@ from gemmserve_kernels.config import GemmConfig
 from gemmserve_kernels.errors import ConfigInfeasible
 from gemmserve_kernels.planes import fallback, prepass, reduce_fallback
 from gemmserve_kernels.planes import gemm as product
-from gemmserve_kernels.planes.fallback import Flags
+from gemmserve_kernels.planes.flags import Flags
 from gemmserve_kernels.planes.layout import SCHEMES, WIDE
 from gemmserve_kernels.prepared import source_of
 from gemmserve_kernels.reduction import Partials, combine
@@ -98,7 +98,7 @@ def run_gemm_reduce(
         flags = Flags.of(launcher, ready, wide, counters)
         reduce_fallback.run(launcher, reduced, *sources, flags, partials, parts, first)
         if c is not None:
-            # The reduction has counted them.
-            fallback.run(launcher, part, *sources, None, c, replace(flags, counters=0))
+            # The reduction has counted them, and has these bits.
+            fallback.run(launcher, part, *sources, None, c, replace(flags, counters=0), plain=True)
         first += part.batch
     combine(launcher, problem, partials, results)

@@ -142,7 +142,7 @@ def served(a: Split, b: Split, k: int) -> Array:
 
 @dataclass(frozen=True)
 class Product:
-    """A product (m, n), and which elements the wide way took and which plain FP32, bool."""
+    """A product (m, n), and which elements the wide way took and which plain FP32 (double on Hopper), bool."""
 
     d: Array
     wide: Array

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.arguments import GemmReduceParams, StoredArray, launches
 from gemmserve_kernels.config import SimtTile
-from gemmserve_kernels.planes.fallback import BLOCKS, FlagParams, Flags
+from gemmserve_kernels.planes.fallback import BLOCKS
+from gemmserve_kernels.planes.flags import FlagParams, Flags
 from gemmserve_kernels.reduction import Partials, epilogue_defines, local_bytes
 from gemmserve_kernels.tiling import Operands, TiledKernel, gemm_params
 

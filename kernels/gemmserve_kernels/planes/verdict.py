@@ -31,11 +31,12 @@ SPARE: roundings of a few terms do not average out, and FP32 may have none there
 products of sparse rows are none for 22 bits.
 
 A tile of GROUP x GROUP elements is taken from the planes where the largest counts of its rows and of its columns fit
-the theorem; otherwise it is taken the wide way (`planes.gemm`), or from plain FP32 (`planes.fallback`). The grid of
-tiles begins at the product's first element, whatever tiles kernels have: what is taken from where, and so D's bits, do
-not depend on them. A vector is in *doubt* where twice the count of its worse part + l/2 + 2 exceeds k - SPARE: where
-none is, every tile is served, and kernels look at one word only. That is so for data whose elements are mostly within
-2**-6 of the largest, such as normal, uniform, one-sided and QAM data, whatever scales their rows and columns have.
+the theorem; otherwise it is taken the wide way (`planes.gemm`), or from plain FP32 or double (`planes.fallback`). The
+grid of tiles begins at the product's first element, whatever tiles kernels have: what is taken from where, and so D's
+bits, do not depend on them. A vector is in *doubt* where twice the count of its worse part + l/2 + 2 exceeds
+k - SPARE: where none is, every tile is served, and kernels look at one word only. That is so for data whose elements
+are mostly within 2**-6 of the largest, such as normal, uniform, one-sided and QAM data, whatever scales their rows and
+columns have.
 
 The wide way has a theorem of the same kind. Of a vector scaled to M in [2**30, 2**31), bfloat16 planes and the sums of
 their products hold everything but for elements below 2**-92 M, which are *deep*: of these a step of k loses at most
@@ -43,7 +44,7 @@ their products hold everything but for elements below 2**-92 M, which are *deep*
 parts of at least 2**(h - 64) M, some step has two of them, so sum_k |x_k y_k| is at least 2**(b - 68), and k < 2**b
 steps lose less than 2**-26 of it. So what must not be multiplied by these planes is a pair of vectors of which one is
 deep and one (the same, maybe) is *sparse*, that is, has a part, not all zero, of which half of the steps or more lie
-below 2**(h - 64) M. Plain FP32 computes such elements (`planes.fallback`).
+below 2**(h - 64) M. Plain FP32, or double, computes such elements (`planes.fallback`).
 
 Usual counts: 3 % of k for normal data (a part in a hundred thousand loses), 2 % for uniform data.
 """

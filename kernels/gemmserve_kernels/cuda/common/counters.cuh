@@ -6,7 +6,7 @@
 
 struct ElementCounters {
     unsigned long long wide;   // from three bfloat16 parts
-    unsigned long long plain;  // in plain arithmetic of the data's own width
+    unsigned long long plain;  // in plain arithmetic of the data's own width, or a larger one
 };
 
 // Adds a number of elements, which may be negative: counters wrap around.

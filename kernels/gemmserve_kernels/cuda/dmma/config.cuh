@@ -6,19 +6,21 @@
 
 struct Config {
     using Acc = GEMM_TYPE_ACC;
+    using Stored = GEMM_TYPE_STORED;  // what memory holds: double, or float
     static constexpr bool COMPLEX = is_complex<Acc>, PLANAR = GEMM_PLANAR, VECTOR_D = GEMM_VECTOR_D;
-    using C = Select<PLANAR, double, Acc>;
+    using C = Select<COMPLEX && !PLANAR, Complex<Stored>, Stored>;
     using D = C;
-    static constexpr int COMPONENTS = COMPLEX ? 2 : 1, PLANES = PLANAR ? 2 : 1, ELEMENT = 8 * COMPONENTS / PLANES;
+    static constexpr int COMPONENTS = COMPLEX ? 2 : 1, PLANES = PLANAR ? 2 : 1;
+    static constexpr int ELEMENT = static_cast<int>(sizeof(Stored)) * COMPONENTS / PLANES;
     static constexpr int BLOCK_M = GEMM_BLOCK_M, BLOCK_N = GEMM_BLOCK_N, WARP_M = GEMM_WARP_M, WARP_N = GEMM_WARP_N;
     static constexpr int WARPS_N = BLOCK_N / WARP_N, WARPS = BLOCK_M / WARP_M * WARPS_N, THREADS = 32 * WARPS;
     static constexpr int STAGES = GEMM_STAGES, GROUP = GEMM_GROUP;
-    static constexpr bool KEEP_SHARED = GEMM_KEEP_SHARED;
+    static constexpr bool HAS_RUNS = GEMM_RUN != 0, KEEP_SHARED = GEMM_KEEP_SHARED;
 
     template <int EXTENT, bool ALONG, int UNIT>
     struct Operand {
         static constexpr bool ALONG_K = ALONG;
-        using Tile = DoubleTile<ELEMENT, EXTENT, ALONG>;
+        using Tile = OctetTile<ELEMENT, EXTENT, ALONG>;
         using Copy = TileCopy<Tile, ELEMENT, EXTENT, Tile::DEPTH, ALONG, UNIT, PLANES, THREADS>;
         static constexpr int BYTES = PLANES * Tile::BYTES;
 
@@ -29,13 +31,14 @@ struct Config {
     };
     using A = Operand<BLOCK_M, GEMM_A_ALONG_K, GEMM_UNIT_A>;
     using B = Operand<BLOCK_N, GEMM_B_ALONG_K, GEMM_UNIT_B>;
-    using Left = LeftFragment<COMPONENTS, PLANES, A::Tile, GEMM_CONJUGATE_A, GEMM_CONJUGATE_B>;
-    using Right = RightFragment<COMPONENTS, PLANES, B::Tile>;
+    using Left = LeftFragment<Stored, COMPONENTS, PLANES, A::Tile, GEMM_CONJUGATE_A, GEMM_CONJUGATE_B>;
+    using Right = RightFragment<Stored, COMPONENTS, PLANES, B::Tile>;
 
     // Rows, columns and steps of k of a step of the pipeline, and of an instruction on what fragments hold.
     static constexpr int BLOCK_K = A::Tile::DEPTH, ROWS = 16 / COMPONENTS, COLUMNS = 8, STEPS_K = 8 / COMPONENTS;
     static constexpr int RUN = GEMM_RUN / BLOCK_K;  // steps of the pipeline
-    static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0 && BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0, "whole warps");
+    static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0, "whole warps");
+    static_assert(WARP_M % A::Tile::ROWS_TOGETHER == 0 && WARP_N % B::Tile::ROWS_TOGETHER == 0, "whole groups of octets");
     static_assert(GEMM_RUN % BLOCK_K == 0 && BLOCK_K == GEMM_BLOCK_K, "whole steps, and as the host counts them");
 
     static constexpr int STAGE_BYTES = A::BYTES + B::BYTES;

@@ -5,6 +5,7 @@
 
 struct Pipeline {
     static constexpr int THREADS = Config::THREADS;
+    static constexpr int IDLE_WARP = 0;  // none is: the first does what is left to do
     unsigned char* stages;
 
     GEMM_DEVICE explicit Pipeline(unsigned char* memory) : stages(memory) {}

@@ -8,8 +8,9 @@
 class Pipeline {
   public:
     static constexpr int GROUP = 128, GROUPS = Config::THREADS / GROUP, THREADS = Config::THREADS + GROUP;
+    static constexpr int IDLE_WARP = Config::WARPS + 1;  // of those that do not multiply, one that does not ask either
     // Registers of a thread: what all begin with, and what those of the last group leave to the others.
-    static constexpr int EVEN = (1 << 16) / THREADS / GEMM_MIN_BLOCKS / 8 * 8, FEW = 40;
+    static constexpr int EVEN = (1 << 16) / THREADS / GEMM_MIN_BLOCKS / 8 * 8, FEW = GEMM_FEW;
     static constexpr int MANY = ((GROUPS + 1) * (EVEN < 240 ? EVEN : 240) - FEW) / GROUPS / 8 * 8;
     static_assert(Config::THREADS % GROUP == 0 && MANY > EVEN, "registers are given away by whole warpgroups");
 
@@ -72,13 +73,17 @@ class Pipeline {
     // The engine counts in words of two bytes. Across k it brings 128 bytes of every step at once.
     template <class Operand, int EXTENT>
     GEMM_DEVICE void fetch(Address to, const TensorMap& map, int row, int k, int matrix) const {
-        constexpr int WORDS = Config::ELEMENT / 2, SPAN = Operand::Tile::SPAN;
-        if constexpr (Operand::ALONG_K) {
-            copy_box(to, map, k * WORDS, row, 0, matrix, full(stage_));
-        } else {
+        using Tile = typename Operand::Tile;
+        constexpr int WORDS = Config::ELEMENT / 2;
 #pragma unroll
-            for (int first = 0; first < EXTENT; first += SPAN / Config::ELEMENT)
-                copy_box(to + first * SPAN, map, (row + first) * WORDS, k, 0, matrix, full(stage_));
+        for (int plane = 0; plane < Config::PLANES; ++plane, to += Tile::BYTES) {
+            if constexpr (Operand::ALONG_K) {
+                copy_box(to, map, k * WORDS, row, plane, matrix, full(stage_));
+            } else {
+#pragma unroll
+                for (int first = 0; first < EXTENT; first += Tile::SPAN / Config::ELEMENT)
+                    copy_box(to + first * Tile::SPAN, map, (row + first) * WORDS, k, plane, matrix, full(stage_));
+            }
         }
     }
 };

@@ -31,15 +31,27 @@ struct Sums {
         each([&](double& x, int i) { x += other.at[i / 4 / COLUMNS][i / 4 % COLUMNS][i / 2 % 2][i % 2]; });
     }
     GEMM_DEVICE void multiply(int i, const Config::Left& a, const Config::Right (&b)[COLUMNS]) {
-        const double upper[2] = {a.at[0], a.at[2]}, lower[2] = {a.at[1], a.at[3]};
 #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) MultiplyDouble<8>::run(at[i][j][0], at[i][j][1], upper, lower, b[j].at);
+        for (int j = 0; j < COLUMNS; ++j) multiply(i, j, a, b[j]);
+    }
+    GEMM_DEVICE void multiply(int i, int j, const Config::Left& a, const Config::Right& b) {
+        const double upper[2] = {a.at[0], a.at[2]}, lower[2] = {a.at[1], a.at[3]};
+        MultiplyDouble<8>::run(at[i][j][0], at[i][j][1], upper, lower, b.at);
     }
 };
 
-// What is kept of the runs that are over: in registers, or in shared memory, a thread's pairs THREADS apart.
-template <bool SHARED>
+// What is kept of the runs that are over: in registers, or in shared memory, a thread's pairs THREADS apart. Nothing where
+// all of k is one run: sums in double of numbers in single precision.
+template <bool HAS_RUNS, bool SHARED>
 class Kept {
+  public:
+    GEMM_DEVICE explicit Kept(unsigned char*) {}
+    GEMM_DEVICE void keep(Sums&) {}
+    GEMM_DEVICE void finish(Sums&) {}
+};
+
+template <>
+class Kept<true, false> {
   public:
     GEMM_DEVICE explicit Kept(unsigned char*) { sums_.clear(); }
     GEMM_DEVICE void keep(Sums& run) {
@@ -53,7 +65,7 @@ class Kept {
 };
 
 template <>
-class Kept<true> {
+class Kept<true, true> {
   public:
     GEMM_DEVICE explicit Kept(unsigned char* memory) : pairs_(reinterpret_cast<Pair*>(memory) + thread_again()) {}
     GEMM_DEVICE void keep(Sums& run) {
@@ -87,6 +99,18 @@ class Kept<true> {
     }
 };
 
+// Where what a lane reads of a stage begins: see OctetTile::first.
+struct FirstOfLane {
+    int a, b;
+};
+GEMM_DEVICE FirstOfLane first_of_lane() {
+    const int warp = thread_again() / 32, lane = thread_again() % 32;
+    const int row = warp / Config::WARPS_N * Config::WARP_M, column = warp % Config::WARPS_N * Config::WARP_N;
+    return {
+        Config::A::Tile::first(lane) + row * Config::A::Tile::SPAN,
+        Config::B::Tile::first(lane) + column * Config::B::Tile::SPAN + Config::A::BYTES};
+}
+
 // sums = op(A) op(B) for the tile at `where`.
 GEMM_DEVICE void accumulate(
     Pipeline& pipeline, const GemmParams& gemm, const TileCoordinate& where, unsigned char* memory, Sums& sums) {
@@ -94,10 +118,7 @@ GEMM_DEVICE void accumulate(
     sums.clear();
     if (steps == 0) return;
     Arriving tiles(pipeline, gemm, where, steps);
-    const int warp = thread_again() / 32, lane = thread_again() % 32;
-    const int row = warp / Config::WARPS_N * Config::WARP_M, column = warp % Config::WARPS_N * Config::WARP_N;
-    const int first_a = Config::A::Tile::first(lane) + row * Config::A::Tile::SPAN;
-    const int first_b = Config::B::Tile::first(lane) + column * Config::B::Tile::SPAN + Config::A::BYTES;
+    const FirstOfLane first = first_of_lane();
     const unsigned zero = static_cast<unsigned>(gemm.conjugate_a);  // which this kernel is told by its source
     // Fragments are read one ahead of the instructions, across steps too.
     constexpr int STEPS = Config::BLOCK_K / Config::STEPS_K, ALL = STEPS * Sums::ROWS;
@@ -108,9 +129,9 @@ GEMM_DEVICE void accumulate(
         const int i = number % Sums::ROWS, step = number / Sums::ROWS;
         if (i == 0) {
 #pragma unroll
-            for (int j = 0; j < Sums::COLUMNS; ++j) b[step % 2][j].read(tiles.now(), first_b, j, step);
+            for (int j = 0; j < Sums::COLUMNS; ++j) b[step % 2][j].read(tiles.now(), first.b, j, step);
         }
-        a[number % 2].read(tiles.now(), first_a, i, step, zero);
+        a[number % 2].read(tiles.now(), first.a, i, step, zero);
     };
     const auto multiply = [&](int number) {
         sums.multiply(number % Sums::ROWS, a[number % 2], b[number / Sums::ROWS % 2]);
@@ -122,7 +143,7 @@ GEMM_DEVICE void accumulate(
             multiply(number);
         }
     };
-    Kept<Config::KEEP_SHARED> kept(memory);
+    Kept<Config::HAS_RUNS, Config::KEEP_SHARED> kept(memory);
     int left = (Config::RUN + 1) / 2;  // so that blocks of k that begin at a multiple of a run have two of them
     read(0);
 #pragma unroll 1
@@ -132,7 +153,7 @@ GEMM_DEVICE void accumulate(
         read(0);
         multiply(ALL - 1);
         tiles.release();
-        if (--left == 0) {
+        if (Config::HAS_RUNS && --left == 0) {
             left = Config::RUN;
             kept.keep(sums);
         }
@@ -224,8 +245,9 @@ GEMM_DEVICE unsigned char* aligned(unsigned char* shared) {
 }
 
 // Walks over tiles: `each(visit)` calls visit(tile) with a function that says where the tile is, the same in every thread.
-template <class Params, class Each>
-GEMM_DEVICE void multiply_tiles(const Params& params, unsigned char* shared, Each each) {
+// `make(pipeline, place, memory)` multiplies and stores one, in the warps that do; `memory` is what Kept has.
+template <class Params, class Each, class Make>
+GEMM_DEVICE void multiply_tiles(const Params& params, unsigned char* shared, Each each, Make make) {
     unsigned char* const memory = aligned(shared);
     share_work(
         memory,
@@ -235,10 +257,15 @@ GEMM_DEVICE void multiply_tiles(const Params& params, unsigned char* shared, Eac
 #endif
         },
         [&](Pipeline& pipeline) {
-            each([&](auto place) {
-                Sums sums;
-                accumulate(pipeline, params.gemm, place(), memory + Config::STAGES * Config::STAGE_BYTES, sums);
-                store(params.gemm, place(), sums);  // registers are short in the loop over k
-            });
+            each([&](auto place) { make(pipeline, place, memory + Config::STAGES * Config::STAGE_BYTES); });
         });
+}
+
+template <class Params, class Each>
+GEMM_DEVICE void multiply_tiles(const Params& params, unsigned char* shared, Each each) {
+    multiply_tiles(params, shared, each, [&](Pipeline& pipeline, auto place, unsigned char* memory) {
+        Sums sums;
+        accumulate(pipeline, params.gemm, place(), memory, sums);
+        store(params.gemm, place(), sums);  // registers are short in the loop over k
+    });
 }

@@ -5,6 +5,7 @@
 
 #include "../common/counters.cuh"
 #include "../common/flag_bits.cuh"
+#include "../common/raster.cuh"
 #include "../common/verdict.cuh"
 
 struct FlagParams {
@@ -33,6 +34,31 @@ GEMM_DEVICE bool is_served(const FlagParams& flags, Long rows, Long i, Long colu
         Deficits(static_cast<const int*>(flags.row_deficits.re) + rows + i / GROUP * GROUP_WORDS),
         Deficits(static_cast<const int*>(flags.column_deficits.re) + columns + j / GROUP * GROUP_WORDS), flags.most_deficit);
 }
+
+// Those of the rows and columns of one matrix of a batch of products.
+class MatrixFlags {
+  public:
+    GEMM_DEVICE MatrixFlags(const FlagParams& flags, const GemmParams& gemm, Long batch)
+        : flags_(flags),
+          gemm_(gemm),
+          batch_(batch),
+          rows_(batch_offset(batch, gemm.batch_shape, flags.rows.batch_stride)),
+          columns_(batch_offset(batch, gemm.batch_shape, flags.columns.batch_stride)) {}
+
+    GEMM_DEVICE int row(Long i) const { return i < gemm_.m ? flags_at(flags_.rows, rows_ + i) : 0; }
+    GEMM_DEVICE int column(Long j) const { return j < gemm_.n ? flags_at(flags_.columns, columns_ + j) : 0; }
+    // Whether the tile at (i, j), which lies in one group of rows and one of columns, is none for float16 planes.
+    GEMM_DEVICE bool rest(Long i, Long j) const {
+        const Long rows = batch_offset(batch_, gemm_.batch_shape, flags_.row_deficits.batch_stride);
+        const Long columns = batch_offset(batch_, gemm_.batch_shape, flags_.column_deficits.batch_stride);
+        return !is_served(flags_, rows, i, columns, j);
+    }
+
+  private:
+    const FlagParams& flags_;
+    const GemmParams& gemm_;
+    Long batch_, rows_, columns_;
+};
 
 // Notes that elements are computed in plain arithmetic; `rest`: of a tile that the deficits name.
 GEMM_DEVICE void count(const FlagParams& flags, Long elements, bool rest) {

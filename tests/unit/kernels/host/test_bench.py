@@ -355,7 +355,7 @@ def test_the_driver_is_found_in_either_form_of_the_modules_line():
 def test_the_sources_of_a_case_are_known_without_a_device():
     h200 = KNOWN["H200"]
     every = {source.name for source in sources(Case(m=512, n=512, k=512), h200)}
-    assert {"split", "wgmma_gemm", "mma_gemm", "fallback", "gemm"} <= every
+    assert {"split", "wgmma_gemm", "mma_gemm", "dmma_fallback", "gemm"} <= every
     one = Case(m=512, n=512, k=512, config=GemmConfig(algorithm="simt"))
     assert {source.name for source in sources(one, h200, every=False)} == {"gemm"}
     assert sources(Case(m=512, n=512, k=512, config=GemmConfig(algorithm="vendor")), h200, every=False) == set()

@@ -7,7 +7,8 @@ import pytest
 from gemmserve_kernels import compiler
 from gemmserve_kernels.arguments import StoredArray
 from gemmserve_kernels.device import KNOWN, cuda_arch
-from gemmserve_kernels.planes import fallback, split
+from gemmserve_kernels.dmma.tiles import SINGLE_TILES
+from gemmserve_kernels.planes import dmma_fallback, fallback, split
 from gemmserve_kernels.problem import GemmProblem, Operand
 
 SPECS = {"sm_80": KNOWN["A100"], "sm_90a": KNOWN["H200"], "sm_120": KNOWN["RTX5090"]}
@@ -61,6 +62,54 @@ def test_fallback(arch, dtype):
     cubin = compiler.compile_cuda(plan.kernel.source.text, arch)
     assert cubin.registers["fallback"] <= REGISTERS["fallback"]
     assert cubin.spill_bytes["fallback"] == 0
+
+
+def _double_plan(kind, trans, tile=None, odd=0):
+    """That of a product of 8192 x 8192 matrices, `odd` elements off an aligned row length."""
+    planar = kind.startswith("planar")
+    shape, operand = (8192, 8192), Operand.contiguous((8192, 8192), "float32" if planar else kind)
+    row = (8192 + odd) * operand.dtype.itemsize
+    strides = (row, operand.dtype.itemsize)
+    if planar:
+        shape, strides = (2, *shape), (8192 * row, *strides)
+        operand = Operand.contiguous(shape, operand.dtype)
+    layout = "planar" if planar else "interleaved"
+    problem = GemmProblem.build(operand, operand, trans_a=trans[0], trans_b=trans[1], layout=layout)
+    stored = StoredArray(shape, strides, operand.dtype, 0)
+    return dmma_fallback._plan(KNOWN["H200"], problem, tile, stored, stored, stored, stored, (), ())
+
+
+DOUBLE = [
+    *(("float32", trans, None, 0) for trans in ("NN", "TN", "NT", "TT")),
+    *(("complex64", trans, None, 0) for trans in ("NN", "CN", "NR", "TC")),
+    *(("planar float32", trans, None, 0) for trans in ("NN", "TN", "NT", "CC")),
+    *((kind, trans, None, 1) for kind in ("float32", "complex64") for trans in ("NN", "TN", "NT", "TT")),
+    *((kind, trans, SINGLE_TILES[kind][-1], 0) for kind in ("float32", "complex64") for trans in ("NN", "TN")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "trans", "tile", "odd"), DOUBLE, ids=str)
+def test_fallback_in_double(kind, trans, tile, odd):
+    (kernel, _), = _double_plan(kind, trans, tile, odd).pieces  # fmt: skip
+    assert (kernel.sources is None) == (odd == 1)
+    source = compiler.KernelSource("dmma_fallback", tuple(kernel.defines.items()))
+    cubin = compiler.compile_cuda(source.text, "sm_90a")
+    assert cubin.spill_bytes["dmma_fallback"] == 0
+    assert cubin.registers["dmma_fallback"] <= 255
+
+
+def test_planes_that_threads_would_copy_take_plain_arithmetic():
+    assert _double_plan("planar float32", "NN", odd=1) is None
+
+
+@pytest.mark.parametrize("kind", SINGLE_TILES)
+def test_a_block_of_the_fallback_in_double_has_the_memory(kind):
+    """Beside its tiles and the table, and what the system keeps."""
+    spec = KNOWN["H200"]
+    for tile in SINGLE_TILES[kind]:
+        shared = tile.shared_bytes + 4 * dmma_fallback._PLACES
+        assert shared <= spec.shared_per_block
+        assert tile.min_blocks * (shared + 1024) <= spec.shared_per_sm
 
 
 @pytest.mark.parametrize("k", [200, 1000, 8000, 16000])

@@ -137,7 +137,7 @@ def test_tiles_of_every_shape(config):
             c=None,
         )
         d = machine.get(out)
-    # The column that is deep and sparse has been computed the wide way with its tiles, and then in plain float32.
+    # The column that is deep and sparse has been computed the wide way with its tiles, and then in double.
     served = 24 * 256
     assert machine.launcher.counts() == ElementCounts(served, 280 * 260 - served - 280, 280)
     assert worst(d, a, b) <= 8
