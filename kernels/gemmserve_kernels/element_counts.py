@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-_WORD: Final = np.dtype(np.uint64)
+_WORD: Final = np.dtype(np.int64)
+"""The kernels' words are unsigned and wrap around: what one takes away before another has added it is negative."""
 WORDS: Final = 2
 """Of the counters on the device: struct ElementCounters in cuda/common/counters.cuh."""
 
