@@ -10,7 +10,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gemmserve_service import turns
+from gemmserve_service import batch_bodies, turns
+from gemmserve_service.batch_items import StoredItems
 from gemmserve_service.errors import StoreFull
 from gemmserve_service.executor.protocol import Group
 from gemmserve_service.uploads import Upload
@@ -253,6 +254,29 @@ class TestStored:
         problem(await client.post("/v1/batch", content=pieces(document), headers=headers), 413, "too-large")
         large = b" " * (17 << 20)
         problem(await client.post("/v1/batch", content=large, headers=headers), 413, "too-large")
+
+    async def test_a_large_document_is_read_where_it_landed(self, client, put, monkeypatch):
+        """A copy of sixteen megabytes took 8 ms of everybody's time, and stayed with the process."""
+        landed, read = [], []
+        land, read_items = batch_bodies.land, StoredItems.read
+
+        async def watch_landing(*args):
+            landed.append(await land(*args))
+            read.append(np.frombuffer(landed[-1].view, np.uint8))
+            return landed[-1]
+
+        async def watch_reading(body, settings):
+            assert np.shares_memory(np.frombuffer(body, np.uint8), read.pop())
+            return await read_items(body, settings)
+
+        monkeypatch.setattr(batch_bodies, "land", watch_landing)
+        monkeypatch.setattr(StoredItems, "read", watch_reading)
+        a_id = await put(np.eye(3))
+        document = json.dumps({"items": [{"a": a_id, "b": a_id}]}).encode() + b" " * (1 << 20)
+        answer = await client.post("/v1/batch", content=document, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 200, answer.text
+        assert landed
+        assert not read
 
 
 async def test_what_is_told_of_one_product_is_bounded(client, put):
