@@ -174,6 +174,10 @@ class StoredItems:
     def _overridden(self, overrides: dict[str, Any]) -> tuple[str, GemmParams | GemmReduceParams]:
         if "op" in overrides:
             raise InvalidParameters("op is the same for every product of a batch")
+        fields = type(self._params[""][1]).model_fields
+        # More would not be told of them, and to complain of sixty takes a tenth of a millisecond.
+        for name in [name for name in overrides if name not in fields][_MOST_ERRORS:]:
+            del overrides[name]
         try:
             return json.dumps(overrides, sort_keys=True), parse_params(self.envelope.params | overrides)
         except InvalidParameters as error:

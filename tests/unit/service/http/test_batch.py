@@ -10,8 +10,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gemmserve_service import batch_bodies, turns
-from gemmserve_service.batch_items import StoredItems
+from gemmserve_service import batch_bodies, batch_items, turns
+from gemmserve_service.batch_items import StoredItems, parse_params
 from gemmserve_service.errors import StoreFull
 from gemmserve_service.executor.protocol import Group
 from gemmserve_service.uploads import Upload
@@ -279,13 +279,21 @@ class TestStored:
         assert not read
 
 
-async def test_what_is_told_of_one_product_is_bounded(client, put):
+async def test_what_is_told_of_one_product_is_bounded(client, put, monkeypatch):
     array = await put(np.eye(2))
+    asked = []
+
+    def watch(document):
+        asked.append(len(document))
+        return parse_params(document)
+
+    monkeypatch.setattr(batch_items, "parse_params", watch)
     items = [{"a": array, "b": array, **{f"n{n}": 1 for n in range(50)}} for _ in range(3)]
     answer = await client.post("/v1/batch", json={"items": items, "results": "each"})
     for item in answer.json()["items"]:
         assert item["state"] == "failed"
         assert [entry["field"] for entry in item["error"]["errors"]] == ["n0", "n1", "n2", "n3"]
+    assert max(asked) == 4, "the model has not looked at more"
 
 
 class TestBadForms:
@@ -449,7 +457,8 @@ async def test_others_have_their_turns_while_many_results_become_arrays(client, 
         return await commit(self)
 
     monkeypatch.setattr(Upload, "commit", counted)
-    monkeypatch.setattr(turns, "_SPAN_S", 0.0)
+    for span in ("_SPAN_S", "_BRIEF_S"):
+        monkeypatch.setattr(turns, span, 0.0)
     turn()
     answer = await stored([{"a": operand, "b": operand}] * 300, results="each")
     assert answer.status_code == 200
