@@ -23,7 +23,7 @@ from gemmserve_service.landing import SENDING, LandingProtocol
 from gemmserve_service.middleware import POLICY, SECURITY, context_of
 from gemmserve_service.open_files import OpenFiles
 from gemmserve_service.problems import HeadTooLarge, HeadTooSlow, TooManyConnections, problem_response
-from gemmserve_service.request_heads import check_head, describe_parser_error
+from gemmserve_service.request_heads import check_head, describe_parser_error, refuse_rtsp
 from gemmserve_service.unix_sockets import peer_user
 
 if TYPE_CHECKING:
@@ -176,6 +176,8 @@ class LimitedProtocol(LandingProtocol):
         self._fresh = True  # nothing has come yet
         self._head_bytes = 0  # of whole fields of the head that is being read
         self._raw_bytes = 0  # of pieces that lie wholly within it
+        self._head = bytearray()  # pieces before the one that is parsed, in which the head began
+        self._piece = b""
         self._last = False  # the request that came last ends the connection
         self._refusing = False  # nothing more is read
         self._ignored = 0  # bytes that came since
@@ -212,7 +214,11 @@ class LimitedProtocol(LandingProtocol):
             return
         within = self._in_head
         self._fresh = False
+        self._piece = data
         super().data_received(data)
+        self._piece = b""
+        if self._in_head:
+            self._head += data
         if self._in_head and within:
             self._raw_bytes += len(data)
             if self._raw_bytes > self.registry.settings.max_head_bytes:
@@ -274,6 +280,8 @@ class LimitedProtocol(LandingProtocol):
         parser = self.parser
         try:
             method = parser.get_method().decode("ascii")
+            refuse_rtsp(method, self.url, self._head + self._piece if self._head else self._piece)
+            self._head = bytearray()
             self.url = check_head(method, self.url, parser.get_http_version(), self.headers)
         except ServiceError as error:
             self._refuse(error)
