@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,7 +18,7 @@ from gemmserve_service.turns import Turns
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from gemmserve_service.pins import Pinned
     from gemmserve_service.settings import Settings
@@ -60,8 +60,20 @@ class BatchRequest(Strict):
     )
 
 
+class _Entry(NamedTuple):
+    """What is kept of an item. Of overrides their text: objects made of megabytes of them would hold everybody up
+    whenever the garbage collector looks at them, and when they go.
+    """
+
+    a: str
+    b: str
+    c: str | None = None
+    overrides: str = ""
+    """As JSON; empty: there are none."""
+
+
 class _Envelope(Strict):
-    """`BatchRequest`, whose items are looked at one by one."""
+    """`BatchRequest`, whose items are looked at one by one: `_Entry`, or None."""
 
     params: dict[str, Any] = Field(default_factory=dict)
     items: list[Any] = Field(min_length=1)
@@ -88,35 +100,29 @@ class StoredItems:
     def __init__(self, document: dict[str, Any]) -> None:
         """Raises InvalidParameters for what is wrong with the request apart from its items."""
         self.envelope: _Envelope = validate(_Envelope, document)
-        self._params = {"": parse_params(self.envelope.params)}
+        self._params = {"": ("", parse_params(self.envelope.params))}
+        """By the text of overrides: what is equal for equal ones, and the params of such products."""
         self.pins: list[Pinned] = []
         """Holds on the operands, from `pin` on."""
 
     @classmethod
-    async def read(cls, body: bytes | bytearray, settings: Settings) -> StoredItems:
+    async def read(cls, body: bytes | bytearray | memoryview, settings: Settings) -> StoredItems:
         """What the JSON asks for. Others have their turns meanwhile.
 
         Raises MalformedJson, TooLarge, and InvalidParameters for what is wrong with the request as a whole.
         """
-
-        def check(count: int) -> None:
-            if count > settings.max_batch_items:
-                raise TooLarge(f"a batch of more than {settings.max_batch_items} products, which this server takes")
-
-        document = parse_object(body) if len(body) < LONG else await read_object(body, {"items": check})
-        stored = cls(document)
-        check(len(stored.envelope.items))
-        plain: set[object] = set()
-        errors: list[dict[str, str]] = []
+        entries = _Entries(settings.max_batch_items)
         turns = Turns()
-        for number, entry in enumerate(stored.envelope.items):
-            if not _is_plain(entry, plain):
-                errors += _malformed(number, entry)
-                if len(errors) >= MAX_ERRORS:
-                    break
-            await turns.pause()
-        if errors:
-            raise InvalidParameters(errors[0]["field"] + ": " + errors[0]["message"], errors[:MAX_ERRORS])
+        if len(body) < LONG:
+            document = parse_object(body)
+            if isinstance(listed := document.get("items"), list):
+                document["items"] = [entries.keep(number, entry) for number, entry in enumerate(listed)]
+        else:
+            document = await read_object(body, {"items": entries.keep}, turns)
+        stored = cls(document)
+        if entries.errors:
+            first = entries.errors[0]
+            raise InvalidParameters(f"{first['field']}: {first['message']}", entries.errors)
         return stored
 
     async def pin(self, store: ArrayStore, held: contextlib.ExitStack, owner: str) -> list[Item | ServiceError]:
@@ -144,34 +150,40 @@ class StoredItems:
             return found
 
         items: list[Item | ServiceError] = []
-        async for some in Turns().slices(self.envelope.items):
-            for entry in some:
-                try:
-                    items.append(self._item(entry, operand))
-                except ServiceError as error:
-                    items.append(_alone(error))
+        turns = Turns()
+        for entry in self.envelope.items:
+            try:
+                items.append(self._item(entry, operand))
+            except ServiceError as error:
+                items.append(_alone(error))
+            await turns.pause()
         return items
 
-    def _item(self, entry: dict[str, Any], operand: Callable[[str], Placed]) -> Item:
-        if len(entry) == 2:  # a and b alone, as most have
-            return Item(self._params[""], "", {"a": operand(entry["a"]), "b": operand(entry["b"])})
-        names = ("a", "b") if entry.get("c") is None else ("a", "b", "c")
-        operands = {name: operand(entry[name]) for name in names}
-        overrides = {name: value for name, value in entry.items() if name not in {"a", "b", "c"}}
-        key = json.dumps(overrides, sort_keys=True) if overrides else ""
-        params = self._params.get(key)
-        if params is None:
-            if "op" in overrides:
-                raise InvalidParameters("op is the same for every product of a batch")
-            try:
-                params = self._params[key] = parse_params(self.envelope.params | overrides)
-            except InvalidParameters as error:
-                listed = error.extra.get("errors", [])[:_MOST_ERRORS]
-                said = [f"{entry['field']}: {entry['message']}" for entry in listed] or [error.detail]
-                raise InvalidParameters("; ".join(said), listed) from None
+    def _item(self, entry: _Entry, operand: Callable[[str], Placed]) -> Item:
+        operands = {"a": operand(entry.a), "b": operand(entry.b)}
+        if entry.c is not None:
+            operands["c"] = operand(entry.c)
+        found = self._params.get(entry.overrides)
+        if found is None:
+            found = self._params[entry.overrides] = self._overridden(json.loads(entry.overrides))
+        key, params = found
         if "c" in operands and isinstance(params, GemmReduceParams):
             raise InvalidParameters("gemm_reduce has no c")
         return Item(params, key, operands)
+
+    def _overridden(self, overrides: dict[str, Any]) -> tuple[str, GemmParams | GemmReduceParams]:
+        if "op" in overrides:
+            raise InvalidParameters("op is the same for every product of a batch")
+        fields = type(self._params[""][1]).model_fields
+        # More would not be told of them, and to complain of sixty takes a tenth of a millisecond.
+        for name in [name for name in overrides if name not in fields][_MOST_ERRORS:]:
+            del overrides[name]
+        try:
+            return json.dumps(overrides, sort_keys=True), parse_params(self.envelope.params | overrides)
+        except InvalidParameters as error:
+            listed = error.extra.get("errors", [])[:_MOST_ERRORS]
+            said = [f"{entry['field']}: {entry['message']}" for entry in listed] or [error.detail]
+            raise InvalidParameters("; ".join(said), listed) from None
 
 
 def _alone(error: ServiceError) -> ServiceError:
@@ -180,29 +192,39 @@ def _alone(error: ServiceError) -> ServiceError:
     return error.with_traceback(None)
 
 
-def _is_plain(entry: object, plain: set[object]) -> bool:
-    """Whether an item is well-formed, with a and b alone. `plain`: ids that were looked at, for they come often."""
-    if not isinstance(entry, dict) or len(entry) != 2:
-        return False
-    for name in ("a", "b"):
-        value = entry.get(name)
+class _Entries:
+    """Looks at the items of one request as they come."""
+
+    def __init__(self, most: int) -> None:
+        self.errors: list[dict[str, str]] = []
+        """Some of what makes items none."""
+        self._most = most
+        self._seen: set[str] = set()
+        """Ids that were looked at, for they come often."""
+
+    def keep(self, number: int, entry: object) -> _Entry | None:
+        """What is kept of the item with that number, from 0 on; None: it is none. Raises TooLarge."""
+        if number >= self._most:
+            raise TooLarge(f"a batch of more than {self._most} products, which this server takes")
+        if not isinstance(entry, dict):
+            self._wrong(f"items.{number}", "an item is an object")
+            return None
+        a, b, c = entry.pop("a", None), entry.pop("b", None), entry.pop("c", None)
+        named = {"a": a, "b": b} if c is None else {"a": a, "b": b, "c": c}
+        wrong = [name for name, value in named.items() if not self._is_id(value)]
+        for name in wrong:
+            self._wrong(f"items.{number}.{name}", "the id of an array is needed")
+        return None if wrong else _Entry(a, b, c, json.dumps(entry) if entry else "")
+
+    def _is_id(self, value: object) -> bool:
         if not isinstance(value, str):
             return False
-        if value not in plain:
+        if value not in self._seen:
             if not _ID.fullmatch(value):
                 return False
-            plain.add(value)
-    return True
+            self._seen.add(value)
+        return True
 
-
-def _malformed(number: int, entry: object) -> Iterator[dict[str, str]]:
-    """What makes an item none."""
-    if not isinstance(entry, dict):
-        yield {"field": f"items.{number}", "message": "an item is an object"}
-        return
-    for name in ("a", "b", "c"):
-        value = entry.get(name)
-        if value is None and name == "c":
-            continue
-        if not isinstance(value, str) or not _ID.fullmatch(value):
-            yield {"field": f"items.{number}.{name}", "message": "the id of an array is needed"}
+    def _wrong(self, field: str, message: str) -> None:
+        if len(self.errors) < MAX_ERRORS:
+            self.errors.append({"field": field, "message": message})

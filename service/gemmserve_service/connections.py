@@ -23,7 +23,7 @@ from gemmserve_service.landing import SENDING, LandingProtocol
 from gemmserve_service.middleware import POLICY, SECURITY, context_of
 from gemmserve_service.open_files import OpenFiles
 from gemmserve_service.problems import HeadTooLarge, HeadTooSlow, TooManyConnections, problem_response
-from gemmserve_service.request_heads import check_head, describe_parser_error
+from gemmserve_service.request_heads import check_head, describe_parser_error, refuse_rtsp
 from gemmserve_service.unix_sockets import peer_user
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ LOCAL_USER: Final = "uid:"
 """What the address of a client on the Unix socket begins with; the user's number follows."""
 
 _SWEEP_S: Final = 0.5
+_ENDED_AT_ONCE: Final = 16
 _FIELD_OVERHEAD: Final = 4  # ": " and the line's end
 _LINGER_S: Final = 1.0  # for what a refused client is still sending
 _MOST_IGNORED: Final = 1 << 20  # bytes of that
@@ -133,19 +134,31 @@ class Connections:
         return True
 
     def _sweep(self) -> None:
-        self._sweeper = None
         if not self._by_address:
+            self._sweeper = None
             return
         loop = asyncio.get_running_loop()
         now = loop.time()
-        limits = self.settings
-        for connection, since in list(self._idle.items()):
-            if connection.unfinished and now - since > limits.head_timeout_s:
-                connection.too_slow()
         for connection, since in list(self._stalled.items()):
-            if now - since > limits.send_stall_s:
+            if now - since > self.settings.send_stall_s:
                 connection.transport.abort()
-        self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+        self._end_late(deque(self._idle), loop)
+
+    def _end_late(self, idle: deque[LimitedProtocol], loop: asyncio.AbstractEventLoop) -> None:
+        """Ends those of `idle` that owe something and are late, and sweeps again in a while. Only some at a time: to
+        refuse hundreds with log and audit takes as many tenths of a millisecond.
+        """
+        ended = 0
+        while idle and ended < _ENDED_AT_ONCE:
+            connection = idle.popleft()
+            since = self._idle.get(connection)
+            if since is not None and connection.unfinished and loop.time() - since > self.settings.head_timeout_s:
+                connection.too_slow()
+                ended += 1
+        if idle:
+            loop.call_soon(self._end_late, idle, loop)
+        else:
+            self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
 
 
 class LimitedProtocol(LandingProtocol):
@@ -163,6 +176,8 @@ class LimitedProtocol(LandingProtocol):
         self._fresh = True  # nothing has come yet
         self._head_bytes = 0  # of whole fields of the head that is being read
         self._raw_bytes = 0  # of pieces that lie wholly within it
+        self._head = bytearray()  # pieces before the one that is parsed, in which the head began
+        self._piece = b""
         self._last = False  # the request that came last ends the connection
         self._refusing = False  # nothing more is read
         self._ignored = 0  # bytes that came since
@@ -199,7 +214,11 @@ class LimitedProtocol(LandingProtocol):
             return
         within = self._in_head
         self._fresh = False
+        self._piece = data
         super().data_received(data)
+        self._piece = b""
+        if self._in_head:
+            self._head += data
         if self._in_head and within:
             self._raw_bytes += len(data)
             if self._raw_bytes > self.registry.settings.max_head_bytes:
@@ -261,6 +280,8 @@ class LimitedProtocol(LandingProtocol):
         parser = self.parser
         try:
             method = parser.get_method().decode("ascii")
+            refuse_rtsp(method, self.url, self._head + self._piece if self._head else self._piece)
+            self._head = bytearray()
             self.url = check_head(method, self.url, parser.get_http_version(), self.headers)
         except ServiceError as error:
             self._refuse(error)

@@ -20,7 +20,7 @@ from gemmserve_service.executor.local import LocalExecutor
 from gemmserve_service.handoff import FrontHandoff
 from gemmserve_service.movers.pool import Movers
 from gemmserve_service.open_files import OpenFiles
-from gemmserve_service.runtime import keep_from_collector
+from gemmserve_service.runtime import keep_from_collector, share_interpreter
 from gemmserve_service.serving import main_server, side_server
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def main() -> int:
     """Runs until it is told to drain."""
     handoff = FrontHandoff.receive()
     logs.configure(handoff.settings)
+    share_interpreter()
     # uvloop where it is installed, as uvicorn would choose.
     loop_factory = uvicorn.Config(app="", loop="auto", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmserve_service.problems import MAX_ERRORS, InvalidParameters, MalformedJson
 from gemmserve_service.strict_json import MAX_MEMBERS, check_depth, json_type, one_value, validate
-from gemmserve_service.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pydantic import TypeAdapter
 
+    from gemmserve_service.turns import Turns
+
 T = TypeVar("T")
 
-LONG: Final = 1 << 16
-"""Bytes of JSON from which on it is long: as much is read in a millisecond, at worst in twenty."""
-MAX_VALUE: Final = 1 << 16
+LONG: Final = 1 << 13
+"""Bytes of JSON from which on it is long: as much is read in a tenth of a millisecond, at worst in three. What means
+anything and is no long array has some hundred."""
+MAX_VALUE: Final = 1 << 13
 """Characters of a member's value, or of one element of a long array."""
 
 _WINDOW: Final = 4 * MAX_VALUE  # bytes; a character has four at most
@@ -32,69 +34,68 @@ _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 
 async def read_object(
-    data: bytes | bytearray | memoryview, lists: Mapping[str, Callable[[int], None]]
+    data: bytes | bytearray | memoryview, lists: Mapping[str, Callable[[int, Any], Any]], turns: Turns
 ) -> dict[str, Any]:
-    """The JSON object in `data`. `lists`: members that may be long arrays; each is asked with the number of elements
-    so far, and raises where they are too many.
+    """The JSON object in `data`. `lists`: members that may be long arrays; each is given the number of an element, from
+    0 on, and the element, and returns what is to be kept of it, or raises where they are too many. `turns`: of all that
+    is done with this request in one go.
 
     Raises MalformedJson, InvalidParameters, and what `lists` raise.
     """
-    text = _Text(data)
-    if text.next() != "{":
-        value = text.value("the JSON")
-        if text.next():
+    text = _Text(data, turns)
+    if await text.next() != "{":
+        value = await text.value("the JSON")
+        if await text.next():
             raise text.malformed("there is more behind it")
         raise InvalidParameters(f"expected a JSON object, not {json_type(value)}")
     text.skip()
     found: dict[str, Any] = {}
-    if text.next() == "}":
+    if await text.next() == "}":
         text.skip()
     else:
-        turns = Turns()
         while True:
-            if text.next() != '"':
+            if await text.next() != '"':
                 raise text.malformed("the name of a member is expected")
-            name: str = text.value("a name")
-            text.expect(":")
+            name: str = await text.value("a name")
+            await text.expect(":")
             if name in found:
                 raise MalformedJson(f"the JSON object names {name[:80]!r} twice")
             if len(found) >= MAX_MEMBERS:
                 raise InvalidParameters(f"a JSON object has at most {MAX_MEMBERS} members here")
-            if name in lists and text.next() == "[":
+            if name in lists and await text.next() == "[":
                 found[name] = await _elements(text, name, lists[name], turns)
             else:
-                found[name] = text.value(name[:80])
+                found[name] = await text.value(name[:80])
             await turns.pause()
-            if text.expect(",", "}") == "}":
+            if await text.expect(",", "}") == "}":
                 break
-    if text.next():
+    if await text.next():
         raise text.malformed("there is more behind the object")
     return found
 
 
-async def _elements(text: _Text, name: str, check: Callable[[int], None], turns: Turns) -> list[Any]:
+async def _elements(text: _Text, name: str, keep: Callable[[int, Any], Any], turns: Turns) -> list[Any]:
     elements: list[Any] = []
     text.skip()
-    if text.next() == "]":
+    if await text.next() == "]":
         text.skip()
         return elements
     while True:
-        elements.append(text.value(f"{name}.{len(elements)}"))
-        check(len(elements))
+        number = len(elements)
+        elements.append(keep(number, await text.value(f"{name}.{number}")))
         await turns.pause()
-        if text.expect(",", "]") == "]":
+        if await text.expect(",", "]") == "]":
             return elements
 
 
 async def validate_each(
-    adapter: TypeAdapter[T], elements: Sequence[Any], name: str, *, tags: Sequence[str] = ()
+    adapter: TypeAdapter[T], elements: Sequence[Any], name: str, turns: Turns, *, tags: Sequence[str] = ()
 ) -> list[T]:
     """The elements of the member `name` as the adapter's models, one by one. Raises InvalidParameters, which tells of
     the first that are wrong.
     """
     made: list[T] = []
     errors: list[Mapping[str, str]] = []
-    turns = Turns()
     for number, element in enumerate(elements):
         try:
             made.append(validate(adapter, element, tags=tags))
@@ -115,15 +116,16 @@ def _within(name: str, field: str) -> str:
 
 
 class _Text:
-    """UTF-8 as text, a window of it at a time."""
+    """UTF-8 as text, a window of it at a time, with a pause between two windows when it is due."""
 
-    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+    def __init__(self, data: bytes | bytearray | memoryview, turns: Turns) -> None:
         self._data = memoryview(data)
+        self._turns = turns
         self._start = 0  # of what is not in the window yet
         self._text = ""
         self._at = 0
 
-    def next(self) -> str:
+    async def next(self) -> str:
         """The next character that is no white space, which stays; none at the end."""
         while True:
             match = _SPACE.match(self._text, self._at)
@@ -131,25 +133,25 @@ class _Text:
             self._at = match.end()
             if self._at < len(self._text):
                 return self._text[self._at]
-            if not self._more():
+            if not await self._more():
                 return ""
 
     def skip(self) -> None:
         """Passes the character that `next` has found."""
         self._at += 1
 
-    def expect(self, *characters: str) -> str:
+    async def expect(self, *characters: str) -> str:
         """Passes one of `characters`. Raises MalformedJson."""
-        found = self.next()
+        found = await self.next()
         if found not in characters:
             raise self.malformed(f"{' or '.join(characters)} is expected")
         self._at += 1
         return found
 
-    def value(self, where: str) -> Any:
+    async def value(self, where: str) -> Any:
         """The next value. Raises MalformedJson, InvalidParameters."""
-        self.next()
-        while len(self._text) - self._at <= MAX_VALUE and self._more():
+        await self.next()
+        while len(self._text) - self._at <= MAX_VALUE and await self._more():
             pass
         begin = self._at
         try:
@@ -168,8 +170,9 @@ class _Text:
         """What to raise here."""
         return MalformedJson(f"the JSON cannot be read: {why}, about byte {self._start - len(self._text) + self._at}")
 
-    def _more(self) -> bool:
+    async def _more(self) -> bool:
         """Takes the next bytes into the window; False: there are none."""
+        await self._turns.pause()
         piece = bytes(self._data[self._start : self._start + _WINDOW])
         if not piece:
             return False

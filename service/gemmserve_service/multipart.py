@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store import ArrayStore
     from gemmserve_service.uploads import Upload
 
-MAX_PARAMS: Final = 1 << 16
+MAX_PARAMS: Final = 1 << 13
 MAX_PART_HEADERS: Final = 8
 MAX_PART_HEADER_BYTES: Final = 4096
 _LAND_FROM: Final = 1 << 16  # bytes of a part that are worth leaving the parser for

@@ -104,7 +104,7 @@ async def understood(
                 operands[array_id] = undo.enter_context(store.pin(array_id, hidden=recovered, owner=owner))
         program = await _compile(request, operands, None if recovered else store, scheduler)
         if not recovered:
-            _check_results(len(program.results), store.settings.max_program_steps)
+            check_results(len(program.results), store.settings.max_program_steps)
         for unused in operands.keys() - program.arrays.keys():
             operands.pop(unused).release()
         return program.params, program, operands
@@ -122,7 +122,8 @@ def check_length(steps: int, most: int) -> None:
         raise ParameterInvalid(f"a program of {steps} steps; this server takes at most {most}", "steps")
 
 
-def _check_results(count: int, most: int) -> None:
+def check_results(count: int, most: int) -> None:
+    """Raises ParameterInvalid for a program that is to keep too many results."""
     if count > most:
         raise ParameterInvalid(f"{count} results are to be kept; of one program this server keeps {most}", "keep")
 

@@ -1,7 +1,8 @@
 """What a request's head must be beyond what the parser demands, so that nobody in front of us can read it otherwise.
 
 llhttp refuses most of what RFC 9112 calls malformed: both lengths, folded and bare lines, spaces before a colon. Of
-what it lets pass the rest is refused here: other versions, codings before `chunked`, targets that name another host.
+what it lets pass the rest is refused here: other versions, codings before `chunked`, targets that name another host,
+and RTSP, which it reads as HTTP and tells nobody.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _VERSIONS: Final = frozenset({"1.0", "1.1"})
 _TUNNELS: Final = frozenset({"CONNECT", "SOURCE"})  # SOURCE is ICE's
+_RTSP: Final = b"RTSP/"
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?]*)(.*)", re.IGNORECASE)
 
 
@@ -48,6 +50,14 @@ def check_head(method: str, target: bytes, version: str, headers: Sequence[tuple
     if codings and (version == "1.0" or codings[0].lower() != b"chunked"):
         raise MalformedRequest("the one Transfer-Encoding that is read is chunked, in HTTP/1.1")
     return target if target.startswith(b"/") and b"#" not in target else _origin_form(target, hosts)
+
+
+def refuse_rtsp(method: str, target: bytes, data: bytes | bytearray) -> None:
+    """Raises MalformedRequest for a request line of RTSP. `data`: what the head has come in, with whatever was before
+    and after it: whoever has such a line there besides is refused, too.
+    """
+    if _RTSP in data and re.search(b"%b +%b +%b" % (method.encode("ascii"), re.escape(target), _RTSP), data):
+        raise MalformedRequest("this is RTSP; HTTP/1.1 is spoken here")
 
 
 def describe_parser_error(message: str) -> ServiceError:

@@ -29,7 +29,7 @@ _SPACE: Final = " \t\n\r"
 _BRACKETS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
 
 
-def parse_object(data: bytes | bytearray) -> dict[str, Any]:
+def parse_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     """The JSON object in `data`. Raises MalformedJson (400), or InvalidParameters (422) for JSON of another type, or
     too deep, or with too many members.
     """

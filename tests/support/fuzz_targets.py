@@ -33,6 +33,7 @@ from gemmserve_service.routes.oneshot import _check, _params
 from gemmserve_service.schemas import GemmParams
 from gemmserve_service.settings import Settings
 from gemmserve_service.strict_json import parse_object
+from gemmserve_service.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,8 +179,12 @@ def json(data: bytes) -> None:
     assert found[0] == found[1], found
 
 
+def _kept(_number: int, element: object) -> object:
+    return element
+
+
 def _in_turns(data: bytes) -> dict:
-    reading = read_object(data, {"items": lambda _: None, "a": lambda _: None})
+    reading = read_object(data, {"items": _kept, "a": _kept}, Turns())
     try:
         while True:
             reading.send(None)

@@ -85,7 +85,7 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     with contextlib.ExitStack() as held:
         if media_type == "application/json":
-            stored = await StoredItems.read(await _json_body(request, core, owner), core.settings)
+            stored = await _stored_items(request, core, owner)
             asked = stored.envelope
             options = Options(
                 asked.results, asked.verify, asked.priority, asked.timeout_s or query.timeout_s, asked.ttl_s
@@ -122,15 +122,17 @@ def _check_accept(request: Request, options: Options) -> None:
         raise NotAcceptable(f"results are {NPY} or {NPZ}")
 
 
-async def _json_body(request: Request, core: Core, owner: str) -> bytes | bytearray:
-    """A large one comes into space of the store's, where it counts: unfinished ones would take the memory otherwise."""
+async def _stored_items(request: Request, core: Core, owner: str) -> StoredItems:
+    """What the JSON asks for. A large one comes into space of the store's, where it counts, and is read where it lies:
+    unfinished ones would take the memory otherwise, and a copy would take others' time.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > _SMALL_BODY:
         if int(declared) > MAX_BODY:
             raise TooLarge(f"the JSON of a batch has at most {MAX_BODY} bytes")
         upload = await batch_bodies.land(request, core.store, core.settings, owner)
         try:
-            return bytes(upload.view)
+            return await StoredItems.read(upload.view, core.settings)
         finally:
             upload.abort()
     body = bytearray()
@@ -140,7 +142,7 @@ async def _json_body(request: Request, core: Core, owner: str) -> bytes | bytear
             raise TooLarge(f"JSON that is sent without a Content-Length has at most {_SMALL_BODY} bytes")
     if not body:
         raise InvalidRequest("the body is empty; a batch is a JSON object")
-    return body
+    return await StoredItems.read(body, core.settings)
 
 
 async def _sent(request: Request, core: Core, held: contextlib.ExitStack, owner: str) -> list[Any]:

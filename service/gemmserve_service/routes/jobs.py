@@ -14,7 +14,7 @@ from gemmserve_service import documentation as doc
 from gemmserve_service.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 from gemmserve_service.long_json import LONG, read_object, validate_each
 from gemmserve_service.preferences import parse_prefer
-from gemmserve_service.preparing import check_length
+from gemmserve_service.preparing import check_length, check_results
 from gemmserve_service.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
 from gemmserve_service.routes.common import (
     JobPath,
@@ -40,9 +40,10 @@ from gemmserve_service.schemas import (
     Step,
 )
 from gemmserve_service.strict_json import parse_object, validate
+from gemmserve_service.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 router = APIRouter(tags=["jobs"], default_response_class=Response)
 
@@ -254,19 +255,26 @@ def _render_job(info: JobInfo, status: int = 200, headers: dict[str, str] | None
 
 async def _read(body: bytearray, max_steps: int) -> GemmJob | GemmReduceJob | ProgramJob:
     """The job that the JSON asks for. Of a long one each step is looked at by itself, and others have their turns."""
+    checks = {"steps": check_length, "keep": check_results}
 
-    def check(steps: int) -> None:
-        check_length(steps, max_steps)
+    def kept(check: Callable[[int, int], None]) -> Callable[[int, Any], Any]:
+        def keep(number: int, element: Any) -> Any:
+            check(number + 1, max_steps)
+            return element
+
+        return keep
 
     if len(body) < LONG:
         document = parse_object(body)
-        steps = document.get("steps")
-        if isinstance(steps, list):  # before they are looked at one by one
-            check(len(steps))
+        for name, check in checks.items():
+            listed = document.get(name)
+            if isinstance(listed, list):  # before they are looked at one by one
+                check(len(listed), max_steps)
     else:
-        document = await read_object(body, {"steps": check, "keep": check})
+        turns = Turns()
+        document = await read_object(body, {name: kept(check) for name, check in checks.items()}, turns)
         if document.get("op") == "program" and isinstance(document.get("steps"), list):
-            document["steps"] = await validate_each(_STEP, document["steps"], "steps", tags=_TAGS)
+            document["steps"] = await validate_each(_STEP, document["steps"], "steps", turns, tags=_TAGS)
     job: GemmJob | GemmReduceJob | ProgramJob = validate(_REQUEST, document, tags=_TAGS)
     return job
 

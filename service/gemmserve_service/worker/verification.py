@@ -88,7 +88,7 @@ def _largest(errors: Iterable[float]) -> float:
 
 
 def _is_finite(array: Any) -> bool:
-    return bool(np.isfinite(array).all())
+    return all(bool(np.isfinite(piece).all()) for piece in pieces(array, _PIECE))
 
 
 def find_on_device(params: Params, operands: Mapping[str, Any], results: Mapping[str, Any], seed: int) -> Finding:

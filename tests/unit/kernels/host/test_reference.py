@@ -9,7 +9,8 @@ import pytest
 from host_products import array, join, products
 from hypothesis import given, settings
 
-from gemmserve_kernels import GemmProblem, GemmReduceProblem, Operand, gemm, gemm_reduce
+from gemmserve_kernels import GemmProblem, GemmReduceProblem, Operand, gemm, gemm_reduce, reference
+from gemmserve_kernels.interruption import interruptible
 from gemmserve_kernels.reference import (
     Errors,
     bound,
@@ -168,6 +169,67 @@ def test_errors_of_reductions(rng, axis):
     found = sampled_reduction_errors(problem, a, b, results, rng, outputs=4)
     assert found["argmax"] > 0.1
     assert found["sum"] == pytest.approx(0.01, rel=1e-3)
+
+
+NAMES = ["sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
+
+
+@pytest.mark.parametrize("at_once", [30, 400, 1 << 19])
+@pytest.mark.parametrize("axis", ["m", "n", ["m", "batch"], ["n", "batch"]])
+@pytest.mark.parametrize(
+    ("shapes", "options"),
+    [
+        (((3, 40, 5), (5, 30)), {}),
+        (((40, 5), (2, 3, 5, 30)), {"alpha": 2 - 1j}),
+        (((2, 1, 5, 40), (3, 30, 5)), {"trans_a": "C", "trans_b": "T"}),
+        (((2, 3, 40, 5), (2, 5, 30)), {"layout": "planar", "trans_b": "R"}),
+        (((9, 1), (1, 1)), {"pre_op": "square"}),
+    ],
+    ids=["broadcast", "alpha", "trans", "planar", "small"],
+)
+@pytest.mark.parametrize("dtype", ["c8", "f8"])
+def test_errors_of_reductions_in_parts_are_those_of_the_whole(rng, shapes, axis, options, at_once, dtype, monkeypatch):
+    for most in ("_SAMPLED", "_SAMPLED_EXACTLY"):
+        monkeypatch.setattr(reference, most, at_once)
+    planar = options.get("layout") == "planar"
+    if dtype == "f8":
+        options = {name: value for name, value in options.items() if name != "alpha"}
+    a, b = (array(rng, shape, "f4" if planar and dtype == "c8" else dtype) for shape in shapes)
+    options = {"reduce": NAMES, "axis": axis, **options}
+    problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), **options)
+    results = gemm_reduce(a, b, **options)
+    for wrong in (False, True):
+        if wrong:
+            results = {
+                name: result[..., ::-1] * (1 if name.startswith("arg") else 1.5) for name, result in results.items()
+            }
+        whole = reduction_errors(problem, a, b, results)
+        parts = sampled_reduction_errors(problem, a, b, results, rng, outputs=1000)
+        assert list(parts) == NAMES
+        for name in NAMES:
+            assert parts[name] == pytest.approx(whole[name], rel=1e-6, abs=1e-12), name
+
+
+def test_an_index_that_points_nowhere_is_no_number(rng):
+    a, b = array(rng, (40, 5), "f4"), array(rng, (5, 3), "f4")
+    problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), reduce="argmax")
+    for nowhere in (-1, 40, 1 << 40):
+        found = sampled_reduction_errors(problem, a, b, {"argmax": np.array([0, nowhere, 0])}, rng)
+        assert np.isnan(found["argmax"])
+
+
+@pytest.mark.parametrize("shapes", [((1 << 16, 8), (8, 4)), ((1 << 12, 16, 8), (8, 4)), ((4, 8), (1 << 12, 8, 16))])
+def test_a_check_of_a_long_reduction_can_be_interrupted(rng, shapes, monkeypatch):
+    """Eight million rows took three seconds, and nobody was asked."""
+    monkeypatch.setattr(reference, "_SAMPLED", 1 << 12)
+    a, b = (array(rng, shape, "f4") for shape in shapes)
+    axis = ["m", "batch"] if a.shape[-2] > 4 else ["n", "batch"]
+    problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), reduce=["sum", "argmax"], axis=axis)
+    results = gemm_reduce(a, b, reduce=["sum", "argmax"], axis=axis)
+    asked = []
+    with interruptible(lambda: asked.append(None)):
+        assert max(sampled_reduction_errors(problem, a, b, results, rng).values()) < 1e-4
+    assert len(asked) >= (1 << 16) * 8 // (1 << 12)
 
 
 def test_errors_of_planar_reductions(rng):

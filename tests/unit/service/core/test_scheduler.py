@@ -65,6 +65,26 @@ async def test_short_tasks_pass_a_long_one_where_the_worker_has_panels(scheduler
     assert fake.running() == ["another long"]
 
 
+@pytest.mark.parametrize(
+    ("long_s", "short_s", "passes"),
+    [
+        (0.04, 0.003, True),  # a quarter of a gigabyte of zeros, and a product of 128 x 128
+        (0.04, 0.005, False),  # more than a tenth
+        (0.015, 0.001, False),
+        (100.0, 0.05, True),
+        (100.0, 0.06, False),
+    ],
+)
+async def test_what_passes_takes_a_tenth_of_what_is_passed(
+    scheduler, fake, submit, monkeypatch, long_s, short_s, passes
+):
+    monkeypatch.setattr(Estimates, "seconds", lambda _, task, __: long_s if task.priority == 50 else short_s)
+    fake.fleet["cpu"].interleaves = True
+    await submit(scheduler, "long", priority=50)
+    await submit(scheduler, "short", owner="somebody")
+    assert fake.running() == (["long", "short"] if passes else ["long"])
+
+
 async def test_who_may_have_killed_a_worker_neither_passes_nor_is_passed(
     make_scheduler, fake, submit, listener, by_priority, store
 ):

@@ -10,7 +10,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gemmserve_service import turns
+from gemmserve_service import batch_bodies, batch_items, turns
+from gemmserve_service.batch_items import StoredItems, parse_params
 from gemmserve_service.errors import StoreFull
 from gemmserve_service.executor.protocol import Group
 from gemmserve_service.uploads import Upload
@@ -254,14 +255,45 @@ class TestStored:
         large = b" " * (17 << 20)
         problem(await client.post("/v1/batch", content=large, headers=headers), 413, "too-large")
 
+    async def test_a_large_document_is_read_where_it_landed(self, client, put, monkeypatch):
+        """A copy of sixteen megabytes took 8 ms of everybody's time, and stayed with the process."""
+        landed, read = [], []
+        land, read_items = batch_bodies.land, StoredItems.read
 
-async def test_what_is_told_of_one_product_is_bounded(client, put):
+        async def watch_landing(*args):
+            landed.append(await land(*args))
+            read.append(np.frombuffer(landed[-1].view, np.uint8))
+            return landed[-1]
+
+        async def watch_reading(body, settings):
+            assert np.shares_memory(np.frombuffer(body, np.uint8), read.pop())
+            return await read_items(body, settings)
+
+        monkeypatch.setattr(batch_bodies, "land", watch_landing)
+        monkeypatch.setattr(StoredItems, "read", watch_reading)
+        a_id = await put(np.eye(3))
+        document = json.dumps({"items": [{"a": a_id, "b": a_id}]}).encode() + b" " * (1 << 20)
+        answer = await client.post("/v1/batch", content=document, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 200, answer.text
+        assert landed
+        assert not read
+
+
+async def test_what_is_told_of_one_product_is_bounded(client, put, monkeypatch):
     array = await put(np.eye(2))
+    asked = []
+
+    def watch(document):
+        asked.append(len(document))
+        return parse_params(document)
+
+    monkeypatch.setattr(batch_items, "parse_params", watch)
     items = [{"a": array, "b": array, **{f"n{n}": 1 for n in range(50)}} for _ in range(3)]
     answer = await client.post("/v1/batch", json={"items": items, "results": "each"})
     for item in answer.json()["items"]:
         assert item["state"] == "failed"
         assert [entry["field"] for entry in item["error"]["errors"]] == ["n0", "n1", "n2", "n3"]
+    assert max(asked) == 4, "the model has not looked at more"
 
 
 class TestBadForms:
@@ -425,7 +457,8 @@ async def test_others_have_their_turns_while_many_results_become_arrays(client, 
         return await commit(self)
 
     monkeypatch.setattr(Upload, "commit", counted)
-    monkeypatch.setattr(turns, "_SPAN_S", 0.0)
+    for span in ("_SPAN_S", "_BRIEF_S"):
+        monkeypatch.setattr(turns, span, 0.0)
     turn()
     answer = await stored([{"a": operand, "b": operand}] * 300, results="each")
     assert answer.status_code == 200

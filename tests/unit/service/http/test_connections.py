@@ -53,6 +53,19 @@ class TestHeads:
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + value + b"\r\n\r\n")
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
+    def test_nothing_is_kept_of_heads_that_are_whole(self, live):
+        """Though each piece ends in the middle of another."""
+        get = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        with live.connect() as connection:
+            connection.sendall(get[:10])
+            for _ in range(300):
+                connection.sendall(get[10:] + get[:10])
+                assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+            idle = live.connection_class.registry._idle
+            until(lambda: len(idle) == 1)
+            (one,) = idle
+            assert len(one._head) <= 2 * len(get)
+
     def test_endless_trailers_are_cut_off(self, live):
         head = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
         with live.connect() as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):

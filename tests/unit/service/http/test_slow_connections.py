@@ -5,6 +5,7 @@ test says so.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import select
 import shutil
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from raw_connection import GET, Raw, answer_of, closed, read_all, until, upload_head
 
+from gemmserve_service import connections
 from gemmserve_service.api_keys import Quota
 from gemmserve_service.connections import Connections
 from gemmserve_service.keyring import create_key
@@ -79,6 +81,30 @@ class TestHeads:
                 assert raw.answer()[0] == 200
                 for _ in range(3):
                     live.advance(0.5)
+
+
+def test_many_trickling_heads_are_cut_off_some_at_a_time(serve_stepped, monkeypatch):
+    """A thousand at once kept everybody else waiting for 30 ms."""
+    live = serve_stepped(head_timeout_s=0.6)
+    order, too_slow = [], live.connection_class.too_slow
+
+    def watch(connection):
+        order.append("cut off")
+        connection.loop.call_soon(order.append, "others' turn")
+        too_slow(connection)
+
+    monkeypatch.setattr(live.connection_class, "too_slow", watch)
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(live.connect()) for _ in range(50)]
+        for connection in slow:
+            connection.sendall(GET[:5])
+        until(lambda: sum(one._in_head for one in tuple(live.connection_class.registry._idle)) == len(slow))
+        live.advance(1.2)
+        assert all(answer_of(read_all(connection))[0] == 408 for connection in slow)
+    until(lambda: len(order) == 2 * len(slow))
+    runs = [len(list(group)) for what, group in itertools.groupby(order) if what == "cut off"]
+    assert sum(runs) == len(slow)
+    assert max(runs) <= connections._ENDED_AT_ONCE < len(slow)
 
 
 def watched(live):

@@ -17,6 +17,7 @@ from gemmserve_service import fast_path, small
 from gemmserve_service.api_keys import Quota
 from gemmserve_service.errors import QueueFull
 from gemmserve_service.keyring import create_key
+from gemmserve_service.multipart import MAX_PARAMS
 
 pytestmark = pytest.mark.usefixtures("counted")  # for its patience: these requests do go the short way
 
@@ -138,13 +139,13 @@ def test_both_ways_refuse_the_same_queries(both, form, npy):
         assert short[0] in {400, 422}, query
 
 
-@pytest.mark.parametrize("size", [(1 << 16) - 4, 1 << 16, (1 << 16) + 1, 100_000])
+@pytest.mark.parametrize("size", [MAX_PARAMS - 4, MAX_PARAMS, MAX_PARAMS + 1, 100_000])
 def test_parameters_of_any_size(both, form, npy, size):
     text = b'{"alpha": 1' + b" " * (size - 12) + b"}"
     content, headers = form([("a", npy(np.eye(3))), ("b", npy(np.eye(3))), ("params", text)])
     short, long = both(content, headers)
     assert short == long
-    assert short[0] == (200 if size <= 1 << 16 else 413)
+    assert short[0] == (200 if size <= MAX_PARAMS else 413)
 
 
 def test_a_large_result_of_a_small_body_goes_the_common_way(both, form, npy, counted):
