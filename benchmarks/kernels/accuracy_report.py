@@ -101,7 +101,11 @@ def sentences(rows):
             said = "is of Grade A on all of it by moduli" if not bad else f"is not of Grade A in {len(bad)} cases"
             alone = sum(grade(row) == "A, parts -" for row in own)
             said += f"; in {alone} a part alone is beyond its limit" if alone else ""
-            yield f"- `auto`, {dtype}: {said} ({len(own)} cases; worst {number(max(r['error'] for r in own))} u)."
+            near = worst(own)
+            yield (
+                f"- `auto`, {dtype}: {said} ({len(own)} cases). Nearest to its limit: {near['kind']}, k = {near['k']}, "
+                f"{number(near['error'])} u where the vendor has {number(near['vendor'])}."
+            )
     for dtype, mode in pairs(rows):
         own = [row for row in rows if (row["dtype"], row["mode"]) == (dtype, mode)]
         moduli = [row for row in own if not passes(row)]

@@ -93,10 +93,11 @@ def test_grades():
 def test_failures_are_said_of_auto_too():
     rows = [row("auto", 1.0), row("auto", 9.0, kind="spikes"), row("3xfp16-3m", 1.0, real=70.0)]
     said = "\n".join(report.sentences(rows))
-    assert "`auto`, complex64: is not of Grade A in 1 cases (2 cases; worst 9 u)" in said
+    assert "`auto`, complex64: is not of Grade A in 1 cases (2 cases)." in said
+    assert "Nearest to its limit: spikes, k = 16, 9 u where the vendor has 3." in said
     assert "`3xfp16-3m`, complex64, fails Grade A in 0 of 1 cases, and by a part alone in 1 more: normal." in said
     said = "\n".join(report.sentences([row("auto", 1.0, imag=7.0)]))
-    assert "is of Grade A on all of it by moduli; in 1 a part alone is beyond its limit (1 cases; worst 1 u)" in said
+    assert "is of Grade A on all of it by moduli; in 1 a part alone is beyond its limit (1 cases)" in said
     (auto, other) = report.verdicts(rows)
     assert auto[2:] == ["no", "1 of 2", "1 of 2", "9 (3)", "spikes, k = 16"]
     assert other[2:5] == ["yes", "1 of 1", "0 of 1"]
