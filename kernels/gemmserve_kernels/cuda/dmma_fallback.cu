@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(Pipeline::THREADS, GEMM_MIN_BLOCKS)
             }
         },
         [&](Pipeline& pipeline, auto place, unsigned char* memory) {
-            const unsigned wanted = wanted_pieces(params, place());
+            const unsigned wanted = GEMM_SOME ? wanted_pieces(params, place()) : Piece::ALL;
             Sums sums;
             if (wanted == Piece::ALL) {
                 accumulate(pipeline, params.gemm, place(), memory, sums);

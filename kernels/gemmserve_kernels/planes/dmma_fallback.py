@@ -18,7 +18,7 @@ from gemmserve_kernels.dmma.kernel import Kernel
 from gemmserve_kernels.dmma.tiles import COPIED_TILES, DmmaTile, choose
 from gemmserve_kernels.planes.flags import FlagParams, Flags
 from gemmserve_kernels.simt.gemm import runs_along_rows
-from gemmserve_kernels.tiling import Operands
+from gemmserve_kernels.tiling import Operands, flag
 from gemmserve_kernels.wgmma.tensor_map import TensorMap
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _plan(
     kind = _kind(problem)
     chosen = tile or choose(operands.m, operands.n, spec, kind, problem.batch)
     conjugates = operands.conjugate_a, operands.conjugate_b
-    extra = {"PLACES": str(_PLACES), "FEW": str(_FEW)}
+    extra = {"PLACES": str(_PLACES), "FEW": str(_FEW), "SOME": flag(not problem.planar)}
     pieces = []
     for _, inner, found in launches(problem.batch_shape, [operands.a, operands.b, c_view, d_view, *flag_views]):
         kernel = Kernel.of(spec, problem, chosen, found[:4], conjugates, inner, extra)

@@ -33,19 +33,22 @@ GEMM_DEVICE void accumulate_some(
         if (wanted == 0) return;
 #pragma unroll
         for (int step = 0; step < ALL; ++step) {
+            // Else all that follows from these, in every step, is kept in registers beside the loop.
+            const unsigned bits = static_cast<unsigned>(once_more(static_cast<int>(wanted)));
+            const int first_a = once_more(first.a), first_b = once_more(first.b);
             Config::Right b[Sums::COLUMNS];
 #pragma unroll
             for (int j = 0; j < Sums::COLUMNS; ++j) {
-                if (wanted & Piece::column(j)) b[j].read(tiles.now(), first.b, j, step);
+                if (bits & Piece::column(j)) b[j].read(tiles.now(), first_b, j, step);
             }
 #pragma unroll
             for (int i = 0; i < Sums::ROWS; ++i) {
-                if ((wanted & Piece::row(i)) == 0) continue;
+                if ((bits & Piece::row(i)) == 0) continue;
                 Config::Left a;
-                a.read(tiles.now(), first.a, i, step, zero);
+                a.read(tiles.now(), first_a, i, step, zero);
 #pragma unroll
                 for (int j = 0; j < Sums::COLUMNS; ++j) {
-                    if (wanted & Piece::bit(i, j)) sums.multiply(i, j, a, b[j]);
+                    if (bits & Piece::bit(i, j)) sums.multiply(i, j, a, b[j]);
                 }
             }
         }
