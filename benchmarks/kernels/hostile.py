@@ -81,8 +81,9 @@ def report(document):
     least = ratios[min(ratios)]
     yield (
         "`auto` and the vendor's plain product of square matrices take turns in one run; a ratio above 1 says that "
-        f"`auto` is the faster one. The smallest of {len(rows)} is {min(ratios):.2f} ({least['dtype']}, {least['kind']}, "
-        f"{least['extent']}). Shares are those of elements that took the wide way (three bfloat16 parts), and plain "
+        f"`auto` is the faster one. The smallest of {len(rows)} is {min(ratios):.2f} "
+        f"({least['dtype']}, {least['kind']}, {least['extent']}). Shares are those of elements that took the wide way "
+        "(three bfloat16 parts), and plain "
         "arithmetic or double in its place."
     )
     for dtype in dict.fromkeys(row["dtype"] for row in rows):

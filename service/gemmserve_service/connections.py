@@ -39,7 +39,8 @@ LOCAL_USER: Final = "uid:"
 """What the address of a client on the Unix socket begins with; the user's number follows."""
 
 _SWEEP_S: Final = 0.5
-_ENDED_AT_ONCE: Final = 16
+_ENDED_AT_ONCE: Final = 4
+_BREATH_S: Final = 0.005  # for others, whose requests have several steps, before the next of these
 _FIELD_OVERHEAD: Final = 4  # ": " and the line's end
 _LINGER_S: Final = 1.0  # for what a refused client is still sending
 _MOST_IGNORED: Final = 1 << 20  # bytes of that
@@ -156,7 +157,7 @@ class Connections:
                 connection.too_slow()
                 ended += 1
         if idle:
-            loop.call_soon(self._end_late, idle, loop)
+            self._sweeper = loop.call_later(_BREATH_S, self._end_late, idle, loop)
         else:
             self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
 

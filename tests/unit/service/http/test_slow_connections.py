@@ -100,6 +100,8 @@ def test_many_trickling_heads_are_cut_off_some_at_a_time(serve_stepped, monkeypa
             connection.sendall(GET[:5])
         until(lambda: sum(one._in_head for one in tuple(live.connection_class.registry._idle)) == len(slow))
         live.advance(1.2)
+        for _ in range(-(-len(slow) // connections._ENDED_AT_ONCE)):
+            live.advance(connections._BREATH_S)
         assert all(answer_of(read_all(connection))[0] == 408 for connection in slow)
     until(lambda: len(order) == 2 * len(slow))
     runs = [len(list(group)) for what, group in itertools.groupby(order) if what == "cut off"]
