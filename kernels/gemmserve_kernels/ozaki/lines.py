@@ -84,7 +84,7 @@ class Deficits:
 
     def doubt(self, launcher: Launcher) -> int:
         """The address of the last word."""
-        return launcher.pointer(self.array) + 4 * (self.array.size - 1)
+        return launcher.pointer(self.array) + 4 * self.matrices * self.groups * (QUARTERS + WORDS)
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class Side:
                 self._codes = first, codes, tally
                 self._counted.clear()
             tally = self._codes[2]
-            deficits, start = tally and tally.deficits, 0
+            deficits, start = None if tally is None else tally.deficits, 0
         if deficits is None:
             return _NO_PARTNER
         return Partner(
@@ -342,7 +342,8 @@ class Side:
         self.lines.convert(
             launcher, batch_shape, first, codes, residues, line, count, tally, counts=counts, partner=partner
         )
-        found = self._found(launcher, residues, codes, tally and tally.deficits, line, 0, matrices)
+        deficits = None if tally is None else tally.deficits
+        found = self._found(launcher, residues, codes, deficits, line, 0, matrices)
         self._last = (first, line, count), found
         return found
 
