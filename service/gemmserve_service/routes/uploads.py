@@ -74,7 +74,7 @@ def _header(name: str, text: str, *, required: bool = False, pattern: str | None
 _DIGEST = r"^sha-256=:[A-Za-z0-9+/]{43}=:$"
 _CONTENT_DIGEST = _header("Content-Digest", "RFC 9530; sha-256 of this request's body is checked", pattern=_DIGEST)
 _REPR_DIGEST = _header("Repr-Digest", "RFC 9530; sha-256 of the whole body is checked", pattern=_DIGEST)
-_LENGTH = _header(fields.LENGTH, "bytes of the whole body", pattern=r"^\d{1,15}$")
+_LENGTH = _header(fields.LENGTH, "bytes of the whole body; no number: ignored")
 
 
 def _part_body(*media_types: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ _RECEIVING: Final = (
     openapi_extra=doc.array_body()
     | {
         "parameters": [
-            _header(fields.COMPLETE, "?1: the body is the whole array, as in POST /v1/arrays", pattern=r"^\?[01]$"),
+            _header(fields.COMPLETE, "?1: the body is the whole array, as in POST /v1/arrays; no boolean: ignored"),
             _LENGTH,
             _CONTENT_DIGEST,
         ]
