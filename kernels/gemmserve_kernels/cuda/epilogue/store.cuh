@@ -66,29 +66,36 @@ struct StoreEpilogue {
     // `count` of the N elements of `row` from `column` on lie inside D.
     GEMM_DEVICE void visit(Long row, Long column, int count, Acc (&values)[N]) const {
 #pragma unroll
-        for (int j = 0; j < N; ++j) values[j] = finished(row, column + j, j < count, values[j]);
+        for (int j = 0; j < N; ++j) {
+            // Not by `finished`: a dozen registers more on gfx942.
+            values[j] = scale(values[j], static_cast<R>(params.alpha[0]), static_cast<R>(params.alpha[1]));
+            if (reads_c && j < count) {
+                const Long offset = c_offset + row * params.c.row_stride + (column + j) * params.c.column_stride;
+                const Acc c = read_element<typename Config::C, Acc, Config::PLANAR>(params.c, offset);
+                values[j] = add(values[j], scale(c, static_cast<R>(params.beta[0]), static_cast<R>(params.beta[1])));
+            }
+        }
         write_piece<typename Config::D, Config::PLANAR, Config::VECTOR_D>(
-            params.d, in_d(row, column), params.d.column_stride, values, count);
+            params.d, d_offset + row * params.d.row_stride + column * params.d.column_stride, params.d.column_stride,
+            values, count);
     }
     // One element, which lies inside D.
     GEMM_DEVICE void put(Long row, Long column, Acc value) const {
-        const Acc values[1] = {finished(row, column, true, value)};
+        const Acc values[1] = {finished(row, column, value)};
         write_piece<typename Config::D, Config::PLANAR, false>(
-            params.d, in_d(row, column), params.d.column_stride, values, 1);
+            params.d, d_offset + row * params.d.row_stride + column * params.d.column_stride, params.d.column_stride,
+            values, 1);
     }
 
   private:
-    GEMM_DEVICE Acc finished(Long row, Long column, bool inside, Acc value) const {
+    GEMM_DEVICE Acc finished(Long row, Long column, Acc value) const {
         value = scale(value, static_cast<R>(params.alpha[0]), static_cast<R>(params.alpha[1]));
-        if (reads_c && inside) {
+        if (reads_c) {
             const Long offset = c_offset + row * params.c.row_stride + column * params.c.column_stride;
             const Acc c = read_element<typename Config::C, Acc, Config::PLANAR>(params.c, offset);
             value = add(value, scale(c, static_cast<R>(params.beta[0]), static_cast<R>(params.beta[1])));
         }
         return value;
-    }
-    GEMM_DEVICE Long in_d(Long row, Long column) const {
-        return d_offset + row * params.d.row_stride + column * params.d.column_stride;
     }
 };
 
