@@ -136,7 +136,7 @@ class Kernel:
         *,
         dependent: bool = False,
     ) -> None:
-        """Of kernel `name`, whose parameters begin with two maps, on as many blocks as the device holds at once.
+        """Launches kernel `name`, whose parameters begin with two maps, on as many blocks as the device holds at once.
 
         `bases`: what A's and B's addresses count from.
         """

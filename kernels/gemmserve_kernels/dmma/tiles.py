@@ -19,7 +19,7 @@ _BYTES: Final[dict[Kind, int]] = {
     "complex64": 8,
     "planar float32": 4,
 }
-"""Of an element, in one plane."""
+"""Bytes of an element, in one plane."""
 
 _RUN: Final = 256
 _LONG_RUN: Final = 512
@@ -88,7 +88,7 @@ TILES: Final[dict[Kind, tuple[DmmaTile, ...]]] = {
         DmmaTile("planar", 32, 64, 16, 16, 3, rate=0.8),
     ),
 }
-"""Of double precision, from the largest to the smallest. The last ones fit every device of compute capability 8.0 or
+"""Tiles of double precision, from the largest to the smallest. The last ones fit every device of compute capability 8.0 or
 more. Rates: an H200, 4096^3. Of 132 tiles that run together, twelve rows have eleven columns: worth 2 to 3 % at
 8192^3."""
 
@@ -103,7 +103,7 @@ SINGLE_TILES: Final[dict[Kind, tuple[DmmaTile, ...]]] = {
     ),
     "planar float32": (DmmaTile("planar float32", 128, 64, 32, 32, 3, "nowhere"),),
 }
-"""Of single precision, on Hopper, for the copy engine. Sums in double need no runs: their roundings are none of a
+"""Tiles of single precision, on Hopper, for the copy engine. Sums in double need no runs: their roundings are none of a
 float's. Warps of float32 are small because the loop that skips pieces takes registers, too; of planar operands, where
 they cannot be, it is left out."""
 COPIED_TILES: Final[dict[Kind, DmmaTile]] = {

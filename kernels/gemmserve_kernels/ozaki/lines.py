@@ -32,7 +32,7 @@ PITCH: Final = 128
 
 @dataclass(frozen=True)
 class Prepared:
-    """Of a whole operand: residues (matrices, planes, lines, pitch), codes (matrices, lines), `Deficits.array`."""
+    """What a whole operand has: residues (matrices, planes, lines, pitch), codes (matrices, lines), `Deficits.array`."""
 
     residues: Any
     codes: Any

@@ -37,7 +37,7 @@ def untiled(prepared, lines, k):
 
 
 def untiled_bytes(residues):
-    """Of the first matrix, (planes, lines, pitch)."""
+    """The residues of the first matrix, (planes, lines, pitch)."""
     data = np.asarray(residues)[0]
     planes, padded, pitch = data.shape
     blocks = data.reshape(planes, padded // 128, pitch // 128, 128, 8, 16)

@@ -95,7 +95,7 @@ def test_nothing_is_touched_where_nothing_is_flagged():
 
 @pytest.mark.parametrize("which", ["row", "column"])
 def test_a_single_vector_is_shared_out(which):
-    """Of many tiles those of one row or column alone: each once, by whatever block, in every place of the table."""
+    """The tiles of one row or column alone, of many: each once, by whatever block, in every place of the table."""
     case = Case((300, 20), (20, 2100), "float32")
 
     def marks(problem):
