@@ -88,8 +88,8 @@ TILES: Final[dict[Kind, tuple[DmmaTile, ...]]] = {
         DmmaTile("planar", 32, 64, 16, 16, 3, rate=0.8),
     ),
 }
-"""Tiles of double precision, from the largest to the smallest. The last ones fit every device of compute capability 8.0 or
-more. Rates: an H200, 4096^3. Of 132 tiles that run together, twelve rows have eleven columns: worth 2 to 3 % at
+"""Tiles of double precision, from the largest to the smallest. The last ones fit every device of compute capability
+8.0 or more. Rates: an H200, 4096^3. Of 132 tiles that run together, twelve rows have eleven columns: worth 2 to 3 % at
 8192^3."""
 
 SINGLE_TILES: Final[dict[Kind, tuple[DmmaTile, ...]]] = {

@@ -32,7 +32,7 @@ PITCH: Final = 128
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a whole operand has: residues (matrices, planes, lines, pitch), codes (matrices, lines), `Deficits.array`."""
+    """A whole operand: residues (matrices, planes, lines, pitch), codes (matrices, lines), `Deficits.array`."""
 
     residues: Any
     codes: Any

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 DEPENDENT: Final = True
 """The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
 _PLACES: Final = 2048
-"""Places of the table in which a block notes which tiles' rows and columns are flagged, in shared memory beside the tile's."""
+"""Places of the table in which a block notes which tiles' rows and columns are flagged, in shared memory beside its
+tiles."""
 _FEW: Final = 56
 """Registers left to those who ask for tiles; they look for tiles and count elements."""
 
