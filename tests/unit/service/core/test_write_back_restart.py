@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,7 @@ A = np.arange(16.0).reshape(4, 4)
 
 @pytest.mark.parametrize("how", ["stop", "die"])
 async def test_a_new_server_computes_what_the_old_one_had_not_written(
-    settings, make_fake, make_core, put, gemm, fetch, die, held, how
+    settings, make_fake, make_core, put, gemm, fetch, die, held, eventually, how
 ):
     fake = make_fake()
     fake.defers = True
@@ -51,9 +49,8 @@ async def test_a_new_server_computes_what_the_old_one_had_not_written(
     await second.database.write(lambda _: None)
     assert second.scheduler.writes.recomputed == 4
     assert second.scheduler.writes.spared == 1, "nobody can see it, and nothing was made of it"
-    async with asyncio.timeout(60):  # what only served to compute them goes when its task lets go of it
-        while {record.info.id for record in second.store._catalog} != {ids[2], final}:
-            await asyncio.sleep(0.01)
+    # What only served to compute them goes when its task lets go of it.
+    await eventually(lambda: {record.info.id for record in second.store._catalog} == {ids[2], final})
     assert held(second.store) == (0, 0, 0)
     assert len(list((settings.data_dir / "extents").iterdir())) >= 1
 
