@@ -224,7 +224,8 @@ class Lines:
         partner: Partner = _NO_PARTNER,
     ) -> None:
         """The residues of `panel` lines from `first_line` on, of as many matrices as `residues` holds. Where there is a
-        tally, the lines are counted, if `counts`; what then is known to meet nothing it passes with has none.
+        tally, the lines are counted, if `counts`; groups that pass with none of the partner's are neither counted nor
+        converted.
         """
         params = ConvertParams(
             line=self._params(launcher, batch_shape, first, codes),

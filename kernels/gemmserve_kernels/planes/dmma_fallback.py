@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels.arguments import GemmParams, StoredArray, launches, matrix_view
+from gemmserve_kernels.arguments import GemmParams, StoredArray, launches
 from gemmserve_kernels.dmma.kernel import Kernel
 from gemmserve_kernels.dmma.tiles import COPIED_TILES, DmmaTile, choose
-from gemmserve_kernels.planes.flags import FlagParams, Flags
-from gemmserve_kernels.simt.gemm import runs_along_rows
-from gemmserve_kernels.tiling import Operands, flag
+from gemmserve_kernels.planes.flags import FlagParams, Flags, Oriented
+from gemmserve_kernels.tiling import flag
 from gemmserve_kernels.wgmma.tensor_map import TensorMap
 
 if TYPE_CHECKING:
@@ -71,20 +70,14 @@ def _plan(
     matrices_b: tuple[int, ...],
 ) -> _Plan | None:
     """`matrices_*`: matrices to step in the flags for each axis of the batch. None: see `run`."""
-    operands = Operands.of(problem, a, b)
-    shape = (*problem.batch_shape, problem.m, problem.n)
-    c_view, d_view = (matrix_view(array, shape, planar=problem.planar) for array in (c, d))
-    flag_views = Flags.views(problem, matrices_a, matrices_b)
-    swapped = runs_along_rows(d_view)
-    if swapped:
-        operands, c_view, d_view = operands.transposed(), c_view.transposed(), d_view.transposed()
-        flag_views = Flags.swap(flag_views)
+    oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b)
+    operands = oriented.operands
     kind = _kind(problem)
     chosen = tile or choose(operands.m, operands.n, spec, kind, problem.batch)
     conjugates = operands.conjugate_a, operands.conjugate_b
     extra = {"PLACES": str(_PLACES), "FEW": str(_FEW), "SOME": flag(not problem.planar)}
     pieces = []
-    for _, inner, found in launches(problem.batch_shape, [operands.a, operands.b, c_view, d_view, *flag_views]):
+    for _, inner, found in launches(problem.batch_shape, oriented.views):
         kernel = Kernel.of(spec, problem, chosen, found[:4], conjugates, inner, extra)
         if kernel.sources is None:
             copied = tile or COPIED_TILES.get(kind)
@@ -103,7 +96,7 @@ def _plan(
             columns=columns,
         )
         pieces.append((kernel, params))
-    return _Plan(tuple(pieces), swapped)
+    return _Plan(tuple(pieces), oriented.swapped)
 
 
 def _places(rows: int, columns: int) -> tuple[int, int]:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels.arguments import GemmParams, StoredArray, launches, matrix_view
+from gemmserve_kernels.arguments import GemmParams, StoredArray, launches
 from gemmserve_kernels.config import SimtTile
 from gemmserve_kernels.planes import dmma_fallback
-from gemmserve_kernels.planes.flags import FlagParams, Flags
-from gemmserve_kernels.simt.gemm import runs_along_rows
-from gemmserve_kernels.tiling import Operands, TiledKernel, gemm_params
+from gemmserve_kernels.planes.flags import FlagParams, Flags, Oriented
+from gemmserve_kernels.tiling import TiledKernel, gemm_params
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device import DeviceSpec
@@ -65,23 +64,16 @@ def _plan(
     matrices_b: tuple[int, ...],
 ) -> _Plan:
     """`matrices_*`: matrices to step in the flags for each axis of the batch."""
-    operands = Operands.of(problem, a, b)
-    shape = (*problem.batch_shape, problem.m, problem.n)
-    c_view, d_view = (matrix_view(array, shape, planar=problem.planar) for array in (c, d))
-    flag_views = Flags.views(problem, matrices_a, matrices_b)
-    swapped = runs_along_rows(d_view)
-    if swapped:
-        operands, c_view, d_view = operands.transposed(), c_view.transposed(), d_view.transposed()
-        flag_views = Flags.swap(flag_views)
+    oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b)
+    operands = oriented.operands
     tile = TILES[problem.dtype.name]
-    kernel = TiledKernel.build("fallback", operands, tile, c_dtype=c.dtype, d_dtype=d.dtype, d=d_view)
+    kernel = TiledKernel.build("fallback", operands, tile, c_dtype=c.dtype, d_dtype=d.dtype, d=oriented.d)
     pieces = []
-    views = [operands.a, operands.b, c_view, d_view, *flag_views]
-    for _, inner, found in launches(problem.batch_shape, views):
+    for _, inner, found in launches(problem.batch_shape, oriented.views):
         gemm, tiles = gemm_params(kernel, operands, inner, found[:4], complex(problem.alpha), complex(problem.beta))
         params = FallbackParams(gemm=gemm, flags=Flags.params(found[4:], problem.k), tiles=tiles)
         pieces.append(_Piece(params, min(tiles, BLOCKS * spec.sm_count)))
-    return _Plan(kernel, tuple(pieces), swapped)
+    return _Plan(kernel, tuple(pieces), oriented.swapped)
 
 
 def run(

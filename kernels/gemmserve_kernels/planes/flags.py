@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gemmserve_kernels.arguments import MatrixParams, MatrixView
+from gemmserve_kernels.arguments import MatrixParams, MatrixView, matrix_view
 from gemmserve_kernels.planes.verdict import GROUP_WORDS, groups, most_deficit
+from gemmserve_kernels.simt.gemm import runs_along_rows
+from gemmserve_kernels.tiling import Operands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gemmserve_kernels.arguments import StoredArray
     from gemmserve_kernels.launch import Launcher
     from gemmserve_kernels.planes.prepass import Prepass
     from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
@@ -115,3 +118,38 @@ class Flags:
                 matrix.re = matrix.re + address if address else 0
         params.status_a, params.status_b = self.status
         params.counters, params.widened = self.counters, self.widened
+
+
+@dataclass(frozen=True)
+class Oriented:
+    """A product whose result runs along its rows: as it is, or transposed where `swapped`. Addresses of views count
+    from the arrays'.
+    """
+
+    operands: Operands
+    c: MatrixView
+    d: MatrixView
+    flags: tuple[MatrixView, MatrixView, MatrixView, MatrixView]
+    swapped: bool
+
+    @classmethod
+    def of(
+        cls,
+        problem: GemmProblem,
+        stored: tuple[StoredArray, StoredArray, StoredArray, StoredArray],
+        matrices_a: tuple[int, ...],
+        matrices_b: tuple[int, ...],
+    ) -> Oriented:
+        """`stored`: A, B, C and D. `matrices_*`: matrices to step in the flags for each axis of the batch."""
+        operands = Operands.of(problem, stored[0], stored[1])
+        shape = (*problem.batch_shape, problem.m, problem.n)
+        c, d = (matrix_view(array, shape, planar=problem.planar) for array in stored[2:])
+        flags = Flags.views(problem, matrices_a, matrices_b)
+        if not runs_along_rows(d):
+            return cls(operands, c, d, flags, swapped=False)
+        return cls(operands.transposed(), c.transposed(), d.transposed(), Flags.swap(flags), swapped=True)
+
+    @property
+    def views(self) -> list[MatrixView]:
+        """A, B, C, D and the flags."""
+        return [self.operands.a, self.operands.b, self.c, self.d, *self.flags]
