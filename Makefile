@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 # printed. `make test AGAIN=` for none.
 AGAIN ?= --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks $(addprefix --rerun-exclude-path ,\
 	tests/unit/kernels tests/contract tests/e2e/test_chaos.py tests/e2e/test_lifecycle.py \
-	tests/unit/service/core/test_recovery.py tests/unit/service/core/test_job_machine.py)
+	tests/unit/service/jobs/test_recovery.py tests/unit/service/jobs/test_job_machine.py)
 
 # The first Python that is new enough; PYTHON=/path/to/python3 overrides it.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from gemmserve_service.keyring import KeyringError, read_keyring
+from gemmserve_service.tenancy.keyring import KeyringError, read_keyring
 
 _DEVICE = re.compile(r"cpu|(cuda|rocm):\d{1,3}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmserve_kernels import DeviceSpec
-from gemmserve_service.executor.base import Worker, spec_adapter
+from gemmserve_service.executor.port import Worker, spec_adapter
 from gemmserve_service.executor.protocol import Done, Group, Hello, Written
 from gemmserve_service.schemas import JobState, Timings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from gemmserve_service.queue import NotOnRecord, Unfinished, brief, request_of
+from gemmserve_service.jobs.job_queue import NotOnRecord, Unfinished, brief, request_of
 from gemmserve_service.schemas import JobState, ProgramJob
 
 OPEN = {JobState.QUEUED, JobState.RUNNING}

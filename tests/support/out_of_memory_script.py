@@ -14,9 +14,9 @@ import numpy as np
 from cupy.cuda import memory
 
 from gemmserve_kernels.errors import OutOfDeviceMemory
+from gemmserve_service.executor.worker.backend import HostArray, call
+from gemmserve_service.executor.worker.cuda import backend as cuda
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
-from gemmserve_service.worker import cuda
-from gemmserve_service.worker.device import HostArray, call
 
 ROOM = 0
 SEEN = []
@@ -68,7 +68,7 @@ attempt(GemmParams(), 1000, {"d": np.zeros((M, M))}, a=a, b=b)
 # An operand that is a result which the device alone has, with room for the whole, and without.
 import cupy  # noqa: E402
 
-from gemmserve_service.worker.backlog import Result  # noqa: E402
+from gemmserve_service.executor.worker.memory.pending_results import Result  # noqa: E402
 
 told = []
 backend.backlog.begin(told.append)

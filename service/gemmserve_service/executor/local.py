@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
-from gemmserve_service.executor.base import Worker
+from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import (
     TO_FRONT,
     Beat,
@@ -37,7 +37,7 @@ from gemmserve_service.executor.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmserve_service.executor.base import ExecutorOwner
+    from gemmserve_service.executor.port import ExecutorOwner
 
 log = logging.getLogger(__name__)
 
