@@ -233,7 +233,7 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
         parts: tuple[bytes | memoryview, ...] = ()
         if request.method == "GET":
             # A job's result may be on a device alone.
-            await core.scheduler.writes.bring(pinned, core.settings.oneshot_timeout_s)
+            await core.scheduler.writes.wait_stored(pinned, core.settings.oneshot_timeout_s)
             parts = (header, pinned.view)
         headers |= {"Accept-Ranges": "bytes"}
         known = core.store.npy_sha256(array_id) if media_type == NPY else pinned.info.sha256

@@ -96,7 +96,7 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
             items = await stored.pin(core.store, held, owner)
             wait_s = core.settings.oneshot_timeout_s if options.timeout_s is None else options.timeout_s
             for pinned in stored.pins:  # it reads them where they lie together: in the store
-                await core.scheduler.writes.bring(pinned, wait_s)
+                await core.scheduler.writes.wait_stored(pinned, wait_s)
         else:
             options = Options(timeout_s=query.timeout_s)
             _check_accept(request, options)
