@@ -103,7 +103,7 @@ async def test_the_longest_program_fits_into_a_frame(core, fake, put):
     await core.jobs.submit(program(*steps, keep=[f"{name}.c" for name in names]))
     (_, (message,)) = fake.sent[-1]
     frame = encode(packed(message))
-    assert 1 << 20 < len(frame) < 1 << 22
+    assert 1 << 19 < len(frame) < 1 << 22
     (body,) = Decoder().feed(frame)
     (back,) = unpacked(TO_WORKER.validate_json(body))
     assert (len(back.operands), len(back.results)) == (2000, 1000)

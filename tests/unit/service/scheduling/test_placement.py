@@ -172,4 +172,4 @@ async def test_what_is_written_is_estimated_like_what_is_multiplied(make_core, m
     assert task.problem.flops() == 0
     assert core.scheduler.estimates.seconds(task, worker) > module._LONG_S
     assert task.cost_s > module._LONG_S
-    assert not core.scheduler.placement.may_pass(task, worker)
+    assert not core.scheduler.placement.may_interleave(task, worker)

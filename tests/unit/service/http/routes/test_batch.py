@@ -396,7 +396,8 @@ async def test_a_batch_of_one_product_goes_to_a_worker_with_others(sent, spy, co
     async with asyncio.timeout(60):
         assert [answer.status_code for answer in await asyncio.gather(*requests)] == [200] * len(paths)
     together = [message.tasks for message in spy.sent if len(message.tasks) > 1]
-    assert {work.task.partition("_")[0] for works in together for work in works} == {"job", "small"}
+    extents = {len(work.extents) for works in together for work in works}
+    assert extents == {2, 3}, "a batch's operands lie in one extent"
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
