@@ -37,6 +37,7 @@ class Admission:
         self._quotas = quotas or Quotas()
         self._arriving: Counter[str] = Counter()
         self._arriving_bytes: Counter[str] = Counter()
+        self._steps: Counter[str] = Counter()
         self._interval_s: float | None = None
         self._last_end = 0.0
 
@@ -66,6 +67,22 @@ class Admission:
         """What `place` and its claim ask, for a task that is queued in the same turn of the event loop."""
         self._check_place(owner)
         self._check_bytes(owner, nbytes)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all programs that are not over."""
+        return self._steps.total()
+
+    def take_steps(self, owner: str, steps: int, *, recovered: bool = False) -> Callable[[], None]:
+        """Admit a program of so many steps, each of which takes some kilobytes of memory; returns what ends that.
+
+        One program always fits. `recovered`: it had been admitted by an earlier process. Raises QueueFull.
+        """
+        if steps and self.steps and not recovered:
+            most = self._settings.max_queued_steps
+            self._check(owner, self._steps[owner], self.steps, most, "steps of programs are waiting", steps)
+        self._steps[owner] += steps
+        return lambda: self._release(self._steps, owner, steps)
 
     def ended(self) -> None:
         """A task is through: keeps a running mean of the time between two ends while tasks wait."""

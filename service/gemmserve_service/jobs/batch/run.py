@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gemmserve.wire import RESULT_DTYPES
-from gemmserve_service.errors import InvalidParameters, JobCancelled, ServiceError, TooLarge
-from gemmserve_service.executor.protocol import Done
+from gemmserve_service.errors import InvalidParameters, ServiceError, TooLarge
 from gemmserve_service.jobs.batch.task import (
     BatchProblem,
     BatchTask,
@@ -23,7 +22,7 @@ from gemmserve_service.jobs.batch.task import (
     place,
     sort,
 )
-from gemmserve_service.jobs.one_shot import Waiter, summary
+from gemmserve_service.jobs.one_shot import Waiter, outcome_of
 from gemmserve_service.jobs.small.bundles import reserve
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.runtime.yielding import Turns
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from gemmserve_service.executor.protocol import Done
     from gemmserve_service.jobs.batch.task import Failures, Item
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.store.array_store import ArrayStore
@@ -128,21 +128,9 @@ async def run_batch(
             await task.prepare([worker.spec for worker in core.executor.workers() if worker.spec is not None])
         undo.pop_all()
     scheduler.submit(task, soon=True)
-    try:
-        with _watching(gone, lambda: scheduler.cancel(task)):
-            ended = await waiter.outcome
-    except asyncio.CancelledError:
-        if not task.over:
-            scheduler.cancel(task)
-        elif not waiter.outcome.cancelled() and isinstance(waiter.outcome.result(), Done):
-            task.close()
-        core.observe(summary(task, JobCancelled("the client hung up")), task.size)
-        raise
-    core.observe(summary(task, ended), task.size)
-    if isinstance(ended, ServiceError):
-        raise ended
+    with _watching(gone, lambda: scheduler.cancel(task)):
+        outcome.done = await outcome_of(task, waiter, scheduler, core.observe)
     task.unpin()
-    outcome.done = ended
     if options.results != "inline":
         await _publish(core.store, uploads)
         outcome.infos = [upload.info for upload in uploads if isinstance(upload.info, ArrayInfo)]

@@ -378,7 +378,7 @@ class JobLife(RuleBasedStateMachine):
             await core.store.delete(self.operand.id)
             await self.settle()
             assert (core.store.used_bytes, core.store.scratch_bytes, core.store.count) == (0, 0, 0)
-            assert core.jobs._room.taken == 0
+            assert core.scheduler.admissions.steps == 0
             assert list(core.store._catalog) == []
 
         try:
