@@ -232,7 +232,7 @@ def idle(core, held, eventually):
     async def check():
         await eventually(lambda: not core.jobs._live)
         assert held(core.store) == (0, 0, 0)
-        assert (core.scheduler.queued, core.scheduler.running, core.jobs._room.taken) == (0, 0, 0)
+        assert (core.scheduler.queued, core.scheduler.running, core.scheduler.admissions.steps) == (0, 0, 0)
 
     return check
 

@@ -211,7 +211,7 @@ async def test_a_crash_of_the_server_loses_no_program(core, fake, a, settings, f
         np.testing.assert_allclose(
             fetch(again.store, short.result["x3"]), np.linalg.matrix_power(A.astype("c16"), 8), rtol=1e-3
         )
-        assert again.jobs._room.taken == 0
+        assert again.scheduler.admissions.steps == 0
     finally:
         await again.stop()
 
@@ -228,7 +228,7 @@ async def test_a_program_that_can_run_nowhere_any_more_fails_by_name(core, a, se
         done = await again.jobs.wait(info.id, 60)
         assert (done.state, done.error.type) == (JobState.FAILED, "/problems/not-found")
         assert done.error.model_extra["step"] == "x1"
-        assert again.jobs._room.taken == 0
+        assert again.scheduler.admissions.steps == 0
     finally:
         await again.stop()
 

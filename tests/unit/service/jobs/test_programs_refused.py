@@ -81,7 +81,7 @@ async def test_no_room_for_a_result(make_core, make_settings, fake, put, held):
     with pytest.raises(StoreFull):
         await core.jobs.submit(powers(a, keep=["x1", "x3"]))
     await core.jobs.submit(powers(a, keep=["x3"]))
-    assert core.jobs._room.taken == 3
+    assert core.scheduler.admissions.steps == 3
     fake.fail()
 
 
