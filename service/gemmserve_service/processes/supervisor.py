@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_service.processes.datadir import lock
 from gemmserve_service.processes.listeners import control_socket, listen, listen_here, movers_socket, runtime_folder
 from gemmserve_service.runtime.handoff import FrontHandoff, MoverHandoff, WorkerHandoff
-from gemmserve_service.runtime.start_error import StartError
+from gemmserve_service.runtime.start_error import StartError, UsageError
 from gemmserve_service.tenancy.keyring import KeyringError, read_keyring
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class _Child:
 def run(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status. Raises StartError."""
     with ExitStack() as stack:
-        _check_keys(settings)
+        check_keys(settings)
         _check_certificate(settings)
         lock_fd = lock(settings.data_dir, stack)
         listener = stack.enter_context(listen(settings.host, settings.port))
@@ -307,12 +307,20 @@ def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, 
     return process
 
 
-def _check_keys(settings: Settings) -> None:
-    """Raises StartError for a key file that the front could not read."""
+def check_keys(settings: Settings) -> None:
+    """Raises StartError for a key file that cannot be read, UsageError for a host beyond loopback without any key.
+
+    A server whose keys are all revoked or expired may listen anywhere: it lets nobody in.
+    """
     try:
-        read_keyring(settings.data_dir, settings.keys_file)
+        keyring = read_keyring(settings.data_dir, settings.keys_file)
     except KeyringError as error:
         raise StartError(str(error)) from error
+    if not (settings.loopback or settings.allow_unauthenticated or keyring.closed):
+        raise UsageError(
+            f"host {settings.host} can be reached by others and there are no API keys: make one with "
+            "`gemmserve keys create`, listen on 127.0.0.1, or give --allow-unauthenticated"
+        )
 
 
 def _check_certificate(settings: Settings) -> None:

@@ -7,10 +7,18 @@ import asyncio
 import pytest
 
 from gemmserve.cli import main
+from gemmserve_service.processes.supervisor import check_keys
+from gemmserve_service.runtime.start_error import StartError
 from gemmserve_service.settings import Settings
 from gemmserve_service.tenancy.api_keys import Scope, matches, new_key
-from gemmserve_service.tenancy.key_file import KeyFileError, read_key_file
-from gemmserve_service.tenancy.keyring import KeyringError, KeyringWatch, create_key, read_keyring, revoke_key
+from gemmserve_service.tenancy.keyring import (
+    KeyringError,
+    KeyringWatch,
+    create_key,
+    read_key_file,
+    read_keyring,
+    revoke_key,
+)
 
 
 @pytest.fixture
@@ -51,7 +59,7 @@ def test_an_empty_secret_has_no_keys(key_file, tmp_path):
 )
 def test_a_line_that_makes_no_sense_is_named_and_not_quoted(key_file, tmp_path, spoil, said):
     _, text = new_key()
-    with pytest.raises(KeyFileError, match=f"line 2: .*{said}") as caught:
+    with pytest.raises(KeyringError, match=f"line 2: .*{said}") as caught:
         read_key_file(key_file("# keys", spoil(text)))
     assert text[20:40] not in str(caught.value)
     with pytest.raises(KeyringError, match="line 2"):
@@ -59,15 +67,15 @@ def test_a_line_that_makes_no_sense_is_named_and_not_quoted(key_file, tmp_path, 
 
 
 def test_what_is_no_key_file(tmp_path, key_file):
-    with pytest.raises(KeyFileError, match="cannot be read: No such file"):
+    with pytest.raises(KeyringError, match="cannot be read: No such file"):
         read_key_file(tmp_path / "none")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(KeyFileError, match="not UTF-8"):
+    with pytest.raises(KeyringError, match="not UTF-8"):
         read_key_file(tmp_path / "bytes")
-    with pytest.raises(KeyFileError, match="larger than"):
+    with pytest.raises(KeyringError, match="larger than"):
         read_key_file(key_file("#" * (1 << 20)))
     _, text = new_key()
-    with pytest.raises(KeyFileError, match="second key"):
+    with pytest.raises(KeyringError, match="second key"):
         read_key_file(key_file(text, text))
 
 
@@ -89,11 +97,9 @@ def test_changing_stored_keys_leaves_the_secret_out_of_them(tmp_path, key_file):
 
 def test_a_key_in_a_secret_opens_the_door_to_others(tmp_path, key_file):
     _, text = new_key()
-    assert not Settings(host="0.0.0.0", data_dir=tmp_path, keys_file=key_file(text)).loopback
-    with pytest.raises(ValueError, match="no API keys"):
-        Settings(host="0.0.0.0", data_dir=tmp_path, keys_file=key_file())
-    with pytest.raises(ValueError, match="cannot be read"):
-        Settings(host="0.0.0.0", data_dir=tmp_path, keys_file=tmp_path / "none")
+    check_keys(Settings(host="0.0.0.0", data_dir=tmp_path, keys_file=key_file(text)))
+    with pytest.raises(StartError, match="no API keys"):
+        check_keys(Settings(host="0.0.0.0", data_dir=tmp_path, keys_file=key_file("# none")))
 
 
 async def test_a_replaced_secret_holds_and_what_left_it_has_ended(tmp_path, key_file):
