@@ -18,10 +18,11 @@ from pathlib import Path
 import cupy
 import numpy as np
 
-from gemmserve_kernels import compiler, config
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.simt import gemm as simt
+from gemmserve_kernels.algorithms.simt import gemm as simt
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.problem import config
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 DTYPES = ("complex64", "float32", "float16", "float64", "complex128")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_service.extents import Extent
     from gemmserve_service.operations import Product
     from gemmserve_service.pins import Pinned

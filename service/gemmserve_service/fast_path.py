@@ -18,7 +18,7 @@ import structlog
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NpyError
-from gemmserve_kernels.errors import DeviceError, KernelError
+from gemmserve_kernels.problem.errors import DeviceError, KernelError
 from gemmserve_service import small
 from gemmserve_service.bundles import BundleTask
 from gemmserve_service.errors import JobCancelled, ServiceError, describe

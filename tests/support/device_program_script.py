@@ -17,7 +17,7 @@ from cupy.cuda import memory
 from pydantic import TypeAdapter
 
 from gemmserve_kernels import Operand
-from gemmserve_kernels.errors import OutOfDeviceMemory
+from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service import operations
 from gemmserve_service.compiling import compile_program
 from gemmserve_service.errors import JobCancelled

@@ -20,7 +20,7 @@ from request_shapes import SHAPES
 from uvicorn.server import ServerState
 
 from gemmserve.wire import DTYPES, NpyError, format_npy_header, parse_npy_header
-from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.problem.errors import KernelError
 from gemmserve_service.connections import Connections, limited
 from gemmserve_service.digests import parse_content_digest
 from gemmserve_service.errors import ServiceError

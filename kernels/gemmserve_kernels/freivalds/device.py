@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.arguments import (
+from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, Operands, flag
+from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.device.struct_params import (
     BATCH_DIMS,
     VECTOR_BYTES,
     MatrixParams,
@@ -18,14 +20,12 @@ from gemmserve_kernels.arguments import (
     launches,
     matrix_view,
 )
-from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.freivalds.finding import floor_of
 from gemmserve_kernels.freivalds.signs import VECTORS
-from gemmserve_kernels.tiling import TYPES, Operands, flag
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.problem.problem import GemmProblem
 
 _THREADS: Final = 256
 _WARPS: Final = _THREADS // 32

@@ -48,13 +48,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.device.interruption import checkpoint
 from gemmserve_kernels.freivalds.finding import INPUT_ROUNDING, Element, tiny_of
 from gemmserve_kernels.freivalds.signs import random_bits
-from gemmserve_kernels.interruption import checkpoint
-from gemmserve_kernels.operand import real_dtype
+from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem
 
     Array = np.ndarray[Any, Any]
 

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.arguments import BATCH_DIMS, MatrixParams, MatrixView, StoredArray, launches, matrix_view
-from gemmserve_kernels.compiler import KernelSource
+from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, Operands, flag
+from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.device.struct_params import (
+    BATCH_DIMS,
+    MatrixParams,
+    MatrixView,
+    StoredArray,
+    launches,
+    matrix_view,
+)
 from gemmserve_kernels.freivalds.sampled import FIGURES, Bound, Choice
-from gemmserve_kernels.tiling import TYPES, Operands, flag
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.problem.problem import GemmProblem
 
 _THREADS: Final = 256
 _BLOCKS_PER_SM: Final = 2

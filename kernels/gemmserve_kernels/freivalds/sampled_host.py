@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.device.interruption import checkpoint
 from gemmserve_kernels.freivalds.sampled import CANDIDATE_BITS, CANDIDATES, FIGURES, Bound, Choice, in_stratum, words
-from gemmserve_kernels.interruption import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem
 
     Array = np.ndarray[Any, Any]
     Pair = tuple[Array, Array]

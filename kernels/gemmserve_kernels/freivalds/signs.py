@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.interruption import checkpoint
+from gemmserve_kernels.device.interruption import checkpoint
 
 VECTORS: Final = 4
 """Vectors of a check. VECTORS in cuda/freivalds.cu and freivalds_judge.cu."""

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from gemmserve_kernels.seed import seed_cache
+from gemmserve_kernels.device.shipped_kernels import seed_cache
 from gemmserve_service import logging as logs
 from gemmserve_service.handoff import WorkerHandoff
 from gemmserve_service.runtime import keep_from_collector

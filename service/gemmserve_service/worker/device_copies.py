@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels import Operand, plan, prepare
-from gemmserve_kernels.arrays import ArrayKey
-from gemmserve_kernels.caching import cached
+from gemmserve_kernels.device.caching import cached
+from gemmserve_kernels.problem.arrays import ArrayKey
 from gemmserve_service.operations import build
 from gemmserve_service.worker.residency import Residency
 from gemmserve_service.worker.staging import CupyLink, Staging, flat

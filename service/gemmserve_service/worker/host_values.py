@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import psutil
 
-from gemmserve_kernels.interruption import interruptible
+from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.schemas import Timings
 from gemmserve_service.worker import verification
 from gemmserve_service.worker.device import HostArray

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmserve_kernels import compiler
-from gemmserve_kernels.compiler import Cubin, KernelSource, kernel_source
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.compiler import Cubin, KernelSource, kernel_source
 
-SOURCES = Path(compiler.__file__).parent / "cuda"
+SOURCES = Path(compiler.__file__).parents[1] / "cuda"
 
 
 @pytest.mark.parametrize("name", ["gemm", "gemm_reduce"])

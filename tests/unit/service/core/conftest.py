@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gemmserve_kernels import Operand
-from gemmserve_kernels.device import DeviceSpec
+from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service import clock, operations
 from gemmserve_service.core import Core
 from gemmserve_service.database import Database

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemmserve_kernels import ElementCounts
-from gemmserve_kernels.element_counts import Reading
+from gemmserve_kernels.device.element_counts import Reading
 from gemmserve_service.executor.inline import InlineExecutor
 from gemmserve_service.metrics import Metrics
 from gemmserve_service.schemas import Elements, GemmJob, JobInfo, ProgramJob
