@@ -38,7 +38,10 @@ class CompileError(DeviceError):
 
 @dataclass(frozen=True)
 class KernelSource:
-    """One .cu file and the defines that make it concrete. Two equal sources compile to the same code."""
+    """One .cu file, by its name without folder, and the defines that make it concrete.
+
+    Two equal sources compile to the same code.
+    """
 
     name: str
     defines: tuple[tuple[str, str], ...]
@@ -96,10 +99,16 @@ def _flattened(path: str) -> str:
     return _flatten(path, set())
 
 
+@cache
+def source_files() -> dict[str, str]:
+    """Return the path under cuda/ of each .cu file by its name, which no two share."""
+    return {path.stem: path.relative_to(_SOURCES).as_posix() for path in _SOURCES.glob("*/*.cu")}
+
+
 def kernel_source(name: str, defines: Mapping[str, str]) -> str:
-    """The text of cuda/`name`.cu behind one ``#define GEMM_key value`` line for each of `defines`. Pure."""
+    """The text of cuda/*/`name`.cu behind one ``#define GEMM_key value`` line for each of `defines`. Pure."""
     prelude = "".join(f"#define GEMM_{key} {value}\n" for key, value in defines.items())
-    return f"{prelude}{_flattened(f'{name}.cu')}\n"
+    return f"{prelude}{_flattened(source_files()[name])}\n"
 
 
 def compile_cuda(text: str, arch: str, *, name: str = "kernel.cu") -> Cubin:

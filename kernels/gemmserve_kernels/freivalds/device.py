@@ -1,4 +1,4 @@
-"""The check on a device: host side of cuda/freivalds.cu and freivalds_judge.cu."""
+"""The check on a device: host side of cuda/freivalds/freivalds.cu and freivalds_judge.cu."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FIGURES: Final = 3
 
 
 class SignsParams(ctypes.Structure):
-    """Mirror of SignsParams in cuda/freivalds_judge.cu."""
+    """Mirror of SignsParams in cuda/freivalds/freivalds_judge.cu."""
 
     _fields_ = (
         ("out", ctypes.c_uint64),
@@ -68,7 +68,7 @@ class FoldParams(ctypes.Structure):
 
 
 class TimesParams(ctypes.Structure):
-    """Mirror of TimesParams in cuda/freivalds.cu."""
+    """Mirror of TimesParams in cuda/freivalds/freivalds.cu."""
 
     _fields_ = (
         ("x", MatrixParams),
@@ -131,7 +131,7 @@ PARAMS: Final[dict[str, type[ctypes.Structure]]] = {
 
 @dataclass(frozen=True)
 class _Side:
-    """What one matrix of each product left on the device, in `memory`: see SideParams in cuda/freivalds_judge.cu."""
+    """What one matrix of each product left on the device, in `memory`: see SideParams in freivalds_judge.cu."""
 
     memory: Any
     address: int

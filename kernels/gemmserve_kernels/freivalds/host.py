@@ -1,4 +1,4 @@
-"""The check with NumPy: the same figures as cuda/freivalds.cu, up to the rounding of double precision."""
+"""The check with NumPy: the same figures as cuda/freivalds/freivalds.cu, up to the rounding of double precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elements of a product computed again on a device: host side of cuda/sampled.cu."""
+"""Elements of a product computed again on a device: host side of cuda/freivalds/sampled.cu."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WORKSPACE: Final = 64 << 20
 
 
 class SampledParams(ctypes.Structure):
-    """Mirror of SampledParams in cuda/sampled.cu."""
+    """Mirror of SampledParams in cuda/freivalds/sampled.cu."""
 
     _fields_ = (
         ("a", MatrixParams),

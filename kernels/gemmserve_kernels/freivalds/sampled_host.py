@@ -1,4 +1,4 @@
-"""Elements of a product computed again with NumPy: the figures of cuda/sampled.cu, up to the rounding of double."""
+"""Elements of a product computed again with NumPy: the figures of sampled.cu, up to the rounding of double."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def _complex(re: Array, im: Array) -> Array:
 
 
 def _judged(problem: GemmProblem, bound: Bound, sums: _Sums, c: Array | None, d: Array) -> Pair:
-    """Excess and error of each element; see `judge` in cuda/sampled.cu."""
+    """Excess and error of each element; see `judge` in cuda/freivalds/sampled.cu."""
     is_complex = d.dtype.kind == "c"
     of_alpha, of_beta = (abs(z.real) + abs(z.imag) for z in (problem.alpha, problem.beta))
     size = np.sqrt(sums.of_a) * np.sqrt(sums.of_b) if bound.by_norms else sums.size

@@ -1,7 +1,7 @@
 """Reductions of a product's rows or columns: the partials that its tiles leave, and how they are combined.
 
 Whichever kernel multiplies, every tile leaves one partial for each output (see cuda/epilogue/reductions.cuh), `length`
-of them in the order of what is reduced. cuda/combine.cu folds them in that order, so that results are the same bits
+of them in the order of what is reduced. combine.cu folds them in that order, so that results are the same bits
 from run to run.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _GROUP: Final = 32
 """Partials that one thread folds; pulled out of the air between latency and the number of levels."""
 _BLOCK: Final = 256
-"""Threads of the combining kernels, as in cuda/combine.cu."""
+"""Threads of the combining kernels, as in cuda/epilogue/combine.cu."""
 _SUMS: Final = ("sum", "sumsq")
 
 

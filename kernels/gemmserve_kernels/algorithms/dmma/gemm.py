@@ -36,13 +36,13 @@ JUDGED_N: Final = 256
 
 
 class DmmaParams(ctypes.Structure):
-    """Mirror of DmmaParams in cuda/dmma_gemm.cu."""
+    """Mirror of DmmaParams in cuda/dmma/dmma_gemm.cu."""
 
     _fields_ = (("map_a", TensorMap), ("map_b", TensorMap), ("gemm", GemmParams), ("tiles", ctypes.c_int64))
 
 
 class DmmaTilesParams(ctypes.Structure):
-    """Mirror of DmmaTilesParams in cuda/dmma_tiles.cu."""
+    """Mirror of DmmaTilesParams in cuda/dmma/dmma_tiles.cu."""
 
     _fields_ = (
         ("map_a", TensorMap),

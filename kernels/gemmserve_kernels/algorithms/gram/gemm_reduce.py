@@ -65,7 +65,7 @@ _AMPERE, _HOPPER = 80, 90
 
 
 class GramParams(ctypes.Structure):
-    """Mirror of GramParams in cuda/gram.cu."""
+    """Mirror of GramParams in cuda/gram/gram.cu."""
 
     _fields_ = (
         ("a", MatrixParams),
@@ -86,7 +86,7 @@ class GramParams(ctypes.Structure):
 
 
 class GramFormParams(ctypes.Structure):
-    """Mirror of GramFormParams in cuda/gram_form.cu."""
+    """Mirror of GramFormParams in cuda/gram/gram_form.cu."""
 
     _fields_ = (
         ("gemm", GemmParams),

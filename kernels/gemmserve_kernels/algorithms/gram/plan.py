@@ -38,7 +38,7 @@ WORKSPACE: Final = 32 << 20
 RUN: Final = 512
 """Rows of A that are summed up one after another."""
 _FORM_RUN: Final = 64
-"""The same for the forms: RUN of cuda/mma/simt.cuh."""
+"""The same for the forms: RUN of cuda/simt/multiply.cuh."""
 _PART: Final = 1024
 """Rows of one part at least: enough to pay for adding up the parts, few enough to fill a device."""
 _PARTS: Final = 64

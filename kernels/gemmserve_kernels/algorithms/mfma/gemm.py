@@ -1,6 +1,6 @@
 """Products on AMD's matrix units: MFMA of gfx90a (MI200), gfx942 (MI300), gfx950 (MI350); WMMA of gfx1100 (RDNA 3).
 
-Two families share one kernel, cuda/mfma_gemm.cu. `run_gemm` multiplies operands as they are stored (any strides,
+Two families share one kernel, cuda/mfma/mfma_gemm.cu. `run_gemm` multiplies operands as they are stored (any strides,
 interleaved or planar): float32 and complex64 by v_mfma_f32_32x32x2, float64 and complex128 by v_mfma_f64_16x16x4,
 float16 by v_mfma_f32_32x32x8_f16 (32x32x16 on gfx950, as float32 on gfx90a), and, where `compute` is "tf32" on gfx942,
 float32 rounded to TF32 by v_mfma_f32_32x32x4_xf32. `multiply` multiplies float16 planes (`common.splits`): `3xfp16`,

@@ -1,6 +1,6 @@
 """Products on the tensor cores of compute capability 8.0 and later: mma.sync behind a pipeline of cp.async.
 
-Two families share one kernel, cuda/mma_gemm.cu. `run_gemm` multiplies float32 and complex64 as TF32, read as they are
+Two families share one kernel, mma_gemm.cu. `run_gemm` multiplies float32 and complex64 as TF32, read as they are
 stored (any strides, interleaved or planar) and split in registers: `3xtf32` into a big and a small part with three
 products, `1xtf32` (and `tf32`) with one. `multiply` multiplies planes (`common.splits.Planes`): of float16 (`3xfp16`,
 `1xfp16`) and of bfloat16 (`6xbf16`, `9xbf16`, `3xbf16`), of all tiles or of those that one of them serves.

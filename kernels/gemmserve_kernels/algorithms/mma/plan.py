@@ -41,7 +41,7 @@ TF32_MODES: Final = {"3xtf32": "3xtf32", "1xtf32": "1xtf32", "tf32": "1xtf32"}
 
 
 class MmaParams(ctypes.Structure):
-    """Mirror of MmaParams in cuda/mma_sync/params.cuh."""
+    """Mirror of MmaParams in cuda/mma/params.cuh."""
 
     _fields_ = (
         ("gemm", GemmParams),

@@ -52,7 +52,7 @@ class Panel:
 
 
 JUDGED: Final = ("float64", "complex128")
-"""dtypes whose lines are counted; of the others the result says whether it can be trusted (cuda/ozaki_combine.cu)."""
+"""dtypes whose lines are counted; of the others the result says whether it can be trusted (ozaki_combine.cu)."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """How small products lie in memory, global and shared, and how threads read them. Pure.
 
-The kernel (cuda/small_gemm.cu) has all extents compiled in, so everything here ends as a define.
+The kernel (cuda/small/small_gemm.cu) has all extents compiled in, so everything here ends as a define.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _FEW: Final = 56
 
 
 class DmmaFallbackParams(ctypes.Structure):
-    """Mirror of DmmaFallbackParams in cuda/dmma_fallback.cu."""
+    """Mirror of DmmaFallbackParams in cuda/splits/dmma_fallback.cu."""
 
     _fields_ = (
         ("map_a", TensorMap),

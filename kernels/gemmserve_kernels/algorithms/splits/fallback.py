@@ -34,7 +34,7 @@ BLOCKS: Final = 4
 
 
 class FallbackParams(ctypes.Structure):
-    """Mirror of FallbackParams in cuda/fallback.cu."""
+    """Mirror of FallbackParams in cuda/splits/fallback.cu."""
 
     _fields_ = (("gemm", GemmParams), ("flags", FlagParams), ("tiles", ctypes.c_int64))
 

@@ -1,4 +1,4 @@
-"""How the pre-pass cuts vectors of length k into the shares of threads, warps and blocks (cuda/split). Pure.
+"""How the pre-pass cuts vectors of length k into the shares of threads, warps and blocks (cuda/splits). Pure.
 
 It follows from k and the architecture alone. What is counted of a vector are integers: no result depends on it.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 RUN: Final = 8
 """Steps of k that a thread converts at once."""
 _PATCH: Final = 64
-"""Steps of k of a strip that a warp holds at once (cuda/split/across.cuh)."""
+"""Steps of k of a strip that a warp holds at once (cuda/splits/across.cuh)."""
 WARP: Final = 32
 """Lanes, as kernels see it."""
 _PIECE_BYTES: Final = 16
@@ -75,7 +75,7 @@ class Geometry:
         return self.strip // (8 if complex_data else 4)
 
     def shared_bytes(self, k: int, *, complex_data: bool, along: bool) -> int:
-        """At least sizeof(along::Shared) or sizeof(across::Shared) of cuda/split; whole pieces."""
+        """At least sizeof(along::Shared) or sizeof(across::Shared) of cuda/splits; whole pieces."""
         warps, parts = self.threads // WARP, 2 if complex_data else 1
         if self.alone:
             return warps * self.stages * self.alone * self.strip

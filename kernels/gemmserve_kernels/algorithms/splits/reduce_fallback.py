@@ -31,7 +31,7 @@ _TILES: Final = {"float32": SimtTile(32, 32, 16, 4, 4), "complex64": SimtTile(32
 
 
 class ReduceFallbackParams(ctypes.Structure):
-    """Mirror of ReduceFallbackParams in cuda/reduce_fallback.cu."""
+    """Mirror of ReduceFallbackParams in cuda/splits/reduce_fallback.cu."""
 
     _fields_ = (
         ("product", GemmReduceParams),

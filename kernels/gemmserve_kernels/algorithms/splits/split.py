@@ -7,14 +7,14 @@ of every group. For the wide way (`splits.gemm`) it makes three bfloat16 of an e
 flags vectors that spread over more than 92 binades, and such as have few elements near their largest
 (`common.verdict.UNFIT`). Infinities have a place in the last of the three.
 
-How it is done (cuda/split; the shapes are in `geometry`). Short vectors are one warp's, which holds a few of them, and
+How it is done (cuda/splits; the shapes are in `geometry`). Short vectors are one warp's, which holds a few of them, and
 asks no other; all warps have equal parts. Of longer ones a vector's scale is known only when all of it has been
 seen, so the blocks, or clusters of blocks that see each other's shared memory, hold whole vectors there: everything
 is read once and written once. Each warp fetches and converts the same steps of k of one vector after another. So it
 needs no other warp but for the maxima and counts of a vector, and it fetches the next ones as soon as it has converted
 those before them. As many blocks as the device holds share the work; which does what is settled as they go, and changes
 no result. What a vector loses is counted only where an element lies below 2**-18 of the vector's largest magnitude:
-others lose nothing (cuda/split/element.cuh).
+others lose nothing (cuda/splits/element.cuh).
 
 Source of the split: H. Ootomo, R. Yokota, IJHPCA 36 (2022), section III, with the scale of a vector in the place of the
 constant one; of three bfloat16: G. Henry, P. T. P. Tang, A. Heinecke, ARITH 2019.
@@ -60,7 +60,7 @@ _INT: Final = np.dtype(np.int32)
 
 
 class SplitOperandParams(ctypes.Structure):
-    """Mirror of SplitOperand in cuda/split/params.cuh."""
+    """Mirror of SplitOperand in cuda/splits/params.cuh."""
 
     _fields_ = (
         ("source", MatrixParams),

@@ -56,7 +56,7 @@ _MOST_PARTS: Final = 4
 
 
 class SumsParams(ctypes.Structure):
-    """Mirror of SumsParams in cuda/sums.cu."""
+    """Mirror of SumsParams in cuda/sums/sums.cu."""
 
     _fields_ = (
         ("x", MatrixParams),

@@ -1,4 +1,4 @@
-"""Products of float16 planes on Hopper's tensor cores: host side of cuda/wgmma_gemm.cu.
+"""Products of float16 planes on Hopper's tensor cores: host side of cuda/wgmma/wgmma_gemm.cu.
 
 `resolve` chooses a tile, `multiply` launches it.
 """

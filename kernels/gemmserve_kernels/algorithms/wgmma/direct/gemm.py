@@ -2,7 +2,7 @@
 
 An operand whose strides the copy engine cannot take is copied first, if it is not too large.
 
-The kernel is the one that multiplies planes (cuda/wgmma_gemm.cu), with one plane and no exponents: the copy engine
+The kernel is the one that multiplies planes (wgmma_gemm.cu), with one plane and no exponents: the copy engine
 brings boxes along k or across it, and the matrix instruction takes either. Products are exact in float32. The tensor
 core adds with truncation; sums are promoted (see `wgmma.candidates.promotion`) where that could be seen in the result:
 where k is long, or where the result keeps more than float16 does.

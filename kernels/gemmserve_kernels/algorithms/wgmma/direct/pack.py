@@ -1,4 +1,4 @@
-"""float16 operands that the copy engine cannot read as they lie, copied first: host side of cuda/wgmma_pack.cu.
+"""float16 operands that the copy engine cannot read as they lie, copied first: host side of cuda/wgmma/wgmma_pack.cu.
 
 What runs along memory still does, in rows of whole pieces of 16 bytes; matrices that the batch repeats are copied once.
 """
@@ -28,7 +28,7 @@ _THREADS: Final = 256
 
 
 class PackParams(ctypes.Structure):
-    """Mirror of PackParams in cuda/wgmma_pack.cu."""
+    """Mirror of PackParams in cuda/wgmma/wgmma_pack.cu."""
 
     _fields_ = (
         ("source", MatrixParams),  # `from` in the kernel
@@ -43,7 +43,7 @@ class PackParams(ctypes.Structure):
 
 
 SOURCE: Final = KernelSource("wgmma_pack", (("PARAMS_BYTES", str(ctypes.sizeof(PackParams))),))
-"""cuda/wgmma_pack.cu, which has no variants."""
+"""cuda/wgmma/wgmma_pack.cu, which has no variants."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The pre-pass in every shape of blocks and clusters, on the CPU shim, against the NumPy model bit for bit.
 
-The shim has no clusters: one of its blocks stands for all blocks of one (cuda/split/queue.cuh).
+The shim has no clusters: one of its blocks stands for all blocks of one (cuda/splits/queue.cuh).
 """
 
 from __future__ import annotations
