@@ -17,7 +17,7 @@ from gemmserve_kernels import KernelError, gemm, gemm_reduce
 from gemmserve_kernels.device.launch import CupyLauncher
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_kernels.freivalds import freivalds_check
-from gemmserve_kernels.numerics.reference import sampled_reduction_errors
+from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors
 from gemmserve_kernels.problem.problem import GemmReduceProblem, Operand
 
 pytestmark = pytest.mark.gpu

@@ -35,7 +35,7 @@ from gemmserve_kernels.device.spec import KNOWN, DeviceSpec  # noqa: E402
 from gemmserve_kernels.device.struct_params import CombineParams, GemmParams, GemmReduceParams  # noqa: E402
 from gemmserve_kernels.freivalds import device as freivalds_device  # noqa: E402
 from gemmserve_kernels.freivalds import freivalds_check, sampled_device  # noqa: E402
-from gemmserve_kernels.numerics.reference import sampled_reduction_errors  # noqa: E402
+from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors  # noqa: E402
 from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem, Operand  # noqa: E402
 
 PARAMS = {

@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.numerics.reference import (
-    Errors,
-    errors,
-    logical,
-    oracle_gemm,
-    reduction_errors,
-    sampled_reduction_errors,
-)
+from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors
+from gemmserve_kernels.numerics.reference import Errors, errors, logical, oracle_gemm, reduction_errors
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemmserve_kernels.algorithms.common.prepared_operand import source_of
 from gemmserve_kernels.algorithms.cpu import gemm as cpu
 from gemmserve_kernels.device.caching import cached
 from gemmserve_kernels.device.spec import DeviceSpec, device_errors
@@ -16,7 +17,6 @@ from gemmserve_kernels.dispatch.planned_call import (
     plan_call,
     whole_elements,
 )
-from gemmserve_kernels.dispatch.prepare import source_of
 from gemmserve_kernels.dispatch.routes import plan_gemm
 from gemmserve_kernels.problem.arrays import ArrayKey, check_out, native, on_elements, overlaps, same_library
 

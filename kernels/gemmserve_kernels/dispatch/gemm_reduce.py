@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemmserve_kernels.algorithms.common.prepared_operand import source_of
 from gemmserve_kernels.algorithms.cpu import gemm_reduce as cpu_reduce
 from gemmserve_kernels.device.caching import cached
 from gemmserve_kernels.device.spec import DeviceSpec, device_errors
 from gemmserve_kernels.dispatch.planned_call import operand_key, operand_outline, whole_elements
 from gemmserve_kernels.dispatch.planned_reduce import build_problem, plan_reduce_call
-from gemmserve_kernels.dispatch.prepare import source_of
 from gemmserve_kernels.dispatch.routes import plan_gemm_reduce
 from gemmserve_kernels.problem.arrays import ArrayKey, check_out, native, on_elements, overlaps, same_library
 from gemmserve_kernels.problem.errors import ParameterInvalid

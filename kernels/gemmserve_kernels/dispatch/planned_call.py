@@ -8,21 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.algorithms.vendor import gemm as vendor
 from gemmserve_kernels.device.launch import CupyLauncher
 from gemmserve_kernels.device.replay import trace
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_kernels.device.struct_params import VECTOR_BYTES
-from gemmserve_kernels.dispatch.prepare import PreparedOperand, source_of
 from gemmserve_kernels.dispatch.routes import as_uniform, plan_gemm
 from gemmserve_kernels.problem.arrays import ArrayKey, check_out, on_elements
 from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
 
 if TYPE_CHECKING:
+    from gemmserve_kernels.algorithms.common.prepared_operand import Outline
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.replay import Program, Tracer
-    from gemmserve_kernels.dispatch.prepare import Outline
     from gemmserve_kernels.dispatch.routes import Plan
 
     Pair = tuple[Outline | None, Outline | None]

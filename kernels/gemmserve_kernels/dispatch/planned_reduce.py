@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.common.partials import outputs_of, written_dtype
+from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.device.launch import CupyLauncher
 from gemmserve_kernels.device.replay import trace
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_kernels.dispatch.planned_call import Key, fresh_key, key_argument, taken_of
-from gemmserve_kernels.dispatch.prepare import PreparedOperand, source_of
 from gemmserve_kernels.dispatch.routes import as_uniform, plan_gemm_reduce
 from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmReduceProblem

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
+from gemmserve_kernels.algorithms.simt.tile import resolve_simt
 from gemmserve_kernels.algorithms.vendor.blas import BlasPlan, NotExpressible, copied_bytes, lower
 from gemmserve_kernels.dispatch.estimate import estimate
 from gemmserve_kernels.problem.config import GemmConfig
@@ -229,10 +230,24 @@ def _wish(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Algorit
         return None
     plain = problem.compute in _PLAIN_MODES
     if config.algorithm is not None or plain:
-        config.feasibility(spec, problem.accumulate)
+        check_feasible(config, spec, problem.accumulate)
     if config.algorithm == "numpy" and spec.kind != "cpu":
         raise ConfigInfeasible(f"algorithm: numpy runs on the CPU, and the operands are on {spec.name}")
     return "simt" if config.algorithm is None and config.tile_fields and plain else config.algorithm
+
+
+def check_feasible(config: GemmConfig, spec: DeviceSpec, dtype: np.dtype[Any]) -> None:
+    """Raises ConfigInfeasible, naming the limit, unless `spec` can run `config` on an accumulator of `dtype`."""
+    if config.algorithm in {"numpy", "vendor"} or spec.kind == "cpu":
+        name = config.algorithm or "numpy"
+        for field in config.tile_fields:
+            raise ConfigInfeasible(f"{field}: the {name} algorithm has no tiles to set")
+        if spec.kind == "cpu" and name not in {"numpy", "product"}:
+            raise ConfigInfeasible(f"algorithm: {name} needs a CUDA or ROCm device, and this one is a CPU")
+        return
+    if config.algorithm not in {None, "simt"}:
+        return  # the algorithm's own module looks at its settings
+    resolve_simt(config, m=1 << 12, n=1 << 12, batch=1, accumulate=dtype, spec=spec)
 
 
 def available(dtype: np.dtype[Any], spec: DeviceSpec) -> tuple[str, ...]:

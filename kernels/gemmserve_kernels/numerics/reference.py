@@ -15,25 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.device.interruption import checkpoint
 from gemmserve_kernels.problem.arrays import library
-from gemmserve_kernels.problem.problem import GemmReduceProblem, Operand, real_dtype
+from gemmserve_kernels.problem.problem import real_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gemmserve_kernels.problem.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
     Array = np.ndarray[Any, Any]
 
 _PANEL_BYTES: Final = 32 << 20
-_SAMPLED: Final = 1 << 20
-"""Elements of an operand, or of a product with it, between two moments at which the check of a reduction can be
-interrupted: some hundredths of a second, however long the axis is that is reduced."""
-_SAMPLED_EXACTLY: Final = 1 << 18
-"""Likewise, where the product is exact: a tenth."""
-_BEFORE: Final = {"max": -math.inf, "min": math.inf}
-_JOIN: Final = {"max": np.maximum, "min": np.minimum}
 _MAX_SLICES: Final = 16
 """Slices of an operand at most: of 20 bits each, 320 bits below a row's maximum."""
 
@@ -57,7 +47,7 @@ class Errors:
 
 def logical(problem: GemmProblem | GemmReduceProblem, array: Any) -> Array:
     """An operand or a complex result on the host, planar ones joined to complex."""
-    host = _on_host(array)
+    host = on_host(array)
     if not problem.planar or host.dtype.kind == "c":
         return host
     joined = np.empty(host.shape[1:], np.result_type(host.dtype, np.complex64))
@@ -65,7 +55,7 @@ def logical(problem: GemmProblem | GemmReduceProblem, array: Any) -> Array:
     return joined
 
 
-def _on_host(array: Any) -> Array:
+def on_host(array: Any) -> Array:
     host: Array = array.get() if library(array) == "cupy" else np.asarray(array)
     return host
 
@@ -80,7 +70,7 @@ def oracle_product(problem: GemmProblem | GemmReduceProblem, a: Any, b: Any) -> 
     wide = _wide(problem)
     product: Array
     with np.errstate(all="ignore"):
-        if _is_exact(problem):
+        if is_exact(problem):
             product = _exact_matmul(op_a.astype(wide), op_b.astype(wide))
         else:
             product = op_a.astype(wide) @ op_b.astype(wide)
@@ -88,7 +78,7 @@ def oracle_product(problem: GemmProblem | GemmReduceProblem, a: Any, b: Any) -> 
         return product if problem.alpha == 1 else np.asarray(alpha * product)
 
 
-def _is_exact(problem: GemmProblem | GemmReduceProblem) -> bool:
+def is_exact(problem: GemmProblem | GemmReduceProblem) -> bool:
     return problem.dtype.itemsize == _wide(problem).itemsize
 
 
@@ -106,7 +96,7 @@ def oracle_gemm_reduce(problem: GemmReduceProblem, a: Any, b: Any) -> dict[str, 
     """Every result by name, of the logical shape, in the precision of `oracle_product`."""
     product = oracle_product(problem, a, b)
     values = pre_op(problem.pre_op, product)
-    results = {name: _reduce(problem, name, values) for name in problem.reductions}
+    results = {name: reduced(problem, name, values) for name in problem.reductions}
     return results | ({"c": product} if problem.return_c else {})
 
 
@@ -126,7 +116,7 @@ def _op(array: Array, trans: str) -> Array:
     return array.conj() if trans in {"C", "R"} else array
 
 
-def _lined_up(problem: GemmReduceProblem, values: Array) -> tuple[Array, int]:
+def lined_up(problem: GemmReduceProblem, values: Array) -> tuple[Array, int]:
     """`values` with what is reduced on one axis, in index order, and that axis."""
     if not problem.over_batch:
         return values, -2 if problem.over_rows else -1
@@ -135,8 +125,8 @@ def _lined_up(problem: GemmReduceProblem, values: Array) -> tuple[Array, int]:
     return values.reshape(math.prod(values.shape[:-1]), values.shape[-1]), 0
 
 
-def _reduce(problem: GemmReduceProblem, name: str, values: Array) -> Array:
-    values, axis = _lined_up(problem, values)
+def reduced(problem: GemmReduceProblem, name: str, values: Array) -> Array:
+    values, axis = lined_up(problem, values)
     with np.errstate(all="ignore"):
         if name in {"sum", "mean"}:
             return np.asarray(getattr(np, name)(values, axis=axis))
@@ -197,19 +187,19 @@ def _slices(x: Array, bits: int, axis: int) -> tuple[Array, list[Array]]:
 
 def errors(d: Any, reference: Array) -> Errors:
     """How far `d` is from `reference`, arrays of the same logical shape (..., rows, columns)."""
-    host = _on_host(d)
+    host = on_host(d)
     if host.shape != reference.shape:
         raise ValueError(f"the result has shape {host.shape}, the reference {reference.shape}")
     difference = host.astype(reference.dtype) - reference
-    rel_fro = _ratio(_norm(difference), _norm(reference))
+    rel_fro = ratio(_norm(difference), _norm(reference))
     worst = float(np.max(_ratios(_norm(difference, axis=-1), _norm(reference, axis=-1)), initial=0.0))
     if reference.dtype.kind != "c":
         return Errors(rel_fro, worst, rel_fro, 0.0)
     return Errors(
         rel_fro,
         worst,
-        _ratio(_norm(difference.real), _norm(reference.real)),
-        _ratio(_norm(difference.imag), _norm(reference.imag)),
+        ratio(_norm(difference.real), _norm(reference.real)),
+        ratio(_norm(difference.imag), _norm(reference.imag)),
     )
 
 
@@ -227,11 +217,11 @@ def _errors_of_reductions(problem: GemmReduceProblem, product: Array, results: d
     found = {}
     for name in problem.reductions:
         if name.startswith("arg"):
-            found[name] = _argument_error(problem, name, values, _on_host(results[name]))
+            found[name] = _argument_error(problem, name, values, on_host(results[name]))
             continue
-        reference = _reduce(problem, name, values)
+        reference = reduced(problem, name, values)
         # Real results of planar operands are plain arrays.
-        result = logical(problem, results[name]) if reference.dtype.kind == "c" else _on_host(results[name])
+        result = logical(problem, results[name]) if reference.dtype.kind == "c" else on_host(results[name])
         found[name] = errors_of_values(result, reference)
     if problem.return_c:
         found["c"] = errors_of_values(logical(problem, results["c"]), product)
@@ -240,16 +230,16 @@ def _errors_of_reductions(problem: GemmReduceProblem, product: Array, results: d
 
 def errors_of_values(values: Array, reference: Array) -> float:
     """Norm of the difference over that of the reference."""
-    return _ratio(_norm(values.astype(reference.dtype) - reference), _norm(reference))
+    return ratio(_norm(values.astype(reference.dtype) - reference), _norm(reference))
 
 
 def _argument_error(problem: GemmReduceProblem, name: str, values: Array, index: Array) -> float:
-    values, axis = _lined_up(problem, np.abs(values) if values.dtype.kind == "c" else values)
+    values, axis = lined_up(problem, np.abs(values) if values.dtype.kind == "c" else values)
     if not index.size:
         return 0.0
     at_index = np.take_along_axis(values, np.expand_dims(index, axis), axis).squeeze(axis)
     best = (np.max if name == "argmax" else np.min)(values, axis=axis)
-    return _ratio(float(np.max(np.abs(at_index - best))), float(np.max(np.abs(values))))
+    return ratio(float(np.max(np.abs(at_index - best))), float(np.max(np.abs(values))))
 
 
 def _norm(x: Array, axis: int | None = None) -> Any:
@@ -265,7 +255,7 @@ def _norm(x: Array, axis: int | None = None) -> Any:
     return float(norm) if axis is None else norm
 
 
-def _ratio(difference: float, size: float) -> float:
+def ratio(difference: float, size: float) -> float:
     return float(_ratios(np.asarray(difference), np.asarray(size)))
 
 
@@ -327,7 +317,7 @@ def freivalds(
     if c is not None and problem.beta != 0:
         expected = expected + problem.beta * _times(problem, xp, c, "N", signs)
     difference = _times(problem, xp, d, "N", signs) - expected
-    return _ratio(float(xp.linalg.norm(difference.ravel())), float(xp.linalg.norm(expected.ravel())))
+    return ratio(float(xp.linalg.norm(difference.ravel())), float(xp.linalg.norm(expected.ravel())))
 
 
 def _times(problem: GemmProblem, xp: Any, array: Any, trans: str, vectors: Any) -> Any:
@@ -348,165 +338,3 @@ def _times(problem: GemmProblem, xp: Any, array: Any, trans: str, vectors: Any) 
             panel.imag = planes[1][..., start : start + step, :]
         pieces.append((panel.conj() if trans in {"C", "R"} else panel) @ vectors)
     return xp.concatenate(pieces, axis=-2)
-
-
-def sampled_reduction_errors(
-    problem: GemmReduceProblem, a: Any, b: Any, results: dict[str, Any], rng: np.random.Generator, outputs: int = 16
-) -> dict[str, float]:
-    """`reduction_errors` of some outputs only, for which that many columns (or rows) of the product are computed.
-
-    NumPy or CuPy arrays, all of the same library: of CuPy's those columns are computed on their device, by the portable
-    kernel in double precision, and the large operand stays there. Between parts of the axis that is reduced there is a
-    `checkpoint`.
-    """
-    if library(a) == "cupy":
-        import cupy as xp
-    else:
-        xp = np
-    kept = problem.n if problem.over_rows else problem.m
-    chosen = xp.asarray(np.sort(rng.choice(kept, size=min(outputs, kept), replace=False)))
-    if problem.over_rows:
-        b = b.take(chosen, axis=-1 if problem.trans_b in {"N", "R"} else -2)
-    else:
-        a = a.take(chosen, axis=-2 if problem.trans_a in {"N", "R"} else -1)
-    part = _reduced(problem, a, b)
-    found = {name: results[name].take(chosen, axis=-1) for name in part.reductions}
-    totals = {name: _Total(part, name, found[name]) for name in part.reductions}
-    for block in _blocks((*part.batch_shape, part.m if part.over_rows else part.n), _most_at_once(part)):
-        checkpoint()
-        some_a, some_b = _within(part, "a", a, block), _within(part, "b", b, block)
-        some = _reduced(part, some_a, some_b)
-        product = oracle_product(some, some_a, some_b) if xp is np else _double_product(some, some_a, some_b)
-        values = pre_op(part.pre_op, product)
-        for total in totals.values():
-            total.add(some, values, block)
-    return {name: total.error() for name, total in totals.items()}
-
-
-class _Total:
-    """One reduction of the sampled outputs, of which blocks come one after the other."""
-
-    def __init__(self, problem: GemmReduceProblem, name: str, result: Any) -> None:
-        self._problem = problem
-        self._name = name
-        self._result = result
-        kept = () if problem.over_batch else problem.batch_shape
-        self._shape = (*kept, problem.n if problem.over_rows else problem.m)
-        self._so_far: Array | None = None
-        self._largest = 0.0
-        self._index = _on_host(result).astype(np.int64) if name.startswith("arg") else None
-        self._at_index: Array | None = None
-
-    def add(self, some: GemmReduceProblem, values: Array, block: tuple[slice, ...]) -> None:
-        """Takes a block of the product in, whose problem is `some`."""
-        kept = () if self._problem.over_batch else block[:-1]
-        if self._index is not None:
-            lined_up, axis = _lined_up(some, np.abs(values) if values.dtype.kind == "c" else values)
-            self._largest = float(np.maximum(self._largest, np.max(np.abs(lined_up))))
-            self._look_up(lined_up, axis, block, kept)
-        name = {"mean": "sum"}.get(self._name, self._name.removeprefix("arg"))
-        reduced = _reduce(some, name, values)
-        if self._so_far is None:
-            self._so_far = np.full(self._shape, _BEFORE.get(name.removeprefix("abs"), 0.0), reduced.dtype)
-        into = self._so_far[kept]
-        with np.errstate(all="ignore"):
-            _JOIN.get(name.removeprefix("abs"), np.add)(into, reduced, out=into)
-
-    def _look_up(self, values: Array, axis: int, block: tuple[slice, ...], kept: tuple[slice, ...]) -> None:
-        """Notes the elements at those indices that lie in the block."""
-        assert self._index is not None
-        if self._at_index is None:
-            self._at_index = np.full(self._shape, np.nan, values.dtype)
-        index = self._index[kept]
-        extents = (*self._problem.batch_shape, self._problem.m if self._problem.over_rows else self._problem.n)
-        axes = range(len(extents)) if self._problem.over_batch else range(len(extents) - 1, len(extents))
-        sizes = [extents[i] for i in axes]
-        inside = (index >= 0) & (index < math.prod(sizes))  # what points nowhere is no number
-        places = np.unravel_index(np.where(inside, index, 0), sizes)
-        lengths = [block[i].stop - block[i].start for i in axes]
-        local = [place - block[i].start for place, i in zip(places, axes, strict=True)]
-        inside = np.logical_and.reduce([inside, *((x >= 0) & (x < n) for x, n in zip(local, lengths, strict=True))])
-        flat = np.ravel_multi_index([np.clip(x, 0, n - 1) for x, n in zip(local, lengths, strict=True)], lengths)
-        there = np.take_along_axis(values, np.expand_dims(flat, axis), axis).squeeze(axis)
-        np.copyto(self._at_index[kept], there, where=inside)
-
-    def error(self) -> float:
-        """As `reduction_errors` has it, of the sampled outputs."""
-        reference = self._so_far
-        assert reference is not None
-        if self._at_index is not None:
-            if not reference.size:
-                return 0.0
-            return _ratio(float(np.max(np.abs(self._at_index - reference))), self._largest)
-        if self._name == "mean":
-            with np.errstate(all="ignore"):
-                reference = reference / self._problem.extent
-        result = self._result
-        return errors_of_values(
-            logical(self._problem, result) if reference.dtype.kind == "c" else _on_host(result), reference
-        )
-
-
-def _reduced(problem: GemmReduceProblem, a: Any, b: Any) -> GemmReduceProblem:
-    """The same reductions of other operands."""
-    return GemmReduceProblem.build(
-        Operand.of(a),
-        Operand.of(b),
-        reduce=problem.reductions,
-        axis=problem.axis,
-        pre_op=problem.pre_op,
-        alpha=problem.alpha,
-        trans_a=problem.trans_a,
-        trans_b=problem.trans_b,
-        layout=problem.layout,
-        compute=problem.compute,
-    )
-
-
-def _most_at_once(problem: GemmReduceProblem) -> int:
-    """Rows (or columns) of all matrices together whose product with the few others takes a tenth of a second."""
-    few = problem.n if problem.over_rows else problem.m
-    most = _SAMPLED_EXACTLY if _is_exact(problem) else _SAMPLED
-    return max(1, most // max(problem.k, few, 1))
-
-
-def _blocks(extents: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
-    """Boxes that together are all of `extents`, of at most `most` places each unless that is none."""
-    lengths = list(extents)
-    while math.prod(lengths) > max(most, 1):
-        axis = next(i for i, length in enumerate(lengths) if length > 1)
-        lengths[axis] = -(-lengths[axis] // 2)
-    cuts = [
-        [slice(low, min(low + length, extent)) for low in range(0, extent, max(length, 1))] or [slice(0, 0)]
-        for length, extent in zip(lengths, extents, strict=True)
-    ]
-    return itertools.product(*cuts)
-
-
-def _within(problem: GemmReduceProblem, name: str, array: Any, block: tuple[slice, ...]) -> Any:
-    """The part of an operand that a block of the product needs: views."""
-    turned = (problem.trans_a if name == "a" else problem.trans_b) in {"T", "C"}
-    index = [slice(None)] * array.ndim
-    if name == ("a" if problem.over_rows else "b"):
-        index[-1 if turned == problem.over_rows else -2] = block[-1]
-    for back, piece in enumerate(reversed(block[:-1]), 3):
-        if array.ndim - problem.planar >= back and array.shape[-back] > 1:
-            index[-back] = piece
-    return array[tuple(index)]
-
-
-def _double_product(problem: GemmReduceProblem, a: Any, b: Any) -> Array:
-    """`oracle_product` of CuPy arrays, computed on their device in double precision, on the host."""
-    from gemmserve_kernels.dispatch.gemm import gemm
-    from gemmserve_kernels.problem.config import GemmConfig
-
-    def widened(x: Any) -> Any:
-        return x.astype(np.result_type(x.dtype, np.float64))
-
-    # The kernel widens the large operand as it reads it.
-    a, b = (a, widened(b)) if problem.over_rows else (widened(a), b)
-    d = gemm(
-        a, b, alpha=problem.alpha, trans_a=problem.trans_a, trans_b=problem.trans_b, layout=problem.layout,
-        compute="fp64", config=GemmConfig(algorithm="simt"),
-    )  # fmt: skip
-    return logical(problem, d)

@@ -25,7 +25,7 @@ import numpy as np
 from gemmserve_kernels import GemmProblem, Operand
 from gemmserve_kernels.device.interruption import pieces
 from gemmserve_kernels.freivalds import Finding, freivalds_check, rounding
-from gemmserve_kernels.numerics.reference import sampled_reduction_errors
+from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors
 from gemmserve_service.operations import build
 
 if TYPE_CHECKING:

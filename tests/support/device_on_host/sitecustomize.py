@@ -38,7 +38,7 @@ def call(params, operands, outs):
 
 def prepare(array, side, compute="auto", *, trans="N", layout="interleaved"):
     """What the kernels' `prepare` does where there is nothing to prepare."""
-    from gemmserve_kernels.dispatch.prepare import PreparedOperand
+    from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand
 
     return PreparedOperand(array, side, trans, layout, compute, None)
 

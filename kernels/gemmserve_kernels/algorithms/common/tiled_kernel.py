@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from gemmserve_kernels.algorithms.simt.tile import SimtTile
     from gemmserve_kernels.device.launch import Launcher
-    from gemmserve_kernels.problem.config import SimtTile
     from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
 TYPES: Final = {

@@ -32,6 +32,7 @@ from gemmserve_kernels.algorithms.gram.plan import (
     turns,
     wide_dtype,
 )
+from gemmserve_kernels.algorithms.gram.seconds import gram_seconds
 from gemmserve_kernels.algorithms.splits import reduce_fallback
 from gemmserve_kernels.algorithms.splits.flags import Flags
 from gemmserve_kernels.algorithms.sums import gemm_reduce as sums
@@ -47,7 +48,6 @@ from gemmserve_kernels.device.struct_params import (
     choose_access,
     launches,
 )
-from gemmserve_kernels.dispatch.estimate import gram_seconds
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
 if TYPE_CHECKING:

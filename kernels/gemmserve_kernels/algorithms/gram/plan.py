@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.problem.config import SimtTile
+from gemmserve_kernels.algorithms.simt.tile import SimtTile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

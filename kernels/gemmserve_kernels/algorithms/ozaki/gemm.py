@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.algorithms.ozaki.lines import JUDGED, Lines, Prepared, Tally, at
 from gemmserve_kernels.algorithms.ozaki.moduli import MAX_K, MODULI, Moduli, needed
 from gemmserve_kernels.algorithms.ozaki.plan import PATCH_TILES, SHARED, OzakiTile, Run
 from gemmserve_kernels.device.struct_params import StoredArray, launches, matrix_view
-from gemmserve_kernels.dispatch.prepare import PreparedOperand, source_of
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 

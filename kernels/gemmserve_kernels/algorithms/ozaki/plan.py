@@ -31,9 +31,9 @@ from gemmserve_kernels.algorithms.ozaki.params import (
     combine_constants,
     multiply_constants,
 )
+from gemmserve_kernels.algorithms.simt.tile import SimtTile
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import GemmParams, MatrixView, StoredArray, launches, matrix_view
-from gemmserve_kernels.problem.config import SimtTile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from gemmserve_kernels.algorithms.common.tiled_kernel import Operands, Piece, TiledKernel, pieces
 from gemmserve_kernels.algorithms.simt.gemm_reduce import run_gemm_reduce
+from gemmserve_kernels.algorithms.simt.tile import resolve_simt
 from gemmserve_kernels.device.struct_params import MatrixView, StoredArray, matrix_view
-from gemmserve_kernels.problem.config import resolve_simt
 
 if TYPE_CHECKING:
+    from gemmserve_kernels.algorithms.simt.tile import SimtTile
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
-    from gemmserve_kernels.problem.config import GemmConfig, SimtTile
+    from gemmserve_kernels.problem.config import GemmConfig
     from gemmserve_kernels.problem.problem import GemmProblem
 
 __all__ = ["run_gemm", "run_gemm_reduce"]

@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.common.tiled_kernel import TiledKernel, gemm_params
+from gemmserve_kernels.algorithms.simt.tile import SimtTile
 from gemmserve_kernels.algorithms.splits import dmma_fallback
 from gemmserve_kernels.algorithms.splits.flags import FlagParams, Flags, Oriented
 from gemmserve_kernels.device.struct_params import GemmParams, StoredArray, launches
-from gemmserve_kernels.problem.config import SimtTile
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher

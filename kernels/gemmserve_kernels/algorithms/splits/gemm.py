@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.algorithms.common.prepared_operand import source_of
 from gemmserve_kernels.algorithms.common.splits import SCHEMES, WIDE
 from gemmserve_kernels.algorithms.mfma import gemm as mfma
 from gemmserve_kernels.algorithms.mma import gemm as mma_sync
@@ -32,7 +33,6 @@ from gemmserve_kernels.algorithms.splits.flags import Flags
 from gemmserve_kernels.algorithms.splits.split import SplitOperand
 from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
 from gemmserve_kernels.device.struct_params import BATCH_DIMS, coalesce
-from gemmserve_kernels.dispatch.prepare import source_of
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
 if TYPE_CHECKING:

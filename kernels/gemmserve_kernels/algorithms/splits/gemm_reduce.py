@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.common.partials import Partials, combine
+from gemmserve_kernels.algorithms.common.prepared_operand import source_of
 from gemmserve_kernels.algorithms.common.splits import SCHEMES, WIDE
 from gemmserve_kernels.algorithms.splits import fallback, prepass, reduce_fallback
 from gemmserve_kernels.algorithms.splits import gemm as product
 from gemmserve_kernels.algorithms.splits.flags import Flags
 from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
-from gemmserve_kernels.dispatch.prepare import source_of
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.algorithms.common import verdict
+from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.algorithms.common.splits import PLANES, WIDE, is_wide
 from gemmserve_kernels.algorithms.common.verdict import Deficits, Judged
 from gemmserve_kernels.algorithms.splits import split
 from gemmserve_kernels.algorithms.splits.split import Side, SplitOperand
 from gemmserve_kernels.device.struct_params import StoredArray
-from gemmserve_kernels.dispatch.prepare import PreparedOperand, source_of
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.common.splits import Scheme

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.common.partials import Partials, epilogue_defines, local_bytes
 from gemmserve_kernels.algorithms.common.tiled_kernel import Operands, TiledKernel, gemm_params
+from gemmserve_kernels.algorithms.simt.tile import SimtTile
 from gemmserve_kernels.algorithms.splits.fallback import BLOCKS
 from gemmserve_kernels.algorithms.splits.flags import FlagParams, Flags
 from gemmserve_kernels.device.struct_params import GemmReduceParams, StoredArray, launches
-from gemmserve_kernels.problem.config import SimtTile
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher

@@ -10,19 +10,10 @@ from importlib import resources
 import pytest
 
 from gemmserve_kernels import GemmProblem, Operand
+from gemmserve_kernels.algorithms.common.time_model import MODELS, model_seconds
+from gemmserve_kernels.algorithms.gram.seconds import gram_seconds
 from gemmserve_kernels.device.spec import KNOWN
-from gemmserve_kernels.dispatch.estimate import (
-    MODELS,
-    Table,
-    correction,
-    estimate,
-    gram_seconds,
-    left_out,
-    measured_device,
-    model_seconds,
-    predicted,
-    table,
-)
+from gemmserve_kernels.dispatch.estimate import Table, correction, estimate, left_out, measured_device, predicted, table
 from gemmserve_kernels.dispatch.routes import plan_gemm
 
 H200 = KNOWN["H200"]

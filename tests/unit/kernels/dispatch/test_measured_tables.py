@@ -9,8 +9,9 @@ import pytest
 
 import gemmserve_kernels
 from gemmserve_kernels import GemmProblem, Operand
+from gemmserve_kernels.algorithms.common.time_model import MODELS
 from gemmserve_kernels.device.spec import KNOWN
-from gemmserve_kernels.dispatch.estimate import MODELS, Table, left_out, measured_device
+from gemmserve_kernels.dispatch.estimate import Table, left_out, measured_device
 from gemmserve_kernels.dispatch.routes import plan_gemm
 
 TABLES = sorted((Path(gemmserve_kernels.__file__).parent / "dispatch" / "tables").glob("*.json"))

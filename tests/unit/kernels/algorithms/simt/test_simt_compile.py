@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from gemmserve_kernels.algorithms.simt import gemm as simt
+from gemmserve_kernels.algorithms.simt import tile as tiles
 from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.spec import KNOWN
-from gemmserve_kernels.problem import config
 from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem, Operand
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
@@ -108,7 +108,7 @@ def _label(dtype, tile):
 def _shipped():
     for dtype in DTYPES:
         accumulate = "float32" if dtype == "float16" else dtype
-        for candidate in config._CANDIDATES[accumulate]:
+        for candidate in tiles._CANDIDATES[accumulate]:
             yield pytest.param(dtype, candidate.tile, id=_label(dtype, candidate.tile).replace(" ", "-"))
 
 
@@ -138,7 +138,7 @@ def test_gemm_reduce_within_its_budget(dtype, tile, arch):
 
 # ---- what the operands change in the text, on one architecture and the middle tile
 
-TILE = config.SimtTile(64, 64, 8, 4, 4, min_blocks=2)
+TILE = tiles.SimtTile(64, 64, 8, 4, 4, min_blocks=2)
 ARCH = "sm_90a"
 VARIANTS = {
     "columns of A, rows of B": lambda: _gemm_source(TILE, _matrix("c8", order="F"), _matrix("c8")),

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmserve_kernels.algorithms.simt.tile import _CANDIDATES, SimtTile, resolve_simt
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
-from gemmserve_kernels.problem.config import _CANDIDATES, GemmConfig, SimtTile, resolve_simt
+from gemmserve_kernels.dispatch.routes import check_feasible
+from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
 H200 = KNOWN["H200"]
@@ -85,7 +87,7 @@ def test_refusals_name_the_limit(reason, config):
         _resolve(config)
     assert "\n" not in str(error.value)
     with pytest.raises(ConfigInfeasible, match=reason.partition(":")[0]):
-        config.feasibility(H200, np.dtype("complex64"))
+        check_feasible(config, H200, np.dtype("complex64"))
 
 
 def test_less_shared_memory_refuses_more():
@@ -112,7 +114,7 @@ def test_partials_of_a_reduction_count_as_shared_memory():
 )
 def test_tiles_need_a_tiled_kernel(config, spec, reason):
     with pytest.raises(ConfigInfeasible, match=reason):
-        config.feasibility(spec, np.dtype("float32"))
+        check_feasible(config, spec, np.dtype("float32"))
 
 
 def test_transposition():
