@@ -20,17 +20,17 @@ from pathlib import Path
 
 import numpy as np
 
-from gemmserve_kernels import compiler
-from gemmserve_kernels.arguments import StoredArray
-from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.trace import Note, Tracer
-from gemmserve_kernels.wgmma import gemm as wgmma
-from gemmserve_kernels.wgmma.direct import gemm as direct
-from gemmserve_kernels.wgmma.plan import plan
-from gemmserve_kernels.wgmma.tile import WgmmaTile
-from gemmserve_kernels.wgmma.tiles import resolve
+from gemmserve_kernels.algorithms.common.splits import PITCH, PLANES, Planes
+from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
+from gemmserve_kernels.algorithms.wgmma.candidates import resolve
+from gemmserve_kernels.algorithms.wgmma.direct import gemm as direct
+from gemmserve_kernels.algorithms.wgmma.plan import plan
+from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.replay import Note, Tracer
+from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.device.struct_params import StoredArray
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 SCHEMES = (
     "3xfp16:complex64",
@@ -204,7 +204,7 @@ def measure(scheme, dtype, problem, candidates, repeats):
     """One row for each tile: its time and rate, the relative error of a sample of rows."""
     import cupy
 
-    from gemmserve_kernels.launch import CupyLauncher
+    from gemmserve_kernels.device.launch import CupyLauncher
 
     launcher = CupyLauncher.current()
     rng = cupy.random.default_rng(SEED)

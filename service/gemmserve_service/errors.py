@@ -40,7 +40,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from gemmserve.wire import NpyDtypeError, NpyError
-from gemmserve_kernels.errors import DeviceError, KernelError
+from gemmserve_kernels.problem.errors import DeviceError, KernelError
 from gemmserve_service.schemas import Problem
 
 

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gemmserve_kernels import GemmProblem, GemmReduceProblem, Plan, plan
-from gemmserve_kernels.dispatch import available
-from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.dispatch.routes import available
+from gemmserve_kernels.problem.errors import KernelError
 from gemmserve_service.errors import ProgramTooLarge, StepInvalid
 from gemmserve_service.schemas import GemmStep
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_kernels import DeviceSpec
-    from gemmserve_kernels.config import Algorithm
+    from gemmserve_kernels.problem.config import Algorithm
     from gemmserve_service.schemas import GemmReduceStep, ProgramParams
 
     Product = GemmProblem | GemmReduceProblem

@@ -1,7 +1,7 @@
 """What a request may say and what an answer holds: the pydantic models of HTTP version 1.
 
 Routes parse into these, the queue stores them, the worker protocol carries them. Shapes and dtypes are checked against
-each other by `gemmserve_kernels.problem`, not here.
+each other by `gemmserve_kernels.problem.problem`, not here.
 """
 
 from __future__ import annotations

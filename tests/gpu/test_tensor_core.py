@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 from simt_cases import CupyMachine, random
 
-from gemmserve_kernels import prepared, read_element_counts, reference
-from gemmserve_kernels.arguments import StoredArray
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.planes import gemm as tensor_core
-from gemmserve_kernels.planes import models as plane_models
-from gemmserve_kernels.planes import split, verdict
-from gemmserve_kernels.planes.layout import is_wide
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.simt import gemm as simt
+from gemmserve_kernels import read_element_counts
+from gemmserve_kernels.algorithms.common import verdict
+from gemmserve_kernels.algorithms.common.splits import is_wide
+from gemmserve_kernels.algorithms.simt import gemm as simt
+from gemmserve_kernels.algorithms.splits import gemm as tensor_core
+from gemmserve_kernels.algorithms.splits import models as plane_models
+from gemmserve_kernels.algorithms.splits import split
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.device.struct_params import StoredArray
+from gemmserve_kernels.dispatch.prepare import prepare
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 pytestmark = pytest.mark.gpu
 
@@ -275,9 +278,7 @@ def test_prepared_operands_give_the_same_bits(launcher, compute, kind):
     _, again, _ = run(launcher, a, b, compute=compute)
     np.testing.assert_array_equal(again, plain)
     sides = iter("ab")
-    _, ready, _ = run(
-        launcher, a, b, compute=compute, put=lambda x: prepared.prepare(on_device(x), next(sides), compute)
-    )
+    _, ready, _ = run(launcher, a, b, compute=compute, put=lambda x: prepare(on_device(x), next(sides), compute))
     np.testing.assert_array_equal(ready, plain)
 
 

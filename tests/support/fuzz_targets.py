@@ -20,7 +20,7 @@ from request_shapes import SHAPES
 from uvicorn.server import ServerState
 
 from gemmserve.wire import DTYPES, NpyError, format_npy_header, parse_npy_header
-from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.problem.errors import KernelError
 from gemmserve_service.errors import ServiceError
 from gemmserve_service.http.headers.digests import parse_content_digest
 from gemmserve_service.http.headers.preferences import choose_media_type, parse_prefer

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.device import KNOWN, DeviceSpec
+from gemmserve_kernels.algorithms.mfma import gemm as mfma
+from gemmserve_kernels.algorithms.mfma import gemm_reduce as mfma_reduce
+from gemmserve_kernels.algorithms.mfma.tile import ARCHITECTURES, CANDIDATES, MfmaTile, candidates_of
+from gemmserve_kernels.algorithms.simt import gemm as simt
+from gemmserve_kernels.algorithms.small import gemm as small
+from gemmserve_kernels.algorithms.splits import gemm as planes
+from gemmserve_kernels.algorithms.splits import gemm_reduce as planes_reduce
+from gemmserve_kernels.algorithms.sums import gemm_reduce as sums
+from gemmserve_kernels.device.replay import Note, Tracer
+from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
 from gemmserve_kernels.freivalds import device as freivalds
 from gemmserve_kernels.freivalds import sampled_device as sampled
-from gemmserve_kernels.mfma import gemm as mfma
-from gemmserve_kernels.mfma import gemm_reduce as mfma_reduce
-from gemmserve_kernels.mfma.tiles import ARCHITECTURES, CANDIDATES, MfmaTile, candidates_of
-from gemmserve_kernels.planes import gemm as planes
-from gemmserve_kernels.planes import gemm_reduce as planes_reduce
-from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
-from gemmserve_kernels.problem import Operand as OperandSpec
-from gemmserve_kernels.simt import gemm as simt
-from gemmserve_kernels.small import gemm as small
-from gemmserve_kernels.sums import gemm_reduce as sums
-from gemmserve_kernels.trace import Note, Tracer
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
+from gemmserve_kernels.problem.problem import Operand as OperandSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gemmserve_kernels.compiler import KernelSource
+    from gemmserve_kernels.device.compiler import KernelSource
 
 SPECS: Final = {spec.arch: spec for spec in KNOWN.values() if spec.kind == "rocm"}
 _LARGE: Final = 4096

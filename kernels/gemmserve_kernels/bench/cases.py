@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand, real_dtype
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem, Operand, real_dtype
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.config import GemmConfig
+    from gemmserve_kernels.problem.config import GemmConfig
 
     Array = np.ndarray[Any, Any]
 

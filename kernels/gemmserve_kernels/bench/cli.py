@@ -26,12 +26,12 @@ from gemmserve_kernels.bench.grades import grades, worst_of
 from gemmserve_kernels.bench.kinds import KINDS
 from gemmserve_kernels.bench.run import measure
 from gemmserve_kernels.bench.targets import ServerTarget, open_target
-from gemmserve_kernels.checks import AXES, COMPUTE_MODES, LAYOUTS, ORDERS, PRE_OPS, REDUCTIONS, TRANS
-from gemmserve_kernels.config import Algorithm, GemmConfig
-from gemmserve_kernels.errors import ComputeUnsupported, DeviceError, KernelError, ParameterInvalid
-from gemmserve_kernels.gemm import gemm
-from gemmserve_kernels.models import ROUNDINGS
-from gemmserve_kernels.operand import DTYPES
+from gemmserve_kernels.dispatch.gemm import gemm
+from gemmserve_kernels.numerics.models import ROUNDINGS
+from gemmserve_kernels.problem.config import Algorithm, GemmConfig
+from gemmserve_kernels.problem.errors import ComputeUnsupported, DeviceError, KernelError, ParameterInvalid
+from gemmserve_kernels.problem.operand import DTYPES
+from gemmserve_kernels.problem.validation import AXES, COMPUTE_MODES, LAYOUTS, ORDERS, PRE_OPS, REDUCTIONS, TRANS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.bench.cases import Row
     from gemmserve_kernels.bench.grades import GradeRow
     from gemmserve_kernels.bench.targets import CpuTarget, GpuTarget
-    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.device.spec import DeviceSpec
 
 _DTYPES = [dtype.name for dtype in DTYPES]
 

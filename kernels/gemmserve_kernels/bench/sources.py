@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.dispatch import WITHOUT_PRODUCT, candidates, plan
-from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.algorithms.simt import gemm as simt
+from gemmserve_kernels.algorithms.simt import gemm_reduce as simt_reduce
+from gemmserve_kernels.device.replay import Note, Tracer
+from gemmserve_kernels.dispatch.prepare import prepare_on
+from gemmserve_kernels.dispatch.routes import WITHOUT_PRODUCT, candidates, plan
 from gemmserve_kernels.freivalds import device as freivalds
 from gemmserve_kernels.freivalds import sampled_device as sampled
-from gemmserve_kernels.operand import Operand
-from gemmserve_kernels.prepared import prepare_on
-from gemmserve_kernels.problem import GemmProblem
-from gemmserve_kernels.simt import gemm as simt
-from gemmserve_kernels.simt import gemm_reduce as simt_reduce
-from gemmserve_kernels.trace import Note, Tracer
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import KernelError
+from gemmserve_kernels.problem.operand import Operand
+from gemmserve_kernels.problem.problem import GemmProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gemmserve_kernels.bench.cases import Case
-    from gemmserve_kernels.compiler import KernelSource
-    from gemmserve_kernels.device import DeviceSpec
-    from gemmserve_kernels.problem import GemmReduceProblem
+    from gemmserve_kernels.device.compiler import KernelSource
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 _MAX_GRID = 2**31 - 1
 

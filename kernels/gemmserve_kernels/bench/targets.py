@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.device import DeviceSpec
-from gemmserve_kernels.dispatch import plan
-from gemmserve_kernels.errors import ConfigInfeasible
-from gemmserve_kernels.gemm import gemm
-from gemmserve_kernels.gemm_reduce import gemm_reduce
+from gemmserve_kernels.device.spec import DeviceSpec
+from gemmserve_kernels.dispatch.gemm import gemm
+from gemmserve_kernels.dispatch.gemm_reduce import gemm_reduce
+from gemmserve_kernels.dispatch.routes import plan
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import ConfigInfeasible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

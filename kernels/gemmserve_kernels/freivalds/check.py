@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.arrays import on_elements, same_library
-from gemmserve_kernels.call import fresh_key, key_argument, operand_key
-from gemmserve_kernels.device import device_errors
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.device.replay import trace
+from gemmserve_kernels.device.spec import device_errors
+from gemmserve_kernels.dispatch.planned_call import fresh_key, key_argument, operand_key
 from gemmserve_kernels.freivalds import device, host, sampled, sampled_device, sampled_host
 from gemmserve_kernels.freivalds.finding import Finding, judged
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.operand import Operand
-from gemmserve_kernels.trace import trace
+from gemmserve_kernels.problem.arrays import on_elements, same_library
+from gemmserve_kernels.problem.operand import Operand
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.call import Key
-    from gemmserve_kernels.problem import GemmProblem
-    from gemmserve_kernels.trace import Program, Tracer
+    from gemmserve_kernels.device.replay import Program, Tracer
+    from gemmserve_kernels.dispatch.planned_call import Key
+    from gemmserve_kernels.problem.problem import GemmProblem
 
     Figures = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
     """Of the rows, and of the elements."""

@@ -1,4 +1,4 @@
-"""The check on a device: host side of cuda/freivalds.cu and freivalds_judge.cu."""
+"""The check on a device: host side of cuda/freivalds/freivalds.cu and freivalds_judge.cu."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.arguments import (
+from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, Operands, flag
+from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.device.struct_params import (
     BATCH_DIMS,
     VECTOR_BYTES,
     MatrixParams,
@@ -18,14 +20,12 @@ from gemmserve_kernels.arguments import (
     launches,
     matrix_view,
 )
-from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.freivalds.finding import floor_of
 from gemmserve_kernels.freivalds.signs import VECTORS
-from gemmserve_kernels.tiling import TYPES, Operands, flag
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.problem.problem import GemmProblem
 
 _THREADS: Final = 256
 _WARPS: Final = _THREADS // 32
@@ -44,7 +44,7 @@ _FIGURES: Final = 3
 
 
 class SignsParams(ctypes.Structure):
-    """Mirror of SignsParams in cuda/freivalds_judge.cu."""
+    """Mirror of SignsParams in cuda/freivalds/freivalds_judge.cu."""
 
     _fields_ = (
         ("out", ctypes.c_uint64),
@@ -68,7 +68,7 @@ class FoldParams(ctypes.Structure):
 
 
 class TimesParams(ctypes.Structure):
-    """Mirror of TimesParams in cuda/freivalds.cu."""
+    """Mirror of TimesParams in cuda/freivalds/freivalds.cu."""
 
     _fields_ = (
         ("x", MatrixParams),
@@ -131,7 +131,7 @@ PARAMS: Final[dict[str, type[ctypes.Structure]]] = {
 
 @dataclass(frozen=True)
 class _Side:
-    """What one matrix of each product left on the device, in `memory`: see SideParams in cuda/freivalds_judge.cu."""
+    """What one matrix of each product left on the device, in `memory`: see SideParams in freivalds_judge.cu."""
 
     memory: Any
     address: int

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.interruption import checkpoint
-from gemmserve_kernels.operand import real_dtype
+from gemmserve_kernels.device.interruption import checkpoint
+from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem
 
 INPUT_ROUNDING: Final = {"tf32": 2.0**-11, "1xtf32": 2.0**-11}
 """Relative error of rounding an input where a mode rounds it."""

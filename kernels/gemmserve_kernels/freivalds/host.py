@@ -1,4 +1,4 @@
-"""The check with NumPy: the same figures as cuda/freivalds.cu, up to the rounding of double precision."""
+"""The check with NumPy: the same figures as cuda/freivalds/freivalds.cu, up to the rounding of double precision."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.device.interruption import checkpoint
 from gemmserve_kernels.freivalds.finding import floor_of
 from gemmserve_kernels.freivalds.signs import VECTORS, signs
-from gemmserve_kernels.interruption import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem
 
     Array = np.ndarray[Any, Any]
     Block = tuple[slice, ...]

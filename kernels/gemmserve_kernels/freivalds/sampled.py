@@ -48,25 +48,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.device.interruption import checkpoint
 from gemmserve_kernels.freivalds.finding import INPUT_ROUNDING, Element, tiny_of
 from gemmserve_kernels.freivalds.signs import random_bits
-from gemmserve_kernels.interruption import checkpoint
-from gemmserve_kernels.operand import real_dtype
+from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem
 
     Array = np.ndarray[Any, Any]
 
 CANDIDATE_BITS: Final = 12
-"""CANDIDATE_BITS in cuda/sampled.cu: elements among which one is aimed at, at most, as a power of two."""
+"""CANDIDATE_BITS in cuda/freivalds/sampled.cu: elements among which one is aimed at, at most, as a power of two."""
 CANDIDATES: Final = 1 << CANDIDATE_BITS
 FIGURES: Final = 4
 """Of an element: its excess, its error relative to the sum of magnitudes, its row and its column. NaN: unknown."""
 _TOGETHER: Final = 1 << 17
 """Products whose figures are looked through at once."""
 _OF_ITS_OWN: Final = 0x6A09E667F3BCC908
-"""OF_ITS_OWN in cuda/sampled.cu: the bits in which the seed of these numbers differs from that of the signs."""
+"""OF_ITS_OWN in sampled.cu: the bits in which the seed of these numbers differs from that of the signs."""
 
 _MOST_BITS: Final = 8
 _FEWEST_BITS: Final = 3

@@ -1,4 +1,4 @@
-"""Elements of a product computed again on a device: host side of cuda/sampled.cu."""
+"""Elements of a product computed again on a device: host side of cuda/freivalds/sampled.cu."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.arguments import BATCH_DIMS, MatrixParams, MatrixView, StoredArray, launches, matrix_view
-from gemmserve_kernels.compiler import KernelSource
+from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, Operands, flag
+from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.device.struct_params import (
+    BATCH_DIMS,
+    MatrixParams,
+    MatrixView,
+    StoredArray,
+    launches,
+    matrix_view,
+)
 from gemmserve_kernels.freivalds.sampled import FIGURES, Bound, Choice
-from gemmserve_kernels.tiling import TYPES, Operands, flag
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.problem.problem import GemmProblem
 
 _THREADS: Final = 256
 _BLOCKS_PER_SM: Final = 2
@@ -27,7 +34,7 @@ _WORKSPACE: Final = 64 << 20
 
 
 class SampledParams(ctypes.Structure):
-    """Mirror of SampledParams in cuda/sampled.cu."""
+    """Mirror of SampledParams in cuda/freivalds/sampled.cu."""
 
     _fields_ = (
         ("a", MatrixParams),

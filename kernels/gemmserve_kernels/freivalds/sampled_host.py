@@ -1,4 +1,4 @@
-"""Elements of a product computed again with NumPy: the figures of cuda/sampled.cu, up to the rounding of double."""
+"""Elements of a product computed again with NumPy: the figures of sampled.cu, up to the rounding of double."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.device.interruption import checkpoint
 from gemmserve_kernels.freivalds.sampled import CANDIDATE_BITS, CANDIDATES, FIGURES, Bound, Choice, in_stratum, words
-from gemmserve_kernels.interruption import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem
 
     Array = np.ndarray[Any, Any]
     Pair = tuple[Array, Array]
@@ -279,7 +279,7 @@ def _complex(re: Array, im: Array) -> Array:
 
 
 def _judged(problem: GemmProblem, bound: Bound, sums: _Sums, c: Array | None, d: Array) -> Pair:
-    """Excess and error of each element; see `judge` in cuda/sampled.cu."""
+    """Excess and error of each element; see `judge` in cuda/freivalds/sampled.cu."""
     is_complex = d.dtype.kind == "c"
     of_alpha, of_beta = (abs(z.real) + abs(z.imag) for z in (problem.alpha, problem.beta))
     size = np.sqrt(sums.of_a) * np.sqrt(sums.of_b) if bound.by_norms else sums.size

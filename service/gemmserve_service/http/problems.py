@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gemmserve.wire import PROBLEM, NpyError
-from gemmserve_kernels.errors import DeviceError, KernelError, ParameterInvalid
+from gemmserve_kernels.problem.errors import DeviceError, KernelError, ParameterInvalid
 from gemmserve_service.errors import (
     Forbidden,
     InvalidRequest,

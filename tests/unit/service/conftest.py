@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gemmserve_kernels import Operand
-from gemmserve_kernels.device import DeviceSpec
+from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service import products
 from gemmserve_service.executor.port import Worker, spec_adapter
 from gemmserve_service.executor.protocol import Done, Failed, Hello, Run, Written

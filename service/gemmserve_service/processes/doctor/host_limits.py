@@ -9,7 +9,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_kernels.compiler import CACHE_VARIABLE, cache_directory
+from gemmserve_kernels.device.compiler import CACHE_VARIABLE, cache_directory
 from gemmserve_service.processes.doctor.machine import Finding
 from gemmserve_service.runtime.open_files import OpenFiles
 from gemmserve_service.runtime.tuning import cpu_count

@@ -8,11 +8,11 @@ import itertools
 import numpy as np
 import pytest
 
-from gemmserve_kernels import compiler
-from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.replay import Note, Tracer
+from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.freivalds import device, sampled_device
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.trace import Note, Tracer
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 REGISTERS = {

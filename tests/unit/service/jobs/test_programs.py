@@ -10,7 +10,7 @@ import pytest
 from program_requests import powers, program, step
 from pydantic import TypeAdapter
 
-from gemmserve_kernels.errors import ParameterInvalid
+from gemmserve_kernels.problem.errors import ParameterInvalid
 from gemmserve_service.errors import (
     Gone,
     IdempotencyMismatch,

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from gemmserve_kernels.errors import OutOfDeviceMemory
+from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.executor.protocol import (
     TO_FRONT,
     ArrayRef,
