@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 
 from gemmserve_service.errors import BodyTooLong, BodyTooShort, DigestMismatch
-from gemmserve_service.http.transfer.pool import Place
 from gemmserve_service.runtime import clock
 from gemmserve_service.store.catalog import npy_header
+from gemmserve_service.store.extents.extents import Place
 from gemmserve_service.store.hashing.running_hash import RunningHash
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from gemmserve_service.errors import (
     UploadIncomplete,
     UploadSuperseded,
 )
-from gemmserve_service.http.requests.ingest import NpyHead
+from gemmserve_service.store.declared import NpyHead
 from gemmserve_service.store.hashing.running_hash import RunningHash
 from gemmserve_service.store.resumable.byte_ranges import Spans
 from gemmserve_service.store.upload import ArraySpec
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from gemmserve_service.http.requests.body import RequestBody
-    from gemmserve_service.http.requests.ingest import Declared
     from gemmserve_service.schemas import ArrayInfo
+    from gemmserve_service.store.declared import Declared
     from gemmserve_service.store.upload import Upload
 
     Reserve = Callable[[Declared], Awaitable[Upload]]

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     import sqlite3
 
     from gemmserve_service.http.requests.body import RequestBody
-    from gemmserve_service.http.requests.ingest import Declared
     from gemmserve_service.schemas import ArrayInfo
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.database.database import Database
+    from gemmserve_service.store.declared import Declared
     from gemmserve_service.store.quotas import Quotas
     from gemmserve_service.store.upload import Upload
 

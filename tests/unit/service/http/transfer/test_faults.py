@@ -15,7 +15,7 @@ from moving import BARE, F64, MIB, OCTETS, A, download, metric, moved_by, read_a
 from raw_connection import closed, until, upload_head
 from standing import stand_still
 
-from gemmserve_service.http.transfer.pool import Place
+from gemmserve_service.store.extents.extents import Place
 from gemmserve_service.tenancy.keyring import create_key
 
 

@@ -9,8 +9,8 @@ import pytest
 from upload_parts import A, Body, raw
 
 from gemmserve_service.errors import DigestMismatch, NotFound, StoreFull
-from gemmserve_service.http.requests.ingest import Declared
 from gemmserve_service.jobs.core import Core
+from gemmserve_service.store.declared import Declared
 from gemmserve_service.store.resumable import upload_resources
 
 
