@@ -37,7 +37,6 @@ class Declared:
         *,
         ttl_s: float | None = None,
         scratch: bool = False,
-        digest_prefix: bytes | None = None,
         owner: str = "",
     ) -> Upload:
         """Space for exactly the declared bytes. Raises TooLarge, StoreFull, QuotaExceeded."""
@@ -48,7 +47,6 @@ class Declared:
             ttl_s=ttl_s,
             byteswap=self.byteswap,
             scratch=scratch,
-            digest_prefix=digest_prefix,
             owner=owner,
         )
 

@@ -111,15 +111,14 @@ async def _receive(
         check_coded_length(len(declared.header) + declared.nbytes, length)
     else:
         _check_length(declared, length)
-    prefix = None if expected is None else declared.header
     with core.quotas.moving(owner, declared.nbytes):
-        upload = await declared.reserve(core.store, ttl_s=ttl_s, digest_prefix=prefix, owner=owner)
+        upload = await declared.reserve(core.store, ttl_s=ttl_s, owner=owner)
         try:
             upload.write(first)
             await receive_rest(body, upload)
             if isinstance(body, CodedBody):
                 await body.finish()
-            return cast("ArrayInfo", await upload.commit(expected))
+            return cast("ArrayInfo", await upload.commit(expected, prefix=declared.header))
         except BaseException:
             upload.abort()
             raise
@@ -146,9 +145,8 @@ async def _receive_shared(
         if first or length != len(declared.header):
             raise BodyTooLong(f"{NPY_HEADER} is a header alone, its data are in shared memory")
         with core.quotas.moving(owner, declared.nbytes):
-            prefix = None if expected is None else declared.header
-            upload = await receive_shared(memory, declared, core.store, ttl_s=ttl_s, digest_prefix=prefix, owner=owner)
-            return cast("ArrayInfo", await upload.commit(expected))
+            upload = await receive_shared(memory, declared, core.store, ttl_s=ttl_s, owner=owner)
+            return cast("ArrayInfo", await upload.commit(expected, prefix=declared.header))
     finally:
         memory.close()
 
