@@ -258,8 +258,7 @@ def catalogue() -> dict[str, dict[str, Any]]:
         if slug in entries:
             entries[slug]["detail"] += f" {meaning}"
         else:
-            uri = getattr(kind, "type_uri", None) or f"/problems/{slug}"
-            entries[slug] = {"type": uri, "title": title, "status": status, "detail": meaning}
+            entries[slug] = {"type": f"/problems/{slug}", "title": title, "status": status, "detail": meaning}
     return dict(sorted(entries.items()))
 
 

@@ -377,18 +377,6 @@ def eventually():
 
 
 @pytest.fixture
-def hashed(eventually):
-    """Waits until the digest of an array is on record: nothing more is written of it after that."""
-
-    async def wait(store, array):
-        record = store._catalog.get(array.id)
-        await eventually(lambda: record.info.sha256)
-        await store.database.write(lambda _: None)
-
-    return wait
-
-
-@pytest.fixture
 def held():
     """What a store holds beside its visible arrays: bytes in use, live scratch bytes, pins."""
 

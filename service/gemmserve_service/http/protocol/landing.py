@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-    from gemmserve_service.http.transfer.pool import Movers, Place
+    from gemmserve_service.http.transfer.pool import Movers
     from gemmserve_service.http.transfer.protocol import Moved
+    from gemmserve_service.store.extents.extents import Place
 
 EXTENSION: Final = "gemmserve.landing"
 """Key in the ASGI scope's `extensions`, of a `Lander`."""

@@ -20,25 +20,13 @@ from gemmserve_service.http.transfer.protocol import MAX_PACKET, TO_FRONT, End, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gemmserve_service.store.extents.extents import Extent
+    from gemmserve_service.store.extents.extents import Extent, Place
 
 _MOST_EACH: Final = 64  # moves under way of one process; beyond them the front moves bytes itself
 _GRACE_S: Final = 1.0  # for an answer that is there, where it was this process that stood still
 _PAUSE_S: Final = 1.0  # when there are no descriptors left
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where bytes of an extent lie: another process may move them."""
-
-    extent: Extent
-    offset: int = 0
-
-    def at(self, position: int) -> Place:
-        """The place so many bytes further on."""
-        return Place(self.extent, self.offset + position)
 
 
 @dataclass(eq=False)

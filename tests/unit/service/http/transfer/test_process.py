@@ -70,24 +70,24 @@ def test_npy_digest_and_100_continue(moving, npy):
         assert processes.movers.moved_bytes["in"]
 
 
-def test_parts_appends_and_where_they_broke(moved):
+def test_parts_and_where_they_broke(moved):
     with moved() as (live, processes), live.http() as http:
         body = A.tobytes()
         url = http.post("/v1/uploads", params=F64, headers=OCTETS).headers["location"]
         assert http.put(f"{url}/parts/{4 * MIB}", content=body[4 * MIB :], headers=OCTETS).status_code == 204
         assert processes.movers.moved_bytes["in"]
         head = (
-            f"PATCH {url} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/partial-upload\r\n"
-            f"Content-Length: {4 * MIB}\r\nUpload-Offset: 0\r\nUpload-Complete: ?0\r\n\r\n"
+            f"PUT {url}/parts/0 HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\n"
+            f"Content-Length: {4 * MIB}\r\n\r\n"
         )
         with live.connect() as connection:
             connection.sendall(head.encode() + body[: 3 * MIB])
-            until(lambda: any(one.landed for one in next(iter(live.core.uploads._uploads.values())).transfers))
+            until(lambda: any(one.received for one in next(iter(live.core.uploads._uploads.values())).parts))
         until(lambda: live.tasks == 0)
-        offset = int(http.head(url).headers["upload-offset"])
+        offset = http.get(url).json()["received"][0][1]
         assert 0 < offset <= 3 * MIB
-        more = {"Content-Type": "application/partial-upload", "Upload-Offset": str(offset), "Upload-Complete": "?0"}
-        assert http.patch(url, content=body[offset : 4 * MIB], headers=more).status_code == 204
+        answer = http.put(f"{url}/parts/{offset}", content=body[offset : 4 * MIB], headers=OCTETS)
+        assert answer.status_code == 204
         done = http.post(f"{url}/complete")
         found = http.get(f"/v1/arrays/{done.json()['id']}/data", headers=BARE)
         assert found.content == body
