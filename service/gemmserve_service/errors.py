@@ -20,6 +20,7 @@
     ├── UnsupportedMediaType                      415 unsupported-media-type
     ├── DescriptorRefused                         422 descriptor-refused
     ├── IdempotencyMismatch                       422 idempotency-mismatch
+    ├── InvalidParameters                         422 parameter-invalid
     ├── QueueFull                                 429 queue-full
     ├── QuotaExceeded                             429 quota-exceeded
     │   └── StorageQuotaExceeded                  507 quota-exceeded
@@ -35,11 +36,14 @@ Errors of other layers (the kernels', the wire format's) are described by the sa
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gemmserve.wire import NpyDtypeError, NpyError
-from gemmserve_kernels.problem.errors import DeviceError, KernelError
+from gemmserve_kernels.problem.errors import DeviceError, KernelError, ParameterInvalid
 from gemmserve_service.schemas import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class ServiceError(Exception):
@@ -94,6 +98,19 @@ class InvalidRequest(ServiceError):
     slug = "invalid-request"
     status = 400
     title = "Malformed request"
+
+
+class InvalidParameters(ServiceError):
+    """A well-formed request with a missing, unknown or invalid field, part or parameter; `errors` names each."""
+
+    slug = ParameterInvalid.slug
+    status = 422
+    title = "A parameter is invalid"
+
+    def __init__(self, detail: str, errors: Sequence[Mapping[str, str]] = ()) -> None:
+        # `parameter` is what the kernels' own ParameterInvalid carries: the first, where there are several.
+        extra: dict[str, Any] = {"parameter": errors[0]["field"], "errors": list(errors)} if errors else {}
+        super().__init__(detail, **extra)
 
 
 class MalformedCoding(InvalidRequest):

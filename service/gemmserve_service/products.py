@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,10 +17,25 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels import DeviceSpec, Plan
     from gemmserve_service.schemas import GemmConfigFields
-    from gemmserve_service.store.pin import Pinned
 
 Product = GemmProblem | GemmReduceProblem
 Problem = Product | Program
+
+
+class Stored(Protocol):
+    """Metadata of a stored array (`ArrayInfo`, `ScratchArray`)."""
+
+    @property
+    def dtype(self) -> str:
+        """Name, as in `wire.DTYPES`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+
+    @property
+    def order(self) -> str:
+        """Memory order, "C" or "F"."""
 
 
 def options(params: GemmParams | GemmReduceParams) -> dict[str, Any]:
@@ -51,9 +66,9 @@ def build(params: GemmParams | GemmReduceParams, operands: Mapping[str, Operand]
     return GemmReduceProblem.build(operands["a"], operands["b"], **options(params))
 
 
-def build_stored(params: GemmParams | GemmReduceParams, operands: Mapping[str, Pinned]) -> Product:
-    """`build`, on arrays of the store; for products that come again worked out once. Raises KernelError."""
-    arrays = tuple((name, (x := pinned.info).shape, x.dtype, x.order) for name, pinned in operands.items())
+def build_stored(params: GemmParams | GemmReduceParams, operands: Mapping[str, Stored]) -> Product:
+    """`build`, on arrays of the store; worked out once for products that come again. Raises KernelError."""
+    arrays = tuple((name, array.shape, array.dtype, array.order) for name, array in operands.items())
     return cached(_build_alike, params, arrays)
 
 
@@ -65,9 +80,9 @@ def _build_alike(
     )
 
 
-def stored(pinned: Pinned) -> Operand:
-    """What a plan knows of an array of the store."""
-    return Operand.contiguous(pinned.info.shape, np.dtype(pinned.info.dtype), pinned.info.order)
+def operand_of(array: Stored) -> Operand:
+    """The operand that an array of the store is to a plan."""
+    return Operand.contiguous(array.shape, np.dtype(array.dtype), array.order)
 
 
 def plan(problem: Problem, spec: DeviceSpec) -> Plan:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gemmserve_service.executor.port import ExecutorOwner
-    from gemmserve_service.executor.protocol import Done, Failed, Prefetch, WriteBack
+    from gemmserve_service.executor.protocol import Done, Failed, Prefetch, WriteOrder
 
 _LOOK_S: Final = 1e-3  # as `worker.loop`
 
@@ -65,7 +65,7 @@ class InlineExecutor:
         del worker
         self._runner.cancel(task)
 
-    def tell(self, worker: Worker, message: WriteBack | Prefetch) -> None:
+    def tell(self, worker: Worker, message: WriteOrder | Prefetch) -> None:
         """The processor keeps nothing."""
 
     def kill(self, worker: Worker, reason: str) -> None:

@@ -29,7 +29,7 @@ from gemmserve_service.executor.protocol import (
     ProtocolError,
     Stop,
     Work,
-    WriteBack,
+    WriteOrder,
     Written,
     encode,
 )
@@ -90,7 +90,7 @@ class LocalExecutor:
         if link is not None:
             link.write(encode(Cancel(task=task)))
 
-    def tell(self, worker: Worker, message: WriteBack | Prefetch) -> None:
+    def tell(self, worker: Worker, message: WriteOrder | Prefetch) -> None:
         """Writes it to the worker's socket."""
         link = self._links.get(worker.id)
         if link is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         Kept,
         Prefetch,
         Work,
-        WriteBack,
+        WriteOrder,
         Written,
     )
 
@@ -140,7 +140,7 @@ class Executor(Protocol):
     def kill(self, worker: Worker, reason: str) -> None:
         """Ends the worker's process, which hangs; `owner.worker_lost` follows at once, a new process later."""
 
-    def tell(self, worker: Worker, message: WriteBack | Prefetch) -> None:
+    def tell(self, worker: Worker, message: WriteOrder | Prefetch) -> None:
         """Something that it need not answer; only for workers that keep copies."""
 
     def forget(self, extent: str) -> None:

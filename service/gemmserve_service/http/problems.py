@@ -19,9 +19,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gemmserve.wire import PROBLEM, NpyError
-from gemmserve_kernels.problem.errors import DeviceError, KernelError, ParameterInvalid
+from gemmserve_kernels.problem.errors import DeviceError, KernelError
 from gemmserve_service.errors import (
     Forbidden,
+    InvalidParameters,
     InvalidRequest,
     JobFailed,
     NotFound,
@@ -60,19 +61,6 @@ class MalformedMultipart(ServiceError):
     slug = "malformed-multipart"
     status = 400
     title = "The multipart body is malformed"
-
-
-class InvalidParameters(ServiceError):
-    """A well-formed request with a missing, unknown or invalid field, part or parameter; `errors` names each."""
-
-    slug = ParameterInvalid.slug
-    status = 422
-    title = "A parameter is invalid"
-
-    def __init__(self, detail: str, errors: Sequence[Mapping[str, str]] = ()) -> None:
-        # `parameter` is what the kernels' own ParameterInvalid carries: the first, where there are several.
-        extra: dict[str, Any] = {"parameter": errors[0]["field"], "errors": list(errors)} if errors else {}
-        super().__init__(detail, **extra)
 
 
 class NotAcceptable(ServiceError):

@@ -70,7 +70,7 @@ class JobQueue(Protocol):
     async def finish(self, info: JobInfo, arrays: Iterable[dict[str, Any]]) -> None:
         """Records the final state and the rows of the result arrays, all or nothing. Raises NotOnRecord."""
 
-    async def lineages(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
+    async def succeeded(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
         """Those of the jobs that have succeeded, with what they were asked for."""
 
     async def set_error(self, job_id: str, error: Problem) -> None:
@@ -169,9 +169,9 @@ class SqliteQueue:
         finally:
             self._ending.discard(info.id)
 
-    async def lineages(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
+    async def succeeded(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
         ids = {"ids": json.dumps(list(job_ids))}
-        rows = await self._database.read(lambda db: db.execute(_SQL["lineages"], ids).fetchall())
+        rows = await self._database.read(lambda db: db.execute(_SQL["succeeded"], ids).fetchall())
         return [(_info(row), request_of(row["request"])) for row in rows]
 
     async def set_error(self, job_id: str, error: Problem) -> None:

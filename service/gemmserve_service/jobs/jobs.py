@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gemmserve_service.schemas import GemmJob, GemmReduceJob
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.array_store import ArrayStore
-    from gemmserve_service.store.pending import Unwritten
+    from gemmserve_service.store.pending import PendingResults
     from gemmserve_service.store.pin import Pinned
     from gemmserve_service.store.upload import Upload
 
@@ -296,25 +296,25 @@ class Jobs:
         """It is over; the rest is putting that on record."""
         if self._live[task.id].refused is not None:
             return
-        # Its operands stay until then, whatever the scheduler does: were they freed now, a crash before the record
-        # would start the job again on what came to lie in their place.
-        held = [pinned.share() for pinned in task.operands.values()]
+        # The operands stay until then: were they freed before, a crash would start the job again on what came to lie in
+        # their place. After success their pins are the job's or its pending results'; else the scheduler releases them.
+        held = [] if isinstance(outcome, Done) else [pinned.share() for pinned in task.operands.values()]
         self._background.spawn(self._conclude(self._live[task.id], outcome, task, held))
 
     async def _conclude(
         self, live: LiveJob, outcome: Done | ServiceError, task: Task | None, held: Sequence[Pinned]
     ) -> None:
         uploads = task.results if task is not None and isinstance(outcome, Done) else {}
-        unwritten = task.unwritten if uploads and task is not None else None
+        pending = task.pending if uploads and task is not None else None
         infos = {name: self.store.describe(upload) for name, upload in uploads.items()}
         info = live.info.model_copy(update=final_fields(outcome) | {"finished_at": now()})
         if isinstance(outcome, Done):
             info.result = {name: array.id for name, array in infos.items()}
         recorded = True
         try:
-            job = None if unwritten is None else info.id
+            job = None if pending is None else info.id
             rows = [to_row(infos[name], uploads[name].extent, job) for name in uploads]
-            to_secure = list(uploads.values()) if unwritten is None else []
+            to_secure = list(uploads.values()) if pending is None else []
             if not await self.recorder.record(info, to_secure, rows, lambda: live.refused is not None):
                 live.recorded.set()
                 return  # the server stops: the next one runs the job again
@@ -323,18 +323,18 @@ class Jobs:
                 log.exception("job %s: its end cannot be recorded", info.id)
             recorded = False
             info = live.info.model_copy(update=final_fields(failure(error)) | {"finished_at": now()})
-            if unwritten is not None and task is not None:
-                self.scheduler.writes.discard(task)
-            for upload in uploads.values() if unwritten is None else ():
+            if pending is not None and task is not None:
+                self.scheduler.writes.abandon(task)
+            for upload in uploads.values() if pending is None else ():
                 upload.abort()
         else:
             records = []
             for name, upload in uploads.items():
                 upload.seal()
                 records.append(self.store.index(infos[name], upload.extent))
-            if unwritten is not None:
-                self.scheduler.writes.recorded(unwritten, records)
-        if task is not None and isinstance(outcome, Done) and unwritten is None:
+            if pending is not None:
+                self.scheduler.writes.recorded(pending, records)
+        if task is not None and isinstance(outcome, Done) and pending is None:
             task.unpin()
         for pinned in held:
             pinned.release()
@@ -390,10 +390,10 @@ class Jobs:
         self._keys.shift(seconds)
         await self.queue.shift(seconds)
 
-    def _lost(self, unwritten: Unwritten) -> None:
-        """The job has succeeded, and that was told; that its results are lost is said besides."""
-        assert unwritten.error is not None
-        error = describe(unwritten.error).problem()
-        if unwritten.job in self._recent:
-            self._recent[unwritten.job] = self._recent[unwritten.job].model_copy(update={"error": error})
-        self._background.spawn(self.queue.set_error(unwritten.job, error))
+    def _lost(self, pending: PendingResults) -> None:
+        """Set the error of a job whose results are lost for good; its state stays SUCCEEDED, which was told already."""
+        assert pending.error is not None
+        error = describe(pending.error).problem()
+        if pending.job in self._recent:
+            self._recent[pending.job] = self._recent[pending.job].model_copy(update={"error": error})
+        self._background.spawn(self.queue.set_error(pending.job, error))

@@ -83,7 +83,7 @@ async def run_once(
             for name, upload in operands.items():
                 await upload.commit()
                 pins[name] = undo.enter_context(store.pin_upload(upload))
-            problem = products.build_stored(params, pins)
+            problem = products.build_stored(params, {name: pinned.info for name, pinned in pins.items()})
             plans = scheduler.check(problem)
             claim(problem)
             results = reserve_results(store, problem, math.inf, undo, scratch=True, owner=owner)

@@ -113,7 +113,8 @@ async def understood(
         if optional is not None:
             operands[name] = undo.enter_context(store.pin(optional, hidden=recovered, owner=owner))
     params = _params(request)
-    return params, products.build_stored(params, operands), operands
+    infos = {name: pinned.info for name, pinned in operands.items()}
+    return params, products.build_stored(params, infos), operands
 
 
 def check_length(steps: int, most: int) -> None:
@@ -144,7 +145,7 @@ async def _reserve(
 async def _compile(
     request: ProgramJob, operands: dict[str, Pinned], limits: ArrayStore | None, scheduler: Scheduler
 ) -> Program:
-    arrays = {name: products.stored(pinned) for name, pinned in operands.items()}
+    arrays = {name: products.operand_of(pinned.info) for name, pinned in operands.items()}
     max_array_bytes = None if limits is None else limits.settings.max_array_bytes
     specs = {worker.spec for worker in scheduler.executor.workers() if worker.spec is not None}
 

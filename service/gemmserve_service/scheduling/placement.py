@@ -66,7 +66,7 @@ class Placement:
         workers = self._executor.workers()
         if len(workers) < 2 or not task.operands or not any(other.resident for other in workers):
             return False
-        if any(pinned.unwritten is not None for pinned in task.operands.values()):
+        if any(pinned.pending is not None for pinned in task.operands.values()):
             return False  # no other device can compute with them
         here = _resident_bytes(task, worker)
         there = max(
@@ -82,11 +82,11 @@ class Placement:
         return now - task.passed_over < patience_s
 
     def companions(
-        self, task: Task, worker: Worker, queue: FairQueue, most: int, allows: Callable[[Task, Worker], bool]
+        self, task: Task, worker: Worker, queue: FairQueue, most: int, usable: Callable[[Task, Worker], bool]
     ) -> list[Task]:
         """Takes out of the queue what goes with `task`; not what another worker, which is idle, could begin with now.
 
-        `most`: tasks in all. `allows`: whether a task's operands are where the worker can use them.
+        `most`: tasks in all. `usable`: whether a task's operands are where the worker can use them.
         """
         if not queue or most < 2:
             return []
@@ -94,12 +94,12 @@ class Placement:
         most = min(most, -(-(len(queue) + 1) // max(idle, 1)))
 
         def seconds(other: Task) -> float:
-            runs = self.able(other, worker) and allows(other, worker) and not self.better_elsewhere(other, worker)
+            runs = self.able(other, worker) and usable(other, worker) and not self.better_elsewhere(other, worker)
             return self._estimates.seconds(other, worker) if runs else math.inf
 
         return companions(task, queue, most, seconds)
 
-    def lets_pass(self, worker: Worker) -> bool:
+    def interleaves(self, worker: Worker) -> bool:
         """Whether the worker is at a long task, between whose panels a short one can run.
 
         Not if it has lost a worker before: should it be the one that kills them, it takes nobody along.
@@ -109,7 +109,7 @@ class Placement:
         (task,) = worker.tasks.values()
         return bool(not task.over and not task.crashes and task.cost_s >= _LONG_S)
 
-    def may_pass(self, task: Task, worker: Worker) -> bool:
+    def may_interleave(self, task: Task, worker: Worker) -> bool:
         """Whether it is short enough for that, beside the one task that the worker has, and under no suspicion."""
         (passed,) = worker.tasks.values()
         return not task.crashes and self._estimates.seconds(task, worker) <= min(_SHORT_S, _SHARE * passed.cost_s)

@@ -75,15 +75,15 @@ class Scheduler:
         self.deadlines = Deadlines(self._expire)
         self.placement = Placement(executor, self.estimates, self._dispatch)
         self.writes = WriteBack(store, executor, self.submit, self.cancel)
-        """Results that are on a device and not in the store yet."""
+        """Pending results: on a device, and not in the store yet."""
         self.watchdog = Watchdog(executor, silence_s=settings.heartbeat_timeout_s, hang_s=settings.hang_s)
         self._sequence = itertools.count()
         self._idle = asyncio.Event()
         self._dispatching = False
         """Whether `_dispatch` is about to be called."""
         self._chance = random.Random()  # noqa: S311 (whom to check is no secret)
-        self._culprits: dict[str, tuple[list[str], float]] = {}
-        """By worker that is lost, whose tasks it had, and since when it is gone."""
+        self._lost_workers: dict[str, tuple[list[str], float]] = {}
+        """By worker that is lost, the owners of the tasks that it had, and since when it is gone."""
         self.group_sent: Callable[[int], None] = lambda _: None
         """Told how many products a worker was sent together."""
         store.on_extent_destroyed(self._forget)
@@ -153,7 +153,7 @@ class Scheduler:
             task.deadline = self.deadlines.add(task, task.submitted + task.timeout_s - time.monotonic())
         self.queue.push(task)
         if task.operands:
-            self.writes.make_way(task, lambda worker: self.placement.able(task, worker))
+            self.writes.request_operands(task, lambda worker: self.placement.able(task, worker))
         if not soon:
             self._dispatch()
         elif not self._dispatching:
@@ -198,9 +198,9 @@ class Scheduler:
         """It takes tasks from now on. Its device may be another than before."""
         for task in self.queue:
             task.plans.pop(worker.id, None)
-        culprit = self._culprits.pop(worker.id, None)
-        if culprit is not None:  # whose task took the device away pays for the time without it
-            owners, since = culprit
+        lost = self._lost_workers.pop(worker.id, None)
+        if lost is not None:  # the owners of those tasks are charged with the time without the device
+            owners, since = lost
             for owner in owners:
                 self.queue.charge(owner, (time.monotonic() - since) / len(owners))
         self._dispatch()
@@ -216,7 +216,7 @@ class Scheduler:
         worker.tasks.clear()
         now = time.monotonic()
         if tasks:
-            self._culprits[worker.id] = ([task.owner for task in tasks], now)
+            self._lost_workers[worker.id] = ([task.owner for task in tasks], now)
         for task in sorted(tasks, key=lambda task: task.stalled):
             # Which one of them it was at is not known.
             self._settle_cost(task, _since(task, worker) / len(tasks))
@@ -250,7 +250,7 @@ class Scheduler:
         if task is None:
             return
         if isinstance(answer, Done) and not answer.written:
-            self.writes.hold(task, worker, answer.algorithm)
+            self.writes.track(task, worker, answer.algorithm)
         task.worker = None
         self.admissions.ended()
         if isinstance(answer, Done):
@@ -259,8 +259,8 @@ class Scheduler:
         else:
             self._settle_cost(task, _since(task, worker))
         worker.ended()
-        if task.over and task.unwritten is not None:
-            self.writes.discard(task)
+        if task.over and task.pending is not None:
+            self.writes.abandon(task)
         elif task.over:
             task.close()
         elif isinstance(answer, Done):
@@ -301,7 +301,7 @@ class Scheduler:
         if self.draining or not self.queue:
             return
         for worker in self.executor.workers():
-            between = self.placement.lets_pass(worker)
+            between = self.placement.interleaves(worker)
             if worker.ready and self.queue and (between or not worker.tasks):
                 task = self._take(worker, between=between)
                 if task is not None:
@@ -319,29 +319,29 @@ class Scheduler:
 
     def _companions(self, task: Task, worker: Worker) -> list[Task]:
         most = self.settings.max_grouped_jobs
-        return self.placement.companions(task, worker, self.queue, most, self.writes.allows)
+        return self.placement.companions(task, worker, self.queue, most, self.writes.usable)
 
     def _take(self, worker: Worker, *, between: bool = False, ahead: bool = False) -> Task | None:
-        hopeless: list[tuple[Task, JobFailed]] = []
+        failed: list[tuple[Task, JobFailed]] = []
 
         def runs(task: Task) -> bool:
-            if between and not self.placement.may_pass(task, worker):
+            if between and not self.placement.may_interleave(task, worker):
                 return False
             if ahead and task.crashes:
                 return False
-            if not self.writes.allows(task, worker):
+            if not self.writes.usable(task, worker):
                 if (failure := failure_of(task)) is not None:
-                    hopeless.append((task, failure))
+                    failed.append((task, failure))
                 return False
             if self.placement.able(task, worker):
                 return not self.placement.better_elsewhere(task, worker)
             plans = [task.plans.get(other.id) for other in self.executor.workers()]
             if all(isinstance(plan, KernelError) for plan in plans):  # admitted by a server that had another device
-                hopeless.append((task, JobFailed(describe(next(e for e in plans if isinstance(e, KernelError))))))
+                failed.append((task, JobFailed(describe(next(e for e in plans if isinstance(e, KernelError))))))
             return False
 
         found = self.queue.take(runs, heads=between, first=ahead)
-        for task, failure in hopeless:
+        for task, failure in failed:
             self._drop(task, failure)
         return found
 
@@ -363,8 +363,7 @@ class Scheduler:
         task.grouped = grouped
         task.began = time.monotonic()
         task.queue_s = task.began - task.submitted
-        # Not of what is computed again: plain arithmetic in its place would have other bits than the first time.
-        sampled = task.listener is not self.writes and task.check_bytes <= _MOST_SAMPLED
+        sampled = not task.recomputes and task.check_bytes <= _MOST_SAMPLED
         sampled = sampled and self._chance.random() < self.settings.verify_share
         verify = task.verify or sampled
         check_s = task.check_bytes / _CHECK_RATE if verify else 0.0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gemmserve_service.scheduling.deadlines import Deadline
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.store.extents.extents import Extent
-    from gemmserve_service.store.pending import Unwritten
+    from gemmserve_service.store.pending import PendingResults
     from gemmserve_service.store.pin import Pinned
     from gemmserve_service.store.upload import Upload
 
@@ -58,8 +58,9 @@ class Task:
     timeout_s: float | None = None
     """Seconds after `submitted` at which it expires, wherever it is then."""
     verify: bool = False
-    defers: bool = True
-    """Whether a durable one may end before its results are written, if they come out the same each time."""
+    recomputes: bool = False
+    """Whether it computes results once more whose device was lost (`recomputation`): they are written at once, and not
+    checked unasked, for plain arithmetic in their place would have other bits than the first time."""
     algorithm: str | None = None
     """By which it is to be computed; None: by the one that its device takes. No other than that of a device that there
     is, if none of them has it."""
@@ -91,8 +92,8 @@ class Task:
     worker: Worker | None = None
     passed_over: float | None = None
     """Since when it has waited for a device that has its operands, while another one was idle (time.monotonic)."""
-    unwritten: Unwritten | None = None
-    """Its results, once it has ended and they are not in the store yet."""
+    pending: PendingResults | None = None
+    """Its results, once it has ended and they are not in the store yet: they own the pins of its operands then."""
     order: tuple[int, int] = (0, 0)
     deadline: Deadline | None = None
     plans: dict[str, Plan | KernelError] = field(default_factory=dict)
@@ -132,13 +133,13 @@ class Task:
                 for name, upload in self.results.items()
             },
             verify=verify,
-            defer=self._may_end_unwritten(),
+            defer=self._may_end_before_write(),
         )
 
-    def _may_end_unwritten(self) -> bool:
-        """Not if it could come out otherwise the next time."""
+    def _may_end_before_write(self) -> bool:
+        """Return whether it may end before its results are written: not if they could differ when computed again."""
         keeps = self.worker is not None and self.worker.defers
-        if not keeps or not self.defers or not self.durable:
+        if not keeps or self.recomputes or not self.durable:
             return False
         steps = self.params.steps if isinstance(self.params, ProgramParams) else (self.params,)
         return all(getattr(step, "reproducible", True) for step in steps)

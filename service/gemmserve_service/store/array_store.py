@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store.database.database import Database
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.extents.shared_memory import Memory
-    from gemmserve_service.store.pending import Unwritten
+    from gemmserve_service.store.pending import PendingResults
 
 _SQL: Final = load_sql("arrays")
 
@@ -51,14 +51,15 @@ class ArrayStore:
         self.settings = settings
         self.database = database
         self.quotas = quotas or Quotas()
-        self.found_unwritten: dict[str, Unwritten] = {}
-        """By job, the results that an earlier process had not written."""
+        self.found_pending: dict[str, PendingResults] = {}
+        """By job, the pending results that an earlier process left."""
         self._catalog = Catalog()
         self.digests = Digests(self._catalog, database)
         self.expiry = Expiry(self._catalog, database, self.settle, history_s=settings.job_history_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._destroyed: list[Callable[[str], None]] = []
         self._gone: list[Callable[[str], None]] = []
+        self._pending_released: list[Callable[[PendingResults], None]] = []
         self._uploaded: list[Callable[[ArrayInfo, Extent | None], None]] = []
         self._space = Space(settings, self.quotas, self._destroyed)
         self._files, self._memory = self._space.files, self._space.memory
@@ -72,7 +73,7 @@ class ArrayStore:
         """
         folder = self.settings.data_dir / "extents"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.found_unwritten = await recovery.take(self.database, self._catalog, self._space, keep)
+        self.found_pending = await recovery.take(self.database, self._catalog, self._space, keep)
 
     def finish_recovery(self) -> None:
         """Frees hidden arrays that no job needs any more; from here on arrays expire."""
@@ -91,6 +92,10 @@ class ArrayStore:
     def on_array_gone(self, callback: Callable[[str], None]) -> None:
         """`callback(id)` runs when nobody can see or uses an array any more."""
         self._gone.append(callback)
+
+    def on_pending_released(self, callback: Callable[[PendingResults], None]) -> None:
+        """`callback(results)` runs when one of some pending results is hidden, and pinned by fewer than before."""
+        self._pending_released.append(callback)
 
     def on_uploaded(self, callback: Callable[[ArrayInfo, Extent | None], None]) -> None:
         """`callback(info, extent)` runs when an array was uploaded."""
@@ -216,7 +221,7 @@ class ArrayStore:
         await asyncio.shield(write)
 
     def pin(self, array: str | ArrayInfo, *, hidden: bool = False, owner: str = "") -> Pinned:
-        """Holds an array's bytes, wherever they are (`Pinned.unwritten`). Raises NotFound, Gone, ArrayLost.
+        """Holds an array's bytes, wherever they are (`Pinned.pending`). Raises NotFound, Gone, ArrayLost.
 
         `hidden`: also one that was deleted (a recovered job's).
         """
@@ -224,8 +229,8 @@ class ArrayStore:
         record = self._catalog.get(array_id) if hidden else self._catalog.live(array_id, owner)
         if record is None:
             raise NotFound(f"no array {array_id}")
-        if record.unwritten is not None and record.unwritten.error is not None:
-            raise record.unwritten.error
+        if record.pending is not None and record.pending.error is not None:
+            raise record.pending.error
         return Pinned(self, record)
 
     def pin_upload(self, upload: Upload) -> Pinned:
@@ -347,8 +352,9 @@ class ArrayStore:
         """Frees a hidden array once nobody holds it, nor will write to it."""
         if record.hidden:
             self.digests.drop(record.info.id)
-        if record.hidden and record.unwritten is not None:
-            record.unwritten.let_go()  # and comes back when nobody writes
+        if record.hidden and record.pending is not None:
+            for released in self._pending_released:
+                released(record.pending)  # which settles it when no worker writes to it any more
             return
         if not record.hidden or record.pins or record.freed:
             return

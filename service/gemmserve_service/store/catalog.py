@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gemmserve_service.store.extents.extents import Extent
-    from gemmserve_service.store.pending import Unwritten
+    from gemmserve_service.store.pending import PendingResults
     from gemmserve_service.store.upload import ScratchArray
 
 State = Literal["live", "deleted", "expired"]
@@ -41,8 +41,8 @@ class Record:
     freed: bool = False
     npy_sha256: str | None = None
     """Of the .npy file; None: not known."""
-    unwritten: Unwritten | None = None
-    """The bytes are not in the extent yet; None: they are."""
+    pending: PendingResults | None = None
+    """The pending results that it is one of; None: its bytes are in the extent."""
     tainted: bool = False
     """Whether a process that was lost may still write to the extent: it serves no other array."""
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.catalog import Record
     from gemmserve_service.store.extents.extents import Extent
-    from gemmserve_service.store.pending import Unwritten
+    from gemmserve_service.store.pending import PendingResults
 
 
 class Pinned:
@@ -31,15 +31,15 @@ class Pinned:
         return self._record.extent
 
     @property
-    def unwritten(self) -> Unwritten | None:
-        """None: the bytes are there; else who has them."""
-        return None if self._record is None else self._record.unwritten
+    def pending(self) -> PendingResults | None:
+        """The pending results that the array is one of; None: its bytes are in the store."""
+        return None if self._record is None else self._record.pending
 
     @property
     def view(self) -> memoryview:
         """The bytes: read-only, little-endian, in `info.order`."""
         if self._view is None:
-            if self.unwritten is not None:
+            if self.pending is not None:
                 raise ValueError("the array's bytes are not in the store yet")
             extent = self.extent
             if extent is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.store.catalog import Catalog, Record, from_row
 from gemmserve_service.store.database.database import load_sql
-from gemmserve_service.store.pending import Unwritten, lost
+from gemmserve_service.store.pending import PendingResults, State, lost
 
 if TYPE_CHECKING:
     import sqlite3
@@ -22,10 +22,10 @@ _SQL: Final = load_sql("arrays")
 log = logging.getLogger(__name__)
 
 
-async def take(database: Database, catalog: Catalog, space: Space, keep: Iterable[str]) -> dict[str, Unwritten]:
+async def take(database: Database, catalog: Catalog, space: Space, keep: Iterable[str]) -> dict[str, PendingResults]:
     """Fills the catalog; by job, the results that were not written. Files that neither a row nor `keep` names go."""
     rows = await database.read(lambda db: db.execute(_SQL["load"]).fetchall())
-    found: dict[str, Unwritten] = {}
+    found: dict[str, PendingResults] = {}
     missing = []
     live = {row["extent"] for row in rows if row["state"] == "live"} - {None}
     for row in rows:
@@ -44,7 +44,7 @@ async def take(database: Database, catalog: Catalog, space: Space, keep: Iterabl
     return found
 
 
-def _take_row(row: sqlite3.Row, catalog: Catalog, space: Space, found: dict[str, Unwritten]) -> bool:
+def _take_row(row: sqlite3.Row, catalog: Catalog, space: Space, found: dict[str, PendingResults]) -> bool:
     """Takes one row in. False: its bytes are missing or cut short."""
     if row["state"] != "live" and row["extent"] is None and row["nbytes"]:
         return bool(row["state"] == "expired")
@@ -58,10 +58,10 @@ def _take_row(row: sqlite3.Row, catalog: Catalog, space: Space, found: dict[str,
     catalog.add(record)
     if row["written"] != 1:
         job = row["job"] or ""
-        record.unwritten = found.setdefault(job, Unwritten(job))
-        record.unwritten.records.append(record)
+        record.pending = found.setdefault(job, PendingResults(job, State.FOUND))
+        record.pending.records.append(record)
         if row["written"] < 0:
-            record.unwritten.error = lost(job)
+            record.pending.state, record.pending.error = State.FAILED, lost(job)
     return True
 
 

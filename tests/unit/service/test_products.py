@@ -16,8 +16,8 @@ from gemmserve_service.schemas import GemmParams, GemmReduceParams
 CPU = DeviceSpec.cpu()
 
 
-def pinned(*shape, dtype="complex64", order="C"):
-    return SimpleNamespace(info=SimpleNamespace(shape=shape, dtype=dtype, order=order))
+def stored(*shape, dtype="complex64", order="C"):
+    return SimpleNamespace(shape=shape, dtype=dtype, order=order)
 
 
 @pytest.fixture
@@ -66,15 +66,15 @@ def test_what_a_device_lacks_is_said_anew_each_time(counted):
     ],
 )
 def test_stored_operands_and_what_is_asked_make_the_problem(params, other):
-    arrays = {"a": pinned(5, 5), "b": pinned(5, 5)}
+    arrays = {"a": stored(5, 5), "b": stored(5, 5)}
 
     def plainly(params, arrays):
-        return products.build(params, {name: products.stored(each) for name, each in arrays.items()})
+        return products.build(params, {name: products.operand_of(each) for name, each in arrays.items()})
 
     for asked in (params, other, params):
         assert products.build_stored(asked, arrays) == plainly(asked, arrays)
-    for b in (pinned(5, 5, dtype="float32"), pinned(5, 5, order="F"), pinned(5, 6)):
-        changed = {"a": pinned(5, 5), "b": b}
+    for b in (stored(5, 5, dtype="float32"), stored(5, 5, order="F"), stored(5, 6)):
+        changed = {"a": stored(5, 5), "b": b}
         try:
             expected = plainly(params, changed)
         except ShapeMismatch:

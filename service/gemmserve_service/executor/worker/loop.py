@@ -28,7 +28,7 @@ from gemmserve_service.executor.protocol import (
     Prefetch,
     Stop,
     Work,
-    WriteBack,
+    WriteOrder,
     Written,
     encode,
 )
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
     from gemmserve_service.executor.protocol import Failed
     from gemmserve_service.executor.worker.backend import DeviceBackend
-    from gemmserve_service.executor.worker.memory.pending_results import Backlog, Outcome
+    from gemmserve_service.executor.worker.memory.write_queue import Outcome, WriteQueue
     from gemmserve_service.executor.worker.runner import Runner
 
-Message = Work | Group | Forget | WriteBack | Prefetch | Stop
+Message = Work | Group | Forget | WriteOrder | Prefetch | Stop
 _RETRY_S: Final = 0.05
 _PIECE: Final = 1 << 16
 _BEATS: Final = 6  # in the time after which a silent worker is taken for hung
@@ -79,7 +79,7 @@ def serve(path: Path, name: str, runner: Runner, verified_error: float, heartbea
                 memory_used=backend.memory_used(),
                 interleaves=backend.cuts,
                 ahead=_AHEAD if _overlaps(backend) else 0,
-                defers=_backlog(backend) is not None,
+                defers=_write_queue(backend) is not None,
             )
             try:
                 connection.sendall(encode(hello))
@@ -116,13 +116,13 @@ class _Line:
         backend = runner.backend
         self.overlap = Overlap(runner, backend, self._answer, self._tell_news) if _overlaps(backend) else None
         """What runs the tasks, where several run at once."""
-        self.backlog = _backlog(backend)
+        self.write_queue = _write_queue(backend)
         """Results that are to be written later, where there are such."""
         self._account = Kept()
         self._told = 0.0
-        if self.backlog is not None:
-            self.backlog.begin(self._settled)
-            kept = self._kept(self.backlog.resident.arrays())
+        if self.write_queue is not None:
+            self.write_queue.begin(self._settled)
+            kept = self._kept(self.write_queue.resident.arrays())
             self._account = kept.model_copy(update={"came": []})
             self.send(kept)
 
@@ -134,10 +134,10 @@ class _Line:
     def send(self, *messages: BaseModel) -> None:
         """Whole frames; before them what there is to tell of the device's copies."""
         with self._sending:
-            if self.backlog is not None:
-                came, went = self.backlog.resident.news()
+            if self.write_queue is not None:
+                came, went = self.write_queue.resident.news()
                 now = time.monotonic()
-                moved = came or went or self.backlog.nbytes != self._account.unwritten
+                moved = came or went or self.write_queue.nbytes != self._account.unwritten
                 if moved or now - self._told >= _ACCOUNT_S:
                     self._told = now
                     kept = self._kept(came, went)
@@ -184,8 +184,8 @@ class _Line:
             if self.overlap is not None:
                 self.overlap.gone(message.arrays)
             self._runner.forget(message.extents, message.arrays)
-        elif isinstance(message, WriteBack) and self.backlog is not None:
-            self.backlog.ask(now=message.now, late=message.late, never=message.never)
+        elif isinstance(message, WriteOrder) and self.write_queue is not None:
+            self.write_queue.reorder(first=message.first, last=message.last, drop=message.drop)
         elif isinstance(message, Prefetch) and self.overlap is not None:
             self.overlap.prefetch(message)
         return not isinstance(message, Stop)
@@ -218,13 +218,13 @@ class _Line:
             log.info("nobody is there any more who would hear of the results of task %s", outcome.task)
 
     def _kept(self, came: list[str], went: list[str] | None = None) -> Kept:
-        assert self.backlog is not None
+        assert self.write_queue is not None
         backend = self._runner.backend
-        account = self.backlog.resident.account()
+        account = self.write_queue.resident.account()
         return Kept(
             came=came,
             went=went or [],
-            unwritten=self.backlog.nbytes,
+            unwritten=self.write_queue.nbytes,
             memory_used=backend.memory_used(),
             **asdict(account),
         )
@@ -292,8 +292,8 @@ def _converse(connection: socket.socket, runner: Runner, beat_s: float) -> None:
     finally:
         if line.overlap is not None:
             line.overlap.abandon()
-        if line.backlog is not None:
-            line.backlog.abandon()
+        if line.write_queue is not None:
+            line.write_queue.abandon()
         over.set()
         heart.join()
 
@@ -312,8 +312,8 @@ def _overlaps(backend: DeviceBackend) -> TypeGuard[OverlappingBackend]:
     return isinstance(backend, OverlappingBackend)
 
 
-def _backlog(backend: DeviceBackend) -> Backlog | None:
-    return getattr(backend, "backlog", None)
+def _write_queue(backend: DeviceBackend) -> WriteQueue | None:
+    return getattr(backend, "write_queue", None)
 
 
 def _usable(backend: DeviceBackend) -> bool:

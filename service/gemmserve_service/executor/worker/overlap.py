@@ -10,8 +10,8 @@ from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.errors import JobCancelled, describe
 from gemmserve_service.executor.protocol import Done, Run
-from gemmserve_service.executor.worker.memory.pending_results import Result
 from gemmserve_service.executor.worker.memory.prefetch import Coming, Prefetches
+from gemmserve_service.executor.worker.memory.write_queue import Result
 from gemmserve_service.executor.worker.pipeline import Pipeline
 from gemmserve_service.executor.worker.runner import failed
 from gemmserve_service.schemas import ProgramParams, Timings
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gemmserve_service.executor.protocol import ArrayRef, Failed, Prefetch, RunBatch
     from gemmserve_service.executor.worker.backend import HostArray
-    from gemmserve_service.executor.worker.memory.pending_results import Backlog
+    from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.runner import Runner
     from gemmserve_service.executor.worker.verification import Verdict
     from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams
@@ -39,7 +39,7 @@ class StagedProduct(Protocol):
 
     timings: Timings
     made: Mapping[str, Any]
-    """The results on the device, from when they are computed until they are stored; of backends with a backlog."""
+    """The results on the device, from when they are computed until they are stored; of backends with a write_queue."""
     verdict: Verdict | None
     """Of the results, if they were to be checked and the device could, from when they are computed."""
     elements: Elements | None
@@ -104,7 +104,7 @@ class Overlap:
         )
         self._steps = 0
         self._prefetches = Prefetches()
-        self._backlog: Backlog | None = getattr(backend, "backlog", None)
+        self._write_queue: WriteQueue | None = getattr(backend, "write_queue", None)
 
     @property
     def at(self) -> tuple[str | None, int]:
@@ -181,8 +181,8 @@ class Overlap:
         if not task.answered:
             assert answer is not None
             self._answer(answer)
-            if isinstance(answer, Done) and not answer.written and self._backlog is not None:
-                self._backlog.start(task.name)
+            if isinstance(answer, Done) and not answer.written and self._write_queue is not None:
+                self._write_queue.start(task.name)
         self._use_the_pause(task)
 
 
@@ -280,7 +280,7 @@ class _ProductTask(_Task):
         super().__init__(runner, message.task)
         self.message = message
         self._tell = tell
-        self._backlog: Backlog | None = getattr(backend, "backlog", None)
+        self._write_queue: WriteQueue | None = getattr(backend, "write_queue", None)
         self._params = params
         self._backend = backend
         self._pipeline = pipeline
@@ -296,7 +296,7 @@ class _ProductTask(_Task):
     @property
     def loaded(self) -> bool:
         """Whether the device has every operand."""
-        resident = None if self._backlog is None else self._backlog.resident
+        resident = None if self._write_queue is None else self._write_queue.resident
         return resident is not None and all(
             ref.cache_id is not None and resident.holds(ref.cache_id) for ref in self.message.operands.values()
         )
@@ -323,13 +323,13 @@ class _ProductTask(_Task):
         """Computes; that is all, where the result may be written later and there is room for it."""
         assert self._product is not None
         self._stage(self._product.compute)
-        backlog = self._backlog
-        if backlog is None or self._timings is not None or not self.message.defer:
+        write_queue = self._write_queue
+        if write_queue is None or self._timings is not None or not self.message.defer:
             return
         verdict = self._product.verdict
         if self.message.verify and (verdict is None or verdict.replaced):
             return  # it is yet to be checked; or what replaced it would not come out again
-        if backlog.reserve(self.name, self._made()):
+        if write_queue.reserve(self.name, self._made()):
             timings = self._product.timings
             timings.queue_s = self._waited_s
             done = self.runner.answer(
@@ -346,7 +346,7 @@ class _ProductTask(_Task):
             try:
                 self._tell(done)
             finally:
-                backlog.start(self.name)
+                write_queue.start(self.name)
 
     def store(self) -> None:
         """Takes the result to its place, and checks it where that was asked for."""
@@ -357,11 +357,11 @@ class _ProductTask(_Task):
         checked = self._product.verdict if self._timings is None else None
         # A check may put another result in the place of this one.
         unsettled = self.message.verify and checked is None
-        stays = self._backlog is not None and self._timings is None and not unsettled
+        stays = self._write_queue is not None and self._timings is None and not unsettled
         made = self._made() if stays else []
         self._stage(self._product.store)
-        if self._backlog is not None and self._timings is None:
-            self._backlog.keep(made)
+        if self._write_queue is not None and self._timings is None:
+            self._write_queue.keep(made)
         alone = self._timings is not None
         timings = self._product.timings if self._timings is None else self._timings
         timings.queue_s = self._waited_s

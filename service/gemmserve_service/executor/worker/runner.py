@@ -14,7 +14,7 @@ from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.batches import parts_of, run_parts
 from gemmserve_service.executor.worker.host.forms import Forms
 from gemmserve_service.executor.worker.memory.mappings import Mappings
-from gemmserve_service.executor.worker.memory.pending_results import Result
+from gemmserve_service.executor.worker.memory.write_queue import Result
 from gemmserve_service.executor.worker.programs import run_program
 from gemmserve_service.schemas import ProgramParams, Timings
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import ArrayRef, Run, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.executor.worker.batches import Products
-    from gemmserve_service.executor.worker.memory.pending_results import Backlog
+    from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.verification import Verdict
     from gemmserve_service.schemas import Elements
 
@@ -219,21 +219,21 @@ class Runner:
         results: dict[str, np.ndarray[Any, Any]],
     ) -> Done:
         spec = self.backend.spec
-        backlog: Backlog | None = getattr(self.backend, "backlog", None)
-        left: dict[str, Any] | None = {} if message.defer and backlog is not None else None
+        write_queue: WriteQueue | None = getattr(self.backend, "write_queue", None)
+        left: dict[str, Any] | None = {} if message.defer and write_queue is not None else None
         ran = self.backend.run_program(
             lambda values: run_program(params, operands, results, values, spec, verify=message.verify, left=left),
             self._checkpoint,
         )
         kernel_s = max(ran.timings.kernel_s - self._paused_s, 0.0)
         written = True
-        if left and backlog is not None:
+        if left and write_queue is not None:
             began = time.perf_counter()
             made = [Result(message.results[name].cache_id or "", value, results[name]) for name, value in left.items()]
             # What replaced a doubtful result would not come out again.
-            written = ran.replaced or not backlog.reserve(message.task, made)
+            written = ran.replaced or not write_queue.reserve(message.task, made)
             if written:
-                backlog.write(made)
+                write_queue.write(made)
             ran.timings.d2h_s += time.perf_counter() - began
         return Done(
             task=message.task,

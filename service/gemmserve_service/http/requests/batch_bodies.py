@@ -16,8 +16,8 @@ import numpy as np
 from python_multipart.multipart import parse_options_header
 
 from gemmserve.wire import NPY_HEADER, NpyError, NpyHeader, parse_npy_header
-from gemmserve_service.errors import BodyTooShort, InvalidNpy, TooLarge, UnsupportedMediaType
-from gemmserve_service.http.problems import InvalidParameters, MalformedMultipart
+from gemmserve_service.errors import BodyTooShort, InvalidNpy, InvalidParameters, TooLarge, UnsupportedMediaType
+from gemmserve_service.http.problems import MalformedMultipart
 from gemmserve_service.http.requests.body import RequestBody
 from gemmserve_service.http.requests.ingest import content_length
 from gemmserve_service.http.requests.multipart import MAX_PARAMS, MAX_PART_HEADER_BYTES

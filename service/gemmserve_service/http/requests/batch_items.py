@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gemmserve_service.errors import ServiceError, TooLarge
-from gemmserve_service.http.problems import MAX_ERRORS, InvalidParameters
+from gemmserve_service.errors import InvalidParameters, ServiceError, TooLarge
+from gemmserve_service.http.problems import MAX_ERRORS
 from gemmserve_service.http.requests.long_json import LONG, read_object
 from gemmserve_service.http.requests.strict_json import parse_object, validate
 from gemmserve_service.jobs.batch.task import Item, Placed, placed

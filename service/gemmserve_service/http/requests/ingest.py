@@ -15,6 +15,7 @@ from gemmserve.wire import (
 from gemmserve_service.errors import (
     BodyTooLong,
     BodyTooShort,
+    InvalidParameters,
     InvalidRequest,
     LengthRequired,
     TooLarge,
@@ -22,7 +23,6 @@ from gemmserve_service.errors import (
 )
 from gemmserve_service.http.headers.content_coding import is_coded, refuse_coding
 from gemmserve_service.http.headers.digests import parse_content_digest
-from gemmserve_service.http.problems import InvalidParameters
 from gemmserve_service.http.requests.body import RequestBody
 from gemmserve_service.http.requests.coded_body import CodedBody, check_coded_length, decoding
 from gemmserve_service.http.requests.shared_memory import SharedRequest, receive_shared

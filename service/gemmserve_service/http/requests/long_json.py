@@ -11,7 +11,8 @@ import re
 from codecs import utf_8_decode
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gemmserve_service.http.problems import MAX_ERRORS, InvalidParameters, MalformedJson
+from gemmserve_service.errors import InvalidParameters
+from gemmserve_service.http.problems import MAX_ERRORS, MalformedJson
 from gemmserve_service.http.requests.strict_json import MAX_MEMBERS, check_depth, json_type, one_value, validate
 
 if TYPE_CHECKING:

@@ -22,10 +22,11 @@ from gemmserve_service.errors import (
     BodyTooShort,
     DescriptorRefused,
     InvalidNpy,
+    InvalidParameters,
     TooLarge,
     UnsupportedMediaType,
 )
-from gemmserve_service.http.problems import InvalidParameters, MalformedMultipart
+from gemmserve_service.http.problems import MalformedMultipart
 from gemmserve_service.http.requests.body import RequestBody
 from gemmserve_service.http.requests.ingest import content_length
 from gemmserve_service.http.requests.shared_memory import receive_shared

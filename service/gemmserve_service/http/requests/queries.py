@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 from pydantic import BeforeValidator
 
-from gemmserve_service.http.problems import InvalidParameters
+from gemmserve_service.errors import InvalidParameters
 
 _MOST: Final = 64  # parameters of a query; no route knows as many as ten
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from gemmserve_service.http.problems import InvalidParameters, MalformedJson, describe_validation
+from gemmserve_service.errors import InvalidParameters
+from gemmserve_service.http.problems import MalformedJson, describe_validation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

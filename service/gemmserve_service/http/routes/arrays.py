@@ -230,7 +230,7 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
         wanted = wants_sha256(request.headers.get("want-repr-digest"))
         if request.method == "GET" or wanted:
             # A job's result may be on a device alone.
-            await core.scheduler.writes.bring(pinned, core.settings.oneshot_timeout_s)
+            await core.scheduler.writes.wait_stored(pinned, core.settings.oneshot_timeout_s)
             parts = (header, pinned.view)
         headers |= {"Accept-Ranges": "bytes"}
         known = core.store.digests.known(array_id, npy=media_type == NPY)

@@ -8,18 +8,20 @@ import io
 import json
 import time
 import zipfile
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ, format_npy_header
-from gemmserve_service.errors import InvalidRequest, TooLarge, describe
-from gemmserve_service.http.answers.pieces import PiecesResponse, pieces
+from gemmserve_service.errors import InvalidParameters, InvalidRequest, JobCancelled, TooLarge, describe
+from gemmserve_service.http.answers.pieces import PiecesResponse, pieces, until_disconnect
 from gemmserve_service.http.headers.preferences import choose_media_type
 from gemmserve_service.http.middleware.content_digests import digest_of
 from gemmserve_service.http.openapi import documentation as doc
-from gemmserve_service.http.problems import InvalidParameters, NotAcceptable
+from gemmserve_service.http.problems import NotAcceptable
 from gemmserve_service.http.requests import batch_bodies
 from gemmserve_service.http.requests.batch_items import BatchRequest, StoredItems, parse_params
 from gemmserve_service.http.requests.strict_json import parse_object
@@ -94,14 +96,17 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
             items = await stored.pin(core.store, held, owner)
             wait_s = core.settings.oneshot_timeout_s if options.timeout_s is None else options.timeout_s
             for pinned in stored.pins:  # it reads them where they lie together: in the store
-                await core.scheduler.writes.bring(pinned, wait_s)
+                await core.scheduler.writes.wait_stored(pinned, wait_s)
         else:
             options = Options(timeout_s=query.timeout_s)
             _check_accept(request, options)
             items = await _sent(request, core, held, owner)
         received_s = time.perf_counter() - began
         kept = held.pop_all()
-    outcome = await run_batch(core, items, options, kept, request.receive, owner=owner)
+    try:
+        outcome = await run_batch(core, items, options, kept, partial(until_disconnect, request.receive), owner=owner)
+    except JobCancelled:  # by the client alone, whose connection is gone
+        raise ClientDisconnect from None
     try:
         return await _answer(request, outcome, len(items), options, received_s)
     except BaseException:

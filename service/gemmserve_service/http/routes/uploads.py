@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from gemmserve.wire import NPY, OCTET_STREAM
-from gemmserve_service.errors import BodyTooLong, CompletedUpload, UnsupportedMediaType
+from gemmserve_service.errors import BodyTooLong, CompletedUpload, InvalidParameters, UnsupportedMediaType
 from gemmserve_service.http.headers.digests import parse_content_digest
 from gemmserve_service.http.openapi import documentation as doc
-from gemmserve_service.http.problems import InvalidParameters, problem_response
+from gemmserve_service.http.problems import problem_response
 from gemmserve_service.http.requests.body import RequestBody
 from gemmserve_service.http.requests.ingest import content_length, declare_bare
 from gemmserve_service.http.requests.queries import Integer  # noqa: TC001 (FastAPI resolves it at run time)

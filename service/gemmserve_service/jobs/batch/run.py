@@ -9,13 +9,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from starlette.requests import ClientDisconnect
-
 from gemmserve.wire import RESULT_DTYPES
-from gemmserve_service.errors import JobCancelled, ServiceError, TooLarge
+from gemmserve_service.errors import InvalidParameters, JobCancelled, ServiceError, TooLarge
 from gemmserve_service.executor.protocol import Done
-from gemmserve_service.http.problems import InvalidParameters
-from gemmserve_service.http.requests.hangup import Hangup
 from gemmserve_service.jobs.batch.task import (
     BatchProblem,
     BatchTask,
@@ -34,16 +30,16 @@ from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.schemas import ArrayInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     import numpy as np
-    from starlette.types import Receive
 
     from gemmserve_service.jobs.batch.task import Failures, Item
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.upload import Upload
 
+_WATCH_AFTER_S: Final = 0.005  # a batch that is done sooner is not worth a look whether its client is still there
 _COMMITS_A_TURN: Final = 32  # each takes the loop's thread for some 0.2 ms before its row goes to the database's
 
 Results = Literal["inline", "packed", "each"]
@@ -90,14 +86,15 @@ async def run_batch(
     items: Sequence[Item | ServiceError],
     options: Options,
     held: contextlib.ExitStack,
-    receive: Receive,
+    gone: Callable[[], Awaitable[object]],
     *,
     owner: str,
 ) -> Outcome:
     """Computes what can be computed. `held`: what the operands need, closed when no worker can touch them any more.
 
-    A client that hangs up cancels it. Raises InvalidParameters, TooLarge, StoreFull, QuotaExceeded, QueueFull,
-    NotReady, Draining, JobTimeout, JobFailed, WorkerCrashed, ClientDisconnect.
+    `gone` returns when the client has hung up, which cancels the batch; it is called once the batch has taken a while.
+    Raises InvalidParameters, TooLarge, StoreFull, QuotaExceeded, QueueFull, NotReady, Draining, JobTimeout, JobFailed,
+    JobCancelled (the client has hung up), WorkerCrashed.
     """
     arrived = time.monotonic()
     scheduler = core.scheduler
@@ -131,9 +128,9 @@ async def run_batch(
             await task.prepare([worker.spec for worker in core.executor.workers() if worker.spec is not None])
         undo.pop_all()
     scheduler.submit(task, soon=True)
-    hangup = Hangup(asyncio.get_running_loop(), receive, lambda: scheduler.cancel(task))
     try:
-        ended = await waiter.outcome
+        with _watching(gone, lambda: scheduler.cancel(task)):
+            ended = await waiter.outcome
     except asyncio.CancelledError:
         if not task.over:
             scheduler.cancel(task)
@@ -141,17 +138,38 @@ async def run_batch(
             task.close()
         core.observe(summary(task, JobCancelled("the client hung up")), task.size)
         raise
-    finally:
-        hangup.stop()
     core.observe(summary(task, ended), task.size)
     if isinstance(ended, ServiceError):
-        raise ClientDisconnect if hangup.seen else ended
+        raise ended
     task.unpin()
     outcome.done = ended
     if options.results != "inline":
         await _publish(core.store, uploads)
         outcome.infos = [upload.info for upload in uploads if isinstance(upload.info, ArrayInfo)]
     return outcome
+
+
+@contextlib.contextmanager
+def _watching(gone: Callable[[], Awaitable[object]], cancel: Callable[[], None]) -> Iterator[None]:
+    """Calls `cancel` when `gone()` returns before the block ends."""
+    watch: asyncio.Future[object] | None = None
+
+    def look() -> None:
+        nonlocal watch
+        watch = asyncio.ensure_future(gone())
+        watch.add_done_callback(ended)
+
+    def ended(watch: asyncio.Future[object]) -> None:
+        if not watch.cancelled() and watch.exception() is None:
+            cancel()
+
+    timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, look)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if watch is not None:
+            watch.cancel()
 
 
 async def _reserve(

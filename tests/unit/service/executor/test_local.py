@@ -159,7 +159,7 @@ async def test_the_front_leaves_the_socket_to_the_next_one(core, worker, path, s
     await core.stop()
     assert (await worker.hear()).kind == "stop"
     waiting = socket.socket(socket.AF_UNIX)
-    waiting.connect(path)  # the path and its backlog are still there
+    waiting.connect(path)  # the path and its write_queue are still there
     waiting.close()
 
 

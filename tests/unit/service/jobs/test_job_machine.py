@@ -347,11 +347,7 @@ class JobLife(RuleBasedStateMachine):
         assert sum(scheduler.queue.waiting(owner) for owner in ("", "alice", "bob")) == len(waiting)
         assert {task for task in waiting if task.durable} == {
             job.task for job in live if job.task is not None and not job.task.over and job.task.worker is None
-        } | {
-            each.again
-            for each in scheduler.writes._again.values()
-            if each.again is not None and not each.again.over and each.again.worker is None
-        }
+        } | {task for task in scheduler.writes.recomputations if not task.over and task.worker is None}
 
     def teardown(self):
         async def finish():

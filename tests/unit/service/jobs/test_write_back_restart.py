@@ -43,7 +43,7 @@ async def test_a_new_server_computes_what_the_old_one_had_not_written(
     final = (await second.jobs.get(waiting.id)).result["d"]
     for array, expected in ((ids[2], A @ A @ A @ A), (final, (A @ A @ A) @ (A @ A @ A @ A))):
         with second.store.pin(array) as pinned:
-            await second.scheduler.writes.bring(pinned, 60)
+            await second.scheduler.writes.wait_stored(pinned, 60)
         np.testing.assert_array_equal(fetch(second.store, array), expected)
     await second.scheduler.writes.stop()
     await second.database.write(lambda _: None)
@@ -96,7 +96,7 @@ async def test_lost_operands_lose_what_was_made_of_them_and_nothing_else(
     with pytest.raises(ArrayLost, match="no array"):
         second.store.pin(results[0].result["d"])
     with second.store.pin(results[1].result["d"]) as pinned:
-        await second.scheduler.writes.bring(pinned, 60)
+        await second.scheduler.writes.wait_stored(pinned, 60)
     np.testing.assert_array_equal(fetch(second.store, results[1].result["d"]), A @ A)
     await second.scheduler.writes.stop()
     assert (await second.jobs.get(results[0].id)).error.type == "/problems/array-lost"

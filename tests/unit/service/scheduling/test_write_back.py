@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemmserve_service.errors import ArrayLost, Draining, JobTimeout, StoreFull
-from gemmserve_service.executor.protocol import Group, WriteBack
+from gemmserve_service.executor.protocol import Group, WriteOrder
 from gemmserve_service.schemas import GemmReduceJob, JobState
 
 A = np.arange(16.0).reshape(4, 4)
@@ -45,7 +45,7 @@ def lies_at(ref, extent):
 
 
 def wishes(fake, wish):
-    return [task for _, message in fake.told if isinstance(message, WriteBack) for task in getattr(message, wish)]
+    return [task for _, message in fake.told if isinstance(message, WriteOrder) for task in getattr(message, wish)]
 
 
 @pytest.fixture
@@ -105,21 +105,21 @@ async def test_a_download_has_it_written_and_waits(core, fake, unwritten, a):
     info, array = await unwritten(a, a)
     with core.store.pin(array) as pinned:
         with pytest.raises(JobTimeout):
-            await core.scheduler.writes.bring(pinned, 0.01)
-        assert wishes(fake, "now") == [info.id]
-        download = asyncio.ensure_future(core.scheduler.writes.bring(pinned, 60))
+            await core.scheduler.writes.wait_stored(pinned, 0.01)
+        assert wishes(fake, "first") == [info.id]
+        download = asyncio.ensure_future(core.scheduler.writes.wait_stored(pinned, 60))
         await asyncio.sleep(0)
         assert not download.done()
         fake.written(info.id)
         await download
         assert len(pinned.view) == A.nbytes
-        await core.scheduler.writes.bring(pinned, 0)
+        await core.scheduler.writes.wait_stored(pinned, 0)
 
 
 async def test_a_download_that_waits_when_the_server_stops_is_told_so(core, unwritten, a):
     _, array = await unwritten(a, a)
     with core.store.pin(array) as pinned:
-        download = asyncio.ensure_future(core.scheduler.writes.bring(pinned, None))
+        download = asyncio.ensure_future(core.scheduler.writes.wait_stored(pinned, None))
         await asyncio.sleep(0)
         await core.scheduler.writes.stop()
         with pytest.raises(Draining):
@@ -129,7 +129,7 @@ async def test_a_download_that_waits_when_the_server_stops_is_told_so(core, unwr
 async def test_what_is_deleted_before_it_was_written_never_is(core, fake, unwritten, a, held):
     info, array = await unwritten(a, a)
     await core.store.delete(array)
-    assert wishes(fake, "never") == [info.id]
+    assert wishes(fake, "drop") == [info.id]
     assert core.store._catalog.get(array).extent.name not in core.store._files._free, "the worker may be writing"
     fake.written(info.id)
     assert await on_record(core, array) is None
@@ -143,12 +143,12 @@ async def test_of_a_chain_only_what_is_kept_is_written(core, fake, unwritten, a,
     third, eighth = await unwritten(fourth, fourth)
     await core.store.delete(square)
     await core.store.delete(fourth)
-    assert wishes(fake, "late") == [first.id, second.id], "the third was made of them"
-    assert wishes(fake, "never") == []
+    assert wishes(fake, "last") == [first.id, second.id], "the third was made of them"
+    assert wishes(fake, "drop") == []
     fake.written(third.id)
-    await eventually(lambda: wishes(fake, "never") == [second.id])
+    await eventually(lambda: wishes(fake, "drop") == [second.id])
     fake.written(second.id)
-    assert wishes(fake, "never") == [second.id, first.id]
+    assert wishes(fake, "drop") == [second.id, first.id]
     fake.written(first.id)
     assert await on_record(core, eighth) == 1
     await eventually(lambda: held(core.store) == (0, 0, 0))
@@ -200,7 +200,7 @@ async def test_one_that_kills_every_worker_is_lost_and_says_so(make_core, make_s
     fake.done(written=False)
     array = (await core.jobs.wait(info.id, 60)).result["d"]
     pinned = core.store.pin(array)
-    download = asyncio.ensure_future(core.scheduler.writes.bring(pinned, 60))
+    download = asyncio.ensure_future(core.scheduler.writes.wait_stored(pinned, 60))
     fake.lose()
     needs, _ = await core.jobs.submit(gemm(array, a))
     for _ in range(2):
@@ -234,7 +234,7 @@ async def test_a_result_of_a_cancelled_job_keeps_its_place_until_nobody_writes(c
     await core.jobs.cancel(info.id)
     before = set(core.store._files._free)
     fake.done(task=info.id, written=False)
-    assert wishes(fake, "never") == [info.id]
+    assert wishes(fake, "drop") == [info.id]
     assert set(core.store._files._free) == before
     fake.written(info.id)
     assert held(core.store) == (0, 0, 0)
@@ -305,13 +305,13 @@ async def test_an_end_that_cannot_be_recorded_gives_the_space_back_when_nobody_w
     core, fake, a, gemm, held, monkeypatch
 ):
     async def broken(*_):
-        raise ValueError("never")
+        raise ValueError("drop")
 
     info, _ = await core.jobs.submit(gemm(a, a))
     monkeypatch.setattr(core.jobs.recorder, "record", broken)
     fake.done(written=False)
     assert (await core.jobs.wait(info.id, 60)).state == JobState.FAILED
-    assert wishes(fake, "never") == [info.id]
+    assert wishes(fake, "drop") == [info.id]
     fake.written(info.id)
     assert held(core.store) == (0, 0, 0)
 
@@ -331,7 +331,7 @@ async def test_operands_on_two_devices_are_written_so_that_one_can_take_the_job(
     both, _ = await core.jobs.submit(gemm(*arrays))
     assert not fake.running("cuda:0")
     assert not fake.running("cuda:1")
-    assert set(wishes(fake, "now")) == {job.id for job in jobs}
+    assert set(wishes(fake, "first")) == {job.id for job in jobs}
     fake.written(jobs[0].id, "cuda:0")
     assert fake.running("cuda:1") == [both.id]
     one, _ = await core.jobs.submit(gemm(arrays[1], a))
@@ -349,7 +349,7 @@ async def test_a_worker_that_does_not_write_what_is_waited_for_is_killed(core, f
     watchdog._excused = -math.inf
     assert not fake.killed, "nobody waits"
     with core.store.pin(array) as pinned, core.store.pin(other) as another:
-        downloads = [asyncio.ensure_future(core.scheduler.writes.bring(each, 60)) for each in (pinned, another)]
+        downloads = [asyncio.ensure_future(core.scheduler.writes.wait_stored(each, 60)) for each in (pinned, another)]
         await asyncio.sleep(0)
         fake.fleet["cpu"].asked -= 1e6
         fake.written(second.id)
@@ -369,7 +369,7 @@ async def test_a_job_is_remembered_as_long_as_its_result_is_not_written(core, fa
     info, array = await unwritten(a, a)
     for found in ([info.id], []):
         await core.jobs.queue.purge(jobs_before=time.time() + 1e6, keys_before=0)
-        assert [job.id for job, _ in await core.jobs.queue.lineages([info.id])] == found
+        assert [job.id for job, _ in await core.jobs.queue.succeeded([info.id])] == found
         if found:
             fake.written(info.id)
             assert await on_record(core, array) == 1
@@ -378,7 +378,7 @@ async def test_a_job_is_remembered_as_long_as_its_result_is_not_written(core, fa
 async def test_draining_writes_what_a_device_has(core, fake, unwritten, a, eventually):
     info, array = await unwritten(a, a)
     drained = asyncio.ensure_future(core.drain(3600))
-    await eventually(lambda: wishes(fake, "now"))
+    await eventually(lambda: wishes(fake, "first"))
     assert not drained.done()
     fake.written(info.id)
     assert await drained

@@ -18,7 +18,7 @@ from gemmserve_service.executor.worker.cuda.copies import DeviceCopies, order_of
 from gemmserve_service.executor.worker.cuda.out_of_memory import within_memory
 from gemmserve_service.executor.worker.cuda.values import DeviceValues
 from gemmserve_service.executor.worker.host.values import HostValues
-from gemmserve_service.executor.worker.memory.pending_results import Backlog
+from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
 from gemmserve_service.executor.worker.panels import panels, plan_cut
 from gemmserve_service.products import build
 from gemmserve_service.schemas import Timings
@@ -68,7 +68,7 @@ class CupyBackend:
         self.out_of_memory = (cupy.cuda.memory.OutOfMemoryError, OutOfDeviceMemory)
         self._streams: list[Any] = []
         self.copies = DeviceCopies(cupy, ordinal, self.spec, int(self.spec.memory_bytes * cache_share))
-        self.backlog = Backlog(self.copies, self.enter, delay_s=write_back_delay_s)
+        self.write_queue = WriteQueue(self.copies, self.enter, delay_s=write_back_delay_s)
 
     def spec_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = spec_adapter().dump_python(self.spec, mode="json")
@@ -150,10 +150,10 @@ class CupyBackend:
 
     def flush(self, arrays: Iterable[str | None]) -> None:
         """Results among them that are on the device alone are written."""
-        self.backlog.flush(arrays)
+        self.write_queue.flush(arrays)
 
     def _make_room(self) -> None:
-        self.backlog.flush()
+        self.write_queue.flush()
         self.copies.resident.clear()
         self.cupy.get_default_memory_pool().free_all_blocks()
 

@@ -49,7 +49,7 @@ FROM jobs WHERE owner = :owner AND state = :state AND id < :before ORDER BY id D
 DELETE FROM jobs WHERE finished_at < :before
     AND id NOT IN (SELECT job FROM arrays WHERE written = 0 AND job IS NOT NULL)
 
--- name: lineages
+-- name: succeeded
 SELECT * FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) AND state = 'succeeded' ORDER BY id
 
 -- name: set_error

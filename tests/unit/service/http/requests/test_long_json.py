@@ -13,8 +13,8 @@ import pytest
 from fuzz_targets import mutated
 from long_bodies import BODIES
 
-from gemmserve_service.errors import ServiceError, TooLarge
-from gemmserve_service.http.problems import InvalidParameters, MalformedJson
+from gemmserve_service.errors import InvalidParameters, ServiceError, TooLarge
+from gemmserve_service.http.problems import MalformedJson
 from gemmserve_service.http.requests import long_json
 from gemmserve_service.http.requests.batch_items import StoredItems
 from gemmserve_service.http.requests.long_json import MAX_VALUE, read_object

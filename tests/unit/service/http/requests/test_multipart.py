@@ -17,12 +17,13 @@ from gemmserve_service.errors import (
     BodyTooLong,
     BodyTooShort,
     InvalidNpy,
+    InvalidParameters,
     InvalidRequest,
     LengthRequired,
     TooLarge,
     UnsupportedMediaType,
 )
-from gemmserve_service.http.problems import InvalidParameters, MalformedMultipart
+from gemmserve_service.http.problems import MalformedMultipart
 from gemmserve_service.http.requests.multipart import MAX_PARAMS, OneShotForm
 
 

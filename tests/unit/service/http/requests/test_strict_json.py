@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmserve_service.http.problems import InvalidParameters, MalformedJson
+from gemmserve_service.errors import InvalidParameters
+from gemmserve_service.http.problems import MalformedJson
 from gemmserve_service.http.requests.strict_json import parse_object, validate
 from gemmserve_service.schemas import GemmParams
 

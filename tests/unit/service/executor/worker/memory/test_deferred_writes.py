@@ -18,14 +18,14 @@ from gemmserve_service.executor.protocol import (
     Prefetch,
     Run,
     Stop,
-    WriteBack,
+    WriteOrder,
     encode,
 )
 from gemmserve_service.executor.worker import loop
 from gemmserve_service.executor.worker.backend import CpuBackend, call, go_on
-from gemmserve_service.executor.worker.memory import pending_results
-from gemmserve_service.executor.worker.memory.pending_results import Backlog
+from gemmserve_service.executor.worker.memory import write_queue
 from gemmserve_service.executor.worker.memory.residency import Residency
+from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.verification import Verdict
 from gemmserve_service.schemas import GemmParams, Timings
@@ -39,7 +39,7 @@ ROOM = 4
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(pending_results, "_SMALLEST", A.nbytes)
+    monkeypatch.setattr(write_queue, "_SMALLEST", A.nbytes)
 
 
 class Copies:
@@ -74,7 +74,7 @@ class Keeping(CpuBackend):
     def __init__(self):
         super().__init__()
         self.copies = Copies()
-        self.backlog = Backlog(self.copies, lambda: None, delay_s=3600.0)
+        self.write_queue = WriteQueue(self.copies, lambda: None, delay_s=3600.0)
 
     def enter(self):
         pass
@@ -83,7 +83,7 @@ class Keeping(CpuBackend):
         self.copies.resident.forget(array)
 
     def flush(self, arrays):
-        self.backlog.flush(arrays)
+        self.write_queue.flush(arrays)
 
     def product(self, params, operands, results, checkpoint=go_on, *, check=None):
         return Product(self, params, operands, results, check if self.checks else None)
@@ -216,10 +216,10 @@ def test_a_chain_on_the_device_of_which_the_end_alone_is_written(front, place, p
         front.send(message)
         assert [(done.task, done.written) for done in front.hear("done")] == [(message.task, False)]
     assert not square_view.any()
-    front.send(WriteBack(late=["t1"]), WriteBack(now=["t2"]))
+    front.send(WriteOrder(last=["t1"]), WriteOrder(first=["t2"]))
     assert front.hear("written")[0].tasks == ["t2"]
     np.testing.assert_array_equal(view, A @ A @ A @ A)
-    front.send(WriteBack(never=["t1"]))
+    front.send(WriteOrder(drop=["t1"]))
     assert front.hear("written")[0].tasks == ["t1"]
     assert not square_view.any()
 
@@ -298,11 +298,11 @@ def test_a_new_front_is_told_of_every_copy_and_owns_none_of_the_old_one_s_result
     front.send(message)
     front.hear("done")
     front.end()
-    assert backend.backlog.nbytes == 0
+    assert backend.write_queue.nbytes == 0
     second = Front(backend)
     (kept,) = second.hear("kept")
     assert sorted(kept.came) == ["a", "r1"]
-    second.send(WriteBack(now=["t1"]), Stop())
+    second.send(WriteOrder(first=["t1"]), Stop())
     second.thread.join(WAIT_S)
     second.end()
     assert not view.any()

@@ -1,4 +1,4 @@
-"""Results that are on the device alone: written to the store later, by a thread of their own, or never.
+"""Queue of results that are on the device alone: written to the store later, by a thread of their own, or never.
 
 A job has succeeded when its result is on the device, for what it was made of is on record. So its way to the host may
 wait a little: by then it may be an operand that nobody downloads, deleted by its owner. Results are written in the
@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
@@ -56,6 +57,19 @@ class Outcome:
     lost: bool = False
 
 
+class Priority(IntEnum):
+    """In which order results are written, or dropped."""
+
+    DROP = 0
+    """Nobody needs them."""
+    FIRST = 1
+    """Somebody waits for them."""
+    NORMAL = 2
+    """After a delay: they may be deleted by then."""
+    LAST = 3
+    """Nobody can see them: only when there is little room."""
+
+
 @dataclass(eq=False, slots=True)
 class _Entry:
     task: str
@@ -65,16 +79,16 @@ class _Entry:
     """When it is to be written (time.monotonic)."""
     started: bool = False
     """Whether the front has been told of the task's end."""
-    urgent: bool = False
-    late: bool = False
-    never: bool = False
+    priority: Priority = Priority.NORMAL
     writing: bool = False
     outcome: Outcome | None = None
     """What is to be told once the front knows that the task has ended."""
 
 
-class Backlog:
-    """The unwritten results of one device. Every method may be called from any thread; `begin` comes first."""
+class WriteQueue:
+    """The results of one device that are not in the store yet. Every method may be called from any thread; `begin`
+    comes first.
+    """
 
     def __init__(self, copies: Copies, enter: Callable[[], None], *, delay_s: float) -> None:
         """`enter` is called once in the writing thread before anything else; `delay_s`: how long a result that nobody
@@ -132,13 +146,16 @@ class Backlog:
         if outcome is not None:
             tell(outcome)
 
-    def ask(self, *, now: Iterable[str] = (), late: Iterable[str] = (), never: Iterable[str] = ()) -> None:
-        """Tasks whose results somebody waits for; that nobody can see; that nobody needs. Others are ignored."""
+    def reorder(self, *, first: Iterable[str] = (), last: Iterable[str] = (), drop: Iterable[str] = ()) -> None:
+        """Change the priority of tasks' results; unknown tasks are ignored. Who waits outweighs that nobody can see
+        them, that nobody needs them outweighs both.
+        """
         with self._changed:
-            for wish, tasks in (("urgent", now), ("late", late), ("never", never)):
+            for priority, tasks in ((Priority.FIRST, first), (Priority.LAST, last), (Priority.DROP, drop)):
                 for task in tasks:
-                    if task in self._entries:
-                        setattr(self._entries[task], wish, True)
+                    entry = self._entries.get(task)
+                    if entry is not None and (priority < entry.priority or entry.priority is Priority.NORMAL):
+                        entry.priority = priority
             self._changed.notify_all()
 
     def flush(self, arrays: Iterable[str | None] | None = None) -> None:
@@ -187,7 +204,7 @@ class Backlog:
         self._enter()
         while True:
             entry = self._next()
-            self._settle(entry, write=not entry.never)
+            self._settle(entry, write=entry.priority is not Priority.DROP)
 
     def _next(self) -> _Entry:
         """Waits for what is to be done next."""
@@ -200,19 +217,17 @@ class Backlog:
                 self._changed.wait(wait_s)
 
     def _choose(self, now: float) -> tuple[_Entry | None, float | None]:
-        ready = [entry for entry in self._entries.values() if entry.started and not entry.writing]
-        for entry in ready:
-            if entry.never:
-                return entry, None
-        for entry in ready:
-            if entry.urgent:
-                return entry, None
+        """The results whose turn it is, or None and for how long to wait (None: for a change)."""
+        ready = (entry for entry in self._entries.values() if entry.started and not entry.writing)
+        entry = min(ready, key=lambda entry: entry.priority, default=None)  # the first of several
+        if entry is None:
+            return None, None
         pressed = self.nbytes * _HURRY_SHARE > self.limit
-        wanted = [entry for entry in ready if not entry.late]
-        if wanted:
-            first = wanted[0]
-            return (first, None) if pressed or first.due <= now else (None, first.due - now)
-        return (ready[0] if pressed and ready else None), None
+        if pressed or entry.priority < Priority.NORMAL:
+            return entry, None
+        if entry.priority is Priority.LAST:
+            return None, None
+        return (entry, None) if entry.due <= now else (None, entry.due - now)
 
     def _settle(self, entry: _Entry, *, write: bool) -> None:
         lost = False

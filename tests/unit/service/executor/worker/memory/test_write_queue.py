@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from gemmserve_service.executor.worker.memory import pending_results as module
-from gemmserve_service.executor.worker.memory.pending_results import Backlog, Outcome, Result
+from gemmserve_service.executor.worker.memory import write_queue as module
 from gemmserve_service.executor.worker.memory.residency import Residency
+from gemmserve_service.executor.worker.memory.write_queue import Outcome, Result, WriteQueue
 
 WAIT_S = 60
 SIZE = 1 << 10
@@ -45,8 +45,8 @@ class Bench:
         self.copies = Copies(4 * room * SIZE)
         self.told = []
         self.changed = threading.Condition()
-        self.backlog = Backlog(self.copies, lambda: None, delay_s=delay_s)
-        self.backlog.begin(self.tell)
+        self.write_queue = WriteQueue(self.copies, lambda: None, delay_s=delay_s)
+        self.write_queue.begin(self.tell)
 
     def tell(self, outcome):
         with self.changed:
@@ -56,9 +56,9 @@ class Bench:
     def add(self, number, value=None, *, start=True):
         out = np.zeros(SIZE, np.uint8)
         value = np.full(SIZE, number, np.uint8) if value is None else value
-        taken = self.backlog.reserve(f"t{number}", [Result(f"a{number}", value, out)])
+        taken = self.write_queue.reserve(f"t{number}", [Result(f"a{number}", value, out)])
         if taken and start:
-            self.backlog.start(f"t{number}")
+            self.write_queue.start(f"t{number}")
         return taken
 
     def wait(self, count):
@@ -78,15 +78,15 @@ def bench():
     yield make
     for each in benches:
         each.copies.go.set()
-        each.backlog.abandon()
+        each.write_queue.abandon()
 
 
 def test_nothing_is_written_before_its_time_unless_it_is_asked_for(bench):
     it = bench()
     for number in (1, 2, 3):
         assert it.add(number)
-    assert it.backlog.nbytes == 3 * SIZE
-    it.backlog.ask(now=["t2", "unknown"])
+    assert it.write_queue.nbytes == 3 * SIZE
+    it.write_queue.reorder(first=["t2", "unknown"])
     assert it.wait(1) == ["t2"]
     assert it.copies.written == [2]
     assert it.copies.resident.holds("a2")
@@ -97,13 +97,13 @@ def test_what_lingered_is_written_in_its_order(bench):
     for number in (1, 2, 3):
         it.add(number)
     assert it.wait(3) == ["t1", "t2", "t3"]
-    assert it.backlog.nbytes == 0
+    assert it.write_queue.nbytes == 0
 
 
 def test_what_nobody_needs_is_answered_and_not_written(bench):
     it = bench()
     it.add(1)
-    it.backlog.ask(never=["t1"])
+    it.write_queue.reorder(drop=["t1"])
     assert it.wait(1) == ["t1"]
     assert it.copies.written == []
 
@@ -112,9 +112,9 @@ def test_what_is_being_written_when_nobody_needs_it_any_more_is_answered_when_th
     it = bench()
     it.copies.go.clear()
     it.add(1)
-    it.backlog.ask(now=["t1"])
+    it.write_queue.reorder(first=["t1"])
     assert it.copies.begun.acquire(timeout=WAIT_S)
-    it.backlog.ask(never=["t1"])
+    it.write_queue.reorder(drop=["t1"])
     assert it.told == []
     it.copies.go.set()
     assert it.wait(1) == ["t1"]
@@ -123,14 +123,14 @@ def test_what_is_being_written_when_nobody_needs_it_any_more_is_answered_when_th
 def test_what_nobody_can_see_goes_after_the_others_and_only_under_pressure(bench):
     it = bench(room=4)
     it.add(1)
-    it.backlog.ask(late=["t1"])
+    it.write_queue.reorder(last=["t1"])
     it.add(2)
     it.add(3)
     assert it.wait(1) == ["t2"], "more than half of the room is taken"
-    it.backlog.ask(late=["t3"])
+    it.write_queue.reorder(last=["t3"])
     it.add(4, start=False)
     it.add(5, start=False)
-    it.backlog.ask(late=["t4", "t5"])
+    it.write_queue.reorder(last=["t4", "t5"])
     assert it.wait(2)[:2] == ["t2", "t1"]
 
 
@@ -138,7 +138,7 @@ def test_there_is_no_more_room_than_a_quarter_of_the_budget_nor_for_what_is_smal
     it = bench(room=2)
     it.copies.go.clear()
     assert [it.add(number) for number in (1, 2, 3)] == [True, True, False]
-    assert not it.backlog.reserve("tiny", [Result("tiny", None, np.zeros(SIZE - 1, np.uint8))])
+    assert not it.write_queue.reserve("tiny", [Result("tiny", None, np.zeros(SIZE - 1, np.uint8))])
 
 
 def test_a_copy_that_is_nowhere_else_does_not_go(bench):
@@ -152,7 +152,7 @@ def test_a_copy_that_is_nowhere_else_does_not_go(bench):
     resident.clear()
     assert resident.holds("a1")
     assert resident.used == SIZE
-    it.backlog.ask(now=["t1"])
+    it.write_queue.reorder(first=["t1"])
     it.wait(1)
     resident.clear()
     assert (resident.holds("a1"), resident.used) == (False, 0)
@@ -163,9 +163,9 @@ def test_who_wants_memory_writes_them_itself_and_waits_for_what_is_being_written
     it.copies.go.clear()
     for number in (1, 2, 3):
         it.add(number)
-    it.backlog.ask(now=["t1"])
+    it.write_queue.reorder(first=["t1"])
     assert it.copies.begun.acquire(timeout=WAIT_S)
-    flushing = threading.Thread(target=it.backlog.flush)
+    flushing = threading.Thread(target=it.write_queue.flush)
     flushing.start()
     assert it.copies.begun.acquire(timeout=WAIT_S)  # it is at another one
     assert flushing.is_alive()
@@ -180,27 +180,27 @@ def test_only_some_arrays_are_flushed(bench):
     it = bench()
     for number in (1, 2):
         it.add(number)
-    it.backlog.flush(["a2", None, "unknown"])
+    it.write_queue.flush(["a2", None, "unknown"])
     assert it.copies.written == [2]
 
 
 def test_nothing_is_told_before_the_front_knows_of_it(bench):
     it = bench(delay_s=0.0)
     it.add(1, start=False)
-    it.backlog.ask(now=["t1"])
-    flushing = threading.Thread(target=it.backlog.flush)
+    it.write_queue.reorder(first=["t1"])
+    flushing = threading.Thread(target=it.write_queue.flush)
     flushing.start()
     flushing.join(WAIT_S)
     assert not flushing.is_alive(), "who wants memory does not wait for the front"
     assert (it.copies.written, it.told) == ([1], [])
-    it.backlog.start("t1")
+    it.write_queue.start("t1")
     assert it.wait(1) == ["t1"]
     it.add(2, start=False)
-    it.backlog.ask(now=["t2"])
+    it.write_queue.reorder(first=["t2"])
     it.add(3)
-    it.backlog.ask(now=["t3"])
+    it.write_queue.reorder(first=["t3"])
     assert it.wait(2) == ["t1", "t3"]
-    it.backlog.start("t2")
+    it.write_queue.start("t2")
     assert it.wait(3) == ["t1", "t3", "t2"]
 
 
@@ -208,7 +208,7 @@ def test_an_error_loses_one_and_no_other(bench):
     it = bench()
     it.add(1, RuntimeError("no"))
     it.add(2)
-    it.backlog.ask(now=["t1", "t2"])
+    it.write_queue.reorder(first=["t1", "t2"])
     it.wait(2)
     assert it.told == [Outcome("t1", lost=True), Outcome("t2")]
 
@@ -218,22 +218,22 @@ def test_a_front_that_is_gone_hears_nothing_and_nothing_is_written_for_it(bench)
     it.copies.go.clear()
     for number in (1, 2):
         it.add(number)
-    it.backlog.ask(now=["t1"])
+    it.write_queue.reorder(first=["t1"])
     assert it.copies.begun.acquire(timeout=WAIT_S)
 
     def go_on():
-        while it.backlog.nbytes > SIZE:  # the other one goes as soon as it is abandoned
+        while it.write_queue.nbytes > SIZE:  # the other one goes as soon as it is abandoned
             time.sleep(0.001)
         it.copies.go.set()
 
     going_on = threading.Thread(target=go_on)
     going_on.start()
-    it.backlog.abandon()
+    it.write_queue.abandon()
     going_on.join(WAIT_S)
     assert it.copies.written == [1], "it has returned when nothing is being written any more"
     assert it.told == []
-    assert it.backlog.nbytes == 0
-    it.backlog.begin(it.tell)
+    assert it.write_queue.nbytes == 0
+    it.write_queue.begin(it.tell)
     it.add(3)
-    it.backlog.ask(now=["t3"])
+    it.write_queue.reorder(first=["t3"])
     assert it.wait(1) == ["t3"]
