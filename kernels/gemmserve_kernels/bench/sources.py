@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.simt import gemm as simt
-from gemmserve_kernels.algorithms.simt import gemm_reduce as simt_reduce
 from gemmserve_kernels.device.replay import Note, Tracer
 from gemmserve_kernels.dispatch.prepare import prepare_on
 from gemmserve_kernels.dispatch.routes import WITHOUT_PRODUCT, candidates, plan
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.bench.cases import Case
     from gemmserve_kernels.device.compiler import KernelSource
     from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.dispatch.routes import Plan
     from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 _MAX_GRID = 2**31 - 1
@@ -76,13 +75,12 @@ def _noted(tracer: Tracer) -> Iterator[KernelSource]:
     return (step.source for step in tracer.steps if isinstance(step, Note))
 
 
-def _product(problem: GemmProblem, chosen: Any, spec: DeviceSpec) -> Iterator[KernelSource]:
+def _product(problem: GemmProblem, chosen: Plan, spec: DeviceSpec) -> Iterator[KernelSource]:
     tracer = Tracer(spec, _MAX_GRID, 0)
     a, b = _argument(tracer, problem.a), _argument(tracer, problem.b)
     c = None if problem.c is None or problem.beta == 0 else _argument(tracer, problem.c)
     out = _argument(tracer, Operand.contiguous(problem.result_shape, problem.result_dtype, problem.order))
-    module = simt if chosen.algorithm == "simt" else chosen.module
-    module.run_gemm(tracer, problem, chosen.config, a, b, c, out)
+    chosen.run_gemm(tracer, problem, a, b, c, out)
     return _noted(tracer)
 
 
@@ -93,8 +91,7 @@ def _reduction(problem: GemmReduceProblem, spec: DeviceSpec) -> Iterator[KernelS
         name: _argument(tracer, Operand.contiguous(shape, np.dtype(dtype)))
         for name, (shape, dtype) in problem.results.items()
     }
-    module = simt_reduce if chosen.algorithm == "simt" else chosen.module
-    module.run_gemm_reduce(tracer, problem, chosen.config, a, b, results)
+    chosen.run_gemm_reduce(tracer, problem, a, b, results)
     return _noted(tracer)
 
 

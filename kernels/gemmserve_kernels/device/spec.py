@@ -10,7 +10,7 @@ import os
 import platform
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -47,6 +47,21 @@ class DeviceSpec:
     memory_bytes: int
     l2_bytes: int
     compute_modes: tuple[str, ...]
+
+    @cached_property
+    def capability(self) -> int:
+        """Ten times the CUDA compute capability: 90 for "sm_90a"; 0 where the device has none."""
+        return int("".join(filter(str.isdigit, self.arch))) if self.kind == "cuda" else 0
+
+    @property
+    def has_mma(self) -> bool:
+        """Whether it has mma.sync of TF32, bfloat16 and float64, and cp.async: compute capability 8.0 and later."""
+        return self.capability >= 80
+
+    @property
+    def has_wgmma(self) -> bool:
+        """Whether it has Hopper's wgmma, copy engine and clusters, which are in sm_90a alone."""
+        return self.arch == "sm_90a"
 
     @classmethod
     @cache

@@ -153,7 +153,7 @@ def program_of(
                 payload = outline.payload.with_arrays(operands[i], arrays)
                 operands[i] = PreparedOperand(operands[i], "b" if i else "a", "N", "interleaved", "auto", payload)
         arguments = tracer.symbols
-        plan.module.run_gemm(tracer, problem, plan.config, *operands, c, into)
+        plan.run_gemm(tracer, problem, operands[0], operands[1], c, into)
         return arguments
 
     return trace(launcher.spec, launcher.max_grid, run)
@@ -166,7 +166,7 @@ def key_argument(tracer: Tracer, key: Key) -> Any:
 
 def taken_of(plan: Plan, outline: Outline | None) -> bool:
     """Whether the algorithm uses what was prepared."""
-    return outline is not None and plan.takes_prepared and plan.module.takes(outline.payload)
+    return outline is not None and plan.arithmetic in outline.payload.arithmetics
 
 
 def fresh_key(operand: Operand) -> Key:

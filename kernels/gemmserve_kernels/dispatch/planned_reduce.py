@@ -116,7 +116,7 @@ def program_of(
                 payload = outline.payload.with_arrays(operands[i], arrays)
                 operands[i] = PreparedOperand(operands[i], "b" if i else "a", "N", "interleaved", "auto", payload)
         arguments = tracer.symbols
-        plan.module.run_gemm_reduce(tracer, problem, plan.config, *operands, results)
+        plan.run_gemm_reduce(tracer, problem, operands[0], operands[1], results)
         return arguments
 
     return trace(launcher.spec, launcher.max_grid, run)

@@ -7,14 +7,15 @@ those whose error, real and imaginary part each, is no larger than plain FP32's 
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
+from gemmserve_kernels.algorithms.algorithm import product_algorithm, reduction_algorithm
+from gemmserve_kernels.algorithms.simt import gemm as simt_gemm
+from gemmserve_kernels.algorithms.simt import gemm_reduce as simt_reduce
 from gemmserve_kernels.algorithms.simt.tile import resolve_simt
 from gemmserve_kernels.algorithms.vendor.blas import BlasPlan, NotExpressible, copied_bytes, lower
 from gemmserve_kernels.dispatch.estimate import estimate
@@ -25,6 +26,7 @@ from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 from gemmserve_kernels.problem.validation import compute_modes
 
 if TYPE_CHECKING:
+    from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.problem.config import Algorithm
 
@@ -76,30 +78,6 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
 """The same for gemm_reduce."""
 _PLAIN_MODES: Final = ("auto", "fp32", "fp64")
 """Modes in which a configuration without an algorithm's name is one of the portable kernels."""
-_MODULES: Final = {
-    ("small", "plain"): "small",
-    ("small", "3xtf32"): "small",
-    ("wgmma", "3xfp16"): "splits",
-    ("wgmma", "3xfp16-3m"): "splits",
-    ("wgmma", "1xfp16"): "splits",
-    ("wgmma", "6xbf16"): "splits",
-    ("wgmma", "9xbf16"): "splits",
-    ("wgmma", "fp16"): "wgmma.direct",
-    ("mma", "3xfp16"): "splits",
-    ("mma", "1xfp16"): "splits",
-    ("mma", "6xbf16"): "splits",
-    ("mma", "9xbf16"): "splits",
-    ("mma", "3xtf32"): "mma",
-    ("mma", "1xtf32"): "mma",
-    ("mfma", "plain"): "mfma",
-    ("mfma", "xf32"): "mfma",
-    ("mfma", "3xfp16"): "splits",
-    ("mfma", "1xfp16"): "splits",
-    ("ozaki", "ozaki"): "ozaki",
-    ("sums", "plain"): "sums",
-    ("gram", "plain"): "gram",
-}
-"""The package in whose `gemm` module a route's `supports`, `resolve` and `run_gemm` are."""
 WITHOUT_PRODUCT: Final = ("sums", "gram")
 """What reduces a product without making it."""
 _DOUBLE: Final = (np.dtype(np.float64), np.dtype(np.complex128))
@@ -126,13 +104,26 @@ class Plan:
 
     @property
     def takes_prepared(self) -> bool:
-        """Whether its module has a use for what `prepare` makes (`takes` says of which payloads)."""
+        """Whether its module has a use for what `prepare` makes (the payload says which arithmetics take it)."""
         return self.arithmetic in {"3xfp16", "3xfp16-3m", "1xfp16", "ozaki"}
 
-    @property
-    def module(self) -> Any:
-        """The module that runs it, for algorithms that have one of their own."""
-        return _module((self.algorithm, self.arithmetic), "gemm_reduce" if self.reduces else "gemm")
+    def run_gemm(self, launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> None:
+        """Launches a plan of products that is neither the vendor's BLAS nor NumPy: see ProductAlgorithm."""
+        simt = self.algorithm == "simt"
+        run = simt_gemm.run_gemm if simt else product_algorithm(self.algorithm, self.arithmetic).run_gemm
+        run(launcher, problem, self.config, a, b, c, out)
+
+    def run_gemm_reduce(
+        self, launcher: Launcher, problem: GemmReduceProblem, a: Any, b: Any, results: dict[str, Any]
+    ) -> None:
+        """Launches a plan of reductions that is not NumPy: see ReductionAlgorithm."""
+        simt = self.algorithm == "simt"
+        run = (
+            simt_reduce.run_gemm_reduce
+            if simt
+            else reduction_algorithm(self.algorithm, self.arithmetic).run_gemm_reduce
+        )
+        run(launcher, problem, self.config, a, b, results)
 
 
 def plan(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Plan:
@@ -209,7 +200,7 @@ def _reduce_candidate(route: Route, problem: GemmReduceProblem, spec: DeviceSpec
     config = replace(problem.config or GemmConfig(), algorithm=algorithm)
     if algorithm == "simt":
         return Plan("simt", problem.config, reduces=True)
-    module = _module(route, "gemm_reduce")
+    module = reduction_algorithm(*route)
     if algorithm in WITHOUT_PRODUCT:
         if reason := module.supports(problem, spec):
             raise ConfigInfeasible(f"algorithm: {algorithm} cannot do this: {reason}")
@@ -265,12 +256,6 @@ def _no_route(compute: str, wish: str | None) -> str:
     return f"algorithm: {wish} has no {compute} arithmetic; {names} have"
 
 
-@lru_cache(maxsize=32)
-def _module(route: Route, name: str = "gemm") -> Any:
-    package = "simt" if route[0] == "simt" else _MODULES[route]
-    return importlib.import_module(f"gemmserve_kernels.algorithms.{package}.{name}")
-
-
 def _candidate(route: Route, problem: GemmProblem, spec: DeviceSpec) -> Plan:
     """The plan of one route. Raises ConfigInfeasible with the reason why it cannot run."""
     algorithm, arithmetic = route
@@ -285,10 +270,11 @@ def _candidate(route: Route, problem: GemmProblem, spec: DeviceSpec) -> Plan:
         return Plan("simt", problem.config)
     uniform, converted = as_uniform(problem)
     config = replace(problem.config or GemmConfig(), algorithm=algorithm)
-    reason = _unfit(route, uniform, spec) or _module(route).supports(uniform, spec)
+    module = product_algorithm(*route)
+    reason = _unfit(route, uniform, spec) or module.supports(uniform, spec)
     if reason is not None:
         raise ConfigInfeasible(f"algorithm: {algorithm} cannot do this: {reason}")
-    _module(route).resolve(config, uniform, spec)
+    module.resolve(config, uniform, spec)
     return Plan(algorithm, config, None, arithmetic, uniform=converted)
 
 
@@ -301,7 +287,7 @@ def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
         return None if spec.kind == "rocm" else "mfma needs an AMD device"
     if spec.kind != "cuda":
         return f"{algorithm} needs an NVIDIA device"
-    if algorithm in {"wgmma", "ozaki"} and spec.arch != "sm_90a":
+    if algorithm in {"wgmma", "ozaki"} and not spec.has_wgmma:
         return f"{algorithm} needs compute capability 9.0, and {spec.name} is {spec.arch}"
     double = problem.accumulate in _DOUBLE
     half = problem.dtype == np.float16
@@ -325,7 +311,9 @@ def as_uniform(problem: P) -> tuple[P, bool]:
 def _reduce_seconds(candidate: Plan, problem: GemmReduceProblem, spec: DeviceSpec) -> float:
     """The estimate for one way to reduce."""
     if candidate.algorithm == "gram":
-        return float(candidate.module.seconds(problem, spec))
+        from gemmserve_kernels.algorithms.gram.gemm_reduce import seconds
+
+        return seconds(problem, spec)
     return _seconds(candidate, problem.product, spec, written=problem.return_c)
 
 
@@ -340,7 +328,9 @@ def _seconds(candidate: Plan, problem: GemmProblem, spec: DeviceSpec, *, written
         copied, copies = copied_bytes(problem, calls), sum((calls.a.copied, calls.b.copied, calls.d.copied))
         seconds += (math.prod(calls.outer_shape) - 1) * _LAUNCH_S
     elif candidate.arithmetic == "fp16":
-        copied, copies = candidate.module.copies(problem)
+        from gemmserve_kernels.algorithms.wgmma.direct.gemm import copies as copies_of
+
+        copied, copies = copies_of(problem)
     elif candidate.uniform:
         copied, copies = 2 * (problem.a.nbytes + problem.b.nbytes), 2
     return seconds + copied / _COPY_RATE + copies * _LAUNCH_S

@@ -54,7 +54,7 @@ class Kernel:
         access_a = choose_access(a, k_is_row=False, block=tile.block_m, block_k=tile.block_k)
         access_b = choose_access(b, k_is_row=True, block=tile.block_n, block_k=tile.block_k)
         sources = None
-        if spec.arch == "sm_90a" and tile.kind != "planar" and problem.k > 0:
+        if spec.has_wgmma and tile.kind != "planar" and problem.k > 0:
             sides = [
                 Source.of(
                     view,

@@ -60,7 +60,6 @@ _SUMS: Final = ("sum", "mean")
 _SUMS_S: Final = 3e-5
 """Seconds of a few more passes over the operands, for sums beside: no measurement."""
 _COMBINE_BLOCK: Final = 256
-_AMPERE, _HOPPER = 80, 90
 """Ten times the compute capabilities from which on there are matrix instructions in double, and larger ones."""
 
 
@@ -100,7 +99,7 @@ class GramFormParams(ctypes.Structure):
 
 def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
     """Why this cannot run `problem` on `spec`, or None."""
-    if spec.kind != "cuda" or _capability(spec) < _AMPERE:
+    if not spec.has_mma:
         return f"Gram matrices take compute capability 8.0, and {spec.name} is {spec.arch}"
     others = set(problem.reductions) - {"sumsq"}
     if "sumsq" not in problem.reductions or not others <= set(_SUMS) or problem.return_c:
@@ -127,7 +126,7 @@ def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceS
             raise ConfigInfeasible(f"instruction_k: in double there are 4 and 8, not {config.instruction_k}")
         if config.instruction_k is not None:
             return config.instruction_k
-    return 8 if _capability(spec) >= _HOPPER else 4
+    return 8 if spec.capability >= 90 else 4
 
 
 def seconds(problem: GemmReduceProblem, spec: DeviceSpec) -> float:
@@ -143,11 +142,6 @@ def seconds(problem: GemmReduceProblem, spec: DeviceSpec) -> float:
     )  # fmt: skip
     beside = set(problem.reductions) & set(_SUMS)
     return found + (_SUMS_S if beside else 0.0)
-
-
-def _capability(spec: DeviceSpec) -> int:
-    """Ten times the compute capability."""
-    return int("".join(filter(str.isdigit, spec.arch)))
 
 
 @dataclass(frozen=True)

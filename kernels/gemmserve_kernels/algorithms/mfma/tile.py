@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -231,6 +232,7 @@ def candidates_of(arithmetic: str, arch: str, *, is_complex: bool, reducing: boo
     return _REDUCING.get(key, CANDIDATES[key]) if reducing else CANDIDATES[key]
 
 
+@lru_cache(maxsize=1024)
 def resolve_tile(
     config: GemmConfig | None,
     arithmetic: str,

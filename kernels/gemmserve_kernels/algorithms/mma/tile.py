@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels.algorithms.common.verdict import GROUP
@@ -22,8 +23,6 @@ _FIELDS: Final = (
     "rounding_big", "rounding_small",
 )  # fmt: skip
 _MAX_THREADS: Final = 1024
-_FIRST_CAPABILITY: Final = 80
-"""cp.async and mma.sync of TF32 (PTX ISA 7.0)."""
 _SPLIT_UNIT: Final = 64
 """Steps of k of a split are a multiple of this, whatever the tile: its bits depend on the product alone."""
 _MIN_SPLIT: Final = 128
@@ -213,11 +212,12 @@ def check_device(spec: DeviceSpec) -> str | None:
     """Why no kernel of mma.sync runs on `spec`, or None."""
     if spec.kind != "cuda":
         return f"mma needs an NVIDIA device, and {spec.name} is none"
-    if int("".join(filter(str.isdigit, spec.arch))) < _FIRST_CAPABILITY:
+    if not spec.has_mma:
         return f"mma needs compute capability 8.0, and {spec.name} is {spec.arch}"
     return None
 
 
+@lru_cache(maxsize=1024)
 def resolve_tile(
     config: GemmConfig | None, arithmetic: str, shape: tuple[int, int, int], spec: DeviceSpec, *, is_complex: bool
 ) -> MmaTile:

@@ -23,7 +23,7 @@ takes; larger problems go panel by panel. Results do not depend on panels.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
@@ -54,6 +54,9 @@ class OzakiOperand:
     `residues`: uint8 (matrices, moduli * parts, lines, pitch). `codes`: int32 (matrices, lines), the scales.
     `deficits`: uint32, what they lack (ozaki.lines.Deficits), in double precision.
     """
+
+    arithmetics: ClassVar = frozenset({"ozaki"})
+    """Arithmetics that take it in the place of the array."""
 
     array: Any
     side: Literal["a", "b"]
@@ -90,7 +93,7 @@ class OzakiOperand:
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
     """Why this algorithm cannot run the problem on the device, or None."""
-    if spec.arch != "sm_90a":
+    if not spec.has_wgmma:
         return f"it needs INT8 wgmma (compute capability 9.0), and {spec.name} is {spec.arch}"
     if problem.dtype.name not in {*JUDGED, *PATCH_TILES}:
         return f"there are no residues of {problem.dtype.name}"
@@ -142,11 +145,6 @@ def run_gemm(
         prepared.append(Prepared(x.residues, x.codes, x.deficits) if usable else None)
     stored, bases = tuple(each for each, _ in found), tuple(base for _, base in found)
     Run(launcher, problem, tile, stored, bases, (prepared[0], prepared[1])).run()
-
-
-def takes(payload: Any) -> bool:
-    """Whether a prepared operand's payload is this algorithm's."""
-    return isinstance(payload, OzakiOperand)
 
 
 def prepare_operand(

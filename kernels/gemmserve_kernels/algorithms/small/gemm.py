@@ -54,8 +54,6 @@ TENSOR_LIMIT: Final = 64
 """Rows, columns and steps of k at most of complex64 products on TF32 tensor cores; others have `LIMIT`."""
 _TENSOR_COMPUTE: Final = "3xtf32"
 _COMPUTE: Final = ("auto", "fp32", "fp64", _TENSOR_COMPUTE)
-_TENSOR_ARCH: Final = 80
-"""First compute capability, times ten, whose tensor cores multiply TF32."""
 _UNROLLED: Final = 768
 """Words that one turn of the loop over k multiplies at most: more of them outgrow the instruction caches."""
 _UNROLLED_FLOAT32: Final = 256
@@ -99,8 +97,7 @@ def _has_tensor(problem: GemmProblem, spec: DeviceSpec) -> bool:
     """Whether TF32 tensor cores may multiply: complex64 on both sides."""
     stored = "float32" if problem.planar else "complex64"
     return (
-        spec.kind == "cuda"
-        and int("".join(filter(str.isdigit, spec.arch))) >= _TENSOR_ARCH
+        spec.has_mma
         and problem.compute == _TENSOR_COMPUTE
         and problem.dtype.name == "complex64"
         and {problem.a.dtype.name, problem.b.dtype.name} == {stored}

@@ -129,7 +129,7 @@ def run(
 
     Returns whether it did: not on other devices, nor for planar operands that the copy engine cannot fetch.
     """
-    if launcher.spec.arch != "sm_90a":
+    if not launcher.spec.has_wgmma:
         return False
     arrays = [a, b, out if c is None or problem.beta == 0 else c, out]
     found = [StoredArray.of(launcher, array) for array in arrays]

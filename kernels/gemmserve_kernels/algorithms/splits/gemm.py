@@ -30,7 +30,6 @@ from gemmserve_kernels.algorithms.mfma import gemm as mfma
 from gemmserve_kernels.algorithms.mma import gemm as mma_sync
 from gemmserve_kernels.algorithms.splits import fallback, prepass
 from gemmserve_kernels.algorithms.splits.flags import Flags
-from gemmserve_kernels.algorithms.splits.split import SplitOperand
 from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
 from gemmserve_kernels.device.struct_params import BATCH_DIMS, coalesce
 from gemmserve_kernels.problem.errors import ConfigInfeasible
@@ -102,7 +101,7 @@ def _algorithm(config: GemmConfig | None, spec: DeviceSpec) -> str:
         return config.algorithm
     if spec.kind == "rocm":
         return "mfma"
-    return "wgmma" if spec.arch == "sm_90a" else "mma"
+    return "wgmma" if spec.has_wgmma else "mma"
 
 
 def run_gemm(
@@ -184,11 +183,6 @@ def _inner(problem: GemmProblem, array: Any) -> Any:
     if array is None or source_of(array).ndim - (1 if problem.planar else 0) - 2 < len(problem.batch_shape):
         return array
     return source_of(array)[:, 0] if problem.planar else source_of(array)[0]
-
-
-def takes(payload: Any) -> bool:
-    """Whether a prepared operand's payload is this algorithm's."""
-    return isinstance(payload, SplitOperand)
 
 
 def _run(

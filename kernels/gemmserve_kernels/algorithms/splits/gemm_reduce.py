@@ -56,9 +56,6 @@ def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceS
     return tile
 
 
-takes = product.takes
-
-
 def run_gemm_reduce(
     launcher: Launcher,
     problem: GemmReduceProblem,

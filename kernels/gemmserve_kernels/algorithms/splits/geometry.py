@@ -105,10 +105,10 @@ def geometry_of(k: int, spec: DeviceSpec) -> Geometry:
     if k <= 8 * _PATCH:
         return Geometry(threads=256, blocks=3, held=1, strip=32, patches=1, cluster=1)
     if k <= 16 * _PATCH:
-        if spec.arch == "sm_90a":
+        if spec.has_wgmma:
             return Geometry(threads=256, blocks=2, held=1, strip=64, patches=1, cluster=2)
         return Geometry(threads=512, blocks=2, held=1, strip=32, patches=1, cluster=1)
-    if spec.arch != "sm_90a":
+    if not spec.has_wgmma:
         return Geometry(threads=256, blocks=2, held=2, strip=64, patches=2, cluster=1)
     if k <= 2048:
         return Geometry(threads=256, blocks=2, held=1, strip=128, patches=1, cluster=4)

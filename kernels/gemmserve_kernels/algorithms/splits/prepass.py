@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from gemmserve_kernels.algorithms.common.splits import PLANES, WIDE, is_wide
 from gemmserve_kernels.algorithms.common.verdict import Deficits, Judged
 from gemmserve_kernels.algorithms.splits import split
 from gemmserve_kernels.algorithms.splits.split import Side, SplitOperand
-from gemmserve_kernels.device.struct_params import StoredArray
+from gemmserve_kernels.device.struct_params import BATCH_DIMS, StoredArray, coalesce
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.common.splits import Scheme
@@ -103,6 +103,27 @@ def run(
     assert left is not None
     assert right is not None
     return Prepass(left, right, status, words, (blocks[0], blocks[1]), base_a, base_b)
+
+
+def prepare_operand(
+    launcher: Launcher, array: Any, side: Literal["a", "b"], trans: str, *, planar: bool, scheme: Scheme
+) -> SplitOperand | None:
+    """Return float16 planes of op(array) for any partner; None where a vector is in doubt or there are no planes of it.
+
+    `array`: (..., rows, columns) behind the planar axis, on the launcher's device. Waits for the device.
+    """
+    stored, base = StoredArray.of(launcher, array)
+    batch = stored.shape[1:-2] if planar else stored.shape[:-2]
+    left = side == "a"
+    found = Side.of(stored, batch, trans, left=left, planar=planar)
+    axes, _ = coalesce(found.batch_shape, [found.view.batch_strides])
+    if len(axes) > BATCH_DIMS or (scheme == "3xfp16-3m" and not found.complex):
+        return None
+    words = launcher.zeros((_STATUS_WORDS + verdict.words(found.matrices, found.rows),), _INT)
+    operand = split.allocate(launcher, scheme, found, side, Deficits(words, _STATUS_WORDS))
+    split.run(launcher, operand if left else None, None if left else operand, base, base, launcher.pointer(words))
+    host = words if isinstance(words, np.ndarray) else words.get()
+    return None if host[_STATUS_WORDS] else operand
 
 
 def _elements(scheme: Scheme, side: Side, name: str) -> int:

@@ -26,7 +26,7 @@ import ctypes
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -178,6 +178,9 @@ def sides(problem: GemmProblem | GemmReduceProblem, a: StoredArray, b: StoredArr
 @dataclass(frozen=True)
 class SplitOperand:
     """One operand after the pre-pass. Float16 planes have `deficits`, bfloat16 ones `flags`, int32 (matrices, rows)."""
+
+    arithmetics: ClassVar = frozenset({"3xfp16", "3xfp16-3m", "1xfp16"})
+    """Arithmetics that take it in the place of the array."""
 
     side: Side
     planes: Planes

@@ -202,7 +202,7 @@ def has_few_tiles(problem: GemmProblem, spec: DeviceSpec) -> bool:
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
     """None where the kernel can run `problem` on `spec`, else one line that says why not."""
-    if spec.kind != "cuda" or spec.arch != "sm_90a":
+    if not spec.has_wgmma:
         return f"wgmma: needs a Hopper GPU (sm_90a), and {spec.name} is none"
     if problem.dtype.name not in {"complex64", "float32"}:
         return f"wgmma: multiplies complex64 and float32, not {problem.dtype.name}"

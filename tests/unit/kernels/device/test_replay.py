@@ -184,7 +184,7 @@ def test_planes_and_prepared_operands(side):
     plan = plan_gemm(problem, A100)
     out = np.full((40, 30), np.nan, "c8")
     direct = machine.put(out)
-    plan.module.run_gemm(machine.launcher, problem, plan.config, machine.put(a), machine.put(b), None, direct)
+    plan.run_gemm(machine.launcher, problem, machine.put(a), machine.put(b), None, direct)
     made = [None, None]
     if side is not None:
         at = "ab".index(side)

@@ -16,6 +16,7 @@ from gemmserve_kernels import (
     Operand,
     plan,
 )
+from gemmserve_kernels.algorithms.algorithm import product_algorithm, reduction_algorithm
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.dispatch import estimate
 from gemmserve_kernels.dispatch.routes import as_uniform, available, candidates, plan_gemm, plan_gemm_reduce
@@ -159,7 +160,10 @@ def test_reductions_are_ours_on_every_device():
     assert plan(reduction(compute="fp32"), H200).algorithm == "simt"
     found = plan(reduction(), H200)
     assert (found.algorithm, found.arithmetic, found.reduces) == ("wgmma", "3xfp16", True)
-    assert found.module.__name__ == "gemmserve_kernels.algorithms.splits.gemm_reduce"
+    assert (
+        reduction_algorithm(found.algorithm, found.arithmetic).__name__
+        == "gemmserve_kernels.algorithms.splits.gemm_reduce"
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +186,10 @@ def test_sums_do_without_the_product():
     for options in ({"reduce": "sum"}, {"reduce": ["sum", "mean"], "axis": "n"}, {"reduce": "sum", "compute": "fp64"}):
         found = plan(reduction(**options), H200)
         assert found.algorithm == "sums"
-        assert found.module.__name__ == "gemmserve_kernels.algorithms.sums.gemm_reduce"
+        assert (
+            reduction_algorithm(found.algorithm, found.arithmetic).__name__
+            == "gemmserve_kernels.algorithms.sums.gemm_reduce"
+        )
     whole = GemmConfig(algorithm="product")
     assert plan(reduction(reduce="sum", config=whole), H200).algorithm == "wgmma"
     assert plan(reduction(reduce="sum", config=whole, compute="fp32"), H200).algorithm == "simt"
@@ -209,7 +216,10 @@ def test_sums_of_squares_of_tall_products_do_without_the_product():
         for name in ("H200", "A100"):
             found = plan(tall(**options), KNOWN[name])
             assert found.algorithm == "gram"
-            assert found.module.__name__ == "gemmserve_kernels.algorithms.gram.gemm_reduce"
+            assert (
+                reduction_algorithm(found.algorithm, found.arithmetic).__name__
+                == "gemmserve_kernels.algorithms.gram.gemm_reduce"
+            )
     wide = {"rows": 4096, "columns": 65536, "axis": ["n", "batch"]}
     assert plan(tall(**wide), H200).algorithm == "gram"
     assert plan(tall(**wide | {"axis": "m"}, k=1024), H200).algorithm != "gram"  # its forms would take as long
@@ -254,14 +264,20 @@ def test_float16_is_read_as_it_lies_on_hopper():
     assert plan(reduction(k=1001, dtypes=("float16", "float16")), H200).arithmetic == "fp16"
     found = plan(whole, H200)
     assert (found.algorithm, found.arithmetic) == ("wgmma", "fp16")
-    assert found.module.__name__ == "gemmserve_kernels.algorithms.wgmma.direct.gemm_reduce"
+    assert (
+        reduction_algorithm(found.algorithm, found.arithmetic).__name__
+        == "gemmserve_kernels.algorithms.wgmma.direct.gemm_reduce"
+    )
     assert not found.takes_prepared
     assert plan(odd, H200).algorithm == "simt"
     assert plan(whole, KNOWN["A100"]).algorithm == "simt"
     assert plan(reduction(dtypes=("float16", "float16"), compute="fp32"), H200).algorithm == "simt"
     asked = problem(dtype="float16", trans_b="T", config=GemmConfig(algorithm="wgmma"))
     found = plan_gemm(asked, H200)
-    assert (found.arithmetic, found.module.__name__) == ("fp16", "gemmserve_kernels.algorithms.wgmma.direct.gemm")
+    assert (found.arithmetic, product_algorithm(found.algorithm, found.arithmetic).__name__) == (
+        "fp16",
+        "gemmserve_kernels.algorithms.wgmma.direct.gemm",
+    )
     with pytest.raises(ConfigInfeasible, match="a: a matrix of 512 x 300001 with strides of 600002 and 2 bytes"):
         plan_gemm(problem(k=300_001, dtype="float16", config=GemmConfig(algorithm="wgmma")), H200)
 

@@ -37,7 +37,7 @@ _MOST_TILES: Final = 1 << 27
 
 def supports(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str | None:
     """Why this cannot run `problem` on `spec`, or None. An operand that begins off a 16-byte boundary is copied."""
-    if spec.kind != "cuda" or spec.arch != "sm_90a":
+    if not spec.has_wgmma:
         return f"needs a Hopper GPU (sm_90a), and {spec.name} is none"
     if {problem.dtype.name, problem.a.dtype.name, problem.b.dtype.name} != {"float16"}:
         return f"multiplies float16, not {problem.a.dtype.name} by {problem.b.dtype.name}"

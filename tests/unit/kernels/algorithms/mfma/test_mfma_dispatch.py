@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gemmserve_kernels.algorithms.algorithm import product_algorithm, reduction_algorithm
 from gemmserve_kernels.algorithms.mfma.tile import MfmaTile
 from gemmserve_kernels.device.spec import KNOWN, rocm_modes
 from gemmserve_kernels.dispatch.routes import candidates, plan_gemm, plan_gemm_reduce
@@ -43,7 +44,10 @@ def test_auto_knows_three_ways_and_no_split(spec, dtype):
     assert {each.arithmetic for each in found} == {"plain"}
     assert plan_gemm(problem(4096, dtype), spec).algorithm == "vendor"
     reduced = plan_gemm_reduce(reduction(4096, dtype), spec)
-    assert (reduced.algorithm, reduced.module.__name__) == ("mfma", "gemmserve_kernels.algorithms.mfma.gemm_reduce")
+    assert (reduced.algorithm, reduction_algorithm(reduced.algorithm, reduced.arithmetic).__name__) == (
+        "mfma",
+        "gemmserve_kernels.algorithms.mfma.gemm_reduce",
+    )
 
 
 def test_a_radeons_matrix_units_multiply_float16_alone():
@@ -69,7 +73,11 @@ def test_a_radeons_matrix_units_multiply_float16_alone():
 )
 def test_modes_have_their_algorithm(spec, compute, expected):
     for plan in (plan_gemm(problem(compute=compute), spec), plan_gemm_reduce(reduction(compute=compute), spec)):
-        assert (plan.algorithm, plan.arithmetic, plan.module.__name__.rpartition(".")[0]) == expected
+        assert (
+            plan.algorithm,
+            plan.arithmetic,
+            product_algorithm(plan.algorithm, plan.arithmetic).__name__.rpartition(".")[0],
+        ) == expected
 
 
 @pytest.mark.parametrize("compute", ["3xfp16", "tf32", "3xtf32", "ozaki"])
@@ -107,4 +115,7 @@ def test_mixed_types_are_converted_and_empty_products_are_not_multiplied():
 
 def test_planes_have_tiles_of_the_matrix_units():
     plan = plan_gemm(problem(compute="3xfp16"), MI300X)
-    assert isinstance(plan.module.resolve(plan.config, problem(compute="3xfp16"), MI300X), MfmaTile)
+    assert isinstance(
+        product_algorithm(plan.algorithm, plan.arithmetic).resolve(plan.config, problem(compute="3xfp16"), MI300X),
+        MfmaTile,
+    )

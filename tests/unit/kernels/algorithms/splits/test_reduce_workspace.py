@@ -44,7 +44,7 @@ def test_planes_and_little_more(dtype, extents, planes):
             for name, (shape, dtype) in problem.results.items()
         }
         arguments = tracer.symbols
-        chosen.module.run_gemm_reduce(tracer, problem, chosen.config, *arrays, results)
+        chosen.run_gemm_reduce(tracer, problem, *arrays, results)
         return arguments
 
     workspace = trace(SPEC, 2**31 - 1, run).workspace
