@@ -1,13 +1,11 @@
-// Hopper's asynchronous machinery in PTX: barriers in shared memory, the tensor copy engine, clusters, wgmma's order.
-// PTX ISA: mbarrier 9.7.13, cp.async.bulk.tensor 9.7.9.25, wgmma 9.7.15 (matrix descriptors 9.7.15.5.1), setmaxnreg
-// 9.7.19.
+// Hopper's asynchronous machinery in PTX: barriers in shared memory, the tensor copy engine, clusters.
+// PTX ISA: mbarrier 9.7.13, cp.async.bulk 9.7.9.25, setmaxnreg 9.7.19.
 #pragma once
 
-#include "../common/platform.cuh"
+#include "../platform.cuh"
 
 typedef unsigned Address;  // in shared memory, of this block unless said otherwise
 typedef unsigned long long Barrier;
-typedef unsigned long long Descriptor;
 
 struct alignas(64) TensorMap {
     unsigned char bytes[128];
@@ -56,12 +54,17 @@ GEMM_DEVICE void barrier_wait(Address barrier, unsigned parity) {
 
 GEMM_DEVICE unsigned cluster_rank() {
     unsigned rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 
 GEMM_DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// By whole warps.
+GEMM_DEVICE void cluster_sync_aligned() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
 // A float in the shared memory of block `rank`, at this block's `address`.
@@ -88,6 +91,14 @@ GEMM_DEVICE void copy_box(
         "r"(barrier) : "memory");
 }
 
+// `bytes` of straight memory.
+GEMM_DEVICE void copy_bytes(Address target, const void* from, int bytes, Address barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
 // To the same place of every block of the cluster in `mask`, whose barriers there are told.
 GEMM_DEVICE void copy_box_multicast(
     Address target, const TensorMap& map, int x, int row, int plane, int matrix, Address barrier, unsigned short mask) {
@@ -98,23 +109,7 @@ GEMM_DEVICE void copy_box_multicast(
         "r"(barrier), "h"(mask) : "memory");
 }
 
-// ---- wgmma
-
-GEMM_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-GEMM_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-// Until at most PENDING groups are on their way.
-template <int PENDING>
-GEMM_DEVICE void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-// Keeps the compiler from moving reads of accumulators over the wait before it.
-template <int COUNT>
-GEMM_DEVICE void pin(float (&values)[COUNT]) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(values[i])::"memory");
-}
+// ---- registers and shared memory
 
 template <int COUNT>
 GEMM_DEVICE void take_registers() {
@@ -129,25 +124,6 @@ GEMM_DEVICE void store_shared(Address address, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
-#else
+#elif defined(GEMM_SHIM)
 using namespace simt::hopper;  // the CPU shim plays them
 #endif
-
-// An operand along k: rows of BYTES bytes next to each other, swizzled over that span; eight rows are one group.
-template <int BYTES>
-GEMM_DEVICE Descriptor describe(Address address) {
-    static_assert(BYTES == 32 || BYTES == 64 || BYTES == 128, "a row is one swizzle span");
-    constexpr Descriptor SWIZZLE = BYTES == 128 ? 1 : BYTES == 64 ? 2 : 3;
-    constexpr Descriptor GROUP_STRIDE = BYTES * 8 / 16;
-    return static_cast<Descriptor>((address & 0x3ffff) >> 4) | (1ull << 16) | (GROUP_STRIDE << 32) | (SWIZZLE << 62);
-}
-
-// An operand along m or n (PTX ISA 9.7.15.5.1.2: MN-major): for every step of k 64 neighbours in 128 bytes, so that eight
-// steps are one swizzled group and DEPTH steps one column; the next 64 neighbours are the next column.
-template <int DEPTH>
-GEMM_DEVICE Descriptor describe_across(Address address) {
-    static_assert(DEPTH % 16 == 0, "an instruction reads 16 steps of k");
-    constexpr Descriptor SWIZZLE = 1, COLUMN_STRIDE = DEPTH * 128 / 16, GROUP_STRIDE = 8 * 128 / 16;
-    return static_cast<Descriptor>((address & 0x3ffff) >> 4) | (COLUMN_STRIDE << 16) | (GROUP_STRIDE << 32) |
-           (SWIZZLE << 62);
-}
