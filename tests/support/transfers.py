@@ -16,11 +16,11 @@ F64 = {"dtype": "float64", "shape": str(A.size)}
 
 
 @contextmanager
-def moved_by(kind, serve, count=1, *, silence_s=600.0, loop_factory=uvloop.new_event_loop, **fields):
-    """An app with so many movers of a kind (`MoverProcesses`, `MoverThreads`), and these."""
+def transferred_by(kind, serve, count=1, *, silence_s=600.0, loop_factory=uvloop.new_event_loop, **fields):
+    """An app with so many transfer processes of a kind (`TransferProcesses`, `TransferThreads`), and these."""
     fields = {"min_body_rate": 0, "head_timeout_s": 600, "keep_alive_s": 600, **fields}
-    with kind(serve(loop_factory=loop_factory, **fields), count, silence_s=silence_s) as movers:
-        yield movers.live, movers
+    with kind(serve(loop_factory=loop_factory, **fields), count, silence_s=silence_s) as transfers:
+        yield transfers.live, transfers
 
 
 def read_answer(file):

@@ -14,14 +14,14 @@ from typing import Self
 
 from raw_connection import until
 
-from gemmserve_service.http.transfer.pool import Movers
-from gemmserve_service.http.transfer.process import Mover
-from gemmserve_service.runtime.handoff import MoverHandoff
+from gemmserve_service.http.transfer.pool import TransferPool
+from gemmserve_service.http.transfer.process import TransferProcess
+from gemmserve_service.runtime.handoff import TransferHandoff
 from gemmserve_service.settings import Settings
 
 
-class MoverProcesses:
-    """Of a `LiveApp`, as a context manager. `movers` is the front's side; `pids` are in the order of their names."""
+class TransferProcesses:
+    """Of a `LiveApp`, as a context manager. `transfers` is the front's side; `pids` are in the order of their names."""
 
     def __init__(self, live, count: int = 1, *, silence_s: float = 600.0) -> None:
         self.live = live
@@ -36,11 +36,11 @@ class MoverProcesses:
 
     @property
     def ready(self) -> int:
-        return self.movers.ready
+        return self.transfers.ready
 
     def start(self, name: str) -> None:
         settings = Settings(data_dir=self._folder.name)
-        handoff = MoverHandoff(settings=settings, pipe_fd=self._pipe[0], name=name, control_path=self._path)
+        handoff = TransferHandoff(settings=settings, pipe_fd=self._pipe[0], name=name, control_path=self._path)
         process = subprocess.Popen(
             [sys.executable, "-m", "gemmserve_service.http.transfer"], stdin=subprocess.PIPE, pass_fds=(self._pipe[0],)
         )
@@ -60,13 +60,13 @@ class MoverProcesses:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self._path)
         self._listener.listen()
-        self.movers = Movers(self._listener, silence_s=self._silence_s)
+        self.transfers = TransferPool(self._listener, silence_s=self._silence_s)
 
         def begin() -> None:
-            self.movers.start()
-            self.live.core.store.on_extent_destroyed(self.movers.forget)
-            self.live.app.state.metrics.watch(self.movers)
-            self.live.connection_class.movers = self.movers
+            self.transfers.start()
+            self.live.core.store.on_extent_destroyed(self.transfers.forget)
+            self.live.app.state.metrics.watch(self.transfers)
+            self.live.connection_class.transfers = self.transfers
 
         self.live.call(begin)
         for number in range(self._count):
@@ -75,7 +75,7 @@ class MoverProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.live.call(self.movers.stop)
+        self.live.call(self.transfers.stop)
         self._end()
         self._listener.close()
         for fd in self._pipe:
@@ -83,7 +83,7 @@ class MoverProcesses:
         self._folder.cleanup()
 
 
-class MoverThreads(MoverProcesses):
+class TransferThreads(TransferProcesses):
     """The same in threads of this process, for tests that kill none: they begin at once."""
 
     def start(self, name: str) -> None:
@@ -91,8 +91,8 @@ class MoverThreads(MoverProcesses):
         control.connect(self._path)
 
         def run() -> None:
-            with contextlib.closing(Mover(control, name)) as mover:
-                mover.run()
+            with contextlib.closing(TransferProcess(control, name)) as transfer:
+                transfer.run()
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
@@ -101,4 +101,4 @@ class MoverThreads(MoverProcesses):
     def _end(self) -> None:
         for thread in self._threads:
             thread.join(60)
-            assert not thread.is_alive(), "a mover does not end with its front"
+            assert not thread.is_alive(), "a transfer process does not end with its front"
