@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from works import unpacked
+
 from gemmserve_kernels import DeviceSpec
 from gemmserve_service.executor.port import Worker, spec_adapter
-from gemmserve_service.executor.protocol import Done, Group, Hello, Written
+from gemmserve_service.executor.protocol import Done, Hello, Written
 from gemmserve_service.schemas import JobState, Timings
 
 ALLOWED = {
@@ -37,9 +39,9 @@ class Fleet:
     def workers(self):
         return list(self.fleet.values())
 
-    def send(self, worker, task):
+    def send(self, worker, batch):
         assert worker.ready
-        messages = task.tasks if isinstance(task, Group) else [task]
+        messages = unpacked(batch)
         sent = [message.task for message in messages]
         for message in messages:
             for ref in getattr(message, "operands", {}).values():

@@ -22,13 +22,12 @@ from gemmserve_service.executor.protocol import (
     Cancel,
     Decoder,
     Forget,
-    Group,
     Hello,
     Kept,
     Prefetch,
     ProtocolError,
+    RunBatch,
     Stop,
-    Work,
     WriteOrder,
     Written,
     encode,
@@ -78,11 +77,11 @@ class LocalExecutor:
         """One per device, ready or not."""
         return self._in_order
 
-    def send(self, worker: Worker, task: Work | Group) -> None:
-        """Writes the task to the worker's socket; a worker that is just being lost will not answer."""
+    def send(self, worker: Worker, batch: RunBatch) -> None:
+        """Writes the tasks to the worker's socket; a worker that is just being lost will not answer."""
         link = self._links.get(worker.id)
         if link is not None:
-            link.write(encode(task))
+            link.write(encode(batch))
 
     def cancel(self, worker: Worker, task: str) -> None:
         """Tells it; it looks between panels."""

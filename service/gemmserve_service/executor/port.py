@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import (
         Done,
         Failed,
-        Group,
         Hello,
         Kept,
         Prefetch,
-        Work,
+        RunBatch,
         WriteOrder,
         Written,
     )
@@ -131,8 +130,8 @@ class Executor(Protocol):
     def workers(self) -> Sequence[Worker]:
         """All that are known, ready or not."""
 
-    def send(self, worker: Worker, task: Work | Group) -> None:
-        """Hands a task over, or several; the answers come through the owner, one for each."""
+    def send(self, worker: Worker, batch: RunBatch) -> None:
+        """Hands tasks over; the answers come through the owner, one for each."""
 
     def cancel(self, worker: Worker, task: str) -> None:
         """Nobody wants that task's result: the worker stops at its next panel, and answers then."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_service.executor.protocol import Prefetch
-from gemmserve_service.scheduling.tasks import array_ref
+from gemmserve_service.executor.protocol import ArrayRef, Prefetch
 
 if TYPE_CHECKING:
     from gemmserve_service.executor.port import Executor, Worker
@@ -28,7 +27,19 @@ class Prefetcher:
         roomy = [worker for worker in self._executor.workers() if _room(worker) >= info.nbytes]
         if roomy:
             worker = max(roomy, key=_room)
-            self._executor.tell(worker, Prefetch(array=array_ref(info, extent, info.id)))
+            name, capacity = extent.file
+            ref = ArrayRef(
+                extent=name,
+                path=extent.path,
+                capacity=capacity,
+                nbytes=info.nbytes,
+                dtype=info.dtype,
+                shape=info.shape,
+                order=info.order,
+                cache_id=info.id,
+                offset=extent.start,
+            )
+            self._executor.tell(worker, Prefetch(array=ref))
 
 
 def _room(worker: Worker) -> int:

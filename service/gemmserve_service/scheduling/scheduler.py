@@ -29,7 +29,7 @@ from gemmserve_service.errors import (
     WorkerCrashed,
     describe,
 )
-from gemmserve_service.executor.protocol import Done, Failed, Group
+from gemmserve_service.executor.protocol import Done, Failed, RunBatch
 from gemmserve_service.scheduling.admission import Admission
 from gemmserve_service.scheduling.deadlines import Deadlines
 from gemmserve_service.scheduling.estimates import Estimates, device_seconds
@@ -347,13 +347,13 @@ class Scheduler:
 
     def _send(self, worker: Worker, tasks: list[Task]) -> None:
         grouped = len(tasks) > 1 or bool(worker.tasks)
-        messages = [self._begin(worker, task, grouped=grouped) for task in tasks]
+        works, products = [], 0
+        for task in tasks:
+            works.append(self._begin(worker, task, grouped=grouped))
+            products += task.products
         worker.began()
-        if len(messages) == 1:
-            self.executor.send(worker, messages[0])
-        else:
-            self.executor.send(worker, Group(tasks=messages))
-        self.group_sent(sum(task.products for task in tasks))
+        self.executor.send(worker, RunBatch(tasks=works))
+        self.group_sent(products)
         for task in tasks:
             task.listener.started(task)
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from works import unpacked
 
 from gemmserve_kernels import Operand
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service import products
 from gemmserve_service.executor.port import Worker, spec_adapter
-from gemmserve_service.executor.protocol import Done, Failed, Hello, Run, Written
+from gemmserve_service.executor.protocol import Done, Failed, Hello, Written
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.runtime import clock
 from gemmserve_service.scheduling.scheduler import Scheduler
@@ -35,7 +37,8 @@ class FakeExecutor:
 
     def __init__(self, *names: str) -> None:
         self.fleet = {name: Worker(name) for name in names or ("cpu",)}
-        self.sent: list[tuple[Worker, Run]] = []
+        self.sent: list[tuple[Worker, list[Any]]] = []
+        """Of each message its tasks."""
         self.forgotten: list[str] = []
         self.cancelled: list[tuple[str, str]] = []
         self.killed: list[tuple[str, str]] = []
@@ -57,8 +60,8 @@ class FakeExecutor:
     def workers(self):
         return list(self.fleet.values())
 
-    def send(self, worker, task):
-        self.sent.append((worker, task))
+    def send(self, worker, batch):
+        self.sent.append((worker, unpacked(batch)))
 
     def cancel(self, worker, task):
         self.cancelled.append((worker.id, task))

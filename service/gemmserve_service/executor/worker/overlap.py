@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.errors import JobCancelled, describe
-from gemmserve_service.executor.protocol import Done, Run
+from gemmserve_service.executor.protocol import Done
 from gemmserve_service.executor.worker.memory.prefetch import Coming, Prefetches
 from gemmserve_service.executor.worker.memory.write_queue import Result
 from gemmserve_service.executor.worker.pipeline import Pipeline
 from gemmserve_service.executor.worker.runner import failed
+from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import ProgramParams, Timings
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gemmserve_service.executor.protocol import ArrayRef, Failed, Prefetch, RunBatch
+    from gemmserve_service.executor.protocol import ArrayRef, Failed, Prefetch, Work
     from gemmserve_service.executor.worker.backend import HostArray
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.runner import Runner
@@ -112,7 +113,7 @@ class Overlap:
         oldest = next(iter(self._pipeline.under_way), None)
         return None if oldest is None else oldest.name, self._steps + self._runner.progress
 
-    def start(self, message: Run | RunBatch) -> None:
+    def start(self, message: Run | Work) -> None:
         """Takes a task on."""
         runner, backend = self._runner, self._backend
         if isinstance(message, Run) and not isinstance(message.params, ProgramParams):
@@ -222,7 +223,7 @@ class _Task:
 class _WholeTask(_Task):
     """A program or a batch: everything where others compute."""
 
-    def __init__(self, runner: Runner, message: Run | RunBatch, pipeline: Pipeline[_Task]) -> None:
+    def __init__(self, runner: Runner, message: Run | Work, pipeline: Pipeline[_Task]) -> None:
         super().__init__(runner, message.task)
         self.message = message
         self._pipeline = pipeline

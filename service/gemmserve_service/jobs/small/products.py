@@ -16,7 +16,9 @@ from gemmserve.wire import RESULT_DTYPES, format_npy_header, parse_npy_header
 from gemmserve_kernels import Operand
 from gemmserve_service import products
 from gemmserve_service.errors import ServiceError
-from gemmserve_service.jobs.small.bundles import BundleTask, Layout, Slot, form_of
+from gemmserve_service.executor.packing import form_of
+from gemmserve_service.executor.protocol import Part
+from gemmserve_service.jobs.small.bundles import BundleTask, Layout, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,12 +54,24 @@ class SmallProduct:
     """Bytes and operations of the problem."""
     models: dict[str, Any] = field(default_factory=dict, init=False)
     """`Task.models` of every task that computes it."""
-    form: str = field(init=False)
-    """What a worker is told of it."""
+    _parts: dict[str, list[Part]] = field(default_factory=dict, init=False)
     _plans: tuple[list[DeviceSpec | None], dict[str, Plan | KernelError]] | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        self.form = form_of(self.params, self.operands, self.results)
+    def parts(self, algorithm: str) -> list[Part]:
+        """What a worker is sent of it, but for the extent: the same every time."""
+        parts = self._parts.get(algorithm)
+        if parts is None:
+            operands = {slot.name: (slot.dtype, slot.shape, slot.order) for slot in self.operands}
+            results = {slot.name: (slot.dtype, slot.shape, slot.order) for slot in self.results}
+            part = Part(
+                form=form_of(self.params, operands, results),
+                algorithm=algorithm,
+                operands={slot.name: [(0, slot.offset)] for slot in self.operands},
+                results={slot.name: [(0, slot.offset)] for slot in self.results},
+            )
+            parts = [part]
+            self._parts[algorithm] = parts
+        return parts
 
     def plans(self, workers: Sequence[Worker], check: Callable[[Product], dict[str, Plan | KernelError]]) -> Any:
         """`Scheduler.check`, asked once for the devices that there are."""
@@ -176,7 +190,7 @@ def begin(
         product.problem,
         listener,
         room=room,
-        form=product.form,
+        parts=product.parts,
         owner=owner,
         timeout_s=scheduler.settings.oneshot_timeout_s if timeout_s is None else timeout_s,
         durable=False,

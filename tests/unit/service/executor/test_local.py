@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from standing import stand_still
+from works import unpacked
 
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service.executor.local import LocalExecutor
 from gemmserve_service.executor.port import spec_adapter
-from gemmserve_service.executor.protocol import TO_WORKER, Beat, Decoder, Done, Failed, Hello, encode
+from gemmserve_service.executor.protocol import TO_WORKER, Beat, Decoder, Done, Failed, Hello, RunBatch, encode
 from gemmserve_service.runtime.handoff import WorkerHandoff
 from gemmserve_service.schemas import GemmParams, JobState, Timings
 
@@ -48,7 +49,8 @@ class HandMadeWorker:
             if not data:
                 return None
             for body in self.decoder.feed(data):
-                return TO_WORKER.validate_json(body)
+                message = TO_WORKER.validate_json(body)
+                return unpacked(message)[0] if isinstance(message, RunBatch) else message
 
     def close(self):
         self.writer.close()

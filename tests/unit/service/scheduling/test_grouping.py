@@ -10,7 +10,7 @@ import pytest
 from gemmserve_kernels import Operand
 from gemmserve_service import products
 from gemmserve_service.errors import JobCancelled, JobFailed, WorkerCrashed
-from gemmserve_service.executor.protocol import Done, Group
+from gemmserve_service.executor.protocol import Done
 from gemmserve_service.scheduling import scheduler as scheduler_module
 from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.tasks import Task
@@ -69,8 +69,7 @@ def seconds(monkeypatch):
 
 def last_group(fake):
     """Names of what was sent last."""
-    message = fake.sent[-1][1]
-    return [run.task for run in message.tasks] if isinstance(message, Group) else [message.task]
+    return [run.task for run in fake.sent[-1][1]]
 
 
 async def test_an_idle_worker_gets_a_task_at_once_and_what_gathered_then_goes_as_one(scheduler, fake, submit, store):
@@ -266,10 +265,10 @@ async def test_a_worker_that_runs_several_at_once_is_sent_more_before_it_is_idle
     seconds.update(dict.fromkeys("abcdef", 0.1))
     for name in "abcdef":
         await submit(scheduler, name)
-    assert [last.task for _, last in ahead.sent] == ["a", "b", "c"]
+    assert [last.task for _, (last,) in ahead.sent] == ["a", "b", "c"]
     assert scheduler.running == 3
     ahead.done()
-    assert [last.task for _, last in ahead.sent] == ["a", "b", "c", "d"]
+    assert [last.task for _, (last,) in ahead.sent] == ["a", "b", "c", "d"]
     for _ in range(5):
         ahead.done()
     assert (scheduler.queued, scheduler.running, store.scratch_bytes) == (0, 0, 0)
@@ -279,7 +278,7 @@ async def test_not_when_it_has_work_for_a_while(ahead, scheduler, submit, second
     seconds.update({"a": 0.3, "b": 0.3, "c": 0.3})
     for name in "abc":
         await submit(scheduler, name)
-    assert [last.task for _, last in ahead.sent] == ["a", "b"]
+    assert [last.task for _, (last,) in ahead.sent] == ["a", "b"]
 
 
 async def test_idle_workers_come_first(make_scheduler, make_fake, submit, seconds):
@@ -303,10 +302,10 @@ async def test_what_was_on_a_worker_that_is_lost_runs_alone_afterwards(ahead, sc
     ahead.lose()
     assert listener.requeues == ["a", "b", "c"]
     ahead.hello()
-    assert [last.task for _, last in ahead.sent[3:]] == ["a"]
+    assert [last.task for _, (last,) in ahead.sent[3:]] == ["a"]
     for name in "bcd":
         ahead.done()
-        assert ahead.sent[-1][1].task == name
+        assert ahead.sent[-1][1][0].task == name
         assert scheduler.running == 1
 
 

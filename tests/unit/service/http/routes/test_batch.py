@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from gemmserve_service.errors import StoreFull
-from gemmserve_service.executor.protocol import Group
 from gemmserve_service.http.requests import batch_bodies, batch_items
 from gemmserve_service.http.requests.batch_items import StoredItems, parse_params
 from gemmserve_service.runtime import yielding
@@ -396,8 +395,8 @@ async def test_a_batch_of_one_product_goes_to_a_worker_with_others(sent, spy, co
     spy.release()
     async with asyncio.timeout(60):
         assert [answer.status_code for answer in await asyncio.gather(*requests)] == [200] * len(paths)
-    kinds = {each.kind for message in spy.sent if isinstance(message, Group) for each in message.tasks}
-    assert kinds == {"run", "run_batch"}
+    together = [message.tasks for message in spy.sent if len(message.tasks) > 1]
+    assert {work.task.partition("_")[0] for works in together for work in works} == {"job", "small"}
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])

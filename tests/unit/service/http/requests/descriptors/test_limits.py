@@ -8,6 +8,7 @@ import socket
 import numpy as np
 import pytest
 from memory_peer import GROW, NEEDS_MEMFD, SHRINK, WRITE, A, B, array_of, memory, open_memory, refused
+from works import unpacked
 
 pytestmark = NEEDS_MEMFD
 
@@ -18,7 +19,7 @@ def test_memory_of_clients_counts_against_the_memory_for_scratch(make, peers):
     numbers = [peer.share(memory(A, seals=SHRINK | GROW | WRITE)) for _ in range(2)]
     answer = peer.gemm(shared={"a": (A, numbers[0]), "b": (A, numbers[1])})
     np.testing.assert_allclose(array_of(answer), A @ A, rtol=1e-4, atol=1e-4)
-    operands = app.executor.sent[0].operands
+    operands = unpacked(app.executor.sent[0])[0].operands
     assert operands["a"].path.startswith("/proc/"), "in place"
     assert "extents" in operands["b"].path, "no memory left: a copy in a file"
 

@@ -1,4 +1,4 @@
-"""Products in one extent, whose form a worker reads once: the bits of any other task, extent after extent."""
+"""From messages to tasks: forms are read once, and small products in one extent have the bits of any other task."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from works import form_of
 
 from gemmserve_kernels import Operand
 from gemmserve_service import products
-from gemmserve_service.executor.protocol import TO_WORKER, Decoder, Group, Run, RunBundle, encode
+from gemmserve_service.executor.protocol import TO_WORKER, Decoder, Part, RunBatch, Work, encode
+from gemmserve_service.executor.worker import unpack
 from gemmserve_service.executor.worker.backend import CpuBackend
-from gemmserve_service.executor.worker.host import forms
 from gemmserve_service.executor.worker.runner import Runner
-from gemmserve_service.jobs.small.bundles import Layout, form_of
+from gemmserve_service.executor.worker.unpack import Forms, Run
+from gemmserve_service.jobs.small.bundles import Layout
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.store.extents.extents import ExtentPool
 
@@ -37,10 +39,12 @@ def bundle(tmp_path):
         view[:] = b"\xff" * layout.nbytes
         for slot in slots:
             view[slot.offset : slot.offset + slot.nbytes] = arrays[slot.name].tobytes(order="A")
-        message = RunBundle(
-            task="t", form=form_of(params, slots, [result]), algorithm="numpy",
-            extent=extent.file[0], path=extent.path, capacity=extent.file[1], offset=extent.start,
+        part = Part(
+            form=form_of(params, {slot.name: slot for slot in slots}, {result.name: result}), algorithm="numpy",
+            operands={slot.name: [(0, slot.offset)] for slot in slots}, results={result.name: [(0, result.offset)]},
         )  # fmt: skip
+        row = (extent.file[0], extent.path, extent.file[1], extent.start, None)
+        message = Work(task="t", extents=[row], parts=[part])
         return message, lambda: bytes(view[result.offset : result.offset + result.nbytes])
 
     return make
@@ -75,10 +79,10 @@ def test_the_bits_of_any_other_task(bundle, case, monkeypatch):
         arrays = {"a": a, "b": b, **({"c": random(7, 5)} if with_c else {})}
         short, result = bundle(params, **arrays)
         long, expected = bundle(params, **arrays)
-        assert isinstance(runner.spread(long), Run)
+        assert isinstance(runner.unpacked(long), Run)
         done = runner.run(short)
         assert (done.kind, done.task, done.algorithm, done.residual) == ("done", "t", "numpy", None)
-        assert other.run(other.spread(long)).kind == "done"
+        assert other.run(other.unpacked(long)).kind == "done"
         assert result() == expected()
         assert result().strip(b"\xff")
 
@@ -93,25 +97,28 @@ def test_cancelled_and_lost(bundle):
     message, _ = bundle(GemmParams(), a=np.eye(4, dtype="c8"), b=np.ones((4, 3), "c8"))
     runner.cancel("t")
     assert runner.run(message).slug == "cancelled"
-    Path(message.path).unlink()
+    Path(message.extents[0][1]).unlink()
     assert runner.run(message).kind == "done"  # still mapped
-    runner.forget([message.extent])
+    runner.forget([message.extents[0][0]])
     assert (runner.run(message).slug, runner.run(message).status) == ("internal", 500)
 
 
 def test_nonsense_is_an_answer_too(bundle):
     message, _ = bundle(GemmParams(), a=np.eye(4, dtype="c8"), b=np.ones((4, 3), "c8"))
     runner = Runner(CpuBackend())
-    assert runner.run(message.model_copy(update={"form": "{}"})).slug == "internal"
-    with pytest.raises(ValidationError):
-        runner.spread(message.model_copy(update={"form": "[]"}))
+    for form in ("{}", "[]"):
+        part = message.parts[0].model_copy(update={"form": form})
+        wrong = message.model_copy(update={"parts": [part]})
+        assert runner.run(wrong).slug == "internal"
+        with pytest.raises(ValidationError):
+            runner.unpacked(wrong)
 
 
 def test_a_form_is_read_once_and_not_kept_for_ever(bundle, monkeypatch):
-    monkeypatch.setattr(forms, "_MOST_KEPT", 2)
+    monkeypatch.setattr(unpack, "_MAX_FORMS", 2)
     backend = CpuBackend()
-    known = forms.Forms(backend)
-    texts = [bundle(GemmParams(alpha=n), a=np.eye(2), b=np.eye(2))[0].form for n in range(3)]
+    known = Forms(backend)
+    texts = [bundle(GemmParams(alpha=n), a=np.eye(2), b=np.eye(2))[0].parts[0].form for n in range(3)]
     first, second = known.of(texts[0]), known.of(texts[1])
     assert known.of(texts[0]) is first
     known.of(texts[2])
@@ -121,6 +128,6 @@ def test_a_form_is_read_once_and_not_kept_for_ever(bundle, monkeypatch):
 
 def test_it_travels(bundle):
     message, _ = bundle(GemmParams(alpha=1j), a=np.eye(4, dtype="c8"), b=np.ones((4, 3), "c8"))
-    for sent in (message, Group(tasks=[message, message])):
+    for sent in (RunBatch(tasks=[message]), RunBatch(tasks=[message, message])):
         (body,) = Decoder().feed(encode(sent))
         assert TO_WORKER.validate_json(body) == sent
