@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     import numpy as np
     from starlette.requests import Request
 
+    from gemmserve_kernels.problem.vocabulary import Order
     from gemmserve_service.core import Core
-    from gemmserve_service.schemas import ArrayInfo, Order
+    from gemmserve_service.schemas import ArrayInfo
     from gemmserve_service.store import ArrayStore
     from gemmserve_service.uploads import Upload
 

@@ -26,6 +26,7 @@ from gemmserve_kernels.freivalds import sampled_device as sampled
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 from gemmserve_kernels.problem.problem import Operand as OperandSpec
+from gemmserve_kernels.problem.vocabulary import REDUCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 SPECS: Final = {spec.arch: spec for spec in KNOWN.values() if spec.kind == "rocm"}
 _LARGE: Final = 4096
-_REDUCTIONS: Final = ["sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
+_REDUCTIONS: Final = [name for name in REDUCTIONS if name not in {"max", "min"}]
 _DTYPES: Final = ("float16", "float32", "float64", "complex64", "complex128")
 _EVERYTHING: Final = "gfx942"
 """The architecture for which every way to read an operand is compiled."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -57,15 +59,10 @@ class GemmParams(ctypes.Structure):
     )
 
 
-KINDS: Final = ("sum", "sumsq", "max", "min", "absmax", "absmin", "argmax", "argmin")
-"""The order of enum Kind in cuda/epilogue/reductions.cuh; the mean, kind 8, shares the sum's partials."""
-MEAN: Final = len(KINDS)
-
-
 class PartialParams(ctypes.Structure):
     """Mirror of PartialParams."""
 
-    _fields_ = (("values", ctypes.c_uint64 * len(KINDS)), ("indices", ctypes.c_uint64 * 2))
+    _fields_ = (("values", ctypes.c_uint64 * len(PARTIAL_KINDS)), ("indices", ctypes.c_uint64 * 2))
 
 
 class RowReduceParams(ctypes.Structure):
@@ -99,7 +96,7 @@ class CombineParams(ctypes.Structure):
     _fields_ = (
         ("source", PartialParams),  # `in` in the kernel
         ("target", PartialParams),  # `out`
-        ("result", ctypes.c_uint64 * (len(KINDS) + 1)),
+        ("result", ctypes.c_uint64 * (len(PARTIAL_KINDS) + 1)),
         ("outputs", ctypes.c_int64),
         ("length", ctypes.c_int64),
         ("sums_length", ctypes.c_int64),

@@ -28,9 +28,9 @@ from gemmserve_kernels.problem.validation import compute_modes
 if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
-    from gemmserve_kernels.problem.config import Algorithm
+    from gemmserve_kernels.problem.vocabulary import AlgorithmName
 
-    Route = tuple[Algorithm, str]
+    Route = tuple[AlgorithmName, str]
 
 P = TypeVar("P", GemmProblem, GemmReduceProblem)
 
@@ -95,7 +95,7 @@ class Plan:
     first converted to the problem's dtype.
     """
 
-    algorithm: Algorithm
+    algorithm: AlgorithmName
     config: GemmConfig | None = None
     blas: BlasPlan | None = None
     arithmetic: str = "plain"
@@ -214,7 +214,7 @@ def _reduce_candidate(route: Route, problem: GemmReduceProblem, spec: DeviceSpec
     return Plan(algorithm, config, None, arithmetic, uniform=converted, reduces=True)
 
 
-def _wish(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Algorithm | None:
+def _wish(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> AlgorithmName | None:
     """The algorithm that the problem's configuration asks for, by name or by its tile. Raises ConfigInfeasible."""
     config = problem.config
     if config is None:

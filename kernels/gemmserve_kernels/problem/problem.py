@@ -15,10 +15,6 @@ import numpy as np
 from gemmserve_kernels.problem.errors import ParameterInvalid
 from gemmserve_kernels.problem.operand import Operand, real_dtype
 from gemmserve_kernels.problem.validation import (
-    AXES,
-    ORDERS,
-    PRE_OPS,
-    REDUCTIONS,
     check_c,
     check_product,
     check_size,
@@ -27,6 +23,7 @@ from gemmserve_kernels.problem.validation import (
     names,
     scalar,
 )
+from gemmserve_kernels.problem.vocabulary import AXES, ORDERS, PRE_OPS, REDUCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from gemmserve.wire import NPY, OCTET_STREAM
+from gemmserve_kernels.problem.vocabulary import Dtype
 from gemmserve_service import documentation as doc
 from gemmserve_service.coded_answers import coded, worth_coding
 from gemmserve_service.coding import ZSTD, chosen_coding
@@ -30,7 +31,7 @@ from gemmserve_service.routes.common import (
     render,
     view_of,
 )
-from gemmserve_service.schemas import ArrayInfo, ArrayPage, Dtype
+from gemmserve_service.schemas import ArrayInfo, ArrayPage
 from gemmserve_service.sending import PiecesResponse, npy_header, pieces
 from gemmserve_service.shared_requests import SharedRequest
 

@@ -39,7 +39,6 @@ from gemmserve_kernels.algorithms.sums import gemm_reduce as sums
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
     BATCH_DIMS,
-    KINDS,
     CombineParams,
     GemmParams,
     MatrixParams,
@@ -49,6 +48,7 @@ from gemmserve_kernels.device.struct_params import (
     launches,
 )
 from gemmserve_kernels.problem.errors import ConfigInfeasible
+from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher
@@ -264,7 +264,7 @@ def run_gemm_reduce(
     plan = _plan(problem, stored_a, stored_b, resolve(config, problem, launcher.spec))
     bases = (base_b, base_a) if plan.swapped else (base_a, base_b)
     partials = Partials.allocate(launcher, problem, problem.batch if problem.over_batch else 1)
-    values = partials.values[KINDS.index("sumsq")]
+    values = partials.values[PARTIAL_KINDS.index("sumsq")]
     columns = problem.m if plan.swapped else problem.n
     flags = launcher.empty((problem.batch * columns,), np.dtype(np.int32))
     words = launcher.zeros((1,), np.dtype(np.int32))
@@ -311,8 +311,8 @@ def _gram(launcher: Launcher, problem: GemmReduceProblem, plan: _Plan, turn: _Tu
     folded = launcher.empty((turn.inner,), wide)
     fold = CombineParams(outputs=turn.inner, group=plan.cut.parts)
     fold.length = fold.sums_length = plan.cut.parts
-    fold.source.values[KINDS.index("sum")] = launcher.pointer(made)
-    fold.target.values[KINDS.index("sum")] = launcher.pointer(folded)
+    fold.source.values[PARTIAL_KINDS.index("sum")] = launcher.pointer(made)
+    fold.target.values[PARTIAL_KINDS.index("sum")] = launcher.pointer(folded)
     source = combine_source(replace(problem, reductions=("sum",)))
     grid = -(-turn.inner // _COMBINE_BLOCK)
     launcher.launch(source, "gemm_reduce_combine", grid=grid, block=_COMBINE_BLOCK, shared=0, params=fold)

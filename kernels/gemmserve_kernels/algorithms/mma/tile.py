@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels.algorithms.common.verdict import GROUP
-from gemmserve_kernels.numerics.models import ROUNDINGS
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
+from gemmserve_kernels.problem.vocabulary import ROUNDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

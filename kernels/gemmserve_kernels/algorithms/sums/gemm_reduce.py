@@ -27,7 +27,6 @@ from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, Operands, fl
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
     BATCH_DIMS,
-    KINDS,
     VECTOR_BYTES,
     CombineParams,
     MatrixParams,
@@ -35,6 +34,7 @@ from gemmserve_kernels.device.struct_params import (
     StoredArray,
     launches,
 )
+from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher
@@ -227,7 +227,7 @@ def run_gemm_reduce(
             _launch(launcher, plan.second, bases[1], params)
         return
     partials = Partials.allocate(launcher, problem, plan.second.parts * (problem.batch if problem.over_batch else 1))
-    params.out = launcher.pointer(partials.values[KINDS.index("sum")])
+    params.out = launcher.pointer(partials.values[PARTIAL_KINDS.index("sum")])
     _launch(launcher, plan.second, bases[1], params)
     combine(launcher, problem, partials, results)
 
@@ -251,8 +251,8 @@ def _fold(launcher: Launcher, problem: GemmReduceProblem, weights: Any, folded: 
     """Adds up the parts of the first pass."""
     params = CombineParams(outputs=plan.inner, group=plan.first.parts)
     params.length = params.sums_length = plan.first.parts
-    params.source.values[KINDS.index("sum")] = launcher.pointer(weights)
-    params.target.values[KINDS.index("sum")] = launcher.pointer(folded)
+    params.source.values[PARTIAL_KINDS.index("sum")] = launcher.pointer(weights)
+    params.target.values[PARTIAL_KINDS.index("sum")] = launcher.pointer(folded)
     grid = -(-plan.inner // _COMBINE_BLOCK)
     launcher.launch(
         combine_source(problem), "gemm_reduce_combine", grid=grid, block=_COMBINE_BLOCK, shared=0, params=params
