@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.algorithms.vendor import gemm as vendor
 from gemmserve_kernels.device.launch import CupyLauncher
-from gemmserve_kernels.device.replay import trace
+from gemmserve_kernels.device.replay import record
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_kernels.device.struct_params import VECTOR_BYTES
 from gemmserve_kernels.dispatch.routes import as_uniform, plan_gemm
@@ -22,7 +22,7 @@ from gemmserve_kernels.problem.problem import GemmProblem
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.common.prepared_operand import Outline
     from gemmserve_kernels.device.launch import Launcher
-    from gemmserve_kernels.device.replay import Program, Tracer
+    from gemmserve_kernels.device.replay import LaunchRecorder, Program
     from gemmserve_kernels.dispatch.routes import Plan
 
     Pair = tuple[Outline | None, Outline | None]
@@ -144,24 +144,27 @@ def program_of(
     what was prepared of A and of B.
     """
 
-    def run(tracer: Tracer) -> int:
-        operands, into = [key_argument(tracer, keys[0]), key_argument(tracer, keys[1])], key_argument(tracer, keys[3])
-        c = None if keys[2] is None else key_argument(tracer, keys[2])
+    def run(recorder: LaunchRecorder) -> int:
+        operands, into = (
+            [key_argument(recorder, keys[0]), key_argument(recorder, keys[1])],
+            key_argument(recorder, keys[3]),
+        )
+        c = None if keys[2] is None else key_argument(recorder, keys[2])
         for i, outline in enumerate(outlines):
             if outline is not None:
-                arrays = [tracer.argument(x.shape, x.dtype, x.strides) for x in outline.payload.arrays]
+                arrays = [recorder.argument(x.shape, x.dtype, x.strides) for x in outline.payload.arrays]
                 payload = outline.payload.with_arrays(operands[i], arrays)
                 operands[i] = PreparedOperand(operands[i], "b" if i else "a", "N", "interleaved", "auto", payload)
-        arguments = tracer.symbols
-        plan.run_gemm(tracer, problem, operands[0], operands[1], c, into)
+        arguments = recorder.array_count
+        plan.run_gemm(recorder, problem, operands[0], operands[1], c, into)
         return arguments
 
-    return trace(launcher.spec, launcher.max_grid, run)
+    return record(launcher.spec, launcher.max_grid, run)
 
 
-def key_argument(tracer: Tracer, key: Key) -> Any:
+def key_argument(recorder: LaunchRecorder, key: Key) -> Any:
     """An argument of the program that lies like `key`."""
-    return tracer.argument(key[0].shape, key[0].dtype, key[0].strides, key[1])
+    return recorder.argument(key[0].shape, key[0].dtype, key[0].strides, key[1])
 
 
 def taken_of(plan: Plan, outline: Outline | None) -> bool:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Problem = GemmProblem | GemmReduceProblem
 
 
-class Plan(Protocol):
+class MatrixUnitPlan(Protocol):
     """The launches of one product."""
 
     @property
@@ -179,7 +179,7 @@ def rebase(gemm: Any, params: Any, bases: Sequence[int], exponents: Sequence[int
 def run_stored(
     launcher: Launcher,
     problem: GemmProblem,
-    plan_of: Callable[[StoredArray, StoredArray, StoredArray, StoredArray], Plan],
+    plan_of: Callable[[StoredArray, StoredArray, StoredArray, StoredArray], MatrixUnitPlan],
     a: Any,
     b: Any,
     c: Any | None,
@@ -199,7 +199,7 @@ def run_stored(
 def reduce_stored(
     launcher: Launcher,
     problem: GemmReduceProblem,
-    plan_of: Callable[[StoredArray, StoredArray, StoredArray | None, StoredArray | None], Plan],
+    plan_of: Callable[[StoredArray, StoredArray, StoredArray | None, StoredArray | None], MatrixUnitPlan],
     a: Any,
     b: Any,
     results: dict[str, Any],
@@ -217,7 +217,7 @@ def reduce_stored(
 def run_planes(
     launcher: Launcher,
     problem: GemmProblem,
-    plan_of: Callable[[Layout, Layout, StoredArray | None, StoredArray | None], Plan],
+    plan_of: Callable[[Layout, Layout, StoredArray | None, StoredArray | None], MatrixUnitPlan],
     a: Planes,
     b: Planes,
     c: Any | None,
@@ -235,7 +235,7 @@ def run_planes(
 
 def reduce_planes(
     launcher: Launcher,
-    plan_of: Callable[[Layout, Layout, StoredArray | None, StoredArray | None], Plan],
+    plan_of: Callable[[Layout, Layout, StoredArray | None, StoredArray | None], MatrixUnitPlan],
     a: Planes,
     b: Planes,
     partials: Partials,
@@ -248,7 +248,9 @@ def reduce_planes(
     _launch_planes(launcher, plan, a, b, [base, base], partials=partials, first_matrix=first_matrix)
 
 
-def _launch_planes(launcher: Launcher, plan: Plan, a: Planes, b: Planes, bases: list[int], **options: Any) -> None:
+def _launch_planes(
+    launcher: Launcher, plan: MatrixUnitPlan, a: Planes, b: Planes, bases: list[int], **options: Any
+) -> None:
     sides = [b, a] if plan.swapped else [a, b]
     bases = [launcher.pointer(side.data) for side in sides] + bases
     plan.launch(launcher, bases, [launcher.pointer(side.exponents) for side in sides], **options)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gemmserve_kernels.device.replay import Symbol
+from gemmserve_kernels.device.replay import RecordedArray
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class PreparedOperand:
         """What a plan may know of the payload: all but where its arrays are. Those of like payloads are one object."""
         if self.payload is None:
             return None
-        shapes = [Symbol(-1, tuple(x.shape), np.dtype(x.dtype), tuple(x.strides), 0) for x in self.arrays]
+        shapes = [RecordedArray(-1, tuple(x.shape), np.dtype(x.dtype), tuple(x.strides), 0) for x in self.arrays]
         return _outline(self.payload.with_arrays(None, shapes))
 
 

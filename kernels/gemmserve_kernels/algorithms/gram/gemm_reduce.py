@@ -156,7 +156,7 @@ class _Turn:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _GramPlan:
     """`swapped`: columns are reduced, so that rows of the transposed product are."""
 
     swapped: bool
@@ -168,7 +168,7 @@ class _Plan:
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray, instruction_k: int) -> _Plan:
+def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray, instruction_k: int) -> _GramPlan:
     operands = Operands.of(problem, a, b)
     swapped = not problem.over_rows
     if swapped:
@@ -189,7 +189,7 @@ def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray, instructio
         _turn(problem, operands, turn, cut, tile, form)
         for turn in turns(problem.batch_shape, operands.a, operands.b, each)
     )
-    return _Plan(swapped, cut, _source(operands, tile, form.tile.block_m, instruction_k), tile.threads, form, made)
+    return _GramPlan(swapped, cut, _source(operands, tile, form.tile.block_m, instruction_k), tile.threads, form, made)
 
 
 def _source(operands: Operands, tile: Tile, share: int, instruction_k: int) -> KernelSource:
@@ -294,7 +294,7 @@ def run_gemm_reduce(
     combine(launcher, problem, partials, results)
 
 
-def _gram(launcher: Launcher, problem: GemmReduceProblem, plan: _Plan, turn: _Turn, base: int) -> Any:
+def _gram(launcher: Launcher, problem: GemmReduceProblem, plan: _GramPlan, turn: _Turn, base: int) -> Any:
     """The Gram matrices of one turn, their parts added up."""
     wide = wide_dtype(problem.dtype)
     made = launcher.empty((plan.cut.parts * turn.inner,), wide)

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.matrix_units import reduce_planes, run_planes, run_stored
-from gemmserve_kernels.algorithms.mma.plan import TF32_MODES, Plan, planes_plan, resolve_tf32, tf32_plan, warp_columns
+from gemmserve_kernels.algorithms.mma.plan import (
+    TF32_MODES,
+    MmaPlan,
+    planes_plan,
+    resolve_tf32,
+    tf32_plan,
+    warp_columns,
+)
 from gemmserve_kernels.algorithms.mma.tile import ARITHMETIC, MmaTile, check_device, resolve_tile
 from gemmserve_kernels.problem.config import GemmConfig
 
@@ -118,7 +125,7 @@ def _judged_plan(
     b: Layout,
     c: StoredArray | None,
     d: StoredArray | None,
-) -> Plan:
+) -> MmaPlan:
     if judged is None:
         return planes_plan(spec, problem, tile, a, b, c, d)
     return replace(

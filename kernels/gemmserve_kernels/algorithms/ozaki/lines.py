@@ -273,7 +273,7 @@ class Residues:
     kept: tuple[Any, ...]
 
 
-class Side:
+class OzakiSide:
     """One operand of a launch: makes the residues of a panel, or finds them prepared; keeps the last ones.
 
     `piece`, in its methods, is the number of the launch's first matrix in the product.

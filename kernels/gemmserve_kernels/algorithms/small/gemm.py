@@ -159,7 +159,7 @@ def run_gemm(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _SmallPlan:
     """What is launched; `swapped` where it is the transposed product, so that A and B change places."""
 
     source: KernelSource
@@ -179,7 +179,7 @@ def _plan(
     b: StoredArray,
     c: StoredArray,
     d: StoredArray,
-) -> _Plan:
+) -> _SmallPlan:
     if reason := supports(problem, spec):
         raise ConfigInfeasible(reason)
     operands = Operands.of(problem, a, b)
@@ -248,7 +248,7 @@ def _plan(
     views = [operands.a, operands.b, c_view, d_view]
     params = tuple(_params(problem, views))
     groups = -(-math.prod(params[0].batch_shape) // tile.group)
-    return _Plan(source, params, min(groups, tile.min_blocks * spec.sm_count), tile.threads, shared, swapped)
+    return _SmallPlan(source, params, min(groups, tile.min_blocks * spec.sm_count), tile.threads, shared, swapped)
 
 
 def _unroll(turns: int, work: int, accumulate: np.dtype[Any]) -> int:

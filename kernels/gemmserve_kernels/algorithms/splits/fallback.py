@@ -46,7 +46,7 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _FallbackPlan:
     kernel: TiledKernel
     pieces: tuple[_Piece, ...]
     swapped: bool
@@ -62,7 +62,7 @@ def _plan(
     d: StoredArray,
     matrices_a: tuple[int, ...],
     matrices_b: tuple[int, ...],
-) -> _Plan:
+) -> _FallbackPlan:
     """`matrices_*`: matrices to step in the flags for each axis of the batch."""
     oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b)
     operands = oriented.operands
@@ -73,7 +73,7 @@ def _plan(
         gemm, tiles = gemm_params(kernel, operands, inner, found[:4], complex(problem.alpha), complex(problem.beta))
         params = FallbackParams(gemm=gemm, flags=Flags.params(found[4:], problem.k), tiles=tiles)
         pieces.append(_Piece(params, min(tiles, BLOCKS * spec.sm_count)))
-    return _Plan(kernel, tuple(pieces), oriented.swapped)
+    return _FallbackPlan(kernel, tuple(pieces), oriented.swapped)
 
 
 def run(

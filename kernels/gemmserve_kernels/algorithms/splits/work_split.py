@@ -8,10 +8,10 @@ from gemmserve_kernels.algorithms.splits.geometry import WARP
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.splits.geometry import Geometry
-    from gemmserve_kernels.algorithms.splits.split import Side, SplitOperandParams
+    from gemmserve_kernels.algorithms.splits.split import SplitOperandParams, SplitSide
     from gemmserve_kernels.device.spec import DeviceSpec
 
-    _Sides = tuple[Side | None, Side | None]
+    _Sides = tuple[SplitSide | None, SplitSide | None]
 
 _FILL: Final = 0.92
 """Clusters to launch, of what multiprocessors could hold: they do not divide evenly into clusters."""

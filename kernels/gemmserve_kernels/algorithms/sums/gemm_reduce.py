@@ -163,7 +163,7 @@ def _lanes(pieces: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _SumsPlan:
     """`first` sums the rows of op(A) for each of its matrices, `second` weighs those of op(B) with what comes out."""
 
     first: _Pass
@@ -173,7 +173,7 @@ class _Plan:
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray) -> _Plan:
+def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray) -> _SumsPlan:
     operands = Operands.of(problem, a, b)
     swapped = not problem.over_rows
     if swapped:
@@ -185,7 +185,7 @@ def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray) -> _Plan:
         strides.append(0 if extent == 1 else step)
         step *= extent
     once = replace(view, batch_strides=tuple(0 if n == 1 else s for n, s in zip(own, view.batch_strides, strict=True)))
-    return _Plan(
+    return _SumsPlan(
         _pass(once, own, None, problem, conjugate=operands.conjugate_a),
         _pass(
             operands.b,
@@ -247,7 +247,7 @@ def _launch(launcher: Launcher, of: _Pass, base: int, given: SumsParams) -> None
             launcher.launch(of.source, "sums", grid=grid, block=_THREADS, shared=0, params=params, dependent=True)
 
 
-def _fold(launcher: Launcher, problem: GemmReduceProblem, weights: Any, folded: Any, plan: _Plan) -> None:
+def _fold(launcher: Launcher, problem: GemmReduceProblem, weights: Any, folded: Any, plan: _SumsPlan) -> None:
     """Adds up the parts of the first pass."""
     params = CombineParams(outputs=plan.inner, group=plan.first.parts)
     params.length = params.sums_length = plan.first.parts

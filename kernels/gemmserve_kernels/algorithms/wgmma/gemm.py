@@ -56,15 +56,15 @@ class PlaneSide(NamedTuple):
 
     @property
     def across(self) -> bool:
-        """See Side: planes lie along k."""
+        """See WgmmaSide: planes lie along k."""
         return False
 
     def view(self) -> MatrixView:
-        """See Side."""
+        """See WgmmaSide."""
         return MatrixView(0, 0, np.dtype(np.uint8), self.rows, self.k, 0, 0, self.batch_strides)
 
     def box(self, block_k: int, rows: int, planes: int) -> Box:
-        """See Side."""
+        """See WgmmaSide."""
         return Box((self.pitch, self.rows, self.planes, self.matrices), (block_k, rows, planes, 1))
 
 

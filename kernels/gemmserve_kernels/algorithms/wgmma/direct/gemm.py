@@ -91,7 +91,7 @@ def _sides(
 
 
 def sources_of(launcher: Launcher, problem: GemmProblem | GemmReduceProblem, a: Any, b: Any) -> list[Source]:
-    """Both operands for `wgmma.plan.Plan.run`, those copied that must be."""
+    """Both operands for `WgmmaPlan.run`, those copied that must be."""
     (stored_a, base_a), (stored_b, base_b) = StoredArray.of(launcher, a), StoredArray.of(launcher, b)
     found = []
     for (side, packing), base in zip(_sides(problem, stored_a, stored_b), (base_a, base_b), strict=True):

@@ -29,7 +29,7 @@ _LARGEST: Final = (1 << 31) - _COLUMN
 
 
 class DirectSide(NamedTuple):
-    """An operand as it lies in memory, as `wgmma.plan.Side`.
+    """An operand as it lies in memory, as `wgmma.plan.WgmmaSide`.
 
     `offset`: bytes from the array's aligned base to the address that is mapped. `pitch`: bytes from one row along
     memory to the next. `step`: bytes of one step between matrices; `matrices`: steps that there are. `first`: the step
@@ -48,15 +48,15 @@ class DirectSide(NamedTuple):
 
     @property
     def complex(self) -> bool:
-        """See Side."""
+        """See WgmmaSide."""
         return False
 
     def view(self) -> MatrixView:
-        """See Side."""
+        """See WgmmaSide."""
         return MatrixView(self.first, self.first, np.dtype(np.uint8), self.rows, self.k, 0, 0, self.batch_strides)
 
     def box(self, block_k: int, rows: int, planes: int) -> Box:
-        """See Side. Across k a box is one column of 64 rows."""
+        """See WgmmaSide. Across k a box is one column of 64 rows."""
         del planes
         fast, slow = (self.rows, self.k) if self.across else (self.k, self.rows)
         box = (_COLUMN, block_k) if self.across else (block_k, rows)
