@@ -1,4 +1,4 @@
-"""Which kernel sources a case would compile, without a device: its host code runs against a LaunchRecorder."""
+"""Kernel sources that a case would compile, without a device: its host code runs against a LaunchRecorder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_GRID = 2**31 - 1
 
 
 def sources(case: Case, spec: DeviceSpec, *, every: bool = True) -> set[KernelSource]:
-    """What `case` compiles on `spec`, operands aligned as fresh arrays are.
+    """Return the sources that `case` compiles on `spec`, operands aligned as fresh arrays are.
 
     `every`: by all algorithms that can run it, and what prepares its operands; else by the one that is chosen. Empty
     where the device cannot run it.
@@ -54,7 +54,9 @@ def sources(case: Case, spec: DeviceSpec, *, every: bool = True) -> set[KernelSo
 
 
 def check_sources(case: Case, spec: DeviceSpec) -> set[KernelSource]:
-    """What a check of a product (`freivalds`) compiles, operands and result aligned as fresh arrays are."""
+    """Return the sources that a check of a product (`freivalds`) compiles, operands and result aligned as fresh arrays
+    are.
+    """
     problem = case.problem()
     if not isinstance(problem, GemmProblem):
         return set()

@@ -1,4 +1,4 @@
-"""Where a case runs and how it is timed: this machine's CPU, a GPU through CuPy, or a server.
+"""Targets that run and time a case: this machine's CPU, a GPU through CuPy, or a server.
 
 A target hands out contenders: ours, and the strongest rival that the machine has. GPU times are those of device events;
 operands rotate through copies that together exceed three times the level-2 cache. CPU and server times are wall clock.
@@ -233,7 +233,7 @@ def run_case(case: Case, operands: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_hand(xp: Any, case: Case, operands: Mapping[str, Any]) -> dict[str, Any]:
-    """What a user of NumPy or CuPy would write."""
+    """Run what a user of NumPy or CuPy would write."""
     planar = case.layout == "planar"
     joined = {name: x[0] + 1j * x[1] if planar else x for name, x in operands.items()}
     a, b, c = joined["a"], joined["b"], joined.get("c")

@@ -197,7 +197,7 @@ class Clear:
 
 @dataclass(frozen=True)
 class MapPlace:
-    """Where among the words a tensor map goes, and what it describes: `offset` bytes past base number `base`."""
+    """Place of a tensor map among the words, and what it describes: `offset` bytes past base number `base`."""
 
     word: int
     box: Box
@@ -338,7 +338,7 @@ class _Assembly:
         return words.copy(), owners.astype(np.intp)
 
     def _place(self, used: list[set[int]]) -> tuple[dict[int, int], int]:
-        """Where in the workspace each allocation lies: the lowest gap among those alive at the same time."""
+        """Return where in the workspace each allocation lies: the lowest gap among those alive at the same time."""
         last = {owner: number for number, owners in enumerate(used) for owner in owners}
         alive: dict[int, tuple[int, int]] = {}
         offsets: dict[int, int] = {}
@@ -379,5 +379,5 @@ class _Assembly:
 
 
 def _marks(words: Any) -> list[tuple[int, int]]:
-    """Where tensor maps stand: (word, number)."""
+    """Return where tensor maps stand: (word, number)."""
     return [(int(at), int(words[at + 1])) for at in np.flatnonzero(words == np.uint64(_MARK))]

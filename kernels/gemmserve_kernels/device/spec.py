@@ -1,4 +1,4 @@
-"""What a device is: the only place that asks the driver.
+"""Properties of a device: the only place that asks the driver.
 
 Everything else decides from a `DeviceSpec`, so that plans for any device can be made, and tested, on a machine that has
 none. `KNOWN` holds the specs of devices that the plans are tested for.

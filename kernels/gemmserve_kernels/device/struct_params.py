@@ -155,7 +155,7 @@ class MatrixView:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """How an array lies in memory, its address only up to a multiple of VECTOR_BYTES. Strides in bytes."""
+    """Layout of an array in memory, its address only up to a multiple of VECTOR_BYTES. Strides in bytes."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -164,7 +164,7 @@ class StoredArray:
 
     @classmethod
     def of(cls, launcher: Launcher, array: Any) -> tuple[StoredArray, int]:
-        """That of `array`, and the base to which its `phase` is added."""
+        """Return the layout of `array`, and the base to which its `phase` is added."""
         address = launcher.pointer(array)
         phase = address % VECTOR_BYTES
         return cls(tuple(array.shape), tuple(array.strides), array.dtype, phase), address - phase
@@ -194,7 +194,7 @@ def matrix_view(array: StoredArray, shape: tuple[int, ...], *, planar: bool) -> 
 
 @dataclass(frozen=True)
 class Access:
-    """How a block reads an operand: `vector` elements at once, along k or across it."""
+    """Reads of an operand by a block: `vector` elements at once, along k or across it."""
 
     along_k: bool
     vector: int

@@ -35,7 +35,7 @@ _ALLOCATED: Final = 0
 
 
 def operand_key(array: Any) -> Key:
-    """How a CuPy array lies in memory."""
+    """Return how a CuPy array lies in memory."""
     return ArrayKey.of(array), array.data.ptr % VECTOR_BYTES
 
 
@@ -46,7 +46,7 @@ def whole_elements(operand: Any) -> Any:
 
 
 def operand_outline(operand: Any) -> Outline | None:
-    """What was prepared of it."""
+    """Return the outline of what was prepared of it."""
     return operand.outline if isinstance(operand, PreparedOperand) else None
 
 
@@ -58,8 +58,8 @@ def build_problem(a: ArrayKey, b: ArrayKey, c: ArrayKey | None, options: tuple[A
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """How to run `problem`. `program` is None where the vendor's BLAS does it. `takes`: which operands' prepared forms
-    it uses. Where `converted` is set, operands become those of that problem first.
+    """Planned call of `problem`. `program` is None where the vendor's BLAS does it. `takes`: which operands' prepared
+    forms it uses. Where `converted` is set, operands become those of that problem first.
     """
 
     problem: GemmProblem

@@ -37,8 +37,8 @@ def build_problem(a: ArrayKey, b: ArrayKey, options: tuple[Any, ...]) -> GemmRed
 
 @dataclass(frozen=True, eq=False)
 class ReduceCall:
-    """How to run `problem` on the device of `launcher`. `written` says of every result, in order, what a kernel writes:
-    shape and dtype of a contiguous array, complex where the result is planar; but "c" as it is returned.
+    """Planned call of `problem` on the device of `launcher`. `written` says of every result, in order, what a kernel
+    writes: shape and dtype of a contiguous array, complex where the result is planar; but "c" as it is returned.
 
     `program` is None where there is nothing to compute: everything is 0, or there are no outputs.
     """

@@ -1,4 +1,5 @@
-"""Which algorithm runs a problem on a device. Pure: it depends on the job and the device alone, never on load or luck.
+"""Choice of the algorithm that runs a problem on a device. Pure: it depends on the job and the device alone, never on
+load or luck.
 
 A compute mode has routes, pairs of an algorithm and the arithmetic it does. Those that can run the problem are compared
 by `estimate`, which knows what was measured on the architecture, and the fastest is taken. The routes of `auto` are
@@ -89,7 +90,8 @@ _LAUNCH_S: Final = 1e-5
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run. `blas` holds the calls where the algorithm is "vendor". `reduces`: it is a plan of gemm_reduce.
+    """Choice of what will run. `blas` holds the calls where the algorithm is "vendor". `reduces`: it is a plan of
+    gemm_reduce.
 
     `arithmetic` is "plain", or what the tensor cores multiply ("3xfp16", "ozaki" ...). Where `uniform`, A, B and C are
     first converted to the problem's dtype.
@@ -132,7 +134,7 @@ def plan(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Plan:
 
 
 def plan_gemm(problem: GemmProblem, spec: DeviceSpec, result: Operand | None = None) -> Plan:
-    """How `problem` runs on `spec`, into a `result` stored in its own way (by default a fresh array).
+    """Plan how `problem` runs on `spec`, into a `result` stored in its own way (by default a fresh array).
 
     The algorithm does not depend on `result`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible.
     """
@@ -169,7 +171,7 @@ def candidates(problem: GemmProblem, spec: DeviceSpec, wish: str | None = None) 
 
 
 def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
-    """How `problem` runs on `spec`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible."""
+    """Plan how `problem` runs on `spec`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible."""
     _check_compute(problem.compute, tuple(m for m in available(problem.dtype, spec) if m in _REDUCE_ROUTES))
     wish = _wish(problem, spec)
     if spec.kind == "cpu":
@@ -279,7 +281,7 @@ def _candidate(route: Route, problem: GemmProblem, spec: DeviceSpec) -> Plan:
 
 
 def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
-    """Why the device or the dtype rules the route out, or None."""
+    """Return why the device or the dtype rules the route out, or None."""
     algorithm, arithmetic = route
     if algorithm == "small":
         return None

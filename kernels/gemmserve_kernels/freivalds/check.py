@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def freivalds_check(problem: GemmProblem, a: Any, b: Any, c: Any | None, d: Any, seed: int) -> Finding:
-    """How far `d` is from alpha op(a) op(b) + beta c, without a product: O(mk + kn + mn), every array read once, and
-    some hundred elements computed again, for what norms cannot see.
+    """Return how far `d` is from alpha op(a) op(b) + beta c, without a product: O(mk + kn + mn), every array read once,
+    and some hundred elements computed again, for what norms cannot see.
 
     Arrays are NumPy's, or CuPy's on the current device, where a few numbers for each product come to the host, all at
     once. `seed` (64 bits) chooses the vectors and the elements, the same on the host and on any device. Raises

@@ -131,7 +131,7 @@ PARAMS: Final[dict[str, type[ctypes.Structure]]] = {
 
 @dataclass(frozen=True)
 class _DeviceSide:
-    """What one matrix of each product left on the device, in `memory`: see SideParams in freivalds_judge.cu."""
+    """Figures that one matrix of each product left on the device, in `memory`: see SideParams in freivalds_judge.cu."""
 
     memory: Any
     address: int
@@ -148,7 +148,7 @@ _NOTHING: Final = _DeviceSide(None, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class _Weights:
-    """What rows are multiplied with: `own` where every matrix has its own; no squares: signs."""
+    """Vectors that rows are multiplied with: `own` where every matrix has its own; no squares: signs."""
 
     values: int
     squares: int
@@ -173,7 +173,7 @@ def vectors_size(problem: GemmProblem) -> int:
 
 
 def figures_shape(problem: GemmProblem) -> tuple[int, int, int]:
-    """Of what `run` fills."""
+    """Return the shape of what `run` fills."""
     return problem.batch, -(-problem.m // _THREADS), _FIGURES
 
 
@@ -185,7 +185,7 @@ def fill_signs(launcher: Launcher, problem: GemmProblem, vectors: Any, seed: int
 
 
 def seed_address(problem: GemmProblem, vectors: int) -> int:
-    """Where the seed is that the vectors at that address were made from."""
+    """Return the address of the seed that the vectors at that address were made from."""
     return vectors + 8 * VECTORS * problem.n
 
 

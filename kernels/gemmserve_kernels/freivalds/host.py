@@ -75,7 +75,7 @@ def _blocks(shape: tuple[int, ...], most: int) -> Iterator[Block]:
 
 
 def _part(x: Array, block: Block) -> Array:
-    """That part of an array that is broadcast: whole along axes of one element, and those that it lacks."""
+    """Return that part of an array that is broadcast: whole along axes of one element, and those that it lacks."""
     own = block[len(block) - x.ndim :]
     return x[tuple(slice(None) if extent == 1 else part for part, extent in zip(own, x.shape, strict=True))]
 
@@ -95,7 +95,7 @@ class _HostSide:
         return cls(planes, trans in {"C", "R"}, np.complex128 if problem.dtype.kind == "c" else np.float64)
 
     def at(self, block: Block) -> _HostSide:
-        """Those products and rows of them."""
+        """Return the side cut to those products and rows."""
         return replace(self, planes=tuple(_part(plane, (*block, slice(None))) for plane in self.planes))
 
     def times(self, x: Array, weights: Array | None = None) -> tuple[Array, Array]:

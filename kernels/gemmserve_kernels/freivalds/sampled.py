@@ -1,4 +1,4 @@
-"""Which elements of a product are computed again, and what rounding may leave of one. Pure.
+"""Choice of the elements of a product that are computed again, and what rounding may leave of one. Pure.
 
 Freivalds' check sees norms (`finding`): an element that is wrong by less than its row's rounding is nothing to it, and
 where the elements of a row differ by orders of magnitude, all small ones may be. So some elements are computed again in
@@ -78,7 +78,7 @@ _NORMWISE: Final = ("3xfp16-3m",)
 
 @dataclass(frozen=True)
 class Bound:
-    """What rounding leaves of an element of `t` terms and scale `s`: (per_root t^(1/2) + rest) s + floor."""
+    """Bound of what rounding leaves of an element of `t` terms and scale `s`: (per_root t^(1/2) + rest) s + floor."""
 
     per_root: float
     rest: float
@@ -92,7 +92,7 @@ class Bound:
 
     @classmethod
     def of(cls, problem: GemmProblem) -> Bound:
-        """That of the problem's mode and dtypes."""
+        """Return the bound of the problem's mode and dtypes."""
         arithmetic, stored = (np.finfo(real_dtype(dtype)) for dtype in (problem.accumulate, problem.dtype))
         rest = 2 * float(arithmetic.eps) + float(stored.eps) + 2 * INPUT_ROUNDING.get(problem.compute, 0.0)
         return cls(
@@ -107,7 +107,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which elements of each product are looked at."""
+    """Choice of the elements of each product that are looked at."""
 
     products: int
     m: int
@@ -192,7 +192,7 @@ def _upper_half(x: Array, by: int) -> Array:
 
 
 def worst(figures: Array) -> Element:
-    """Of (products, FIGURES), each product's worst."""
+    """Return, of (products, FIGURES), each product's worst."""
     if not len(figures):
         return Element(0.0, 0.0, None)
     found = Element(math.nan, math.nan, None)

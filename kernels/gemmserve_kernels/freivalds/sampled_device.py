@@ -86,7 +86,7 @@ PARAMS: Final[dict[str, type[ctypes.Structure]]] = {"sampled_elements": SampledP
 
 
 def figures_shape(problem: GemmProblem) -> tuple[int, int]:
-    """Of what `run` fills: of each product its worst element, as `sampled.worst` takes them."""
+    """Return the shape of what `run` fills: of each product its worst element, as `sampled.worst` takes them."""
     return problem.batch, FIGURES
 
 

@@ -1,4 +1,4 @@
-"""What a plan knows of an array: shape, dtype, strides. Pure."""
+"""Operands, all that a plan knows of an array: shape, dtype, strides. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be computed: operands, shapes, operations. Pure; no arrays, no device.
+"""Problems to be computed: operands, shapes, operations. Pure; no arrays, no device.
 
 `GemmProblem.build` and `GemmReduceProblem.build` are the only gate: whatever they return, every backend can run (on a
 device that has the compute mode). The service validates submissions with them before any data exists.

@@ -1,4 +1,4 @@
-"""What the hosts of kernels for matrix units have in common: `mma` (mma.sync on NVIDIA's) and `mfma` (AMD's).
+"""Host code common to the kernels for matrix units: `mma` (mma.sync on NVIDIA's) and `mfma` (AMD's).
 
 Both multiply operands as they are stored, or float16 planes; a plan has their launches, in pieces of a batch, with
 addresses that count from the arrays' bases. Here is the way from arrays to such a plan, and into its arguments.
@@ -53,7 +53,7 @@ class MatrixUnitPlan(Protocol):
 
 
 class Tile(Protocol):
-    """What the tiles of both have: `raster` rows of blocks are walked together; a warp's part of a block."""
+    """Tile of either kernel: `raster` rows of blocks are walked together; a warp's part of a block."""
 
     @property
     def block_m(self) -> int: ...
@@ -73,7 +73,7 @@ class Tile(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where planes lie in their arrays."""
+    """Layout of planes in their arrays."""
 
     scheme: Scheme
     complex: bool
@@ -105,7 +105,7 @@ class Layout:
         return MatrixView(0, 0, np.dtype(np.int32), self.rows, 1, 1, 0, strides)
 
     def deficits(self) -> MatrixView:
-        """Those of the rows' groups (common.verdict), as a matrix of one row."""
+        """Deficits of the rows' groups (common.verdict), as a matrix of one row."""
         count = groups(self.rows) * GROUP_WORDS
         return MatrixView(0, 0, np.dtype(np.int32), 1, count, 0, 1, tuple(step * count for step in self.batch_strides))
 

@@ -40,12 +40,12 @@ def kinds(problem: GemmReduceProblem) -> list[int]:
 
 
 def _value_dtype(problem: GemmReduceProblem) -> np.dtype[Any]:
-    """What is reduced, after pre_op, in the accumulator's width."""
+    """Return the dtype that is reduced, after pre_op, in the accumulator's width."""
     return real_dtype(problem.accumulate) if problem.pre_op == "abs" else problem.accumulate
 
 
 def _partial_dtype(problem: GemmReduceProblem, kind: int) -> np.dtype[Any]:
-    """Of a tile's partial: sums run in double, extremes stay as they are."""
+    """Return the dtype of a tile's partial: sums run in double, extremes stay as they are."""
     value = _value_dtype(problem)
     if PARTIAL_KINDS[kind] in _SUMS:
         return np.dtype(np.complex128 if PARTIAL_KINDS[kind] == "sum" and value.kind == "c" else np.float64)
@@ -61,7 +61,7 @@ def local_bytes(problem: GemmReduceProblem) -> int:
 
 
 def epilogue_defines(problem: GemmReduceProblem) -> dict[str, str]:
-    """What a kernel that leaves partials is told."""
+    """Return the defines of a kernel that leaves partials."""
     return {
         "REDUCTIONS": f"{sum(1 << kind for kind in kinds(problem))}u",
         "PRE_OP": problem.pre_op.upper(),
@@ -71,7 +71,7 @@ def epilogue_defines(problem: GemmReduceProblem) -> dict[str, str]:
 
 
 def sum_dtype(problem: GemmReduceProblem) -> np.dtype[Any]:
-    """Of the sums and means that kernels write."""
+    """Return the dtype of the sums and means that kernels write."""
     summed = np.dtype(np.float32) if problem.dtype == np.float16 else problem.dtype
     return real_dtype(summed) if problem.value_dtype.kind == "f" else summed
 
@@ -157,7 +157,7 @@ def combine(launcher: Launcher, problem: GemmReduceProblem, partials: Partials, 
 
 @contextmanager
 def targets(launcher: Launcher, problem: GemmReduceProblem, results: dict[str, Any]) -> Iterator[dict[str, int]]:
-    """Where a kernel is to write each reduction, in C order and complex where it is; then brought to `results`."""
+    """Arrays that a kernel writes each reduction to, in C order and complex where it is; then brought to `results`."""
     written = {name: _target(launcher, problem, name, results[name]) for name in problem.reductions}
     yield {name: launcher.pointer(target) for name, target in written.items()}
     for name, target in written.items():
@@ -166,14 +166,16 @@ def targets(launcher: Launcher, problem: GemmReduceProblem, results: dict[str, A
 
 
 def written_dtype(problem: GemmReduceProblem, name: str) -> np.dtype[Any]:
-    """What the kernel writes as the result `name`: complex numbers where it is planar."""
+    """Return the dtype that the kernel writes as the result `name`: complex numbers where it is planar."""
     dtype = problem.results[name][1]
     planar = problem.planar and name in {"sum", "mean"} and problem.value_dtype.kind == "c"
     return problem.dtype if planar else dtype
 
 
 def _target(launcher: Launcher, problem: GemmReduceProblem, name: str, result: Any) -> Any:
-    """Where the kernel writes: the result itself where it is contiguous and not planar, else an array between."""
+    """Return the array that the kernel writes: the result itself where it is contiguous and not planar, else an array
+    between.
+    """
     dtype = written_dtype(problem, name)
     if result.dtype == dtype and contiguous(result):
         return result

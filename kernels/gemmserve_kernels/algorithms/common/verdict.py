@@ -1,4 +1,5 @@
-"""Which tiles of a product may be taken from float16 planes: a proof by counting, made by the pre-pass on the device.
+"""Choice of the tiles of a product that may be taken from float16 planes: a proof by counting, made by the pre-pass on
+the device.
 
 The promise is one of elements: |D - R|_ij stays below a few units of FP32's last place of (|A| |B|)_ij, on any data
 ("Grade A" of J. Demmel et al., "Grading emulated matrix multiplication", 2025). Planes keep 22 bits of an element x of
@@ -93,14 +94,14 @@ def words(matrices: int, vectors: int) -> int:
 
 @dataclass(frozen=True)
 class Deficits:
-    """Where an operand's are, in int32 `words` (zero before the pre-pass) from number `first` on."""
+    """Place of an operand's deficits in int32 `words` (zero before the pre-pass) from number `first` on."""
 
     words: Any
     first: int
 
 
 class Judged(NamedTuple):
-    """Which tiles a kernel computes: those that float16 planes serve, or the rest of them.
+    """Tiles that a kernel computes: those that float16 planes serve, or the rest of them.
 
     Addresses: of the operands' deficits, of a word that the former kernel sets where there is a rest, and of the
     counters (`Launcher.counters`) that the latter adds its elements to.

@@ -97,7 +97,7 @@ class _Panel:
 
     @cached_property
     def ordered(self) -> Array:
-        """What arguments compare: magnitudes of complex values, real values as they are."""
+        """Return the values that arguments compare: magnitudes of complex values, real values as they are."""
         return self.magnitudes if self.values.dtype.kind == "c" else self.values
 
     def lined_up(self, values: Array) -> tuple[Array, int]:

@@ -98,7 +98,7 @@ class GramFormParams(ctypes.Structure):
 
 
 def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Why this cannot run `problem` on `spec`, or None."""
+    """Return why this cannot run `problem` on `spec`, or None."""
     if not spec.has_mma:
         return f"Gram matrices take compute capability 8.0, and {spec.name} is {spec.arch}"
     others = set(problem.reductions) - {"sumsq"}
@@ -130,7 +130,7 @@ def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceS
 
 
 def seconds(problem: GemmReduceProblem, spec: DeviceSpec) -> float:
-    """What it takes to run `problem`, which is supported."""
+    """Return the estimated seconds of `problem`, which is supported."""
     m, n, of = (problem.m, problem.n, problem.a) if problem.over_rows else (problem.n, problem.m, problem.b)
     planar = 1 if problem.planar else 0
     axes = zip(of.shape[planar:-2], of.strides[planar:-2], strict=True)

@@ -61,14 +61,14 @@ _NARROW: Final = 0.6
 
 @dataclass(frozen=True)
 class Tile:
-    """Of Gram matrices: `block` columns of A along both sides."""
+    """Tile of Gram matrices: `block` columns of A along both sides."""
 
     block: int
     min_blocks: int
 
     @property
     def threads(self) -> int:
-        """Of one block: two rows of warps, each with 16 columns."""
+        """Threads of one block: two rows of warps, each with 16 columns."""
         return 4 * self.block
 
     @classmethod
@@ -87,12 +87,12 @@ class Tile:
 
 
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Of G, for data of `dtype`."""
+    """Return the dtype of G, for data of `dtype`."""
     return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
 
 
 def matrix_bytes(wide: np.dtype[Any], k: int) -> int:
-    """Of one Gram matrix."""
+    """Return the bytes of one Gram matrix."""
     return wide.itemsize * k * k
 
 
@@ -103,7 +103,7 @@ def tolerance_of(roundings: int) -> float:
 
 @dataclass(frozen=True)
 class Cut:
-    """How the rows of A are cut: `parts` of `rows` each, the last one possibly shorter."""
+    """Cut of the rows of A: `parts` of `rows` each, the last one possibly shorter."""
 
     rows: int
     parts: int

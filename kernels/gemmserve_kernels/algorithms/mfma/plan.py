@@ -1,4 +1,4 @@
-"""What the host of the MFMA kernels hands over: the argument structure, defines, plans of launches."""
+"""Arguments of the MFMA kernels: the argument structure, defines, plans of launches."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _turned(problem: Problem, d: MatrixView) -> bool:
 
 
 def _packed(view: MatrixView, tile: MfmaTile, how: Arithmetic, *, k_is_row: bool) -> Access:
-    """How an operand is read: no vector longer than a piece along k, and across it no thread without work."""
+    """Return how an operand is read: no vector longer than a piece along k, and across it no thread without work."""
     block, pack = tile.block_n if k_is_row else tile.block_m, how.instruction.pack
     found = choose_access(view, k_is_row=k_is_row, block=block, block_k=tile.block_k)
     vector = min(found.vector, pack) if found.along_k else found.vector

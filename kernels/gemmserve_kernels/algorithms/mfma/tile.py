@@ -204,14 +204,14 @@ _SMALLER_RATE: Final = 0.7
 
 
 def check_device(spec: DeviceSpec) -> str | None:
-    """Why no kernel for AMD's matrix units runs on `spec`, or None."""
+    """Return why no kernel for AMD's matrix units runs on `spec`, or None."""
     if spec.arch not in ARCHITECTURES:
         return f"mfma needs one of {', '.join(ARCHITECTURES)}, and {spec.name} is {spec.arch}"
     return None
 
 
 def dense_arithmetic(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """What multiplies operands of `problem` as they are stored, None where nothing does."""
+    """Return what multiplies operands of `problem` as they are stored, None where nothing does."""
     known = ARCHITECTURES.get(spec.arch, {})
     if problem.compute == "tf32":
         found = "xf32" if problem.dtype.name in {"float32", "complex64"} else ""

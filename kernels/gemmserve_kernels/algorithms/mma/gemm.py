@@ -44,7 +44,7 @@ __all__ = ["MmaTile", "multiply", "resolve", "resolve_planes", "run_gemm", "supp
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
-    """Why `run_gemm` cannot compute `problem` on `spec` as TF32, or None. Any shape, strides and C."""
+    """Return why `run_gemm` cannot compute `problem` on `spec` as TF32, or None. Any shape, strides and C."""
     if reason := check_device(spec):
         return reason
     if problem.compute not in TF32_MODES:
@@ -61,7 +61,7 @@ def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -
 
 
 def supports_planes(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec) -> str | None:
-    """Why `multiply` cannot compute `problem` from planes of `scheme` on `spec`, or None."""
+    """Return why `multiply` cannot compute `problem` from planes of `scheme` on `spec`, or None."""
     if reason := check_device(spec):
         return reason
     if scheme not in ARITHMETIC:

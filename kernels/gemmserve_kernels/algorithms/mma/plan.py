@@ -1,4 +1,4 @@
-"""What the host of the mma.sync kernels hands over: argument structures, plans of launches, defines."""
+"""Arguments of the mma.sync kernels: argument structures, plans of launches, defines."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def _defines(
     *,
     pair: int,
 ) -> dict[str, str]:
-    """What both families tell the compiler; `pair`: neighbouring columns that one lane writes at once."""
+    """Return the defines of both families; `pair`: neighbouring columns that one lane writes at once."""
     is_complex = problem.dtype.kind == "c"
     shape = ARITHMETIC[arithmetic]
     return {

@@ -209,7 +209,7 @@ _CANDIDATES: Final[dict[tuple[str, bool], tuple[_Candidate, ...]]] = {
 
 
 def check_device(spec: DeviceSpec) -> str | None:
-    """Why no kernel of mma.sync runs on `spec`, or None."""
+    """Return why no kernel of mma.sync runs on `spec`, or None."""
     if spec.kind != "cuda":
         return f"mma needs an NVIDIA device, and {spec.name} is none"
     if not spec.has_mma:

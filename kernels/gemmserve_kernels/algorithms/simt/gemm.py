@@ -49,7 +49,7 @@ def run_gemm(
 
 @dataclass(frozen=True)
 class _SimtPlan:
-    """What is launched; `swapped` where it is the transposed product, so that A and B change places."""
+    """Launches of a product; `swapped` where it is the transposed product, so that A and B change places."""
 
     kernel: TiledKernel
     pieces: tuple[Piece, ...]

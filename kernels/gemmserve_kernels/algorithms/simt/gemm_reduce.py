@@ -46,7 +46,7 @@ def run_gemm_reduce(
 
 @dataclass(frozen=True)
 class _SimtReducePlan:
-    """What is launched for the product, turned so that rows are reduced; `length` partials per result."""
+    """Launches of the product, turned so that rows are reduced; `length` partials per result."""
 
     kernel: TiledKernel
     pieces: tuple[Piece, ...]

@@ -78,7 +78,7 @@ class SmallParams(ctypes.Structure):
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
-    """Why this algorithm cannot run `problem` on `spec`, in one line; None where it can."""
+    """Return why this algorithm cannot run `problem` on `spec`, in one line; None where it can."""
     if spec.kind == "cpu":
         return "small: needs a CUDA or ROCm device"
     limit = TENSOR_LIMIT if _has_tensor(problem, spec) else LIMIT
@@ -160,7 +160,7 @@ def run_gemm(
 
 @dataclass(frozen=True)
 class _SmallPlan:
-    """What is launched; `swapped` where it is the transposed product, so that A and B change places."""
+    """Launches of a batch; `swapped` where it is the transposed product, so that A and B change places."""
 
     source: KernelSource
     params: tuple[SmallParams, ...]

@@ -100,8 +100,8 @@ def _plan(
 
 
 def _places(rows: int, columns: int) -> tuple[int, int]:
-    """How so many tiles of rows, and of columns, find their places: the logarithm of those that share one, and where
-    columns begin.
+    """Return how so many tiles of rows, and of columns, find their places: the logarithm of those that share one, and
+    where columns begin.
     """
     shift = 0
     while ((rows - 1) >> shift) + ((columns - 1) >> shift) + 2 > _PLACES:

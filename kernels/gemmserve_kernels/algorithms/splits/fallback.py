@@ -1,4 +1,4 @@
-"""What planes must not answer: flagged rows, columns and tiles, anew.
+"""Fallback of products from planes: flagged rows, columns and tiles computed again in plain arithmetic.
 
 On Hopper in double on tensor cores (`dmma_fallback`), elsewhere in plain FP32 on the multiply-add units, where sums of
 64 steps of k are added up: no less accurate than a BLAS that splits k.

@@ -27,7 +27,7 @@ _MOST_COLUMNS: Final = 128
 
 
 def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Why this cannot run `problem` on `spec`, or None."""
+    """Return why this cannot run `problem` on `spec`, or None."""
     return product.supports(problem.product, spec)
 
 

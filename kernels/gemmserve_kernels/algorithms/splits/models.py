@@ -135,7 +135,7 @@ def group_counts(counts: Array) -> Array:
 
 
 def served(a: Split, b: Split, k: int) -> Array:
-    """Which elements of a product float16 planes serve, bool (rows of A, rows of B)."""
+    """Return which elements of a product float16 planes serve, bool (rows of A, rows of B)."""
     left, right = group_counts(a.counts)[:, None], group_counts(b.counts)[None]
     return np.asarray(is_served(left, right, k))
 

@@ -53,7 +53,9 @@ class Prepass:
 
 @dataclass(frozen=True)
 class _PrepassPlan:
-    """What does not depend on addresses. Offsets count words of what is zero before the launches."""
+    """Plan of a pre-pass: all that does not depend on addresses. Offsets count words of what is zero before the
+    launches.
+    """
 
     a: SplitSide
     b: SplitSide
@@ -129,7 +131,7 @@ def prepare_operand(
 
 
 def _elements(scheme: Scheme, side: SplitSide, name: str) -> int:
-    """Of the planes of a scheme, or of the one that takes what they do not serve: the larger."""
+    """Return the elements of the planes of a scheme, or of the one that takes what they do not serve: the larger."""
     count = max(len(PLANES[each, side.complex, name]) for each in (scheme, WIDE[scheme]))
     return side.matrices * count * side.rows * side.pitch
 
@@ -147,7 +149,7 @@ def widen(launcher: Launcher, ready: Prepass) -> Prepass:
 
 
 def judged(launcher: Launcher, ready: Prepass, counters: int) -> Judged:
-    """What float16 planes serve of a product. `counters`: as in `Judged`."""
+    """Return what float16 planes serve of a product. `counters`: as in `Judged`."""
     return Judged("served", ready.a.deficits_at(launcher), ready.b.deficits_at(launcher), _wanted(ready), counters)
 
 

@@ -106,7 +106,7 @@ class SplitSide:
 
     @classmethod
     def of(cls, array: StoredArray, batch_shape: tuple[int, ...], trans: str, *, left: bool, planar: bool) -> SplitSide:
-        """Of an array that is op(A) (`left`) or op(B) after `trans`, in a product of that batch."""
+        """Return the side of an array that is op(A) (`left`) or op(B) after `trans`, in a product of that batch."""
         view = matrix_view(array, (*batch_shape, *array.shape[-2:]), planar=planar)
         if (trans in {"T", "C"}) == left:
             view = view.transposed()
@@ -239,7 +239,7 @@ def operand_params(side: SplitSide) -> SplitOperandParams:
 
 @lru_cache(maxsize=1024)
 def plan(spec: DeviceSpec, scheme: Scheme, a: SplitSide | None, b: SplitSide | None) -> SplitPlan:
-    """How to split `a`, `b` or both (of the same k, dtype and layout) on `spec`. Pure."""
+    """Plan how to split `a`, `b` or both (of the same k, dtype and layout) on `spec`. Pure."""
     sides = [side for side in (a, b) if side is not None]
     one = sides[0]
     geometry = geometry_of(one.k, spec)

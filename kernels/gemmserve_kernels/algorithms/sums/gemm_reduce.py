@@ -84,7 +84,7 @@ class SumsParams(ctypes.Structure):
 
 
 def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Why this cannot run `problem`, or None: sums and means of the product as it is are all it knows."""
+    """Return why this cannot run `problem`, or None: sums and means of the product as it is are all it knows."""
     if spec.warp_size != _WARP:
         return "sums are written for warps of 32"
     if set(problem.reductions) - {"sum", "mean"} or problem.pre_op != "identity" or problem.return_c:
@@ -93,7 +93,7 @@ def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
 
 
 def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceSpec) -> None:
-    """There is nothing to choose. Raises ConfigInfeasible where `config` does."""
+    """Check that nothing is asked for: there is nothing to choose. Raises ConfigInfeasible where `config` does."""
     del problem, spec
     if config is not None:
         config.only("sums", ())

@@ -1,4 +1,4 @@
-"""How a product becomes calls of a column-major strided-batched BLAS. Pure: strides in, arguments of the calls out.
+"""Products as calls of a column-major strided-batched BLAS. Pure: strides in, arguments of the calls out.
 
 A row-major matrix is its transpose in column-major order, so a row-major D = op(A) op(B) is the call
 D^T = op(B)^T op(A)^T. BLAS knows no transposition, transposition and conjugate transposition of what is stored; an

@@ -29,7 +29,7 @@ __all__ = ["WgmmaTile", "multiply", "resolve", "supports"]
 
 
 class PlaneSide(NamedTuple):
-    """What a plan knows of `Planes`; a tuple, because it is made and hashed for every call."""
+    """Key of a plan for `Planes`; a tuple, because it is made and hashed for every call."""
 
     scheme: Scheme
     complex: bool
@@ -42,7 +42,7 @@ class PlaneSide(NamedTuple):
 
     @classmethod
     def of(cls, planes: Planes) -> PlaneSide:
-        """That of `planes`."""
+        """Return the key of `planes`."""
         return cls(
             planes.scheme,
             planes.complex,

@@ -94,10 +94,10 @@ class WgmmaParams(ctypes.Structure):
 
 
 class WgmmaSide(Protocol):
-    """How an operand lies, as the copy engine sees it. Hashable: plans are kept by it."""
+    """Layout of an operand, as the copy engine sees it. Hashable: plans are kept by it."""
 
     def __hash__(self) -> int:
-        """Of all that is known."""
+        """Hash of all that is known."""
 
     @property
     def complex(self) -> bool:
@@ -109,7 +109,7 @@ class WgmmaSide(Protocol):
 
     @property
     def k(self) -> int:
-        """What is summed over."""
+        """Length of the sums."""
 
     @property
     def across(self) -> bool:
@@ -119,7 +119,7 @@ class WgmmaSide(Protocol):
         """As a batched matrix whose elements are matrices: its `re` counts them."""
 
     def box(self, block_k: int, rows: int, planes: int) -> Box:
-        """How tiles are fetched."""
+        """Return the box by which tiles are fetched."""
 
 
 class Source(NamedTuple):
@@ -315,8 +315,8 @@ def defines(
     across: tuple[bool, bool] = (False, False),
     tiles: Literal["served", "rest"] | None = None,
 ) -> tuple[tuple[str, str], ...]:
-    """What the kernel is told. `vector`, `wide`: whether pairs, or float16 results by eight, are written at once.
-    `across`: of the left and of the right operand, as in `WgmmaSide`. `tiles` as in `plan`.
+    """Return the defines of the kernel. `vector`, `wide`: whether pairs, or float16 results by eight, are written at
+    once. `across`: of the left and of the right operand, as in `WgmmaSide`. `tiles` as in `plan`.
     """
     found = {
         "SCHEME": str(_SCHEMES[tile.scheme]),

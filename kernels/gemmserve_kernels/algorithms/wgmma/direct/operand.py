@@ -1,4 +1,4 @@
-"""How a float16 operand lies for the copy engine: which way round, and where its matrices are. Pure.
+"""Layout of a float16 operand for the copy engine: which way round, and where its matrices are. Pure.
 
 The engine wants an axis whose elements are next to each other, an aligned address, and all other strides multiples of
 16 bytes (CUDA driver API, cuTensorMapEncodeTiled). Nor may a box begin off such a multiple: an H200 then raises
@@ -65,7 +65,7 @@ class DirectSide(NamedTuple):
 
 
 def unfit(view: MatrixView, batch_shape: Sequence[int]) -> str | None:
-    """Why the copy engine cannot read `view`, rows by k, or None; its `re` counts bytes from an aligned base."""
+    """Return why the copy engine cannot read `view`, rows by k, or None; its `re` counts bytes from an aligned base."""
     if _across(view) is None:
         return (
             f"a matrix of {view.rows} x {view.columns} with strides of {_ITEM * view.row_stride} and "
