@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _BLOCK: Final = 64
 """Rows and columns of a block of block-diagonal data."""
 _SPIKY: Final = 1e8
-"""Of one element in normal data."""
+"""Factor of one element in normal data."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ _CACHES: Final = 3
 """Operands rotate through that many times the level-2 cache, so that no iteration finds the last one's."""
 _MAX_SETS: Final = 32
 _RIVAL_COMPUTE: Final = {"tf32": "tf32", "1xtf32": "tf32", "fp64": "fp64"}
-"""What the vendor's BLAS is asked for beside a mode of ours; plain arithmetic beside the others."""
+"""Mode of the vendor's BLAS beside a mode of ours; plain arithmetic beside the others."""
 _FILL_BYTES: Final = 1 << 30
 _FILL_RATE: Final = 5e12
 """Bytes a second, not less than any device writes."""

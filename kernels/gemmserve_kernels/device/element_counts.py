@@ -20,7 +20,7 @@ import numpy as np
 _WORD: Final = np.dtype(np.int64)
 """The kernels' words are unsigned and wrap around: what one takes away before another has added it is negative."""
 WORDS: Final = 2
-"""Of the counters on the device: struct ElementCounters in cuda/common/counters.cuh."""
+"""Words of the counters on the device: struct ElementCounters in cuda/common/counters.cuh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ _making: Final = Lock()
 
 
 def counters_of(ordinal: int) -> DeviceCounters:
-    """Return the counters of the device of that number, which is the current one. Made when they are first asked for."""
+    """Return the counters of the device of that number, the current one, made when they are first asked for."""
     found = _devices.get(ordinal)
     if found is None:
         with _making:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _NEIGHBOURS: Final = 6
 _EXACT: Final = 1e-9
 _TRANSPOSED: Final = 0.5
-"""What a transposed point is further away, in binary orders of magnitude."""
+"""Further distance of a transposed point, in binary orders of magnitude."""
 
 
 def estimate(

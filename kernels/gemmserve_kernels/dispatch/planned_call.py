@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Pair = tuple[Outline | None, Outline | None]
 
 Key = tuple[ArrayKey, int]
-"""How an array lies in memory, and its address modulo VECTOR_BYTES."""
+"""Layout of an array in memory, and its address modulo VECTOR_BYTES."""
 _OPTIONS: Final = ("alpha", "beta", "trans_a", "trans_b", "order", "layout", "compute", "config")
 _ALLOCATED: Final = 0
 """Fresh arrays are aligned."""

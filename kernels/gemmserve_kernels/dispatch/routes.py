@@ -80,7 +80,7 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
 _PLAIN_MODES: Final = ("auto", "fp32", "fp64")
 """Modes in which a configuration without an algorithm's name is one of the portable kernels."""
 WITHOUT_PRODUCT: Final = ("sums", "gram")
-"""What reduces a product without making it."""
+"""Algorithms that reduce a product without making it."""
 _DOUBLE: Final = (np.dtype(np.float64), np.dtype(np.complex128))
 _COPY_RATE: Final = 3.5e12
 """Bytes a second of a strided copy on an H200."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmProblem
 
     Figures = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
-    """Of the rows, and of the elements."""
+    """Figures of the rows, and of the elements."""
 
 
 def freivalds_check(problem: GemmProblem, a: Any, b: Any, c: Any | None, d: Any, seed: int) -> Finding:

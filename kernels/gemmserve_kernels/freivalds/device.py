@@ -126,7 +126,7 @@ PARAMS: Final[dict[str, type[ctypes.Structure]]] = {
     "freivalds_fold": FoldParams,
     "freivalds_judge": JudgeParams,
 }
-"""What each kernel takes."""
+"""Argument structure of each kernel."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def fill_signs(launcher: Launcher, problem: GemmProblem, vectors: Any, seed: int
 
 
 def seed_address(problem: GemmProblem, vectors: int) -> int:
-    """Return the address of the seed that the vectors at that address were made from."""
+    """Return the address of the seed of the vectors at that address."""
     return vectors + 8 * VECTORS * problem.n
 
 

@@ -93,7 +93,7 @@ def tiny_of(problem: GemmProblem) -> float:
 
 
 def floor_of(problem: GemmProblem) -> float:
-    """Return what `tiny_of` adds to a row's squared size."""
+    """Return the term that `tiny_of` adds to a row's squared size."""
     return problem.n * (tiny_of(problem) / unit_of(problem)) ** 2
 
 

@@ -62,7 +62,8 @@ CANDIDATE_BITS: Final = 12
 """CANDIDATE_BITS in cuda/freivalds/sampled.cu: elements among which one is aimed at, at most, as a power of two."""
 CANDIDATES: Final = 1 << CANDIDATE_BITS
 FIGURES: Final = 4
-"""Of an element: its excess, its error relative to the sum of magnitudes, its row and its column. NaN: unknown."""
+"""Figures of an element: its excess, its error relative to the sum of magnitudes, its row and its column. NaN: unknown.
+"""
 _TOGETHER: Final = 1 << 17
 """Products whose figures are looked through at once."""
 _OF_ITS_OWN: Final = 0x6A09E667F3BCC908
@@ -71,7 +72,7 @@ _OF_ITS_OWN: Final = 0x6A09E667F3BCC908
 _MOST_BITS: Final = 8
 _FEWEST_BITS: Final = 3
 _ALL_BITS: Final = 14
-"""Of all products together, at least as long as each has the fewest."""
+"""Bits of all products together, at least as long as each has the fewest."""
 _NORMWISE: Final = ("3xfp16-3m",)
 """Modes that promise norms only."""
 
@@ -84,7 +85,7 @@ class Bound:
     rest: float
     floor: float
     largest: float
-    """What is not finite is told from overflow below this sum of magnitudes only."""
+    """Sum of magnitudes below which what is not finite is told from overflow."""
     by_norms: bool
     """Whether the scale of op(A) op(B) is a product of norms."""
     compensated: bool
@@ -192,7 +193,7 @@ def _upper_half(x: Array, by: int) -> Array:
 
 
 def worst(figures: Array) -> Element:
-    """Return, of (products, FIGURES), each product's worst."""
+    """Return the worst element of the figures (products, FIGURES) of each product's."""
     if not len(figures):
         return Element(0.0, 0.0, None)
     found = Element(math.nan, math.nan, None)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
     Pair = tuple[Array, Array]
-    """What is computed, and what its rounding lost."""
+    """A sum, and what its rounding lost."""
 
 _TOGETHER: Final = 1 << 17
 """Elements that are gathered at once: in double precision, what stays in a processor's cache."""
@@ -156,7 +156,7 @@ def _unraveled(number: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Sums of each element: its real and imaginary part, its size, its terms that are not zero, its squared norms."""
+    """Sums of each element: real and imaginary part, size, terms that are not zero, squared norms."""
 
     re: Pair
     im: Pair

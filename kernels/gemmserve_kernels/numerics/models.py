@@ -198,7 +198,7 @@ def promoted(turns: Sequence[Turn], k: int, promote: int, width: int, unit: Matr
 def _partial_sums(
     turn: Turn, k: int, promote: int, first: int, every: int, width: int, unit: MatrixUnit
 ) -> list[Array]:
-    """Return what is promoted, (numbers, m, n), in the turns `first`, `first` + `every` ..."""
+    """Return the sums that are promoted, (numbers, m, n), in the turns `first`, `first` + `every` ..."""
     count = -(-k // promote)
 
     def cut(x: Array, numbers: slice) -> Array:

@@ -30,7 +30,9 @@ Reduction = Literal["sum", "max", "min", "mean", "sumsq", "absmax", "absmin", "a
 REDUCTIONS: Final = get_args(Reduction)
 
 PARTIAL_KINDS: Final = ("sum", "sumsq", "max", "min", "absmax", "absmin", "argmax", "argmin")
-"""What kernels keep of a reduction, in the order of enum Kind in cuda/epilogue/reductions.cuh; a mean keeps its sum."""
+"""Partials that kernels keep of a reduction, in the order of enum Kind in cuda/epilogue/reductions.cuh; a mean keeps
+its sum.
+"""
 
 Axis = Literal["m", "n", "batch"]
 """Axes that are reduced."""

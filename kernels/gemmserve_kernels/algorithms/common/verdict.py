@@ -64,8 +64,9 @@ SPARE: Final = 16
 NEVER: Final = 1 << 30
 """The count of a vector that is not finite."""
 GROUP_WORDS: Final = 4
-"""Of a group: the largest counts of the better and of the worse part, the largest l, and which parts are not all zero
-in any of its vectors (1 the real, 2 the imaginary one; of real data 1)."""
+"""Words of a group: the largest counts of the better and of the worse part, the largest l, and which parts are not all
+zero in any of its vectors (1 the real, 2 the imaginary one; of real data 1).
+"""
 
 DEEP: Final = 1
 SPARSE: Final = 2

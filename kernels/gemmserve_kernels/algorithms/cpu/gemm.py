@@ -291,7 +291,7 @@ class Product:
         )
 
     def folded(self) -> Product:
-        """Compute that one product."""
+        """Fold the batch into that one product and return it."""
         self.a.planes = self.a.planes.folded()
         self.b.planes = self.b.planes.folded()
         self.extents = (math.prod(self.extents[:-1]), self.extents[-1])

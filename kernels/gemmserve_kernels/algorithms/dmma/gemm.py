@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _MOST_TILES: Final = 1 << 30
-"""Of one launch."""
+"""Tiles of one launch."""
 JUDGED_M: Final = 128
 JUDGED_N: Final = 256
 """Rows and columns of the tiles that `run_tiles` is told of; JUDGED_M, JUDGED_N in cuda/common/judged.cuh."""

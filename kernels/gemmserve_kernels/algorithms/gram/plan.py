@@ -43,7 +43,7 @@ _PART: Final = 1024
 """Rows of one part at least: enough to pay for adding up the parts, few enough to fill a device."""
 _PARTS: Final = 64
 ACCURACY: Final = 2.0**-27
-"""Of a form's result: what it may be wrong by without the product being made."""
+"""Error that a form's result may have without the product being made."""
 _UNIT: Final = 2.0**-53
 _SLACK: Final = 1.01
 """For what rounds in the bound itself, and for gamma_n being a little more than n u."""
@@ -52,7 +52,7 @@ FORM_TILES: Final = {
     "float64": SimtTile(32, 64, 8, 4, 4, min_blocks=3),
     "complex128": SimtTile(32, 32, 8, 4, 2, min_blocks=3),
 }
-"""Of the forms, by the dtype of G."""
+"""Tiles of the forms, by the dtype of G."""
 DEPTH: Final = 16
 """Rows of A of one stage of gram.cu."""
 _NARROW: Final = 0.6

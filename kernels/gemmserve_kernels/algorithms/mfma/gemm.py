@@ -50,7 +50,7 @@ __all__ = [
 
 
 def supports(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Return why `run_gemm` cannot compute `problem` on `spec`, or None. Any shape but an empty one, any strides and C."""
+    """Return why `run_gemm` cannot compute `problem` on `spec`, or None. Any shape but an empty one, any strides."""
     if reason := check_device(spec):
         return reason
     if dense_arithmetic(problem, spec) is None:

@@ -37,7 +37,7 @@ PROMOTE: Final = 32
 
 @dataclass(frozen=True)
 class Unit:
-    """Shape of a float16 instruction: `per` neighbours in k a group of lanes, `groups` of them; `width` steps at once."""
+    """Float16 instruction: `per` neighbours in k a group of lanes, `groups` of them; `width` steps at once."""
 
     per: int
     groups: int

@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
 
 GAMMA: Final = 0.6
-"""What counts as a whole element, over the root mean square of elements that fill the norm."""
+"""Size of a whole element, over the root mean square of elements that fill the norm."""
 NU: Final = 3 / 16
 """The least share of k of which both factors must be whole."""
 WHOLE: Final = 64
-"""Of a whole element in kernels; TALLY_WHOLE in cuda/ozaki/params.cuh."""
+"""Weight of a whole element in kernels; TALLY_WHOLE in cuda/ozaki/params.cuh."""
 NEVER: Final = 1 << 30
 """The deficit of what is not finite, in 64ths."""
 WORDS: Final = 3

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 LEAST_K: Final = 128
-"""Of `auto`: scales that are no powers of two round every element once, an error of 3e-16 at k = 1."""
+"""Shortest k of `auto`: scales that are no powers of two round every element once, an error of 3e-16 at k = 1."""
 
 
 @dataclass(frozen=True)

@@ -321,7 +321,7 @@ class OzakiSide:
         count: int,
         partner: Partner,
     ) -> Residues:
-        """Return those of `count` lines from `line` on, where `scale` has made the panel's scales."""
+        """Return the residues of `count` lines from `line` on, where `scale` has made the panel's scales."""
         first, matrices = self._matrices(panel)
         if self.prepared is not None:
             start = 0 if self.shared else piece + first

@@ -211,7 +211,7 @@ class Run:
         dmma.run_tiles(launcher, problem, views, conjugates, batch_shape, region, judged.failing, self.counters)
 
     def _judged(self, a: Residues, b: Residues, failing: int) -> JudgedParams:
-        """Return the verdict of the operands on the panel's tiles; nothing in single precision."""
+        """Return the arguments by which the panel's tiles are judged; empty in single precision."""
         if self.problem.dtype.name not in JUDGED:
             return JudgedParams()
         return JudgedParams(

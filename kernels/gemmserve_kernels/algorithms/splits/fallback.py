@@ -28,7 +28,7 @@ TILES: Final = {
     "float32": SimtTile(64, 64, 8, 8, 8, min_blocks=4),
     "complex64": SimtTile(64, 64, 8, 8, 4, min_blocks=2),
 }
-"""Those of `simt`'s large products: where much is flagged, this is as fast."""
+"""Tiles of `simt`'s large products: where much is flagged, this is as fast."""
 BLOCKS: Final = 4
 """Blocks for each multiprocessor; each takes one tile after another."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 _MOST_COLUMNS: Final = 128
-"""Of a tile of the wgmma kernel."""
+"""Columns of a tile of the wgmma kernel, at most."""
 
 
 def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:

@@ -224,7 +224,7 @@ _TERMS: Final = {
     "6xbf16": ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)),
     "9xbf16": ((2, 2), (2, 1), (1, 2), (2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)),
 }
-"""Which parts of the left and of the right operand are multiplied, in the kernels' order."""
+"""Parts of the left and of the right operand that are multiplied, in the kernels' order."""
 
 
 def _thirds(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_: bool) -> list[list[models.Turn]]:

@@ -31,7 +31,7 @@ _INT: Final = np.dtype(np.int32)
 _HALF: Final = np.dtype(np.float16)
 _STATUS_WORDS: Final = 4
 _WANTED_WORD: Final = 3
-"""Of the first pre-pass's status: set by its product where a tile is left to the wide way."""
+"""Word of the first pre-pass's status, set by its product where a tile is left to the wide way."""
 
 
 @dataclass(frozen=True)

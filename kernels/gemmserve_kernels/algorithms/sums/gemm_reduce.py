@@ -52,7 +52,7 @@ _COLUMNS: Final = 32
 """Columns of one block where it walks along them."""
 _COMBINE_BLOCK: Final = 256
 _MOST_PARTS: Final = 4
-"""Of weights, that every block of the second pass adds up: 8 KiB beside the 128 KiB that it reads."""
+"""Parts of weights that every block of the second pass adds up: 8 KiB beside the 128 KiB that it reads."""
 
 
 class SumsParams(ctypes.Structure):

@@ -36,7 +36,7 @@ _MOST_TILES: Final = 1 << 27
 
 
 def supports(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Return why this cannot run `problem` on `spec`, or None. An operand that begins off a 16-byte boundary is copied."""
+    """Return why this cannot run `problem` on `spec`, or None. An operand off a 16-byte boundary is copied."""
     if not spec.has_wgmma:
         return f"needs a Hopper GPU (sm_90a), and {spec.name} is none"
     if {problem.dtype.name, problem.a.dtype.name, problem.b.dtype.name} != {"float16"}:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PIECE: Final = 8
 """Elements that one thread copies."""
 MOST_BYTES: Final = 256 << 20
-"""Of the copy of one operand; a larger one is not made."""
+"""Bytes of the copy of one operand; a larger one is not made."""
 _THREADS: Final = 256
 
 
