@@ -55,7 +55,7 @@ WORKDIR /var/lib/gemmserve
 VOLUME ["/var/lib/gemmserve", "/var/cache/gemmserve"]
 EXPOSE 8000 9464
 HEALTHCHECK --interval=2s --timeout=5s --start-period=120s --retries=5 \
-    CMD ["python", "-I", "-m", "gemmserve_service.healthcheck"]
+    CMD ["python", "-I", "-m", "gemmserve_service.processes.healthcheck"]
 ENTRYPOINT ["gemmserve"]
 CMD ["serve"]
 
@@ -114,6 +114,6 @@ WORKDIR /var/lib/gemmserve
 VOLUME ["/var/lib/gemmserve", "/var/cache/gemmserve"]
 EXPOSE 8000 9464
 HEALTHCHECK --interval=2s --timeout=5s --start-period=120s --retries=5 \
-    CMD ["python", "-I", "-m", "gemmserve_service.healthcheck"]
+    CMD ["python", "-I", "-m", "gemmserve_service.processes.healthcheck"]
 ENTRYPOINT ["gemmserve"]
 CMD ["serve"]

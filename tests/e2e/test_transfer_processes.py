@@ -48,7 +48,7 @@ def metric(server, name):
 
 
 def movers(server):
-    return server.processes("gemmserve_service.movers")
+    return server.processes("gemmserve_service.http.transfer")
 
 
 def all_there(server, count=2):

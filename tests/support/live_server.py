@@ -108,11 +108,11 @@ class LiveServer(LocalServer):
 
     def workers(self) -> list[psutil.Process]:
         """The processes that own a device."""
-        return self.processes("gemmserve_service.worker")
+        return self.processes("gemmserve_service.executor.worker")
 
     def front(self) -> psutil.Process:
         """The process that answers."""
-        (process,) = self.processes("gemmserve_service.front")
+        (process,) = self.processes("gemmserve_service.processes.front")
         return process
 
     def http(self) -> httpx.Client:

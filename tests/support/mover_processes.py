@@ -14,9 +14,9 @@ from typing import Self
 
 from raw_connection import until
 
-from gemmserve_service.handoff import MoverHandoff
-from gemmserve_service.movers.pool import Movers
-from gemmserve_service.movers.process import Mover
+from gemmserve_service.http.transfer.pool import Movers
+from gemmserve_service.http.transfer.process import Mover
+from gemmserve_service.runtime.handoff import MoverHandoff
 from gemmserve_service.settings import Settings
 
 
@@ -42,7 +42,7 @@ class MoverProcesses:
         settings = Settings(data_dir=self._folder.name)
         handoff = MoverHandoff(settings=settings, pipe_fd=self._pipe[0], name=name, control_path=self._path)
         process = subprocess.Popen(
-            [sys.executable, "-m", "gemmserve_service.movers"], stdin=subprocess.PIPE, pass_fds=(self._pipe[0],)
+            [sys.executable, "-m", "gemmserve_service.http.transfer"], stdin=subprocess.PIPE, pass_fds=(self._pipe[0],)
         )
         process.stdin.write(handoff.model_dump_json().encode())
         process.stdin.close()

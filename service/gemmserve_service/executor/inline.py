@@ -10,17 +10,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_service.executor.base import Worker
+from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Group, Hello, Work
-from gemmserve_service.worker.device import CpuBackend
-from gemmserve_service.worker.runner import Runner
-from gemmserve_service.worker.selftest import verified_error
+from gemmserve_service.executor.worker.backend import CpuBackend
+from gemmserve_service.executor.worker.runner import Runner
+from gemmserve_service.executor.worker.selftest import verified_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmserve_service.executor.base import ExecutorOwner
-    from gemmserve_service.executor.protocol import Done, Failed, Prefetch, WriteBack
+    from gemmserve_service.executor.port import ExecutorOwner
+    from gemmserve_service.executor.protocol import Done, Failed, Prefetch, WriteOrder
 
 _LOOK_S: Final = 1e-3  # as `worker.loop`
 
@@ -65,7 +65,7 @@ class InlineExecutor:
         del worker
         self._runner.cancel(task)
 
-    def tell(self, worker: Worker, message: WriteBack | Prefetch) -> None:
+    def tell(self, worker: Worker, message: WriteOrder | Prefetch) -> None:
         """The processor keeps nothing."""
 
     def kill(self, worker: Worker, reason: str) -> None:

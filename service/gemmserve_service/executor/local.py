@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
-from gemmserve_service.executor.base import Worker
+from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import (
     TO_FRONT,
     Beat,
@@ -29,7 +29,7 @@ from gemmserve_service.executor.protocol import (
     ProtocolError,
     Stop,
     Work,
-    WriteBack,
+    WriteOrder,
     Written,
     encode,
 )
@@ -37,7 +37,7 @@ from gemmserve_service.executor.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmserve_service.executor.base import ExecutorOwner
+    from gemmserve_service.executor.port import ExecutorOwner
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class LocalExecutor:
         if link is not None:
             link.write(encode(Cancel(task=task)))
 
-    def tell(self, worker: Worker, message: WriteBack | Prefetch) -> None:
+    def tell(self, worker: Worker, message: WriteOrder | Prefetch) -> None:
         """Writes it to the worker's socket."""
         link = self._links.get(worker.id)
         if link is not None:

@@ -170,13 +170,13 @@ class Cancel(_Message):
     task: str
 
 
-class WriteBack(_Message):
-    """Front to worker, of tasks whose results are on the device alone."""
+class WriteOrder(_Message):
+    """Front to worker: tasks whose results, which are on the device alone, are to be written in another order."""
 
-    kind: Literal["write_back"] = "write_back"
-    now: list[str] = Field(default_factory=list, description="somebody waits for them")
-    late: list[str] = Field(default_factory=list, description="nobody can see them: the others go first")
-    never: list[str] = Field(default_factory=list, description="nobody needs them")
+    kind: Literal["write_order"] = "write_order"
+    first: list[str] = Field(default_factory=list, description="somebody waits for them")
+    last: list[str] = Field(default_factory=list, description="nobody can see them")
+    drop: list[str] = Field(default_factory=list, description="nobody needs them")
 
 
 class Prefetch(_Message):
@@ -267,9 +267,9 @@ class Failed(_Message):
 Work = Run | RunBundle | RunBatch
 """What a worker is sent to compute; each is answered for itself."""
 
-ToWorker = Annotated[Work | Group | Cancel | Forget | WriteBack | Prefetch | Stop, Field(discriminator="kind")]
+ToWorker = Annotated[Work | Group | Cancel | Forget | WriteOrder | Prefetch | Stop, Field(discriminator="kind")]
 ToFront = Annotated[Hello | Beat | Done | Failed | Written | Kept, Field(discriminator="kind")]
-TO_WORKER: Final[TypeAdapter[Work | Group | Cancel | Forget | WriteBack | Prefetch | Stop]] = TypeAdapter(ToWorker)
+TO_WORKER: Final[TypeAdapter[Work | Group | Cancel | Forget | WriteOrder | Prefetch | Stop]] = TypeAdapter(ToWorker)
 TO_FRONT: Final[TypeAdapter[Hello | Beat | Done | Failed | Written | Kept]] = TypeAdapter(ToFront)
 
 

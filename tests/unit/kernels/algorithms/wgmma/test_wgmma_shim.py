@@ -117,18 +117,18 @@ def test_small_integers_are_exact_whatever_the_exponents(split_k):
     np.testing.assert_array_equal(on.get(out), expected)
 
 
-_RELEASE = "                if (last) release();\n"
-_FIRST = "                const int turn = (block * ROUNDS + round) & 1;\n"
+_RELEASE = "            release();\n"
+_FIRST = "        const int im_first = turn & 1;\n"
 FAULTS = {
     "a stage is read before it is there": [
-        ("        barrier_wait(pipeline.full + turn.stage * sizeof(Barrier), turn.parity);\n", ""),
+        ("        barrier_wait(pipeline.full_barrier(turn.stage), turn.parity);\n", ""),
     ],
     "a stage is overwritten while it is read": [
-        ("                barrier_wait(pipeline.empty + turn.stage * sizeof(Barrier), turn.parity ^ 1);\n", ""),
+        ("                barrier_wait(pipeline.empty_barrier(turn.stage), turn.parity ^ 1);\n", ""),
     ],
     "a stage is given back too early": [(_RELEASE, ""), (_FIRST, _FIRST + _RELEASE)],
     "a copy is not counted": [
-        ("barrier_arrive_expecting(full, Config::STAGE_BYTES)", "barrier_arrive_expecting(full, 16)"),
+        ("barrier_arrive_expecting(to.full, Config::STAGE_BYTES)", "barrier_arrive_expecting(to.full, 16)"),
     ],
     "a product is not waited for": [("    wgmma_wait<0>();\n    pin(temporary);\n}", "}")],
 }  # fmt: skip
