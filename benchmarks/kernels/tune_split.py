@@ -85,7 +85,7 @@ def variant(job):
 def sides(job, stored):
     """Both operands as vectors along k."""
     return [
-        split.Side.of(each, (), trans, left=left, planar=False)
+        split.SplitSide.of(each, (), trans, left=left, planar=False)
         for each, trans, left in zip(stored, job.layout, (True, False), strict=True)
     ]
 

@@ -27,7 +27,7 @@ from gemmserve_kernels.algorithms.wgmma.direct import gemm as direct
 from gemmserve_kernels.algorithms.wgmma.plan import plan
 from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
 from gemmserve_kernels.device import compiler
-from gemmserve_kernels.device.replay import Note, Tracer
+from gemmserve_kernels.device.replay import LaunchRecorder, RecordedLaunch
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.device.struct_params import StoredArray
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
@@ -96,11 +96,11 @@ def _problem(m, n, k, batch, dtype):
 def _source(problem, tile):
     """What would be compiled."""
     if tile.scheme == "fp16":
-        tracer = Tracer(KNOWN["H200"], 2**31 - 1, 0)
+        recorder = LaunchRecorder(KNOWN["H200"], 2**31 - 1, 0)
         operands = (problem.a, problem.b, problem.result)
-        arrays = [tracer.argument(x.shape, x.dtype, tuple(2 * stride for stride in x.strides)) for x in operands]
-        direct.run_gemm(tracer, problem, tile, arrays[0], arrays[1], None, arrays[2])
-        return next(step.source for step in tracer.steps if isinstance(step, Note))
+        arrays = [recorder.argument(x.shape, x.dtype, tuple(2 * stride for stride in x.strides)) for x in operands]
+        direct.run_gemm(recorder, problem, tile, arrays[0], arrays[1], None, arrays[2])
+        return next(step.source for step in recorder.steps if isinstance(step, RecordedLaunch))
     out = _matrix(problem.batch, problem.m, problem.n, problem.dtype)
     stored = StoredArray(out.shape, out.strides, out.dtype, 0)
     strides = (1,) * len(problem.batch_shape)

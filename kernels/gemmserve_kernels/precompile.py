@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _DTYPES: Final = ("complex64", "float32", "complex128", "float64", "float16")
 _SIZES: Final = (16, 64, 256, 1024, 4096)
 _CHECKED: Final = (1024,)
-"""Of these sizes every kernel that a check takes is compiled."""
+"""Sizes for which every kernel of a check is compiled."""
 _KIB: Final = 1 << 10
 
 

@@ -166,7 +166,7 @@ def test_planes_are_the_models(launcher, scheme, dtype, trans, k):
     vectors[8, 0], vectors[9, 0] = 1e32, 1e-45
     stored, base = StoredArray.of(launcher, device := cupy.asarray(array))
     assert device.size
-    side = split.Side.of(stored, (), trans, left=True, planar=False)
+    side = split.SplitSide.of(stored, (), trans, left=True, planar=False)
     words = cupy.zeros(4 + verdict.words(1, 45), np.int32)
     operand = split.allocate(launcher, scheme, side, "a", None if is_wide(scheme) else verdict.Deficits(words, 4))
     split.run(launcher, operand, None, base, base, words.data.ptr)
@@ -200,7 +200,7 @@ def test_blocks_take_unit_after_unit(launcher, trans, k):
         x = cupy.random.standard_normal(shape, dtype=np.float32)
         arrays.append(x[0] + 1j * x[1])
         stored, base = StoredArray.of(launcher, arrays[i])
-        side = split.Side.of(stored, (matrices,), trans[i], left=name == "a", planar=False)
+        side = split.SplitSide.of(stored, (matrices,), trans[i], left=name == "a", planar=False)
         operands.append(split.allocate(launcher, "3xfp16", side, name, verdict.Deficits(words, 4 + i * each)))
         operands[i].planes.data.view(np.uint16)[...] = 0x7E01
         bases.append(base)

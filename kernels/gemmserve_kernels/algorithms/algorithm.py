@@ -1,4 +1,4 @@
-"""What every algorithm's package has, and which package does a route's products and reductions.
+"""Protocol of every algorithm's package, and which package does a route's products and reductions.
 
 A route is a pair of an algorithm's name and the arithmetic that it does, as ("wgmma", "3xfp16"). The modules are loaded
 when they are first asked for: together they take as long as the rest of the package. The portable kernels (`simt`) take

@@ -1,4 +1,4 @@
-"""What a measurement ran on: published figures carry it."""
+"""Environment of a measurement: published figures carry it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MODES: Final = {
     "float64": _DOUBLE,
     "complex128": _DOUBLE,
 }
-"""What is graded, by dtype; a mode that neither the device nor `models` has is passed over."""
+"""Modes that are graded, by dtype; a mode that neither the device nor `models` has is passed over."""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,9 @@ def is_rocm(arch: str) -> bool:
 
 
 def cache_directory() -> Path:
-    """Where cubins are kept: $GEMMSERVE_KERNEL_CACHE, or gemmserve/kernels in the user's cache directory."""
+    """Return the folder where cubins are kept: $GEMMSERVE_KERNEL_CACHE, or gemmserve/kernels in the user's cache
+    directory.
+    """
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")

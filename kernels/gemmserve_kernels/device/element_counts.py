@@ -1,4 +1,4 @@
-"""How many elements of results their data kept from the planned way of computing them: counters on the device.
+"""Counters on the device of elements that their data kept from the planned way of computing them.
 
 Products from float16 planes, residues or Gram matrices have another way for what those are not proved accurate for
 (`common.verdict`, `ozaki.bound`): three bfloat16 parts of every element, or plain arithmetic. The kernels of that other
@@ -20,7 +20,7 @@ import numpy as np
 _WORD: Final = np.dtype(np.int64)
 """The kernels' words are unsigned and wrap around: what one takes away before another has added it is negative."""
 WORDS: Final = 2
-"""Of the counters on the device: struct ElementCounters in cuda/common/counters.cuh."""
+"""Words of the counters on the device: struct ElementCounters in cuda/common/counters.cuh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ElementCounts:
 
     @classmethod
     def of(cls, total: int, wide: int, plain: int) -> ElementCounts:
-        """Those of `total` elements of which `wide` and `plain` did not go the planned way."""
+        """Return the counts of `total` elements of which `wide` and `plain` did not go the planned way."""
         return cls(total - wide - plain, wide, plain)
 
     @property
@@ -47,7 +47,7 @@ class ElementCounts:
 
     @property
     def wide_share(self) -> float | None:
-        """Of `total`, 0 to 1; None where there are no elements."""
+        """Share of `total`, 0 to 1; None where there are no elements."""
         return self.wide / self.total if self.total else None
 
     @property
@@ -56,12 +56,12 @@ class ElementCounts:
         return self.plain / self.total if self.total else None
 
     def __sub__(self, earlier: ElementCounts) -> ElementCounts:
-        """What was counted between two readings."""
+        """Return what was counted between two readings."""
         return ElementCounts(self.planned - earlier.planned, self.wide - earlier.wide, self.plain - earlier.plain)
 
 
 class Reading:
-    """What a device's counters hold once all that was enqueued on the stream before has ended."""
+    """Counts of a device once all that was enqueued on the stream before has ended."""
 
     def __init__(self, total: int, memory: Any = None, event: Any = None) -> None:
         """`memory`: page-locked, which holds the words when `event` has passed; None: they are 0."""
@@ -128,7 +128,7 @@ _making: Final = Lock()
 
 
 def counters_of(ordinal: int) -> DeviceCounters:
-    """Those of the device of that number, which is the current one. Made when they are first asked for."""
+    """Return the counters of the device of that number, the current one, made when they are first asked for."""
     found = _devices.get(ordinal)
     if found is None:
         with _making:
@@ -138,7 +138,7 @@ def counters_of(ordinal: int) -> DeviceCounters:
 
 
 def read_element_counts() -> Reading:
-    """What has been counted on the current CuPy device, behind what is on its current stream.
+    """Return what has been counted on the current CuPy device, behind what is on its current stream.
 
     The difference of two readings is what the products between them left the planned way for; exact where all that the
     process computes on the device meanwhile is on this stream, or was waited for.

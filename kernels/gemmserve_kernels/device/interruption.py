@@ -1,4 +1,4 @@
-"""Where a long computation on the host can be interrupted: between two blocks of it `checkpoint` is called.
+"""Interruption of a long computation on the host: between two blocks of it `checkpoint` is called.
 
 Whoever wants to be asked there says so with `interruptible`, for the calls that this thread makes inside. What the
 callback raises ends the computation; what was written by then is left half done.

@@ -1,4 +1,4 @@
-"""What the host code of the portable kernels needs of a machine, and CuPy as one.
+"""Launchers: what host code needs of a machine to run kernels, and CuPy as one.
 
 `Launcher` is a port: `simt` computes arguments and calls it, whatever stands behind. `CupyLauncher` is the adapter for
 CUDA and ROCm devices; the tests put a CPU emulation of the device language behind the same methods.
@@ -58,7 +58,7 @@ class Launcher(Protocol):
         """Address of the device's `element_counts` counters, for a product with so many elements of results."""
 
     def tensor_map(self, box: Box, address: int) -> TensorMap:
-        """How the copy engine finds boxes of the array at `address`. Raises DeviceError."""
+        """Return the tensor map by which the copy engine finds boxes of the array at `address`. Raises DeviceError."""
 
     def launch(
         self,

@@ -1,9 +1,10 @@
 """Products worked out once and repeated with other addresses: what keeps the host's share of a product small.
 
-The host code of an algorithm runs against a `Tracer` that stands in for a device: arrays are `Symbol`s with made-up
-addresses, launches are noted. It runs twice, with different addresses: what differs between the two notes is an address
-and says whose. The `Program` that comes of it is one block of kernel arguments, one block of memory for all that the
-product allocates, and the launches in their order. To run it again takes the arrays' addresses and nothing else.
+The host code of an algorithm runs against a `LaunchRecorder` that stands in for a device: arrays are `RecordedArray`s
+with made-up addresses, launches are kept. It runs twice, with different addresses: what differs between the two records
+is an address and says whose. The `Program` that comes of it is one block of kernel arguments, one block of memory for
+all that the product allocates, and the launches in their order. To run it again takes the arrays' addresses and nothing
+else.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device.tensor_map import Box
 
 _SPACE: Final = 1 << 48
-"""Symbol number i lies at (i + 1) * _SPACE, and (i + 1) * _STEP further on in the second run."""
+"""Recorded array number i lies at (i + 1) * _SPACE, and (i + 1) * _STEP further on in the second run."""
 _STEP: Final = 1 << 28
 _COUNTERS: Final = 0xFFFF
 """The number, from 1 on, of what stands for the device's element counters: the last that an address has room for."""
@@ -36,7 +37,7 @@ _MARK: Final = 0xA17E_5EED_0B0C_5EED
 
 
 @dataclass(frozen=True)
-class Symbol:
+class RecordedArray:
     """An array that is not there: what an array says of itself, and a made-up address."""
 
     number: int
@@ -60,7 +61,7 @@ class Symbol:
         """Bytes of the elements."""
         return self.size * self.dtype.itemsize
 
-    def __getitem__(self, index: Any) -> Symbol:
+    def __getitem__(self, index: Any) -> RecordedArray:
         """A view, by integers and slices of step 1."""
         picks = index if isinstance(index, tuple) else (index,)
         address, shape, strides = self.address, [], []
@@ -68,18 +69,20 @@ class Symbol:
             if isinstance(pick, slice):
                 start, stop, step = pick.indices(extent)
                 if step != 1:
-                    raise IndexError("slices of a symbol have step 1")
+                    raise IndexError("slices of a recorded array have step 1")
                 shape.append(max(0, stop - start))
                 strides.append(stride)
                 address += start * stride
             else:
                 address += (range(extent)[pick]) * stride
         rest = len(picks)
-        return Symbol(self.number, (*shape, *self.shape[rest:]), self.dtype, (*strides, *self.strides[rest:]), address)
+        return RecordedArray(
+            self.number, (*shape, *self.shape[rest:]), self.dtype, (*strides, *self.strides[rest:]), address
+        )
 
 
 @dataclass(frozen=True)
-class Note:
+class RecordedLaunch:
     """A launch as it was asked for."""
 
     source: KernelSource
@@ -98,26 +101,26 @@ class _Allocation:
     cleared: bool
 
 
-class Tracer:
-    """A Launcher that runs nothing."""
+class LaunchRecorder:
+    """A Launcher that runs nothing and keeps what it is asked for."""
 
     def __init__(self, spec: DeviceSpec, max_grid: int, turn: int) -> None:
         self.spec = spec
         self.max_grid = max_grid
         self._turn = turn
-        self.symbols = 0
+        self.array_count = 0
         self.phases: list[int] = []
-        self.steps: list[_Allocation | Note] = []
+        self.steps: list[_Allocation | RecordedLaunch] = []
         self.maps: list[tuple[Box, int]] = []
         self.elements = 0
 
-    def argument(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], phase: int = 0) -> Symbol:
+    def argument(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], phase: int = 0) -> RecordedArray:
         """The next argument of the program, `phase` bytes past an aligned address; before anything is allocated."""
-        number = self.symbols
-        self.symbols += 1
+        number = self.array_count
+        self.array_count += 1
         self.phases.append(phase)
         address = (number + 1) * (_SPACE + self._turn * _STEP) + phase
-        return Symbol(number, tuple(shape), np.dtype(dtype), tuple(strides), address)
+        return RecordedArray(number, tuple(shape), np.dtype(dtype), tuple(strides), address)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """See Launcher."""
@@ -127,14 +130,14 @@ class Tracer:
         """See Launcher."""
         return self._allocate(shape, dtype, cleared=True)
 
-    def _allocate(self, shape: tuple[int, ...], dtype: Any, *, cleared: bool) -> Symbol:
+    def _allocate(self, shape: tuple[int, ...], dtype: Any, *, cleared: bool) -> RecordedArray:
         strides, step = [], np.dtype(dtype).itemsize
         for extent in reversed(shape):
             strides.append(step)
             step *= extent
-        symbol = self.argument(shape, dtype, tuple(reversed(strides)))
-        self.steps.append(_Allocation(symbol.number, symbol.nbytes, cleared))
-        return symbol
+        array = self.argument(shape, dtype, tuple(reversed(strides)))
+        self.steps.append(_Allocation(array.number, array.nbytes, cleared))
+        return array
 
     def pointer(self, array: Any) -> int:
         """See Launcher."""
@@ -167,7 +170,7 @@ class Tracer:
     ) -> None:
         """See Launcher."""
         copy = type(params).from_buffer_copy(params)
-        self.steps.append(Note(source, entry, grid, block, shared, copy, dependent))
+        self.steps.append(RecordedLaunch(source, entry, grid, block, shared, copy, dependent))
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,7 @@ class Clear:
 
 @dataclass(frozen=True)
 class MapPlace:
-    """Where among the words a tensor map goes, and what it describes: `offset` bytes past base number `base`."""
+    """Place of a tensor map among the words, and what it describes: `offset` bytes past base number `base`."""
 
     word: int
     box: Box
@@ -250,11 +253,11 @@ class Program:
             )
 
 
-def trace(spec: DeviceSpec, max_grid: int, run: Callable[[Tracer], int]) -> Program:
-    """The program of what `run` does on a launcher. It is called twice, makes its arguments with `Tracer.argument` and
-    returns how many. Raises what `run` raises; ValueError where the two calls do not agree.
+def record(spec: DeviceSpec, max_grid: int, run: Callable[[LaunchRecorder], int]) -> Program:
+    """Return the program of the launches of `run`. It is called twice, makes its arguments with
+    `LaunchRecorder.argument` and returns how many. Raises what `run` raises; ValueError where the two calls differ.
     """
-    first, second = Tracer(spec, max_grid, 0), Tracer(spec, max_grid, 1)
+    first, second = LaunchRecorder(spec, max_grid, 0), LaunchRecorder(spec, max_grid, 1)
     run(first)
     return _Assembly(run(second), first, second).program()
 
@@ -262,8 +265,8 @@ def trace(spec: DeviceSpec, max_grid: int, run: Callable[[Tracer], int]) -> Prog
 @dataclass
 class _Assembly:
     arguments: int
-    first: Tracer
-    second: Tracer
+    first: LaunchRecorder
+    second: LaunchRecorder
     words: list[Any] = field(default_factory=list)
     bases: list[Any] = field(default_factory=list)
 
@@ -271,7 +274,7 @@ class _Assembly:
         if len(self.first.steps) != len(self.second.steps) or len(self.first.maps) != len(self.second.maps):
             raise ValueError("the launches depend on addresses")
         used: list[set[int]] = []
-        launches: list[tuple[Note, int]] = []
+        launches: list[tuple[RecordedLaunch, int]] = []
         length = 0
         for one, two in zip(self.first.steps, self.second.steps, strict=True):
             if isinstance(one, _Allocation) or isinstance(two, _Allocation):
@@ -299,7 +302,7 @@ class _Assembly:
         return Program(words, bases, maps, steps, workspace, self.arguments, self.first.elements)
 
     def _base(self, owner: int, offsets: dict[int, int]) -> tuple[int, int]:
-        """Number of the base that symbol `owner - 1` counts from, and where that is zero."""
+        """Number of the base that array `owner - 1` counts from, and where that is zero."""
         if owner == _COUNTERS:
             return self.arguments + 2, 0
         if owner <= self.arguments:
@@ -319,8 +322,8 @@ class _Assembly:
             raise ValueError("the launches depend on addresses")
         return owner
 
-    def _addresses(self, one: Note, two: Note) -> tuple[Any, Any]:
-        """The words of the arguments, and for each 1 + the number of the symbol whose address it is, or 0."""
+    def _addresses(self, one: RecordedLaunch, two: RecordedLaunch) -> tuple[Any, Any]:
+        """The words of the arguments, and for each 1 + the number of the array whose address it is, or 0."""
         alike = (one.source, one.entry, one.grid, one.block, one.shared) == (
             two.source, two.entry, two.grid, two.block, two.shared,
         )  # fmt: skip
@@ -328,14 +331,14 @@ class _Assembly:
         if not alike or size != ctypes.sizeof(two.params):
             raise ValueError("the launches depend on addresses")
         padding = bytes(-size % _WORD)
-        words, other = (np.frombuffer(bytes(note.params) + padding, np.uint64) for note in (one, two))
+        words, other = (np.frombuffer(bytes(each.params) + padding, np.uint64) for each in (one, two))
         owners, rests = np.divmod(other - words, np.uint64(_STEP))
-        if rests.any() or ((owners > self.first.symbols) & (owners != _COUNTERS)).any():
+        if rests.any() or ((owners > self.first.array_count) & (owners != _COUNTERS)).any():
             raise ValueError("the launches depend on addresses")
         return words.copy(), owners.astype(np.intp)
 
     def _place(self, used: list[set[int]]) -> tuple[dict[int, int], int]:
-        """Where in the workspace each allocation lies: the lowest gap among those alive at the same time."""
+        """Return where in the workspace each allocation lies: the lowest gap among those alive at the same time."""
         last = {owner: number for number, owners in enumerate(used) for owner in owners}
         alive: dict[int, tuple[int, int]] = {}
         offsets: dict[int, int] = {}
@@ -357,11 +360,11 @@ class _Assembly:
             top = max(top, at + step.nbytes)
         return offsets, top
 
-    def _steps(self, launches: list[tuple[Note, int]], offsets: dict[int, int]) -> tuple[Launch | Clear, ...]:
+    def _steps(self, launches: list[tuple[RecordedLaunch, int]], offsets: dict[int, int]) -> tuple[Launch | Clear, ...]:
         steps: list[Launch | Clear] = []
         found = iter(launches)
         for step in self.first.steps:
-            if isinstance(step, Note):
+            if isinstance(step, RecordedLaunch):
                 note, word = next(found)
                 # Work may only begin early where a kernel comes before it.
                 dependent = note.dependent and bool(steps) and isinstance(steps[-1], Launch)
@@ -376,5 +379,5 @@ class _Assembly:
 
 
 def _marks(words: Any) -> list[tuple[int, int]]:
-    """Where tensor maps stand: (word, number)."""
+    """Return where tensor maps stand: (word, number)."""
     return [(int(at), int(words[at + 1])) for at in np.flatnonzero(words == np.uint64(_MARK))]

@@ -1,4 +1,4 @@
-"""What a device is: the only place that asks the driver.
+"""Properties of a device: the only place that asks the driver.
 
 Everything else decides from a `DeviceSpec`, so that plans for any device can be made, and tested, on a machine that has
 none. `KNOWN` holds the specs of devices that the plans are tested for.
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _CPU_MODES: Final = ("auto", "fp32", "fp64")
 _TENSOR_MODES: Final = ("tf32", "1xtf32", "3xtf32", "3xfp16", "6xbf16", "9xbf16")
-"""What tensor cores multiply from compute capability 8.0 on."""
+"""Modes of tensor cores from compute capability 8.0 on."""
 _WGMMA_MODES: Final = ("3xfp16-3m", "ozaki")
-"""What has kernels for compute capability 9.0 alone."""
+"""Modes that have kernels for compute capability 9.0 alone."""
 _MFMA_MODES: Final = dict.fromkeys(("gfx942", "gfx950", "gfx1100"), ("tf32", "3xfp16"))
-"""What AMD's matrix units multiply beside plain arithmetic (`mfma.tiles` says why gfx90a does not)."""
+"""Modes of AMD's matrix units beside plain arithmetic (`mfma.tile` says why gfx90a does not)."""
 
 
 @dataclass(frozen=True)

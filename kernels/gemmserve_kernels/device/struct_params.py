@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -57,15 +59,10 @@ class GemmParams(ctypes.Structure):
     )
 
 
-KINDS: Final = ("sum", "sumsq", "max", "min", "absmax", "absmin", "argmax", "argmin")
-"""The order of enum Kind in cuda/epilogue/reductions.cuh; the mean, kind 8, shares the sum's partials."""
-MEAN: Final = len(KINDS)
-
-
 class PartialParams(ctypes.Structure):
     """Mirror of PartialParams."""
 
-    _fields_ = (("values", ctypes.c_uint64 * len(KINDS)), ("indices", ctypes.c_uint64 * 2))
+    _fields_ = (("values", ctypes.c_uint64 * len(PARTIAL_KINDS)), ("indices", ctypes.c_uint64 * 2))
 
 
 class RowReduceParams(ctypes.Structure):
@@ -99,7 +96,7 @@ class CombineParams(ctypes.Structure):
     _fields_ = (
         ("source", PartialParams),  # `in` in the kernel
         ("target", PartialParams),  # `out`
-        ("result", ctypes.c_uint64 * (len(KINDS) + 1)),
+        ("result", ctypes.c_uint64 * (len(PARTIAL_KINDS) + 1)),
         ("outputs", ctypes.c_int64),
         ("length", ctypes.c_int64),
         ("sums_length", ctypes.c_int64),
@@ -158,7 +155,7 @@ class MatrixView:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """How an array lies in memory, its address only up to a multiple of VECTOR_BYTES. Strides in bytes."""
+    """Layout of an array in memory, its address only up to a multiple of VECTOR_BYTES. Strides in bytes."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -167,7 +164,7 @@ class StoredArray:
 
     @classmethod
     def of(cls, launcher: Launcher, array: Any) -> tuple[StoredArray, int]:
-        """That of `array`, and the base to which its `phase` is added."""
+        """Return the layout of `array`, and the base to which its `phase` is added."""
         address = launcher.pointer(array)
         phase = address % VECTOR_BYTES
         return cls(tuple(array.shape), tuple(array.strides), array.dtype, phase), address - phase
@@ -197,7 +194,7 @@ def matrix_view(array: StoredArray, shape: tuple[int, ...], *, planar: bool) -> 
 
 @dataclass(frozen=True)
 class Access:
-    """How a block reads an operand: `vector` elements at once, along k or across it."""
+    """Reads of an operand by a block: `vector` elements at once, along k or across it."""
 
     along_k: bool
     vector: int

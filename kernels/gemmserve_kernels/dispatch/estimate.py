@@ -1,4 +1,4 @@
-"""How long an algorithm will take: a model of each, corrected by what was measured on this architecture. Pure.
+"""Estimate of an algorithm's time: a model of each, corrected by what was measured on this architecture. Pure.
 
 The model is the larger of arithmetic and memory traffic, plus launches. `tables/<arch>.json`, which
 `benchmarks/kernels/tune_dispatch.py` writes on the device, holds measured times; the ratio of measured to modelled
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _NEIGHBOURS: Final = 6
 _EXACT: Final = 1e-9
 _TRANSPOSED: Final = 0.5
-"""What a transposed point is further away, in binary orders of magnitude."""
+"""Further distance of a transposed point, in binary orders of magnitude."""
 
 
 def estimate(
@@ -94,7 +94,7 @@ def _distance(here: tuple[float, ...], there: tuple[float, ...]) -> float:
 
 @dataclass(frozen=True)
 class Table:
-    """What was measured on an architecture: by algorithm, arithmetic and dtype (log2 of the shape, log of measured over
+    """Measurements on an architecture: by algorithm, arithmetic and dtype (log2 of the shape, log of measured over
     modelled time).
     """
 
@@ -182,7 +182,7 @@ def _guess(spec: DeviceSpec, measured: Table, who: str, dtype: str, shape: Point
 
 @cache
 def table(arch: str) -> Table:
-    """What was measured on that architecture; empty where nothing was."""
+    """Return what was measured on that architecture; empty where nothing was."""
     path = resources.files("gemmserve_kernels.dispatch") / "tables" / f"{arch}.json"
     if not path.is_file():
         return Table({})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.algorithms.vendor import gemm as vendor
 from gemmserve_kernels.device.launch import CupyLauncher
-from gemmserve_kernels.device.replay import trace
+from gemmserve_kernels.device.replay import record
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_kernels.device.struct_params import VECTOR_BYTES
 from gemmserve_kernels.dispatch.routes import as_uniform, plan_gemm
@@ -22,20 +22,20 @@ from gemmserve_kernels.problem.problem import GemmProblem
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.common.prepared_operand import Outline
     from gemmserve_kernels.device.launch import Launcher
-    from gemmserve_kernels.device.replay import Program, Tracer
+    from gemmserve_kernels.device.replay import LaunchRecorder, Program
     from gemmserve_kernels.dispatch.routes import Plan
 
     Pair = tuple[Outline | None, Outline | None]
 
 Key = tuple[ArrayKey, int]
-"""How an array lies in memory, and its address modulo VECTOR_BYTES."""
+"""Layout of an array in memory, and its address modulo VECTOR_BYTES."""
 _OPTIONS: Final = ("alpha", "beta", "trans_a", "trans_b", "order", "layout", "compute", "config")
 _ALLOCATED: Final = 0
 """Fresh arrays are aligned."""
 
 
 def operand_key(array: Any) -> Key:
-    """How a CuPy array lies in memory."""
+    """Return how a CuPy array lies in memory."""
     return ArrayKey.of(array), array.data.ptr % VECTOR_BYTES
 
 
@@ -46,7 +46,7 @@ def whole_elements(operand: Any) -> Any:
 
 
 def operand_outline(operand: Any) -> Outline | None:
-    """What was prepared of it."""
+    """Return the outline of what was prepared of it."""
     return operand.outline if isinstance(operand, PreparedOperand) else None
 
 
@@ -58,8 +58,8 @@ def build_problem(a: ArrayKey, b: ArrayKey, c: ArrayKey | None, options: tuple[A
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """How to run `problem`. `program` is None where the vendor's BLAS does it. `takes`: which operands' prepared forms
-    it uses. Where `converted` is set, operands become those of that problem first.
+    """Planned call of `problem`. `program` is None where the vendor's BLAS does it. `takes`: which operands' prepared
+    forms it uses. Where `converted` is set, operands become those of that problem first.
     """
 
     problem: GemmProblem
@@ -144,24 +144,27 @@ def program_of(
     what was prepared of A and of B.
     """
 
-    def run(tracer: Tracer) -> int:
-        operands, into = [key_argument(tracer, keys[0]), key_argument(tracer, keys[1])], key_argument(tracer, keys[3])
-        c = None if keys[2] is None else key_argument(tracer, keys[2])
+    def run(recorder: LaunchRecorder) -> int:
+        operands, into = (
+            [key_argument(recorder, keys[0]), key_argument(recorder, keys[1])],
+            key_argument(recorder, keys[3]),
+        )
+        c = None if keys[2] is None else key_argument(recorder, keys[2])
         for i, outline in enumerate(outlines):
             if outline is not None:
-                arrays = [tracer.argument(x.shape, x.dtype, x.strides) for x in outline.payload.arrays]
+                arrays = [recorder.argument(x.shape, x.dtype, x.strides) for x in outline.payload.arrays]
                 payload = outline.payload.with_arrays(operands[i], arrays)
                 operands[i] = PreparedOperand(operands[i], "b" if i else "a", "N", "interleaved", "auto", payload)
-        arguments = tracer.symbols
-        plan.run_gemm(tracer, problem, operands[0], operands[1], c, into)
+        arguments = recorder.array_count
+        plan.run_gemm(recorder, problem, operands[0], operands[1], c, into)
         return arguments
 
-    return trace(launcher.spec, launcher.max_grid, run)
+    return record(launcher.spec, launcher.max_grid, run)
 
 
-def key_argument(tracer: Tracer, key: Key) -> Any:
+def key_argument(recorder: LaunchRecorder, key: Key) -> Any:
     """An argument of the program that lies like `key`."""
-    return tracer.argument(key[0].shape, key[0].dtype, key[0].strides, key[1])
+    return recorder.argument(key[0].shape, key[0].dtype, key[0].strides, key[1])
 
 
 def taken_of(plan: Plan, outline: Outline | None) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmserve_kernels.algorithms.common.partials import outputs_of, written_dtype
 from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.device.launch import CupyLauncher
-from gemmserve_kernels.device.replay import trace
+from gemmserve_kernels.device.replay import record
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_kernels.dispatch.planned_call import Key, fresh_key, key_argument, taken_of
 from gemmserve_kernels.dispatch.routes import as_uniform, plan_gemm_reduce
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_kernels.device.launch import Launcher
-    from gemmserve_kernels.device.replay import Program, Tracer
+    from gemmserve_kernels.device.replay import LaunchRecorder, Program
     from gemmserve_kernels.dispatch.planned_call import Pair
     from gemmserve_kernels.dispatch.routes import Plan
     from gemmserve_kernels.problem.arrays import ArrayKey
@@ -37,8 +37,8 @@ def build_problem(a: ArrayKey, b: ArrayKey, options: tuple[Any, ...]) -> GemmRed
 
 @dataclass(frozen=True, eq=False)
 class ReduceCall:
-    """How to run `problem` on the device of `launcher`. `written` says of every result, in order, what a kernel writes:
-    shape and dtype of a contiguous array, complex where the result is planar; but "c" as it is returned.
+    """Planned call of `problem` on the device of `launcher`. `written` says of every result, in order, what a kernel
+    writes: shape and dtype of a contiguous array, complex where the result is planar; but "c" as it is returned.
 
     `program` is None where there is nothing to compute: everything is 0, or there are no outputs.
     """
@@ -105,18 +105,18 @@ def program_of(
     and then the arrays of what was prepared of A and of B.
     """
 
-    def run(tracer: Tracer) -> int:
-        operands = [key_argument(tracer, key) for key in keys]
+    def run(recorder: LaunchRecorder) -> int:
+        operands = [key_argument(recorder, key) for key in keys]
         results = {}
         for name, (shape, dtype) in written.items():
-            results[name] = key_argument(tracer, fresh_key(Operand.contiguous(shape, dtype)))
+            results[name] = key_argument(recorder, fresh_key(Operand.contiguous(shape, dtype)))
         for i, outline in enumerate(outlines):
             if outline is not None:
-                arrays = [tracer.argument(x.shape, x.dtype, x.strides) for x in outline.payload.arrays]
+                arrays = [recorder.argument(x.shape, x.dtype, x.strides) for x in outline.payload.arrays]
                 payload = outline.payload.with_arrays(operands[i], arrays)
                 operands[i] = PreparedOperand(operands[i], "b" if i else "a", "N", "interleaved", "auto", payload)
-        arguments = tracer.symbols
-        plan.run_gemm_reduce(tracer, problem, operands[0], operands[1], results)
+        arguments = recorder.array_count
+        plan.run_gemm_reduce(recorder, problem, operands[0], operands[1], results)
         return arguments
 
-    return trace(launcher.spec, launcher.max_grid, run)
+    return record(launcher.spec, launcher.max_grid, run)

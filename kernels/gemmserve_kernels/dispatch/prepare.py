@@ -10,7 +10,8 @@ import numpy as np
 from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand
 from gemmserve_kernels.algorithms.common.splits import SCHEMES, WIDE
 from gemmserve_kernels.problem.arrays import library, on_elements
-from gemmserve_kernels.problem.validation import COMPUTE_MODES, LAYOUTS, TRANS, choice
+from gemmserve_kernels.problem.validation import choice
+from gemmserve_kernels.problem.vocabulary import COMPUTE_MODES, LAYOUTS, TRANS
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher

@@ -1,4 +1,5 @@
-"""Which algorithm runs a problem on a device. Pure: it depends on the job and the device alone, never on load or luck.
+"""Choice of the algorithm that runs a problem on a device. Pure: it depends on the job and the device alone, never on
+load or luck.
 
 A compute mode has routes, pairs of an algorithm and the arithmetic it does. Those that can run the problem are compared
 by `estimate`, which knows what was measured on the architecture, and the fastest is taken. The routes of `auto` are
@@ -28,9 +29,9 @@ from gemmserve_kernels.problem.validation import compute_modes
 if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
-    from gemmserve_kernels.problem.config import Algorithm
+    from gemmserve_kernels.problem.vocabulary import AlgorithmName
 
-    Route = tuple[Algorithm, str]
+    Route = tuple[AlgorithmName, str]
 
 P = TypeVar("P", GemmProblem, GemmReduceProblem)
 
@@ -79,7 +80,7 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
 _PLAIN_MODES: Final = ("auto", "fp32", "fp64")
 """Modes in which a configuration without an algorithm's name is one of the portable kernels."""
 WITHOUT_PRODUCT: Final = ("sums", "gram")
-"""What reduces a product without making it."""
+"""Algorithms that reduce a product without making it."""
 _DOUBLE: Final = (np.dtype(np.float64), np.dtype(np.complex128))
 _COPY_RATE: Final = 3.5e12
 """Bytes a second of a strided copy on an H200."""
@@ -89,13 +90,14 @@ _LAUNCH_S: Final = 1e-5
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run. `blas` holds the calls where the algorithm is "vendor". `reduces`: it is a plan of gemm_reduce.
+    """Choice of what will run. `blas` holds the calls where the algorithm is "vendor". `reduces`: it is a plan of
+    gemm_reduce.
 
     `arithmetic` is "plain", or what the tensor cores multiply ("3xfp16", "ozaki" ...). Where `uniform`, A, B and C are
     first converted to the problem's dtype.
     """
 
-    algorithm: Algorithm
+    algorithm: AlgorithmName
     config: GemmConfig | None = None
     blas: BlasPlan | None = None
     arithmetic: str = "plain"
@@ -132,7 +134,7 @@ def plan(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Plan:
 
 
 def plan_gemm(problem: GemmProblem, spec: DeviceSpec, result: Operand | None = None) -> Plan:
-    """How `problem` runs on `spec`, into a `result` stored in its own way (by default a fresh array).
+    """Plan how `problem` runs on `spec`, into a `result` stored in its own way (by default a fresh array).
 
     The algorithm does not depend on `result`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible.
     """
@@ -169,7 +171,7 @@ def candidates(problem: GemmProblem, spec: DeviceSpec, wish: str | None = None) 
 
 
 def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
-    """How `problem` runs on `spec`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible."""
+    """Plan how `problem` runs on `spec`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible."""
     _check_compute(problem.compute, tuple(m for m in available(problem.dtype, spec) if m in _REDUCE_ROUTES))
     wish = _wish(problem, spec)
     if spec.kind == "cpu":
@@ -214,7 +216,7 @@ def _reduce_candidate(route: Route, problem: GemmReduceProblem, spec: DeviceSpec
     return Plan(algorithm, config, None, arithmetic, uniform=converted, reduces=True)
 
 
-def _wish(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Algorithm | None:
+def _wish(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> AlgorithmName | None:
     """The algorithm that the problem's configuration asks for, by name or by its tile. Raises ConfigInfeasible."""
     config = problem.config
     if config is None:
@@ -279,7 +281,7 @@ def _candidate(route: Route, problem: GemmProblem, spec: DeviceSpec) -> Plan:
 
 
 def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
-    """Why the device or the dtype rules the route out, or None."""
+    """Return why the device or the dtype rules the route out, or None."""
     algorithm, arithmetic = route
     if algorithm == "small":
         return None

@@ -28,7 +28,7 @@ _THREADS: Final = 256
 _BLOCKS_PER_SM: Final = 2
 _SHORT: Final = 512
 _MANY: Final = 16
-"""Of more products than these, elements of fewer than `_SHORT` terms are a warp's: there are many."""
+"""Number of products above which elements of fewer than `_SHORT` terms are a warp's: there are many."""
 _WORKSPACE: Final = 64 << 20
 """Bytes of what is found of single elements; of batches that would need more, a part is looked at at a time."""
 
@@ -82,11 +82,11 @@ class WorstParams(ctypes.Structure):
 
 
 PARAMS: Final[dict[str, type[ctypes.Structure]]] = {"sampled_elements": SampledParams, "sampled_worst": WorstParams}
-"""What each kernel takes."""
+"""Argument structure of each kernel."""
 
 
 def figures_shape(problem: GemmProblem) -> tuple[int, int]:
-    """Of what `run` fills: of each product its worst element, as `sampled.worst` takes them."""
+    """Return the shape of what `run` fills: of each product its worst element, as `sampled.worst` takes them."""
     return problem.batch, FIGURES
 
 

@@ -34,7 +34,7 @@ _SAMPLED: Final = 1 << 20
 """Elements of an operand, or of a product with it, between two moments at which the check of a reduction can be
 interrupted: some hundredths of a second, however long the axis is that is reduced."""
 _SAMPLED_EXACTLY: Final = 1 << 18
-"""Likewise, where the product is exact: a tenth."""
+"""Elements likewise, where the product is exact: a tenth."""
 _BEFORE: Final = {"max": -math.inf, "min": math.inf}
 _JOIN: Final = {"max": np.maximum, "min": np.minimum}
 

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.problem.vocabulary import ROUNDINGS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -34,10 +36,6 @@ if TYPE_CHECKING:
     Pair = tuple[Array, Array]
     Promotion = tuple[int, Sequence[Sequence[Pair]]]
     Turn = Sequence[Promotion]
-
-ROUNDINGS: Final = ("nearest", "toward_zero", "half_ulp_truncate", "half_ulp_truncate_flush")
-"""How a float32 becomes TF32: to nearest even; truncated; half a unit added, then truncated (ties away from zero); the
-same with subnormals truncated. CUTLASS rounds big parts towards zero and small ones by half_ulp_truncate."""
 
 MODES: Final = ("fp32", "1xtf32", "3xtf32", "3xfp16")
 
@@ -200,7 +198,7 @@ def promoted(turns: Sequence[Turn], k: int, promote: int, width: int, unit: Matr
 def _partial_sums(
     turn: Turn, k: int, promote: int, first: int, every: int, width: int, unit: MatrixUnit
 ) -> list[Array]:
-    """What is promoted, (numbers, m, n), in the turns `first`, `first` + `every` ..."""
+    """Return the sums that are promoted, (numbers, m, n), in the turns `first`, `first` + `every` ..."""
     count = -(-k // promote)
 
     def cut(x: Array, numbers: slice) -> Array:

@@ -1,4 +1,4 @@
-"""What results are measured against: an oracle in higher precision, error metrics, an a-priori bound, a cheap check.
+"""References of results: an oracle in higher precision, error metrics, an a-priori bound, a cheap check.
 
 NumPy only, and slow where it must be. Sources: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
 section 3.5 (inner products) and 3.6 (complex arithmetic); K. Ozaki, T. Ogita, S. Oishi, S. M. Rump, Error-free
@@ -186,7 +186,7 @@ def _slices(x: Array, bits: int, axis: int) -> tuple[Array, list[Array]]:
 
 
 def errors(d: Any, reference: Array) -> Errors:
-    """How far `d` is from `reference`, arrays of the same logical shape (..., rows, columns)."""
+    """Return how far `d` is from `reference`, arrays of the same logical shape (..., rows, columns)."""
     host = on_host(d)
     if host.shape != reference.shape:
         raise ValueError(f"the result has shape {host.shape}, the reference {reference.shape}")

@@ -12,7 +12,7 @@ from gemmserve_kernels.problem.errors import ParameterInvalid
 
 
 def library(array: Any) -> str:
-    """Whose array this is: "cupy", or "numpy" for everything else that NumPy makes an array of."""
+    """Return whose array this is: "cupy", or "numpy" for everything else that NumPy makes an array of."""
     return _library_of(type(array).__module__)
 
 
@@ -32,7 +32,9 @@ def same_library(arrays: dict[str, Any]) -> str:
 
 
 class ArrayKey(NamedTuple):
-    """What a plan may know of an array. Hashing it is much cheaper than building an `Operand` for every call."""
+    """Key of an array, all that a plan may know of it. Hashing it is much cheaper than building an `Operand` for every
+    call.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
@@ -40,7 +42,7 @@ class ArrayKey(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> ArrayKey:
-        """Of a NumPy or CuPy array."""
+        """Return the key of a NumPy or CuPy array."""
         return cls(array.shape, array.dtype, array.strides)
 
 

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "mfma", "ozaki", "sums", "gram", "product"]
-"""numpy: the CPU. vendor: its BLAS. simt: the portable kernels. small: batched small products. wgmma: Hopper's tensor
-cores. mma: tensor cores from sm_80 on. mfma: AMD's matrix units. ozaki: residues on INT8 tensor cores. sums, gram:
-reductions without the product."""
+    from gemmserve_kernels.problem.vocabulary import AlgorithmName
 
 
 @dataclass(frozen=True)
 class GemmConfig:
     """Overrides of what dispatch would choose; None leaves the choice to it.
 
-    `algorithm`: one of `Algorithm` ("sums", "gram" make sums, sums of squares of a product without it, "product" is
+    `algorithm`: an `AlgorithmName` ("sums", "gram" make sums, sums of squares of a product without it, "product" is
     whatever does not). `block_m`, `block_n`, `block_k`: the tile of the product that one block computes, and how many
     steps of k a stage holds. `warp_m`, `warp_n`: the part of that tile that one warp computes (`mma`,
     `mfma`). `thread_m`, `thread_n`: the part in one thread's registers (`simt`). `instruction_k`: steps of k of one
     matrix instruction (`mma`, `gram`). `stages`: buffers of shared memory. `split_k`: parts that k is cut into.
     `cluster`: blocks that share operands by multicast (`wgmma`). `raster`: rows of tiles walked together for the
     cache's sake. `promote`: steps of k between promotions of the tensor core's partial sums. `rounding_big`,
-    `rounding_small`: how parts become TF32, styles of `models.ROUNDINGS` (`mma`). `moduli`: residues (`ozaki`).
+    `rounding_small`: how parts become TF32, of `ROUNDINGS` (`mma`). `moduli`: residues (`ozaki`).
 
     An algorithm refuses a field that it does not have.
     """
 
-    algorithm: Algorithm | None = None
+    algorithm: AlgorithmName | None = None
     block_m: int | None = None
     block_n: int | None = None
     block_k: int | None = None

@@ -1,4 +1,4 @@
-"""What can be wrong with a product, each with the slug of its problem type.
+"""Errors of a product, each with the slug of its problem type.
 
 ::
 

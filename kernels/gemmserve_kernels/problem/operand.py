@@ -1,19 +1,21 @@
-"""What a plan knows of an array: shape, dtype, strides. Pure."""
+"""Operands, all that a plan knows of an array: shape, dtype, strides. Pure."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
 
 from gemmserve_kernels.problem.errors import ParameterInvalid
+from gemmserve_kernels.problem.vocabulary import Dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DTYPES: Final = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "complex64", "complex128"))
+DTYPES: Final = tuple(np.dtype(name) for name in get_args(Dtype))
+"""Element types of operands."""
 
 
 @dataclass(frozen=True)

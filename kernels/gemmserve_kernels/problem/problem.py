@@ -1,4 +1,4 @@
-"""What is to be computed: operands, shapes, operations. Pure; no arrays, no device.
+"""Problems to be computed: operands, shapes, operations. Pure; no arrays, no device.
 
 `GemmProblem.build` and `GemmReduceProblem.build` are the only gate: whatever they return, every backend can run (on a
 device that has the compute mode). The service validates submissions with them before any data exists.
@@ -15,10 +15,6 @@ import numpy as np
 from gemmserve_kernels.problem.errors import ParameterInvalid
 from gemmserve_kernels.problem.operand import Operand, real_dtype
 from gemmserve_kernels.problem.validation import (
-    AXES,
-    ORDERS,
-    PRE_OPS,
-    REDUCTIONS,
     check_c,
     check_product,
     check_size,
@@ -27,6 +23,7 @@ from gemmserve_kernels.problem.validation import (
     names,
     scalar,
 )
+from gemmserve_kernels.problem.vocabulary import AXES, ORDERS, PRE_OPS, REDUCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Every check of a product's arguments, and the words they may hold. Pure; raises the errors of `errors`."""
+"""Checks of a product's arguments. Pure; raises the errors of `errors`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,12 @@ import numpy as np
 
 from gemmserve_kernels.problem.errors import ComputeUnsupported, DtypeUnsupported, ParameterInvalid, ShapeMismatch
 from gemmserve_kernels.problem.operand import DTYPES, Operand, real_dtype
+from gemmserve_kernels.problem.vocabulary import COMPUTE_MODES, LAYOUTS, TRANS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from gemmserve_kernels.problem.config import GemmConfig
-
-TRANS: Final = ("N", "T", "C", "R")
-ORDERS: Final = ("C", "F")
-LAYOUTS: Final = ("interleaved", "planar")
-COMPUTE_MODES: Final = (
-    "auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", "3xfp16-3m", "6xbf16", "9xbf16", "ozaki",
-)  # fmt: skip
-REDUCTIONS: Final = ("sum", "max", "min", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin")
-PRE_OPS: Final = ("identity", "abs", "square")
-AXES: Final = ("m", "n", "batch")
 
 _MAX_NBYTES: Final = 1 << 62
 """No array is larger: byte offsets stay within signed 64 bits whatever a kernel adds to them."""

@@ -10,7 +10,7 @@ from gemmserve.wire import NpyError, parse_npy_header
 if TYPE_CHECKING:
     import numpy as np
 
-    from gemmserve_service.schemas import Order
+    from gemmserve_kernels.problem.vocabulary import Order
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.upload import Upload
 

@@ -1,4 +1,4 @@
-"""What the hosts of kernels for matrix units have in common: `mma` (mma.sync on NVIDIA's) and `mfma` (AMD's).
+"""Host code common to the kernels for matrix units: `mma` (mma.sync on NVIDIA's) and `mfma` (AMD's).
 
 Both multiply operands as they are stored, or float16 planes; a plan has their launches, in pieces of a batch, with
 addresses that count from the arrays' bases. Here is the way from arrays to such a plan, and into its arguments.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Problem = GemmProblem | GemmReduceProblem
 
 
-class Plan(Protocol):
+class MatrixUnitPlan(Protocol):
     """The launches of one product."""
 
     @property
@@ -53,7 +53,7 @@ class Plan(Protocol):
 
 
 class Tile(Protocol):
-    """What the tiles of both have: `raster` rows of blocks are walked together; a warp's part of a block."""
+    """Tile of either kernel: `raster` rows of blocks are walked together; a warp's part of a block."""
 
     @property
     def block_m(self) -> int: ...
@@ -73,7 +73,7 @@ class Tile(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where planes lie in their arrays."""
+    """Layout of planes in their arrays."""
 
     scheme: Scheme
     complex: bool
@@ -105,7 +105,7 @@ class Layout:
         return MatrixView(0, 0, np.dtype(np.int32), self.rows, 1, 1, 0, strides)
 
     def deficits(self) -> MatrixView:
-        """Those of the rows' groups (common.verdict), as a matrix of one row."""
+        """Deficits of the rows' groups (common.verdict), as a matrix of one row."""
         count = groups(self.rows) * GROUP_WORDS
         return MatrixView(0, 0, np.dtype(np.int32), 1, count, 0, 1, tuple(step * count for step in self.batch_strides))
 
@@ -179,7 +179,7 @@ def rebase(gemm: Any, params: Any, bases: Sequence[int], exponents: Sequence[int
 def run_stored(
     launcher: Launcher,
     problem: GemmProblem,
-    plan_of: Callable[[StoredArray, StoredArray, StoredArray, StoredArray], Plan],
+    plan_of: Callable[[StoredArray, StoredArray, StoredArray, StoredArray], MatrixUnitPlan],
     a: Any,
     b: Any,
     c: Any | None,
@@ -199,7 +199,7 @@ def run_stored(
 def reduce_stored(
     launcher: Launcher,
     problem: GemmReduceProblem,
-    plan_of: Callable[[StoredArray, StoredArray, StoredArray | None, StoredArray | None], Plan],
+    plan_of: Callable[[StoredArray, StoredArray, StoredArray | None, StoredArray | None], MatrixUnitPlan],
     a: Any,
     b: Any,
     results: dict[str, Any],
@@ -217,7 +217,7 @@ def reduce_stored(
 def run_planes(
     launcher: Launcher,
     problem: GemmProblem,
-    plan_of: Callable[[Layout, Layout, StoredArray | None, StoredArray | None], Plan],
+    plan_of: Callable[[Layout, Layout, StoredArray | None, StoredArray | None], MatrixUnitPlan],
     a: Planes,
     b: Planes,
     c: Any | None,
@@ -235,7 +235,7 @@ def run_planes(
 
 def reduce_planes(
     launcher: Launcher,
-    plan_of: Callable[[Layout, Layout, StoredArray | None, StoredArray | None], Plan],
+    plan_of: Callable[[Layout, Layout, StoredArray | None, StoredArray | None], MatrixUnitPlan],
     a: Planes,
     b: Planes,
     partials: Partials,
@@ -248,7 +248,9 @@ def reduce_planes(
     _launch_planes(launcher, plan, a, b, [base, base], partials=partials, first_matrix=first_matrix)
 
 
-def _launch_planes(launcher: Launcher, plan: Plan, a: Planes, b: Planes, bases: list[int], **options: Any) -> None:
+def _launch_planes(
+    launcher: Launcher, plan: MatrixUnitPlan, a: Planes, b: Planes, bases: list[int], **options: Any
+) -> None:
     sides = [b, a] if plan.swapped else [a, b]
     bases = [launcher.pointer(side.data) for side in sides] + bases
     plan.launch(launcher, bases, [launcher.pointer(side.exponents) for side in sides], **options)

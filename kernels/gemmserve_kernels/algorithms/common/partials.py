@@ -16,8 +16,9 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, flag
 from gemmserve_kernels.device.compiler import KernelSource
-from gemmserve_kernels.device.struct_params import KINDS, MEAN, CombineParams, PartialParams
+from gemmserve_kernels.device.struct_params import CombineParams, PartialParams
 from gemmserve_kernels.problem.operand import real_dtype
+from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,21 +34,21 @@ _SUMS: Final = ("sum", "sumsq")
 
 
 def kinds(problem: GemmReduceProblem) -> list[int]:
-    """Partials to keep, as positions in KINDS; the mean is a sum."""
+    """Partials to keep, as positions in PARTIAL_KINDS; the mean is a sum."""
     names = {"sum" if name == "mean" else name for name in problem.reductions}
-    return [kind for kind, name in enumerate(KINDS) if name in names]
+    return [kind for kind, name in enumerate(PARTIAL_KINDS) if name in names]
 
 
 def _value_dtype(problem: GemmReduceProblem) -> np.dtype[Any]:
-    """What is reduced, after pre_op, in the accumulator's width."""
+    """Return the dtype that is reduced, after pre_op, in the accumulator's width."""
     return real_dtype(problem.accumulate) if problem.pre_op == "abs" else problem.accumulate
 
 
 def _partial_dtype(problem: GemmReduceProblem, kind: int) -> np.dtype[Any]:
-    """Of a tile's partial: sums run in double, extremes stay as they are."""
+    """Return the dtype of a tile's partial: sums run in double, extremes stay as they are."""
     value = _value_dtype(problem)
-    if KINDS[kind] in _SUMS:
-        return np.dtype(np.complex128 if KINDS[kind] == "sum" and value.kind == "c" else np.float64)
+    if PARTIAL_KINDS[kind] in _SUMS:
+        return np.dtype(np.complex128 if PARTIAL_KINDS[kind] == "sum" and value.kind == "c" else np.float64)
     return real_dtype(value)
 
 
@@ -56,11 +57,11 @@ def local_bytes(problem: GemmReduceProblem) -> int:
     value = _value_dtype(problem)
     real = real_dtype(value).itemsize
     sizes = {"sum": value.itemsize, "argmax": 2 * real, "argmin": 2 * real}
-    return max(sizes.get(KINDS[kind], real) for kind in kinds(problem))
+    return max(sizes.get(PARTIAL_KINDS[kind], real) for kind in kinds(problem))
 
 
 def epilogue_defines(problem: GemmReduceProblem) -> dict[str, str]:
-    """What a kernel that leaves partials is told."""
+    """Return the defines of a kernel that leaves partials."""
     return {
         "REDUCTIONS": f"{sum(1 << kind for kind in kinds(problem))}u",
         "PRE_OP": problem.pre_op.upper(),
@@ -70,7 +71,7 @@ def epilogue_defines(problem: GemmReduceProblem) -> dict[str, str]:
 
 
 def sum_dtype(problem: GemmReduceProblem) -> np.dtype[Any]:
-    """Of the sums and means that kernels write."""
+    """Return the dtype of the sums and means that kernels write."""
     summed = np.dtype(np.float32) if problem.dtype == np.float16 else problem.dtype
     return real_dtype(summed) if problem.value_dtype.kind == "f" else summed
 
@@ -112,11 +113,11 @@ class Partials:
         outputs = outputs_of(problem)
         values, indices = {}, {}
         for kind in kinds(problem):
-            sums = KINDS[kind] in _SUMS
+            sums = PARTIAL_KINDS[kind] in _SUMS
             count = (sums_length if sums else length) * outputs
             create = launcher.empty if problem.reproducible or not sums else launcher.zeros
             values[kind] = create((count,), _partial_dtype(problem, kind))
-            if KINDS[kind].startswith("arg"):
+            if PARTIAL_KINDS[kind].startswith("arg"):
                 indices[kind] = launcher.empty((count,), np.dtype(np.int64))
         return cls(outputs, length, sums_length, values, indices)
 
@@ -126,7 +127,7 @@ class Partials:
         for kind, array in self.values.items():
             params.values[kind] = launcher.pointer(array)
         for kind, array in self.indices.items():
-            params.indices[kind - KINDS.index("argmax")] = launcher.pointer(array)
+            params.indices[kind - PARTIAL_KINDS.index("argmax")] = launcher.pointer(array)
         return params
 
 
@@ -150,13 +151,13 @@ def combine(launcher: Launcher, problem: GemmReduceProblem, partials: Partials, 
     params.length, params.sums_length = partials.length, partials.sums_length
     with targets(launcher, problem, results) as pointers:
         for name, pointer in pointers.items():
-            params.result[MEAN if name == "mean" else KINDS.index(name)] = pointer
+            params.result[len(PARTIAL_KINDS) if name == "mean" else PARTIAL_KINDS.index(name)] = pointer
         launch("gemm_reduce_finish", outputs)
 
 
 @contextmanager
 def targets(launcher: Launcher, problem: GemmReduceProblem, results: dict[str, Any]) -> Iterator[dict[str, int]]:
-    """Where a kernel is to write each reduction, in C order and complex where it is; then brought to `results`."""
+    """Arrays that a kernel writes each reduction to, in C order and complex where it is; then brought to `results`."""
     written = {name: _target(launcher, problem, name, results[name]) for name in problem.reductions}
     yield {name: launcher.pointer(target) for name, target in written.items()}
     for name, target in written.items():
@@ -165,14 +166,16 @@ def targets(launcher: Launcher, problem: GemmReduceProblem, results: dict[str, A
 
 
 def written_dtype(problem: GemmReduceProblem, name: str) -> np.dtype[Any]:
-    """What the kernel writes as the result `name`: complex numbers where it is planar."""
+    """Return the dtype that the kernel writes as the result `name`: complex numbers where it is planar."""
     dtype = problem.results[name][1]
     planar = problem.planar and name in {"sum", "mean"} and problem.value_dtype.kind == "c"
     return problem.dtype if planar else dtype
 
 
 def _target(launcher: Launcher, problem: GemmReduceProblem, name: str, result: Any) -> Any:
-    """Where the kernel writes: the result itself where it is contiguous and not planar, else an array between."""
+    """Return the array that the kernel writes: the result itself where it is contiguous and not planar, else an array
+    between.
+    """
     dtype = written_dtype(problem, name)
     if result.dtype == dtype and contiguous(result):
         return result

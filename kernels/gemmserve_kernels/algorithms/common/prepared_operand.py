@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gemmserve_kernels.device.replay import Symbol
+from gemmserve_kernels.device.replay import RecordedArray
 
 
 @dataclass(frozen=True)
@@ -28,28 +28,28 @@ class PreparedOperand:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the array."""
+        """Shape of the array."""
         return tuple(self.source.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of the array."""
+        """Element type of the array."""
         dtype: np.dtype[Any] = np.dtype(self.source.dtype)
         return dtype
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Those of the array, in bytes."""
+        """Strides of the array, in bytes."""
         return tuple(self.source.strides)
 
     @property
     def ndim(self) -> int:
-        """That of the array."""
+        """Number of dimensions of the array."""
         return len(self.shape)
 
     @property
     def device(self) -> Any:
-        """That of the array."""
+        """Device of the array."""
         return self.source.device
 
     @property
@@ -59,15 +59,15 @@ class PreparedOperand:
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """Those of the payload."""
+        """Arrays of the payload."""
         return () if self.payload is None else self.payload.arrays
 
     @cached_property
     def outline(self) -> Outline | None:
-        """What a plan may know of the payload: all but where its arrays are. Those of like payloads are one object."""
+        """The payload but for where its arrays are, for plans. Like payloads have one and the same object."""
         if self.payload is None:
             return None
-        shapes = [Symbol(-1, tuple(x.shape), np.dtype(x.dtype), tuple(x.strides), 0) for x in self.arrays]
+        shapes = [RecordedArray(-1, tuple(x.shape), np.dtype(x.dtype), tuple(x.strides), 0) for x in self.arrays]
         return _outline(self.payload.with_arrays(None, shapes))
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 Scheme = Literal["3xfp16", "3xfp16-3m", "1xfp16", "6xbf16", "9xbf16", "3xbf16"]
-"""Of bfloat16: three parts of an element and six or nine products of them; or the first two and three products."""
+"""Schemes; of bfloat16 three parts of an element and six or nine products of them; or the first two and three products.
+"""
 
 DEPTHS: Final[dict[str, int]] = {"3xfp16": 2, "3xfp16-3m": 2, "1xfp16": 1, "6xbf16": 3, "9xbf16": 3, "3xbf16": 2}
 """Planes of one value."""
@@ -58,7 +59,7 @@ SCHEMES: Final[dict[str, Scheme]] = {
 """The scheme of each compute mode that has one."""
 
 WIDE: Final[dict[Scheme, Scheme]] = {"3xfp16": "6xbf16", "3xfp16-3m": "6xbf16", "1xfp16": "3xbf16"}
-"""What takes the tiles that a scheme's float16 planes do not serve."""
+"""Scheme that takes the tiles that a scheme's float16 planes do not serve."""
 
 PITCH: Final = 64
 """Rows of a plane begin at multiples of this many elements (128 bytes); what lies between k and the pitch is zero."""

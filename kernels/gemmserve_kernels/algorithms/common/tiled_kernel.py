@@ -86,7 +86,7 @@ class Operands:
 
     @property
     def k(self) -> int:
-        """What is summed over."""
+        """Length of the sums."""
         return self.a.columns
 
     def transposed(self) -> Operands:

@@ -111,7 +111,7 @@ ITEMSIZE: Final = {"float16": 2, "float32": 4, "float64": 8, "complex64": 8, "co
 def model_seconds(
     spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str, shape: Point, *, written: bool = True
 ) -> float:
-    """What the model alone says."""
+    """Return the seconds that the model alone estimates; inf where it knows nothing."""
     model = MODELS.get((algorithm, arithmetic, dtype))
     if model is None:
         return math.inf

@@ -1,4 +1,5 @@
-"""Which tiles of a product may be taken from float16 planes: a proof by counting, made by the pre-pass on the device.
+"""Choice of the tiles of a product that may be taken from float16 planes: a proof by counting, made by the pre-pass on
+the device.
 
 The promise is one of elements: |D - R|_ij stays below a few units of FP32's last place of (|A| |B|)_ij, on any data
 ("Grade A" of J. Demmel et al., "Grading emulated matrix multiplication", 2025). Planes keep 22 bits of an element x of
@@ -63,8 +64,9 @@ SPARE: Final = 16
 NEVER: Final = 1 << 30
 """The count of a vector that is not finite."""
 GROUP_WORDS: Final = 4
-"""Of a group: the largest counts of the better and of the worse part, the largest l, and which parts are not all zero
-in any of its vectors (1 the real, 2 the imaginary one; of real data 1)."""
+"""Words of a group: the largest counts of the better and of the worse part, the largest l, and which parts are not all
+zero in any of its vectors (1 the real, 2 the imaginary one; of real data 1).
+"""
 
 DEEP: Final = 1
 SPARSE: Final = 2
@@ -93,14 +95,14 @@ def words(matrices: int, vectors: int) -> int:
 
 @dataclass(frozen=True)
 class Deficits:
-    """Where an operand's are, in int32 `words` (zero before the pre-pass) from number `first` on."""
+    """Place of an operand's deficits in int32 `words` (zero before the pre-pass) from number `first` on."""
 
     words: Any
     first: int
 
 
 class Judged(NamedTuple):
-    """Which tiles a kernel computes: those that float16 planes serve, or the rest of them.
+    """Tiles that a kernel computes: those that float16 planes serve, or the rest of them.
 
     Addresses: of the operands' deficits, of a word that the former kernel sets where there is a rest, and of the
     counters (`Launcher.counters`) that the latter adds its elements to.

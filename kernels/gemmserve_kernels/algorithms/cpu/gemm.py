@@ -88,7 +88,8 @@ def run_gemm(problem: GemmProblem, a: Array, b: Array, c: Array | None, out: Arr
 
 
 def one_call(problem: GemmProblem, a: Array, b: Array, out: Array) -> Callable[[Array, Array, Array], None] | None:
-    """What multiplies these matrices, and others that lie alike, where one call of the BLAS is all there is to do.
+    """Return the function that multiplies these matrices, and others that lie alike, where one call of the BLAS is all
+    there is to do.
 
     NumPy warns of what overflows there, unless its caller sees to it (`np.errstate`).
     """
@@ -290,7 +291,7 @@ class Product:
         )
 
     def folded(self) -> Product:
-        """That one product."""
+        """Fold the batch into that one product and return it."""
         self.a.planes = self.a.planes.folded()
         self.b.planes = self.b.planes.folded()
         self.extents = (math.prod(self.extents[:-1]), self.extents[-1])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _BLOCK_BYTES: Final = 8 << 20
-"""Of C; squares and magnitudes of a block are as large again, in double precision twice."""
+"""Bytes of a block of C; squares and magnitudes of a block are as large again, in double precision twice."""
 _BLOCK_WORK: Final = 1 << 29
 """Multiplications of a block, some hundredths of a second: of what is reduced no caller can ask for a part."""
 
@@ -97,7 +97,7 @@ class _Panel:
 
     @cached_property
     def ordered(self) -> Array:
-        """What arguments compare: magnitudes of complex values, real values as they are."""
+        """Return the values that arguments compare: magnitudes of complex values, real values as they are."""
         return self.magnitudes if self.values.dtype.kind == "c" else self.values
 
     def lined_up(self, values: Array) -> tuple[Array, int]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ROWS: Final = 4096
 """Rows of A that are made double and multiplied at once, at most: the bound counts them."""
 _BLOCK_BYTES: Final = 8 << 20
-"""Of A's rows and B's columns in double, about."""
+"""Bytes of A's rows and B's columns in double, about."""
 _AT_ONCE: Final = 1 << 29
 """Multiplications between two moments at which it can be interrupted, about."""
 _LEAST: Final = 1 << 24

@@ -1,4 +1,4 @@
-"""How operands of `dmma` lie for Hopper's copy engine. Pure.
+"""Layout of operands of `dmma` for Hopper's copy engine. Pure.
 
 The engine moves words of two bytes here, as for all other kernels. It wants neighbours in memory along k or across it,
 all other strides positive multiples of 16 bytes and an address that is one (CUDA driver API, cuTensorMapEncodeTiled).
@@ -26,7 +26,9 @@ _LARGEST: Final = (1 << 31) - (1 << 12)
 
 @dataclass(frozen=True)
 class Source:
-    """How an operand is fetched: the map of the array at `address`, and its batch strides in the map's matrices."""
+    """Description of an operand for the copy engine: the map of the array at `address`, and its batch strides in the
+    map's matrices.
+    """
 
     box: Box
     address: int

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _MOST_TILES: Final = 1 << 30
-"""Of one launch."""
+"""Tiles of one launch."""
 JUDGED_M: Final = 128
 JUDGED_N: Final = 256
 """Rows and columns of the tiles that `run_tiles` is told of; JUDGED_M, JUDGED_N in cuda/common/judged.cuh."""
@@ -61,7 +61,7 @@ class DmmaTilesParams(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Region:
-    """What one launch of `run_tiles` sees: rows and columns of the product, of `matrices` matrices from `first` on."""
+    """View of one launch of `run_tiles`: rows and columns of the product, of `matrices` matrices from `first` on."""
 
     first: int
     matrices: int
@@ -72,7 +72,7 @@ class Region:
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
-    """Why `run_gemm` cannot compute `problem` on `spec`, or None."""
+    """Return why `run_gemm` cannot compute `problem` on `spec`, or None."""
     if reason := check_device(spec):
         return reason
     if problem.dtype.name not in {"float64", "complex128"}:

@@ -1,4 +1,4 @@
-"""What a kernel of `dmma` is compiled for, and how it is launched."""
+"""Defines and launches of the kernels of `dmma`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ _PIECE: Final = 2
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the entries have in common. `sources`: what the copy engine fetches, None where threads copy."""
+    """A compiled form of the kernel, common to its entries. `sources`: what the copy engine fetches, None where threads
+    copy.
+    """
 
     tile: DmmaTile
     batch_shape: tuple[int, ...]
@@ -48,7 +50,9 @@ class Kernel:
         batch_shape: tuple[int, ...],
         extra: dict[str, str] | None = None,
     ) -> Kernel:
-        """That of the views A, B, C and D in `tile`; the kind of the tile is that of the problem. `extra`: defines."""
+        """Return the kernel for the views A, B, C and D in `tile`; the kind of the tile is that of the problem.
+        `extra`: defines.
+        """
         a, b, _, d = views
         is_complex = problem.dtype.kind == "c"
         access_a = choose_access(a, k_is_row=False, block=tile.block_m, block_k=tile.block_k)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device.spec import DeviceSpec
 
 Kind = Literal["float64", "complex128", "planar", "float32", "complex64", "planar float32"]
-"""What operands are made of; planar: complex numbers as two planes, of float64 if nothing else is said."""
+"""Elements of the operands; planar: complex numbers as two planes, of float64 if nothing else is said."""
 
 _BYTES: Final[dict[Kind, int]] = {
     "float64": 8,

@@ -39,7 +39,6 @@ from gemmserve_kernels.algorithms.sums import gemm_reduce as sums
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
     BATCH_DIMS,
-    KINDS,
     CombineParams,
     GemmParams,
     MatrixParams,
@@ -49,6 +48,7 @@ from gemmserve_kernels.device.struct_params import (
     launches,
 )
 from gemmserve_kernels.problem.errors import ConfigInfeasible
+from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher
@@ -98,7 +98,7 @@ class GramFormParams(ctypes.Structure):
 
 
 def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Why this cannot run `problem` on `spec`, or None."""
+    """Return why this cannot run `problem` on `spec`, or None."""
     if not spec.has_mma:
         return f"Gram matrices take compute capability 8.0, and {spec.name} is {spec.arch}"
     others = set(problem.reductions) - {"sumsq"}
@@ -130,7 +130,7 @@ def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceS
 
 
 def seconds(problem: GemmReduceProblem, spec: DeviceSpec) -> float:
-    """What it takes to run `problem`, which is supported."""
+    """Return the estimated seconds of `problem`, which is supported."""
     m, n, of = (problem.m, problem.n, problem.a) if problem.over_rows else (problem.n, problem.m, problem.b)
     planar = 1 if problem.planar else 0
     axes = zip(of.shape[planar:-2], of.strides[planar:-2], strict=True)
@@ -156,7 +156,7 @@ class _Turn:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _GramPlan:
     """`swapped`: columns are reduced, so that rows of the transposed product are."""
 
     swapped: bool
@@ -168,7 +168,7 @@ class _Plan:
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray, instruction_k: int) -> _Plan:
+def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray, instruction_k: int) -> _GramPlan:
     operands = Operands.of(problem, a, b)
     swapped = not problem.over_rows
     if swapped:
@@ -189,7 +189,7 @@ def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray, instructio
         _turn(problem, operands, turn, cut, tile, form)
         for turn in turns(problem.batch_shape, operands.a, operands.b, each)
     )
-    return _Plan(swapped, cut, _source(operands, tile, form.tile.block_m, instruction_k), tile.threads, form, made)
+    return _GramPlan(swapped, cut, _source(operands, tile, form.tile.block_m, instruction_k), tile.threads, form, made)
 
 
 def _source(operands: Operands, tile: Tile, share: int, instruction_k: int) -> KernelSource:
@@ -264,7 +264,7 @@ def run_gemm_reduce(
     plan = _plan(problem, stored_a, stored_b, resolve(config, problem, launcher.spec))
     bases = (base_b, base_a) if plan.swapped else (base_a, base_b)
     partials = Partials.allocate(launcher, problem, problem.batch if problem.over_batch else 1)
-    values = partials.values[KINDS.index("sumsq")]
+    values = partials.values[PARTIAL_KINDS.index("sumsq")]
     columns = problem.m if plan.swapped else problem.n
     flags = launcher.empty((problem.batch * columns,), np.dtype(np.int32))
     words = launcher.zeros((1,), np.dtype(np.int32))
@@ -294,7 +294,7 @@ def run_gemm_reduce(
     combine(launcher, problem, partials, results)
 
 
-def _gram(launcher: Launcher, problem: GemmReduceProblem, plan: _Plan, turn: _Turn, base: int) -> Any:
+def _gram(launcher: Launcher, problem: GemmReduceProblem, plan: _GramPlan, turn: _Turn, base: int) -> Any:
     """The Gram matrices of one turn, their parts added up."""
     wide = wide_dtype(problem.dtype)
     made = launcher.empty((plan.cut.parts * turn.inner,), wide)
@@ -311,8 +311,8 @@ def _gram(launcher: Launcher, problem: GemmReduceProblem, plan: _Plan, turn: _Tu
     folded = launcher.empty((turn.inner,), wide)
     fold = CombineParams(outputs=turn.inner, group=plan.cut.parts)
     fold.length = fold.sums_length = plan.cut.parts
-    fold.source.values[KINDS.index("sum")] = launcher.pointer(made)
-    fold.target.values[KINDS.index("sum")] = launcher.pointer(folded)
+    fold.source.values[PARTIAL_KINDS.index("sum")] = launcher.pointer(made)
+    fold.target.values[PARTIAL_KINDS.index("sum")] = launcher.pointer(folded)
     source = combine_source(replace(problem, reductions=("sum",)))
     grid = -(-turn.inner // _COMBINE_BLOCK)
     launcher.launch(source, "gemm_reduce_combine", grid=grid, block=_COMBINE_BLOCK, shared=0, params=fold)

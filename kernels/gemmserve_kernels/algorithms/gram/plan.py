@@ -43,7 +43,7 @@ _PART: Final = 1024
 """Rows of one part at least: enough to pay for adding up the parts, few enough to fill a device."""
 _PARTS: Final = 64
 ACCURACY: Final = 2.0**-27
-"""Of a form's result: what it may be wrong by without the product being made."""
+"""Error that a form's result may have without the product being made."""
 _UNIT: Final = 2.0**-53
 _SLACK: Final = 1.01
 """For what rounds in the bound itself, and for gamma_n being a little more than n u."""
@@ -52,7 +52,7 @@ FORM_TILES: Final = {
     "float64": SimtTile(32, 64, 8, 4, 4, min_blocks=3),
     "complex128": SimtTile(32, 32, 8, 4, 2, min_blocks=3),
 }
-"""Of the forms, by the dtype of G."""
+"""Tiles of the forms, by the dtype of G."""
 DEPTH: Final = 16
 """Rows of A of one stage of gram.cu."""
 _NARROW: Final = 0.6
@@ -61,14 +61,14 @@ _NARROW: Final = 0.6
 
 @dataclass(frozen=True)
 class Tile:
-    """Of Gram matrices: `block` columns of A along both sides."""
+    """Tile of Gram matrices: `block` columns of A along both sides."""
 
     block: int
     min_blocks: int
 
     @property
     def threads(self) -> int:
-        """Of one block: two rows of warps, each with 16 columns."""
+        """Threads of one block: two rows of warps, each with 16 columns."""
         return 4 * self.block
 
     @classmethod
@@ -87,12 +87,12 @@ class Tile:
 
 
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Of G, for data of `dtype`."""
+    """Return the dtype of G, for data of `dtype`."""
     return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
 
 
 def matrix_bytes(wide: np.dtype[Any], k: int) -> int:
-    """Of one Gram matrix."""
+    """Return the bytes of one Gram matrix."""
     return wide.itemsize * k * k
 
 
@@ -103,7 +103,7 @@ def tolerance_of(roundings: int) -> float:
 
 @dataclass(frozen=True)
 class Cut:
-    """How the rows of A are cut: `parts` of `rows` each, the last one possibly shorter."""
+    """Cut of the rows of A: `parts` of `rows` each, the last one possibly shorter."""
 
     rows: int
     parts: int

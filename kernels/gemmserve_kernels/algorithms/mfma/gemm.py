@@ -50,7 +50,7 @@ __all__ = [
 
 
 def supports(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Why `run_gemm` cannot compute `problem` on `spec`, or None. Any shape but an empty one, any strides and C."""
+    """Return why `run_gemm` cannot compute `problem` on `spec`, or None. Any shape but an empty one, any strides."""
     if reason := check_device(spec):
         return reason
     if dense_arithmetic(problem, spec) is None:
@@ -73,7 +73,7 @@ def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -
 
 
 def supports_planes(problem: GemmProblem | GemmReduceProblem, scheme: Scheme, spec: DeviceSpec) -> str | None:
-    """Why `multiply` cannot compute `problem` from planes of `scheme` on `spec`, or None."""
+    """Return why `multiply` cannot compute `problem` from planes of `scheme` on `spec`, or None."""
     if reason := check_device(spec):
         return reason
     if scheme not in SCHEMES:

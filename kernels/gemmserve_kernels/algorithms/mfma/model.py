@@ -37,7 +37,7 @@ PROMOTE: Final = 32
 
 @dataclass(frozen=True)
 class Unit:
-    """How float16 is multiplied: `per` neighbours in k a group of lanes, `groups` of them; `width` steps at once."""
+    """Float16 instruction: `per` neighbours in k a group of lanes, `groups` of them; `width` steps at once."""
 
     per: int
     groups: int
@@ -155,7 +155,7 @@ def _tile(a: Array, b: Array, parts: int, components: int, unit: Unit) -> list[A
 
 
 def _padded(a: Array, b: Array, steps: Array) -> tuple[Array, Array]:
-    """Those steps of k as float32, zeros past the end."""
+    """Return those steps of k as float32, zeros past the end."""
     more = max(0, int(steps.max()) + 1 - a.shape[-1])
     x = np.concatenate([a, np.zeros((*a.shape[:-1], more), a.dtype)], axis=-1)
     y = np.concatenate([b, np.zeros((*b.shape[:-2], more, b.shape[-1]), b.dtype)], axis=-2)

@@ -1,4 +1,4 @@
-"""What the host of the MFMA kernels hands over: the argument structure, defines, plans of launches."""
+"""Arguments of the MFMA kernels: the argument structure, defines, plans of launches."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class MfmaParams(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The launches of one product (matrix_units.Plan); addresses in `pieces` count from the arrays' bases."""
+class MfmaPlan:
+    """The launches of one product (matrix_units.MatrixUnitPlan); addresses in `pieces` count from the arrays' bases."""
 
     source: KernelSource
     threads: int
@@ -70,7 +70,7 @@ class Plan:
         partials: Partials | None = None,
         first_matrix: int = 0,
     ) -> None:
-        """See matrix_units.Plan."""
+        """See matrix_units.MatrixUnitPlan."""
         for piece, tiles in self.pieces:
             params = MfmaParams.from_buffer_copy(piece)
             gemm = params.work.gemm
@@ -100,7 +100,7 @@ def dense_plan(
     b: StoredArray,
     c: StoredArray | None,
     d: StoredArray | None,
-) -> Plan:
+) -> MfmaPlan:
     """For operands as they are stored. Raises ConfigInfeasible."""
     operands = Operands.of(problem, a, b)
     c_view, d_view = written(problem, c, d)
@@ -131,7 +131,7 @@ def planes_plan(
     b: Layout,
     c: StoredArray | None,
     d: StoredArray | None,
-) -> Plan:
+) -> MfmaPlan:
     """For float16 planes."""
     c_view, d_view = written(problem, c, d)
     swapped = _turned(problem, d_view)
@@ -168,7 +168,7 @@ def _turned(problem: Problem, d: MatrixView) -> bool:
 
 
 def _packed(view: MatrixView, tile: MfmaTile, how: Arithmetic, *, k_is_row: bool) -> Access:
-    """How an operand is read: no vector longer than a piece along k, and across it no thread without work."""
+    """Return how an operand is read: no vector longer than a piece along k, and across it no thread without work."""
     block, pack = tile.block_n if k_is_row else tile.block_m, how.instruction.pack
     found = choose_access(view, k_is_row=k_is_row, block=block, block_k=tile.block_k)
     vector = min(found.vector, pack) if found.along_k else found.vector
@@ -204,7 +204,7 @@ def _finish(
     swapped: bool,
     conjugates: tuple[bool, bool] = (False, False),
     plane_strides: tuple[int, int] = (0, 0),
-) -> Plan:
+) -> MfmaPlan:
     """The plan for `views`: A, B, C, D and, of planes, the exponents of A and B."""
     is_complex = problem.dtype.kind == "c"
     reduces = isinstance(problem, GemmReduceProblem)
@@ -239,4 +239,4 @@ def _finish(
     length = -(-views[0].rows // tile.block_m) * (
         problem.batch if isinstance(problem, GemmReduceProblem) and problem.over_batch else 1
     )
-    return Plan(source, tile.threads(how.instruction), shared, tuple(pieces), swapped, length)
+    return MfmaPlan(source, tile.threads(how.instruction), shared, tuple(pieces), swapped, length)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _FIELDS: Final = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "stages", "raster")
 _PIECE_BYTES: Final = 16
-"""What a lane reads from shared memory at once."""
+"""Bytes that a lane reads from shared memory at once."""
 _MAX_THREADS: Final = 1024
 _MAX_REGISTERS: Final = {64: 512, 32: 256}
 """32-bit registers of one lane by the lanes of a wave: CDNA 2 to 4, accumulation registers among them; RDNA 3."""
@@ -84,7 +84,7 @@ class Arithmetic:
 
 
 SCHEMES: Final = ("3xfp16", "1xfp16")
-"""Of float16 planes."""
+"""Schemes of float16 planes."""
 
 
 def _half(instruction: Instruction) -> dict[str, Arithmetic]:
@@ -200,18 +200,18 @@ _REDUCING: Final[dict[tuple[str, bool], tuple[MfmaTile, ...]]] = {
 }
 """The same for reductions, where larger tiles do not fit the registers: the compiler keeps what several need."""
 _SMALLER_RATE: Final = 0.7
-"""Of the second candidate on a full device: by what it reads, for want of a measurement."""
+"""Rate of the second candidate on a full device: by what it reads, for want of a measurement."""
 
 
 def check_device(spec: DeviceSpec) -> str | None:
-    """Why no kernel for AMD's matrix units runs on `spec`, or None."""
+    """Return why no kernel for AMD's matrix units runs on `spec`, or None."""
     if spec.arch not in ARCHITECTURES:
         return f"mfma needs one of {', '.join(ARCHITECTURES)}, and {spec.name} is {spec.arch}"
     return None
 
 
 def dense_arithmetic(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """What multiplies operands of `problem` as they are stored, None where nothing does."""
+    """Return what multiplies operands of `problem` as they are stored, None where nothing does."""
     known = ARCHITECTURES.get(spec.arch, {})
     if problem.compute == "tf32":
         found = "xf32" if problem.dtype.name in {"float32", "complex64"} else ""

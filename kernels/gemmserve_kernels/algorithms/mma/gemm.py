@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.matrix_units import reduce_planes, run_planes, run_stored
-from gemmserve_kernels.algorithms.mma.plan import TF32_MODES, Plan, planes_plan, resolve_tf32, tf32_plan, warp_columns
+from gemmserve_kernels.algorithms.mma.plan import (
+    TF32_MODES,
+    MmaPlan,
+    planes_plan,
+    resolve_tf32,
+    tf32_plan,
+    warp_columns,
+)
 from gemmserve_kernels.algorithms.mma.tile import ARITHMETIC, MmaTile, check_device, resolve_tile
 from gemmserve_kernels.problem.config import GemmConfig
 
@@ -37,7 +44,7 @@ __all__ = ["MmaTile", "multiply", "resolve", "resolve_planes", "run_gemm", "supp
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
-    """Why `run_gemm` cannot compute `problem` on `spec` as TF32, or None. Any shape, strides and C."""
+    """Return why `run_gemm` cannot compute `problem` on `spec` as TF32, or None. Any shape, strides and C."""
     if reason := check_device(spec):
         return reason
     if problem.compute not in TF32_MODES:
@@ -54,7 +61,7 @@ def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -
 
 
 def supports_planes(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec) -> str | None:
-    """Why `multiply` cannot compute `problem` from planes of `scheme` on `spec`, or None."""
+    """Return why `multiply` cannot compute `problem` from planes of `scheme` on `spec`, or None."""
     if reason := check_device(spec):
         return reason
     if scheme not in ARITHMETIC:
@@ -118,7 +125,7 @@ def _judged_plan(
     b: Layout,
     c: StoredArray | None,
     d: StoredArray | None,
-) -> Plan:
+) -> MmaPlan:
     if judged is None:
         return planes_plan(spec, problem, tile, a, b, c, d)
     return replace(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Why this cannot run `problem` on `spec`, or None."""
+    """Return why this cannot run `problem` on `spec`, or None."""
     return gemm.supports(problem.product, spec)
 
 

@@ -1,4 +1,4 @@
-"""What the host of the mma.sync kernels hands over: argument structures, plans of launches, defines."""
+"""Arguments of the mma.sync kernels: argument structures, plans of launches, defines."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class MmaParams(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The launches of one product (matrix_units.Plan); addresses in `pieces` count from the arrays' bases.
+class MmaPlan:
+    """The launches of one product (matrix_units.MatrixUnitPlan); addresses in `pieces` count from the arrays' bases.
 
     `most_blocks` of a launch, whose blocks then look for tiles in turns; 0: a block for each. `deficits`: addresses of
     A's and B's (common.verdict), where tiles are chosen by them; `wanted`: of the word that says whether any are left;
@@ -95,7 +95,7 @@ class Plan:
         partials: Partials | None = None,
         first_matrix: int = 0,
     ) -> None:
-        """See matrix_units.Plan."""
+        """See matrix_units.MatrixUnitPlan."""
         splits = self.tile.split_k
         per_launch = launcher.max_grid // splits
         partial = arrivals = None
@@ -148,7 +148,7 @@ def tf32_plan(
     b: StoredArray,
     c: StoredArray | None,
     d: StoredArray | None,
-) -> Plan:
+) -> MmaPlan:
     operands = Operands.of(problem, a, b)
     c_view, d_view = written(problem, c, d)
     swapped = _turned(problem, d_view)
@@ -192,7 +192,7 @@ def planes_plan(
     c: StoredArray | None,
     d: StoredArray | None,
     tiles: Literal["served", "rest"] | None = None,
-) -> Plan:
+) -> MmaPlan:
     """`tiles`: those that are computed, as in `common.verdict.Judged`; None: all."""
     c_view, d_view = written(problem, c, d)
     swapped = _turned(problem, d_view)
@@ -226,7 +226,7 @@ def _defines(
     *,
     pair: int,
 ) -> dict[str, str]:
-    """What both families tell the compiler; `pair`: neighbouring columns that one lane writes at once."""
+    """Return the defines of both families; `pair`: neighbouring columns that one lane writes at once."""
     is_complex = problem.dtype.kind == "c"
     shape = ARITHMETIC[arithmetic]
     return {
@@ -257,7 +257,7 @@ def _finish(
     *,
     swapped: bool,
     plane_strides: tuple[int, int] = (0, 0),
-) -> Plan:
+) -> MmaPlan:
     """The plan for `views`: A, B, C, D and, of planes, the exponents and the deficits of A and B."""
     is_complex = problem.dtype.kind == "c"
     reduces = isinstance(problem, GemmReduceProblem)
@@ -286,7 +286,7 @@ def _finish(
     length = 0
     if isinstance(problem, GemmReduceProblem):
         length = warp_columns(tile, views[1].columns) * (problem.batch if problem.over_batch else 1)
-    return Plan(source, tile, shared, tile_bytes, tuple(pieces), swapped, length)
+    return MmaPlan(source, tile, shared, tile_bytes, tuple(pieces), swapped, length)
 
 
 def _along_k(view: MatrixView, *, k_is_row: bool) -> bool:

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels.algorithms.common.verdict import GROUP
-from gemmserve_kernels.numerics.models import ROUNDINGS
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
+from gemmserve_kernels.problem.vocabulary import ROUNDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -209,7 +209,7 @@ _CANDIDATES: Final[dict[tuple[str, bool], tuple[_Candidate, ...]]] = {
 
 
 def check_device(spec: DeviceSpec) -> str | None:
-    """Why no kernel of mma.sync runs on `spec`, or None."""
+    """Return why no kernel of mma.sync runs on `spec`, or None."""
     if spec.kind != "cuda":
         return f"mma needs an NVIDIA device, and {spec.name} is none"
     if not spec.has_mma:

@@ -1,4 +1,4 @@
-"""Which products of double precision residues may make: a bound of every element, by counting. Pure.
+"""Bound that decides which products of double precision residues may make: one of every element, by counting. Pure.
 
 The promise is one of elements: |D - R|_ij is small beside (|A| |B|)_ij, real and imaginary part each. Scaled lines x
 (rows of op(A)) and y (columns of op(B)), each of `parts` real parts, have Euclidean norms of at most t =
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
 
 GAMMA: Final = 0.6
-"""What counts as a whole element, over the root mean square of elements that fill the norm."""
+"""Size of a whole element, over the root mean square of elements that fill the norm."""
 NU: Final = 3 / 16
 """The least share of k of which both factors must be whole."""
 WHOLE: Final = 64
-"""Of a whole element in kernels; TALLY_WHOLE in cuda/ozaki/params.cuh."""
+"""Weight of a whole element in kernels; TALLY_WHOLE in cuda/ozaki/params.cuh."""
 NEVER: Final = 1 << 30
 """The deficit of what is not finite, in 64ths."""
 WORDS: Final = 3
@@ -78,7 +78,7 @@ def whole(moduli: Moduli, k: int, *, complex_: bool) -> float:
 
 
 def limit(k: int) -> int:
-    """What the deficits of two parts may add up to, in 64ths."""
+    """Return the limit of the sum of two parts' deficits, in 64ths."""
     return math.floor((1 - NU) * WHOLE * k)
 
 
@@ -117,7 +117,7 @@ def deficits(parts: list[np.ndarray[Any, Any]], size: float) -> np.ndarray[Any, 
 
 
 def least_deficits(parts: list[np.ndarray[Any, Any]], size: float) -> np.ndarray[Any, Any]:
-    """What `better` of scaled lines (lines, k) is at least, by their norms alone. float64 (lines,)."""
+    """Return a lower bound of `better` of scaled lines (lines, k), by their norms alone. float64 (lines,)."""
     k = parts[0].shape[1]
     counted = np.max([np.abs(part).sum(axis=1) for part in parts], axis=0) / size
     return np.where(counted > 0, np.maximum(k - counted - (k / 4 + 2) / WHOLE, 0), 0)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 LEAST_K: Final = 128
-"""Of `auto`: scales that are no powers of two round every element once, an error of 3e-16 at k = 1."""
+"""Shortest k of `auto`: scales that are no powers of two round every element once, an error of 3e-16 at k = 1."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class OzakiOperand:
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
-    """Why this algorithm cannot run the problem on the device, or None."""
+    """Return why this algorithm cannot run the problem on the device, or None."""
     if not spec.has_wgmma:
         return f"it needs INT8 wgmma (compute capability 9.0), and {spec.name} is {spec.arch}"
     if problem.dtype.name not in {*JUDGED, *PATCH_TILES}:

@@ -57,7 +57,7 @@ JUDGED: Final = ("float64", "complex128")
 
 @dataclass(frozen=True)
 class Deficits:
-    """What groups of lines lack, in an array of uint32: for each of `groups` of each of `matrices` matrices QUARTERS
+    """Deficits of groups of lines, in an array of uint32: for each of `groups` of each of `matrices` matrices QUARTERS
     words that are known before lines are counted (`Least` in cuda/common/judged.cuh), then WORDS for each (`Deficits`
     there), then one word that is not 0 where any is large.
     """
@@ -89,7 +89,7 @@ class Deficits:
 
 @dataclass(frozen=True)
 class Tally:
-    """What is counted of an operand's lines. `sums`, `arrivals`: of use until all lines are converted."""
+    """Counts of an operand's lines. `sums`, `arrivals`: of use until all lines are converted."""
 
     deficits: Deficits
     sums: Any
@@ -105,7 +105,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Partner:
-    """What is known of the other operand's groups before anything is counted: `least` words from an address on, groups
+    """Knowledge of the other operand's groups before anything is counted: `least` words from an address on, groups
     from one matrix to the next and in each.
     """
 
@@ -273,7 +273,7 @@ class Residues:
     kept: tuple[Any, ...]
 
 
-class Side:
+class OzakiSide:
     """One operand of a launch: makes the residues of a panel, or finds them prepared; keeps the last ones.
 
     `piece`, in its methods, is the number of the launch's first matrix in the product.
@@ -321,7 +321,7 @@ class Side:
         count: int,
         partner: Partner,
     ) -> Residues:
-        """Those of `count` lines from `line` on, where `scale` has made the panel's scales."""
+        """Return the residues of `count` lines from `line` on, where `scale` has made the panel's scales."""
         first, matrices = self._matrices(panel)
         if self.prepared is not None:
             start = 0 if self.shared else piece + first

@@ -1,4 +1,4 @@
-"""What the residue kernels compute, in NumPy and exact integers: slow, for tests.
+"""Model of the residue kernels in NumPy and exact integers: slow, for tests.
 
 Every step of `ozaki` has its function here. The kernels must give the same codes, the same integers and residues, and
 (but for the rare tie) the same bits of the result. Operands are matrices of lines along k: rows of op(A), columns of
@@ -54,7 +54,7 @@ def centred(x: Array, p: int) -> Array:
 
 
 def residues(whole: list[Array], p: int) -> list[Array]:
-    """Of the parts and, of complex numbers, of the sum of their residues."""
+    """Return the residues of the parts and, of complex numbers, of the sum of their residues."""
     found = [centred(x, p) for x in whole]
     return [*found, centred(found[0] + found[1], p)] if len(found) == 2 else found
 

@@ -52,7 +52,7 @@ class Moduli:
     @classmethod
     @lru_cache
     def first(cls, count: int) -> Moduli:
-        """Those of the first `count` moduli."""
+        """Return the constants of the first `count` moduli."""
         moduli = MODULI[:count]
         product = math.prod(moduli)
         weights = tuple(product // p * pow(product // p, -1, p) for p in moduli)

@@ -165,7 +165,7 @@ class PatchParams(ctypes.Structure):
 
 
 def tally_constants(params: TallyParams, moduli: Moduli, k: int, *, complex_: bool) -> None:
-    """What counts how much; a little less than the theorem has, for float32 rounds."""
+    """Set the weights of what is counted; a little less than the theorem has, for float32 rounds."""
     params.limit = limit(k)
     params.step = WHOLE * (1 - 2.0**-20) / whole(moduli, k, complex_=complex_)
 

@@ -15,10 +15,10 @@ from gemmserve_kernels.algorithms.ozaki.lines import (
     PITCH,
     UNIT,
     Lines,
+    OzakiSide,
     Panel,
     Prepared,
     Residues,
-    Side,
     at,
     line_source,
 )
@@ -135,7 +135,7 @@ class Run:
         views_of = (views[0], views[1].transposed())
         conjugates = (self.operands.conjugate_a, self.operands.conjugate_b)
         sides = [
-            Side(
+            OzakiSide(
                 Lines(view, complex_=self.complex_, planar=problem.planar, conjugate=conjugate, moduli=self.moduli),
                 self.prepared[number],
                 shared=not any(view.batch_strides),
@@ -211,7 +211,7 @@ class Run:
         dmma.run_tiles(launcher, problem, views, conjugates, batch_shape, region, judged.failing, self.counters)
 
     def _judged(self, a: Residues, b: Residues, failing: int) -> JudgedParams:
-        """What the operands say of the panel's tiles; nothing in single precision."""
+        """Return the arguments by which the panel's tiles are judged; empty in single precision."""
         if self.problem.dtype.name not in JUDGED:
             return JudgedParams()
         return JudgedParams(

@@ -48,8 +48,8 @@ def run_gemm(
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What is launched; `swapped` where it is the transposed product, so that A and B change places."""
+class _SimtPlan:
+    """Launches of a product; `swapped` where it is the transposed product, so that A and B change places."""
 
     kernel: TiledKernel
     pieces: tuple[Piece, ...]
@@ -65,7 +65,7 @@ def _plan(
     b: StoredArray,
     c: StoredArray,
     d: StoredArray,
-) -> _Plan:
+) -> _SimtPlan:
     operands = Operands.of(problem, a, b)
     shape = (*problem.batch_shape, problem.m, problem.n)
     c_view, d_view = (matrix_view(array, shape, planar=problem.planar) for array in (c, d))
@@ -79,7 +79,7 @@ def _plan(
     kernel = TiledKernel.build("gemm", operands, tile, c_dtype=c.dtype, d_dtype=d.dtype, d=d_view)
     alpha, beta = complex(problem.alpha), complex(problem.beta)
     parts = pieces(kernel, operands, problem.batch_shape, [c_view, d_view], alpha, beta)
-    return _Plan(kernel, tuple(parts), swapped)
+    return _SimtPlan(kernel, tuple(parts), swapped)
 
 
 def runs_along_rows(d: MatrixView) -> bool:

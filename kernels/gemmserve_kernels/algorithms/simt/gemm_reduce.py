@@ -45,8 +45,8 @@ def run_gemm_reduce(
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What is launched for the product, turned so that rows are reduced; `length` partials per result."""
+class _SimtReducePlan:
+    """Launches of the product, turned so that rows are reduced; `length` partials per result."""
 
     kernel: TiledKernel
     pieces: tuple[Piece, ...]
@@ -62,7 +62,7 @@ def _plan(
     a: StoredArray,
     b: StoredArray,
     c: StoredArray | None,
-) -> _Plan:
+) -> _SimtReducePlan:
     operands = Operands.of(problem, a, b)
     shape = (*problem.batch_shape, problem.m, problem.n)
     view = matrix_view(c, shape, planar=problem.planar) if c else None
@@ -89,7 +89,7 @@ def _plan(
     written = [view, view] if view else []
     parts = tuple(pieces(kernel, operands, problem.batch_shape, written, complex(problem.alpha)))
     length = -(-operands.m // tile.block_m) * (problem.batch if problem.over_batch else 1)
-    return _Plan(kernel, parts, swapped, length)
+    return _SimtReducePlan(kernel, parts, swapped, length)
 
 
 def _execute(

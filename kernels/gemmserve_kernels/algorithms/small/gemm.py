@@ -78,7 +78,7 @@ class SmallParams(ctypes.Structure):
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
-    """Why this algorithm cannot run `problem` on `spec`, in one line; None where it can."""
+    """Return why this algorithm cannot run `problem` on `spec`, in one line; None where it can."""
     if spec.kind == "cpu":
         return "small: needs a CUDA or ROCm device"
     limit = TENSOR_LIMIT if _has_tensor(problem, spec) else LIMIT
@@ -159,8 +159,8 @@ def run_gemm(
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What is launched; `swapped` where it is the transposed product, so that A and B change places."""
+class _SmallPlan:
+    """Launches of a batch; `swapped` where it is the transposed product, so that A and B change places."""
 
     source: KernelSource
     params: tuple[SmallParams, ...]
@@ -179,7 +179,7 @@ def _plan(
     b: StoredArray,
     c: StoredArray,
     d: StoredArray,
-) -> _Plan:
+) -> _SmallPlan:
     if reason := supports(problem, spec):
         raise ConfigInfeasible(reason)
     operands = Operands.of(problem, a, b)
@@ -248,7 +248,7 @@ def _plan(
     views = [operands.a, operands.b, c_view, d_view]
     params = tuple(_params(problem, views))
     groups = -(-math.prod(params[0].batch_shape) // tile.group)
-    return _Plan(source, params, min(groups, tile.min_blocks * spec.sm_count), tile.threads, shared, swapped)
+    return _SmallPlan(source, params, min(groups, tile.min_blocks * spec.sm_count), tile.threads, shared, swapped)
 
 
 def _unroll(turns: int, work: int, accumulate: np.dtype[Any]) -> int:

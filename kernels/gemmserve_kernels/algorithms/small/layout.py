@@ -1,4 +1,4 @@
-"""How small products lie in memory, global and shared, and how threads read them. Pure.
+"""Layout of small products in memory, global and shared, and the reads of threads. Pure.
 
 The kernel (cuda/small/small_gemm.cu) has all extents compiled in, so everything here ends as a define.
 """
@@ -74,7 +74,9 @@ def is_packed(view: MatrixView, shape: Sequence[int], strides: Sequence[int]) ->
 def operand_layout(
     view: MatrixView, shape: Sequence[int], strides: Sequence[int], *, k_is_row: bool, parts: int
 ) -> OperandLayout:
-    """How `view`, one of op(A) (m x k) and op(B) (k x n), is read; unpadded. `shape`, `strides`: coalesced batch."""
+    """Return how `view`, one of op(A) (m x k) and op(B) (k x n), is read; unpadded. `shape`, `strides`: coalesced
+    batch.
+    """
     along_row, along_column = is_dense(view)
     dense = along_row or along_column
     if not dense:

@@ -25,7 +25,9 @@ _MAX_WARP_TILE: Final = 32
 _MAX_STAGES: Final = 4
 _MAX_REGISTERS: Final = 255
 _GROUP_BYTES: Final = 16 * 1024
-"""What the operands of one group should not exceed by much: several groups must be on their way per multiprocessor."""
+"""Bytes that the operands of one group should not exceed by much: several groups must be on their way per
+multiprocessor.
+"""
 _THREADS: Final = (128, 96, 64, 32)
 """Threads of a block."""
 _MAX_THREADS_PER_SM: Final = 2048

@@ -52,7 +52,7 @@ class DmmaFallbackParams(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _DmmaFallbackPlan:
     pieces: tuple[tuple[Kernel, DmmaFallbackParams], ...]
     swapped: bool
 
@@ -68,7 +68,7 @@ def _plan(
     d: StoredArray,
     matrices_a: tuple[int, ...],
     matrices_b: tuple[int, ...],
-) -> _Plan | None:
+) -> _DmmaFallbackPlan | None:
     """`matrices_*`: matrices to step in the flags for each axis of the batch. None: see `run`."""
     oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b)
     operands = oriented.operands
@@ -96,12 +96,12 @@ def _plan(
             columns=columns,
         )
         pieces.append((kernel, params))
-    return _Plan(tuple(pieces), oriented.swapped)
+    return _DmmaFallbackPlan(tuple(pieces), oriented.swapped)
 
 
 def _places(rows: int, columns: int) -> tuple[int, int]:
-    """How so many tiles of rows, and of columns, find their places: the logarithm of those that share one, and where
-    columns begin.
+    """Return how so many tiles of rows, and of columns, find their places: the logarithm of those that share one, and
+    where columns begin.
     """
     shift = 0
     while ((rows - 1) >> shift) + ((columns - 1) >> shift) + 2 > _PLACES:

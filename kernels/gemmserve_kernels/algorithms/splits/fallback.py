@@ -1,4 +1,4 @@
-"""What planes must not answer: flagged rows, columns and tiles, anew.
+"""Fallback of products from planes: flagged rows, columns and tiles computed again in plain arithmetic.
 
 On Hopper in double on tensor cores (`dmma_fallback`), elsewhere in plain FP32 on the multiply-add units, where sums of
 64 steps of k are added up: no less accurate than a BLAS that splits k.
@@ -28,7 +28,7 @@ TILES: Final = {
     "float32": SimtTile(64, 64, 8, 8, 8, min_blocks=4),
     "complex64": SimtTile(64, 64, 8, 8, 4, min_blocks=2),
 }
-"""Those of `simt`'s large products: where much is flagged, this is as fast."""
+"""Tiles of `simt`'s large products: where much is flagged, this is as fast."""
 BLOCKS: Final = 4
 """Blocks for each multiprocessor; each takes one tile after another."""
 
@@ -46,7 +46,7 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _FallbackPlan:
     kernel: TiledKernel
     pieces: tuple[_Piece, ...]
     swapped: bool
@@ -62,7 +62,7 @@ def _plan(
     d: StoredArray,
     matrices_a: tuple[int, ...],
     matrices_b: tuple[int, ...],
-) -> _Plan:
+) -> _FallbackPlan:
     """`matrices_*`: matrices to step in the flags for each axis of the batch."""
     oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b)
     operands = oriented.operands
@@ -73,7 +73,7 @@ def _plan(
         gemm, tiles = gemm_params(kernel, operands, inner, found[:4], complex(problem.alpha), complex(problem.beta))
         params = FallbackParams(gemm=gemm, flags=Flags.params(found[4:], problem.k), tiles=tiles)
         pieces.append(_Piece(params, min(tiles, BLOCKS * spec.sm_count)))
-    return _Plan(kernel, tuple(pieces), oriented.swapped)
+    return _FallbackPlan(kernel, tuple(pieces), oriented.swapped)
 
 
 def run(

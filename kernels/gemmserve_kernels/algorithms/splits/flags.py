@@ -1,4 +1,4 @@
-"""What tensor cores must not answer: flags of rows and columns, deficits of groups of them, as kernels are told."""
+"""Flags of rows and columns that tensor cores must not answer, and deficits of groups of them, for kernels."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class FlagParams(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Flags:
-    """What is to be computed in plain arithmetic. Addresses, 0 where there is nothing: int32 flags of the rows of op(A)
-    and of the columns of op(B); their deficits (`common.verdict`); two words that are both 0 where nothing is flagged.
-    `matrices_*`: matrices to step in A's and B's for each axis of the batch. `counters`: what the elements that are
-    computed are counted by (`Launcher.counters`), 0: nothing. `widened`: the deficits' tiles have been computed the
-    wide way, and are replaced where a row or column is flagged.
+    """Elements to be computed in plain arithmetic. Addresses, 0 where there is nothing: int32 flags of the rows of
+    op(A) and of the columns of op(B); their deficits (`common.verdict`); two words that are both 0 where nothing is
+    flagged. `matrices_*`: matrices to step in A's and B's for each axis of the batch. `counters`: what the elements
+    that are computed are counted by (`Launcher.counters`), 0: nothing. `widened`: the deficits' tiles have been
+    computed the wide way, and are replaced where a row or column is flagged.
     """
 
     rows: int
@@ -62,7 +62,7 @@ class Flags:
 
     @classmethod
     def of(cls, launcher: Launcher, ready: Prepass, wide: Prepass | None, counters: int) -> Flags:
-        """What the planes of a product do not serve, nor those of the wide way if there is one."""
+        """Return what the planes of a product do not serve, nor those of the wide way if there is one."""
         steps = ready.a.planes.batch_strides, ready.b.planes.batch_strides
         deficits = (0, 0)
         if ready.a.deficits is not None:

@@ -51,7 +51,7 @@ cut."""
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
-    """Why this cannot run `problem` on `spec`, or None."""
+    """Return why this cannot run `problem` on `spec`, or None."""
     scheme = SCHEMES.get(problem.compute)
     if scheme is None:
         return f"float16 planes have no {problem.compute} arithmetic"
@@ -168,7 +168,9 @@ def _operand(was: Operand, array: Any) -> Operand:
 
 
 def _cut(problem: GemmProblem, array: Any, here: slice) -> Any:
-    """That part of the batch's first axis; the whole array where it does not have the axis or is broadcast over it."""
+    """Return that part of the batch's first axis; the whole array where it does not have the axis or is broadcast over
+    it.
+    """
     if array is None:
         return None
     planar = 1 if problem.planar else 0

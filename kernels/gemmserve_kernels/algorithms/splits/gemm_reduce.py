@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 _MOST_COLUMNS: Final = 128
-"""Of a tile of the wgmma kernel."""
+"""Columns of a tile of the wgmma kernel, at most."""
 
 
 def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Why this cannot run `problem` on `spec`, or None."""
+    """Return why this cannot run `problem` on `spec`, or None."""
     return product.supports(problem.product, spec)
 
 

@@ -1,4 +1,4 @@
-"""How the pre-pass cuts vectors of length k into the shares of threads, warps and blocks (cuda/splits). Pure.
+"""Geometry of the pre-pass: vectors of length k cut into the shares of threads, warps and blocks (cuda/splits). Pure.
 
 It follows from k and the architecture alone. What is counted of a vector are integers: no result depends on it.
 """

@@ -135,7 +135,7 @@ def group_counts(counts: Array) -> Array:
 
 
 def served(a: Split, b: Split, k: int) -> Array:
-    """Which elements of a product float16 planes serve, bool (rows of A, rows of B)."""
+    """Return which elements of a product float16 planes serve, bool (rows of A, rows of B)."""
     left, right = group_counts(a.counts)[:, None], group_counts(b.counts)[None]
     return np.asarray(is_served(left, right, k))
 
@@ -224,7 +224,7 @@ _TERMS: Final = {
     "6xbf16": ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)),
     "9xbf16": ((2, 2), (2, 1), (1, 2), (2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)),
 }
-"""Which parts of the left and of the right operand are multiplied, in the kernels' order."""
+"""Parts of the left and of the right operand that are multiplied, in the kernels' order."""
 
 
 def _thirds(a: Array, b: Array, terms: tuple[tuple[int, int], ...], *, complex_: bool) -> list[list[models.Turn]]:

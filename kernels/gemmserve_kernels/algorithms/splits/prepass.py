@@ -19,7 +19,7 @@ from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand
 from gemmserve_kernels.algorithms.common.splits import PLANES, WIDE, is_wide
 from gemmserve_kernels.algorithms.common.verdict import Deficits, Judged
 from gemmserve_kernels.algorithms.splits import split
-from gemmserve_kernels.algorithms.splits.split import Side, SplitOperand
+from gemmserve_kernels.algorithms.splits.split import SplitOperand, SplitSide
 from gemmserve_kernels.device.struct_params import BATCH_DIMS, StoredArray, coalesce
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _INT: Final = np.dtype(np.int32)
 _HALF: Final = np.dtype(np.float16)
 _STATUS_WORDS: Final = 4
 _WANTED_WORD: Final = 3
-"""Of the first pre-pass's status: set by its product where a tile is left to the wide way."""
+"""Word of the first pre-pass's status, set by its product where a tile is left to the wide way."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,26 @@ class Prepass:
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What does not depend on addresses. Offsets count words of what is zero before the launches."""
+class _PrepassPlan:
+    """Plan of a pre-pass: all that does not depend on addresses. Offsets count words of what is zero before the
+    launches.
+    """
 
-    a: Side
-    b: Side
+    a: SplitSide
+    b: SplitSide
     deficits_a: int
     deficits_b: int
     words: int
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: GemmProblem | GemmReduceProblem, a: StoredArray, b: StoredArray) -> _Plan:
+def _plan(problem: GemmProblem | GemmReduceProblem, a: StoredArray, b: StoredArray) -> _PrepassPlan:
     side_a, side_b = split.sides(problem, a, b)
     deficits_a = 2 * _STATUS_WORDS
     deficits_b = deficits_a + verdict.words(side_a.matrices, side_a.rows)
-    return _Plan(side_a, side_b, deficits_a, deficits_b, deficits_b + verdict.words(side_b.matrices, side_b.rows))
+    return _PrepassPlan(
+        side_a, side_b, deficits_a, deficits_b, deficits_b + verdict.words(side_b.matrices, side_b.rows)
+    )
 
 
 def run(
@@ -115,7 +119,7 @@ def prepare_operand(
     stored, base = StoredArray.of(launcher, array)
     batch = stored.shape[1:-2] if planar else stored.shape[:-2]
     left = side == "a"
-    found = Side.of(stored, batch, trans, left=left, planar=planar)
+    found = SplitSide.of(stored, batch, trans, left=left, planar=planar)
     axes, _ = coalesce(found.batch_shape, [found.view.batch_strides])
     if len(axes) > BATCH_DIMS or (scheme == "3xfp16-3m" and not found.complex):
         return None
@@ -126,8 +130,8 @@ def prepare_operand(
     return None if host[_STATUS_WORDS] else operand
 
 
-def _elements(scheme: Scheme, side: Side, name: str) -> int:
-    """Of the planes of a scheme, or of the one that takes what they do not serve: the larger."""
+def _elements(scheme: Scheme, side: SplitSide, name: str) -> int:
+    """Return the elements of the planes of a scheme, or of the one that takes what they do not serve: the larger."""
     count = max(len(PLANES[each, side.complex, name]) for each in (scheme, WIDE[scheme]))
     return side.matrices * count * side.rows * side.pitch
 
@@ -145,7 +149,7 @@ def widen(launcher: Launcher, ready: Prepass) -> Prepass:
 
 
 def judged(launcher: Launcher, ready: Prepass, counters: int) -> Judged:
-    """What float16 planes serve of a product. `counters`: as in `Judged`."""
+    """Return what float16 planes serve of a product. `counters`: as in `Judged`."""
     return Judged("served", ready.a.deficits_at(launcher), ready.b.deficits_at(launcher), _wanted(ready), counters)
 
 
@@ -160,7 +164,7 @@ def plane_bytes(problem: GemmProblem | GemmReduceProblem, scheme: Scheme, *, wid
     return _HALF.itemsize * count * math.prod(problem.batch_shape) * problem.k * (problem.m + problem.n)
 
 
-def _ready(operand: Any, scheme: Scheme, side: Side, name: str) -> SplitOperand | None:
+def _ready(operand: Any, scheme: Scheme, side: SplitSide, name: str) -> SplitOperand | None:
     """The planes that a prepared operand brings along, if they are these."""
     if not isinstance(operand, PreparedOperand):
         return None

@@ -42,7 +42,7 @@ class ReduceFallbackParams(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _ReduceFallbackPlan:
     kernel: TiledKernel
     pieces: tuple[tuple[ReduceFallbackParams, int], ...]
     swapped: bool
@@ -56,7 +56,7 @@ def _plan(
     b: StoredArray,
     matrices_a: tuple[int, ...],
     matrices_b: tuple[int, ...],
-) -> _Plan:
+) -> _ReduceFallbackPlan:
     operands = Operands.of(problem, a, b)
     flag_views = Flags.views(problem, matrices_a, matrices_b)
     swapped = not problem.over_rows
@@ -80,7 +80,7 @@ def _plan(
         flags = Flags.params(found[2:], problem.k)
         params = ReduceFallbackParams(product=product, flags=flags, tiles=tiles // gemm.tiles_m)
         pieces.append((params, min(params.tiles, BLOCKS * spec.sm_count)))
-    return _Plan(kernel, tuple(pieces), swapped)
+    return _ReduceFallbackPlan(kernel, tuple(pieces), swapped)
 
 
 def run(

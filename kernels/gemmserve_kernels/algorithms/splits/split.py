@@ -93,7 +93,7 @@ class SplitParams(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Side:
+class SplitSide:
     """One operand as vectors along k: a view whose rows are the rows of op(A) or the columns of op(B).
 
     `batch_shape` is the product's batch with 1 where the operand does not change; the view's strides go with it.
@@ -105,8 +105,8 @@ class Side:
     batch_shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, array: StoredArray, batch_shape: tuple[int, ...], trans: str, *, left: bool, planar: bool) -> Side:
-        """Of an array that is op(A) (`left`) or op(B) after `trans`, in a product of that batch."""
+    def of(cls, array: StoredArray, batch_shape: tuple[int, ...], trans: str, *, left: bool, planar: bool) -> SplitSide:
+        """Return the side of an array that is op(A) (`left`) or op(B) after `trans`, in a product of that batch."""
         view = matrix_view(array, (*batch_shape, *array.shape[-2:]), planar=planar)
         if (trans in {"T", "C"}) == left:
             view = view.transposed()
@@ -166,12 +166,12 @@ class Side:
         return (view.row_stride == 1 or view.rows == 1) and view.aligned(width, view.column_stride)
 
 
-def sides(problem: GemmProblem | GemmReduceProblem, a: StoredArray, b: StoredArray) -> tuple[Side, Side]:
+def sides(problem: GemmProblem | GemmReduceProblem, a: StoredArray, b: StoredArray) -> tuple[SplitSide, SplitSide]:
     """Both operands of a product."""
     shape = problem.batch_shape
     return (
-        Side.of(a, shape, problem.trans_a, left=True, planar=problem.planar),
-        Side.of(b, shape, problem.trans_b, left=False, planar=problem.planar),
+        SplitSide.of(a, shape, problem.trans_a, left=True, planar=problem.planar),
+        SplitSide.of(b, shape, problem.trans_b, left=False, planar=problem.planar),
     )
 
 
@@ -182,7 +182,7 @@ class SplitOperand:
     arithmetics: ClassVar = frozenset({"3xfp16", "3xfp16-3m", "1xfp16"})
     """Arithmetics that take it in the place of the array."""
 
-    side: Side
+    side: SplitSide
     planes: Planes
     deficits: Deficits | None
     flags: Any = None
@@ -220,7 +220,7 @@ class SplitPlan:
     grid: int
 
 
-def operand_params(side: Side) -> SplitOperandParams:
+def operand_params(side: SplitSide) -> SplitOperandParams:
     """Arguments for one operand, of BATCH_DIMS batch axes at most; addresses count from its arrays' beginnings."""
     ((first, inner, (view,)), *more) = launches(side.batch_shape, [side.view])
     if more or first:
@@ -238,8 +238,8 @@ def operand_params(side: Side) -> SplitOperandParams:
 
 
 @lru_cache(maxsize=1024)
-def plan(spec: DeviceSpec, scheme: Scheme, a: Side | None, b: Side | None) -> SplitPlan:
-    """How to split `a`, `b` or both (of the same k, dtype and layout) on `spec`. Pure."""
+def plan(spec: DeviceSpec, scheme: Scheme, a: SplitSide | None, b: SplitSide | None) -> SplitPlan:
+    """Plan how to split `a`, `b` or both (of the same k, dtype and layout) on `spec`. Pure."""
     sides = [side for side in (a, b) if side is not None]
     one = sides[0]
     geometry = geometry_of(one.k, spec)
@@ -296,7 +296,7 @@ def _together(geometry: Geometry, cluster: int, k: int) -> dict[str, str]:
 
 
 def allocate(
-    launcher: Launcher, scheme: Scheme, side: Side, name: str, deficits: Deficits | None, data: Any = None
+    launcher: Launcher, scheme: Scheme, side: SplitSide, name: str, deficits: Deficits | None, data: Any = None
 ) -> SplitOperand:
     """Memory for one operand's planes, the beginning of `data` where that is given. `name` is "a" or "b".
 

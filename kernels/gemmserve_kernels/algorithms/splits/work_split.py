@@ -1,4 +1,4 @@
-"""Who splits what: how many units an operand of the pre-pass has, and how many blocks begin with either. Pure."""
+"""Division of the pre-pass's work: the units of each operand, and the blocks that begin with either. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gemmserve_kernels.algorithms.splits.geometry import WARP
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.splits.geometry import Geometry
-    from gemmserve_kernels.algorithms.splits.split import Side, SplitOperandParams
+    from gemmserve_kernels.algorithms.splits.split import SplitOperandParams, SplitSide
     from gemmserve_kernels.device.spec import DeviceSpec
 
-    _Sides = tuple[Side | None, Side | None]
+    _Sides = tuple[SplitSide | None, SplitSide | None]
 
 _FILL: Final = 0.92
 """Clusters to launch, of what multiprocessors could hold: they do not divide evenly into clusters."""
@@ -29,7 +29,7 @@ def deal(spec: DeviceSpec, geometry: Geometry, cluster: int, sides: _Sides, both
 
 
 def _alone(spec: DeviceSpec, geometry: Geometry, sides: _Sides, both: list[SplitOperandParams]) -> int:
-    """Of warps that take equal parts."""
+    """Return the division among warps that take equal parts."""
     units = 0
     for side, params in zip(sides, both, strict=True):
         if side is not None:
@@ -48,7 +48,9 @@ def _alone(spec: DeviceSpec, geometry: Geometry, sides: _Sides, both: list[Split
 
 
 def _together(spec: DeviceSpec, geometry: Geometry, cluster: int, sides: _Sides, both: list[SplitOperandParams]) -> int:
-    """Of groups of blocks, each of which begins with one operand and takes units of it as they come."""
+    """Return the division among groups of blocks, each of which begins with one operand and takes units of it as they
+    come.
+    """
     wanted = [0, 0]  # groups that would have one unit each
     for i, (side, params) in enumerate(zip(sides, both, strict=True)):
         if side is None:

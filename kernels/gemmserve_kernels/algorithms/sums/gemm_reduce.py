@@ -27,7 +27,6 @@ from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, Operands, fl
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
     BATCH_DIMS,
-    KINDS,
     VECTOR_BYTES,
     CombineParams,
     MatrixParams,
@@ -35,6 +34,7 @@ from gemmserve_kernels.device.struct_params import (
     StoredArray,
     launches,
 )
+from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher
@@ -52,7 +52,7 @@ _COLUMNS: Final = 32
 """Columns of one block where it walks along them."""
 _COMBINE_BLOCK: Final = 256
 _MOST_PARTS: Final = 4
-"""Of weights, that every block of the second pass adds up: 8 KiB beside the 128 KiB that it reads."""
+"""Parts of weights that every block of the second pass adds up: 8 KiB beside the 128 KiB that it reads."""
 
 
 class SumsParams(ctypes.Structure):
@@ -84,7 +84,7 @@ class SumsParams(ctypes.Structure):
 
 
 def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Why this cannot run `problem`, or None: sums and means of the product as it is are all it knows."""
+    """Return why this cannot run `problem`, or None: sums and means of the product as it is are all it knows."""
     if spec.warp_size != _WARP:
         return "sums are written for warps of 32"
     if set(problem.reductions) - {"sum", "mean"} or problem.pre_op != "identity" or problem.return_c:
@@ -93,7 +93,7 @@ def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
 
 
 def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceSpec) -> None:
-    """There is nothing to choose. Raises ConfigInfeasible where `config` does."""
+    """Check that nothing is asked for: there is nothing to choose. Raises ConfigInfeasible where `config` does."""
     del problem, spec
     if config is not None:
         config.only("sums", ())
@@ -163,7 +163,7 @@ def _lanes(pieces: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _SumsPlan:
     """`first` sums the rows of op(A) for each of its matrices, `second` weighs those of op(B) with what comes out."""
 
     first: _Pass
@@ -173,7 +173,7 @@ class _Plan:
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray) -> _Plan:
+def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray) -> _SumsPlan:
     operands = Operands.of(problem, a, b)
     swapped = not problem.over_rows
     if swapped:
@@ -185,7 +185,7 @@ def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray) -> _Plan:
         strides.append(0 if extent == 1 else step)
         step *= extent
     once = replace(view, batch_strides=tuple(0 if n == 1 else s for n, s in zip(own, view.batch_strides, strict=True)))
-    return _Plan(
+    return _SumsPlan(
         _pass(once, own, None, problem, conjugate=operands.conjugate_a),
         _pass(
             operands.b,
@@ -227,7 +227,7 @@ def run_gemm_reduce(
             _launch(launcher, plan.second, bases[1], params)
         return
     partials = Partials.allocate(launcher, problem, plan.second.parts * (problem.batch if problem.over_batch else 1))
-    params.out = launcher.pointer(partials.values[KINDS.index("sum")])
+    params.out = launcher.pointer(partials.values[PARTIAL_KINDS.index("sum")])
     _launch(launcher, plan.second, bases[1], params)
     combine(launcher, problem, partials, results)
 
@@ -247,12 +247,12 @@ def _launch(launcher: Launcher, of: _Pass, base: int, given: SumsParams) -> None
             launcher.launch(of.source, "sums", grid=grid, block=_THREADS, shared=0, params=params, dependent=True)
 
 
-def _fold(launcher: Launcher, problem: GemmReduceProblem, weights: Any, folded: Any, plan: _Plan) -> None:
+def _fold(launcher: Launcher, problem: GemmReduceProblem, weights: Any, folded: Any, plan: _SumsPlan) -> None:
     """Adds up the parts of the first pass."""
     params = CombineParams(outputs=plan.inner, group=plan.first.parts)
     params.length = params.sums_length = plan.first.parts
-    params.source.values[KINDS.index("sum")] = launcher.pointer(weights)
-    params.target.values[KINDS.index("sum")] = launcher.pointer(folded)
+    params.source.values[PARTIAL_KINDS.index("sum")] = launcher.pointer(weights)
+    params.target.values[PARTIAL_KINDS.index("sum")] = launcher.pointer(folded)
     grid = -(-plan.inner // _COMBINE_BLOCK)
     launcher.launch(
         combine_source(problem), "gemm_reduce_combine", grid=grid, block=_COMBINE_BLOCK, shared=0, params=params

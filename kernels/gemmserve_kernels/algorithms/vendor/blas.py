@@ -1,4 +1,4 @@
-"""How a product becomes calls of a column-major strided-batched BLAS. Pure: strides in, arguments of the calls out.
+"""Products as calls of a column-major strided-batched BLAS. Pure: strides in, arguments of the calls out.
 
 A row-major matrix is its transpose in column-major order, so a row-major D = op(A) op(B) is the call
 D^T = op(B)^T op(A)^T. BLAS knows no transposition, transposition and conjugate transposition of what is stored; an
@@ -96,7 +96,7 @@ def lower(problem: GemmProblem, result: Operand | None = None) -> BlasPlan:
     swapped = order == "row"
     a = _side(problem.a, problem.trans_a, problem, dtype, swapped=swapped)
     b = _side(problem.b, problem.trans_b, problem, dtype, swapped=swapped)
-    sides = (a, b, _Side(d, "N", leading, copied_d))
+    sides = (a, b, _BlasSide(d, "N", leading, copied_d))
     shape, strides = _merge(problem.batch_shape, [_batch_strides(side.operand, problem.batch_shape) for side in sides])
     if math.prod(shape[:-1]) > _MAX_CALLS:
         raise NotExpressible(f"the batch would take {math.prod(shape[:-1])} calls")
@@ -122,7 +122,7 @@ def copied_bytes(problem: GemmProblem, plan: BlasPlan) -> int:
 
 
 @dataclass(frozen=True)
-class _Side:
+class _BlasSide:
     """A matrix argument before the batch is looked at; `operand` is what BLAS reads, perhaps a copy."""
 
     operand: Operand
@@ -131,7 +131,7 @@ class _Side:
     copied: bool
 
 
-def _side(operand: Operand, trans: str, problem: GemmProblem, dtype: np.dtype[Any], *, swapped: bool) -> _Side:
+def _side(operand: Operand, trans: str, problem: GemmProblem, dtype: np.dtype[Any], *, swapped: bool) -> _BlasSide:
     """op(operand), or its transpose where swapped, from what is stored; or from a copy of op(operand)."""
     readable = _readable(operand, dtype, problem)
     conjugate = trans in {"C", "R"} and dtype.kind == "c"
@@ -141,12 +141,12 @@ def _side(operand: Operand, trans: str, problem: GemmProblem, dtype: np.dtype[An
         flag = _FLAGS.get((flip != (order == "row"), conjugate))
         if flag is not None:
             assert readable is not None
-            return _Side(readable, flag, leading, False)
+            return _BlasSide(readable, flag, leading, False)
     shape = operand.shape[1:] if problem.planar else operand.shape
     if trans in {"T", "C"}:
         shape = (*shape[:-2], shape[-1], shape[-2])
     copy = Operand.contiguous(shape, dtype)
-    return _Side(copy, "N" if swapped else "T", max(1, shape[-1]), True)
+    return _BlasSide(copy, "N" if swapped else "T", max(1, shape[-1]), True)
 
 
 _FLAGS: Final = {(False, False): "N", (True, False): "T", (True, True): "C"}

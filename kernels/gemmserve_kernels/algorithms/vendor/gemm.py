@@ -146,7 +146,9 @@ _DATA_TYPES: Final = {
 
 
 def _compute_type(plan: BlasPlan, compute: str) -> tuple[int, int]:
-    """What the BLAS computes in, and its algorithm number: the compute types of CUDA 11, the data types of hipBLAS."""
+    """Return the type that the BLAS computes in, and its algorithm number: the compute types of CUDA 11, the data types
+    of hipBLAS.
+    """
     from cupy.cuda import cublas, runtime
 
     double = plan.dtype.name in {"float64", "complex128"}

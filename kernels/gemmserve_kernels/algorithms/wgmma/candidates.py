@@ -266,7 +266,7 @@ def _completions(
 
 
 def _fitting(candidates: tuple[_Candidate, ...], promote: int) -> list[_Candidate]:
-    """Those that are as good with sums of `promote` steps, which must divide a stage; all where none are."""
+    """Return those that are as good with sums of `promote` steps, which must divide a stage; all where none are."""
     longer = [candidate.promote for candidate in candidates if candidate.promote >= promote]
     least = min(longer, default=0)
     fitting = [replace(candidate, promote=promote) for candidate in candidates if candidate.promote == least]

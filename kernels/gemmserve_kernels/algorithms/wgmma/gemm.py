@@ -29,7 +29,7 @@ __all__ = ["WgmmaTile", "multiply", "resolve", "supports"]
 
 
 class PlaneSide(NamedTuple):
-    """What a plan knows of `Planes`; a tuple, because it is made and hashed for every call."""
+    """Key of a plan for `Planes`; a tuple, because it is made and hashed for every call."""
 
     scheme: Scheme
     complex: bool
@@ -42,7 +42,7 @@ class PlaneSide(NamedTuple):
 
     @classmethod
     def of(cls, planes: Planes) -> PlaneSide:
-        """That of `planes`."""
+        """Return the key of `planes`."""
         return cls(
             planes.scheme,
             planes.complex,
@@ -56,15 +56,15 @@ class PlaneSide(NamedTuple):
 
     @property
     def across(self) -> bool:
-        """See Side: planes lie along k."""
+        """See WgmmaSide: planes lie along k."""
         return False
 
     def view(self) -> MatrixView:
-        """See Side."""
+        """See WgmmaSide."""
         return MatrixView(0, 0, np.dtype(np.uint8), self.rows, self.k, 0, 0, self.batch_strides)
 
     def box(self, block_k: int, rows: int, planes: int) -> Box:
-        """See Side."""
+        """See WgmmaSide."""
         return Box((self.pitch, self.rows, self.planes, self.matrices), (block_k, rows, planes, 1))
 
 

@@ -93,11 +93,11 @@ class WgmmaParams(ctypes.Structure):
     )
 
 
-class Side(Protocol):
-    """How an operand lies, as the copy engine sees it. Hashable: plans are kept by it."""
+class WgmmaSide(Protocol):
+    """Layout of an operand, as the copy engine sees it. Hashable: plans are kept by it."""
 
     def __hash__(self) -> int:
-        """Of all that is known."""
+        """Hash of all that is known."""
 
     @property
     def complex(self) -> bool:
@@ -109,7 +109,7 @@ class Side(Protocol):
 
     @property
     def k(self) -> int:
-        """What is summed over."""
+        """Length of the sums."""
 
     @property
     def across(self) -> bool:
@@ -119,7 +119,7 @@ class Side(Protocol):
         """As a batched matrix whose elements are matrices: its `re` counts them."""
 
     def box(self, block_k: int, rows: int, planes: int) -> Box:
-        """How tiles are fetched."""
+        """Return the box by which tiles are fetched."""
 
 
 class Source(NamedTuple):
@@ -128,7 +128,7 @@ class Source(NamedTuple):
     `keep`: what must not be freed before everything is enqueued.
     """
 
-    side: Side
+    side: WgmmaSide
     data: int
     exponents: int = 0
     deficits: int = 0
@@ -146,7 +146,7 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WgmmaPlan:
     """Everything but the addresses; `threads` and `shared` are the launch's, `swapped` where D^T is computed."""
 
     source: KernelSource
@@ -210,12 +210,12 @@ def plan(
     sm_count: int,
     problem: GemmProblem | GemmReduceProblem,
     tile: WgmmaTile,
-    a: Side,
-    b: Side,
+    a: WgmmaSide,
+    b: WgmmaSide,
     c: StoredArray | None,
     d: StoredArray | None,
     tiles: Literal["served", "rest"] | None = None,
-) -> Plan:
+) -> WgmmaPlan:
     """The launches of alpha A B + beta C, or of its reductions, on a device of that many multiprocessors.
 
     C and D: None where there are none. `tiles`: those that are computed, as in `common.verdict.Judged`; None: all.
@@ -288,7 +288,7 @@ def plan(
             tiles=tiles,
         ),
     )
-    return Plan(
+    return WgmmaPlan(
         source,
         tile.threads,
         tile.shared_bytes,
@@ -315,8 +315,8 @@ def defines(
     across: tuple[bool, bool] = (False, False),
     tiles: Literal["served", "rest"] | None = None,
 ) -> tuple[tuple[str, str], ...]:
-    """What the kernel is told. `vector`, `wide`: whether pairs, or float16 results by eight, are written at once.
-    `across`: of the left and of the right operand, as in `Side`. `tiles` as in `plan`.
+    """Return the defines of the kernel. `vector`, `wide`: whether pairs, or float16 results by eight, are written at
+    once. `across`: of the left and of the right operand, as in `WgmmaSide`. `tiles` as in `plan`.
     """
     found = {
         "SCHEME": str(_SCHEMES[tile.scheme]),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device.spec import DeviceSpec
 
 Arithmetic = Scheme | Literal["fp16"]
-"""What is multiplied: planes of a scheme, or float16 operands as they are."""
+"""Operands that are multiplied: planes of a scheme, or float16 operands as they are."""
 
 ALIGNMENT: Final = 1024
 """Bytes, of a stage: the pattern of a 128-byte swizzle begins there."""

@@ -31,8 +31,9 @@ from gemmserve_service.store.declared import Declared, NpyHead
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from gemmserve_kernels.problem.vocabulary import Order
     from gemmserve_service.jobs.core import Core
-    from gemmserve_service.schemas import ArrayInfo, Order
+    from gemmserve_service.schemas import ArrayInfo
     from gemmserve_service.store.upload import Upload
 
 

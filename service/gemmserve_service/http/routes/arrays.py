@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from gemmserve.wire import NPY, OCTET_STREAM
+from gemmserve_kernels.problem.vocabulary import Dtype
 from gemmserve_service.http.answers.coded import coded, worth_coding
 from gemmserve_service.http.answers.pieces import PiecesResponse, npy_header, pieces
 from gemmserve_service.http.headers.content_coding import ZSTD, chosen_coding
@@ -31,7 +32,7 @@ from gemmserve_service.http.routes.common import (
     render,
     view_of,
 )
-from gemmserve_service.schemas import ArrayInfo, ArrayPage, Dtype
+from gemmserve_service.schemas import ArrayInfo, ArrayPage
 
 router = APIRouter(tags=["arrays"], default_response_class=Response)
 

@@ -40,13 +40,13 @@ def key(array):
 
 
 def program(run):
-    """Of a function that takes a tracer and one argument."""
+    """Of a function that takes a recorder and one argument."""
 
-    def traced(tracer):
-        run(tracer, tracer.argument((4, 6), np.float32, (24, 4), 8))
+    def traced(recorder):
+        run(recorder, recorder.argument((4, 6), np.float32, (24, 4), 8))
         return 1
 
-    return replay.trace(A100, 100, traced)
+    return replay.record(A100, 100, traced)
 
 
 def words(of, step, addresses, workspace=0, counters=0):

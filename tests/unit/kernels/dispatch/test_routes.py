@@ -20,7 +20,7 @@ from gemmserve_kernels.algorithms.algorithm import product_algorithm, reduction_
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.dispatch import estimate
 from gemmserve_kernels.dispatch.routes import as_uniform, available, candidates, plan_gemm, plan_gemm_reduce
-from gemmserve_kernels.problem.validation import COMPUTE_MODES
+from gemmserve_kernels.problem.vocabulary import COMPUTE_MODES
 
 
 @pytest.fixture(autouse=True)

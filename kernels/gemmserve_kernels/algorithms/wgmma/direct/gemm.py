@@ -36,7 +36,7 @@ _MOST_TILES: Final = 1 << 27
 
 
 def supports(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Why this cannot run `problem` on `spec`, or None. An operand that begins off a 16-byte boundary is copied."""
+    """Return why this cannot run `problem` on `spec`, or None. An operand off a 16-byte boundary is copied."""
     if not spec.has_wgmma:
         return f"needs a Hopper GPU (sm_90a), and {spec.name} is none"
     if {problem.dtype.name, problem.a.dtype.name, problem.b.dtype.name} != {"float16"}:
@@ -82,7 +82,7 @@ def resolve(config: GemmConfig | WgmmaTile | None, problem: GemmProblem, spec: D
 def _sides(
     problem: GemmProblem | GemmReduceProblem, a: StoredArray, b: StoredArray
 ) -> list[tuple[DirectSide, Packing | None]]:
-    """How each operand is read, and the copy that must be made of it first if any."""
+    """Return how each operand is read, and the copy that must be made of it first if any."""
     found: list[tuple[DirectSide, Packing | None]] = []
     for view in _views(problem, a, b):
         packing = Packing.of(view, problem.batch_shape) if unfit(view, problem.batch_shape) else None
@@ -91,7 +91,7 @@ def _sides(
 
 
 def sources_of(launcher: Launcher, problem: GemmProblem | GemmReduceProblem, a: Any, b: Any) -> list[Source]:
-    """Both operands for `wgmma.plan.Plan.run`, those copied that must be."""
+    """Both operands for `WgmmaPlan.run`, those copied that must be."""
     (stored_a, base_a), (stored_b, base_b) = StoredArray.of(launcher, a), StoredArray.of(launcher, b)
     found = []
     for (side, packing), base in zip(_sides(problem, stored_a, stored_b), (base_a, base_b), strict=True):

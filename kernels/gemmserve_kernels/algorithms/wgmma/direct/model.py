@@ -1,4 +1,4 @@
-"""What `gemm` computes on float16 operands, in NumPy: the float32 sums, before alpha, beta and rounding to float16."""
+"""Model of `gemm` on float16 operands in NumPy: the float32 sums, before alpha, beta and rounding to float16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a float16 operand lies for the copy engine: which way round, and where its matrices are. Pure.
+"""Layout of a float16 operand for the copy engine: which way round, and where its matrices are. Pure.
 
 The engine wants an axis whose elements are next to each other, an aligned address, and all other strides multiples of
 16 bytes (CUDA driver API, cuTensorMapEncodeTiled). Nor may a box begin off such a multiple: an H200 then raises
@@ -29,7 +29,7 @@ _LARGEST: Final = (1 << 31) - _COLUMN
 
 
 class DirectSide(NamedTuple):
-    """An operand as it lies in memory, as `wgmma.plan.Side`.
+    """An operand as it lies in memory, as `wgmma.plan.WgmmaSide`.
 
     `offset`: bytes from the array's aligned base to the address that is mapped. `pitch`: bytes from one row along
     memory to the next. `step`: bytes of one step between matrices; `matrices`: steps that there are. `first`: the step
@@ -48,15 +48,15 @@ class DirectSide(NamedTuple):
 
     @property
     def complex(self) -> bool:
-        """See Side."""
+        """See WgmmaSide."""
         return False
 
     def view(self) -> MatrixView:
-        """See Side."""
+        """See WgmmaSide."""
         return MatrixView(self.first, self.first, np.dtype(np.uint8), self.rows, self.k, 0, 0, self.batch_strides)
 
     def box(self, block_k: int, rows: int, planes: int) -> Box:
-        """See Side. Across k a box is one column of 64 rows."""
+        """See WgmmaSide. Across k a box is one column of 64 rows."""
         del planes
         fast, slow = (self.rows, self.k) if self.across else (self.k, self.rows)
         box = (_COLUMN, block_k) if self.across else (block_k, rows)
@@ -65,7 +65,7 @@ class DirectSide(NamedTuple):
 
 
 def unfit(view: MatrixView, batch_shape: Sequence[int]) -> str | None:
-    """Why the copy engine cannot read `view`, rows by k, or None; its `re` counts bytes from an aligned base."""
+    """Return why the copy engine cannot read `view`, rows by k, or None; its `re` counts bytes from an aligned base."""
     if _across(view) is None:
         return (
             f"a matrix of {view.rows} x {view.columns} with strides of {_ITEM * view.row_stride} and "

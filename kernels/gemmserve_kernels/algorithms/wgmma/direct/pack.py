@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PIECE: Final = 8
 """Elements that one thread copies."""
 MOST_BYTES: Final = 256 << 20
-"""Of the copy of one operand; a larger one is not made."""
+"""Bytes of the copy of one operand; a larger one is not made."""
 _THREADS: Final = 256
 
 
@@ -56,7 +56,7 @@ class Packing:
 
     @classmethod
     def of(cls, view: MatrixView, batch_shape: Sequence[int]) -> Packing:
-        """That of `view`, rows by k; its addresses count from the array's base."""
+        """Return the packing of `view`, rows by k; its addresses count from the array's base."""
         turned = view.rows > 1 and (view.columns == 1 or abs(view.row_stride) < abs(view.column_stride))
         source = view.transposed() if turned else view
         pitch = -(-source.columns // PIECE) * PIECE

@@ -12,7 +12,7 @@ from simt_shim import ORDERS, ShimLauncher
 
 from gemmserve_kernels.algorithms.splits import dmma_fallback, fallback
 from gemmserve_kernels.device.element_counts import ElementCounts
-from gemmserve_kernels.device.replay import trace
+from gemmserve_kernels.device.replay import record
 from gemmserve_kernels.device.spec import KNOWN
 
 
@@ -221,14 +221,14 @@ def test_a_program_fetches_what_it_is_given():
     flags, _held = marks.on(launcher, launcher.array, problem)
     traced_flags = replace(flags, counters=0)
 
-    def traced(tracer):
+    def traced(recorder):
         a, b, out = (
-            tracer.argument(x.shape, x.dtype, x.strides) for x in (*sets[0], np.empty((130, 72), np.complex64))
+            recorder.argument(x.shape, x.dtype, x.strides) for x in (*sets[0], np.empty((130, 72), np.complex64))
         )
-        dmma_fallback.run(tracer, problem, a, b, None, out, traced_flags)
+        dmma_fallback.run(recorder, problem, a, b, None, out, traced_flags)
         return 3
 
-    program = trace(launcher.spec, launcher.max_grid, traced)
+    program = record(launcher.spec, launcher.max_grid, traced)
     assert program.maps
     for a, b in sets:
         on = [launcher.array(x) for x in (a, b, np.full((130, 72), UNTOUCHED, np.complex64))]

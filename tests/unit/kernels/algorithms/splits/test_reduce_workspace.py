@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemmserve_kernels import Operand, plan
-from gemmserve_kernels.device.replay import trace
+from gemmserve_kernels.device.replay import record
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.problem.problem import GemmReduceProblem
 
@@ -16,9 +16,9 @@ MIB = 1 << 20
 SPEC = KNOWN["H200"]
 
 
-def argument(tracer, operand):
+def argument(recorder, operand):
     size = operand.dtype.itemsize
-    return tracer.argument(operand.shape, operand.dtype, tuple(stride * size for stride in operand.strides))
+    return recorder.argument(operand.shape, operand.dtype, tuple(stride * size for stride in operand.strides))
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ def test_planes_and_little_more(dtype, extents, planes):
     chosen = plan(problem, SPEC)
     assert chosen.algorithm == "wgmma"
 
-    def run(tracer):
-        arrays = [argument(tracer, problem.a), argument(tracer, problem.b)]
+    def run(recorder):
+        arrays = [argument(recorder, problem.a), argument(recorder, problem.b)]
         results = {
-            name: argument(tracer, Operand.contiguous(shape, np.dtype(dtype)))
+            name: argument(recorder, Operand.contiguous(shape, np.dtype(dtype)))
             for name, (shape, dtype) in problem.results.items()
         }
-        arguments = tracer.symbols
-        chosen.run_gemm_reduce(tracer, problem, *arrays, results)
+        arguments = recorder.array_count
+        chosen.run_gemm_reduce(recorder, problem, *arrays, results)
         return arguments
 
-    workspace = trace(SPEC, 2**31 - 1, run).workspace
+    workspace = record(SPEC, 2**31 - 1, run).workspace
     # Planes of the wide way are half as large again as their operands, and made in chunks of 384 MiB at most; the
     # product would be larger.
     size = min(3 * batch * (m + n) * k * np.dtype(dtype).itemsize // 2, 384 * MIB) if planes else 0

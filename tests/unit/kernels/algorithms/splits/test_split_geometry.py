@@ -53,7 +53,7 @@ def check(launcher, geometry, monkeypatch, matrices, *, rows, k, trans, dtype="c
         array[0, 0] *= np.float32(2.0**40) if name == "a" else 1
         arrays.append(launcher.array(array))
         stored, base = StoredArray.of(launcher, arrays[i])
-        side = split.Side.of(stored, (matrices,), trans[i], left=name == "a", planar=False)
+        side = split.SplitSide.of(stored, (matrices,), trans[i], left=name == "a", planar=False)
         operands.append(split.allocate(launcher, scheme, side, name, verdict.Deficits(words, 4 + i * each)))
         bases.append(base)
     how = split.plan(launcher.spec, scheme, *(operand.side for operand in operands))
@@ -150,7 +150,7 @@ def test_warps_alone_are_as_many_as_end_together(matrices, rows, blocks):
     k, item = 256, 4
     a = StoredArray((matrices, rows, k), (rows * k * item, k * item, item), np.dtype(np.float32), 0)
     b = StoredArray((matrices, k, rows), (rows * k * item, rows * item, item), np.dtype(np.float32), 0)
-    sides = [split.Side.of(x, (matrices,), "N", left=left, planar=False) for x, left in ((a, True), (b, False))]
+    sides = [split.SplitSide.of(x, (matrices,), "N", left=left, planar=False) for x, left in ((a, True), (b, False))]
     assert split.plan(H200, "3xfp16", *sides).grid == round(blocks * H200.sm_count)
 
 

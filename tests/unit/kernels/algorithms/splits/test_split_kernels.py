@@ -40,7 +40,7 @@ def run_split(launcher, array, scheme, name, trans="N", *, planar=False):
     """The operand, and the word that says whether a vector is flagged."""
     stored, base = StoredArray.of(launcher, array)
     batch = stored.shape[1:-2] if planar else stored.shape[:-2]
-    side = split.Side.of(stored, batch, trans, left=name == "a", planar=planar)
+    side = split.SplitSide.of(stored, batch, trans, left=name == "a", planar=planar)
     words = launcher.zeros((4 + verdict.words(side.matrices, side.rows),), np.dtype(np.int32))
     deficits = None if is_wide(scheme) else verdict.Deficits(words, 4)
     operand = split.allocate(launcher, scheme, side, name, deficits)
@@ -178,7 +178,7 @@ def test_groups_of_vectors(launcher, trans):
 def test_a_gate_that_is_shut(launcher, gate):
     array = launcher.array(random(1, "float32", 20, 70))
     stored, base = StoredArray.of(launcher, array)
-    side = split.Side.of(stored, (), "N", left=True, planar=False)
+    side = split.SplitSide.of(stored, (), "N", left=True, planar=False)
     words = launcher.zeros((6,), np.dtype(np.int32))
     words[4] = gate
     operand = split.allocate(launcher, "6xbf16", side, "a", None)
@@ -199,7 +199,7 @@ def test_few_blocks_take_unit_after_unit(trans):
     launcher = ShimLauncher(replace(A100, sm_count=1))
     array = random(9, "complex64", 3, 83, 70)
     stored, _ = StoredArray.of(launcher, array)
-    side = split.Side.of(stored, (3,), trans, left=True, planar=False)
+    side = split.SplitSide.of(stored, (3,), trans, left=True, planar=False)
     how = split.plan(launcher.spec, "3xfp16", side, None)
     assert how.grid < how.params.a.units * 3
     check_split(launcher, launcher.array(array), "3xfp16", "a", trans)
@@ -216,7 +216,7 @@ def test_blocks_help_with_the_other_operand(trans):
         shape = shapes[i] if trans[i] == "N" else shapes[i][::-1]
         arrays.append(launcher.array(random(i, "float32", *shape)))
         stored, base = StoredArray.of(launcher, arrays[i])
-        side = split.Side.of(stored, (), trans[i], left=name == "a", planar=False)
+        side = split.SplitSide.of(stored, (), trans[i], left=name == "a", planar=False)
         operands.append(split.allocate(launcher, "3xfp16", side, name, verdict.Deficits(words, 4 + 5 * i)))
         bases.append(base)
     split.run(launcher, *operands, *bases, launcher.pointer(words))

@@ -29,7 +29,7 @@ def _nvrtc():
 def side(shape, dtype, name, trans="N"):
     operand = Operand.contiguous(shape, dtype)
     strides = tuple(stride * operand.dtype.itemsize for stride in operand.strides)
-    return split.Side.of(StoredArray(shape, strides, operand.dtype, 0), (), trans, left=name == "a", planar=False)
+    return split.SplitSide.of(StoredArray(shape, strides, operand.dtype, 0), (), trans, left=name == "a", planar=False)
 
 
 SCHEMES = [
