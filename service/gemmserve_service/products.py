@@ -8,7 +8,7 @@ import numpy as np
 
 from gemmserve_kernels import GemmConfig, GemmProblem, GemmReduceProblem, Operand
 from gemmserve_kernels import plan as plan_product
-from gemmserve_kernels.caching import cached
+from gemmserve_kernels.device.caching import cached
 from gemmserve_service.programs import Program
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 

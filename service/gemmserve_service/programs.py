@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gemmserve_kernels import GemmProblem, GemmReduceProblem, Plan, plan
-from gemmserve_kernels.dispatch import available
-from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.dispatch.routes import available
+from gemmserve_kernels.problem.errors import KernelError
 from gemmserve_service.errors import ProgramTooLarge, StepInvalid
 from gemmserve_service.schemas import GemmStep
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_kernels import DeviceSpec
-    from gemmserve_kernels.config import Algorithm
+    from gemmserve_kernels.problem.vocabulary import AlgorithmName
     from gemmserve_service.schemas import GemmReduceStep, ProgramParams
 
     Product = GemmProblem | GemmReduceProblem
@@ -164,5 +164,5 @@ def _plan_step(place: int, step: GemmStep | GemmReduceStep, product: Product, sp
         raise StepInvalid(step.id, f"/steps/{place}", error) from error
 
 
-_PLANNED: Final = Plan(cast("Algorithm", "program"))
+_PLANNED: Final = Plan(cast("AlgorithmName", "program"))
 """Stands for the plans of the steps, which the worker makes."""

@@ -39,7 +39,6 @@ def npy_files(draw):
 
 
 schemathesis.openapi.media_type("application/x-npy", npy_files())
-schemathesis.openapi.media_type("application/partial-upload", st.binary(max_size=20))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from cupy.cuda import memory
 from pydantic import TypeAdapter
 
 from gemmserve_kernels import Operand
-from gemmserve_kernels.errors import OutOfDeviceMemory
+from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service import products
 from gemmserve_service.errors import JobCancelled
 from gemmserve_service.executor.worker import verification

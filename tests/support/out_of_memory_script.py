@@ -13,7 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "cupy_on_numpy"))
 import numpy as np
 from cupy.cuda import memory
 
-from gemmserve_kernels.errors import OutOfDeviceMemory
+from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.executor.worker.backend import HostArray, call
 from gemmserve_service.executor.worker.cuda import backend as cuda
 from gemmserve_service.schemas import GemmParams, GemmReduceParams

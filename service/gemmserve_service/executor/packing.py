@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gemmserve_kernels.caching import cached
+from gemmserve_kernels.device.caching import cached
 from gemmserve_service.executor.protocol import Form, Kind
 
 if TYPE_CHECKING:

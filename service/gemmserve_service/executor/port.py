@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_service.executor.protocol import (
         Done,
         Failed,
@@ -152,6 +152,6 @@ class Executor(Protocol):
 @cache
 def spec_adapter() -> TypeAdapter[DeviceSpec]:
     """DeviceSpec to and from JSON-able mappings."""
-    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.device.spec import DeviceSpec
 
     return TypeAdapter(DeviceSpec)

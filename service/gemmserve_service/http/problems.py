@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gemmserve.wire import PROBLEM, NpyError
-from gemmserve_kernels.errors import DeviceError, KernelError
+from gemmserve_kernels.problem.errors import DeviceError, KernelError
 from gemmserve_service.errors import (
     Forbidden,
     InvalidParameters,
@@ -246,8 +246,7 @@ def catalogue() -> dict[str, dict[str, Any]]:
         if slug in entries:
             entries[slug]["detail"] += f" {meaning}"
         else:
-            uri = getattr(kind, "type_uri", None) or f"/problems/{slug}"
-            entries[slug] = {"type": uri, "title": title, "status": status, "detail": meaning}
+            entries[slug] = {"type": f"/problems/{slug}", "title": title, "status": status, "detail": meaning}
     return dict(sorted(entries.items()))
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from gemmserve_service.errors import ServiceError
-    from gemmserve_service.http.transfer.pool import Movers
+    from gemmserve_service.http.transfer.pool import TransferPool
     from gemmserve_service.settings import Settings
 
 _CLOSE_S: Final = 5  # responses under way when everything else has ended
@@ -87,10 +87,10 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def main_server(app: FastAPI, settings: Settings, movers: Movers | None = None) -> Server:
+def main_server(app: FastAPI, settings: Settings, transfers: TransferPool | None = None) -> Server:
     """The server of the API. Raises OSError and ssl.SSLError for a certificate or key that cannot be used.
 
-    `movers` are its transfer processes.
+    `transfers` are its transfer processes.
     """
 
     def refused(error: ServiceError, client: tuple[str, int] | None, context: Mapping[str, str], logged: bool) -> None:
@@ -110,7 +110,7 @@ def main_server(app: FastAPI, settings: Settings, movers: Movers | None = None) 
             )
 
     connection_class = fast(Connections(settings, refused), FastPath(app, settings))
-    connection_class.movers = movers
+    connection_class.transfers = transfers
     config = uvicorn.Config(
         app,
         http=connection_class,

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from gemmserve_kernels import Operand, ParameterInvalid
-from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.problem.errors import KernelError
 from gemmserve_service import products
 from gemmserve_service.errors import ServiceError, StepInvalid, TooLarge
 from gemmserve_service.programs import Program, Value, operands_of, value_name

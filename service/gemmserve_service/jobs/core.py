@@ -16,7 +16,7 @@ from gemmserve_service.scheduling.scheduler import Scheduler
 from gemmserve_service.store.array_store import ArrayStore
 from gemmserve_service.store.database.database import Database
 from gemmserve_service.store.quotas import Quotas
-from gemmserve_service.store.resumable.upload_resources import PartialUploads
+from gemmserve_service.store.resumable.uploads import ResumableUploads
 from gemmserve_service.tenancy.keyring import KeyringError, KeyringWatch
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Core:
         self.keyring = KeyringWatch(settings.data_dir, settings.keys_file)
         self.quotas = Quotas(self.keyring.quota, self.database)
         self.store = ArrayStore(settings, self.database, self.quotas)
-        self.uploads = PartialUploads(settings, self.store, self.database, self.quotas)
+        self.uploads = ResumableUploads(settings, self.store, self.database, self.quotas)
         self.scheduler = Scheduler(settings, self.store, executor)
         self.scheduler.queue.weight_of = self.keyring.weight
         if settings.device_prefetch:

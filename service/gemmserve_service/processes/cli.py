@@ -55,13 +55,13 @@ class Serve:
         if settings is None:
             return _USAGE
         from gemmserve_service.processes.supervisor import run
-        from gemmserve_service.runtime.start_error import StartError
+        from gemmserve_service.runtime.start_error import StartError, UsageError
 
         try:
             return run(settings)
         except StartError as error:
             context.console.error(str(error))
-            return 1
+            return _USAGE if isinstance(error, UsageError) else 1
 
 
 class Doctor:
@@ -77,9 +77,7 @@ class Doctor:
     def run(self, args: argparse.Namespace, context: Context) -> int:
         from gemmserve_service.processes.doctor.doctor import examine
 
-        # It listens nowhere: whether a server may where this one would is the server's to say.
-        given = {"host": "127.0.0.1"} | ({"data_dir": args.data_dir} if args.data_dir else {})
-        settings = _settings(given, context.console)
+        settings = _settings({"data_dir": args.data_dir} if args.data_dir else {}, context.console)
         if settings is None:
             return _USAGE
         findings = examine(settings)

@@ -1,8 +1,8 @@
 """The thin parent: holds the data directory's lock and the sockets, and keeps its children running.
 
-Children are the front (`front.py`), one worker a device (`worker/__main__.py`) and, where settings ask for them,
-transfer processes (`movers/__main__.py`), which end with the front: the next one starts when they are gone. All read
-from a pipe whose other end is this process's alone, so that they end with it even when it is killed. The listening
+Children are the front (`front.py`), one worker a device (`worker/__main__.py`) and, where processors allow,
+transfer processes (`http/transfer`), which end with the front: the next one starts when they are gone. All read from a
+pipe whose other end is this process's alone, so that they end with it even when it is killed. The listening
 socket stays open while the front restarts: connections wait in its backlog. They hold the data directory's lock too:
 the next server begins when the last process of this one is gone, not before.
 """
@@ -25,9 +25,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.processes.datadir import lock
-from gemmserve_service.processes.listeners import control_socket, listen, listen_here, movers_socket, runtime_folder
-from gemmserve_service.runtime.handoff import FrontHandoff, MoverHandoff, WorkerHandoff
-from gemmserve_service.runtime.start_error import StartError
+from gemmserve_service.processes.listeners import control_socket, listen, listen_here, runtime_folder, transfer_socket
+from gemmserve_service.runtime.handoff import FrontHandoff, TransferHandoff, WorkerHandoff
+from gemmserve_service.runtime.start_error import StartError, UsageError
+from gemmserve_service.runtime.tuning import transfer_processes
 from gemmserve_service.tenancy.keyring import KeyringError, read_keyring
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class _Child:
 def run(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status. Raises StartError."""
     with ExitStack() as stack:
-        _check_keys(settings)
+        check_keys(settings)
         _check_certificate(settings)
         lock_fd = lock(settings.data_dir, stack)
         listener = stack.enter_context(listen(settings.host, settings.port))
@@ -96,11 +97,23 @@ def run(settings: Settings) -> int:
         folder = runtime_folder(settings, stack)
         control_path = str(folder / "control.sock")
         control = stack.enter_context(control_socket(control_path))
-        movers_path = str(folder / "movers.sock")
-        movers = stack.enter_context(movers_socket(movers_path)) if settings.transfer_processes else None
+        transfer_path = str(folder / "transfer.sock")
+        count = transfer_processes(settings.transfer_processes)
+        transfers = stack.enter_context(transfer_socket(transfer_path)) if count else None
         devices = _devices(settings.device)
         return _Supervisor(
-            settings, lock_fd, listener, side, unix, descriptors, control, control_path, movers, movers_path, devices
+            settings,
+            lock_fd,
+            listener,
+            side,
+            unix,
+            descriptors,
+            control,
+            control_path,
+            transfers,
+            transfer_path,
+            count,
+            devices,
         ).run()
 
 
@@ -114,8 +127,9 @@ class _Supervisor:
     descriptors: socket.socket | None
     control: socket.socket
     control_path: str
-    movers_socket: socket.socket | None
-    movers_path: str
+    transfer_socket: socket.socket | None
+    transfer_path: str
+    transfer_count: int
     devices: list[str]
     pipe: tuple[int, int] = field(default_factory=os.pipe)
     ready: tuple[int, int] = field(default_factory=os.pipe)
@@ -129,13 +143,13 @@ class _Supervisor:
     def __post_init__(self) -> None:
         self.front = _Child("front", self._spawn_front)
         self.workers = [_Child(f"worker {name}", partial(self._spawn_worker, name)) for name in self.devices]
-        names = map(str, range(self.settings.transfer_processes))
-        self.movers = [_Child(f"transfer process {name}", partial(self._spawn_mover, name)) for name in names]
+        names = map(str, range(self.transfer_count))
+        self.transfers = [_Child(f"transfer process {name}", partial(self._spawn_transfer, name)) for name in names]
 
     @property
     def children(self) -> tuple[_Child, ...]:
         """All of them, the front last."""
-        return (*self.workers, *self.movers, self.front)
+        return (*self.workers, *self.transfers, self.front)
 
     def run(self) -> int:
         wake_read, wake_write = os.pipe()
@@ -214,9 +228,9 @@ class _Supervisor:
     def _missing(self) -> list[_Child]:
         """Those that are to be started when they are due.
 
-        Movers of the last front might still write to an extent that the next one takes up. So it starts after them.
+        The last front's transfer processes might still write to an extent that the next one takes up: it starts later.
         """
-        if any(mover.doomed for mover in self.movers):
+        if any(transfer.doomed for transfer in self.transfers):
             return [child for child in self.workers if child.process is None]
         return [child for child in self.children if child.process is None]
 
@@ -235,10 +249,10 @@ class _Supervisor:
                 continue
             child.ended(status)
             if child is self.front:
-                for mover in self.movers:
-                    if mover.process is not None:
-                        mover.process.kill()
-                        mover.doomed = True
+                for transfer in self.transfers:
+                    if transfer.process is not None:
+                        transfer.process.kill()
+                        transfer.doomed = True
             if self.stopping is None:
                 _say(f"{child.name} ended ({_reason(status)}); starting it again in {child.delay:.1f} s")
         if self.announced or self.stopping is not None:
@@ -266,13 +280,13 @@ class _Supervisor:
             side_fd=None if self.side is None else self.side.fileno(),
             unix_fd=None if self.unix is None else self.unix.fileno(),
             descriptors_fd=None if self.descriptors is None else self.descriptors.fileno(),
-            movers_fd=None if self.movers_socket is None else self.movers_socket.fileno(),
+            transfer_fd=None if self.transfer_socket is None else self.transfer_socket.fileno(),
             control_fd=self.control.fileno(),
             ready_fd=self.ready[1],
             devices=self.devices,
         )
         fds: tuple[int, ...] = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
-        others = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.movers_fd)
+        others = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.transfer_fd)
         fds += tuple(fd for fd in others if fd is not None)
         # The front multiplies nothing: a pool of BLAS threads in it would only cost memory.
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -285,8 +299,10 @@ class _Supervisor:
         fds = (self.lock_fd, self.pipe[0])
         return _spawn("gemmserve_service.executor.worker", handoff.model_dump_json(), fds, dict(os.environ))
 
-    def _spawn_mover(self, name: str) -> subprocess.Popen[bytes]:
-        handoff = MoverHandoff(settings=self.settings, pipe_fd=self.pipe[0], name=name, control_path=self.movers_path)
+    def _spawn_transfer(self, name: str) -> subprocess.Popen[bytes]:
+        handoff = TransferHandoff(
+            settings=self.settings, pipe_fd=self.pipe[0], name=name, control_path=self.transfer_path
+        )
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         return _spawn(
             "gemmserve_service.http.transfer", handoff.model_dump_json(), (self.lock_fd, self.pipe[0]), environment
@@ -307,12 +323,20 @@ def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, 
     return process
 
 
-def _check_keys(settings: Settings) -> None:
-    """Raises StartError for a key file that the front could not read."""
+def check_keys(settings: Settings) -> None:
+    """Raises StartError for a key file that cannot be read, UsageError for a host beyond loopback without any key.
+
+    A server whose keys are all revoked or expired may listen anywhere: it lets nobody in.
+    """
     try:
-        read_keyring(settings.data_dir, settings.keys_file)
+        keyring = read_keyring(settings.data_dir, settings.keys_file)
     except KeyringError as error:
         raise StartError(str(error)) from error
+    if not (settings.loopback or settings.allow_unauthenticated or keyring.closed):
+        raise UsageError(
+            f"host {settings.host} can be reached by others and there are no API keys: make one with "
+            "`gemmserve keys create`, listen on 127.0.0.1, or give --allow-unauthenticated"
+        )
 
 
 def _check_certificate(settings: Settings) -> None:

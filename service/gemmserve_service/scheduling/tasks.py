@@ -16,7 +16,7 @@ from gemmserve_service.schemas import ArrayInfo, ProgramParams
 
 if TYPE_CHECKING:
     from gemmserve_kernels import Plan
-    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_service.errors import ServiceError
     from gemmserve_service.executor.packing import ArrayKind
     from gemmserve_service.executor.port import Worker

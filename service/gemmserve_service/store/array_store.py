@@ -18,12 +18,11 @@ from gemmserve_service.runtime.background import report
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.schemas import ArrayInfo
 from gemmserve_service.store import recovery
-from gemmserve_service.store.catalog import Catalog, Record, npy_header, to_row
+from gemmserve_service.store.catalog import Catalog, Record, to_row
 from gemmserve_service.store.database.database import load_sql
+from gemmserve_service.store.digests import Digests
 from gemmserve_service.store.expiry import Expiry
 from gemmserve_service.store.extents.space import Room, Space
-from gemmserve_service.store.hashing.idle_hashing import LazyHashes
-from gemmserve_service.store.hashing.running_hash import RunningHash, hash_pool
 from gemmserve_service.store.pin import Pinned
 from gemmserve_service.store.quotas import Quotas
 from gemmserve_service.store.upload import ArraySpec, ScratchArray, Upload, now
@@ -52,11 +51,10 @@ class ArrayStore:
         self.settings = settings
         self.database = database
         self.quotas = quotas or Quotas()
-        self.hash_pool = hash_pool()
-        self.hashes = LazyHashes(self.record_hash)
         self.found_pending: dict[str, PendingResults] = {}
         """By job, the pending results that an earlier process left."""
         self._catalog = Catalog()
+        self.digests = Digests(self._catalog, database)
         self.expiry = Expiry(self._catalog, database, self.settle, history_s=settings.job_history_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._destroyed: list[Callable[[str], None]] = []
@@ -88,8 +86,7 @@ class ArrayStore:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.hashes.stop()
-        self.hash_pool.shutdown(wait=False, cancel_futures=True)
+        await self.digests.stop()
         self._space.trim()
 
     def on_array_gone(self, callback: Callable[[str], None]) -> None:
@@ -119,13 +116,11 @@ class ArrayStore:
         ttl_s: float | None,
         byteswap: bool = False,
         scratch: bool = False,
-        digest_prefix: bytes | None = None,
         owner: str = "",
     ) -> Upload:
         """Space for an array; costs no memory, however large. Raises TooLarge, StoreFull, QuotaExceeded.
 
-        `ttl_s`: None takes the server's default. `byteswap`: the bytes come big-endian. `digest_prefix`: what preceded
-        the data in the body (b"" if nothing), given when `commit` will be told a digest of the whole body.
+        `ttl_s`: None takes the server's default. `byteswap`: the bytes come big-endian.
         `owner`: whose array it will be (the id of an API key).
         """
         return self.allocate(
@@ -135,7 +130,6 @@ class ArrayStore:
             ttl_s=ttl_s,
             byteswap=byteswap,
             scratch=scratch,
-            digest_prefix=digest_prefix,
             owner=owner,
         )
 
@@ -148,7 +142,6 @@ class ArrayStore:
         ttl_s: float | None,
         byteswap: bool = False,
         scratch: bool = False,
-        digest_prefix: bytes | None = None,
         owner: str = "",
         granted: bool = False,
         memory: Memory | None = None,
@@ -171,7 +164,7 @@ class ArrayStore:
             ttl_s = None
         name = dtype.newbyteorder("=").name
         spec = ArraySpec(new_id("arr"), name, tuple(shape), order, nbytes, ttl_s, scratch, owner)
-        return Upload(self, spec, extent, byteswap=byteswap, digest_prefix=digest_prefix)
+        return Upload(self, spec, extent, byteswap=byteswap)
 
     def adopt(self, spec: ArraySpec, extent_name: str | None, *, byteswap: bool) -> Upload | None:
         """The upload that an earlier process had reserved. None: its bytes are missing, or an array's."""
@@ -183,7 +176,7 @@ class ArrayStore:
             extent = self._space.adopt(extent_name, spec.nbytes, spec.owner)
             if extent is None:
                 return None
-        return Upload(self, spec, extent, byteswap=byteswap, digest_prefix=None)
+        return Upload(self, spec, extent, byteswap=byteswap)
 
     def room(self, nbytes: int, *, largest: int, owner: str) -> Room:
         """Memory for `nbytes` > 0 of one request, arrays of at most `largest` among them; costs little to take and to
@@ -275,7 +268,7 @@ class ArrayStore:
 
     # -- for uploads, jobs and pins ---------------------------------------------------------------------------------
 
-    async def publish(self, upload: Upload, running: RunningHash | None) -> ArrayInfo | ScratchArray:
+    async def publish(self, upload: Upload) -> ArrayInfo | ScratchArray:
         """Makes a full upload an array: `Upload.commit`'s last step."""
         spec = upload.spec
         if spec.scratch:
@@ -301,8 +294,6 @@ class ArrayStore:
         self.index(info, upload.extent)
         for callback in self._uploaded:
             callback(info, upload.extent)
-        if running is not None:
-            self.hashes.add(info.id, running)
         return info
 
     async def secure(self, upload: Upload) -> None:
@@ -360,7 +351,7 @@ class ArrayStore:
     def settle(self, record: Record) -> None:
         """Frees a hidden array once nobody holds it, nor will write to it."""
         if record.hidden:
-            self.hashes.drop(record.info.id)
+            self.digests.drop(record.info.id)
         if record.hidden and record.pending is not None:
             for released in self._pending_released:
                 released(record.pending)  # which settles it when no worker writes to it any more
@@ -393,23 +384,6 @@ class ArrayStore:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(report)
-
-    def npy_sha256(self, array_id: str) -> str | None:
-        """The digest of an array's .npy file, as downloads have it; None: not known."""
-        record = self._catalog.get(array_id)
-        return None if record is None else record.npy_sha256
-
-    def record_hash(self, array_id: str, running: RunningHash) -> None:
-        """An array's bytes are hashed: those of its data, and of its .npy file if `running` began with its header."""
-        record = self._catalog.get(array_id)
-        if record is None or not isinstance(record.info, ArrayInfo):
-            return
-        digest = running.data_digest().hex()
-        record.info = record.info.model_copy(update={"sha256": digest})
-        if running.prefix == npy_header(record.info.dtype, record.info.shape, record.info.order):
-            record.npy_sha256 = running.body_digest().hex()
-        row = {"id": array_id, "sha256": digest, "npy_sha256": record.npy_sha256}
-        self.database.write_soon(lambda db: db.execute(_SQL["set_sha256"], row)).add_done_callback(report)
 
 
 def _succeeded(done: asyncio.Future[Any]) -> bool:

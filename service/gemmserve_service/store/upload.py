@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from gemmserve_service.errors import BodyTooLong, BodyTooShort, DigestMismatch
-from gemmserve_service.http.transfer.pool import Place
 from gemmserve_service.runtime import clock
 from gemmserve_service.store.catalog import npy_header
-from gemmserve_service.store.hashing.running_hash import RunningHash
+from gemmserve_service.store.extents.extents import Place
 
 if TYPE_CHECKING:
     import sqlite3
@@ -57,6 +56,22 @@ class ArraySpec:
     owner: str = ""
 
 
+class Body(Protocol):
+    """Bytes of a request as they come, each read once."""
+
+    async def piece(self) -> bytes | memoryview:
+        """Return the next bytes, as many as are there; empty at the end."""
+
+    def unread(self, piece: bytes | memoryview) -> None:
+        """Give back the end of what `piece` returned last."""
+
+    async def fill(self, view: memoryview, advance: Callable[[int], None], place: Place | None = None) -> bool:
+        """Read into `view` until it is full, or the body has ended: then False. `advance(n)`: n more bytes came.
+
+        `place`: where `view` begins, if a transfer process may fill it.
+        """
+
+
 class Upload:
     """A reservation that is being filled. `write` the bytes in order, then `commit`, or `abort` at any time.
 
@@ -70,7 +85,6 @@ class Upload:
         extent: Extent | None,
         *,
         byteswap: bool,
-        digest_prefix: bytes | None,
     ) -> None:
         self.spec = spec
         self.extent = extent
@@ -85,8 +99,6 @@ class Upload:
         """Runs in the transaction that makes this an array."""
         self.named = False
         """Whether a row names the space already: then it serves no other array, for the row may outlive this."""
-        self._prefix = digest_prefix
-        self._hash: RunningHash | None = None
 
     @property
     def byteswap(self) -> bool:
@@ -127,81 +139,49 @@ class Upload:
 
     def advance(self, count: int) -> None:
         """`count` more bytes lie in `view`, after those that were `filled`."""
-        self.filled = end = self.filled + count
-        self.moved(count)
-        # Only a digest that `commit` waits for is begun now: any other would take processor time from the socket.
-        if self._prefix is not None:
-            if self._hash is None:
-                self._hash = RunningHash(self._store.hash_pool, self.view, self._prefix)
-            self._hash.advance(end)
+        self.filled += count
 
     def place(self, position: int) -> Place | None:
         """Where byte `position` of the array lies."""
         return None if self.extent is None else Place(self.extent, position)
 
-    def moved(self, count: int) -> None:
-        """`count` bytes came at once, wherever they lie."""
-        self._store.hashes.moved(count)
-
-    async def commit(self, expected_sha256: bytes | None = None) -> ArrayInfo | ScratchArray:
+    async def commit(self, expected_sha256: bytes | None = None, *, prefix: bytes = b"") -> ArrayInfo | ScratchArray:
         """Publishes the array; from here on it is immutable, and durable unless scratch.
 
-        `expected_sha256`: digest of `digest_prefix` (see `ArrayStore.reserve`) and the bytes as they were written.
+        `expected_sha256`: digest of `prefix` and the bytes as they were written.
         Raises BodyTooShort, DigestMismatch, StoreFull; the reservation is gone after any of them.
         """
         try:
-            self._check_length()
-            if expected_sha256 is not None:
-                await self._check_digest(expected_sha256)
+            await self._check(expected_sha256, prefix)
             if self._byteswap and self.nbytes:
-                if self._hash is not None:
-                    self._hash.cancel()  # of the bytes before the swap
-                    self._hash = None
                 await _byteswap(self.view, self.spec.dtype)
-            running, self._hash = self._hash, None
-            if not self.spec.scratch:
-                spec = self.spec
-                head = npy_header(spec.dtype, spec.shape, spec.order)
-                running = running or RunningHash(self._store.hash_pool, self.view, head)
-                running.reach(self.nbytes)
             self._view = None
             self._open = False
-            self._info = await self._store.publish(self, running)
+            self._info = await self._store.publish(self)
+            if expected_sha256 is not None and not self._byteswap and not self.spec.scratch:
+                spec = self.spec
+                if not prefix:
+                    self._store.digests.record(spec.id, data=expected_sha256)
+                elif prefix == npy_header(spec.dtype, spec.shape, spec.order):
+                    self._store.digests.record(spec.id, npy=expected_sha256)
         except BaseException:
             self.abort()
             raise
         self._held = self.spec.scratch
         return self._info
 
-    async def commit_parts(
-        self, expected_sha256: bytes | None, prefix: bytes, on_insert: Callable[[sqlite3.Connection], object]
-    ) -> ArrayInfo:
-        """`commit` of an upload whose bytes all came, in whatever order. `expected_sha256`: of `prefix` and them."""
-        self.filled = self.nbytes
-        self.named = True
-        self._prefix = None if expected_sha256 is None else prefix
-        self.on_insert = on_insert
-        return cast("ArrayInfo", await self.commit(expected_sha256))
-
-    def _check_length(self) -> None:
+    async def _check(self, expected_sha256: bytes | None, prefix: bytes) -> None:
         if self.filled < self.nbytes:
             raise BodyTooShort(f"the body ended after {self.filled} of {self.nbytes} bytes")
-
-    async def _check_digest(self, expected: bytes) -> None:
-        if self._hash is None:
-            self._hash = RunningHash(self._store.hash_pool, self.view, self._prefix or b"")
-            self._hash.advance(self.nbytes)
-        await self._hash.finish()
-        if self._hash.body_digest() != expected:
-            raise DigestMismatch(f"Content-Digest names sha-256 {expected.hex()}, the body has another")
+        if expected_sha256 is not None:
+            (found,) = await self._store.digests.sha256(self.view, (prefix,))
+            if found != expected_sha256:
+                raise DigestMismatch(f"Content-Digest names sha-256 {expected_sha256.hex()}, the body has another")
 
     def abort(self) -> None:
         """Gives the space back; idempotent. A committed scratch array is released, a committed stored one stays."""
         self._open = False
         self._view = None
-        if self._hash is not None:
-            self._hash.cancel()
-            self._hash = None
         if self._held:
             self._held = False
             self._store.release(self, reusable=not self.named)

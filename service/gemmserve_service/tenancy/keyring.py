@@ -3,8 +3,8 @@
 A file of its own, not the database: the front is the database's only writer, and keys are made and revoked beside a
 running server and without one. Each change is made under a lock and takes the file's place whole, by rename.
 
-Beside it there may be keys in a file that somebody else writes, a container's secret (`key_file.py`): they hold for as
-long as they are in there, unless `keys.json` knows the same key and says otherwise.
+Beside it there may be keys in a file that somebody else writes, a container's secret (`read_key_file`): they hold for
+as long as they are in there, unless `keys.json` knows the same key and says otherwise.
 """
 
 from __future__ import annotations
@@ -21,14 +21,24 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gemmserve_service.tenancy.api_keys import KeyRecord, Owner, Quota, Scope, digest_of, new_key
-from gemmserve_service.tenancy.key_file import KeyFileError, read_key_file
+from gemmserve_service.tenancy.api_keys import (
+    KeyMalformed,
+    KeyRecord,
+    Owner,
+    Quota,
+    Scope,
+    digest_of,
+    key_id_of,
+    new_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 FILE: Final = "keys.json"
 _LOCK: Final = "keys.lock"
+_MAX_KEY_FILE_BYTES: Final = 1 << 20
+_MAX_FIELDS: Final = 3
 _POLL_S: Final = 0.3  # how soon a revoked key stops working; a stat costs microseconds
 
 log = logging.getLogger(__name__)
@@ -79,10 +89,7 @@ def read_keyring(data_dir: Path, keys_file: Path | None = None) -> Keyring:
     stored = _read_stored(data_dir)
     if keys_file is None:
         return stored
-    try:
-        given = read_key_file(keys_file)
-    except KeyFileError as error:
-        raise KeyringError(str(error)) from error
+    given = read_key_file(keys_file)
     owners = {record.owner: Owner(name=record.name) for record in given.values()}
     return Keyring(keys=given | stored.keys, owners=owners | stored.owners)
 
@@ -102,6 +109,62 @@ def _read_stored(data_dir: Path) -> Keyring:
     if keyring.version != 1:
         raise KeyringError(f"{path} has version {keyring.version}, this program reads version 1")
     return keyring
+
+
+def read_key_file(path: Path) -> dict[str, KeyRecord]:
+    """Keys by id from a file that somebody else writes: the secret of a container or a pod. Raises KeyringError.
+
+    One key a line, as `gemmserve keys create` printed it; after it, if need be, its name and its scopes::
+
+        gs_... lab
+        gs_... dashboard read
+
+    What is behind a ``#`` is a comment. Each key is an owner of its own. No message quotes a key.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_KEY_FILE_BYTES + 1).decode()
+        created_at = path.stat().st_mtime
+    except OSError as error:
+        raise KeyringError(f"the key file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise KeyringError(f"the key file {path} is not UTF-8 text") from error
+    if len(text) > _MAX_KEY_FILE_BYTES:
+        raise KeyringError(f"the key file {path} is larger than {_MAX_KEY_FILE_BYTES} bytes")
+    found: dict[str, KeyRecord] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        fields = line.partition("#")[0].split()
+        if not fields:
+            continue
+        try:
+            key_id, record = _record(fields, created_at)
+        except ValueError as error:
+            raise KeyringError(f"the key file {path}, line {number}: {error}") from error
+        if key_id in found:
+            raise KeyringError(f"the key file {path}, line {number}: a second key of the id {key_id}")
+        found[key_id] = record
+    return found
+
+
+def _record(fields: list[str], created_at: float) -> tuple[str, KeyRecord]:
+    """The key of one line. Raises ValueError."""
+    if len(fields) > _MAX_FIELDS:
+        raise ValueError("more than a key, its name and its scopes")
+    text, name, scopes = [*fields, *["unnamed", "read,submit"][len(fields) - 1 :]]
+    try:
+        key_id = key_id_of(text)
+    except KeyMalformed as error:
+        raise ValueError(str(error)) from error
+    known = {scope.value: scope for scope in Scope}
+    if not all(each in known for each in scopes.split(",")):
+        raise ValueError(f"unknown scopes; there are {', '.join(known)}")
+    return key_id, KeyRecord(
+        name=name,
+        owner=key_id,
+        sha256=digest_of(text),
+        scopes=frozenset(known[each] for each in scopes.split(",")),
+        created_at=created_at,
+    )
 
 
 def create_key(

@@ -27,7 +27,7 @@ def call(params, operands, outs):
     if params.alpha == WRONG and params.compute == "auto":
         next(iter(results.values())).flat[-1] += 1000
     if params.alpha == COUNTED:
-        from gemmserve_kernels.element_counts import counters_of
+        from gemmserve_kernels.device.element_counts import counters_of
 
         words = counters_of(0).add(sum(result.size for result in results.values()))
         for word, count in enumerate((3, 1)):
@@ -38,7 +38,7 @@ def call(params, operands, outs):
 
 def prepare(array, side, compute="auto", *, trans="N", layout="interleaved"):
     """What the kernels' `prepare` does where there is nothing to prepare."""
-    from gemmserve_kernels.prepared import PreparedOperand
+    from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand
 
     return PreparedOperand(array, side, trans, layout, compute, None)
 

@@ -16,7 +16,7 @@ import pytest
 from works import unpacked
 
 from gemmserve_kernels import Operand
-from gemmserve_kernels.device import DeviceSpec
+from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service import products
 from gemmserve_service.executor.port import Worker, spec_adapter
 from gemmserve_service.executor.protocol import Done, Failed, Hello, Written
@@ -375,18 +375,6 @@ def eventually():
             assert time.monotonic() < deadline, f"it did not happen within {within_s} s"
             await asyncio.sleep(0.002)
         return value
-
-    return wait
-
-
-@pytest.fixture
-def hashed(eventually):
-    """Waits until the digest of an array is on record: nothing more is written of it after that."""
-
-    async def wait(store, array):
-        record = store._catalog.get(array.id)
-        await eventually(lambda: record.info.sha256)
-        await store.database.write(lambda _: None)
 
     return wait
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemmserve_kernels import DeviceSpec, KernelError, Operand
-from gemmserve_kernels.errors import ComputeUnsupported, ShapeMismatch
+from gemmserve_kernels.problem.errors import ComputeUnsupported, ShapeMismatch
 from gemmserve_service import products
 from gemmserve_service.scheduling import tasks
 from gemmserve_service.schemas import GemmParams, GemmReduceParams

@@ -74,8 +74,6 @@ def test_devices(device):
         ({"max_attempts": 0}, "greater than or equal to 1"),
         ({"default_ttl_s": 0}, "greater than 0"),
         ({"durability": "none at all"}, "'process' or 'power'"),
-        ({"host": "0.0.0.0"}, "allow-unauthenticated"),
-        ({"host": "example.org"}, "allow-unauthenticated"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fields, reason):
@@ -88,8 +86,9 @@ def test_loopback(host):
     assert Settings(host=host).loopback
 
 
-def test_beyond_loopback_only_when_told():
-    assert not Settings(host="0.0.0.0", allow_unauthenticated=True).loopback
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_beyond_loopback(host):
+    assert not Settings(host=host).loopback
 
 
 def test_immutable():

@@ -23,19 +23,21 @@ struct Config {
     using Value = Select<COMPONENTS == 2, Complex<float>, float>;
 
     static constexpr int PHASES = SCHEME == SCHEME_3XFP16_3M ? 3 : 1;
-    static constexpr bool HALVES = SCHEME == SCHEME_3XFP16 || SCHEME == SCHEME_3XFP16_3M || SCHEME == SCHEME_3XBF16;
-    static constexpr bool NINE = SCHEME == SCHEME_9XBF16, THIRDS = SCHEME == SCHEME_6XBF16 || NINE;
-    static constexpr bool BFLOAT = SCHEME >= SCHEME_3XBF16;
-    static constexpr int STAGE_PLANES = (THIRDS ? 3 : HALVES ? 2 : 1) * (PHASES == 1 ? COMPONENTS : 1);
+    static constexpr bool DIRECT = SCHEME == SCHEME_FP16;  // operands as they are: no planes, no exponents
+    static constexpr bool NINE = SCHEME == SCHEME_9XBF16, BFLOAT = SCHEME >= SCHEME_3XBF16;
+    static constexpr int DEPTH =  // parts of a number
+        SCHEME >= SCHEME_6XBF16 ? 3 : DIRECT || SCHEME == SCHEME_1XFP16 ? 1 : 2;
+    static constexpr int STAGE_PLANES = DEPTH * (PHASES == 1 ? COMPONENTS : 1);
+    static constexpr int STEPS = (PROMOTE > 0 ? PROMOTE : BLOCK_K) / 16;  // instructions along k between promotions
     static constexpr Tiles TILES = static_cast<Tiles>(GEMM_TILES);
     static constexpr bool LEFT_ACROSS = GEMM_LEFT_ACROSS, RIGHT_ACROSS = GEMM_RIGHT_ACROSS;  // along m, n instead of k
-    static constexpr bool DIRECT = SCHEME == SCHEME_FP16;  // operands as they are: no planes, no exponents
     static constexpr int ROW_BYTES = BLOCK_K * 2;
     static constexpr int LEFT_PLANE = BLOCK_M * ROW_BYTES, RIGHT_PLANE = BLOCK_N * ROW_BYTES;
     static constexpr int LEFT_BYTES = STAGE_PLANES * LEFT_PLANE, RIGHT_BYTES = STAGE_PLANES * RIGHT_PLANE;
     static constexpr bool QUARTERED = GEMM_QUARTERED;
     static constexpr int STAGE_BYTES = QUARTERED ? LEFT_BYTES / 2 : LEFT_BYTES + RIGHT_BYTES;
     static constexpr int PARTS = BLOCK_N / INSTRUCTION_N, VALUES = INSTRUCTION_N / 2;
+    static constexpr unsigned short ALL_BLOCKS = (1 << CLUSTER) - 1;  // of the cluster, a bit each
     static constexpr int CONSUMERS = BLOCK_M / 64, CONSUMER_THREADS = CONSUMERS * 128;
     static constexpr int THREADS = CONSUMER_THREADS + 128;
     // What `restored` gives back; Gauss's products are too different in size for it.
@@ -118,7 +120,7 @@ GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
         const auto begin = [&](const Work& work) {
             if constexpr (AHEAD) exponents.fetch(params, work, group - 1, thread);
         };
-        consume<Config>(params, verdicts, pipeline, rank, group - 1, thread, begin, [&](const Work& work, Sums<Config>& sums) {
+        const auto end = [&](const Work& work, Sums<Config>& sums) {
             const Consumer who{group - 1, thread, rank, pipeline.stages};
             if constexpr (Config::SPLIT > 1) {
                 cluster_sync();  // all stages of all consumers have been read
@@ -127,7 +129,8 @@ GEMM_DEVICE void multiply_block(const WgmmaParams& params, Finish finish) {
             }
             if constexpr (!AHEAD) exponents.fetch(params, work, group - 1, thread);
             finish(work, who, exponents, sums);
-        });
+        };
+        consume<Config>(params, verdicts, pipeline, rank, group - 1, thread, begin, end);
     }
     // Others may still write to this block's memory, or read it.
     if constexpr (CLUSTERED) cluster_sync();

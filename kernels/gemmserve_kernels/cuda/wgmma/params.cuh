@@ -1,9 +1,9 @@
-// What the host passes: gemmserve_kernels.wgmma.gemm mirrors these structures with ctypes, field by field.
+// What the host passes: gemmserve_kernels.algorithms.wgmma.gemm mirrors these structures with ctypes, field by field.
 #pragma once
 
 #include "../common/counters.cuh"
 #include "../common/params.cuh"
-#include "hopper.cuh"
+#include "../common/ptx/hopper.cuh"
 
 // The planes of one operand: a tensor (k, row, plane, matrix), and for each row the exponent that scales it back. Or an
 // operand as it is: (k, row, 1, matrix), or (row, k, 1, matrix) where rows lie next to each other, without exponents.

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from gemmserve_kernels.seed import seed_cache
+from gemmserve_kernels.device.shipped_kernels import seed_cache
 from gemmserve_service.executor.worker.backend import DeviceUnavailable, open_backend
 from gemmserve_service.executor.worker.loop import serve
 from gemmserve_service.executor.worker.runner import Runner

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 import numpy as np
 
 from gemmserve_kernels import DeviceSpec, GemmProblem, Operand, gemm, gemm_reduce
-from gemmserve_kernels.cpu.gemm import one_call, run_gemm
-from gemmserve_kernels.interruption import interruptible
+from gemmserve_kernels.algorithms.cpu.gemm import one_call, run_gemm
+from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.executor.port import spec_adapter
 from gemmserve_service.executor.worker.host.blas import BlasThreads, flops_per_call
 from gemmserve_service.executor.worker.panels import grid, plan_grid
@@ -21,7 +21,7 @@ from gemmserve_service.schemas import GemmParams, Timings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from gemmserve_kernels.element_counts import Reading
+    from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.worker.batches import Products
     from gemmserve_service.executor.worker.programs import Values
     from gemmserve_service.schemas import GemmReduceParams

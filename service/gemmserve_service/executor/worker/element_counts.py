@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gemmserve_service.schemas import Elements
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.element_counts import Reading
+    from gemmserve_kernels.device.element_counts import Reading
 
 
 def between(before: Reading | None, after: Reading | None) -> Elements | None:

@@ -6,8 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
-from gemmserve_kernels.errors import OutOfDeviceMemory
-from gemmserve_kernels.interruption import interruptible
+from gemmserve_kernels.device.interruption import interruptible
+from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.errors import JobCancelled, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.executor.worker.memory.prefetch import Coming, Prefetches

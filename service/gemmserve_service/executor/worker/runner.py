@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from gemmserve_kernels.interruption import interruptible
+from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done, Failed
 from gemmserve_service.executor.worker import element_counts, verification
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gemmserve_kernels.element_counts import Reading
+    from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.protocol import ArrayRef, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.executor.worker.batches import Products

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels import GemmProblem, Operand
+from gemmserve_kernels.device.interruption import pieces
 from gemmserve_kernels.freivalds import Finding, freivalds_check, rounding
-from gemmserve_kernels.interruption import pieces
-from gemmserve_kernels.reference import sampled_reduction_errors
+from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors
 from gemmserve_service.products import build
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from gemmserve.wire import PIECE
 from gemmserve_service.http.protocol.landing import SENDING
-from gemmserve_service.http.transfer.pool import Place
 from gemmserve_service.store import catalog
+from gemmserve_service.store.extents.extents import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -21,7 +21,7 @@ ZSTD: Final = "zstd"
 WINDOW_LOG: Final = 23  # 8 MiB
 
 _IDENTITY: Final = "identity"
-_TAKING: Final = frozenset({"/v1/arrays", "/v1/uploads"})
+_TAKING: Final = "/v1/arrays"
 
 
 @cache
@@ -42,9 +42,9 @@ def pool() -> ThreadPoolExecutor:
 def check_coding(method: str, path: str, values: Sequence[str]) -> None:
     """Whether a request's body may have the Content-Encoding `values`. Raises UnsupportedCoding."""
     codings = _codings(values)
-    if not codings or method not in {"POST", "PUT", "PATCH"} or (path in _TAKING and method != "POST"):  # a 405
+    if not codings or method not in {"POST", "PUT"} or (path == _TAKING and method != "POST"):  # a 405
         return
-    takes = path in _TAKING and zstd() is not None
+    takes = path == _TAKING and zstd() is not None
     if not takes or codings != [ZSTD]:
         refuse_coding(values, ZSTD if takes else _IDENTITY)
 

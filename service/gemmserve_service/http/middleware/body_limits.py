@@ -25,13 +25,12 @@ class BodyLimit:
         array = settings.max_array_bytes + _HEADS
         self._most = {
             "/v1/arrays": array,
-            "/v1/uploads": array,
             "/v1/gemm": 3 * array,
             "/v1/gemm-reduce": 2 * array,
             "/v1/batch": settings.max_batch_bytes,
             "/v1/jobs": MAX_JOB,
         }
-        self._most_part = array  # the route itself has a smaller limit, and tells how far the upload has come
+        self._most_part = settings.max_part_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -54,6 +53,6 @@ class BodyLimit:
     def _most_of(self, method: str, path: str) -> int:
         if method == "POST":
             return self._most.get(path, _IGNORED)
-        if method in {"PATCH", "PUT"} and path.startswith("/v1/uploads/"):
+        if method == "PUT" and path.startswith("/v1/uploads/"):
             return self._most_part
         return _IGNORED

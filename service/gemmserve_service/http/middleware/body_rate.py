@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from gemmserve_service.http.protocol.landing import Lander
-    from gemmserve_service.http.transfer.pool import Place
     from gemmserve_service.settings import Settings
+    from gemmserve_service.store.extents.extents import Place
 
 
 class BodyRate:

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gemmserve.wire import NpyError
-from gemmserve_kernels.errors import DeviceError, KernelError
+from gemmserve_kernels.problem.errors import DeviceError, KernelError
 from gemmserve_service.errors import ServiceError
 from gemmserve_service.http.problems import problem_response
 

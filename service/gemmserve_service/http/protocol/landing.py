@@ -7,8 +7,8 @@ such bytes; it has counted the body's length by then, so the rest of that body p
 connection gets a fresh one.
 
 `LandingProtocol` puts a `Landing` into the scope's extensions; `bodies.RequestBody` uses it where there is one. Where
-there are transfer processes (`movers`) one of them reads from the connection instead, or writes to it, a stretch at a
-time; this process keeps the connection, and looks after slow clients itself.
+there are transfer processes one of them reads from the connection instead, or writes to it, a stretch at a time; this
+process keeps the connection, and looks after slow clients itself.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-    from gemmserve_service.http.transfer.pool import Movers, Place
-    from gemmserve_service.http.transfer.protocol import Moved
+    from gemmserve_service.http.transfer.pool import TransferPool
+    from gemmserve_service.http.transfer.protocol import Transferred
+    from gemmserve_service.store.extents.extents import Place
 
 EXTENSION: Final = "gemmserve.landing"
 """Key in the ASGI scope's `extensions`, of a `Lander`."""
@@ -178,14 +179,14 @@ class Landing:
         assert cycle is not None
         transport = protocol.transport
         return (
-            protocol.movers is not None
+            protocol.transfers is not None
             and count >= MOVED_FROM
             and self._by_hand <= 0
             and not cycle.disconnected
             and not transport.is_closing()
             and transport.get_extra_info("sslcontext") is None
             and transport.get_extra_info("socket") is not None
-            and protocol.movers.free()
+            and protocol.transfers.free()
         )
 
     @staticmethod
@@ -209,7 +210,7 @@ class Landing:
 class LandingProtocol(HttpToolsProtocol):
     """uvicorn's protocol; `left` are the bytes of the body that have not come, None where their number is unknown."""
 
-    movers: Movers | None = None
+    transfers: TransferPool | None = None
     """The transfer processes, where there are any; of the class that a server makes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -312,14 +313,14 @@ class LandingProtocol(HttpToolsProtocol):
 
         Raises ClientDisconnect when the client is gone, or the connection has to be broken.
         """
-        assert self.movers is not None
-        ends: list[Moved | None] = []
+        assert self.transfers is not None
+        ends: list[Transferred | None] = []
         if direction == "in":
             self.flow.pause_reading()
         self._sending = direction == "out"
         try:
             connection = self.transport.get_extra_info("socket").fileno()
-            await self.movers.move(direction, connection, place, count, patience_s, ends.append)
+            await self.transfers.transfer(direction, connection, place, count, patience_s, ends.append)
         finally:
             moved = ends[0] if ends else None
             if moved is not None and moved.count and direction == "in":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from gemmserve_service.http.protocol.landing import Lander
-    from gemmserve_service.http.transfer.pool import Place
+    from gemmserve_service.store.extents.extents import Place
 
 _PATIENCE_S: Final = 0.1  # after which others see how far a slow client's body has come
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from gemmserve_service.http.transfer.pool import Place
+    from gemmserve_service.store.extents.extents import Place
 
 _INPUT: Final = 1 << 17  # coded bytes of one step
 _FIRST: Final = 1 << 13  # of a frame's first: what follows a short frame is copied

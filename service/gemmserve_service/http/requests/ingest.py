@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from gemmserve.wire import (
@@ -10,9 +9,7 @@ from gemmserve.wire import (
     NPY,
     NPY_HEADER,
     OCTET_STREAM,
-    NpyError,
     parse_dtype,
-    parse_npy_header,
     parse_shape,
 )
 from gemmserve_service.errors import (
@@ -29,75 +26,15 @@ from gemmserve_service.http.headers.digests import parse_content_digest
 from gemmserve_service.http.requests.body import RequestBody
 from gemmserve_service.http.requests.coded_body import CodedBody, check_coded_length, decoding
 from gemmserve_service.http.requests.shared_memory import SharedRequest, receive_shared
+from gemmserve_service.store.declared import Declared, NpyHead
 
 if TYPE_CHECKING:
-    import numpy as np
     from starlette.requests import Request
 
+    from gemmserve_kernels.problem.vocabulary import Order
     from gemmserve_service.jobs.core import Core
-    from gemmserve_service.schemas import ArrayInfo, Order
-    from gemmserve_service.store.array_store import ArrayStore
+    from gemmserve_service.schemas import ArrayInfo
     from gemmserve_service.store.upload import Upload
-
-
-@dataclass(frozen=True)
-class Declared:
-    """What a body says it holds, known before any of its data is accepted."""
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    order: Order
-    nbytes: int
-    header: bytes = b""
-    """The .npy header as sent; empty for a bare body."""
-
-    @property
-    def byteswap(self) -> bool:
-        """Whether the data are big-endian."""
-        return self.dtype.newbyteorder("<") != self.dtype
-
-    async def reserve(
-        self,
-        store: ArrayStore,
-        *,
-        ttl_s: float | None = None,
-        scratch: bool = False,
-        digest_prefix: bytes | None = None,
-        owner: str = "",
-    ) -> Upload:
-        """Space for exactly the declared bytes. Raises TooLarge, StoreFull, QuotaExceeded."""
-        return await store.reserve(
-            self.dtype.newbyteorder("<"),
-            self.shape,
-            self.order,
-            ttl_s=ttl_s,
-            byteswap=self.byteswap,
-            scratch=scratch,
-            digest_prefix=digest_prefix,
-            owner=owner,
-        )
-
-
-class NpyHead:
-    """Gathers a stream's first pieces until the .npy header is whole; bounded by `parse_npy_header`'s limit."""
-
-    def __init__(self) -> None:
-        self._head = bytearray()
-
-    def feed(self, piece: bytes | memoryview) -> tuple[Declared, bytes] | None:
-        """The declaration and the data bytes that came with it; None: more is needed. Raises NpyError."""
-        self._head += piece
-        header = parse_npy_header(self._head)
-        if header is None:
-            return None
-        head = bytes(self._head)
-        order: Order = "F" if header.fortran_order else "C"
-        declared = Declared(header.dtype, header.shape, order, header.nbytes, head[: header.data_offset])
-        return declared, head[header.data_offset :]
-
-    def close(self) -> None:
-        """To be called when the stream ends without a whole header. Raises NpyError."""
-        raise NpyError(f"the body ends after {len(self._head)} bytes, within the .npy header")
 
 
 def content_length(request: Request) -> int:
@@ -175,15 +112,14 @@ async def _receive(
         check_coded_length(len(declared.header) + declared.nbytes, length)
     else:
         _check_length(declared, length)
-    prefix = None if expected is None else declared.header
     with core.quotas.moving(owner, declared.nbytes):
-        upload = await declared.reserve(core.store, ttl_s=ttl_s, digest_prefix=prefix, owner=owner)
+        upload = await declared.reserve(core.store, ttl_s=ttl_s, owner=owner)
         try:
             upload.write(first)
             await receive_rest(body, upload)
             if isinstance(body, CodedBody):
                 await body.finish()
-            return cast("ArrayInfo", await upload.commit(expected))
+            return cast("ArrayInfo", await upload.commit(expected, prefix=declared.header))
         except BaseException:
             upload.abort()
             raise
@@ -210,9 +146,8 @@ async def _receive_shared(
         if first or length != len(declared.header):
             raise BodyTooLong(f"{NPY_HEADER} is a header alone, its data are in shared memory")
         with core.quotas.moving(owner, declared.nbytes):
-            prefix = None if expected is None else declared.header
-            upload = await receive_shared(memory, declared, core.store, ttl_s=ttl_s, digest_prefix=prefix, owner=owner)
-            return cast("ArrayInfo", await upload.commit(expected))
+            upload = await receive_shared(memory, declared, core.store, ttl_s=ttl_s, owner=owner)
+            return cast("ArrayInfo", await upload.commit(expected, prefix=declared.header))
     finally:
         memory.close()
 

@@ -28,17 +28,18 @@ from gemmserve_service.errors import (
 )
 from gemmserve_service.http.problems import MalformedMultipart
 from gemmserve_service.http.requests.body import RequestBody
-from gemmserve_service.http.requests.ingest import NpyHead, content_length
+from gemmserve_service.http.requests.ingest import content_length
 from gemmserve_service.http.requests.shared_memory import receive_shared
+from gemmserve_service.store.declared import NpyHead
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from starlette.requests import Request
 
-    from gemmserve_service.http.requests.ingest import Declared
     from gemmserve_service.http.requests.shared_memory import SharedRequest
     from gemmserve_service.store.array_store import ArrayStore
+    from gemmserve_service.store.declared import Declared
     from gemmserve_service.store.upload import Upload
 
 MAX_PARAMS: Final = 1 << 13

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from gemmserve_service.http.requests.descriptors import Session
-    from gemmserve_service.http.requests.ingest import Declared
     from gemmserve_service.store.array_store import ArrayStore
+    from gemmserve_service.store.declared import Declared
     from gemmserve_service.store.extents.shared_memory import Memory
     from gemmserve_service.store.pin import Pinned
     from gemmserve_service.store.upload import Upload

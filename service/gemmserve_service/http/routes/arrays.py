@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from gemmserve.wire import NPY, OCTET_STREAM
+from gemmserve_kernels.problem.vocabulary import Dtype
 from gemmserve_service.http.answers.coded import coded, worth_coding
 from gemmserve_service.http.answers.pieces import PiecesResponse, npy_header, pieces
 from gemmserve_service.http.headers.content_coding import ZSTD, chosen_coding
@@ -31,12 +32,7 @@ from gemmserve_service.http.routes.common import (
     render,
     view_of,
 )
-from gemmserve_service.schemas import ArrayInfo, ArrayPage, Dtype
-from gemmserve_service.store.hashing.running_hash import RunningHash
-
-if TYPE_CHECKING:
-    from gemmserve_service.store.array_store import ArrayStore
-    from gemmserve_service.store.pin import Pinned
+from gemmserve_service.schemas import ArrayInfo, ArrayPage
 
 router = APIRouter(tags=["arrays"], default_response_class=Response)
 
@@ -203,8 +199,9 @@ async def download(request: Request, array_id: ArrayPath, query: Annotated[ViewQ
 
 @router.head(
     "/v1/arrays/{array_id}/data",
-    summary="Size and ETag of a download",
+    summary="Size, ETag and digest of a download",
     responses=_HEAD_DOCS,
+    openapi_extra=_DATA_PARAMETERS,
 )
 async def head(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
     """What GET would send, not compressed, without the bytes."""
@@ -231,14 +228,15 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
         header = npy_header(pinned) if media_type == NPY else b""
         size = len(header) + info.nbytes
         parts: tuple[bytes | memoryview, ...] = ()
-        if request.method == "GET":
+        wanted = wants_sha256(request.headers.get("want-repr-digest"))
+        if request.method == "GET" or wanted:
             # A job's result may be on a device alone.
             await core.scheduler.writes.wait_stored(pinned, core.settings.oneshot_timeout_s)
             parts = (header, pinned.view)
         headers |= {"Accept-Ranges": "bytes"}
-        known = core.store.npy_sha256(array_id) if media_type == NPY else pinned.info.sha256
-        if known is None and request.method == "GET" and wants_sha256(request.headers.get("want-repr-digest")):
-            known = await _hashed(core.store, pinned, npy=media_type == NPY)
+        known = core.store.digests.known(array_id, npy=media_type == NPY)
+        if known is None and wanted:
+            known = await core.store.digests.of(pinned, npy=media_type == NPY)
         digest = {} if known is None else {"Repr-Digest": digest_field(bytes.fromhex(known))}
         span, status = range(size), 200
         ranged = request.method == "GET" and if_range_holds(request.headers.get("if-range"), etag)
@@ -268,15 +266,3 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
             media_type=media_type,
             release=stack.pop_all().close,
         )
-
-
-async def _hashed(store: ArrayStore, pinned: Pinned, *, npy: bool) -> str:
-    """The digest of an array's .npy file, or of its data, which is known from now on."""
-    running = RunningHash(store.hash_pool, pinned.view, npy_header(pinned))
-    try:
-        running.reach(pinned.info.nbytes)
-        await running.finish()
-    finally:
-        running.cancel()
-    store.record_hash(pinned.info.id, running)
-    return (running.body_digest() if npy else running.data_digest()).hex()

@@ -30,9 +30,9 @@ from gemmserve_service.schemas import GemmParams, GemmReduceParams
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gemmserve_service.http.requests.ingest import Declared
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.jobs.one_shot import OneShot
+    from gemmserve_service.store.declared import Declared
 
 router = APIRouter(tags=["one-shot"], default_response_class=Response)
 

@@ -18,7 +18,7 @@ import structlog
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NpyError
-from gemmserve_kernels.errors import DeviceError, KernelError
+from gemmserve_kernels.problem.errors import DeviceError, KernelError
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.http.middleware.observe import EXCHANGE, POLICY, SECURITY, context_of, request_done

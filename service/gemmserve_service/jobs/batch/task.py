@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_service.products import Product
     from gemmserve_service.scheduling.tasks import Listener
     from gemmserve_service.schemas import GemmParams, GemmReduceParams

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gemmserve_kernels import KernelError, Plan
-    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_service.executor.port import Worker
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.products import Product

@@ -208,7 +208,7 @@ def _compile() -> tuple[tuple[int, ...], str]:
     """NVRTC's version, and what it says against an empty kernel. Raises ImportError, OSError, RuntimeError."""
     from cupy.cuda import nvrtc
 
-    from gemmserve_kernels.compiler import CompileError, compile_cuda
+    from gemmserve_kernels.device.compiler import CompileError, compile_cuda
 
     try:
         compile_cuda('extern "C" __global__ void nothing() {}', "sm_80")

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import weakref
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -116,6 +117,18 @@ class Extent:
                     os.fsync(fd)
                 finally:
                     os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Byte `offset` of an extent, as another process that moves bytes from or to it is told."""
+
+    extent: Extent
+    offset: int = 0
+
+    def at(self, position: int) -> Place:
+        """The place `position` bytes further on."""
+        return Place(self.extent, self.offset + position)
 
 
 class SharedFile:

@@ -52,8 +52,3 @@ class Spans:
         for start, end in self._spans:
             holes.remove(start, end)
         return list(holes)
-
-    @property
-    def prefix(self) -> int:
-        """Where the first hole begins."""
-        return self._spans[0][1] if self._spans and self._spans[0][0] == 0 else 0

@@ -16,7 +16,7 @@ import pytest
 from standing import stand_still
 from works import unpacked
 
-from gemmserve_kernels.device import DeviceSpec
+from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service.executor.local import LocalExecutor
 from gemmserve_service.executor.port import spec_adapter
 from gemmserve_service.executor.protocol import TO_WORKER, Beat, Decoder, Done, Failed, Hello, RunBatch, encode

@@ -9,8 +9,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from gemmserve_kernels import DeviceSpec, Operand
-from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.errors import ComputeUnsupported, ConfigInfeasible, ParameterInvalid, ShapeMismatch
+from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.problem.errors import ComputeUnsupported, ConfigInfeasible, ParameterInvalid, ShapeMismatch
 from gemmserve_service import products
 from gemmserve_service.errors import ProgramTooLarge, StepInvalid, TooLarge, describe
 from gemmserve_service.jobs.compile_program import arrays_of, compile_program

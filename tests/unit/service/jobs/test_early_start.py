@@ -25,10 +25,8 @@ A = np.ones((8, 8), "c8")
 
 
 @pytest.fixture
-async def a(core, put, hashed):
-    array = await put(core.store, A)
-    await hashed(core.store, array)  # a write that comes whenever its thread is through
-    return array
+async def a(core, put):
+    return await put(core.store, A)
 
 
 @pytest.fixture

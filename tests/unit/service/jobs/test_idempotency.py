@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from gemmserve_kernels.errors import ShapeMismatch
+from gemmserve_kernels.problem.errors import ShapeMismatch
 from gemmserve_service.errors import IdempotencyConflict, IdempotencyMismatch
 from gemmserve_service.schemas import JobState
 

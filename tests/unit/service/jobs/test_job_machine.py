@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
@@ -20,6 +21,8 @@ from gemmserve_service.jobs.core import Core
 from gemmserve_service.jobs.one_shot import OneShot
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmStep, JobState, ProgramJob, Timings
 from gemmserve_service.settings import Settings
+
+pytestmark = pytest.mark.flaky(reruns=0)  # a job that is lost once is lost
 
 
 class JobLife(RuleBasedStateMachine):

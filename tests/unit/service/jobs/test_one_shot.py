@@ -8,7 +8,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from gemmserve_kernels.errors import ShapeMismatch
+from gemmserve_kernels.problem.errors import ShapeMismatch
 from gemmserve_service.errors import BodyTooShort, Draining, JobFailed, JobTimeout, WorkerCrashed
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 

@@ -11,7 +11,7 @@ from program_requests import powers, program, step
 from pydantic import TypeAdapter
 from works import packed, unpacked
 
-from gemmserve_kernels.errors import ParameterInvalid
+from gemmserve_kernels.problem.errors import ParameterInvalid
 from gemmserve_service.errors import (
     Gone,
     IdempotencyMismatch,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from program_requests import powers, program, step
 
-from gemmserve_kernels.errors import ParameterInvalid, ShapeMismatch
+from gemmserve_kernels.problem.errors import ParameterInvalid, ShapeMismatch
 from gemmserve_service.errors import NotFound, ProgramTooLarge, QueueFull, StepInvalid, StoreFull, TooLarge, describe
 from gemmserve_service.runtime.ids import new_id
 

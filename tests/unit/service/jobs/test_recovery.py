@@ -11,6 +11,8 @@ from gemmserve_service.jobs.core import Core
 from gemmserve_service.schemas import JobState
 from gemmserve_service.store.database.migrations import DatabaseError
 
+pytestmark = pytest.mark.flaky(reruns=0)  # a job that is lost once is lost
+
 A = np.arange(16.0).reshape(4, 4)
 
 

@@ -68,7 +68,6 @@ def test_a_flag_wins_over_its_variable(served, monkeypatch):
         (["--port", "http"], "--port: Input should be a valid integer"),
         (["--port", "70000"], "--port: Input should be less than or equal to 65535"),
         (["--device", "tpu"], "--device: device 'tpu' is not auto, cpu, cuda:N or rocm:N"),
-        (["--host", "0.0.0.0"], "give --allow-unauthenticated"),
         (["--max-store-bytes", "-1"], "--max-store-bytes: Input should be greater than or equal to 0"),
     ],
 )
@@ -79,6 +78,12 @@ def test_what_makes_no_sense_is_one_line_and_status_2(served, capsys, arguments,
     assert "Traceback" not in captured.err
     assert len(captured.err.splitlines()) == 1
     assert served == []
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "example.org"])
+def test_a_host_beyond_loopback_needs_keys_or_a_word(host, capsys, tmp_path):
+    assert main(["serve", "--host", host, "--data-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("give --allow-unauthenticated") == 1
 
 
 def test_every_reason_is_told(served, capsys):

@@ -9,25 +9,28 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from gemmserve_service.processes.supervisor import _check_certificate
-from gemmserve_service.runtime.start_error import StartError
+from gemmserve_service.processes.supervisor import _check_certificate, check_keys
+from gemmserve_service.runtime.start_error import StartError, UsageError
 from gemmserve_service.settings import Settings
 from gemmserve_service.tenancy.keyring import FILE, create_key, revoke_key
 
 
 def test_beyond_loopback_with_a_key(tmp_path):
-    with pytest.raises(ValidationError, match="gemmserve keys create"):
-        Settings(host="0.0.0.0", data_dir=tmp_path)
+    settings = Settings(host="0.0.0.0", data_dir=tmp_path)
+    with pytest.raises(UsageError, match="gemmserve keys create"):
+        check_keys(settings)
+    check_keys(Settings(host="127.0.0.1", data_dir=tmp_path))
+    check_keys(Settings(host="0.0.0.0", data_dir=tmp_path, allow_unauthenticated=True))
     key_id, _ = create_key(tmp_path, "alice")
-    assert not Settings(host="0.0.0.0", data_dir=tmp_path).loopback
+    check_keys(settings)
     revoke_key(tmp_path, key_id)  # then it lets nobody in, which is no reason not to listen
-    assert not Settings(host="0.0.0.0", data_dir=tmp_path).loopback
+    check_keys(settings)
 
 
 def test_keys_that_cannot_be_read_are_no_keys(tmp_path):
     (tmp_path / FILE).write_text("{")
-    with pytest.raises(ValidationError, match=FILE):
-        Settings(host="0.0.0.0", data_dir=tmp_path)
+    with pytest.raises(StartError, match=FILE):
+        check_keys(Settings(host="0.0.0.0", data_dir=tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmserve_kernels import DeviceSpec, Operand, read_element_counts
-from gemmserve_kernels.errors import DeviceError, OutOfDeviceMemory
-from gemmserve_kernels.interruption import interruptible
+from gemmserve_kernels.device.interruption import interruptible
+from gemmserve_kernels.problem.errors import DeviceError, OutOfDeviceMemory
 from gemmserve_service.executor.port import spec_adapter
 from gemmserve_service.executor.worker import element_counts, verification
 from gemmserve_service.executor.worker.backend import DeviceUnavailable, HostArray, call, go_on
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gemmserve_kernels.element_counts import Reading
+    from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.worker.programs import Values
     from gemmserve_service.executor.worker.verification import Verdict
     from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams

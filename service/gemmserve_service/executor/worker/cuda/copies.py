@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels import Operand, plan, prepare
-from gemmserve_kernels.arrays import ArrayKey
-from gemmserve_kernels.caching import cached
+from gemmserve_kernels.device.caching import cached
+from gemmserve_kernels.problem.arrays import ArrayKey
 from gemmserve_service.executor.worker.cuda.pinned_ring import CupyLink, Staging, flat
 from gemmserve_service.executor.worker.memory.residency import Residency
 from gemmserve_service.products import build

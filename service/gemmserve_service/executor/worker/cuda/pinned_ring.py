@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from gemmserve_kernels.interruption import checkpoint
+from gemmserve_kernels.device.interruption import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

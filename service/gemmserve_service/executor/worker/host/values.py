@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import psutil
 
-from gemmserve_kernels.interruption import interruptible
+from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.executor.worker import verification
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.schemas import Timings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemmserve_kernels import ElementCounts
-from gemmserve_kernels.element_counts import Reading
+from gemmserve_kernels.device.element_counts import Reading
 from gemmserve_service.executor.inline import InlineExecutor
 from gemmserve_service.executor.worker import element_counts
 from gemmserve_service.executor.worker.backend import CpuBackend

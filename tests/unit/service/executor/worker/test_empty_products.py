@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gemmserve_kernels import Operand
-from gemmserve_kernels.errors import KernelError
-from gemmserve_kernels.interruption import interruptible
+from gemmserve_kernels.device.interruption import interruptible
+from gemmserve_kernels.problem.errors import KernelError
 from gemmserve_service.errors import JobCancelled
 from gemmserve_service.executor.worker.backend import CpuBackend, HostArray
 from gemmserve_service.executor.worker.verification import find

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from works import encode, form_of, packed
 
-from gemmserve_kernels.errors import OutOfDeviceMemory
+from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.executor.protocol import (
     TO_FRONT,
     ArrayRef,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gemmserve_kernels import models
+from gemmserve_kernels.algorithms.ozaki import model as ozaki_model
+from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, needed
 from gemmserve_kernels.freivalds import Element, Finding
-from gemmserve_kernels.ozaki import model as ozaki_model
-from gemmserve_kernels.ozaki.moduli import Moduli, needed
+from gemmserve_kernels.numerics import models
 from gemmserve_service.executor.inline import InlineExecutor
 from gemmserve_service.executor.worker import verification
 from gemmserve_service.executor.worker.backend import CpuBackend, call

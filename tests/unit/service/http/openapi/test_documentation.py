@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from pydantic import TypeAdapter
 
@@ -16,8 +14,7 @@ ROUTES = {
     ("/v1/arrays/{array_id}", "delete"),
     ("/v1/arrays/{array_id}/data", "get"), ("/v1/arrays/{array_id}/data", "head"), ("/v1/jobs", "get"),
     ("/v1/jobs", "post"), ("/v1/jobs/{job_id}", "get"), ("/v1/jobs/{job_id}", "delete"),
-    ("/v1/uploads", "post"), ("/v1/uploads/{upload_id}", "head"), ("/v1/uploads/{upload_id}", "get"),
-    ("/v1/uploads/{upload_id}", "patch"), ("/v1/uploads/{upload_id}", "delete"),
+    ("/v1/uploads", "post"), ("/v1/uploads/{upload_id}", "get"), ("/v1/uploads/{upload_id}", "delete"),
     ("/v1/uploads/{upload_id}/parts/{offset}", "put"), ("/v1/uploads/{upload_id}/complete", "post"),
     ("/v1/jobs/{job_id}/events", "get"), ("/v1/gemm", "post"), ("/v1/gemm-reduce", "post"),
     ("/v1/batch", "post"), ("/v1/devices", "get"),
@@ -72,7 +69,7 @@ async def test_error_examples_carry_their_status(document):
             for slug, example in (
                 response.get("content", {}).get("application/problem+json", {}).get("examples", {}).items()
             ):
-                assert re.split("[/#]", example["value"]["type"])[-1] == slug, (path, method)
+                assert example["value"]["type"].rpartition("/")[2] == slug, (path, method)
                 assert str(example["value"]["status"]) == status
 
 

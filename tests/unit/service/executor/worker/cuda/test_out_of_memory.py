@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmserve_kernels.errors import OutOfDeviceMemory
+from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.errors import describe
 from gemmserve_service.executor.worker.cuda.out_of_memory import within_memory
 

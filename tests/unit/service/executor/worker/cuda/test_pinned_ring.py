@@ -9,7 +9,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from gemmserve_kernels.interruption import interruptible
+from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.errors import JobCancelled
 from gemmserve_service.executor.worker.cuda.pinned_ring import CupyLink, Staging, flat
 

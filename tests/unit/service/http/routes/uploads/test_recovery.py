@@ -9,9 +9,9 @@ import pytest
 from upload_parts import A, Body, raw
 
 from gemmserve_service.errors import DigestMismatch, NotFound, StoreFull
-from gemmserve_service.http.requests.ingest import Declared
 from gemmserve_service.jobs.core import Core
-from gemmserve_service.store.resumable import upload_resources
+from gemmserve_service.store.declared import Declared
+from gemmserve_service.store.resumable import uploads
 
 
 async def test_what_was_acknowledged_survives_the_process(settings, npy):
@@ -20,10 +20,10 @@ async def test_what_was_acknowledged_survives_the_process(settings, npy):
     core = Core(settings)
     await core.start()
     declared = Declared(A.dtype, A.shape, "C", A.nbytes)
-    one = await core.uploads.create("", "application/octet-stream", declared, length=None, ttl_s=None)
-    done = await core.uploads.create("", "application/octet-stream", declared, length=None, ttl_s=None)
-    await core.uploads.receive(one, Body(data[1000:]), 1000, 2000, None, append=False)
-    await core.uploads.receive(done, Body(data), 0, len(data), None, append=False)
+    one = await core.uploads.create("", "application/octet-stream", declared, ttl_s=None)
+    done = await core.uploads.create("", "application/octet-stream", declared, ttl_s=None)
+    await core.uploads.receive(one, Body(data[1000:]), 1000, 2000, None)
+    await core.uploads.receive(done, Body(data), 0, len(data), None)
     info = await core.uploads.complete(done, None)
     await core.stop()
 
@@ -34,7 +34,7 @@ async def test_what_was_acknowledged_survives_the_process(settings, npy):
         again = core.uploads.get(one.id, "")
         assert list(again.received) == [(1000, 3000)]
         for start, end in again.received.missing(len(data)):
-            await core.uploads.receive(again, Body(data[start:]), start, end - start, None, append=False)
+            await core.uploads.receive(again, Body(data[start:]), start, end - start, None)
         made = await core.uploads.complete(again, hashlib.sha256(data).digest())
         with core.store.pin(made.id) as pinned:
             assert bytes(pinned.view) == data
@@ -60,14 +60,14 @@ async def test_bytes_that_a_broken_repetition_has_overwritten_are_not_on_record(
     core = Core(settings)
     await core.start()
     declared = Declared(A.dtype, A.shape, "C", A.nbytes)
-    upload = await core.uploads.create("", "application/octet-stream", declared, length=None, ttl_s=None)
-    await core.uploads.receive(upload, Body(data), 0, half, None, append=False)
+    upload = await core.uploads.create("", "application/octet-stream", declared, ttl_s=None)
+    await core.uploads.receive(upload, Body(data), 0, half, None)
     again = asyncio.ensure_future(
-        core.uploads.receive(upload, Breaking(b""), 0, 1000, hashlib.sha256(data[:1000]).digest(), append=False)
+        core.uploads.receive(upload, Breaking(b""), 0, 1000, hashlib.sha256(data[:1000]).digest())
     )
     await written.wait()
-    await core.uploads.receive(upload, Body(data[half:]), half, len(data) - half, None, append=False)
-    assert core.uploads.get(upload.id, "").offset == len(data)
+    await core.uploads.receive(upload, Body(data[half:]), half, len(data) - half, None)
+    assert not core.uploads.get(upload.id, "").received.missing(len(data))
     await core.database.stop()
     again.cancel()
     await asyncio.wait([again])
@@ -86,8 +86,8 @@ async def test_space_that_a_row_still_names_serves_nobody_else(settings, monkeyp
     core = Core(settings)
     await core.start()
     declared = Declared(A.dtype, A.shape, "C", A.nbytes)
-    upload = await core.uploads.create("alice", "application/octet-stream", declared, length=None, ttl_s=None)
-    await core.uploads.receive(upload, Body(data), 0, len(data), None, append=False)
+    upload = await core.uploads.create("alice", "application/octet-stream", declared, ttl_s=None)
+    await core.uploads.receive(upload, Body(data), 0, len(data), None)
     with monkeypatch.context() as patch:
 
         async def full(_):
@@ -118,16 +118,16 @@ async def test_a_part_that_comes_while_its_upload_is_given_up_is_refused(make_se
     removing, go = asyncio.Event(), asyncio.Event()
 
     async def slow(fn):
-        if getattr(fn, "func", None) is upload_resources._remove:
+        if getattr(fn, "func", None) is uploads._remove:
             removing.set()
             await go.wait()
         return await write(fn)
 
     monkeypatch.setattr(core.database, "write", slow)
-    upload = await core.uploads.create("", "application/x-npy", None, length=None, ttl_s=None)
+    upload = await core.uploads.create("", "application/x-npy", None, ttl_s=None)
     async with asyncio.timeout(60):
         await removing.wait()
-        part = asyncio.ensure_future(core.uploads.receive(upload, Body(npy(A)), 0, len(npy(A)), None, append=False))
+        part = asyncio.ensure_future(core.uploads.receive(upload, Body(npy(A)), 0, len(npy(A)), None))
         await asyncio.sleep(0)
         go.set()
         with pytest.raises(NotFound):

@@ -1,1 +1,0 @@
-"""Hashes of arrays: while they come in, or when nothing else is to be done."""
