@@ -175,7 +175,9 @@ class Jobs(LiveJobs):
         return live, insert
 
     def _inserted(self, live: LiveJob, key: RememberedKey | None, insert: asyncio.Future[Any]) -> None:
-        """It is known whether a job is on record. What is not was not accepted: it ends, and leaves nothing."""
+        """Called when the job's row is written, or cannot be: what is not on record was not accepted, and leaves
+        nothing.
+        """
         error = insert.exception()
         if error is None:
             if key is not None:
@@ -216,20 +218,20 @@ class Jobs(LiveJobs):
     # -- scheduler.Listener -----------------------------------------------------------------------------------------
 
     def started(self, task: Task) -> None:
-        """A worker has it."""
+        """Called when a worker was sent the task."""
         live = self._live[task.id]
         update = {"state": JobState.RUNNING, "attempt": task.attempt, "started_at": now()}
         self._change(live, live.info.model_copy(update=update))
         self.queue.started(live.info).add_done_callback(report)
 
     def requeued(self, task: Task) -> None:
-        """Its worker was lost."""
+        """Called when the task's worker was lost, and it waits again."""
         live = self._live[task.id]
         self._change(live, live.info.model_copy(update={"state": JobState.QUEUED, "started_at": None}))
         self.queue.requeued(live.info, task.crashes).add_done_callback(report)
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
-        """It is over; the rest is putting that on record."""
+        """Called when the task is over: its end is put on record."""
         if self._live[task.id].refused is not None:
             return
         # The operands stay until then: were they freed before, a crash would start the job again on what came to lie in

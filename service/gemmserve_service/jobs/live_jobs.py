@@ -48,7 +48,7 @@ class LiveJob:
         return (0, 0) if self.task is None else self.task.size
 
     def change(self, info: JobInfo) -> None:
-        """From now on it is that; whoever watches it is told."""
+        """Set the job's info, and wake its watchers."""
         self.history.append(info)
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
@@ -118,7 +118,7 @@ class LiveJobs:
             live.changed.set()
 
     def _forget(self, live: LiveJob, info: JobInfo) -> None:
-        """It is over, and whoever waits for that is told."""
+        """Release what a job that is over holds, and wake its watchers."""
         del self._live[info.id]
         live.held.close()
         live.recorded.set()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class OneShot:
-    """What a job of a single request came to. `release` when the results have been sent."""
+    """Outcome of a job of a single request. `release` when the results have been sent."""
 
     results: dict[str, Pinned]
     algorithm: str
@@ -137,7 +137,7 @@ async def outcome_of(
 
 @dataclass(slots=True)
 class EndedJob:
-    """What observers read of a `JobInfo`, of a job of a single request that is over."""
+    """Fields of a `JobInfo` that observers read, for a job of a single request that is over."""
 
     id: str
     op: str

@@ -91,7 +91,7 @@ async def understood(
     scheduler: Scheduler,
     recovered: bool,
 ) -> tuple[GemmParams | GemmReduceParams | ProgramParams, Problem, dict[str, Pinned]]:
-    """What to compute, and on what: the operands are pinned, until `undo` unless that is emptied.
+    """Return params, problem and operands of a request; the operands are pinned, until `undo` unless that is emptied.
 
     `recovered`: it had been admitted by an earlier process. Raises what `prepare` raises for it.
     """

@@ -1,4 +1,4 @@
-"""Which worker a task may run on, which it should, and what a worker that is busy may have besides.
+"""Placement of tasks: on which workers one may run, on which it should, and what a busy worker may have besides.
 
 A product whose operands a device has copies of is worth waiting for that device, but no longer than to bring them to
 another one would take (delay scheduling: Zaharia et al., "Delay Scheduling: A Simple Technique for Achieving Locality
@@ -33,8 +33,8 @@ _SHORT_S: Final = 0.05  # one that may pass, for others wait for that in turn, a
 _SHARE: Final = 0.1  # ... of the other's time: what it is delayed by; no measurement behind these two
 _AHEAD_S: Final = 0.5  # of work, beyond which a worker is sent nothing more: its copies are hidden, or do not matter
 _LINK_RATE: Final = 10e9  # bytes a second to a device that the wait for another one is held against, about
-_SHORTEST_S: Final = 1e-3  # a wait that is shorter is none
-_LONGEST_S: Final = 1.0
+_MIN_WAIT_S: Final = 1e-3  # a wait that is shorter is none
+_MAX_WAIT_S: Final = 1.0
 _MAX_GROUP_S: Final = 0.01  # of a group: so long does somebody wait at most who comes when it has just gone
 _MAX_GROUP_BYTES: Final = 64 << 20  # of a group's operands and results; no measurement behind the figure
 
@@ -48,7 +48,7 @@ class Placement:
         self._again = again
 
     def plan(self, task: Task, worker: Worker) -> Plan | KernelError:
-        """How that worker's device would run the task, or why it cannot."""
+        """Return how that worker's device would run the task, or why it cannot."""
         if worker.id not in task.plans and worker.spec is not None:
             task.plans[worker.id] = task.plan(worker.spec)
         return task.plans[worker.id]
@@ -77,8 +77,8 @@ class Placement:
         there = max(
             (_resident_bytes(task, other) for other in workers if other is not worker and other.ready), default=0
         )
-        patience_s = min((there - here) / _LINK_RATE, _LONGEST_S)
-        if patience_s < _SHORTEST_S:
+        patience_s = min((there - here) / _LINK_RATE, _MAX_WAIT_S)
+        if patience_s < _MIN_WAIT_S:
             return False
         now = time.monotonic()
         if task.passed_over is None:
@@ -134,7 +134,7 @@ class Placement:
 
 
 def _resident_bytes(task: Task, worker: Worker) -> int:
-    """Of the task's operands on the worker's device."""
+    """Return the bytes of the task's operands that the worker's device has."""
     if not worker.resident:
         return 0
     return sum(pinned.info.nbytes for pinned in task.operands.values() if pinned.info.id in worker.resident)

@@ -328,7 +328,7 @@ class ArrayStore:
             expires_at=None if spec.ttl_s is None else created + timedelta(seconds=spec.ttl_s),
             owner=spec.owner,
         )
-        self.expiry.coming(info)
+        self.expiry.track(info)
         return info
 
     @staticmethod
@@ -338,7 +338,7 @@ class ArrayStore:
 
     def index(self, info: ArrayInfo, extent: Extent | None) -> Record:
         """Shows an array whose row is committed."""
-        record = Record(self.expiry.come(info), extent)
+        record = Record(self.expiry.commit(info), extent)
         self._catalog.add(record)
         if info.expires_at is not None:
             self.expiry.wake()

@@ -51,7 +51,7 @@ class Products:
         self._buffers = buffers
 
     def __len__(self) -> int:
-        """How many there are, at least one."""
+        """Return the number of products, at least one."""
         return len(next(iter(self._results.values())).places)
 
     def __iter__(self) -> Iterator[tuple[dict[str, HostArray], dict[str, Array]]]:

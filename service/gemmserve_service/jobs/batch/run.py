@@ -47,7 +47,7 @@ Results = Literal["inline", "packed", "each"]
 
 @dataclass(frozen=True)
 class Options:
-    """What a batch is asked for beside its products."""
+    """Options of a batch, beside its products."""
 
     results: Results = "inline"
     verify: bool = False
@@ -58,7 +58,7 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What a batch came to. `release` when its results have been sent."""
+    """Outcome of a batch. `release` when its results have been sent."""
 
     failures: Failures
     groups: list[Group] = field(default_factory=list)
@@ -208,7 +208,7 @@ async def _reserve(
 
 
 def _not_uniform(failures: Failures) -> Exception:
-    """Why the results cannot be one array."""
+    """Return why the results cannot be one array."""
     if failures:
         return failures[min(failures)]
     return InvalidParameters(
@@ -242,7 +242,9 @@ async def _publish(store: ArrayStore, uploads: Sequence[Upload]) -> None:
 
 
 def inline_results(outcome: Outcome) -> dict[str, tuple[Placed, memoryview]]:
-    """By member, what lies in the bundle: the stacks where all products are alike, else `<result>_<number>`."""
+    """Return the bundle's arrays and bytes by member: the stacks where all products are alike, else
+    `<result>_<number>`.
+    """
     packed, bundle = outcome.packed, outcome.bundle
     assert packed is not None
 

@@ -25,7 +25,7 @@ def fake(make_fake):
 def slow_link(monkeypatch):
     """Bringing the operands of a job elsewhere takes so long that nobody waits for the end of it."""
     monkeypatch.setattr(module, "_LINK_RATE", 1e-9)
-    monkeypatch.setattr(module, "_LONGEST_S", 3600.0)
+    monkeypatch.setattr(module, "_MAX_WAIT_S", 3600.0)
 
 
 def say(fake, name, *, came=(), went=(), used=0, budget=0):

@@ -256,7 +256,7 @@ class DeviceProduct:
         self.release()
 
     def _check(self, name: str, there: dict[str, Any], made: dict[str, Any]) -> None:
-        """Before the operands are let go, and before the results are anywhere else."""
+        """Check the results, before the operands are released and before the results are anywhere else."""
         began = time.perf_counter()
         self.verdict = verification.on_device(self._params, there, made, lambda plain: call(plain, there, made), name)
         self.timings.verify_s += time.perf_counter() - began
@@ -274,7 +274,7 @@ class DeviceProduct:
         self._there = None
 
     def run(self) -> Timings:
-        """One stage after the other."""
+        """Run one stage after the other."""
         with interruptible(self._checkpoint):
             self.load()
             self.compute()

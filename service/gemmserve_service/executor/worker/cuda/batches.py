@@ -35,7 +35,7 @@ _ALIGNMENT: Final = 256
 
 
 class Backend(Protocol):
-    """What is asked of a device."""
+    """Device, as far as batches use it."""
 
     cupy: Any
     copies: DeviceCopies

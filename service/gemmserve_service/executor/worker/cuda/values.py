@@ -61,7 +61,9 @@ class DeviceValues:
         return copy
 
     def empty(self, value: Value) -> Any:
-        """As `load` would have it, had the value been stored: one extent that counts is C order and Fortran order."""
+        """Return room for a value that lies as `load` would have it, had it been stored: one extent that counts is C
+        order and Fortran order.
+        """
         array = self._cupy.empty(value.shape, value.dtype, order=value.order)
         return (
             array if value.order == "C" or not array.flags.c_contiguous else self._cupy.empty(value.shape, value.dtype)

@@ -70,7 +70,7 @@ class HostValues:
         return lambda: spent.kernel_s
 
     def deliver(self, value: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
-        """It is there."""
+        """Has no effect: it is at its place."""
 
     def check(
         self,
@@ -84,5 +84,5 @@ class HostValues:
             return verification.on_host(params, operands, made, lambda plain: self.run(plain, operands, made), what)
 
     def finish(self) -> Timings:
-        """Nothing is under way."""
+        """Return the timings: nothing is under way."""
         return self._timings

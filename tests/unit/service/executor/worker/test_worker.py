@@ -106,7 +106,7 @@ def test_mappings_are_kept_until_they_are_forgotten(place, own_files):
 
 
 def test_the_number_of_mappings_is_bounded(place, own_files, monkeypatch):
-    monkeypatch.setattr("gemmserve_service.executor.worker.memory.mappings._MOST", 2)
+    monkeypatch.setattr("gemmserve_service.executor.worker.memory.mappings._MAX_MAPPINGS", 2)
     mappings = Mappings()
     refs = [place(A)[0] for _ in range(3)]
     for ref in refs:

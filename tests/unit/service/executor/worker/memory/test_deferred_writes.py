@@ -40,7 +40,7 @@ ROOM = 4
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(write_queue, "_SMALLEST", A.nbytes)
+    monkeypatch.setattr(write_queue, "_MIN_BYTES", A.nbytes)
 
 
 class Copies:
