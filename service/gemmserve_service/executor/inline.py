@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Hello, RunBatch
 from gemmserve_service.executor.worker.backend import CpuBackend
+from gemmserve_service.executor.worker.checks.selftest import verified_error
 from gemmserve_service.executor.worker.runner import Runner
-from gemmserve_service.executor.worker.selftest import verified_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from gemmserve_service.executor.protocol import ExtentRow, Kind, Part, Places, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.mappings import Mappings
     from gemmserve_service.executor.worker.unpack import Form, Forms
-    from gemmserve_service.executor.worker.verification import Verdict
 
     Array = np.ndarray[Any, Any]
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from gemmserve_service.executor.protocol import ArrayRef, Failed, Prefetch, Work
     from gemmserve_service.executor.worker.backend import HostArray
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.runner import Runner
-    from gemmserve_service.executor.worker.verification import Verdict
     from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams
 
 _BRIEF: Final = 1 << 18

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels import DeviceSpec
     from gemmserve_service.executor.worker.backend import HostArray
-    from gemmserve_service.executor.worker.verification import Verdict
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.products import Product
     from gemmserve_service.schemas import GemmParams, GemmReduceParams, GemmReduceStep, GemmStep, ProgramParams
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done, Failed
-from gemmserve_service.executor.worker import element_counts, verification
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.batches import parts_of, run_parts
+from gemmserve_service.executor.worker.checks import element_counts, verification
 from gemmserve_service.executor.worker.memory.mappings import Mappings
 from gemmserve_service.executor.worker.memory.write_queue import Result
 from gemmserve_service.executor.worker.programs import run_program
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import ArrayRef, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.executor.worker.batches import Products
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
-    from gemmserve_service.executor.worker.verification import Verdict
     from gemmserve_service.schemas import Elements
 
 log = logging.getLogger(__name__)

@@ -8,15 +8,15 @@ import numpy as np
 import psutil
 
 from gemmserve_kernels.device.interruption import interruptible
-from gemmserve_service.executor.worker import verification
 from gemmserve_service.executor.worker.backend import HostArray
+from gemmserve_service.executor.worker.checks import verification
 from gemmserve_service.schemas import Timings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gemmserve_service.executor.worker.backend import DeviceBackend
-    from gemmserve_service.executor.worker.verification import Verdict
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.programs import Value
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
