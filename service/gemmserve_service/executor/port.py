@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_service.executor.protocol import (
+        Cancel,
         Done,
         Failed,
+        Forget,
         Hello,
         Kept,
         Prefetch,
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
         WriteOrder,
         Written,
     )
+
+    ToOne = RunBatch | Cancel | WriteOrder | Prefetch
 
 
 @dataclass(eq=False, slots=True)
@@ -130,23 +134,16 @@ class Executor(Protocol):
     def workers(self) -> Sequence[Worker]:
         """All that are known, ready or not."""
 
-    def send(self, worker: Worker, batch: RunBatch) -> None:
-        """Hands tasks over; the answers come through the owner, one for each."""
-
-    def cancel(self, worker: Worker, task: str) -> None:
-        """Cancel a task: the worker stops at its next panel, and answers then."""
+    def send(self, worker: Worker, message: ToOne) -> None:
+        """Send a message to one worker. Tasks are answered through the owner, each for itself; a cancelled one stops at
+        its next panel and is answered then. Only workers that keep copies are sent WriteOrder and Prefetch.
+        """
 
     def kill(self, worker: Worker, reason: str) -> None:
         """Ends the worker's process, which hangs; `owner.worker_lost` follows at once, a new process later."""
 
-    def tell(self, worker: Worker, message: WriteOrder | Prefetch) -> None:
-        """Send a message that has no answer; only to workers that keep copies."""
-
-    def forget(self, extent: str) -> None:
-        """The extent is gone: workers drop their mapping of it."""
-
-    def forget_array(self, array: str) -> None:
-        """The array of that id is gone: workers drop what their devices keep of it."""
+    def forget(self, message: Forget) -> None:
+        """Tell every worker that extents or arrays are gone: it drops mappings and copies of them."""
 
 
 @cache

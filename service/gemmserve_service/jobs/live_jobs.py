@@ -102,11 +102,11 @@ class LiveJobs:
         if live is None:
             yield await self.get(job_id)
             return
-        told = len(live.history) - 1
+        seen = len(live.history) - 1
         while True:
-            while told < len(live.history):
-                yield live.history[told]
-                told += 1
+            while seen < len(live.history):
+                yield live.history[seen]
+                seen += 1
             if live.info.state.final or self._released.is_set():
                 return
             await live.changed.wait()

@@ -39,7 +39,7 @@ class Prefetcher:
                 cache_id=info.id,
                 offset=extent.start,
             )
-            self._executor.tell(worker, Prefetch(array=ref))
+            self._executor.send(worker, Prefetch(array=ref))
 
 
 def _room(worker: Worker) -> int:

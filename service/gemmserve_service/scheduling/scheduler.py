@@ -29,7 +29,7 @@ from gemmserve_service.errors import (
     WorkerCrashed,
     describe,
 )
-from gemmserve_service.executor.protocol import Done, Failed, RunBatch
+from gemmserve_service.executor.protocol import Cancel, Done, Failed, Forget, RunBatch
 from gemmserve_service.scheduling.admission import Admission
 from gemmserve_service.scheduling.deadlines import Deadlines
 from gemmserve_service.scheduling.estimates import Estimates, device_seconds
@@ -86,7 +86,7 @@ class Scheduler:
         """By worker that is lost, the owners of the tasks that it had, and since when it is gone."""
         self.group_sent: Callable[[int], None] = lambda _: None
         """Told how many products a worker was sent together."""
-        store.on_extent_destroyed(self._forget)
+        store.on_extent_destroyed(lambda extent: self._forget(Forget(extents=[extent])))
         store.on_array_gone(self._forget_array)
 
     # -- admission --------------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ class Scheduler:
         if task.worker is None:
             task.close()
             return
-        self.executor.cancel(task.worker, task.id)
+        self.executor.send(task.worker, Cancel(task=task.id))
         if not self._wanted():
             self._idle.set()
 
@@ -411,15 +411,14 @@ class Scheduler:
         if not self._idle.is_set() and not self._wanted():
             self._idle.set()
 
-    def _forget(self, extent: str) -> None:
-        if any(worker.ready for worker in self.executor.workers()):
-            self.executor.forget(extent)
-
     def _forget_array(self, array: str) -> None:
         for worker in self.executor.workers():
             worker.resident.discard(array)
+        self._forget(Forget(arrays=[array]))
+
+    def _forget(self, message: Forget) -> None:
         if any(worker.ready for worker in self.executor.workers()):
-            self.executor.forget_array(array)
+            self.executor.forget(message)
 
 
 def _since(task: Task, worker: Worker) -> float:

@@ -50,7 +50,10 @@ class Task:
     params: GemmParams | GemmReduceParams | ProgramParams
     problem: Problem
     operands: dict[str, Pinned]
+    """Their pins are the task's until it has ended: the scheduler releases them after a failure, the listener after
+    success, or the pending results that have taken them over."""
     results: dict[str, Upload]
+    """Likewise."""
     listener: Listener
     owner: str = ""
     """Whose it is: the id of an API key, "" where the server has none."""

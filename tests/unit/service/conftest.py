@@ -19,7 +19,7 @@ from gemmserve_kernels import Operand
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service import products
 from gemmserve_service.executor.port import Worker, spec_adapter
-from gemmserve_service.executor.protocol import Done, Failed, Hello, Written
+from gemmserve_service.executor.protocol import Cancel, Done, Failed, Hello, RunBatch, Written
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.runtime import clock
 from gemmserve_service.scheduling.scheduler import Scheduler
@@ -60,24 +60,20 @@ class FakeExecutor:
     def workers(self):
         return list(self.fleet.values())
 
-    def send(self, worker, batch):
-        self.sent.append((worker, unpacked(batch)))
-
-    def cancel(self, worker, task):
-        self.cancelled.append((worker.id, task))
-
-    def tell(self, worker, message):
-        self.told.append((worker.id, message))
+    def send(self, worker, message):
+        if isinstance(message, RunBatch):
+            self.sent.append((worker, unpacked(message)))
+        elif isinstance(message, Cancel):
+            self.cancelled.append((worker.id, message.task))
+        else:
+            self.told.append((worker.id, message))
 
     def kill(self, worker, reason):
         self.killed.append((worker.id, reason))
         self.lose(worker.id)
 
-    def forget(self, extent):
-        self.forgotten.append(extent)
-
-    def forget_array(self, array):
-        self.forgotten.append(array)
+    def forget(self, message):
+        self.forgotten += [*message.extents, *message.arrays]
 
     def hello(self, name="cpu"):
         worker = self.fleet[name]

@@ -347,7 +347,11 @@ class JobLife(RuleBasedStateMachine):
         assert sum(scheduler.queue.waiting(owner) for owner in ("", "alice", "bob")) == len(waiting)
         assert {task for task in waiting if task.durable} == {
             job.task for job in live if job.task is not None and not job.task.over and job.task.worker is None
-        } | {task for task in scheduler.writes.recomputations if not task.over and task.worker is None}
+        } | {
+            each.task
+            for each in scheduler.writes._recomputations.values()
+            if not each.task.over and each.task.worker is None
+        }
 
     def teardown(self):
         async def finish():
