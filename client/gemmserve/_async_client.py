@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 from gemmserve import _batch, _requests
 from gemmserve._arrays import as_array
+from gemmserve._async_io import AsyncIO
 from gemmserve._compression import check
 from gemmserve._digests import check_digests
 from gemmserve._flows import Flow, Flows, prepare, submission
-from gemmserve._io import AsyncIO
 from gemmserve._job import AsyncJob
 from gemmserve._model import ArrayInfo, JobInfo
+from gemmserve._params import (
+    GemmManyOptions,
+    GemmOptions,
+    ReduceManyOptions,
+    ReduceOptions,
+    keywords,
+    params_of,
+)
 from gemmserve._pickling import made_of, reduced_client
 from gemmserve._program import AsyncProgram
 from gemmserve._remote import AsyncRemoteArray
@@ -27,18 +35,7 @@ if TYPE_CHECKING:
 
     from gemmserve._arrays import AnyArray, LocalArray
     from gemmserve._digests import Digests
-    from gemmserve._params import (
-        Axis,
-        Compute,
-        GemmOptions,
-        Layout,
-        OneReduction,
-        Order,
-        PreOp,
-        Reduction,
-        SeveralReductions,
-        Trans,
-    )
+    from gemmserve._params import OneReduction, Order
 
     Operand: TypeAlias = AsyncRemoteArray | LocalArray
 
@@ -149,29 +146,17 @@ class AsyncClient:
     async def gemm(
         self, a: LocalArray, b: LocalArray, c: LocalArray | None = None, **options: Unpack[GemmOptions]
     ) -> AnyArray: ...
+    @keywords(GemmOptions)
     async def gemm(
         self,
         a: Any,
         b: Any,
         c: Any = None,
-        *,
-        alpha: complex = 1,
-        beta: complex = 0,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        order: Order = "C",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        timeout: float | None = None,  # noqa: ASYNC109 (the same signature as Client's)
+        **options: Unpack[GemmOptions],
     ) -> AnyArray | AsyncRemoteArray:
         """D = alpha * op(A) * op(B) + beta * C: see `Client.gemm`. Remote operands give an AsyncRemoteArray."""
-        params = {
-            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
-            "layout": layout, "compute": compute, "config": config,
-        }  # fmt: skip
         return cast(
-            "AnyArray | AsyncRemoteArray", await self._product("gemm", {"a": a, "b": b, "c": c}, params, timeout)
+            "AnyArray | AsyncRemoteArray", await self._product("gemm", {"a": a, "b": b, "c": c}, GemmOptions, options)
         )
 
     @overload
@@ -186,111 +171,57 @@ class AsyncClient:
     async def gemm_reduce(self, a: LocalArray, b: LocalArray, **options: Unpack[OneReduction]) -> AnyArray: ...
     @overload
     async def gemm_reduce(
-        self, a: AsyncRemoteArray, b: Operand, **options: Unpack[SeveralReductions]
+        self, a: AsyncRemoteArray, b: Operand, **options: Unpack[ReduceOptions]
     ) -> dict[str, AsyncRemoteArray]: ...
     @overload
     async def gemm_reduce(
-        self, a: LocalArray, b: AsyncRemoteArray, **options: Unpack[SeveralReductions]
+        self, a: LocalArray, b: AsyncRemoteArray, **options: Unpack[ReduceOptions]
     ) -> dict[str, AsyncRemoteArray]: ...
     @overload
     async def gemm_reduce(
-        self, a: LocalArray, b: LocalArray, **options: Unpack[SeveralReductions]
+        self, a: LocalArray, b: LocalArray, **options: Unpack[ReduceOptions]
     ) -> dict[str, AnyArray]: ...
+    @keywords(ReduceOptions)
     async def gemm_reduce(
         self,
         a: Any,
         b: Any,
-        *,
-        reduce: Reduction | Sequence[Reduction] = "sum",
-        axis: Axis | Sequence[Axis] = "m",
-        pre_op: PreOp = "identity",
-        alpha: complex = 1,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        return_c: bool = False,
-        reproducible: bool = True,
-        timeout: float | None = None,  # noqa: ASYNC109 (the same signature as Client's)
+        **options: Unpack[ReduceOptions],
     ) -> AnyArray | AsyncRemoteArray | dict[str, AnyArray] | dict[str, AsyncRemoteArray]:
         """Reduces pre_op(alpha * op(A) op(B)) over `axis` as it is formed: see `Client.gemm_reduce`."""
-        params = {
-            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
-            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
-        }  # fmt: skip
-        result = await self._product("gemm_reduce", {"a": a, "b": b}, params, timeout)
+        result = await self._product("gemm_reduce", {"a": a, "b": b}, ReduceOptions, options)
         return cast("AnyArray | AsyncRemoteArray | dict[str, AnyArray] | dict[str, AsyncRemoteArray]", result)
 
+    @keywords(GemmManyOptions)
     async def gemm_many(
         self,
         a: Any,
         b: Any,
         c: Any = None,
-        *,
-        alpha: complex = 1,
-        beta: complex = 0,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        order: Order = "C",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        errors: Literal["raise", "return"] = "raise",
-        timeout: float | None = None,  # noqa: ASYNC109 (the same signature as Client's)
+        **options: Unpack[GemmManyOptions],
     ) -> list[Any]:
         """Many products in one exchange: see `Client.gemm_many`. Remote operands give AsyncRemoteArrays."""
-        params = {
-            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
-            "layout": layout, "compute": compute, "config": config,
-        }  # fmt: skip
-        return await self._many("gemm", {"a": a, "b": b, "c": c}, params, errors, timeout)
+        return await self._many("gemm", {"a": a, "b": b, "c": c}, GemmManyOptions, options)
 
+    @keywords(ReduceManyOptions)
     async def gemm_reduce_many(
         self,
         a: Any,
         b: Any,
-        *,
-        reduce: Reduction | Sequence[Reduction] = "sum",
-        axis: Axis | Sequence[Axis] = "m",
-        pre_op: PreOp = "identity",
-        alpha: complex = 1,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        return_c: bool = False,
-        reproducible: bool = True,
-        errors: Literal["raise", "return"] = "raise",
-        timeout: float | None = None,  # noqa: ASYNC109 (the same signature as Client's)
+        **options: Unpack[ReduceManyOptions],
     ) -> list[Any]:
         """Many products in one exchange: see `Client.gemm_many`."""
-        params = {
-            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
-            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
-        }  # fmt: skip
-        return await self._many("gemm_reduce", {"a": a, "b": b}, params, errors, timeout)
+        return await self._many("gemm_reduce", {"a": a, "b": b}, ReduceManyOptions, options)
 
-    async def _many(
-        self,
-        op: str,
-        operands: Mapping[str, Any],
-        params: Mapping[str, Any],
-        errors: str,
-        timeout: float | None,  # noqa: ASYNC109
-    ) -> list[Any]:
-        results = await self._run(_batch.run_batch(self._flows, op, operands, params, timeout=timeout))
-        _batch.check(results, errors)
+    async def _many(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> list[Any]:
+        params, others = params_of(kind, options)
+        results = await self._run(_batch.run_batch(self._flows, op, operands, params, timeout=others["timeout"]))
+        _batch.check(results, others["errors"])
         return [_batch.with_handles(result, lambda info: AsyncRemoteArray(self, info.id, info)) for result in results]
 
-    async def _product(
-        self,
-        op: str,
-        operands: Mapping[str, Any],
-        params: Mapping[str, Any],
-        timeout: float | None,  # noqa: ASYNC109
-    ) -> Any:
+    async def _product(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> Any:
+        params, others = params_of(kind, options)
+        timeout: float | None = others["timeout"]
         present, encoded, remote = prepare(op, operands, params)
         if not remote:
             return await self._run(self._flows.one_shot(op, present, encoded, timeout=timeout))

@@ -9,13 +9,21 @@ from gemmserve._arrays import as_array
 from gemmserve._compression import check
 from gemmserve._digests import check_digests
 from gemmserve._flows import Flow, Flows, prepare, submission
-from gemmserve._io import SyncIO
 from gemmserve._job import Job
 from gemmserve._model import ArrayInfo, JobInfo
+from gemmserve._params import (
+    GemmManyOptions,
+    GemmOptions,
+    ReduceManyOptions,
+    ReduceOptions,
+    keywords,
+    params_of,
+)
 from gemmserve._pickling import made_of, reduced_client
 from gemmserve._program import Program
 from gemmserve._remote import RemoteArray
 from gemmserve._retry import RetryPolicy
+from gemmserve._sync_io import SyncIO
 from gemmserve._urls import server_url
 
 if TYPE_CHECKING:
@@ -27,18 +35,7 @@ if TYPE_CHECKING:
 
     from gemmserve._arrays import AnyArray, LocalArray
     from gemmserve._digests import Digests
-    from gemmserve._params import (
-        Axis,
-        Compute,
-        GemmOptions,
-        Layout,
-        OneReduction,
-        Order,
-        PreOp,
-        Reduction,
-        SeveralReductions,
-        Trans,
-    )
+    from gemmserve._params import OneReduction, Order
 
     Operand: TypeAlias = RemoteArray | LocalArray
 
@@ -148,9 +145,6 @@ class Client:
     def _call(self, request: _requests.Request[T]) -> T:
         return self._run(self._flows.call(request))
 
-    def _handle(self, array_id: str) -> RemoteArray:
-        return RemoteArray(self, array_id)
-
     @overload
     def gemm(
         self, a: RemoteArray, b: Operand, c: Operand | None = None, **options: Unpack[GemmOptions]
@@ -165,21 +159,13 @@ class Client:
     def gemm(
         self, a: LocalArray, b: LocalArray, c: LocalArray | None = None, **options: Unpack[GemmOptions]
     ) -> AnyArray: ...
+    @keywords(GemmOptions)
     def gemm(
         self,
         a: Any,
         b: Any,
         c: Any = None,
-        *,
-        alpha: complex = 1,
-        beta: complex = 0,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        order: Order = "C",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        timeout: float | None = None,
+        **options: Unpack[GemmOptions],
     ) -> AnyArray | RemoteArray:
         """D = alpha * op(A) * op(B) + beta * C.
 
@@ -194,11 +180,7 @@ class Client:
         Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported, ParameterInvalid, ConfigInfeasible, JobTimeout,
         QueueFull; with remote operands JobFailed, JobCancelled, NotFound, Gone.
         """
-        params = {
-            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
-            "layout": layout, "compute": compute, "config": config,
-        }  # fmt: skip
-        return cast("AnyArray | RemoteArray", self._product("gemm", {"a": a, "b": b, "c": c}, params, timeout))
+        return cast("AnyArray | RemoteArray", self._product("gemm", {"a": a, "b": b, "c": c}, GemmOptions, options))
 
     @overload
     def gemm_reduce(self, a: RemoteArray, b: Operand, **options: Unpack[OneReduction]) -> RemoteArray: ...
@@ -207,34 +189,19 @@ class Client:
     @overload
     def gemm_reduce(self, a: LocalArray, b: LocalArray, **options: Unpack[OneReduction]) -> AnyArray: ...
     @overload
-    def gemm_reduce(
-        self, a: RemoteArray, b: Operand, **options: Unpack[SeveralReductions]
-    ) -> dict[str, RemoteArray]: ...
+    def gemm_reduce(self, a: RemoteArray, b: Operand, **options: Unpack[ReduceOptions]) -> dict[str, RemoteArray]: ...
     @overload
     def gemm_reduce(
-        self, a: LocalArray, b: RemoteArray, **options: Unpack[SeveralReductions]
+        self, a: LocalArray, b: RemoteArray, **options: Unpack[ReduceOptions]
     ) -> dict[str, RemoteArray]: ...
     @overload
-    def gemm_reduce(
-        self, a: LocalArray, b: LocalArray, **options: Unpack[SeveralReductions]
-    ) -> dict[str, AnyArray]: ...
+    def gemm_reduce(self, a: LocalArray, b: LocalArray, **options: Unpack[ReduceOptions]) -> dict[str, AnyArray]: ...
+    @keywords(ReduceOptions)
     def gemm_reduce(
         self,
         a: Any,
         b: Any,
-        *,
-        reduce: Reduction | Sequence[Reduction] = "sum",
-        axis: Axis | Sequence[Axis] = "m",
-        pre_op: PreOp = "identity",
-        alpha: complex = 1,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        return_c: bool = False,
-        reproducible: bool = True,
-        timeout: float | None = None,
+        **options: Unpack[ReduceOptions],
     ) -> AnyArray | RemoteArray | dict[str, AnyArray] | dict[str, RemoteArray]:
         """Reduces pre_op(alpha * op(A) op(B)) over `axis` ("m", "n", or a list that adds "batch") as it is formed.
 
@@ -242,29 +209,16 @@ class Client:
         one name; a dict by name for a list, or with `return_c=True`, which adds the product as "c". Remote operands,
         the dtypes and `timeout` are as in `gemm`, and so are the errors.
         """
-        params = {
-            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
-            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
-        }  # fmt: skip
-        result = self._product("gemm_reduce", {"a": a, "b": b}, params, timeout)
+        result = self._product("gemm_reduce", {"a": a, "b": b}, ReduceOptions, options)
         return cast("AnyArray | RemoteArray | dict[str, AnyArray] | dict[str, RemoteArray]", result)
 
+    @keywords(GemmManyOptions)
     def gemm_many(
         self,
         a: Any,
         b: Any,
         c: Any = None,
-        *,
-        alpha: complex = 1,
-        beta: complex = 0,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        order: Order = "C",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        errors: Literal["raise", "return"] = "raise",
-        timeout: float | None = None,
+        **options: Unpack[GemmManyOptions],
     ) -> list[Any]:
         """`gemm` of many operands in one exchange: a list of the results, each with the bits that it would have alone.
 
@@ -276,54 +230,30 @@ class Client:
         error then, which names the product (`problem["item"]`); `errors="return"` leaves each error in its place in the
         list. The options, and the errors, are those of `gemm`; `timeout` is for all products together.
         """
-        params = {
-            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
-            "layout": layout, "compute": compute, "config": config,
-        }  # fmt: skip
-        return self._many("gemm", {"a": a, "b": b, "c": c}, params, errors, timeout)
+        return self._many("gemm", {"a": a, "b": b, "c": c}, GemmManyOptions, options)
 
+    @keywords(ReduceManyOptions)
     def gemm_reduce_many(
         self,
         a: Any,
         b: Any,
-        *,
-        reduce: Reduction | Sequence[Reduction] = "sum",
-        axis: Axis | Sequence[Axis] = "m",
-        pre_op: PreOp = "identity",
-        alpha: complex = 1,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        return_c: bool = False,
-        reproducible: bool = True,
-        errors: Literal["raise", "return"] = "raise",
-        timeout: float | None = None,
+        **options: Unpack[ReduceManyOptions],
     ) -> list[Any]:
         """`gemm_reduce` of many operands in one exchange: see `gemm_many`.
 
         The list holds dicts where `gemm_reduce` gives one.
         """
-        params = {
-            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
-            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
-        }  # fmt: skip
-        return self._many("gemm_reduce", {"a": a, "b": b}, params, errors, timeout)
+        return self._many("gemm_reduce", {"a": a, "b": b}, ReduceManyOptions, options)
 
-    def _many(
-        self,
-        op: str,
-        operands: Mapping[str, Any],
-        params: Mapping[str, Any],
-        errors: str,
-        timeout: float | None,
-    ) -> list[Any]:
-        results = self._run(_batch.run_batch(self._flows, op, operands, params, timeout=timeout))
-        _batch.check(results, errors)
+    def _many(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> list[Any]:
+        params, others = params_of(kind, options)
+        results = self._run(_batch.run_batch(self._flows, op, operands, params, timeout=others["timeout"]))
+        _batch.check(results, others["errors"])
         return [_batch.with_handles(result, lambda info: RemoteArray(self, info.id, info)) for result in results]
 
-    def _product(self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], timeout: float | None) -> Any:
+    def _product(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> Any:
+        params, others = params_of(kind, options)
+        timeout: float | None = others["timeout"]
         present, encoded, remote = prepare(op, operands, params)
         if not remote:
             return self._run(self._flows.one_shot(op, present, encoded, timeout=timeout))

@@ -7,7 +7,7 @@ when an array is downloaded.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -18,9 +18,25 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from gemmserve._arrays import AnyArray, LocalArray
-    from gemmserve._async_client import AsyncClient
-    from gemmserve._client import Client
     from gemmserve._model import ArrayInfo
+
+
+class ArraySession(Protocol):
+    """What remote arrays ask of the client that made them: `Client` is one."""
+
+    def _array_info(self, array_id: str) -> ArrayInfo: ...
+    def _download(self, array_id: str, nbytes: int = 0) -> AnyArray: ...
+    def delete(self, array_id: str) -> None: ...
+    def gemm(self, a: Any, b: Any, /) -> Any: ...
+
+
+class AsyncArraySession(Protocol):
+    """What remote arrays of an AsyncClient ask of it."""
+
+    async def _array_info(self, array_id: str) -> ArrayInfo: ...
+    async def _download(self, array_id: str, nbytes: int = 0) -> AnyArray: ...
+    async def delete(self, array_id: str) -> None: ...
+    def gemm(self, a: Any, b: Any, /) -> Coroutine[Any, Any, Any]: ...
 
 
 class ArrayHandle(PickledByClient, ABC):
@@ -146,7 +162,7 @@ class RemoteArray(ArrayHandle):
     has expired.
     """
 
-    def __init__(self, client: Client, array_id: str, info: ArrayInfo | None = None, **flags: bool) -> None:
+    def __init__(self, client: ArraySession, array_id: str, info: ArrayInfo | None = None, **flags: bool) -> None:
         super().__init__(array_id, info, **flags)
         self._client = client
 
@@ -182,16 +198,18 @@ class RemoteArray(ArrayHandle):
         self.delete()
 
     def __matmul__(self, other: RemoteArray | LocalArray) -> RemoteArray:
-        return self._client.gemm(self, other)
+        product: RemoteArray = self._client.gemm(self, other)
+        return product
 
     def __rmatmul__(self, other: LocalArray) -> RemoteArray:
-        return self._client.gemm(other, self)
+        product: RemoteArray = self._client.gemm(other, self)
+        return product
 
 
 class AsyncRemoteArray(ArrayHandle):
     """A RemoteArray of an AsyncClient: `await ra.numpy()`, `await (ra @ rb)`, `await ra.delete()`."""
 
-    def __init__(self, client: AsyncClient, array_id: str, info: ArrayInfo, **flags: bool) -> None:
+    def __init__(self, client: AsyncArraySession, array_id: str, info: ArrayInfo, **flags: bool) -> None:
         super().__init__(array_id, info, **flags)
         self._client = client
 
