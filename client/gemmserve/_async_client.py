@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+
+import httpx
 
 from gemmserve import _batch, _requests
 from gemmserve._arrays import as_array
 from gemmserve._async_io import AsyncIO
-from gemmserve._compression import check
-from gemmserve._digests import check_digests
-from gemmserve._flows import Flow, Flows, prepare, submission
+from gemmserve._base import ClientBase
+from gemmserve._flows import Flow, prepare, submission
 from gemmserve._job import AsyncJob
 from gemmserve._model import ArrayInfo, JobInfo
 from gemmserve._params import (
@@ -20,99 +21,28 @@ from gemmserve._params import (
     keywords,
     params_of,
 )
-from gemmserve._pickling import made_of, reduced_client
 from gemmserve._program import AsyncProgram
 from gemmserve._remote import AsyncRemoteArray
-from gemmserve._retry import RetryPolicy
-from gemmserve._urls import server_url
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
     from typing import TypeAlias, Unpack
 
-    import httpx
-
     from gemmserve._arrays import AnyArray, LocalArray
-    from gemmserve._digests import Digests
-    from gemmserve._params import OneReduction, Order
+    from gemmserve._params import OneReduction
 
     Operand: TypeAlias = AsyncRemoteArray | LocalArray
 
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport]):
     """`Client`, awaited: the same arguments, methods and errors. Use it in an `async with` block, or close it.
 
     Cancelling a task that waits for a product of remote operands cancels the product too.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        api_key: str | None = None,
-        verify: bool | str | ssl.SSLContext = True,
-        timeout: float = 30.0,
-        retry: RetryPolicy | None = None,
-        progress: bool = True,
-        connections: int = 3,
-        compression: Literal["zstd"] | None = None,
-        digests: Digests = "known",
-        pickle_key: bool = False,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        compress = check(compression)
-        check_digests(digests)
-        retry = retry or RetryPolicy()
-        self._io = AsyncIO(
-            server_url(url),
-            api_key=api_key,
-            verify=verify,
-            timeout=timeout,
-            progress=progress,
-            digests=digests,
-            transport=transport,
-        )
-        # What shared memory carries does not go in parts.
-        self._flows = Flows(
-            retry,
-            connections=connections if self._io.socket is None else 0,
-            compression=compress and self._io.socket is None,
-            digests=digests,
-        )
-        self._options = made_of(
-            self._io.url,
-            api_key=api_key,
-            key=None if self._io.auth is None else self._io.auth.key,
-            verify=verify,
-            own_transport=transport is not None,
-            pickle_key=pickle_key,
-            timeout=timeout,
-            retry=retry,
-            progress=progress,
-            connections=connections,
-            compression=compression,
-            digests=digests,
-        )
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """By its URL and options, without the key unless `pickle_key`. Raises TypeError for what belongs to here."""
-        return reduced_client(type(self), self._options)
-
-    def __copy__(self) -> Self:
-        """Itself: a client is what it is connected to."""
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself."""
-        return self
-
-    @property
-    def url(self) -> str:
-        """The server's base URL."""
-        return self._io.url
+    _connect = AsyncIO
 
     async def close(self) -> None:
         """Closes the connections; arrays and jobs stay on the server."""
@@ -237,14 +167,6 @@ class AsyncClient:
         """Uploads an array: see `Client.put`."""
         info = await self._run(self._flows.put(as_array(a), ttl_s=ttl_s, digest=digest))
         return AsyncRemoteArray(self, info.id, info)
-
-    def empty(self, shape: int | Sequence[int], dtype: Any = float, order: Order = "C") -> AnyArray:
-        """See `Client.empty`; nothing is awaited."""
-        return self._io.empty(shape, dtype, order)
-
-    def freeze(self, a: LocalArray) -> AnyArray:
-        """See `Client.freeze`; nothing is awaited."""
-        return self._io.freeze(as_array(a))
 
     async def get(self, array: str | AsyncRemoteArray) -> AnyArray:
         """Downloads an array, by its id or handle. Raises NotFound, Gone."""

@@ -18,7 +18,6 @@ from gemmserve._pool import AsyncPool
 from gemmserve._progress import SharedBar
 from gemmserve._requests import Pause, Request, Together, Work
 from gemmserve._sse import Event, EventParser
-from gemmserve._urls import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -38,14 +37,7 @@ class AsyncIO(Connection):
 
     def _make(self) -> httpx.AsyncClient:
         local = None if self.socket is None else httpx.AsyncHTTPTransport(uds=self.socket)
-        return httpx.AsyncClient(
-            base_url=self.base,
-            headers=self.headers,
-            auth=self.auth,
-            verify=self.verify,
-            transport=self._transport or local,
-            trust_env=not is_loopback(self.base),
-        )
+        return httpx.AsyncClient(transport=self._transport or local, **self.made_of)
 
     def pool(self) -> AsyncPool:
         """The connections of this process and event loop: another loop's are of no use in this one. Raises

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+
+import httpx
 
 from gemmserve import _batch, _requests
 from gemmserve._arrays import as_array
-from gemmserve._compression import check
-from gemmserve._digests import check_digests
-from gemmserve._flows import Flow, Flows, prepare, submission
+from gemmserve._base import ClientBase
+from gemmserve._flows import Flow, prepare, submission
 from gemmserve._job import Job
 from gemmserve._model import ArrayInfo, JobInfo
 from gemmserve._params import (
@@ -19,30 +20,23 @@ from gemmserve._params import (
     keywords,
     params_of,
 )
-from gemmserve._pickling import made_of, reduced_client
 from gemmserve._program import Program
 from gemmserve._remote import RemoteArray
-from gemmserve._retry import RetryPolicy
 from gemmserve._sync_io import SyncIO
-from gemmserve._urls import server_url
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
     from typing import TypeAlias, Unpack
 
-    import httpx
-
     from gemmserve._arrays import AnyArray, LocalArray
-    from gemmserve._digests import Digests
-    from gemmserve._params import OneReduction, Order
+    from gemmserve._params import OneReduction
 
     Operand: TypeAlias = RemoteArray | LocalArray
 
 T = TypeVar("T")
 
 
-class Client:
+class Client(ClientBase[SyncIO, httpx.BaseTransport]):
     """A connection to a gemmserve server; close it, or use it in a `with` block. Safe to share between threads.
 
     `url`: by default the variable GEMMSERVE_SERVER, else http://127.0.0.1:8000; `unix:/path` for a Unix socket.
@@ -63,71 +57,7 @@ class Client:
     and proxies. Every method may raise any GemmserveError; the docstrings name the ones to expect.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        api_key: str | None = None,
-        verify: bool | str | ssl.SSLContext = True,
-        timeout: float = 30.0,
-        retry: RetryPolicy | None = None,
-        progress: bool = True,
-        connections: int = 3,
-        compression: Literal["zstd"] | None = None,
-        digests: Digests = "known",
-        pickle_key: bool = False,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        compress = check(compression)
-        check_digests(digests)
-        retry = retry or RetryPolicy()
-        self._io = SyncIO(
-            server_url(url),
-            api_key=api_key,
-            verify=verify,
-            timeout=timeout,
-            progress=progress,
-            digests=digests,
-            transport=transport,
-        )
-        # What shared memory carries does not go in parts.
-        self._flows = Flows(
-            retry,
-            connections=connections if self._io.socket is None else 0,
-            compression=compress and self._io.socket is None,
-            digests=digests,
-        )
-        self._options = made_of(
-            self._io.url,
-            api_key=api_key,
-            key=None if self._io.auth is None else self._io.auth.key,
-            verify=verify,
-            own_transport=transport is not None,
-            pickle_key=pickle_key,
-            timeout=timeout,
-            retry=retry,
-            progress=progress,
-            connections=connections,
-            compression=compression,
-            digests=digests,
-        )
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """By its URL and options, without the key unless `pickle_key`. Raises TypeError for what belongs to here."""
-        return reduced_client(type(self), self._options)
-
-    def __copy__(self) -> Self:
-        """Itself: a client is what it is connected to."""
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself."""
-        return self
-
-    @property
-    def url(self) -> str:
-        """The server's base URL."""
-        return self._io.url
+    _connect = SyncIO
 
     def close(self) -> None:
         """Closes the connections; arrays and jobs stay on the server."""
@@ -278,22 +208,6 @@ class Client:
         """
         info = self._run(self._flows.put(as_array(a), ttl_s=ttl_s, digest=digest))
         return RemoteArray(self, info.id, info)
-
-    def empty(self, shape: int | Sequence[int], dtype: Any = float, order: Order = "C") -> AnyArray:
-        """An array to be filled, as numpy.empty's, in memory that needs no copy on this side when it is sent.
-
-        Only towards a server on a Unix socket is it special; an ordinary array otherwise. It may be filled anew and
-        sent again at any time. Processes forked later share it.
-        """
-        return self._io.empty(shape, dtype, order)
-
-    def freeze(self, a: LocalArray) -> AnyArray:
-        """A read-only array with the same elements, which a server on a Unix socket uses where it lies.
-
-        An operand that goes into several products is neither sent nor copied again. The memory of an array from `empty`
-        is taken over without a copy; that array keeps its elements, and what is written to it later is its own affair.
-        """
-        return self._io.freeze(as_array(a))
 
     def get(self, array: str | RemoteArray) -> AnyArray:
         """Downloads an array, by its id or handle. Raises NotFound, Gone."""

@@ -23,7 +23,7 @@ from gemmserve._digests import WANTED, field_value
 from gemmserve._local import HTTP_BASE, socket_path
 from gemmserve._local_session import SharedMemory
 from gemmserve._progress import Progress, SharedBar, watched
-from gemmserve._urls import context_of, normal_url
+from gemmserve._urls import context_of, is_loopback, normal_url
 from gemmserve.wire import EXCHANGE_HEADER, SESSION_HEADER
 
 if TYPE_CHECKING:
@@ -92,6 +92,11 @@ class Connection:
             "Accept-Encoding": "identity",
         }
         self.auth = auth_of(api_key, self.base)
+        self.made_of: dict[str, Any] = {
+            "base_url": self.base, "headers": self.headers, "auth": self.auth, "verify": self.verify,
+            "trust_env": not is_loopback(self.base),
+        }  # fmt: skip
+        """The arguments of httpx's clients."""
         self._show_progress = progress
         self._own_transport = own_transport
         self._made_in = os.getpid()

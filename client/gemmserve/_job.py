@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from gemmserve import _errors, _requests
 from gemmserve._flows import Watch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gemmserve._sync_io import SyncIO
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 class Session(ArraySession, Protocol):
@@ -46,10 +47,11 @@ class AsyncSession(AsyncArraySession, Protocol):
     async def put(self, a: LocalArray, ttl_s: float | None = None) -> AsyncRemoteArray: ...
 
 
-class JobHandle(PickledByClient):
+class JobHandle(PickledByClient, Generic[S]):
     """What both kinds share: the last state seen (`info`), and the errors that a state stands for."""
 
-    def __init__(self, info: JobInfo) -> None:
+    def __init__(self, client: S, info: JobInfo) -> None:
+        self._client = client
         self.info = info
 
     def _reduced(self) -> tuple[Any, ...]:
@@ -98,12 +100,8 @@ class JobHandle(PickledByClient):
         return f"<{type(self).__name__} {self.info.id} {self.info.op} {self.info.state}>"
 
 
-class Job(JobHandle):
+class Job(JobHandle[Session]):
     """A job on the server, as `Client.submit` returns it. Every method may raise GemmserveError."""
-
-    def __init__(self, client: Session, info: JobInfo) -> None:
-        super().__init__(info)
-        self._client = client
 
     def refresh(self) -> Self:
         """Asks for the present state; returns the job itself."""
@@ -167,12 +165,8 @@ class Job(JobHandle):
             self._client._io._sleep(pause)
 
 
-class AsyncJob(JobHandle):
+class AsyncJob(JobHandle[AsyncSession]):
     """A job of an AsyncClient: the same, awaited."""
-
-    def __init__(self, client: AsyncSession, info: JobInfo) -> None:
-        super().__init__(info)
-        self._client = client
 
     async def refresh(self) -> Self:
         """Asks for the present state; returns the job itself."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from gemmserve._flows import TEMPORARY_TTL_S
-from gemmserve._job import AsyncJob, Job
+from gemmserve._job import AsyncJob, AsyncSession, Job, Session
 from gemmserve._params import GemmStep, ReduceStep, keywords, params_of
 from gemmserve._recording import Recording, Slot
 from gemmserve._remote import ArrayHandle, AsyncRemoteArray, RemoteArray
@@ -16,16 +16,28 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve._arrays import LocalArray
-    from gemmserve._job import AsyncSession, Session
     from gemmserve._model import ArrayInfo, JobInfo
 
+S = TypeVar("S")
+J = TypeVar("J")
 
-class _Lazy(ArrayHandle):
+
+class _Lazy(ArrayHandle[Any]):
     """A handle whose array comes later: what it knows is in the slot that its views share."""
 
     _slot: Slot
-    _plain: type[ArrayHandle]
+    _plain: type[ArrayHandle[Any]]
     """What it is once the program has run, elsewhere."""
+
+    def __init__(self, program: Any, slot: Slot, *, transposed: bool = False, conjugated: bool = False) -> None:
+        self._program = program
+        self._client = program._client
+        self._slot = slot
+        self._transposed = transposed
+        self._conjugated = conjugated
+
+    def _view(self, *, transposed: bool, conjugated: bool) -> Self:
+        return type(self)(self._program, self._slot, transposed=transposed, conjugated=conjugated)
 
     def _reduced(self) -> tuple[Any, ...]:
         """The way to make the array of what the program kept, once it has run. Raises ProgramError."""
@@ -70,16 +82,6 @@ class ProgramArray(_Lazy, RemoteArray):
 
     _plain = RemoteArray
 
-    def __init__(self, program: Program, slot: Slot, *, transposed: bool = False, conjugated: bool = False) -> None:
-        self._program = program
-        self._client = program._client
-        self._slot = slot
-        self._transposed = transposed
-        self._conjugated = conjugated
-
-    def _view(self, *, transposed: bool, conjugated: bool) -> ProgramArray:
-        return ProgramArray(self._program, self._slot, transposed=transposed, conjugated=conjugated)
-
     @property
     def info(self) -> ArrayInfo:
         """The stored array, without this view's flags. The first look asks the server."""
@@ -101,25 +103,13 @@ class ProgramArray(_Lazy, RemoteArray):
         return self._program.gemm(self, other) if self._program._open else super().__matmul__(other)
 
     def __rmatmul__(self, other: RemoteArray | LocalArray) -> RemoteArray:
-        return self._program.gemm(other, self) if self._program._open else self._client.gemm(other, self)
+        return self._program.gemm(other, self) if self._program._open else super().__rmatmul__(other)
 
 
 class AsyncProgramArray(_Lazy, AsyncRemoteArray):
     """A ProgramArray of an AsyncProgram: `await (x @ x)` records in the block, `await x.numpy()` downloads after it."""
 
     _plain = AsyncRemoteArray
-
-    def __init__(
-        self, program: AsyncProgram, slot: Slot, *, transposed: bool = False, conjugated: bool = False
-    ) -> None:
-        self._program = program
-        self._client = program._client
-        self._slot = slot
-        self._transposed = transposed
-        self._conjugated = conjugated
-
-    def _view(self, *, transposed: bool, conjugated: bool) -> AsyncProgramArray:
-        return AsyncProgramArray(self._program, self._slot, transposed=transposed, conjugated=conjugated)
 
     @property
     def info(self) -> ArrayInfo:
@@ -142,7 +132,7 @@ class AsyncProgramArray(_Lazy, AsyncRemoteArray):
         return self._program.gemm(self, other) if self._program._open else super().__matmul__(other)
 
     def __rmatmul__(self, other: AsyncRemoteArray | LocalArray) -> Coroutine[Any, Any, AsyncRemoteArray]:
-        return self._program.gemm(other, self) if self._program._open else self._client.gemm(other, self)
+        return self._program.gemm(other, self) if self._program._open else super().__rmatmul__(other)
 
 
 def _one_or_all(arrays: dict[str, Any], options: ReduceStep) -> Any:
@@ -151,10 +141,15 @@ def _one_or_all(arrays: dict[str, Any], options: ReduceStep) -> Any:
     return next(iter(arrays.values())) if named and len(arrays) == 1 else arrays
 
 
-class _Base:
+class _Base(Generic[S, J]):
     """What both programs share."""
 
-    def __init__(self, *, priority: int, timeout: float | None, ttl_s: float | None, verify: bool) -> None:
+    def __init__(
+        self, client: S, *, priority: int = 0, timeout: float | None = None, ttl_s: float | None = None,
+        verify: bool = False,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self.job: J | None = None
         self._recording = Recording()
         self._timeout = timeout
         self._fields = {"priority": priority or None, "ttl_s": ttl_s, "verify": verify or None}
@@ -176,19 +171,11 @@ class _Base:
         return self._recording.job(**self._fields)
 
 
-class Program(_Base):
+class Program(_Base[Session, Job]):
     """Steps that are recorded, and run as one job when the block ends; see `Client.program`.
 
     `job` is that job, a Job, once the block has ended.
     """
-
-    def __init__(
-        self, client: Session, *, priority: int = 0, timeout: float | None = None, ttl_s: float | None = None,
-        verify: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(priority=priority, timeout=timeout, ttl_s=ttl_s, verify=verify)
-        self._client = client
-        self.job: Job | None = None
 
     def __enter__(self) -> Self:
         self._recording.begin()
@@ -246,16 +233,8 @@ class Program(_Base):
         return self._recording.add(op, present, ids, params, encoded, name)
 
 
-class AsyncProgram(_Base):
+class AsyncProgram(_Base[AsyncSession, AsyncJob]):
     """A Program of an AsyncClient: `async with`, its steps awaited."""
-
-    def __init__(
-        self, client: AsyncSession, *, priority: int = 0, timeout: float | None = None,
-        ttl_s: float | None = None, verify: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(priority=priority, timeout=timeout, ttl_s=ttl_s, verify=verify)
-        self._client = client
-        self.job: AsyncJob | None = None
 
     async def __aenter__(self) -> Self:
         self._recording.begin()

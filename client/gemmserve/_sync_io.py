@@ -20,7 +20,6 @@ from gemmserve._progress import SharedBar
 from gemmserve._requests import Pause, Request, Together, Work
 from gemmserve._sse import Event, EventParser
 from gemmserve._transfer import Placing, Receiver
-from gemmserve._urls import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -40,14 +39,7 @@ class SyncIO(Connection):
 
     def _make(self) -> httpx.Client:
         local = None if self.socket is None else httpx.HTTPTransport(uds=self.socket)
-        return httpx.Client(
-            base_url=self.base,
-            headers=self.headers,
-            auth=self.auth,
-            verify=self.verify,
-            transport=self._transport or local,
-            trust_env=not is_loopback(self.base),
-        )
+        return httpx.Client(transport=self._transport or local, **self.made_of)
 
     def pool(self) -> SyncPool:
         """Connections of the process that asks. Raises TransportError where it can have none."""

@@ -149,7 +149,7 @@ class Task:
             if reusable:
                 upload.abort()
             else:
-                upload.discard()
+                upload.abort(reusable=False)
         self.unpin()
 
     def unpin(self) -> None:

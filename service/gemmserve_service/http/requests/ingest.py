@@ -26,7 +26,7 @@ from gemmserve_service.http.problems import InvalidParameters
 from gemmserve_service.http.requests.body import RequestBody
 from gemmserve_service.http.requests.coded_body import CodedBody, check_coded_length, decoding
 from gemmserve_service.http.requests.shared_memory import SharedRequest, receive_shared
-from gemmserve_service.store.declared import Declared, NpyHead
+from gemmserve_service.store.declared import Declared, read_npy_head
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -99,7 +99,7 @@ async def _receive(
         # A .npy header adds at most 64 KiB: a body past that cannot fit whatever its header says.
         if length > limit + (1 << 16) + 12:
             raise TooLarge(f"the body has {length} bytes, an array at most {limit}")
-        declared, first = await _read_npy_head(body)
+        declared, first = await read_npy_head(body)
     elif media_type == OCTET_STREAM:
         declared, first = declare_bare(dtype, shape, order), b""
     else:
@@ -141,7 +141,7 @@ async def _receive_shared(
     finally:
         shared.close()  # an upload has no result to put anywhere
     try:
-        declared, first = await _read_npy_head(body)
+        declared, first = await read_npy_head(body)
         if first or length != len(declared.header):
             raise BodyTooLong(f"{NPY_HEADER} is a header alone, its data are in shared memory")
         with core.quotas.moving(owner, declared.nbytes):
@@ -166,15 +166,6 @@ def declare_bare(dtype: str | None, shape: str | None, order: Order | None) -> D
     for extent in extents:
         nbytes *= extent
     return Declared(kind, extents, order or "C", nbytes)
-
-
-async def _read_npy_head(body: RequestBody) -> tuple[Declared, bytes]:
-    head = NpyHead()
-    while piece := await body.piece():
-        if found := head.feed(piece):
-            return found
-    head.close()
-    raise AssertionError  # close always raises
 
 
 def _check_length(declared: Declared, length: int) -> None:

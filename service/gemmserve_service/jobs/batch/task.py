@@ -224,7 +224,7 @@ class BatchTask(Task):
             if reusable:
                 upload.abort()
             else:
-                upload.discard()
+                upload.abort(reusable=False)
         self.unpin()
 
     def unpin(self) -> None:

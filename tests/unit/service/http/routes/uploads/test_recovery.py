@@ -96,7 +96,7 @@ async def test_space_that_a_row_still_names_serves_nobody_else(settings, monkeyp
         patch.setattr(core.database, "write", full)
         with pytest.raises(DigestMismatch):
             await core.uploads.complete(upload, hashlib.sha256(b"other").digest())
-    others = await core.store.reserve(A.dtype, A.shape, "C", ttl_s=None, owner="bob")
+    others = core.store.allocate(A.dtype, A.shape, "C", ttl_s=None, owner="bob")
     others.write(b"secret" * 100)
     await core.database.stop()
 
