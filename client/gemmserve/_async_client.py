@@ -77,13 +77,7 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport]):
         self, a: LocalArray, b: LocalArray, c: LocalArray | None = None, **options: Unpack[GemmOptions]
     ) -> AnyArray: ...
     @keywords(GemmOptions)
-    async def gemm(
-        self,
-        a: Any,
-        b: Any,
-        c: Any = None,
-        **options: Unpack[GemmOptions],
-    ) -> AnyArray | AsyncRemoteArray:
+    async def gemm(self, a: Any, b: Any, c: Any = None, **options: Unpack[GemmOptions]) -> AnyArray | AsyncRemoteArray:
         """D = alpha * op(A) * op(B) + beta * C: see `Client.gemm`. Remote operands give an AsyncRemoteArray."""
         return cast(
             "AnyArray | AsyncRemoteArray", await self._product("gemm", {"a": a, "b": b, "c": c}, GemmOptions, options)
@@ -113,33 +107,19 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport]):
     ) -> dict[str, AnyArray]: ...
     @keywords(ReduceOptions)
     async def gemm_reduce(
-        self,
-        a: Any,
-        b: Any,
-        **options: Unpack[ReduceOptions],
+        self, a: Any, b: Any, **options: Unpack[ReduceOptions]
     ) -> AnyArray | AsyncRemoteArray | dict[str, AnyArray] | dict[str, AsyncRemoteArray]:
         """Reduces pre_op(alpha * op(A) op(B)) over `axis` as it is formed: see `Client.gemm_reduce`."""
         result = await self._product("gemm_reduce", {"a": a, "b": b}, ReduceOptions, options)
         return cast("AnyArray | AsyncRemoteArray | dict[str, AnyArray] | dict[str, AsyncRemoteArray]", result)
 
     @keywords(GemmManyOptions)
-    async def gemm_many(
-        self,
-        a: Any,
-        b: Any,
-        c: Any = None,
-        **options: Unpack[GemmManyOptions],
-    ) -> list[Any]:
+    async def gemm_many(self, a: Any, b: Any, c: Any = None, **options: Unpack[GemmManyOptions]) -> list[Any]:
         """Many products in one exchange: see `Client.gemm_many`. Remote operands give AsyncRemoteArrays."""
         return await self._many("gemm", {"a": a, "b": b, "c": c}, GemmManyOptions, options)
 
     @keywords(ReduceManyOptions)
-    async def gemm_reduce_many(
-        self,
-        a: Any,
-        b: Any,
-        **options: Unpack[ReduceManyOptions],
-    ) -> list[Any]:
+    async def gemm_reduce_many(self, a: Any, b: Any, **options: Unpack[ReduceManyOptions]) -> list[Any]:
         """Many products in one exchange: see `Client.gemm_many`."""
         return await self._many("gemm_reduce", {"a": a, "b": b}, ReduceManyOptions, options)
 

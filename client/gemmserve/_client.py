@@ -90,13 +90,7 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport]):
         self, a: LocalArray, b: LocalArray, c: LocalArray | None = None, **options: Unpack[GemmOptions]
     ) -> AnyArray: ...
     @keywords(GemmOptions)
-    def gemm(
-        self,
-        a: Any,
-        b: Any,
-        c: Any = None,
-        **options: Unpack[GemmOptions],
-    ) -> AnyArray | RemoteArray:
+    def gemm(self, a: Any, b: Any, c: Any = None, **options: Unpack[GemmOptions]) -> AnyArray | RemoteArray:
         """D = alpha * op(A) * op(B) + beta * C.
 
         op by `trans_a` and `trans_b`: "N", "T" (transpose), "C" (conjugate transpose), "R" (conjugate).
@@ -128,10 +122,7 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport]):
     def gemm_reduce(self, a: LocalArray, b: LocalArray, **options: Unpack[ReduceOptions]) -> dict[str, AnyArray]: ...
     @keywords(ReduceOptions)
     def gemm_reduce(
-        self,
-        a: Any,
-        b: Any,
-        **options: Unpack[ReduceOptions],
+        self, a: Any, b: Any, **options: Unpack[ReduceOptions]
     ) -> AnyArray | RemoteArray | dict[str, AnyArray] | dict[str, RemoteArray]:
         """Reduces pre_op(alpha * op(A) op(B)) over `axis` ("m", "n", or a list that adds "batch") as it is formed.
 
@@ -143,13 +134,7 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport]):
         return cast("AnyArray | RemoteArray | dict[str, AnyArray] | dict[str, RemoteArray]", result)
 
     @keywords(GemmManyOptions)
-    def gemm_many(
-        self,
-        a: Any,
-        b: Any,
-        c: Any = None,
-        **options: Unpack[GemmManyOptions],
-    ) -> list[Any]:
+    def gemm_many(self, a: Any, b: Any, c: Any = None, **options: Unpack[GemmManyOptions]) -> list[Any]:
         """`gemm` of many operands in one exchange: a list of the results, each with the bits that it would have alone.
 
         `a`, `b` and `c` are each a list of operands, one a product, of any shapes; or an array of three dimensions or
@@ -163,12 +148,7 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport]):
         return self._many("gemm", {"a": a, "b": b, "c": c}, GemmManyOptions, options)
 
     @keywords(ReduceManyOptions)
-    def gemm_reduce_many(
-        self,
-        a: Any,
-        b: Any,
-        **options: Unpack[ReduceManyOptions],
-    ) -> list[Any]:
+    def gemm_reduce_many(self, a: Any, b: Any, **options: Unpack[ReduceManyOptions]) -> list[Any]:
         """`gemm_reduce` of many operands in one exchange: see `gemm_many`.
 
         The list holds dicts where `gemm_reduce` gives one.

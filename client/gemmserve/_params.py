@@ -85,10 +85,7 @@ class GemmParams(TypedDict, total=False):
     config: Any
 
 
-class ReduceParams(TypedDict, total=False):
-    """What a gemm_reduce is computed by."""
-
-    reduce: Reduction | Sequence[Reduction]
+class _Reduce(TypedDict, total=False):
     axis: Axis | Sequence[Axis]
     pre_op: PreOp
     alpha: complex
@@ -97,8 +94,14 @@ class ReduceParams(TypedDict, total=False):
     layout: Layout
     compute: Compute
     config: Any
-    return_c: bool
     reproducible: bool
+
+
+class ReduceParams(_Reduce, total=False):
+    """What a gemm_reduce is computed by."""
+
+    reduce: Reduction | Sequence[Reduction]
+    return_c: bool
 
 
 class GemmOptions(GemmParams, total=False):
@@ -139,20 +142,11 @@ class ReduceStep(ReduceParams, total=False):
     name: str | None
 
 
-class OneReduction(TypedDict, total=False):
+class OneReduction(_Reduce, total=False):
     """The keyword arguments of a `gemm_reduce` that gives one array."""
 
     reduce: Reduction
-    axis: Axis | Sequence[Axis]
-    pre_op: PreOp
-    alpha: complex
-    trans_a: Trans
-    trans_b: Trans
-    layout: Layout
-    compute: Compute
-    config: Any
     return_c: Literal[False]
-    reproducible: bool
     timeout: float | None
 
 

@@ -211,10 +211,7 @@ class Program(_Base[Session, Job]):
 
     @keywords(ReduceStep)
     def gemm_reduce(
-        self,
-        a: RemoteArray | LocalArray,
-        b: RemoteArray | LocalArray,
-        **options: Unpack[ReduceStep],
+        self, a: RemoteArray | LocalArray, b: RemoteArray | LocalArray, **options: Unpack[ReduceStep]
     ) -> Any:
         """Records a step that is what `Client.gemm_reduce` does: a ProgramArray, or a dict of them by name."""
         made = self._record("gemm_reduce", {"a": a, "b": b}, ReduceStep, options)
@@ -269,10 +266,7 @@ class AsyncProgram(_Base[AsyncSession, AsyncJob]):
 
     @keywords(ReduceStep)
     async def gemm_reduce(
-        self,
-        a: AsyncRemoteArray | LocalArray,
-        b: AsyncRemoteArray | LocalArray,
-        **options: Unpack[ReduceStep],
+        self, a: AsyncRemoteArray | LocalArray, b: AsyncRemoteArray | LocalArray, **options: Unpack[ReduceStep]
     ) -> Any:
         """Records a step: see `Program.gemm_reduce`."""
         made = await self._record("gemm_reduce", {"a": a, "b": b}, ReduceStep, options)
