@@ -87,7 +87,7 @@ async def receive_array(
             check_coded_length(len(declared.header) + declared.nbytes, length)
         else:
             _check_length(declared, length)
-        stack.enter_context(core.quotas.moving(owner, declared.nbytes))
+        stack.enter_context(core.quotas.in_flight(owner, declared.nbytes))
         upload = await declared.reserve(core.store, ttl_s=ttl_s, owner=owner)
         try:
             upload.write(first)
@@ -113,7 +113,7 @@ async def _receive_shared(
         declared, first = await read_npy_head(RequestBody(request))
         if first or length != len(declared.header):
             raise BodyTooLong(f"{NPY_HEADER} is a header alone, its data are in shared memory")
-        with core.quotas.moving(owner, declared.nbytes):
+        with core.quotas.in_flight(owner, declared.nbytes):
             upload = await receive_shared(memory, declared, core.store, ttl_s=ttl_s, owner=owner)
             return cast("ArrayInfo", await upload.commit(expected, prefix=declared.header))
     finally:

@@ -399,7 +399,7 @@ class ResumableUploads:
         try:
             if part.unchecked and record.received.meets(part.start, part.end):
                 await self._put(record)  # before what is on record is written over
-            with self._quotas.moving(record.owner, count):
+            with self._quotas.in_flight(record.owner, count):
                 await part.run(record.receive(body, part, expected, self._store))
         finally:
             part.unchecked = False  # `received` says what came of it
