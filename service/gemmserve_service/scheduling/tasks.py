@@ -149,7 +149,7 @@ class Task:
             if reusable:
                 upload.abort()
             else:
-                upload.abort(reusable=False)
+                upload.discard()
         self.unpin()
 
     def unpin(self) -> None:

@@ -224,7 +224,7 @@ class BatchTask(Task):
             if reusable:
                 upload.abort()
             else:
-                upload.abort(reusable=False)
+                upload.discard()
         self.unpin()
 
     def unpin(self) -> None:
