@@ -98,12 +98,12 @@ def test_a_long_k_is_split_and_a_large_product_is_not():
 
 
 def test_every_wish_is_granted():
-    wish = {
+    requested = {
         "block_m": 64, "block_n": 96, "block_k": 32, "warp_m": 32, "warp_n": 16, "instruction_k": 4, "stages": 2,
         "split_k": 2, "promote": 16, "raster": 4, "rounding_big": "nearest", "rounding_small": "toward_zero",
     }  # fmt: skip
-    tile = resolve_tile(GemmConfig(**wish), "3xtf32", (512, 512, 512), KNOWN["A100"], is_complex=True)
-    assert {name: getattr(tile, name) for name in wish} == wish
+    tile = resolve_tile(GemmConfig(**requested), "3xtf32", (512, 512, 512), KNOWN["A100"], is_complex=True)
+    assert {name: getattr(tile, name) for name in requested} == requested
 
 
 @pytest.mark.parametrize("block", [32, 64, 128])
@@ -113,7 +113,7 @@ def test_one_wish_bends_the_rest(block):
 
 
 @pytest.mark.parametrize(
-    ("wish", "reason"),
+    ("requested", "reason"),
     [
         ({"thread_m": 4}, "no such setting"),
         ({"stages": 1}, "stages: at least 2"),
@@ -128,9 +128,9 @@ def test_one_wish_bends_the_rest(block):
     ],
     ids=str,
 )
-def test_what_is_refused(wish, reason):
+def test_what_is_refused(requested, reason):
     with pytest.raises(ConfigInfeasible, match=reason):
-        resolve_tile(GemmConfig(**wish), "3xtf32", (512, 512, 512), KNOWN["A100"], is_complex=True)
+        resolve_tile(GemmConfig(**requested), "3xtf32", (512, 512, 512), KNOWN["A100"], is_complex=True)
 
 
 def test_the_grid_of_a_split_product():
