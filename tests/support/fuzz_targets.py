@@ -25,7 +25,8 @@ from gemmserve_service.errors import ServiceError
 from gemmserve_service.http.headers.digests import parse_content_digest
 from gemmserve_service.http.headers.preferences import choose_media_type, parse_prefer
 from gemmserve_service.http.headers.ranges import UnsatisfiableError, parse_range
-from gemmserve_service.http.protocol.connections import Connections, limited
+from gemmserve_service.http.protocol.connections import Connections
+from gemmserve_service.http.protocol.protocol import protocol_class
 from gemmserve_service.http.requests.ingest import NpyHead
 from gemmserve_service.http.requests.long_json import read_object
 from gemmserve_service.http.requests.multipart import OneShotForm
@@ -249,7 +250,7 @@ async def _taken(data: bytes) -> list[tuple[str, bytes]]:
     config.load()
     state = ServerState()
     settings = Settings(data_dir=Path("/nowhere"), head_timeout_s=1e6)
-    protocol = limited(Connections(settings))(config=config, server_state=state, app_state={})
+    protocol = protocol_class(Connections(settings))(config=config, server_state=state, app_state={})
     wire = _Wire()
     protocol.connection_made(wire)
     cuts = random.Random(len(data))

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gemmserve.wire import PIECE
-from gemmserve_service.http.protocol.landing import SENDING
+from gemmserve_service.http.protocol.body_receiver import SENDER
 from gemmserve_service.http.transfer.pool import Place
 from gemmserve_service.store import catalog
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from gemmserve_service.http.protocol.landing import Landing
+    from gemmserve_service.http.protocol.body_receiver import BodySender
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.pin import Pinned
 
@@ -152,7 +152,7 @@ class PiecesResponse(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if scope["method"] != "HEAD":
-                sender: Landing | None = (scope.get("extensions") or {}).get(SENDING)
+                sender: BodySender | None = (scope.get("extensions") or {}).get(SENDER)
                 if sender is not None and isinstance(self._content, Pieces) and _movable(self._content, sender):
                     await send({"type": "http.response.body", "body": b"", "more_body": True})  # has the head written
                     await _moved(self._content, sender, hangup)
@@ -173,12 +173,12 @@ class PiecesResponse(Response):
             self._release()
 
 
-def _movable(content: Pieces, sender: Landing) -> tuple[Place, int] | None:
+def _movable(content: Pieces, sender: BodySender) -> tuple[Place, int] | None:
     ahead = content.ahead()
     return ahead if ahead is not None and sender.sendable(ahead[1]) else None
 
 
-async def _moved(content: Pieces, sender: Landing, hangup: asyncio.Future[None]) -> None:
+async def _moved(content: Pieces, sender: BodySender, hangup: asyncio.Future[None]) -> None:
     """Has a transfer process send what lies ahead, as long as that goes on well."""
     while (ahead := _movable(content, sender)) is not None and not hangup.done():
         count = await sender.send_from(*ahead, _PATIENCE_S)

@@ -8,6 +8,7 @@ and RTSP, which it reads as HTTP and tells nobody.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.errors import TooLarge
@@ -22,6 +23,27 @@ _VERSIONS: Final = frozenset({"1.0", "1.1"})
 _TUNNELS: Final = frozenset({"CONNECT", "SOURCE"})  # SOURCE is ICE's
 _RTSP: Final = b"RTSP/"
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?]*)(.*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A request's line and fields."""
+
+    method: str
+    target: bytes
+    """In origin form: path and query."""
+    version: str
+    headers: list[tuple[bytes, bytes]]
+    """Names in lower case."""
+    keeps_alive: bool
+    """Whether the client wants the connection to stay."""
+
+    @property
+    def content_length(self) -> int | None:
+        """Bytes of the body; None for chunks, and where there is none. What is no number has been refused."""
+        found = dict(self.headers)
+        length = None if b"transfer-encoding" in found else found.get(b"content-length")
+        return None if length is None else int(length)
 
 
 def check_head(method: str, target: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect
 
-from gemmserve_service.http.protocol.landing import EXTENSION
+from gemmserve_service.http.protocol.body_receiver import RECEIVER
 from gemmserve_service.store.extents.prefault import Prefault
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from gemmserve_service.http.protocol.landing import Lander
+    from gemmserve_service.http.protocol.body_receiver import Receiver
     from gemmserve_service.http.transfer.pool import Place
 
 _PATIENCE_S: Final = 0.1  # after which others see how far a slow client's body has come
@@ -25,7 +25,7 @@ class RequestBody:
 
     def __init__(self, request: Request) -> None:
         self._receive = request.receive
-        self._lander: Lander | None = request.scope.get("extensions", {}).get(EXTENSION)
+        self._receiver: Receiver | None = request.scope.get("extensions", {}).get(RECEIVER)
         self._rest = memoryview(b"")
         self._more = True
 
@@ -57,8 +57,8 @@ class RequestBody:
         ahead = Prefault(view)
         while position < len(view):
             if place is not None and self._movable(len(view) - position):
-                assert self._lander is not None
-                count = await self._lander.move_into(place.at(position), len(view) - position, _PATIENCE_S)
+                assert self._receiver is not None
+                count = await self._receiver.move_into(place.at(position), len(view) - position, _PATIENCE_S)
                 if count:
                     position += count
                     advance(count)
@@ -75,18 +75,18 @@ class RequestBody:
         return True
 
     def _movable(self, count: int) -> bool:
-        return self._lander is not None and self._more and not self._rest and self._lander.movable(count)
+        return self._receiver is not None and self._more and not self._rest and self._receiver.movable(count)
 
     async def _read_into(self, view: memoryview) -> int:
         """Some of the next bytes; 0 at the end."""
         while True:
-            if self._rest or self._lander is None or not self._more:
+            if self._rest or self._receiver is None or not self._more:
                 piece = memoryview(await self.piece())
                 count = min(len(piece), len(view))
                 view[:count] = piece[:count]
                 self._rest = piece[count:]
                 return count
-            if count := await self._lander.read_into(view, _PATIENCE_S):
+            if count := await self._receiver.read_into(view, _PATIENCE_S):
                 return count
             # Nothing for a while, or the end: `piece` knows, and waits for more if it is not.
             self._rest = memoryview(await self.piece())

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import time
 from functools import partial
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -23,7 +22,9 @@ from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.http.middleware.observe import EXCHANGE, POLICY, SECURITY, context_of, request_done
 from gemmserve_service.http.problems import problem_response
+from gemmserve_service.http.protocol.response_writer import STATUS_LINES, field_lines
 from gemmserve_service.http.routes.common import elements_header, server_timing
+from gemmserve_service.http.small import heads
 from gemmserve_service.http.small.forms import cut
 from gemmserve_service.http.small.heads import KnownHeads
 from gemmserve_service.jobs.one_shot import summary
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
     import asyncio
 
     from fastapi import FastAPI
-    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from gemmserve_service.http.metrics.metrics import Metrics
     from gemmserve_service.http.middleware.access import Gate
     from gemmserve_service.http.middleware.audit import AuditLog
+    from gemmserve_service.http.protocol.asgi_cycle import AsgiCycle
+    from gemmserve_service.http.protocol.protocol import HttpProtocol
     from gemmserve_service.http.small.heads import Head
-    from gemmserve_service.http.small.protocol import FastProtocol
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.scheduling.tasks import Task
     from gemmserve_service.settings import Settings
@@ -53,18 +54,13 @@ _ALGORITHM: Final = ALGORITHM_HEADER.lower()
 log = structlog.get_logger(__name__)
 
 
-def lines(headers: Any) -> bytes:
-    return b"".join([b"%s: %s\r\n" % header for header in headers])
-
-
 Body = tuple[bytes | memoryview, ...]
 """Of an answer, in pieces."""
 
-_GUARDS: Final = lines((*SECURITY, POLICY))
-_STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus}
+_GUARDS: Final = field_lines((*SECURITY, POLICY))
 
 
-class FastPath:
+class SmallRequests:
     """What the exchanges of one server have in common; belongs to the event loop's thread."""
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
@@ -80,8 +76,15 @@ class FastPath:
         self._ended: list[Exchange] = []
         self._answered: list[Exchange] = []
 
-    def accept(self, protocol: FastProtocol, head: Head, cycle: RequestResponseCycle | None) -> Exchange | None:
-        """The exchange of a request whose head has come; None: it is the app's. `cycle`: uvicorn's, if it has one."""
+    def begin(self, protocol: HttpProtocol, cycle: AsgiCycle) -> Exchange | None:
+        """The exchange of a request whose head the parser has read; None: it is the app's."""
+        head = heads.read(cycle.scope)
+        return None if head is None else self.accept(protocol, head, cycle)
+
+    def accept(self, protocol: HttpProtocol, head: Head, cycle: AsgiCycle | None) -> Exchange | None:
+        """The exchange of a request with that head; None: it is the app's. `cycle`: None of a request that comes past
+        the parser.
+        """
         if protocol.flow.write_paused or self.gathered + head.size > _MOST_GATHERED:
             return None
         connection = {"client": protocol.client, "scheme": protocol.scheme}
@@ -139,7 +142,7 @@ class Exchange:
     """One request and its answer; the scheduler's listener for its product."""
 
     def __init__(
-        self, path: FastPath, protocol: FastProtocol, head: Head, scope: Any, cycle: RequestResponseCycle | None
+        self, path: SmallRequests, protocol: HttpProtocol, head: Head, scope: Any, cycle: AsgiCycle | None
     ) -> None:
         self._began = time.perf_counter()
         self.protocol = protocol
@@ -177,7 +180,7 @@ class Exchange:
     # -- the body ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Takes up what uvicorn has of the body, and waits for the rest."""
+        """Takes up what the cycle has of the body, and waits for the rest."""
         cycle, protocol = self.cycle, self.protocol
         assert cycle is not None
         if cycle.body:
@@ -187,9 +190,7 @@ class Exchange:
             self.complete()
             return
         protocol.flow.resume_reading()
-        if cycle.waiting_for_100_continue:
-            cycle.waiting_for_100_continue = False
-            protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        cycle.send_continue()
         self._wait()
 
     def feed(self, piece: bytes) -> None:
@@ -253,10 +254,9 @@ class Exchange:
         data = b"".join(self._pieces)
         self._gather_no_more()
         if self.cycle is None:
-            self.protocol.hand_over_raw(data)
+            self.protocol.hand_over(data)
         else:
-            self.cycle.body += data
-            self.protocol.hand_over(self.cycle)
+            self.protocol.hand_over_cycle(self.cycle, data)
 
     def _gather_no_more(self) -> None:
         self.gathering = False
@@ -276,7 +276,7 @@ class Exchange:
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """See `tasks.Listener`."""
         assert isinstance(task, BundleTask)
-        # Not while it is being queued, nor where uvicorn would begin with the next request at once.
+        # Not while it is being queued, nor where the answer to a cycle begins with the next request at once.
         now = self._task is not None and self.cycle is None
         self._task, self._outcome = task, outcome
         self._path.ended(self, now=now)
@@ -304,7 +304,7 @@ class Exchange:
             if not gone:
                 status, head, body = self._result(outcome) if isinstance(outcome, Done) else self._problem(outcome)
                 sent = sum(map(len, body))
-                self.protocol.reply(self, _STATUS[status], head + self._names() + _GUARDS, body)
+                self.protocol.reply(self, STATUS_LINES[status], head + self._names() + _GUARDS, body)
         finally:
             if isinstance(outcome, Done):
                 assert task is not None
@@ -334,7 +334,7 @@ class Exchange:
         if not isinstance(error, ServiceError | KernelError | DeviceError | NpyError):
             log.error("unexpected error", exc_info=error, **self._context)
         response = problem_response(error)
-        return response.status_code, lines(response.raw_headers), (bytes(response.body),)
+        return response.status_code, field_lines(response.raw_headers), (bytes(response.body),)
 
     def _names(self) -> bytes:
         """The answer's lines that say which request it belongs to."""

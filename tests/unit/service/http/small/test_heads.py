@@ -16,6 +16,7 @@ from raw_connection import GET, Raw, closed, eventually, until
 from gemmserve import Client
 from gemmserve.wire import format_npy_header
 from gemmserve_kernels import gemm
+from gemmserve_service.http.protocol.protocol import State
 from gemmserve_service.http.small import exchange, heads
 from gemmserve_service.tenancy.keyring import create_key, revoke_key
 
@@ -63,7 +64,7 @@ def warm(live, products):
 
 
 def known(live):
-    return live.connection_class.path.heads._known
+    return live.connection_class.small.heads._known
 
 
 def test_the_second_one_on_any_connection(live, warm, products, past, counted):
@@ -94,7 +95,8 @@ def test_what_is_delivered_although_reading_is_paused_keeps_its_place(live, warm
     (protocol,) = live.connection_class.registry._idle
 
     def deliver() -> None:
-        protocol._wait_behind(warm.request(1))
+        protocol.state = State.SMALL
+        protocol.data_received(warm.request(1))
         protocol.data_received(warm.request(2))
         protocol._take_up()
 
@@ -168,7 +170,7 @@ def test_a_body_that_is_wrong_is_answered_as_the_first_time(live, warm, products
         assert answers[0] == answers[1]
         assert answers[0][0] == 400
     assert len(past) == 3
-    assert live.connection_class.path.gathered == 0
+    assert live.connection_class.small.gathered == 0
 
 
 def test_a_body_that_comes_late_is_the_app_s(live, warm, products, past, counted, monkeypatch):
@@ -179,7 +181,7 @@ def test_a_body_that_comes_late_is_the_app_s(live, warm, products, past, counted
     for cut in (head, head + 100):
         assert eventually(lambda: not live.tasks)
         warm.socket.sendall(whole[:cut])
-        assert eventually(lambda: live.connection_class.path.gathered == 0 and live.tasks)
+        assert eventually(lambda: live.connection_class.small.gathered == 0 and live.tasks)
         warm.socket.sendall(whole[cut:] + GET)
         assert warm.answer()[::2] == (200, made[1][1])
         assert warm.answer()[0] == 200
@@ -193,10 +195,10 @@ def test_who_hangs_up_leaves_nothing(live, warm, past):
         for cut in (head, head + 10, len(whole) - 1):
             connection = Raw(live)
             connection.socket.sendall(whole[:cut])
-            assert eventually(lambda: live.connection_class.path.gathered)
+            assert eventually(lambda: live.connection_class.small.gathered)
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             connection.close()
-            assert eventually(lambda: not live.connection_class.path.gathered)
+            assert eventually(lambda: not live.connection_class.small.gathered)
         live.executor.hold = True
         connection = Raw(live)
         connection.socket.sendall(whole)
@@ -328,7 +330,7 @@ def test_whatever_comes_in_whatever_pieces(live, warm, products, monkeypatch, se
         status, _, body = warm.answer()
         assert status == kinds[kind][1], kind
         assert kinds[kind][2] in {None, body}, kind
-    assert eventually(lambda: live.connection_class.path.gathered == 0 and not live.core.store.scratch_bytes)
+    assert eventually(lambda: live.connection_class.small.gathered == 0 and not live.core.store.scratch_bytes)
 
 
 def test_what_a_client_calls_an_exchange_is_repeated_and_makes_no_head_a_new_one(live, products, past):

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from raw_connection import until
 
-from gemmserve_service.http.protocol.landing import LandingProtocol
+from gemmserve_service.http.protocol.body_receiver import BodyReceiver
 
 A = (np.arange(1 << 20) % 251).astype("c8").reshape(1024, 1024)  # 8 MiB: many reads
 
@@ -29,14 +29,14 @@ def server(request, serve):
 def landed(monkeypatch):
     """How many bytes came past the parser, by read."""
     counts = []
-    original = LandingProtocol.land
+    original = BodyReceiver.receive_directly
 
-    async def land(self, view, patience_s):
+    async def receive(self, view, patience_s):
         count = await original(self, view, patience_s)
         counts.append(count)
         return count
 
-    monkeypatch.setattr(LandingProtocol, "land", land)
+    monkeypatch.setattr(BodyReceiver, "receive_directly", receive)
     return counts
 
 
