@@ -37,8 +37,12 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
     from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
+
+SLUG: Final = "gemmserve.problem"
+"""Key in the ASGI scope's `state`, of the slug of the problem that is answered."""
 
 MAX_ERRORS: Final = 20
 """Fields that one problem tells of."""
@@ -157,7 +161,22 @@ class TooManyConnections(ServiceError):
     title = "Too many connections"
 
 
-def problem_response(error: BaseException, headers: Mapping[str, str] | None = None) -> Response:
+class ProblemResponse(Response):
+    """A problem's document. Its slug goes into the state of the request that it answers, for the audit."""
+
+    media_type = PROBLEM
+
+    def __init__(self, slug: str, content: bytes, status_code: int, headers: Mapping[str, str]) -> None:
+        super().__init__(content, status_code, headers)
+        self.slug = slug
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        scope.setdefault("state", {})[SLUG] = self.slug
+        await super().__call__(scope, receive, send)
+
+
+def problem_response(error: BaseException, headers: Mapping[str, str] | None = None) -> ProblemResponse:
     """The answer to an exception: its document, and Retry-After where the client may come back."""
     description = describe(error)
     sent = dict(headers or {})
@@ -177,7 +196,7 @@ def problem_response(error: BaseException, headers: Mapping[str, str] | None = N
         sent.setdefault("Accept-Encoding", error.accepted)  # RFC 9110, section 15.5.16
     # ASCII, so that a lone surrogate quoted from a request cannot break the answer.
     document = json.dumps(description.problem().model_dump(exclude_none=True))
-    return Response(document.encode("ascii"), description.status, sent, media_type=PROBLEM)
+    return ProblemResponse(description.slug, document.encode("ascii"), description.status, sent)
 
 
 def describe_validation(errors: Sequence[Any], *, skip: Sequence[str] = ()) -> tuple[str, list[dict[str, str]]]:

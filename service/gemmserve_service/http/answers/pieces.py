@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from gemmserve.wire import PIECE
 from gemmserve_service.http.protocol.body_receiver import SENDER
+from gemmserve_service.http.requests.body import until_disconnect
 from gemmserve_service.http.transfer.pool import Place
 from gemmserve_service.store import catalog
 
@@ -194,9 +195,3 @@ async def _in_turn(content: Iterator[Buffer] | AsyncIterator[Buffer]) -> AsyncIt
     else:
         for piece in content:
             yield piece
-
-
-async def until_disconnect(receive: Receive) -> None:
-    """Returns when the client has hung up; to be started once the body has been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -129,9 +129,7 @@ class AsgiCycle:
         text = b"Internal Server Error"
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(text))]
         headers.append((b"connection", b"close"))
-        await self.send(
-            {"type": "http.response.start", "status": 500, "headers": [*headers, (b"connection", b"close")]}
-        )
+        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
         await self.send({"type": "http.response.body", "body": text})
 
     # -- ASGI -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,10 @@
-"""A request's body as routes read it: in pieces, or straight into the memory where its bytes belong."""
+"""A request's body as routes read it: in pieces, or straight into the memory where its bytes belong; and behind it,
+whether its client is still there.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect
@@ -13,10 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.requests import Request
+    from starlette.types import Receive
 
     from gemmserve_service.http.protocol.body_receiver import Receiver
     from gemmserve_service.http.transfer.pool import Place
 
+_LOOK_S: Final = 0.005  # a product that is done sooner is not worth a look
 _PATIENCE_S: Final = 0.1  # after which others see how far a slow client's body has come
 
 
@@ -92,3 +97,35 @@ class RequestBody:
             self._rest = memoryview(await self.piece())
             if not self._rest:
                 return 0
+
+
+async def until_disconnect(receive: Receive) -> None:
+    """Returns when the client has hung up; to be started once the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Hangup:
+    """Looks after a while whether the client is still there; `gone` is called when it is not."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, gone: Callable[[], None]) -> None:
+        self.seen = False
+        self._receive = receive
+        self._gone = gone
+        self._watch: asyncio.Task[None] | None = None
+        self._timer = loop.call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._watch = asyncio.ensure_future(until_disconnect(self._receive))
+        self._watch.add_done_callback(self._ended)
+
+    def _ended(self, watch: asyncio.Task[None]) -> None:
+        if not watch.cancelled() and watch.exception() is None:
+            self.seen = True
+            self._gone()
+
+    def stop(self) -> None:
+        """Looks no more."""
+        self._timer.cancel()
+        if self._watch is not None:
+            self._watch.cancel()

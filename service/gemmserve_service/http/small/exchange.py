@@ -18,7 +18,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NpyError
 from gemmserve_kernels.errors import DeviceError, KernelError
-from gemmserve_service.errors import JobCancelled, ServiceError, describe
+from gemmserve_service.errors import JobCancelled, ServiceError
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.http.middleware.observe import EXCHANGE, POLICY, SECURITY, context_of, request_done
 from gemmserve_service.http.problems import problem_response
@@ -168,6 +168,8 @@ class Exchange:
         self._task: BundleTask | None = None
         self._outcome: Done | Exception | None = None
         self._ended_s = 0.0
+        self._slug: str | None = None
+        """Of the problem that was answered."""
         self._sent = (0, 0, 0)
         """Status, bytes that came and bytes that went; status 0: there was no answer."""
         path.gathered += head.size
@@ -334,6 +336,7 @@ class Exchange:
         if not isinstance(error, ServiceError | KernelError | DeviceError | NpyError):
             log.error("unexpected error", exc_info=error, **self._context)
         response = problem_response(error)
+        self._slug = response.slug
         return response.status_code, field_lines(response.raw_headers), (bytes(response.body),)
 
     def _names(self) -> bytes:
@@ -356,9 +359,6 @@ class Exchange:
         )  # fmt: skip
         path.audit.request(scope, status, self._slug, **self._context)
         self._task = None  # which has this as its listener: nothing is left to the garbage collector
-
-    def _slug(self) -> str | None:
-        return describe(self._outcome).slug if isinstance(self._outcome, Exception) else None
 
 
 async def _nobody(scope: Any, receive: Any, send: Any) -> None:

@@ -15,7 +15,7 @@ from gemmserve.wire import RESULT_DTYPES
 from gemmserve_service.errors import JobCancelled, ServiceError, TooLarge
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.http.problems import InvalidParameters
-from gemmserve_service.http.requests.hangup import Hangup
+from gemmserve_service.http.requests.body import Hangup
 from gemmserve_service.jobs.batch.task import (
     BatchProblem,
     BatchTask,
