@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import logging
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,8 +37,6 @@ from gemmserve_service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it reports each malformed body
 
 EXPECTED = (ServiceError, KernelError, NpyError)
 BOUNDARY = b"XbX"

@@ -130,7 +130,7 @@ async def _stored_items(request: Request, core: Core, owner: str) -> StoredItems
     if declared.isdecimal() and int(declared) > _SMALL_BODY:
         if int(declared) > MAX_BODY:
             raise TooLarge(f"the JSON of a batch has at most {MAX_BODY} bytes")
-        upload = await batch_bodies.land(request, core.store, core.settings, owner)
+        upload = await batch_bodies.receive_whole(request, core.store, core.settings, owner)
         try:
             return await StoredItems.read(upload.view, core.settings)
         finally:
@@ -149,7 +149,7 @@ async def _sent(request: Request, core: Core, held: contextlib.ExitStack, owner:
     """Products whose operands are in the body."""
     boundary = batch_bodies.boundary_of(request)
     most = core.settings.max_batch_items
-    upload = await batch_bodies.land(request, core.store, core.settings, owner)
+    upload = await batch_bodies.receive_whole(request, core.store, core.settings, owner)
     held.callback(upload.abort)
     text, arrays = await batch_bodies.cut(upload.view, boundary, most)
     params = parse_params({} if text is None else parse_object(text))

@@ -23,9 +23,10 @@ from gemmserve_service.executor.protocol import Done
 from gemmserve_service.http.middleware.observe import EXCHANGE, POLICY, SECURITY, context_of, request_done
 from gemmserve_service.http.problems import problem_response
 from gemmserve_service.http.protocol.response_writer import STATUS_LINES, field_lines
+from gemmserve_service.http.requests.multipart import MAX_PARAMS
+from gemmserve_service.http.requests.multipart_decoder import split
 from gemmserve_service.http.routes.common import elements_header, server_timing
 from gemmserve_service.http.small import heads
-from gemmserve_service.http.small.forms import cut
 from gemmserve_service.http.small.heads import KnownHeads
 from gemmserve_service.jobs.one_shot import summary
 from gemmserve_service.jobs.small import products
@@ -224,9 +225,10 @@ class Exchange:
         path, head, pieces = self._path, self.head, self._pieces
         self._received_s = time.perf_counter() - self._began
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        parts = cut(body, head.boundary, self._start)
+        parts = split(body, head.boundary, self._start)
         product = None
-        if parts is not None and parts.keys() <= head.route.names:
+        begin, end = (0, 0) if parts is None else parts.get("params", (0, 0))
+        if parts is not None and parts.keys() <= head.route.names and end - begin <= MAX_PARAMS:
             product = path.products.get(head.route.kind, head.route.parse, body, parts)
         if parts is None or product is None:
             self._hand_over()

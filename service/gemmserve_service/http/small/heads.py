@@ -14,13 +14,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN, NPY, NPZ, SESSION_HEADER
+from gemmserve_service.errors import ServiceError
 from gemmserve_service.http.headers.preferences import choose_media_type
 from gemmserve_service.http.middleware.observe import EXCHANGE, exchange_of
+from gemmserve_service.http.requests.multipart_decoder import boundary_of
 from gemmserve_service.http.routes.oneshot import SMALL, SmallRoute
-from gemmserve_service.http.small.forms import MOST_BYTES, boundary_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+MOST_BYTES: Final = 1 << 18
+"""Of a small body: it is gathered before it is looked at, and several may be at one time."""
 
 _TIMEOUT: Final = re.compile(rb"timeout_s=((?:0|[1-9]\d{0,4})(?:\.\d{1,6})?)")
 _LONGEST_S: Final = 86_400.0
@@ -74,8 +78,9 @@ def read(scope: Mapping[str, Any]) -> Head | None:
     size = int(length) if length.isdigit() and len(length) < 8 else MOST_BYTES + 1
     if size > MOST_BYTES or not _acceptable(fields.get(b"accept", b"")):
         return None
-    boundary = boundary_of(_text(fields.get(b"content-type")))
-    if boundary is None:
+    try:
+        boundary = boundary_of(_text(fields.get(b"content-type")), hint="")
+    except ServiceError:
         return None
     kept = {name: scope[name] for name in ("type", "method", "path", "query_string", "headers")}
     request_id, traceparent = _text(fields.get(b"x-request-id")), _text(fields.get(b"traceparent"))
