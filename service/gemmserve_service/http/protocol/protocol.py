@@ -130,6 +130,8 @@ class HttpProtocol(asyncio.Protocol):
         # -- small requests
         self._exchange: Exchange | None = None
         self._behind = b""  # what has come behind a request that passed the parser by
+        self._default_headers: list[tuple[bytes, bytes]] = []
+        self._default_lines = b""
         self._handed_over = False  # whether the next head's request was found to be none of the small ones
 
     @property
@@ -185,18 +187,19 @@ class HttpProtocol(asyncio.Protocol):
             self._parse(data)
             return
         known = small.heads.find(data)
-        exchange = None if known is None else small.accept(self, known[0], None)
-        if known is not None and exchange is not None:
+        exchange = None if known is None else small.accept(self, *known)
+        if exchange is not None:
             self.state = _SMALL_BEGINS[state]
             self.registry.became_busy(self)
             self._exchange = exchange
-            exchange.repeats = known[2]
-            if rest := exchange.start_raw(data, known[1]):
+            if rest := exchange.feed_raw(data):
                 self._follow(rest)
             return
         self._parse(data)
         exchange = self._exchange
-        if exchange is not None and exchange.keep_alive:  # its head came at the beginning of `data`
+        if (
+            exchange is not None and exchange.cycle is not None and exchange.cycle.keep_alive
+        ):  # its head came at the beginning of `data`
             small.heads.learn(data, exchange.head)
 
     def eof_received(self) -> bool | None:
@@ -348,9 +351,12 @@ class HttpProtocol(asyncio.Protocol):
     def reply(self, exchange: Exchange, status: bytes, head: bytes, body: Body) -> None:
         """Sends a whole answer and goes on to the next request."""
         self._exchange = None
-        cycle, stays = exchange.cycle, exchange.keep_alive
-        default = field_lines(self.server_state.default_headers)
-        self.transport.write(b"".join((status, default, head, _END if stays else _CLOSE, *body)))
+        cycle = exchange.cycle
+        stays = exchange.stays if cycle is None else cycle.keep_alive
+        if self.server_state.default_headers is not self._default_headers:  # another list every second
+            self._default_headers = self.server_state.default_headers
+            self._default_lines = field_lines(self._default_headers)
+        self.transport.write(b"".join((status, self._default_lines, head, _END if stays else _CLOSE, *body)))
         if cycle is not None:
             cycle.complete_elsewhere()
             self.answered(cycle)

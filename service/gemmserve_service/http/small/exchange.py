@@ -80,11 +80,15 @@ class SmallRequests:
     def begin(self, protocol: HttpProtocol, cycle: AsgiCycle) -> Exchange | None:
         """The exchange of a request whose head the parser has read; None: it is the app's."""
         head = heads.read(cycle.scope)
-        return None if head is None else self.accept(protocol, head, cycle)
+        return None if head is None else self.accept(protocol, head, 0, head.repeats, cycle)
 
-    def accept(self, protocol: HttpProtocol, head: Head, cycle: AsgiCycle | None) -> Exchange | None:
-        """The exchange of a request with that head; None: it is the app's. `cycle`: None of a request that comes past
-        the parser.
+    def accept(
+        self, protocol: HttpProtocol, head: Head, start: int, repeats: bytes, cycle: AsgiCycle | None = None
+    ) -> Exchange | None:
+        """The exchange of a request with that head; None: it is the app's.
+
+        Without a `cycle` the request comes past the parser, and the first `start` bytes that are fed are its head's.
+        `repeats`: what the answer says again of the request.
         """
         if protocol.flow.write_paused or self.gathered + head.size > _MOST_GATHERED:
             return None
@@ -99,14 +103,14 @@ class SmallRequests:
             with contextlib.suppress(StopIteration):  # it awaits nothing before the app, nor does that
                 self._proxies(scope, None, None).send(None)  # type: ignore[arg-type]
         scope["route"] = head.route
-        return Exchange(self, protocol, head, scope, cycle)
+        return Exchange(self, protocol, head, start, repeats, scope, cycle)
 
     def ended(self, exchange: Exchange, *, now: bool) -> None:
         """Has it answered: later in this turn of the event loop, when the workers have been given what follows; `now`,
         where nothing follows.
         """
         if now and not self._ended and not self.core.scheduler.queued:
-            self._answer(exchange)
+            exchange.answer()
             return
         if not self._ended:
             exchange.protocol.loop.call_soon(self._answer_all)
@@ -115,14 +119,7 @@ class SmallRequests:
     def _answer_all(self) -> None:
         ended, self._ended = self._ended, []
         for exchange in ended:
-            self._answer(exchange)
-
-    def _answer(self, exchange: Exchange) -> None:
-        try:
             exchange.answer()
-        except Exception:
-            log.exception("unexpected error")
-            exchange.protocol.transport.abort()
 
     def answered(self, exchange: Exchange) -> None:
         """Has it counted in the next turn of the event loop: what was written goes out at the end of this one."""
@@ -143,8 +140,9 @@ class Exchange:
     """One request and its answer; the scheduler's listener for its product."""
 
     def __init__(
-        self, path: SmallRequests, protocol: HttpProtocol, head: Head, scope: Any, cycle: AsgiCycle | None
-    ) -> None:
+        self, path: SmallRequests, protocol: HttpProtocol, head: Head, start: int, repeats: bytes, scope: Any,
+        cycle: AsgiCycle | None,
+    ) -> None:  # fmt: skip
         self._began = time.perf_counter()
         self.protocol = protocol
         self.head = head
@@ -156,11 +154,10 @@ class Exchange:
         """Whether the body is still coming."""
         self._path = path
         self._scope = scope
-        self.repeats = head.repeats
-        """What the answer says again of the request."""
+        self._repeats = repeats
         self._context = context_of(head.request_id, head.traceparent)
         self._pieces: list[bytes] = []
-        self._start = 0
+        self._start = start
         """Where the body begins in the pieces."""
         self._patience: asyncio.TimerHandle | None = None
         self._received_s = 0.0
@@ -174,11 +171,6 @@ class Exchange:
         self._sent = (0, 0, 0)
         """Status, bytes that came and bytes that went; status 0: there was no answer."""
         path.gathered += head.size
-
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the connection stays."""
-        return self.stays if self.cycle is None else self.cycle.keep_alive
 
     # -- the body ---------------------------------------------------------------------------------------------------
 
@@ -200,13 +192,8 @@ class Exchange:
         """The body's next piece."""
         self._pieces.append(piece)
 
-    def start_raw(self, data: bytes, start: int) -> bytes:
-        """Takes up what has come past the parser: a head of `start` bytes and what follows, as `feed_raw`."""
-        self._start = start
-        return self.feed_raw(data)
-
     def feed_raw(self, data: bytes) -> bytes:
-        """What has come next; returns what is not this request's."""
+        """What has come next past the parser; returns what is not this request's."""
         pieces = self._pieces
         missing = self._start + self.head.size - sum(map(len, pieces))
         rest = b""
@@ -222,18 +209,17 @@ class Exchange:
     def complete(self) -> None:
         """The body is whole: its product is queued."""
         arrived = time.monotonic()
-        path, head, pieces = self._path, self.head, self._pieces
+        path, head = self._path, self.head
         self._received_s = time.perf_counter() - self._began
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        body = self._gathered()
         parts = split(body, head.boundary, self._start)
         product = None
         begin, end = (0, 0) if parts is None else parts.get("params", (0, 0))
         if parts is not None and parts.keys() <= head.route.names and end - begin <= MAX_PARAMS:
             product = path.products.get(head.route.kind, head.route.parse, body, parts)
         if parts is None or product is None:
-            self._hand_over()
+            self._hand_over(body)
             return
-        self._gather_no_more()
         self._product = product
         try:
             self._task = products.begin(
@@ -251,23 +237,28 @@ class Exchange:
             path.ended(self, now=False)
 
     def _wait(self) -> None:
-        self._patience = self.protocol.loop.call_later(_PATIENCE_S, self._hand_over)
+        self._patience = self.protocol.loop.call_later(_PATIENCE_S, self._give_up)
 
-    def _hand_over(self) -> None:
+    def _give_up(self) -> None:
+        """The rest of the body does not come in time."""
+        self._hand_over(self._gathered())
+
+    def _hand_over(self, data: bytes) -> None:
         """Gives the request to the app, as if it had been the app's from the start."""
-        data = b"".join(self._pieces)
-        self._gather_no_more()
         if self.cycle is None:
             self.protocol.hand_over(data)
         else:
             self.protocol.hand_over_cycle(self.cycle, data)
 
-    def _gather_no_more(self) -> None:
+    def _gathered(self) -> bytes:
+        """What has come; no more is gathered."""
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self.gathering = False
         self._pieces = []
         self._path.gathered -= self.head.size
         if self._patience is not None:
             self._patience.cancel()
+        return data
 
     # -- the scheduler's listener -----------------------------------------------------------------------------------
 
@@ -291,9 +282,7 @@ class Exchange:
         """The client hung up."""
         self._gone = True
         if self.gathering:
-            received = max(sum(map(len, self._pieces)) - self._start, 0)
-            self._gather_no_more()
-            self._sent = (0, received, 0)
+            self._sent = (0, max(len(self._gathered()) - self._start, 0), 0)
             self.record()
         elif self._task is not None:
             self._path.core.scheduler.cancel(self._task)
@@ -308,7 +297,14 @@ class Exchange:
             if not gone:
                 status, head, body = self._result(outcome) if isinstance(outcome, Done) else self._problem(outcome)
                 sent = sum(map(len, body))
-                self.protocol.reply(self, STATUS_LINES[status], head + self._names() + _GUARDS, body)
+                names = b"x-request-id: %b\r\n" % self._context["request_id"].encode("ascii")
+                if self._repeats:
+                    names += b"%b: %b\r\n" % (EXCHANGE, self._repeats)
+                self.protocol.reply(self, STATUS_LINES[status], head + names + _GUARDS, body)
+        except Exception:
+            log.exception("unexpected error")
+            self.protocol.transport.abort()
+            return
         finally:
             if isinstance(outcome, Done):
                 assert task is not None
@@ -340,11 +336,6 @@ class Exchange:
         response = problem_response(error)
         self._slug = response.slug
         return response.status_code, field_lines(response.raw_headers), (bytes(response.body),)
-
-    def _names(self) -> bytes:
-        """The answer's lines that say which request it belongs to."""
-        line = b"x-request-id: %s\r\n" % self._context["request_id"].encode("ascii")
-        return line + b"%s: %s\r\n" % (EXCHANGE, self.repeats) if self.repeats else line
 
     def record(self) -> None:
         """Count, log line and audit."""

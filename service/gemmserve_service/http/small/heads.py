@@ -98,35 +98,35 @@ class KnownHeads:
         """The head that `data` begins with, its bytes, and what the answer repeats of it; None: it is not known, or not
         whole.
         """
-        raw = _raw(data)
-        key, repeats = _without_exchange(raw)
+        length, key, repeats = _key(data)
         head = self._known.get(key)
         if head is None:
             return None
         self._known.move_to_end(key)
-        return head, len(raw), repeats
+        return head, length, repeats
 
     def learn(self, data: bytes, head: Head) -> None:
         """A parser has read `head` at the beginning of `data`."""
-        raw = _raw(data)
-        if raw and b"expect" not in head.fields:
-            self._known[_without_exchange(raw)[0]] = head
+        length, key, _ = _key(data)
+        if length and b"expect" not in head.fields:
+            self._known[key] = head
             if len(self._known) > _MOST_KEPT:
                 self._known.popitem(last=False)
 
 
-def _raw(data: bytes) -> bytes:
-    """The head's bytes; none where it is not whole, too long, or begins otherwise."""
-    end = data.find(_END, 0, _MOST_BYTES) if data.startswith(_BEGINNING) else -1
-    return data[: end + len(_END)] if end >= 0 else b""
-
-
-def _without_exchange(raw: bytes) -> tuple[bytes, bytes]:
-    """A head without the value that is another every time, and that value. Whatever the value, a parser makes the same
-    of the rest.
+def _key(data: bytes) -> tuple[int, bytes, bytes]:
+    """Of the head that `data` begins with: its bytes, the head without the value that is another every time, and that
+    value. Whatever the value, a parser makes the same of the rest. No bytes where the head is not whole, too long, or
+    begins otherwise.
     """
-    found = _EXCHANGE.search(raw)
-    return (raw, b"") if found is None else (raw[: found.start(1)] + raw[found.end(1) :], found[1])
+    end = data.find(_END, 0, _MOST_BYTES) if data.startswith(_BEGINNING) else -1
+    if end < 0:
+        return 0, b"", b""
+    length = end + len(_END)
+    found = _EXCHANGE.search(data, 0, length)
+    if found is None:
+        return length, data[:length], b""
+    return length, data[: found.start(1)] + data[found.end(1) : length], found[1]
 
 
 @lru_cache(256)

@@ -27,13 +27,15 @@ pytestmark = pytest.mark.usefixtures("counted")  # for its patience: a slow mach
 def past(monkeypatch):
     """The requests that passed the parser by."""
     seen = []
-    start = exchange.Exchange.start_raw
+    accept = exchange.SmallRequests.accept
 
-    def note(exchange, data, begin):
-        seen.append(exchange)
-        return start(exchange, data, begin)
+    def note(*arguments):
+        found = accept(*arguments)
+        if found is not None and found.cycle is None:
+            seen.append(found)
+        return found
 
-    monkeypatch.setattr(exchange.Exchange, "start_raw", note)
+    monkeypatch.setattr(exchange.SmallRequests, "accept", note)
     return seen
 
 
