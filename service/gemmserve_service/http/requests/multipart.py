@@ -93,8 +93,8 @@ class OneShotForm:
             self._behind = self._behind or piece
             decoder.feed(piece)
             while (event := decoder.next_event()) is not NEED_DATA:
-                if isinstance(event, bytes | memoryview):
-                    await self._data(memoryview(event))
+                if isinstance(event, memoryview):
+                    await self._data(event)
                     continue
                 self._part_end()
                 if isinstance(event, Part):

@@ -96,59 +96,64 @@ class MultipartDecoder:
         at = self.position - self._base
         return bytes(self._data[at : at + len(self._delimiter)]) == self._delimiter
 
-    def next_event(self) -> Part | bytes | memoryview | Event:
+    def next_event(self) -> Part | memoryview | Event:
         """A part, bytes of its data, or an `Event`. Raises MalformedMultipart."""
+        data, delimiter = self._data, self._delimiter
         while True:
-            at, data, state = self.position - self._base, self._data, self._state
+            at, state = self.position - self._base, self._state
             if state is _State.DATA:
                 if isinstance(data, bytes):
-                    found, end = data.find(self._delimiter, at), len(data)
+                    found, end = data.find(delimiter, at), len(data)
+                elif self.at_delimiter():
+                    found, end = at, at
                 else:
                     piece = bytes(data[at : at + _SEARCH_STEP])
-                    found, end = piece.find(self._delimiter), at + len(piece)
+                    found, end = piece.find(delimiter), at + len(piece)
                     found += at if found >= 0 else 0
                 if found == at:
-                    self.position += len(self._delimiter)
+                    self.position += len(delimiter)
                     self._state = _State.DELIMITED
                     continue
                 if found < 0:
-                    found = end - self._held(bytes(data[max(at, end - len(self._delimiter) + 1) : end]))
+                    found = end - self._held(bytes(data[max(at, end - len(delimiter) + 1) : end]))
                 self.position = self._base + found
-                return data[at:found] if found > at else NEED_DATA
-            if state is _State.HEAD:
-                head = bytes(data[at : at + MAX_PART_HEADER_BYTES])
-                length = 0 if head.startswith(b"\r\n") else head.find(b"\r\n\r\n")
-                if length >= 0:
+                return memoryview(data)[at:found] if found > at else NEED_DATA
+            text, low = (data, at) if isinstance(data, bytes) else (bytes(data[at : at + MAX_PART_HEADER_BYTES]), 0)
+            if state is _State.DELIMITED:
+                if text.startswith(b"\r\n", low):
+                    self._state = _State.HEAD
+                elif text.startswith(b"--", low):
+                    self._state = _State.EPILOGUE
+                elif len(text) - low >= 2:
+                    raise MalformedMultipart("a delimiter is followed by neither a line's end nor two hyphens")
+                else:
+                    return NEED_DATA
+                self.position += 2
+                if self._state is _State.EPILOGUE:
+                    return END
+            elif state is _State.HEAD:
+                blank = (
+                    low if text.startswith(b"\r\n", low) else text.find(b"\r\n\r\n", low, low + MAX_PART_HEADER_BYTES)
+                )
+                if blank >= 0:
                     self._state = _State.DATA
-                    self.position += length + 4
-                    return _part(head[:length])
-                if len(head) == MAX_PART_HEADER_BYTES:
+                    self.position += blank - low + 4
+                    return _part(text[low:blank])
+                if len(text) - low >= MAX_PART_HEADER_BYTES:
                     raise MalformedMultipart(f"a part's headers do not end within {MAX_PART_HEADER_BYTES} bytes")
                 return NEED_DATA
-            if state is _State.EPILOGUE:
-                self.position = self._base + len(data)
-                return NEED_DATA
-            if state is _State.START:
-                expected, first = self._delimiter[2:], bytes(data[at : at + len(self._delimiter)])
-                if first.startswith(b"\r\n"):  # some clients begin as if there were a part before
-                    expected = self._delimiter
-                if not first.startswith(expected):
-                    if expected.startswith(first) or (first == b"\r" and len(data) - at == 1):
+            elif state is _State.START:
+                # Some clients begin as if there were a part before.
+                expected = delimiter if text.startswith(b"\r", low) else delimiter[2:]
+                if not text.startswith(expected, low):
+                    if expected.startswith(text[low:]):
                         return NEED_DATA
                     raise MalformedMultipart("the body does not begin with its boundary")
                 self.position += len(expected)
                 self._state = _State.DELIMITED
-                continue
-            behind = bytes(data[at : at + 2])
-            if len(behind) < 2:
+            else:
+                self.position = self._base + len(data)
                 return NEED_DATA
-            self.position += 2
-            if behind == b"--":
-                self._state = _State.EPILOGUE
-                return END
-            if behind != b"\r\n":
-                raise MalformedMultipart("a delimiter is followed by neither a line's end nor two hyphens")
-            self._state = _State.HEAD
 
     def _held(self, tail: bytes) -> int:
         """How many of the last bytes may begin a delimiter."""
