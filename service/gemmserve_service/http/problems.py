@@ -262,7 +262,7 @@ def install(app: FastAPI) -> None:
 
 
 def catalogue() -> dict[str, dict[str, Any]]:
-    """Every problem type by slug: title, status and what it means, from the classes that raise it."""
+    """Problem types by slug: title, status and what it means, from the classes that raise it."""
     entries: dict[str, dict[str, Any]] = {}
     kinds: list[type[ServiceError | KernelError | DeviceError]] = [ServiceError, DeviceError]
     for root in (ServiceError, KernelError, DeviceError):
@@ -283,7 +283,7 @@ def catalogue() -> dict[str, dict[str, Any]]:
 
 
 def statuses(slug: str) -> set[int]:
-    """Every status that goes with a slug: one, but for quota-exceeded."""
+    """Statuses that go with a slug: one, but for quota-exceeded."""
     return {kind.status for kind in _subclasses(ServiceError) if kind.slug == slug}
 
 

@@ -50,7 +50,7 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; with TLS it listens itself, for uvicorn passes no time limit of the handshake on."""
+        """Starts as uvicorn's; with TLS it listens itself, for uvicorn passes no time limit of the handshake on."""
         config = self.config
         await super().startup([] if config.ssl is not None else sockets)
         loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
         return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's."""
+        """Ends as uvicorn's."""
         if self._renewal is not None:
             self._renewal.cancel()
         await super().shutdown(sockets)

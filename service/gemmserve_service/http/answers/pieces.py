@@ -32,7 +32,7 @@ Buffer = bytes | memoryview
 
 
 def npy_header(pinned: Pinned) -> bytes:
-    """That of the .npy file of a pinned array."""
+    """Header of the .npy file of a pinned array."""
     info = pinned.info
     return catalog.npy_header(info.dtype, info.shape, info.order)
 
@@ -73,14 +73,14 @@ class Pieces:
         raise StopIteration
 
     def ahead(self) -> tuple[Place, int] | None:
-        """Where the next bytes lie, and how many of them, if they all lie in the extent."""
+        """Place of the next bytes, and their number, if they all lie in the extent."""
         before = sum(map(len, self._parts[:-1]))
         if self._extent is None or self._position < before:
             return None
         return Place(self._extent, self._position - before), self._stop - self._position
 
     def skip(self, count: int) -> None:
-        """So many bytes of those ahead were sent."""
+        """Passes over bytes of those ahead, which were sent."""
         self._position += count
 
 
@@ -180,7 +180,7 @@ def _movable(content: Pieces, sender: BodySender) -> tuple[Place, int] | None:
 
 
 async def _moved(content: Pieces, sender: BodySender, hangup: asyncio.Future[None]) -> None:
-    """Has a transfer process send what lies ahead, as long as that goes on well."""
+    """Lets a transfer process send what lies ahead, as long as that goes on well."""
     while (ahead := _movable(content, sender)) is not None and not hangup.done():
         count = await sender.send_from(*ahead, _PATIENCE_S)
         if not count:

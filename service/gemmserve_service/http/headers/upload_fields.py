@@ -30,7 +30,7 @@ def parse_size(value: str | None) -> int | None:
 
 
 def boolean(value: bool) -> str:
-    """As it is written."""
+    """Written form."""
     return "?1" if value else "?0"
 
 

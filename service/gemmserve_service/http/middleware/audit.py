@@ -55,7 +55,7 @@ class AuditLog:
         location: str | None = None,
         **context: str,
     ) -> None:
-        """What became of a request, if that is anything for the audit. `problem`: the slug of what was answered."""
+        """Writes what became of a request, if that is for the audit. `problem`: the slug of what was answered."""
         caller: Caller | None = scope.get("state", {}).get("caller")
         known = caller is not None and bool(caller.key_id)
         refused = status in _REFUSALS

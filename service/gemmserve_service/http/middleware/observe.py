@@ -1,4 +1,4 @@
-"""What every request passes first, as plain ASGI: its id, its log line, its count, and the answer to unexpected errors.
+"""Observation of every request, as plain ASGI: its id, its log line, its count, and the answer to unexpected errors.
 
 `audit`, `body_rate` and `access` follow.
 """
@@ -30,7 +30,7 @@ log = structlog.get_logger("gemmserve.access")
 CONTEXT: Final = "gemmserve.context"
 """Key in the ASGI scope's `state`, of the request's id and trace (`context_of`), once they are known."""
 REFUSED: Final = "gemmserve.refused"
-"""Likewise, of the status that the connection has answered with in the app's place, the body being malformed."""
+"""Key likewise, of the status that the connection has answered with in the app's place, the body being malformed."""
 
 EXCHANGE: Final = EXCHANGE_HEADER.lower().encode("ascii")
 _EXCHANGE: Final = re.compile(EXCHANGE_PATTERN)
@@ -129,7 +129,7 @@ def request_done(
 
 
 def context_of(request_id: str, traceparent: str) -> dict[str, str]:
-    """What every log line of a request carries: its id, which is made up unless it is well-formed, and its trace."""
+    """Fields of every log line of a request: its id, which is made up unless it is well-formed, and its trace."""
     context = {"request_id": request_id if _REQUEST_ID.fullmatch(request_id) else f"{_MADE_UP.getrandbits(128):032x}"}
     if traceparent and (match := _TRACEPARENT.fullmatch(traceparent)):
         context |= {"trace_id": match[1], "parent_id": match[2]}
@@ -144,7 +144,7 @@ def context_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]
 
 
 def exchange_of(value: str) -> bytes:
-    """What the answer repeats of its request, so that the client knows it for that one's; empty: nothing."""
+    """Value that the answer repeats of its request, so that the client knows it for that one's; empty: nothing."""
     return value.encode("ascii") if _EXCHANGE.fullmatch(value) else b""
 
 

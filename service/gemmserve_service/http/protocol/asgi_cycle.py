@@ -70,7 +70,7 @@ class AsgiCycle:
         """Whether the client is gone, or hears of the request's end from the connection itself."""
         # -- the request
         self.body = bytearray()
-        """What has come of the body, and the app has not taken."""
+        """The body's bytes that have come and the app has not taken."""
         self.more_body = True
         self.changed = asyncio.Event()
         """Set when there is something for `receive`."""
@@ -107,7 +107,7 @@ class AsgiCycle:
         self.started = self.complete = True
 
     def send_continue(self) -> bool:
-        """Has the client send its body, if it waits for that; whether it did."""
+        """Asks a client that waits for it to send its body; returns whether it did wait."""
         if not self.expects_continue:
             return False
         self.expects_continue = False
@@ -115,7 +115,7 @@ class AsgiCycle:
         return True
 
     async def run(self, app: ASGIApp) -> None:
-        """Has the app answer. Whatever goes wrong in it is answered with 500, or breaks the answer off."""
+        """Runs the app. Whatever goes wrong in it is answered with 500, or breaks the answer off."""
         try:
             await app(self.scope, self.receive, self.send)
         except BaseException:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 RECEIVER: Final = "gemmserve.body_receiver"
 """Key in the ASGI scope's `extensions`, of a `Receiver`."""
 SENDER: Final = "gemmserve.body_sender"
-"""Likewise, of a `BodySender`."""
+"""Key likewise, of a `BodySender`."""
 
 _DIRECT_FROM: Final = 1 << 16  # bytes that must be outstanding; below, changing protocols costs more than it saves
 _MAX_READ: Final = 1 << 19  # bytes of one read: others' turn comes after at most a third of a millisecond
@@ -41,7 +41,7 @@ _BY_HAND: Final = 4 << 20  # ... and so many bytes go by this process before the
 
 
 class Receiver(Protocol):
-    """What an app sees in its scope."""
+    """A request's body as an app finds it in its scope."""
 
     async def read_into(self, view: memoryview, patience_s: float) -> int:
         """Reads the body's next bytes to the start of `view`; returns how many came, when it is full, the body has
@@ -81,7 +81,7 @@ class _Direction:
         )
 
     async def _move(self, direction: Literal["in", "out"], place: Place, count: int, patience_s: float) -> int:
-        """Has a transfer process move bytes of the request's body, or of its answer; returns how many it moved.
+        """Lets a transfer process move bytes of the request's body, or of its answer; returns how many it moved.
 
         Raises ClientDisconnect when the client is gone, or the connection has to be broken.
         """
@@ -137,7 +137,7 @@ class BodyReceiver(_Direction):
         return count
 
     async def receive_directly(self, view: memoryview, patience_s: float) -> int:
-        """Has the socket read into `view`; returns how many bytes came."""
+        """Lets the socket read into `view`; returns how many bytes came."""
         connection = self._connection
         sink = _Sink(connection, view[: min(len(view), connection.body_left(self._cycle))])
         patience = connection.loop.call_later(patience_s, sink.leave)
@@ -199,8 +199,8 @@ class BodySender(_Direction):
         )
 
     async def send_from(self, place: Place, count: int, patience_s: float) -> int:
-        """Has the answer's next bytes sent from `place`, behind what was sent before; returns how many went. 0: it is
-        better not asked now. Raises ClientDisconnect.
+        """Sends the answer's next bytes by a transfer process from `place`, behind what was sent before; returns how
+        many went. 0: it is better not asked now. Raises ClientDisconnect.
         """
         if not self.sendable(count):
             return 0
@@ -222,7 +222,7 @@ class BodySender(_Direction):
         return moved
 
     def sent(self, count: int) -> None:
-        """So many bytes of the answer went the ordinary way."""
+        """Counts bytes of the answer that went through ASGI."""
         self._by_hand -= count
 
 
@@ -280,4 +280,4 @@ class _Sink(asyncio.BufferedProtocol):
 
 
 def _ignore(_: int) -> None:
-    """Told of bytes that nobody counts."""
+    """Counter of a body that no middleware counts."""

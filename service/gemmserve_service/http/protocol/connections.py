@@ -1,4 +1,4 @@
-"""What connections may cost apart from the requests that reach the app: their number, slow heads, stalled readers.
+"""Limits of connections apart from the requests that reach the app: their number, slow heads, stalled readers.
 
 A connection in the middle of a request is never closed for the sake of another; an idle one is: when there are too
 many, the newcomer takes the place of the one that has been idle longest, of the same address if that has too many. So
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     """Called in the event loop with the error, the client, the request's id and whether it has a line elsewhere."""
 
 LOCAL_USER: Final = "uid:"
-"""What the address of a client on the Unix socket begins with; the user's number follows."""
+"""Beginning of the address of a client on the Unix socket; the user's number follows."""
 
 _SWEEP_S: Final = 0.5
 _SWEEPS: Final = 3  # at least, within the time that a connection may be idle
@@ -34,7 +34,7 @@ _BREATH_S: Final = 0.005  # for others, whose requests have several steps, befor
 
 
 class Connections:
-    """Every connection of one server, and which of them are idle; belongs to the event loop's thread."""
+    """Registry of one server's connections, and of those that are idle; belongs to the event loop's thread."""
 
     def __init__(self, settings: Settings, refused: Refused | None = None) -> None:
         self.settings = settings
@@ -55,7 +55,7 @@ class Connections:
 
     @property
     def idle(self) -> int:
-        """Of these, the ones that are not in the middle of a request."""
+        """Connections that are not in the middle of a request."""
         return len(self._idle)
 
     def open(self, connection: HttpProtocol) -> bool:

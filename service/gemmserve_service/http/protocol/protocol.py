@@ -47,7 +47,7 @@ _CLOSE: Final = b"connection: close\r\n\r\n"
 
 
 class State(StrEnum):
-    """What a connection reads. What it has to answer is another matter: the queue of its cycles.
+    """State of what a connection reads. What it has to answer is another matter: the queue of its cycles.
 
     ======  =====================================  ==========  =========  ==========  ===========  ==========
     state   meaning                                head        head       request     known head   no more
@@ -114,12 +114,12 @@ class HttpProtocol(asyncio.Protocol):
         self.server: tuple[str, int | None] | None = None
         self.scheme = "http"
         self.address = ""
-        """What connections are counted by."""
+        """Key by which connections are counted: the client's address or user."""
         self.counted = False
         self.lost = False
         self.state = State.NEW
         self.cycle: AsgiCycle | None = None
-        """Of the request that the parser read last."""
+        """Cycle of the request that the parser read last."""
         self._parser = RequestParser(self, self.registry.settings.max_head_bytes)
         self._cycles: deque[AsgiCycle] = deque()  # not answered; the app, or an exchange, works on the first
         self._last = False  # whether the request that came last ends the connection
@@ -279,7 +279,7 @@ class HttpProtocol(asyncio.Protocol):
             self.registry.became_idle(self)
 
     def _begin(self, cycle: AsgiCycle) -> None:
-        """Has a request answered, before which there is none."""
+        """Starts on the first request in the queue."""
         handed_over, self._handed_over = self._handed_over, False
         exchange = None if self.small is None or handed_over else self.small.begin(self, cycle)
         if exchange is None:
@@ -289,7 +289,7 @@ class HttpProtocol(asyncio.Protocol):
             exchange.start()
 
     def run(self, cycle: AsgiCycle) -> None:
-        """Has the app answer a request."""
+        """Starts a task in which the app answers a request."""
         task = self.loop.create_task(cycle.run(self.config.loaded_app))
         task.add_done_callback(self.server_state.tasks.discard)
         self.server_state.tasks.add(task)
@@ -328,20 +328,20 @@ class HttpProtocol(asyncio.Protocol):
         return 0 if cycle is not self.cycle or self._parser.left is None else self._parser.left
 
     def body_received(self, count: int) -> None:
-        """So many bytes of the body that comes were received past the parser."""
+        """Counts bytes of the body that were received past the parser."""
         self._parser.skip(count)
 
     # -- for small requests -----------------------------------------------------------------------------------------
 
     def hand_over(self, data: bytes) -> None:
-        """The parser, and then the app, is given a request after all that was to pass them by, as it came so far."""
+        """Gives the parser, and then the app, a request that was to pass them by, as it came so far."""
         self._exchange = None
         self.state = _REQUEST_ENDS[self.state]
         self._handed_over = True
         self._parse(data)
 
     def hand_over_cycle(self, cycle: AsgiCycle, data: bytes) -> None:
-        """The app is given a request after all, of whose body `data` have come."""
+        """Gives the app a request that was to pass it by, of whose body `data` have come."""
         self._exchange = None
         cycle.body += data
         if cycle.body or not cycle.more_body:
@@ -372,7 +372,7 @@ class HttpProtocol(asyncio.Protocol):
             self.state = _REQUEST_ENDS[self.state]
 
     def _follow(self, data: bytes) -> None:
-        """What has come behind a request that passed the parser by; or did not, after all."""
+        """Keeps what has come behind a request past the parser until that is answered; reads it if it was handed over."""
         if data and self.state is State.SMALL:
             self._behind += data
             self.flow.pause_reading()
@@ -380,7 +380,7 @@ class HttpProtocol(asyncio.Protocol):
             self.data_received(data)
 
     def _take_up(self) -> None:
-        """The request before it is answered."""
+        """Reads what was kept behind a request, now that it is answered."""
         self.state = _REQUEST_ENDS[self.state]
         data, self._behind = self._behind, b""
         if not self.transport.is_closing():

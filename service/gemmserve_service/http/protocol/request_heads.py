@@ -1,4 +1,4 @@
-"""What a request's head must be beyond what the parser demands, so that nobody in front of us can read it otherwise.
+"""Checks of a request's head beyond the parser's, so that no proxy in front of the server can read it otherwise.
 
 llhttp refuses most of what RFC 9112 calls malformed: both lengths, folded and bare lines, spaces before a colon. Of
 what it lets pass the rest is refused here: other versions, codings before `chunked`, targets that name another host,
@@ -31,7 +31,7 @@ class RequestHead:
 
     method: str
     target: bytes
-    """In origin form: path and query."""
+    """Origin form: path and query."""
     version: str
     headers: list[tuple[bytes, bytes]]
     """Names in lower case."""
@@ -101,7 +101,7 @@ def _unspoken(version: str) -> ServiceError:
 
 
 def _origin_form(target: bytes, hosts: Sequence[bytes]) -> bytes:
-    """Of a target in absolute form, which may not name another host than Host does (RFC 9112, section 3.2.2)."""
+    """Origin form of a target in absolute form, which may not name another host than Host (RFC 9112, 3.2.2)."""
     found = _ABSOLUTE.fullmatch(target)
     if found is None or b"#" in target:
         raise MalformedRequest("a request's target is a path, or a whole URL of this server without a fragment")

@@ -17,19 +17,19 @@ _FIELD_OVERHEAD: Final = 4  # ": " and the line's end
 
 
 class RequestEvents(Protocol):
-    """What a `RequestParser` tells, in the order of the bytes."""
+    """Listener of a `RequestParser`, called in the order of the bytes."""
 
     def head_begins(self) -> bool:
-        """The first byte of a request. False: nothing that follows is wanted."""
+        """Takes note of a request's first byte. False: nothing that follows is wanted."""
 
     def head_ends(self, head: RequestHead) -> None:
-        """A whole head, checked."""
+        """Takes a whole head, checked."""
 
     def body_comes(self, data: bytes) -> None:
-        """Some of the body's bytes."""
+        """Takes the body's next bytes."""
 
     def request_ends(self) -> None:
-        """The request has come whole."""
+        """Takes note that the request has come whole."""
 
 
 class _StopError(Exception):
@@ -53,7 +53,7 @@ class RequestParser:
         self._unseen = 0  # bytes of whole pieces since llhttp last gave something: of one field that does not end
         self.url = b""
         self.headers: list[tuple[bytes, bytes]] = []
-        """Of the head that is being read, or was read last; names in lower case."""
+        """Fields of the head that is being read, or was read last; names in lower case."""
         self.left: int | None = None
         """Bytes of the body that have not come; None where their number is unknown."""
 

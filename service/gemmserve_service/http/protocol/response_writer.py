@@ -1,4 +1,4 @@
-"""What goes out on a connection, and how fast: heads that wait for their bodies, and flow control both ways."""
+"""Writing of answers, head and body in one system call, and flow control both ways."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(100, 600)
 }
-"""By status code."""
+"""Status lines by status code."""
 
 
 def field_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -35,7 +35,7 @@ class FlowControl:
         self._writable.set()
 
     def pause_reading(self) -> None:
-        """Has the socket keep what comes; idempotent."""
+        """Leaves what comes in the socket; idempotent."""
         if not self.read_paused:
             self.read_paused = True
             self._transport.pause_reading()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _THREAD_FROM: Final = 1 << 20  # bytes that are moved or swapped in a thread
 _PARTS: Final = 3  # a, b and c, of which each product may come in parts of its own
-_MOST_NPY_HEAD: Final = (1 << 16) + 12
+_MAX_NPY_HEAD: Final = (1 << 16) + 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Found:
 
     header: NpyHeader
     offset: int
-    """Of its data."""
+    """Offset of its data, bytes."""
 
 
 async def receive_whole(request: Request, store: ArrayStore, settings: Settings, owner: str) -> Upload:
@@ -134,7 +134,7 @@ async def _files(
 def _header(body: memoryview, position: int) -> NpyHeader:
     prefix = 10 if bytes(body[position + 6 : position + 7]) == b"\x01" else 12
     length = int.from_bytes(body[position + 8 : position + prefix], "little")
-    header = _parsed(bytes(body[position : position + min(prefix + length, _MOST_NPY_HEAD)]))
+    header = _parsed(bytes(body[position : position + min(prefix + length, _MAX_NPY_HEAD)]))
     if header is None:
         raise InvalidNpy("the body ends within the .npy header")
     return header
@@ -147,7 +147,7 @@ def _parsed(head: bytes) -> NpyHeader | None:
 
 @lru_cache(64)
 def _name_of(dtype: np.dtype) -> str:
-    """Without the order of its bytes."""
+    """Name of a dtype without the order of its bytes."""
     return str(dtype.newbyteorder("=").name)
 
 
@@ -203,7 +203,7 @@ def _swapped(dtype: np.dtype) -> bool:
 def operands(
     upload: Upload, arrays: dict[str, list[Found]], *, planar: bool, most: int
 ) -> tuple[int, dict[str, list[Placed]]]:
-    """How many products there are, and of every operand the one of each. Raises InvalidParameters, TooLarge."""
+    """Number of products, and of every operand the one of each product. Raises InvalidParameters, TooLarge."""
     missing = [name for name in ("a", "b") if not arrays.get(name)]
     if missing:
         raise InvalidParameters(f"part {' and '.join(missing)} missing: send .npy files as parts a and b")

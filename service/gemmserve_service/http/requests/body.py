@@ -83,7 +83,7 @@ class RequestBody:
         return self._receiver is not None and self._more and not self._rest and self._receiver.movable(count)
 
     async def _read_into(self, view: memoryview) -> int:
-        """Some of the next bytes; 0 at the end."""
+        """Reads some of the next bytes; returns their number, 0 at the end."""
         while True:
             if self._rest or self._receiver is None or not self._more:
                 piece = memoryview(await self.piece())

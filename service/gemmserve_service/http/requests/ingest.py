@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a body says it holds, known before any of its data is accepted."""
+    """Declaration of what a body holds, known before any of its data is accepted."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -224,7 +224,7 @@ async def receive_rest(body: RequestBody, upload: Upload) -> None:
 
 
 def declare_bare(dtype: str | None, shape: str | None, order: Order | None) -> Declared:
-    """What the query says of bare bytes. Raises InvalidParameters, NpyError."""
+    """Declaration of bare bytes by the query. Raises InvalidParameters, NpyError."""
     if dtype is None or shape is None:
         raise InvalidParameters(f"{OCTET_STREAM} needs ?dtype= and ?shape=, as in ?dtype=complex64&shape=1024,1024")
     kind, extents = parse_dtype(dtype), parse_shape(shape)
@@ -244,7 +244,7 @@ async def _read_npy_head(body: RequestBody) -> tuple[Declared, bytes]:
 
 
 def _check_length(declared: Declared, length: int) -> None:
-    """What is declared against what Content-Length says, before any space is taken."""
+    """Compares what is declared with Content-Length, before any space is taken."""
     present = length - len(declared.header)
     if present == declared.nbytes:
         return

@@ -231,7 +231,7 @@ def _write(part: _Part, data: memoryview) -> None:
 
 
 def _find(view: memoryview, behind: bytes, wanted: bytes) -> int | None:
-    """Where `wanted` first begins in `view`, which `behind` follows."""
+    """Offset at which `wanted` first begins in `view`, which `behind` follows."""
     reach = len(wanted) - 1
     for start in range(0, len(view), _SEARCH_STEP):
         piece = bytes(view[start : start + _SEARCH_STEP + reach])

@@ -27,7 +27,7 @@ _OPTION: Final = re.compile(rf'[ \t]*;[ \t]*({_NAME})[ \t]*=[ \t]*("(?:[^"\\]|\\
 
 
 class Event(Enum):
-    """What `MultipartDecoder.next_event` returns besides parts and data."""
+    """Results of `MultipartDecoder.next_event` besides parts and data."""
 
     NEED_DATA = "need data"
     END = "end"
@@ -43,13 +43,13 @@ class Part:
     """A part's headers; its data follow."""
 
     name: str
-    """Of the form's field."""
+    """Name of the form's field."""
     shared: str | None
     """The number of the shared memory that holds the data of the array; None: they follow the .npy header."""
 
 
 class _State(Enum):
-    """What comes next, at `MultipartDecoder.position`.
+    """State: what comes next, at `MultipartDecoder.position`.
 
     START (the first delimiter) -> DELIMITED (what is behind a delimiter) -> HEAD (a part's headers) -> DATA (its data,
     and a delimiter) -> DELIMITED -> ... -> EPILOGUE (what is ignored).
@@ -71,7 +71,7 @@ class MultipartDecoder:
         self._data = data
         self._base = 0  # the position of its first byte
         self.position = start
-        """Of the next byte that is to be decoded, counted from the first that was fed."""
+        """Offset of the next byte that is to be decoded, counted from the first that was fed."""
 
     def feed(self, data: bytes) -> None:
         """The body's next bytes. To be called when there was `NEED_DATA`."""
@@ -156,7 +156,7 @@ class MultipartDecoder:
                 return NEED_DATA
 
     def _held(self, tail: bytes) -> int:
-        """How many of the last bytes may begin a delimiter."""
+        """Number of the last bytes that may begin a delimiter."""
         start = tail.find(b"\r")
         while start >= 0 and not self._delimiter.startswith(tail[start:]):
             start = tail.find(b"\r", start + 1)
@@ -178,7 +178,7 @@ def boundary_of(content_type: str, hint: str) -> bytes:
 
 
 def split(body: bytes, boundary: bytes, start: int) -> dict[str, tuple[int, int]] | None:
-    """Where in `body` each part's data begin and end, by name; `start`: of the first delimiter.
+    """Offsets in `body` at which each part's data begin and end, by name; `start`: of the first delimiter.
 
     None where the body is malformed or not whole, has a name twice, or arrays in shared memory.
     """

@@ -113,8 +113,8 @@ async def _plain_batch(request: Request) -> Response:
     return await batch(request, OneShotQuery())
 
 
-HOT: Final = {"/v1/batch": _plain_batch}
-"""For `hot.HotRoutes`."""
+DIRECT: Final = {"/v1/batch": _plain_batch}
+"""Routes for `direct_routes.DirectRoutes`."""
 
 
 def _check_accept(request: Request, options: Options) -> None:

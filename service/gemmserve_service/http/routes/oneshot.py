@@ -105,8 +105,8 @@ async def _plain_reduce(request: Request) -> Response:
     return await _one_shot(request, GemmReduceParams, ("a", "b"), None)
 
 
-HOT: Final = {"/v1/gemm": _plain_gemm, "/v1/gemm-reduce": _plain_reduce}
-"""For `hot.HotRoutes`: the routes above, of a request without a query."""
+DIRECT: Final = {"/v1/gemm": _plain_gemm, "/v1/gemm-reduce": _plain_reduce}
+"""Routes for `direct_routes.DirectRoutes`: the routes above, of a request without a query."""
 
 
 @dataclass(frozen=True, slots=True)

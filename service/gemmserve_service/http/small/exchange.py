@@ -49,20 +49,20 @@ if TYPE_CHECKING:
 
 _PATIENCE_S: Final = 0.02
 """For the rest of a body. Who sends less at once is left to the app, which has clocks for slow bodies."""
-_MOST_GATHERED: Final = 64 << 20  # bytes of all bodies that are being gathered
+_MAX_GATHERED: Final = 64 << 20  # bytes of all bodies that are being gathered
 _ALGORITHM: Final = ALGORITHM_HEADER.lower()
 
 log = structlog.get_logger(__name__)
 
 
 Body = tuple[bytes | memoryview, ...]
-"""Of an answer, in pieces."""
+"""Answer's body, in pieces."""
 
 _GUARDS: Final = field_lines((*SECURITY, POLICY))
 
 
 class SmallRequests:
-    """What the exchanges of one server have in common; belongs to the event loop's thread."""
+    """State that the exchanges of one server share; belongs to the event loop's thread."""
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         self.core: Core = app.state.core
@@ -90,7 +90,7 @@ class SmallRequests:
         Without a `cycle` the request comes past the parser, and the first `start` bytes that are fed are its head's.
         `repeats`: what the answer says again of the request.
         """
-        if protocol.flow.write_paused or self.gathered + head.size > _MOST_GATHERED:
+        if protocol.flow.write_paused or self.gathered + head.size > _MAX_GATHERED:
             return None
         connection = {"client": protocol.client, "scheme": protocol.scheme}
         scope: Any = {**head.scope, **connection} if cycle is None else cycle.scope
@@ -106,7 +106,7 @@ class SmallRequests:
         return Exchange(self, protocol, head, start, repeats, scope, cycle)
 
     def ended(self, exchange: Exchange, *, now: bool) -> None:
-        """Has it answered: later in this turn of the event loop, when the workers have been given what follows; `now`,
+        """Answers it: later in this turn of the event loop, when the workers have been given what follows; `now`,
         where nothing follows.
         """
         if now and not self._ended and not self.core.scheduler.queued:
@@ -122,7 +122,7 @@ class SmallRequests:
             exchange.answer()
 
     def answered(self, exchange: Exchange) -> None:
-        """Has it counted in the next turn of the event loop: what was written goes out at the end of this one."""
+        """Counts it in the next turn of the event loop: what was written goes out at the end of this one."""
         if not self._answered:
             exchange.protocol.loop.call_soon(self._record_all)
         self._answered.append(exchange)
@@ -158,7 +158,7 @@ class Exchange:
         self._context = context_of(head.request_id, head.traceparent)
         self._pieces: list[bytes] = []
         self._start = start
-        """Where the body begins in the pieces."""
+        """Offset of the body in the pieces."""
         self._patience: asyncio.TimerHandle | None = None
         self._received_s = 0.0
         self._gone = False
@@ -167,7 +167,7 @@ class Exchange:
         self._outcome: Done | Exception | None = None
         self._ended_s = 0.0
         self._slug: str | None = None
-        """Of the problem that was answered."""
+        """Slug of the problem that was answered."""
         self._sent = (0, 0, 0)
         """Status, bytes that came and bytes that went; status 0: there was no answer."""
         path.gathered += head.size
@@ -193,7 +193,7 @@ class Exchange:
         self._pieces.append(piece)
 
     def feed_raw(self, data: bytes) -> bytes:
-        """What has come next past the parser; returns what is not this request's."""
+        """Takes what has come past the parser; returns what is not this request's."""
         pieces = self._pieces
         missing = self._start + self.head.size - sum(map(len, pieces))
         rest = b""
@@ -251,7 +251,7 @@ class Exchange:
             self.protocol.hand_over_cycle(self.cycle, data)
 
     def _gathered(self) -> bytes:
-        """What has come; no more is gathered."""
+        """Ends gathering; returns what has come."""
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self.gathering = False
         self._pieces = []

@@ -143,10 +143,10 @@ def test_heads_that_are_refused(live, plain, counted):
 
 def test_bodies_are_gathered_within_bounds(live, raw, plain, counted, monkeypatch):
     content, headers, expected = plain
-    monkeypatch.setattr(exchange, "_MOST_GATHERED", len(content) - 1)
+    monkeypatch.setattr(exchange, "_MAX_GATHERED", len(content) - 1)
     raw.send(content, headers)
     assert (raw.answer()[2], len(counted)) == (expected, 0)
-    monkeypatch.setattr(exchange, "_MOST_GATHERED", len(content))
+    monkeypatch.setattr(exchange, "_MAX_GATHERED", len(content))
     raw.send(content, headers)
     assert (raw.answer()[2], len(counted)) == (expected, 1)
     assert live.connection_class.small.gathered == 0

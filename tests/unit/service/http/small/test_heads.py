@@ -299,7 +299,7 @@ def test_heads_that_are_not_kept(live, products, past):
 
 
 def test_those_seen_last_are_kept(live, products, monkeypatch):
-    monkeypatch.setattr(heads, "_MOST_KEPT", 3)
+    monkeypatch.setattr(heads, "_MAX_KEPT", 3)
     headers, made = products
     with contextlib.closing(Raw(live)) as connection:
         for number in (0, 1, 2, 0, 3):
