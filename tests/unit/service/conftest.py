@@ -322,7 +322,7 @@ def put():
 
     async def store_array(store, array, *, ttl_s=None, scratch=False):
         order = "C" if array.flags.c_contiguous else "F"
-        upload = await store.reserve(array.dtype, array.shape, order, ttl_s=ttl_s, scratch=scratch)
+        upload = store.allocate(array.dtype, array.shape, order, ttl_s=ttl_s, scratch=scratch)
         upload.write(array.tobytes(order="A"))
         return upload if scratch else await upload.commit()
 

@@ -57,7 +57,7 @@ class JobLife(RuleBasedStateMachine):
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, 120))
 
     async def put(self, *, scratch=False, owner=""):
-        upload = await self.core.store.reserve(np.dtype("f4"), (4, 4), "C", ttl_s=None, scratch=scratch, owner=owner)
+        upload = self.core.store.allocate(np.dtype("f4"), (4, 4), "C", ttl_s=None, scratch=scratch, owner=owner)
         upload.write(bytes(64))
         return upload if scratch else await upload.commit()
 

@@ -163,7 +163,7 @@ async def test_what_is_written_is_estimated_like_what_is_multiplied(make_core, m
     """A product without terms: no operations, and gigabytes of zeros. Others may pass it, and it passes nobody."""
     core = await make_core(make_settings(max_array_bytes=1 << 34), fake)
     tall, wide = [
-        (await (await core.store.reserve(np.dtype("f8"), shape, "C", ttl_s=None)).commit()).id
+        (await core.store.allocate(np.dtype("f8"), shape, "C", ttl_s=None).commit()).id
         for shape in ((1 << 14, 0), (0, 1 << 14))
     ]
     info, _ = await core.jobs.submit(gemm(tall, wide))
