@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from gemmserve.wire import NPY, OCTET_STREAM
-from gemmserve_service.errors import BodyTooLong, CompletedUpload, InvalidParameters, UnsupportedMediaType
+from gemmserve_service.errors import BodyTooLong, CompletedUpload, UnsupportedMediaType
 from gemmserve_service.http.headers.digests import parse_content_digest
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.problems import problem_response
