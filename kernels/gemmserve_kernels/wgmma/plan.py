@@ -24,7 +24,6 @@ from gemmserve_kernels.arguments import (
     matrix_view,
 )
 from gemmserve_kernels.compiler import KernelSource
-from gemmserve_kernels.planes.layout import is_wide
 from gemmserve_kernels.planes.verdict import TILES, most_deficit
 from gemmserve_kernels.problem import GemmReduceProblem
 from gemmserve_kernels.reduction import epilogue_defines
@@ -320,7 +319,6 @@ def defines(
     """
     found = {
         "SCHEME": str(_SCHEMES[tile.scheme]),
-        "BFLOAT": flag(is_wide(tile.scheme)),
         "COMPLEX": flag(tile.complex),
         "BLOCK_M": str(tile.block_m),
         "BLOCK_N": str(tile.block_n),
