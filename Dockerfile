@@ -37,7 +37,7 @@ FROM packages-cuda AS kernels-cuda
 ARG KERNEL_ARCHITECTURES="sm_80 sm_86 sm_89 sm_90a sm_100 sm_120"
 COPY kernels kernels
 ENV PYTHONPATH=/src/kernels GEMMSERVE_KERNEL_CACHE=/opt/kernels
-RUN /opt/gemmserve/bin/python -m gemmserve_kernels.warm ${KERNEL_ARCHITECTURES} \
+RUN /opt/gemmserve/bin/python -m gemmserve_kernels.precompile ${KERNEL_ARCHITECTURES} \
     && chmod -R a+rX /opt/kernels
 
 # -- cpu -----------------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ WORKDIR /var/lib/gemmserve
 VOLUME ["/var/lib/gemmserve", "/var/cache/gemmserve"]
 EXPOSE 8000 9464
 HEALTHCHECK --interval=2s --timeout=5s --start-period=120s --retries=5 \
-    CMD ["python", "-I", "-m", "gemmserve_service.healthcheck"]
+    CMD ["python", "-I", "-m", "gemmserve_service.processes.healthcheck"]
 ENTRYPOINT ["gemmserve"]
 CMD ["serve"]
 
@@ -114,6 +114,6 @@ WORKDIR /var/lib/gemmserve
 VOLUME ["/var/lib/gemmserve", "/var/cache/gemmserve"]
 EXPOSE 8000 9464
 HEALTHCHECK --interval=2s --timeout=5s --start-period=120s --retries=5 \
-    CMD ["python", "-I", "-m", "gemmserve_service.healthcheck"]
+    CMD ["python", "-I", "-m", "gemmserve_service.processes.healthcheck"]
 ENTRYPOINT ["gemmserve"]
 CMD ["serve"]

@@ -8,12 +8,10 @@ CONSTRAINTS ?=
 # pytest's own arguments: make test PYTEST_ARGS='-k store'
 PYTEST_ARGS ?=
 
-# Tests of arithmetic have one outcome, and a job that is lost once is lost. Other tests of processes, sockets and disks
-# meet machines that stand still for seconds: three of them in a run get a second try, and the first one's traceback is
-# printed. `make test AGAIN=` for none.
-AGAIN ?= --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks $(addprefix --rerun-exclude-path ,\
-	tests/unit/kernels tests/contract tests/e2e/test_chaos.py tests/e2e/test_lifecycle.py \
-	tests/unit/service/core/test_recovery.py tests/unit/service/core/test_job_machine.py)
+# Tests of processes, sockets and disks meet machines that stand still for seconds: three of them in a run get a second
+# try, and the first one's traceback is printed. `make test AGAIN=` for none. Tests of arithmetic, and those that no job is
+# lost, are marked `flaky(reruns=0)`.
+AGAIN ?= --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
 
 # The first Python that is new enough; PYTHON=/path/to/python3 overrides it.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
@@ -24,8 +22,8 @@ RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve test gpu-test sanitize bench bench-service chaos lint python fuzz attacks containers \
-	containers-cuda containers-time lock amd amd-cupy
+.PHONY: help demo serve test test-service test-kernels gpu-test sanitize bench bench-service chaos lint python fuzz \
+	attacks containers containers-cuda containers-time lock amd amd-cupy
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +47,14 @@ serve: python  ## run the service in the foreground (ARGS='--port 9000')
 test: python  ## the test suite (tests that need a GPU say so when they are skipped)
 	$(call environment,dev)
 	$(RUN) -m pytest -n 2 $(AGAIN) $(PYTEST_ARGS)
+
+test-service: python  ## the service, the client and the contract, without tests marked slow: minutes
+	$(call environment,dev)
+	$(RUN) -m pytest -n 2 $(AGAIN) -m "not slow" tests/unit/service tests/unit/client tests/unit/cli tests/contract $(PYTEST_ARGS)
+
+test-kernels: python  ## the kernels, on CPU emulators, without tests marked slow: minutes
+	$(call environment,dev)
+	$(RUN) -m pytest -n 2 -m "not slow" tests/unit/kernels $(PYTEST_ARGS)
 
 gpu-test: python  ## the tests that need a GPU, on this machine's GPU
 	$(call environment,dev)

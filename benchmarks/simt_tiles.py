@@ -18,10 +18,11 @@ from pathlib import Path
 import cupy
 import numpy as np
 
-from gemmserve_kernels import compiler, config
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.simt import gemm as simt
+from gemmserve_kernels.algorithms.simt import gemm as simt
+from gemmserve_kernels.algorithms.simt import tile as tiles
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 DTYPES = ("complex64", "float32", "float16", "float64", "complex128")
 
@@ -82,8 +83,8 @@ def measure(dtype, n):
     cupy.matmul(*pairs[0], out=out)
     yield {"dtype": dtype, "n": n, "what": "vendor", "ms": vendor, "tflops": tera / vendor, "rel_fro": rel_fro()}
     launcher = CupyLauncher.current()
-    chosen = config.resolve_simt(None, m=n, n=n, batch=1, accumulate=problem.accumulate, spec=launcher.spec)
-    for candidate in config._CANDIDATES[problem.accumulate.name]:
+    chosen = tiles.resolve_simt(None, m=n, n=n, batch=1, accumulate=problem.accumulate, spec=launcher.spec)
+    for candidate in tiles._CANDIDATES[problem.accumulate.name]:
         tile = candidate.tile
         out[...] = cupy.nan
         simt.run_gemm(launcher, problem, tile, *pairs[0], None, out)

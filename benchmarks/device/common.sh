@@ -8,7 +8,7 @@ OUT=${OUT:-out} LIMIT=${LIMIT:-570}
 [ -n "${PYTHON:-}" ] || { [ -x .venv/bin/python ] && PYTHON=.venv/bin/python || PYTHON=python3; }
 began=${began:-$SECONDS}
 kernels=benchmarks/device/kernels # git-ignored: what prepare.sh made, results to go on from
-tables=kernels/gemmserve_kernels/tables
+tables=kernels/gemmserve_kernels/dispatch/tables
 scratch=${TMPDIR:-/tmp}/gemmserve-device
 case $PYTHON in *dry.sh) scratch+=-dry tables=$scratch/package ;; esac
 export GEMMSERVE_KERNEL_CACHE=$scratch/kernels CUPY_CACHE_DIR=$scratch/cupy

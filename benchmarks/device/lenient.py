@@ -14,9 +14,9 @@ import reduce_cases
 import simt_cases
 import small_cases
 
-from gemmserve_kernels import reference
 from gemmserve_kernels.bench import grades
 from gemmserve_kernels.bench.elementwise import Elementwise
+from gemmserve_kernels.numerics import reference
 
 PERFECT = reference.Errors(0.0, 0.0, 0.0, 0.0)
 

@@ -29,8 +29,8 @@ from gemmserve_kernels import DeviceError, DeviceSpec
 from gemmserve_kernels.bench.environment import environment
 from gemmserve_kernels.bench.grades import MODES, grades
 from gemmserve_kernels.bench.kinds import BY_WEIGHT
-from gemmserve_kernels.device import device_errors
-from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.device.spec import device_errors
+from gemmserve_kernels.problem.errors import KernelError
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 DEPTHS = (256, 4096, 64, 1024, 16, 16384)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gemmserve_kernels.ozaki.moduli import needed
+from gemmserve_kernels.algorithms.ozaki.moduli import needed
 
 RATES = ("copy", "fp16", "int8", "tf32", "fp32", "fp64")
 """Of a large copy, bytes read and written a second; of large products by the vendor's BLAS, operations a second."""

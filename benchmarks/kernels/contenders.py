@@ -12,8 +12,8 @@ import numpy as np
 
 from gemmserve_kernels import ConfigInfeasible, DeviceError, GemmConfig, gemm, prepare
 from gemmserve_kernels.bench.targets import by_hand, reduced, run_case
-from gemmserve_kernels.dispatch import WITHOUT_PRODUCT, candidates, plan
-from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.dispatch.routes import WITHOUT_PRODUCT, candidates, plan
+from gemmserve_kernels.problem.errors import KernelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

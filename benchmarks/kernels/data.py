@@ -72,7 +72,7 @@ def _scale(xp, rng, x, along, init, *, falling):
 
 @dataclass(frozen=True)
 class Found:
-    """Relative errors, Frobenius norms; see gemmserve_kernels.reference.Errors. None where it does not apply."""
+    """Relative errors, Frobenius norms; see `numerics.reference.Errors`. None where it does not apply."""
 
     rel_fro: float
     worst_row: float | None

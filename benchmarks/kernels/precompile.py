@@ -23,12 +23,12 @@ import numpy as np
 import tune_dispatch
 from suite import MODES, suite
 
-from gemmserve_kernels import compiler
 from gemmserve_kernels.bench.cases import Case
 from gemmserve_kernels.bench.sources import sources
-from gemmserve_kernels.checks import compute_modes
-from gemmserve_kernels.compiler import KernelSource
-from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.problem.validation import compute_modes
 
 COMMON = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 

@@ -33,8 +33,8 @@ from summary import summary
 from gemmserve_kernels import DeviceError, read_element_counts
 from gemmserve_kernels.bench.environment import environment
 from gemmserve_kernels.bench.targets import by_hand, run_case
-from gemmserve_kernels.device import DeviceSpec, device_errors
-from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.device.spec import DeviceSpec, device_errors
+from gemmserve_kernels.problem.errors import KernelError
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 CACHES = 3

@@ -29,10 +29,10 @@ from gemmserve_kernels import GemmConfig, KernelError
 from gemmserve_kernels.bench.cases import Case
 from gemmserve_kernels.bench.environment import environment
 from gemmserve_kernels.bench.targets import run_case
-from gemmserve_kernels.device import DeviceSpec, device_errors
-from gemmserve_kernels.dispatch import candidates
-from gemmserve_kernels.errors import DeviceError
-from gemmserve_kernels.estimate import Table, left_out
+from gemmserve_kernels.device.spec import DeviceSpec, device_errors
+from gemmserve_kernels.dispatch.estimate import Table, left_out
+from gemmserve_kernels.dispatch.routes import candidates
+from gemmserve_kernels.problem.errors import DeviceError
 
 TABLES = Path(__file__).parents[2] / "kernels" / "gemmserve_kernels" / "tables"
 EXTENTS = ((64, 256, 1024, 4096), (128, 512, 2048))

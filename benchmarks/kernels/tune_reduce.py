@@ -22,9 +22,9 @@ from tune_wgmma import SEED, _compile, _milliseconds, _random
 
 from gemmserve_kernels.bench.cases import Case
 from gemmserve_kernels.bench.sources import sources
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.errors import ConfigInfeasible
+from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import ConfigInfeasible
 
 CASES = [
     ("complex64", 16, 2048, 2048, 1024, "absmax"),

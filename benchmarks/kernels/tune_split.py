@@ -31,13 +31,14 @@ import numpy as np
 from precompile import compiled
 from split_variants import LAYOUTS, PROBES, SHAPES, jobs
 
-from gemmserve_kernels import driver, launch
-from gemmserve_kernels.arguments import StoredArray
+from gemmserve_kernels.algorithms.common import verdict
+from gemmserve_kernels.algorithms.splits import split
 from gemmserve_kernels.bench.environment import environment
-from gemmserve_kernels.compiler import KernelSource, cache_directory, kernel_source
-from gemmserve_kernels.device import KNOWN, DeviceSpec
-from gemmserve_kernels.errors import DeviceError
-from gemmserve_kernels.planes import split, verdict
+from gemmserve_kernels.device import driver, launch
+from gemmserve_kernels.device.compiler import KernelSource, cache_directory, kernel_source
+from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
+from gemmserve_kernels.device.struct_params import StoredArray
+from gemmserve_kernels.problem.errors import DeviceError
 
 SCHEME = "3xfp16"
 ROTATED_BYTES = 4e8
@@ -61,7 +62,7 @@ class Probe(KernelSource):
 
 @contextmanager
 def variant(job):
-    """Inside, planes.split does as the job says."""
+    """Inside, splits.split does as the job says."""
     changes = dict(job.changes)
     geometry_of, plan = split.geometry_of, split.plan
 
@@ -84,7 +85,7 @@ def variant(job):
 def sides(job, stored):
     """Both operands as vectors along k."""
     return [
-        split.Side.of(each, (), trans, left=left, planar=False)
+        split.SplitSide.of(each, (), trans, left=left, planar=False)
         for each, trans, left in zip(stored, job.layout, (True, False), strict=True)
     ]
 
@@ -169,7 +170,7 @@ def wrong(xp, operands, job):
 
 
 def _counts(xp, parts):
-    """What is counted of vectors along the last axis, as in `planes.verdict`; all of them are there."""
+    """What is counted of vectors along the last axis, as in `common.verdict`; all of them are there."""
     small = [(xp.abs(part.astype(np.float16)) < 256).sum(axis=1) for part in parts]
     lossy = sum(((part != 0) & (xp.abs(part) < 2.0**-4 - 2.0**-16)).sum(axis=1) for part in parts)
     best, worst = (small[0], small[0]) if len(small) == 1 else (xp.minimum(*small), xp.maximum(*small))

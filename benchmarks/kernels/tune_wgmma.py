@@ -20,17 +20,17 @@ from pathlib import Path
 
 import numpy as np
 
-from gemmserve_kernels import compiler
-from gemmserve_kernels.arguments import StoredArray
-from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.trace import Note, Tracer
-from gemmserve_kernels.wgmma import gemm as wgmma
-from gemmserve_kernels.wgmma.direct import gemm as direct
-from gemmserve_kernels.wgmma.plan import plan
-from gemmserve_kernels.wgmma.tile import WgmmaTile
-from gemmserve_kernels.wgmma.tiles import resolve
+from gemmserve_kernels.algorithms.common.splits import PITCH, PLANES, Planes
+from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
+from gemmserve_kernels.algorithms.wgmma.candidates import resolve
+from gemmserve_kernels.algorithms.wgmma.direct import gemm as direct
+from gemmserve_kernels.algorithms.wgmma.plan import plan
+from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.replay import LaunchRecorder, RecordedLaunch
+from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.device.struct_params import StoredArray
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 SCHEMES = (
     "3xfp16:complex64",
@@ -96,11 +96,11 @@ def _problem(m, n, k, batch, dtype):
 def _source(problem, tile):
     """What would be compiled."""
     if tile.scheme == "fp16":
-        tracer = Tracer(KNOWN["H200"], 2**31 - 1, 0)
+        recorder = LaunchRecorder(KNOWN["H200"], 2**31 - 1, 0)
         operands = (problem.a, problem.b, problem.result)
-        arrays = [tracer.argument(x.shape, x.dtype, tuple(2 * stride for stride in x.strides)) for x in operands]
-        direct.run_gemm(tracer, problem, tile, arrays[0], arrays[1], None, arrays[2])
-        return next(step.source for step in tracer.steps if isinstance(step, Note))
+        arrays = [recorder.argument(x.shape, x.dtype, tuple(2 * stride for stride in x.strides)) for x in operands]
+        direct.run_gemm(recorder, problem, tile, arrays[0], arrays[1], None, arrays[2])
+        return next(step.source for step in recorder.steps if isinstance(step, RecordedLaunch))
     out = _matrix(problem.batch, problem.m, problem.n, problem.dtype)
     stored = StoredArray(out.shape, out.strides, out.dtype, 0)
     strides = (1,) * len(problem.batch_shape)
@@ -204,7 +204,7 @@ def measure(scheme, dtype, problem, candidates, repeats):
     """One row for each tile: its time and rate, the relative error of a sample of rows."""
     import cupy
 
-    from gemmserve_kernels.launch import CupyLauncher
+    from gemmserve_kernels.device.launch import CupyLauncher
 
     launcher = CupyLauncher.current()
     rng = cupy.random.default_rng(SEED)

@@ -12,7 +12,7 @@ import psutil
 from benchmarks.service.agents import load_generator
 from benchmarks.service.servers import KINDS, Server
 
-FRONT = "gemmserve_service.front"
+FRONT = "gemmserve_service.processes.front"
 EVERY_S = 0.01
 SETTLE_S = 1.0
 MIB = 1 << 20

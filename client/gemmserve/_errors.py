@@ -360,7 +360,7 @@ def from_problem(problem: Mapping[str, Any], *, job: Any = None) -> APIError:
     status = problem.get("status")
     status = status if isinstance(status, int) else None
     # Of a problem of the server's own, or of one that is registered under a fragment.
-    slug = str(problem.get("type") or "").rstrip("/").replace("#", "/").rpartition("/")[2]
+    slug = str(problem.get("type") or "").rstrip("/").rpartition("/")[2]
     slug = "" if slug == "about:blank" else slug
     cls = _BY_SLUG.get(slug) or _by_status(status)
     detail = str(problem.get("detail") or problem.get("title") or f"HTTP status {status}")

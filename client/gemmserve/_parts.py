@@ -29,7 +29,6 @@ PART: Final = 32 << 20
 """Bytes of a part, unless the server takes less: what is sent again at most when a connection breaks."""
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_LIMIT: Final = re.compile(r"(?:^|,)\s*max-append-size=(\d+)")
 
 
 def divisible(array: AnyArray) -> bool:
@@ -59,12 +58,6 @@ class PartBody:
     def digest(self) -> str:
         """The value of Content-Digest (RFC 9530)."""
         return field_value([self._data])
-
-
-def part_size(limit_field: str | None) -> int:
-    """Bytes of a part for a server whose Upload-Limit that is."""
-    found = _LIMIT.search(limit_field or "")
-    return PART if found is None else max(1, min(PART, int(found[1])))
 
 
 def spans(start: int, end: int, size: int) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from gemmserve._compression import ZSTD
 from gemmserve._digests import field_value
 from gemmserve._model import ArrayInfo, JobInfo
 from gemmserve._params import gemm_nbytes
-from gemmserve._parts import PartBody, part_size
+from gemmserve._parts import PART, PartBody
 from gemmserve._transfer import (
     Body,
     JsonBody,
@@ -156,26 +156,20 @@ def begin_upload(array: AnyArray, *, ttl_s: float | None) -> Request[Begun]:
         "shape": ",".join(map(str, array.shape)),
         "order": "F" if is_fortran(array) else "C",
     }
-    headers = {"Upload-Complete": "?0", "Upload-Length": str(array.nbytes)}
-    return Request("POST", "/v1/uploads", _begun, query=query, headers=headers, body=PartBody(memoryview(b"")))
+    return Request("POST", "/v1/uploads", _json(_begun), query=query, body=PartBody(memoryview(b"")))
 
 
-def _begun(headers: Mapping[str, str]) -> Receiver[Begun]:
-    size = part_size(headers.get("upload-limit"))
-    return Whole(lambda data: _parse_begun(parse_json(data), size))
-
-
-def _parse_begun(value: Any, size: int) -> Begun:
+def _begun(value: Any) -> Begun:
     try:
         received = tuple((int(start), int(end)) for start, end in value["received"])
-        return Begun(segment(value["id"]), size, received)
+        return Begun(segment(value["id"]), max(1, min(PART, int(value["max_part_bytes"]))), received)
     except (KeyError, TypeError, ValueError) as error:
         raise _errors.ProtocolError(f"the answer describes no upload: {error!r}") from error
 
 
 def upload_info(upload_id: str) -> Request[Begun]:
     """What of an upload has come."""
-    return Request("GET", f"/v1/uploads/{upload_id}", _begun)
+    return Request("GET", f"/v1/uploads/{upload_id}", _json(_begun))
 
 
 def send_part(upload_id: str, offset: int, data: memoryview, *, digest: bool, label: str) -> Request[None]:

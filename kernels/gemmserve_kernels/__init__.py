@@ -11,11 +11,15 @@ NumPy arrays are multiplied on the CPU, CuPy arrays on their GPU.
 
 from __future__ import annotations
 
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.device import DeviceSpec
-from gemmserve_kernels.dispatch import Plan, plan
-from gemmserve_kernels.element_counts import ElementCounts, read_element_counts
-from gemmserve_kernels.errors import (
+from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand
+from gemmserve_kernels.device.element_counts import ElementCounts, read_element_counts
+from gemmserve_kernels.device.spec import DeviceSpec
+from gemmserve_kernels.dispatch.gemm import gemm
+from gemmserve_kernels.dispatch.gemm_reduce import gemm_reduce
+from gemmserve_kernels.dispatch.prepare import prepare
+from gemmserve_kernels.dispatch.routes import Plan, plan
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import (
     ComputeUnsupported,
     ConfigInfeasible,
     DeviceError,
@@ -25,10 +29,7 @@ from gemmserve_kernels.errors import (
     ParameterInvalid,
     ShapeMismatch,
 )
-from gemmserve_kernels.gemm import gemm
-from gemmserve_kernels.gemm_reduce import gemm_reduce
-from gemmserve_kernels.prepared import PreparedOperand, prepare
-from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem, Operand
 
 __all__ = [
     "ComputeUnsupported",

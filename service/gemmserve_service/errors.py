@@ -7,13 +7,11 @@
     ├── InvalidNpy                                400 invalid-npy
     ├── InvalidRequest                            400 invalid-request
     ├── CompletedUpload                           400 completed-upload
-    ├── InconsistentUploadLength                  400 inconsistent-upload-length
     ├── Unauthorized                              401 unauthorized
     ├── Forbidden                                 403 forbidden
     ├── NotFound                                  404 not-found
     ├── IdempotencyConflict                       409 idempotency-conflict
     ├── JobCancelled                              409 cancelled
-    ├── MismatchingUploadOffset                   409 mismatching-upload-offset
     ├── UploadIncomplete                          409 upload-incomplete
     ├── UploadSuperseded                          409 upload-superseded
     ├── Gone                                      410 gone
@@ -22,6 +20,7 @@
     ├── UnsupportedMediaType                      415 unsupported-media-type
     ├── DescriptorRefused                         422 descriptor-refused
     ├── IdempotencyMismatch                       422 idempotency-mismatch
+    ├── InvalidParameters                         422 parameter-invalid
     ├── QueueFull                                 429 queue-full
     ├── QuotaExceeded                             429 quota-exceeded
     │   └── StorageQuotaExceeded                  507 quota-exceeded
@@ -37,11 +36,14 @@ Errors of other layers (the kernels', the wire format's) are described by the sa
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gemmserve.wire import NpyDtypeError, NpyError
-from gemmserve_kernels.errors import DeviceError, KernelError
+from gemmserve_kernels.problem.errors import DeviceError, KernelError, ParameterInvalid
 from gemmserve_service.schemas import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class ServiceError(Exception):
@@ -50,8 +52,6 @@ class ServiceError(Exception):
     slug: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
-    type_uri: ClassVar[str | None] = None
-    """The problem's `type` where a standard gives it one; else it is ``/problems/<slug>``."""
 
     def __init__(self, detail: str, *, retry_after_s: float | None = None, **extra: Any) -> None:
         super().__init__(detail)
@@ -100,29 +100,29 @@ class InvalidRequest(ServiceError):
     title = "Malformed request"
 
 
+class InvalidParameters(ServiceError):
+    """A well-formed request with a missing, unknown or invalid field, part or parameter; `errors` names each."""
+
+    slug = ParameterInvalid.slug
+    status = 422
+    title = "A parameter is invalid"
+
+    def __init__(self, detail: str, errors: Sequence[Mapping[str, str]] = ()) -> None:
+        # `parameter` is what the kernels' own ParameterInvalid carries: the first, where there are several.
+        extra: dict[str, Any] = {"parameter": errors[0]["field"], "errors": list(errors)} if errors else {}
+        super().__init__(detail, **extra)
+
+
 class MalformedCoding(InvalidRequest):
     """The body is not what its Content-Encoding says, or breaks off."""
 
 
-_REGISTRY = "https://iana.org/assignments/http-problem-types#"
-
-
 class CompletedUpload(ServiceError):
-    """The upload is an array already, and takes no more bytes; Location names the array."""
+    """The upload is an array already, and takes no more parts; Location names the array."""
 
     slug = "completed-upload"
     status = 400
     title = "Upload is completed"
-    type_uri = _REGISTRY + slug
-
-
-class InconsistentUploadLength(ServiceError):
-    """Upload-Length, the bytes that were sent, and what shape and dtype need do not agree."""
-
-    slug = "inconsistent-upload-length"
-    status = 400
-    title = "Inconsistent upload length values"
-    type_uri = _REGISTRY + slug
 
 
 class Unauthorized(ServiceError):
@@ -167,17 +167,6 @@ class JobCancelled(ServiceError):
     slug = "cancelled"
     status = 409
     title = "The job was cancelled"
-
-
-class MismatchingUploadOffset(ServiceError):
-    """Upload-Offset is not where the upload goes on: `expected-offset` is. Parts in any order have a route of their
-    own.
-    """
-
-    slug = "mismatching-upload-offset"
-    status = 409
-    title = "Mismatching upload offset"
-    type_uri = _REGISTRY + slug
 
 
 class UploadIncomplete(ServiceError):
@@ -344,12 +333,12 @@ class Description:
     detail: str
     retry_after_s: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
-    type_uri: str | None = None
 
     def problem(self) -> Problem:
-        """The problem document; `type` is ``/problems/<slug>``, or what a standard says."""
-        kind = self.type_uri or f"/problems/{self.slug}"
-        return Problem(type=kind, title=self.title, status=self.status, detail=self.detail, **self.extra)
+        """The problem document; `type` is ``/problems/<slug>``."""
+        return Problem(
+            type=f"/problems/{self.slug}", title=self.title, status=self.status, detail=self.detail, **self.extra
+        )
 
 
 class ProgramTooLarge(KernelError):
@@ -383,9 +372,7 @@ def describe(error: BaseException) -> Description:
         extra = found.extra | {"step": error.step, "pointer": error.pointer}
         return replace(found, detail=f"step {error.step}: {found.detail}", extra=extra)
     if isinstance(error, ServiceError):
-        return Description(
-            error.slug, error.status, error.title, error.detail, error.retry_after_s, error.extra, error.type_uri
-        )
+        return Description(error.slug, error.status, error.title, error.detail, error.retry_after_s, error.extra)
     if isinstance(error, KernelError):
         extra = {name: getattr(error, name) for name in _KERNEL_EXTRA if getattr(error, name, None) is not None}
         return Description(error.slug, 422, _title(error.slug), str(error), extra=extra)

@@ -1,7 +1,7 @@
 """What a request may say and what an answer holds: the pydantic models of HTTP version 1.
 
 Routes parse into these, the queue stores them, the worker protocol carries them. Shapes and dtypes are checked against
-each other by `gemmserve_kernels.problem`, not here.
+each other by `gemmserve_kernels.problem.problem`, not here.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from gemmserve.wire import decode_scalar, encode_scalar
+from gemmserve_kernels.problem.vocabulary import (
+    AlgorithmName,
+    Axis,
+    Compute,
+    Dtype,
+    Layout,
+    Order,
+    PreOp,
+    Reduction,
+    Rounding,
+    Trans,
+)
 
-Dtype = Literal["float16", "float32", "float64", "complex64", "complex128"]
 StoredDtype = Literal[Dtype, "int64"]
 """argmax and argmin give int64; it is no operand's type."""
-Trans = Literal["N", "T", "C", "R"]
-Order = Literal["C", "F"]
-Layout = Literal["interleaved", "planar"]
-Compute = Literal[
-    "auto", "fp32", "fp64", "tf32", "1xtf32", "3xtf32", "3xfp16", "3xfp16-3m", "6xbf16", "9xbf16", "ozaki"
-]
-Reduction = Literal["sum", "max", "min", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
-Axis = Literal["m", "n", "batch"]
-PreOp = Literal["identity", "abs", "square"]
-Algorithm = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "mfma", "ozaki", "sums", "gram", "product"]
-Rounding = Literal["nearest", "toward_zero", "half_ulp_truncate", "half_ulp_truncate_flush"]
 
 Scalar = Annotated[
     complex,
@@ -116,7 +116,7 @@ class GemmConfigFields(Strict):
     moduli: int | None = Field(None, ge=1, le=32)
     rounding_big: Rounding | None = None
     rounding_small: Rounding | None = None
-    algorithm: Algorithm | None = None
+    algorithm: AlgorithmName | None = None
 
 
 class _OperationFields(Strict):

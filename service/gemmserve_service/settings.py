@@ -11,8 +11,6 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from gemmserve_service.keyring import KeyringError, read_keyring
-
 _DEVICE = re.compile(r"cpu|(cuda|rocm):\d{1,3}")
 
 
@@ -75,12 +73,10 @@ class Settings(BaseSettings):
         None, description="file to append the audit's JSON lines to; default: standard error, with the other logs"
     )
 
-    transfer_processes: int = Field(
-        0,
-        ge=0,
-        le=64,
+    transfer_processes: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
+        "auto",
         description="processes beside the front that move the bytes of large bodies (Linux; connections without TLS); "
-        "0: the front does",
+        "0: the front does; auto: one for every four processors, four at most, and none below eight processors",
     )
     max_connections: int = Field(
         4096, ge=1, description="connections at one time; a further one takes the place of the longest idle"
@@ -223,21 +219,6 @@ class Settings(BaseSettings):
     def _check_tls(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key belong together")
-        return self
-
-    @model_validator(mode="after")
-    def _check_exposure(self) -> Self:
-        if self.loopback or self.allow_unauthenticated:
-            return self
-        try:
-            closed = read_keyring(self.data_dir, self.keys_file).closed
-        except KeyringError as error:
-            raise ValueError(str(error)) from error
-        if not closed:
-            raise ValueError(
-                f"host {self.host} can be reached by others and there are no API keys: make one with "
-                "`gemmserve keys create`, listen on 127.0.0.1, or give --allow-unauthenticated"
-            )
         return self
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -11,6 +12,13 @@ import pytest
 
 BACKENDS = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
 CHANNELS = ["job", "one-shot"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Arithmetic has one outcome: `make test` runs none of these again."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.flaky(reruns=0))
 
 
 @pytest.fixture(scope="session", params=BACKENDS)

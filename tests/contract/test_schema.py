@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from gemmserve_service.api_keys import Quota, Scope
-from gemmserve_service.app import create_app
-from gemmserve_service.core import Core
-from gemmserve_service.keyring import create_key
-from gemmserve_service.serving import main_server
+from gemmserve_service.http.app import create_app
+from gemmserve_service.http.server import main_server
+from gemmserve_service.jobs.core import Core
 from gemmserve_service.settings import Settings
+from gemmserve_service.tenancy.api_keys import Quota, Scope
+from gemmserve_service.tenancy.keyring import create_key
 
 DTYPES = ["<f2", "<f4", ">f8", "<c8", ">c16"]
 
@@ -39,7 +39,6 @@ def npy_files(draw):
 
 
 schemathesis.openapi.media_type("application/x-npy", npy_files())
-schemathesis.openapi.media_type("application/partial-upload", st.binary(max_size=20))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from local_server import LocalServer
 import gemmserve
 from gemmserve import Client
 
+pytestmark = pytest.mark.flaky(reruns=0)  # a job that is lost once is lost
+
 N = 768  # complex128: a few panels, between which a worker can be held
 
 

@@ -21,7 +21,7 @@ from raw_connection import Raw
 from request_shapes import HIDDEN, SHAPES
 
 from gemmserve import Client
-from gemmserve_service.keyring import create_key
+from gemmserve_service.tenancy.keyring import create_key
 
 QUIET_S = 0.15
 """A proxy that says nothing for so long waits for more of a request."""

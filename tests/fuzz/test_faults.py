@@ -21,7 +21,7 @@ from live_server import LiveServer
 
 import gemmserve
 from gemmserve import Client, RetryPolicy, _flows, _parts
-from gemmserve_service.keyring import create_key
+from gemmserve_service.tenancy.keyring import create_key
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,11 +17,11 @@ import numpy as np
 
 from gemmserve_kernels import GemmConfig, KernelError, gemm, gemm_reduce, prepare
 from gemmserve_kernels.bench.cases import Case
-from gemmserve_kernels.device import DeviceSpec
-from gemmserve_kernels.errors import DeviceError
+from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_kernels.freivalds import freivalds_check
-from gemmserve_kernels.problem import GemmReduceProblem, Operand
-from gemmserve_kernels.reference import errors, logical, oracle_gemm, reduction_errors
+from gemmserve_kernels.numerics.reference import errors, logical, oracle_gemm, reduction_errors
+from gemmserve_kernels.problem.errors import DeviceError
+from gemmserve_kernels.problem.problem import GemmReduceProblem, Operand
 
 
 @dataclass(frozen=True)

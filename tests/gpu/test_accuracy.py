@@ -26,7 +26,7 @@ from accuracy_cases import (
 from gemmserve_kernels import ComputeUnsupported, ConfigInfeasible, GemmConfig, gemm, gemm_reduce, prepare
 from gemmserve_kernels.bench.grades import grades
 from gemmserve_kernels.bench.kinds import BY_WEIGHT, EXACT, operands
-from gemmserve_kernels.operand import real_dtype
+from gemmserve_kernels.problem.operand import real_dtype
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

@@ -9,7 +9,7 @@ import pytest
 from simt_cases import random
 
 from gemmserve_kernels import DeviceSpec, GemmConfig, GemmProblem, Operand, gemm, gemm_reduce, plan, prepare
-from gemmserve_kernels.mfma.tiles import ARCHITECTURES
+from gemmserve_kernels.algorithms.mfma.tile import ARCHITECTURES
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

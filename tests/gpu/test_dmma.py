@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from dmma_cases import CASES, Case, excess, run
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.launch import CupyLauncher
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.numerics import reference
 
 pytestmark = pytest.mark.gpu
 

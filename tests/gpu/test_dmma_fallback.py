@@ -12,7 +12,7 @@ from simt_cases import CupyMachine
 
 from gemmserve_kernels import GemmConfig, gemm, read_element_counts
 from gemmserve_kernels.bench import kinds
-from gemmserve_kernels.launch import CupyLauncher
+from gemmserve_kernels.device.launch import CupyLauncher
 
 pytestmark = pytest.mark.gpu
 

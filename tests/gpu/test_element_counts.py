@@ -18,8 +18,8 @@ from gemmserve_kernels import (
     prepare,
     read_element_counts,
 )
-from gemmserve_kernels.ozaki.bound import LINES
-from gemmserve_kernels.planes import models as plane_models
+from gemmserve_kernels.algorithms.ozaki.bound import LINES
+from gemmserve_kernels.algorithms.splits import models as plane_models
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

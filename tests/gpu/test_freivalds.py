@@ -14,11 +14,11 @@ from sampled_cases import on as elements_on
 from simt_cases import CupyMachine, random, strided
 
 from gemmserve_kernels import KernelError, gemm, gemm_reduce
-from gemmserve_kernels.device import DeviceSpec
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_kernels.freivalds import freivalds_check
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.problem import GemmReduceProblem, Operand
-from gemmserve_kernels.reference import sampled_reduction_errors
+from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors
+from gemmserve_kernels.problem.problem import GemmReduceProblem, Operand
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

@@ -21,8 +21,8 @@ from gemmserve_kernels import (
     gemm,
     plan,
 )
-from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.reference import bound, errors, freivalds, oracle_gemm
+from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.numerics.reference import bound, errors, freivalds, oracle_gemm
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gemmserve_kernels import GemmConfig, GemmReduceProblem, Operand, gemm_reduce
-from gemmserve_kernels.reference import reduction_errors
+from gemmserve_kernels.numerics.reference import reduction_errors
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

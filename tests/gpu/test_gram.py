@@ -7,10 +7,10 @@ import pytest
 from host_products import array, on_device
 
 from gemmserve_kernels import GemmConfig, GemmReduceProblem, Operand, gemm_reduce, plan
-from gemmserve_kernels.device import DeviceSpec
-from gemmserve_kernels.gram.gemm_reduce import supports
-from gemmserve_kernels.gram.plan import ACCURACY
-from gemmserve_kernels.reference import oracle_gemm_reduce
+from gemmserve_kernels.algorithms.gram.gemm_reduce import supports
+from gemmserve_kernels.algorithms.gram.plan import ACCURACY
+from gemmserve_kernels.device.spec import DeviceSpec
+from gemmserve_kernels.numerics.reference import oracle_gemm_reduce
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

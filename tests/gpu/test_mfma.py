@@ -8,11 +8,11 @@ import reduce_cases
 from mfma_cases import BOTH, check, run
 from simt_cases import CupyMachine, random, strided
 
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.mfma import model
-from gemmserve_kernels.mfma.gemm_reduce import run_gemm_reduce
-from gemmserve_kernels.mfma.tiles import CANDIDATES, candidates_of, check_device, dense_arithmetic
-from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.algorithms.mfma import model
+from gemmserve_kernels.algorithms.mfma.gemm_reduce import run_gemm_reduce
+from gemmserve_kernels.algorithms.mfma.tile import CANDIDATES, candidates_of, check_device, dense_arithmetic
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 pytestmark = pytest.mark.gpu
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128")

@@ -8,12 +8,12 @@ from framed import Framed
 from mma_cases import BOUNDS, build, check, check_not_finite, check_planes, planes_of, run
 from simt_cases import CupyMachine, random, strided
 
-from gemmserve_kernels import models, reference
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.mma import gemm as mma_sync
-from gemmserve_kernels.mma import plan
-from gemmserve_kernels.mma.tiles import check_device
+from gemmserve_kernels.algorithms.mma import gemm as mma_sync
+from gemmserve_kernels.algorithms.mma import plan
+from gemmserve_kernels.algorithms.mma.tile import check_device
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.numerics import models, reference
+from gemmserve_kernels.problem.config import GemmConfig
 
 pytestmark = pytest.mark.gpu
 

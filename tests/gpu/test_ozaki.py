@@ -7,11 +7,11 @@ import pytest
 from framed import Framed
 from ozaki_cases import CASES, Case, run
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.ozaki import gemm as ozaki
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.simt import gemm as simt
+from gemmserve_kernels.algorithms.ozaki import gemm as ozaki
+from gemmserve_kernels.algorithms.simt import gemm as simt
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 pytestmark = pytest.mark.gpu
 

@@ -7,11 +7,11 @@ import pytest
 from reduce_cases import COMPLEX, REAL, check, check_exact, exact, run
 from simt_cases import CupyMachine, random
 
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.mma import gemm_reduce as mma
-from gemmserve_kernels.planes import gemm_reduce as planes
-from gemmserve_kernels.sums import gemm_reduce as sums
+from gemmserve_kernels.algorithms.mma import gemm_reduce as mma
+from gemmserve_kernels.algorithms.splits import gemm_reduce as planes
+from gemmserve_kernels.algorithms.sums import gemm_reduce as sums
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.problem.config import GemmConfig
 
 pytestmark = pytest.mark.gpu
 ALGORITHMS = {"wgmma": "3xfp16", "mma": "3xfp16", "mfma": "3xfp16", "tf32": "3xtf32"}
@@ -78,7 +78,7 @@ def test_shares_of_a_batch_have_the_same_bits(machine, name, monkeypatch):
     a, b = random(1, "complex64", 5, 200, 150), random(2, "complex64", 5, 150, 140)
     options |= {"reduce": ["sum", "argmax"], "axis": "m"}
     _, whole = run(machine, function, a, b, **options)
-    monkeypatch.setattr("gemmserve_kernels.planes.gemm._WORKSPACE", 1 << 20)
+    monkeypatch.setattr("gemmserve_kernels.algorithms.splits.gemm._WORKSPACE", 1 << 20)
     _, shares = run(machine, function, a, b, **options)
     for key, result in whole.items():
         np.testing.assert_array_equal(result, shares[key])

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from simt_cases import GEMM_CASES, CupyMachine, Gemm, assert_within, check_gemm, run_gemm
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.config import _CANDIDATES
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.simt import gemm as simt
+from gemmserve_kernels.algorithms.simt import gemm as simt
+from gemmserve_kernels.algorithms.simt.tile import _CANDIDATES
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from simt_cases import COMPLEX_KINDS, REAL_KINDS, REDUCE_CASES, CupyMachine, Reduce, check_reduce, run_reduce
 
-from gemmserve_kernels.config import _CANDIDATES
-from gemmserve_kernels.launch import CupyLauncher
+from gemmserve_kernels.algorithms.simt.tile import _CANDIDATES
+from gemmserve_kernels.device.launch import CupyLauncher
 
 pytestmark = pytest.mark.gpu
 

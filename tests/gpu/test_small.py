@@ -8,10 +8,10 @@ from framed import Framed
 from simt_cases import COMPLEX_ALPHA, CupyMachine, random
 from small_cases import SMALL_CASES, TF32, check_non_finite_and_tiny, check_small, product, run_small
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.small import gemm as small
+from gemmserve_kernels.algorithms.small import gemm as small
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 pytestmark = pytest.mark.gpu
 

@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 from simt_cases import CupyMachine, random
 
-from gemmserve_kernels import prepared, read_element_counts, reference
-from gemmserve_kernels.arguments import StoredArray
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.planes import gemm as tensor_core
-from gemmserve_kernels.planes import models as plane_models
-from gemmserve_kernels.planes import split, verdict
-from gemmserve_kernels.planes.layout import is_wide
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.simt import gemm as simt
+from gemmserve_kernels import read_element_counts
+from gemmserve_kernels.algorithms.common import verdict
+from gemmserve_kernels.algorithms.common.splits import is_wide
+from gemmserve_kernels.algorithms.simt import gemm as simt
+from gemmserve_kernels.algorithms.splits import gemm as tensor_core
+from gemmserve_kernels.algorithms.splits import models as plane_models
+from gemmserve_kernels.algorithms.splits import split
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.device.struct_params import StoredArray
+from gemmserve_kernels.dispatch.prepare import prepare
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 pytestmark = pytest.mark.gpu
 
@@ -163,7 +166,7 @@ def test_planes_are_the_models(launcher, scheme, dtype, trans, k):
     vectors[8, 0], vectors[9, 0] = 1e32, 1e-45
     stored, base = StoredArray.of(launcher, device := cupy.asarray(array))
     assert device.size
-    side = split.Side.of(stored, (), trans, left=True, planar=False)
+    side = split.SplitSide.of(stored, (), trans, left=True, planar=False)
     words = cupy.zeros(4 + verdict.words(1, 45), np.int32)
     operand = split.allocate(launcher, scheme, side, "a", None if is_wide(scheme) else verdict.Deficits(words, 4))
     split.run(launcher, operand, None, base, base, words.data.ptr)
@@ -197,7 +200,7 @@ def test_blocks_take_unit_after_unit(launcher, trans, k):
         x = cupy.random.standard_normal(shape, dtype=np.float32)
         arrays.append(x[0] + 1j * x[1])
         stored, base = StoredArray.of(launcher, arrays[i])
-        side = split.Side.of(stored, (matrices,), trans[i], left=name == "a", planar=False)
+        side = split.SplitSide.of(stored, (matrices,), trans[i], left=name == "a", planar=False)
         operands.append(split.allocate(launcher, "3xfp16", side, name, verdict.Deficits(words, 4 + i * each)))
         operands[i].planes.data.view(np.uint16)[...] = 0x7E01
         bases.append(base)
@@ -275,9 +278,7 @@ def test_prepared_operands_give_the_same_bits(launcher, compute, kind):
     _, again, _ = run(launcher, a, b, compute=compute)
     np.testing.assert_array_equal(again, plain)
     sides = iter("ab")
-    _, ready, _ = run(
-        launcher, a, b, compute=compute, put=lambda x: prepared.prepare(on_device(x), next(sides), compute)
-    )
+    _, ready, _ = run(launcher, a, b, compute=compute, put=lambda x: prepare(on_device(x), next(sides), compute))
     np.testing.assert_array_equal(ready, plain)
 
 

@@ -9,12 +9,12 @@ import pytest
 from host_products import array, join, on_device, op
 
 from gemmserve_kernels import ConfigInfeasible, DeviceError, GemmConfig, GemmProblem, Operand, gemm
+from gemmserve_kernels.algorithms.vendor import gemm as vendor
+from gemmserve_kernels.algorithms.vendor.blas import lower
 from gemmserve_kernels.bench.cases import Case
 from gemmserve_kernels.bench.run import measure
 from gemmserve_kernels.bench.targets import GpuTarget
-from gemmserve_kernels.reference import errors
-from gemmserve_kernels.vendor import gemm as vendor
-from gemmserve_kernels.vendor.blas import lower
+from gemmserve_kernels.numerics.reference import errors
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

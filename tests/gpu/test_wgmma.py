@@ -10,14 +10,14 @@ from framed import Framed
 from simt_cases import CupyMachine, random
 from wgmma_cases import IDS, LIMIT, SCHEMES, Case, check, planes_of, run
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.planes import models as plane_models
-from gemmserve_kernels.planes.layout import PLANES, Planes
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.wgmma import gemm as wgmma
-from gemmserve_kernels.wgmma.tiles import _CANDIDATES
+from gemmserve_kernels.algorithms.common.splits import PLANES, Planes
+from gemmserve_kernels.algorithms.splits import models as plane_models
+from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
+from gemmserve_kernels.algorithms.wgmma.candidates import _CANDIDATES
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 pytestmark = pytest.mark.gpu
 

@@ -13,14 +13,15 @@ from reduce_cases import REAL, check_exact, exact
 from reduce_cases import check as check_reduce
 from simt_cases import CupyMachine, random, strided
 
-from gemmserve_kernels import gemm, gemm_reduce, reference
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.wgmma.direct import gemm as direct
-from gemmserve_kernels.wgmma.direct import model
-from gemmserve_kernels.wgmma.direct.gemm_reduce import run_gemm_reduce
-from gemmserve_kernels.wgmma.tiles import _CANDIDATES
+from gemmserve_kernels import gemm, gemm_reduce
+from gemmserve_kernels.algorithms.wgmma.candidates import _CANDIDATES
+from gemmserve_kernels.algorithms.wgmma.direct import gemm as direct
+from gemmserve_kernels.algorithms.wgmma.direct import model
+from gemmserve_kernels.algorithms.wgmma.direct.gemm_reduce import run_gemm_reduce
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 pytestmark = pytest.mark.gpu
 

@@ -18,10 +18,10 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gemmserve_kernels import warm
-from gemmserve_kernels.compiler import CACHE_VARIABLE
-from gemmserve_kernels.seed import SEED_VARIABLE
-from gemmserve_service import supervisor
+from gemmserve_kernels import precompile
+from gemmserve_kernels.device.compiler import CACHE_VARIABLE
+from gemmserve_kernels.device.shipped_kernels import SEED_VARIABLE
+from gemmserve_service.processes import supervisor
 from gemmserve_service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -140,7 +140,7 @@ def test_an_image_is_confined(target):
     text = final_stage(target)
     assert re.findall(r"^USER (\S+)", text, re.MULTILINE)[-1] == "10001:10001"
     assert "HEALTHCHECK" in text
-    assert "gemmserve_service.healthcheck" in text
+    assert "gemmserve_service.processes.healthcheck" in text
     assert 'VOLUME ["/var/lib/gemmserve", "/var/cache/gemmserve"]' in text
     assert 'ENTRYPOINT ["gemmserve"]' in text
 
@@ -154,7 +154,7 @@ def test_an_images_variables_are_settings(target):
 
 def test_kernels_are_compiled_for_known_architectures():
     (text,) = re.findall(r'ARG KERNEL_ARCHITECTURES="([^"]+)"', DOCKERFILE)
-    assert set(text.split()) == set(warm.DEVICES)
+    assert set(text.split()) == set(precompile.DEVICES)
 
 
 # -- compose ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmserve_service.problems import catalogue
+from gemmserve_service.http.problems import catalogue
 from gemmserve_service.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -32,8 +32,8 @@ def test_no_entry_without_a_setting() -> None:
 
 
 def routes() -> set[tuple[str, str]]:
-    from gemmserve_service.app import create_app
-    from gemmserve_service.core import Core
+    from gemmserve_service.http.app import create_app
+    from gemmserve_service.jobs.core import Core
 
     settings = Settings()
     schema = create_app(settings, Core(settings)).openapi()

@@ -44,13 +44,17 @@ def test_the_kernels_load_no_device_library() -> None:
 
 
 def test_the_front_never_loads_a_device_library() -> None:
-    loaded = modules_after("import gemmserve_service.app, gemmserve_service.core, gemmserve_service.front")
+    loaded = modules_after(
+        "import gemmserve_service.http.app, gemmserve_service.jobs.core, gemmserve_service.processes.front"
+    )
     assert not loaded & {"cupy", "cuda"}
 
 
 def test_the_supervisor_loads_little() -> None:
     """It starts the others: what it loads, they wait for."""
-    loaded = modules_after("import gemmserve.cli, gemmserve_service.cli, gemmserve_service.supervisor")
+    loaded = modules_after(
+        "import gemmserve.cli, gemmserve_service.processes.cli, gemmserve_service.processes.supervisor"
+    )
     assert not loaded & {"numpy", "gemmserve_kernels", "fastapi", "starlette", "uvicorn", "structlog"}
 
 

@@ -16,7 +16,7 @@ from gemmserve_kernels.bench.elementwise import (
     unit,
 )
 from gemmserve_kernels.bench.grades import vendor_product
-from gemmserve_kernels.operand import real_dtype
+from gemmserve_kernels.problem.operand import real_dtype
 
 DTYPES = ("float32", "complex64", "float64", "complex128")
 LARGE = {

@@ -17,17 +17,19 @@ from cupy.cuda import memory
 from pydantic import TypeAdapter
 
 from gemmserve_kernels import Operand
-from gemmserve_kernels.errors import OutOfDeviceMemory
-from gemmserve_service import operations
-from gemmserve_service.compiling import compile_program
+from gemmserve_kernels.problem.errors import OutOfDeviceMemory
+from gemmserve_service import products
 from gemmserve_service.errors import JobCancelled
-from gemmserve_service.ids import new_id
-from gemmserve_service.program import operands_of
+from gemmserve_service.executor.worker import verification
+from gemmserve_service.executor.worker.backend import CpuBackend, HostArray, call
+from gemmserve_service.executor.worker.cuda import backend as cuda
+from gemmserve_service.executor.worker.cuda import values as device_values
+from gemmserve_service.executor.worker.host.values import HostValues
+from gemmserve_service.executor.worker.programs import run_program
+from gemmserve_service.jobs.compile_program import compile_program
+from gemmserve_service.programs import operands_of
+from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.schemas import JobRequest
-from gemmserve_service.worker import cuda, device_values, verification
-from gemmserve_service.worker.device import CpuBackend, HostArray, call
-from gemmserve_service.worker.host_values import HostValues
-from gemmserve_service.worker.programs import run_program
 
 UPLOADS, DOWNLOADS, LIVE, LAYOUTS = [], [], [], []
 ROOM = 1 << 40
@@ -150,7 +152,7 @@ def alone(program):
         operands = {operand: HostArray(values[name], name) for operand, name in names.items()}
         outs = {
             result: np.zeros(math.prod(shape), dtype).reshape(shape, order=order)
-            for result, (shape, dtype, order) in operations.outputs(product).items()
+            for result, (shape, dtype, order) in products.outputs(product).items()
         }
         RESULTS.update(outs)
         backend.run(step, operands, outs)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from simt_cases import random, strided
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.wgmma.direct import gemm as direct
+from gemmserve_kernels.algorithms.wgmma.direct import gemm as direct
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 
 def lying(array, how):

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.dmma import gemm as dmma
-from gemmserve_kernels.dmma.tiles import TILES
-from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.algorithms.dmma import gemm as dmma
+from gemmserve_kernels.algorithms.dmma.tile import TILES
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import dmma_cases
 import numpy as np
 from dmma_cases import Case, strided
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.dmma.tiles import SINGLE_TILES
-from gemmserve_kernels.planes import dmma_fallback, fallback
-from gemmserve_kernels.planes.flags import Flags
-from gemmserve_kernels.planes.verdict import GROUP, GROUP_WORDS, UNFIT, groups
-from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.algorithms.common.verdict import GROUP, GROUP_WORDS, UNFIT, groups
+from gemmserve_kernels.algorithms.dmma.tile import SINGLE_TILES
+from gemmserve_kernels.algorithms.splits import dmma_fallback, fallback
+from gemmserve_kernels.algorithms.splits.flags import Flags
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 SINGLE = {"float64": "float32", "complex128": "complex64"}
 CASES = {

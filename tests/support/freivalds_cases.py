@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gemmserve_kernels import reference
 from gemmserve_kernels.freivalds import device, finding, host
 from gemmserve_kernels.freivalds.signs import VECTORS, signs
-from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 
 def build(a, b, c=None, **options):

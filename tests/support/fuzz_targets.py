@@ -20,20 +20,20 @@ from request_shapes import SHAPES
 from uvicorn.server import ServerState
 
 from gemmserve.wire import DTYPES, NpyError, format_npy_header, parse_npy_header
-from gemmserve_kernels.errors import KernelError
-from gemmserve_service.connections import Connections, limited
-from gemmserve_service.digests import parse_content_digest
+from gemmserve_kernels.problem.errors import KernelError
 from gemmserve_service.errors import ServiceError
-from gemmserve_service.ingest import NpyHead
-from gemmserve_service.long_json import read_object
-from gemmserve_service.multipart import OneShotForm
-from gemmserve_service.preferences import choose_media_type, parse_prefer
-from gemmserve_service.ranges import UnsatisfiableError, parse_range
-from gemmserve_service.routes.oneshot import _check, _params
+from gemmserve_service.http.headers.digests import parse_content_digest
+from gemmserve_service.http.headers.preferences import choose_media_type, parse_prefer
+from gemmserve_service.http.headers.ranges import UnsatisfiableError, parse_range
+from gemmserve_service.http.protocol.connections import Connections, limited
+from gemmserve_service.http.requests.long_json import read_object
+from gemmserve_service.http.requests.multipart import OneShotForm
+from gemmserve_service.http.requests.strict_json import parse_object
+from gemmserve_service.http.routes.oneshot import _check, _params
+from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.schemas import GemmParams
 from gemmserve_service.settings import Settings
-from gemmserve_service.strict_json import parse_object
-from gemmserve_service.turns import Turns
+from gemmserve_service.store.declared import NpyHead
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from works import unpacked
+
 from gemmserve_kernels import DeviceSpec
-from gemmserve_service.executor.base import Worker, spec_adapter
-from gemmserve_service.executor.protocol import Done, Group, Hello, Written
+from gemmserve_service.executor.port import Worker, spec_adapter
+from gemmserve_service.executor.protocol import Done, Hello, Written
 from gemmserve_service.schemas import JobState, Timings
 
 ALLOWED = {
@@ -37,14 +39,14 @@ class Fleet:
     def workers(self):
         return list(self.fleet.values())
 
-    def send(self, worker, task):
+    def send(self, worker, batch):
         assert worker.ready
-        messages = task.tasks if isinstance(task, Group) else [task]
+        messages = unpacked(batch)
         sent = [message.task for message in messages]
         for message in messages:
             for ref in getattr(message, "operands", {}).values():
                 record = None if ref.cache_id is None else self.catalog.get(ref.cache_id)
-                assert record is None or record.unwritten is None or record.unwritten.holder is worker
+                assert record is None or record.pending is None or record.pending.holder == worker.id
         self.may_wait |= {message.task for message in messages if getattr(message, "defer", False)}
         assert list(worker.tasks) == sent, "one task or one group at a time"
 
@@ -53,7 +55,7 @@ class Fleet:
 
     def tell(self, worker, message):
         assert worker.ready
-        assert {*message.now, *message.late, *message.never} <= set(self.unwritten[worker.id])
+        assert {*message.first, *message.last, *message.drop} <= set(self.unwritten[worker.id])
 
     def kill(self, worker, reason):
         self.lose(worker)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Self
 from spy_executor import SpyExecutor
 
 from gemmserve.wire import DESCRIPTORS_SUFFIX
-from gemmserve_service.app import create_app
-from gemmserve_service.core import Core
-from gemmserve_service.serving import main_server
+from gemmserve_service.http.app import create_app
+from gemmserve_service.http.server import main_server
+from gemmserve_service.jobs.core import Core
+from gemmserve_service.runtime.unix_sockets import listen_unix
 from gemmserve_service.settings import Settings
-from gemmserve_service.unix_sockets import listen_unix
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from gemmserve_service.queue import NotOnRecord, Unfinished, brief, request_of
+from gemmserve_service.jobs.job_queue import NotOnRecord, Unfinished, brief, request_of
 from gemmserve_service.schemas import JobState, ProgramJob
 
 OPEN = {JobState.QUEUED, JobState.RUNNING}
@@ -65,7 +65,7 @@ class MemoryQueue:
         )
         self._update(info, **{name: getattr(info, name) for name in ends})
 
-    async def lineages(self, job_ids):
+    async def succeeded(self, job_ids):
         infos = [self.jobs[job_id] for job_id in sorted(set(job_ids) & self.jobs.keys())]
         return [(info, request_of(info.request)) for info in infos if info.state == JobState.SUCCEEDED]
 

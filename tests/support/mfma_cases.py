@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from simt_cases import assert_within, strided
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.mfma import gemm as mfma
-from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.algorithms.mfma import gemm as mfma
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 SMALL = GemmConfig(block_m=64, block_n=64, warp_m=32, warp_n=32)
 SMALL_DOUBLE = GemmConfig(block_m=32, block_n=32, warp_m=16, warp_n=16)

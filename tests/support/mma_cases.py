@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 from simt_cases import random
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.mma import gemm as mma_sync
-from gemmserve_kernels.planes.layout import PITCH, PLANES, Planes
-from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.algorithms.common.splits import PITCH, PLANES, Planes
+from gemmserve_kernels.algorithms.mma import gemm as mma_sync
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 BOUNDS = {"3xtf32": 4e-7, "1xtf32": 5e-4, "3xfp16": 4e-7, "1xfp16": 5e-4}
 """Relative Frobenius error of normal data up to k = 4096."""

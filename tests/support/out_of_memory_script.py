@@ -13,10 +13,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "cupy_on_numpy"))
 import numpy as np
 from cupy.cuda import memory
 
-from gemmserve_kernels.errors import OutOfDeviceMemory
+from gemmserve_kernels.problem.errors import OutOfDeviceMemory
+from gemmserve_service.executor.worker.backend import HostArray, call
+from gemmserve_service.executor.worker.cuda import backend as cuda
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
-from gemmserve_service.worker import cuda
-from gemmserve_service.worker.device import HostArray, call
 
 ROOM = 0
 SEEN = []
@@ -68,16 +68,16 @@ attempt(GemmParams(), 1000, {"d": np.zeros((M, M))}, a=a, b=b)
 # An operand that is a result which the device alone has, with room for the whole, and without.
 import cupy  # noqa: E402
 
-from gemmserve_service.worker.backlog import Result  # noqa: E402
+from gemmserve_service.executor.worker.memory.write_queue import Result  # noqa: E402
 
 told = []
-backend.backlog.begin(told.append)
+backend.write_queue.begin(told.append)
 for number, room in enumerate((WHOLE, WHOLE // 3)):
     value, place = cupy.empty(a.shape, a.dtype), np.zeros(a.shape)
     value.set(a)
-    assert backend.backlog.reserve(f"task-{number}", [Result(f"late-{number}", value, place)])
-    backend.backlog._delay_s = 3600.0
-    backend.backlog.start(f"task-{number}")
+    assert backend.write_queue.reserve(f"task-{number}", [Result(f"late-{number}", value, place)])
+    backend.write_queue._delay_s = 3600.0
+    backend.write_queue.start(f"task-{number}")
     ROOM = room
     SEEN.clear()
     d = np.zeros((M, M))
@@ -88,4 +88,4 @@ for number, room in enumerate((WHOLE, WHOLE // 3)):
         "written": bool(np.array_equal(place, a)),
         "told": [outcome.task for outcome in told],
     }))  # fmt: skip
-    backend.backlog.flush()
+    backend.write_queue.flush()

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.ozaki import gemm as ozaki
-from gemmserve_kernels.problem import GemmProblem, Operand
+from gemmserve_kernels.algorithms.ozaki import gemm as ozaki
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from gemmserve_kernels import Operand
-from gemmserve_service import operations
-from gemmserve_service.compiling import compile_program
-from gemmserve_service.ids import new_id
-from gemmserve_service.program import operands_of
+from gemmserve_service import products
+from gemmserve_service.executor.worker.backend import HostArray
+from gemmserve_service.executor.worker.cuda import backend as cuda
+from gemmserve_service.executor.worker.programs import run_program
+from gemmserve_service.jobs.compile_program import compile_program
+from gemmserve_service.programs import operands_of
+from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.schemas import JobRequest
-from gemmserve_service.worker import cuda
-from gemmserve_service.worker.device import HostArray
-from gemmserve_service.worker.programs import run_program
 
 SIMT = {"config": {"algorithm": "simt"}}
 
@@ -70,7 +70,7 @@ backend.run_program(lambda values: run_program(program.params, operands, results
 values = dict(arrays)
 for each, product, made in zip(program.params.steps, program.products, program.values, strict=True):
     outs = {
-        name: np.zeros(shape, dtype, order=order) for name, (shape, dtype, order) in operations.outputs(product).items()
+        name: np.zeros(shape, dtype, order=order) for name, (shape, dtype, order) in products.outputs(product).items()
     }
     backend.run(each, {operand: HostArray(values[name]) for operand, name in operands_of(each).items()}, outs)
     values |= dict(zip(made, outs.values(), strict=True))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from simt_cases import random
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.problem import GemmReduceProblem, Operand
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.problem import GemmReduceProblem, Operand
 
 COMPLEX = ("sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin")
 REAL = (*COMPLEX, "max", "min")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from freivalds_cases import build, rounded
 
-from gemmserve_kernels import reference
 from gemmserve_kernels.freivalds import sampled, sampled_device, sampled_host
 from gemmserve_kernels.freivalds.finding import INPUT_ROUNDING, tiny_of
-from gemmserve_kernels.operand import real_dtype
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.operand import real_dtype
 
 
 def on_host(problem, a, b, c, d, seed):

@@ -22,20 +22,21 @@ import numpy as np  # noqa: E402
 from simt_cases import random  # noqa: E402
 from simt_shim.module import compile_source  # noqa: E402
 
-from gemmserve_kernels import GemmConfig, compiler, driver, gemm, gemm_reduce, prepare, read_element_counts  # noqa: E402
-from gemmserve_kernels.arguments import CombineParams, GemmParams, GemmReduceParams  # noqa: E402
-from gemmserve_kernels.device import KNOWN, DeviceSpec  # noqa: E402
+from gemmserve_kernels import GemmConfig, gemm, gemm_reduce, prepare, read_element_counts  # noqa: E402
+from gemmserve_kernels.algorithms.gram.gemm_reduce import GramFormParams, GramParams  # noqa: E402
+from gemmserve_kernels.algorithms.mma.plan import MmaParams  # noqa: E402
+from gemmserve_kernels.algorithms.small.gemm import SmallParams  # noqa: E402
+from gemmserve_kernels.algorithms.splits.fallback import FallbackParams  # noqa: E402
+from gemmserve_kernels.algorithms.splits.reduce_fallback import ReduceFallbackParams  # noqa: E402
+from gemmserve_kernels.algorithms.splits.split import SplitParams  # noqa: E402
+from gemmserve_kernels.algorithms.sums.gemm_reduce import SumsParams  # noqa: E402
+from gemmserve_kernels.device import compiler, driver  # noqa: E402
+from gemmserve_kernels.device.spec import KNOWN, DeviceSpec  # noqa: E402
+from gemmserve_kernels.device.struct_params import CombineParams, GemmParams, GemmReduceParams  # noqa: E402
 from gemmserve_kernels.freivalds import device as freivalds_device  # noqa: E402
 from gemmserve_kernels.freivalds import freivalds_check, sampled_device  # noqa: E402
-from gemmserve_kernels.gram.gemm_reduce import GramFormParams, GramParams  # noqa: E402
-from gemmserve_kernels.mma.plan import MmaParams  # noqa: E402
-from gemmserve_kernels.planes.fallback import FallbackParams  # noqa: E402
-from gemmserve_kernels.planes.reduce_fallback import ReduceFallbackParams  # noqa: E402
-from gemmserve_kernels.planes.split import SplitParams  # noqa: E402
-from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand  # noqa: E402
-from gemmserve_kernels.reference import sampled_reduction_errors  # noqa: E402
-from gemmserve_kernels.small.gemm import SmallParams  # noqa: E402
-from gemmserve_kernels.sums.gemm_reduce import SumsParams  # noqa: E402
+from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors  # noqa: E402
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem, Operand  # noqa: E402
 
 PARAMS = {
     "gemm": GemmParams,
@@ -150,7 +151,7 @@ def check_c_is_not_read_where_beta_is_zero():
 
 
 def check_batches_in_turns():
-    from gemmserve_kernels.planes import gemm as planes
+    from gemmserve_kernels.algorithms.splits import gemm as planes
 
     planes._WORKSPACE = 70000  # of planes at once: two matrices of five
     a, b = random(1, "c8", 5, 20, 70), random(2, "c8", 70, 33)

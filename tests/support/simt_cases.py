@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand
-from gemmserve_kernels.simt import gemm as simt
+from gemmserve_kernels.algorithms.simt import gemm as simt
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem, Operand
 
 SMALL = GemmConfig(block_m=16, block_n=8, block_k=4, thread_m=4, thread_n=2)
 """Many tiles, and edges of every kind, from matrices of a few dozen rows."""

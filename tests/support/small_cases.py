@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from simt_cases import COMPLEX_ALPHA, Gemm, assert_within, random, strided
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.small import gemm as small
+from gemmserve_kernels.algorithms.small import gemm as small
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 TF32 = {"compute": "3xtf32"}
 """What puts products of complex64 on tensor cores."""

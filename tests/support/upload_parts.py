@@ -12,7 +12,6 @@ LARGE = (np.arange(1 << 19) % 997).astype("c8").reshape(512, 1024)
 """4 MiB."""
 BARE = {"Content-Type": "application/octet-stream"}
 NPY = {"Content-Type": "application/x-npy"}
-PARTIAL = {"Content-Type": "application/partial-upload"}
 
 
 def digest(data):

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from simt_cases import random, strided
 
-from gemmserve_kernels import reference
-from gemmserve_kernels.planes import models as plane_models
-from gemmserve_kernels.planes.layout import PITCH, Planes, is_wide
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.wgmma import gemm as wgmma
-from gemmserve_kernels.wgmma.tiles import _CANDIDATES
+from gemmserve_kernels.algorithms.common.splits import PITCH, Planes, is_wide
+from gemmserve_kernels.algorithms.splits import models as plane_models
+from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
+from gemmserve_kernels.algorithms.wgmma.candidates import _CANDIDATES
+from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 SCHEMES = tuple(key for key in _CANDIDATES if key[0] != "fp16")
 """Those of planes."""

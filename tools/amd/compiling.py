@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from amd import toolchain
 from amd.codeobject import CodeObject, Usage
-from gemmserve_kernels.compiler import ROCM_OPTIONS
+from gemmserve_kernels.device.compiler import ROCM_OPTIONS
 
 if TYPE_CHECKING:
     from types import TracebackType

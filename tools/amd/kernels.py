@@ -11,30 +11,31 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.device import KNOWN, DeviceSpec
+from gemmserve_kernels.algorithms.mfma import gemm as mfma
+from gemmserve_kernels.algorithms.mfma import gemm_reduce as mfma_reduce
+from gemmserve_kernels.algorithms.mfma.tile import ARCHITECTURES, CANDIDATES, MfmaTile, candidates_of
+from gemmserve_kernels.algorithms.simt import gemm as simt
+from gemmserve_kernels.algorithms.small import gemm as small
+from gemmserve_kernels.algorithms.splits import gemm as planes
+from gemmserve_kernels.algorithms.splits import gemm_reduce as planes_reduce
+from gemmserve_kernels.algorithms.sums import gemm_reduce as sums
+from gemmserve_kernels.device.replay import LaunchRecorder, RecordedLaunch
+from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
 from gemmserve_kernels.freivalds import device as freivalds
 from gemmserve_kernels.freivalds import sampled_device as sampled
-from gemmserve_kernels.mfma import gemm as mfma
-from gemmserve_kernels.mfma import gemm_reduce as mfma_reduce
-from gemmserve_kernels.mfma.tiles import ARCHITECTURES, CANDIDATES, MfmaTile, candidates_of
-from gemmserve_kernels.planes import gemm as planes
-from gemmserve_kernels.planes import gemm_reduce as planes_reduce
-from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem
-from gemmserve_kernels.problem import Operand as OperandSpec
-from gemmserve_kernels.simt import gemm as simt
-from gemmserve_kernels.small import gemm as small
-from gemmserve_kernels.sums import gemm_reduce as sums
-from gemmserve_kernels.trace import Note, Tracer
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
+from gemmserve_kernels.problem.problem import Operand as OperandSpec
+from gemmserve_kernels.problem.vocabulary import REDUCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gemmserve_kernels.compiler import KernelSource
+    from gemmserve_kernels.device.compiler import KernelSource
 
 SPECS: Final = {spec.arch: spec for spec in KNOWN.values() if spec.kind == "rocm"}
 _LARGE: Final = 4096
-_REDUCTIONS: Final = ["sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
+_REDUCTIONS: Final = [name for name in REDUCTIONS if name not in {"max", "min"}]
 _DTYPES: Final = ("float16", "float32", "float64", "complex64", "complex128")
 _EVERYTHING: Final = "gfx942"
 """The architecture for which every way to read an operand is compiled."""
@@ -70,33 +71,33 @@ def cases(arch: str) -> list[Case]:
     return list(found.values())
 
 
-def _notes(spec: DeviceSpec, run: Callable[[Tracer], Any]) -> list[Note]:
-    tracer = Tracer(spec, 2**31 - 1, 0)
-    run(tracer)
-    return [step for step in tracer.steps if isinstance(step, Note)]
+def _notes(spec: DeviceSpec, run: Callable[[LaunchRecorder], Any]) -> list[RecordedLaunch]:
+    recorder = LaunchRecorder(spec, 2**31 - 1, 0)
+    run(recorder)
+    return [step for step in recorder.steps if isinstance(step, RecordedLaunch)]
 
 
-def _array(tracer: Tracer, operand: OperandSpec) -> Any:
+def _array(recorder: LaunchRecorder, operand: OperandSpec) -> Any:
     itemsize = operand.dtype.itemsize
-    return tracer.argument(operand.shape, operand.dtype, tuple(stride * itemsize for stride in operand.strides))
+    return recorder.argument(operand.shape, operand.dtype, tuple(stride * itemsize for stride in operand.strides))
 
 
-def _gemm(spec: DeviceSpec, module: Any, problem: GemmProblem, config: Any) -> list[Note]:
-    def run(tracer: Tracer) -> None:
-        a, b, out = (_array(tracer, x) for x in (problem.a, problem.b, problem.result))
-        module.run_gemm(tracer, problem, config, a, b, None, out)
+def _gemm(spec: DeviceSpec, module: Any, problem: GemmProblem, config: Any) -> list[RecordedLaunch]:
+    def run(recorder: LaunchRecorder) -> None:
+        a, b, out = (_array(recorder, x) for x in (problem.a, problem.b, problem.result))
+        module.run_gemm(recorder, problem, config, a, b, None, out)
 
     return _notes(spec, run)
 
 
-def _reduce(spec: DeviceSpec, module: Any, problem: GemmReduceProblem, config: Any) -> list[Note]:
-    def run(tracer: Tracer) -> None:
-        a, b = (_array(tracer, x) for x in (problem.a, problem.b))
+def _reduce(spec: DeviceSpec, module: Any, problem: GemmReduceProblem, config: Any) -> list[RecordedLaunch]:
+    def run(recorder: LaunchRecorder) -> None:
+        a, b = (_array(recorder, x) for x in (problem.a, problem.b))
         results = {
-            name: _array(tracer, OperandSpec.contiguous(shape, dtype))
+            name: _array(recorder, OperandSpec.contiguous(shape, dtype))
             for name, (shape, dtype) in problem.results.items()
         }
-        module.run_gemm_reduce(tracer, problem, config, a, b, results)
+        module.run_gemm_reduce(recorder, problem, config, a, b, results)
 
     return _notes(spec, run)
 
@@ -108,7 +109,7 @@ def _operand(
     return OperandSpec.contiguous(shape, np.dtype(dtype), order)
 
 
-def _named(label: str, notes: list[Note], mnemonic: str = "", *, only: str = "") -> Iterator[Case]:
+def _named(label: str, notes: list[RecordedLaunch], mnemonic: str = "", *, only: str = "") -> Iterator[Case]:
     distinct = list(dict.fromkeys((note.source, note.entry) for note in notes if only in {"", note.entry}))
     for number, (source, entry) in enumerate(distinct):
         again = sum(other == entry for _, other in distinct[:number])
@@ -154,10 +155,10 @@ def _checks(spec: DeviceSpec) -> Iterator[Case]:
         x = _operand("complex64", order=order)
         problem = GemmProblem.build(x, x)
 
-        def run(tracer: Tracer, problem: GemmProblem = problem, x: OperandSpec = x) -> None:
-            a, b, d = (_array(tracer, x) for _ in range(3))
-            freivalds.figures(tracer, problem, a, b, None, d, seed=0)
-            sampled.figures(tracer, problem, a, b, None, d, tracer.empty((1,), np.dtype(np.uint64)))
+        def run(recorder: LaunchRecorder, problem: GemmProblem = problem, x: OperandSpec = x) -> None:
+            a, b, d = (_array(recorder, x) for _ in range(3))
+            freivalds.figures(recorder, problem, a, b, None, d, seed=0)
+            sampled.figures(recorder, problem, a, b, None, d, recorder.empty((1,), np.dtype(np.uint64)))
 
         yield from _named(f"complex64 {order}", _notes(spec, run))
 

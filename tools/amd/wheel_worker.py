@@ -13,8 +13,9 @@ def main() -> int:
     import cupy
 
     from amd.codeobject import CodeObject
-    from gemmserve_kernels import compiler, gemm
-    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels import gemm
+    from gemmserve_kernels.device import compiler
+    from gemmserve_kernels.device.spec import DeviceSpec
 
     runtime = cupy.cuda.runtime
     print(f"CuPy {cupy.__version__} is imported, for ROCm: {runtime.is_hip}; HIP {runtime.runtimeGetVersion()}")

@@ -199,11 +199,11 @@ def killed_with_a_job(connected: Client, module: str) -> int:
 def kills() -> None:
     """Kill -9 of the worker, of the front, and of the container's first process, each with a job running."""
     with client() as connected:
-        attempts = [killed_with_a_job(connected, "gemmserve_service.worker")]
+        attempts = [killed_with_a_job(connected, "gemmserve_service.executor.worker")]
         while attempts[-1] == 1 and len(attempts) < _TRIES:  # it had ended before the signal came
-            attempts.append(killed_with_a_job(connected, "gemmserve_service.worker"))
+            attempts.append(killed_with_a_job(connected, "gemmserve_service.executor.worker"))
         demand(attempts[-1] > 1, "no job was lost with its worker")
-        killed_with_a_job(connected, "gemmserve_service.front")
+        killed_with_a_job(connected, "gemmserve_service.processes.front")
         demand(starts() == 0, "the container should have outlived its worker and its front")
         job, operand = slow_job(connected)
         os.kill(supervisor_pid(), 9)

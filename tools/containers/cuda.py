@@ -21,14 +21,15 @@ INSIDE = """
 import os, shutil, tempfile, time
 from pathlib import Path
 import cupy
-from gemmserve_kernels import compiler, warm
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels import precompile
 from cupy.cuda import nvrtc
 print("cupy", cupy.__version__, "nvrtc", nvrtc.getVersion())
 seed = Path(os.environ["GEMMSERVE_KERNEL_SEED"])
 shipped = {path.name for path in seed.iterdir()}
 print(len(shipped), "kernels shipped,", sum(path.stat().st_size for path in seed.iterdir()), "bytes")
 os.environ["GEMMSERVE_KERNEL_CACHE"] = tempfile.mkdtemp()
-source = min(warm.common("sm_90a"), key=lambda source: len(source.text))
+source = min(precompile.common("sm_90a"), key=lambda source: len(source.text))
 began = time.perf_counter()
 compiled = compiler.cubin_file(source, "sm_90a")
 print("compiled", compiled.name, "in", round(time.perf_counter() - began, 2), "s")

@@ -1,6 +1,6 @@
 """The accuracy table: FP64, FP32, 1xTF32, 3xTF32 and 3xFP16 beside each other, against one reference.
 
-A mode is run by the kernel where the device has it, else by its NumPy model (`gemmserve_kernels.models`), and the row
+A mode is run by the kernel where the device has it, else by its NumPy model (`numerics.models`), and the row
 says which. The reference is the exact product of the same data.
 """
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels import models
 from gemmserve_kernels.bench.cases import draw
-from gemmserve_kernels.errors import ComputeUnsupported
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.reference import Errors, errors, oracle_gemm
+from gemmserve_kernels.numerics import models
+from gemmserve_kernels.numerics.reference import Errors, errors, oracle_gemm
+from gemmserve_kernels.problem.errors import ComputeUnsupported
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

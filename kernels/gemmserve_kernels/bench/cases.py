@@ -1,4 +1,4 @@
-"""What to measure: one product or reduction with its data. Pure but for the random numbers."""
+"""Cases to measure: one product or reduction with its data. Pure but for the random numbers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.problem import GemmProblem, GemmReduceProblem, Operand, real_dtype
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem, Operand, real_dtype
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.config import GemmConfig
+    from gemmserve_kernels.problem.config import GemmConfig
 
     Array = np.ndarray[Any, Any]
 
@@ -94,7 +94,7 @@ class Case:
         return real_dtype(dtype) if self.layout == "planar" else dtype
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of a, b and, where beta is not 0, c."""
+        """Return the shapes of a, b and, where beta is not 0, c."""
         outer = ((2,) if self.layout == "planar" else ()) + ((self.batch,) if self.batch > 1 else ())
         a = (self.m, self.k) if self.trans_a in {"N", "R"} else (self.k, self.m)
         b = (self.k, self.n) if self.trans_b in {"N", "R"} else (self.n, self.k)

@@ -6,7 +6,7 @@ import argparse
 import itertools
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,12 +26,21 @@ from gemmserve_kernels.bench.grades import grades, worst_of
 from gemmserve_kernels.bench.kinds import KINDS
 from gemmserve_kernels.bench.run import measure
 from gemmserve_kernels.bench.targets import ServerTarget, open_target
-from gemmserve_kernels.checks import AXES, COMPUTE_MODES, LAYOUTS, ORDERS, PRE_OPS, REDUCTIONS, TRANS
-from gemmserve_kernels.config import Algorithm, GemmConfig
-from gemmserve_kernels.errors import ComputeUnsupported, DeviceError, KernelError, ParameterInvalid
-from gemmserve_kernels.gemm import gemm
-from gemmserve_kernels.models import ROUNDINGS
-from gemmserve_kernels.operand import DTYPES
+from gemmserve_kernels.dispatch.gemm import gemm
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import ComputeUnsupported, DeviceError, KernelError, ParameterInvalid
+from gemmserve_kernels.problem.operand import DTYPES
+from gemmserve_kernels.problem.vocabulary import (
+    ALGORITHMS,
+    AXES,
+    COMPUTE_MODES,
+    LAYOUTS,
+    ORDERS,
+    PRE_OPS,
+    REDUCTIONS,
+    ROUNDINGS,
+    TRANS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +49,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.bench.cases import Row
     from gemmserve_kernels.bench.grades import GradeRow
     from gemmserve_kernels.bench.targets import CpuTarget, GpuTarget
-    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.device.spec import DeviceSpec
 
 _DTYPES = [dtype.name for dtype in DTYPES]
 
@@ -113,7 +122,7 @@ def _add_product(parser: argparse.ArgumentParser, op: str) -> None:
     sizes.add_argument("--init", choices=INITS, default="normal", help="the data (none: zeros, for time alone)")
     sizes.add_argument("--seed", type=int, default=0)
     tuning = parser.add_argument_group("algorithm")
-    tuning.add_argument("--algorithm", choices=get_args(Algorithm))
+    tuning.add_argument("--algorithm", choices=ALGORITHMS)
     tuning.add_argument("--block", type=_block, metavar="MxNxK", help="the tile of one block, for example 128x64x8")
     tuning.add_argument("--stages", type=_size, help="buffers of shared memory")
     how = parser.add_argument_group("measurement")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.operand import real_dtype
+from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +65,9 @@ class Elementwise:
 
 
 def limit(vendor: float) -> float:
-    """What an error may be, in units of u, beside the vendor's own on the same data: Grade A as this project has it."""
+    """Return the limit of an error, in units of u, beside the vendor's own on the same data: Grade A as this project
+    has it.
+    """
     return max(4.0, 2 * vendor)
 
 
@@ -238,7 +240,7 @@ def _parts(x: Array) -> list[Array]:
 
 
 class _Truth:
-    """What a panel of the product should be: all of it scaled by 2**-exponent, where there is one."""
+    """Return the expected panel of the product: all of it scaled by 2**-exponent, where there is one."""
 
     def __init__(self, xp: Any, left: _Factor, right: _Factor, dtype: np.dtype[Any]) -> None:
         self.xp, self.dtype = xp, dtype

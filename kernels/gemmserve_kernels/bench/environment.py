@@ -1,4 +1,4 @@
-"""What a measurement ran on: published figures carry it."""
+"""Environment of a measurement: published figures carry it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.device.spec import DeviceSpec
 
 
 def environment(spec: DeviceSpec | None) -> dict[str, Any]:

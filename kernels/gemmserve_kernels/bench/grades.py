@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels import models
 from gemmserve_kernels.bench.elementwise import elementwise, limit, unit
 from gemmserve_kernels.bench.kinds import operands
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.errors import ComputeUnsupported, ConfigInfeasible
-from gemmserve_kernels.gemm import gemm
-from gemmserve_kernels.operand import real_dtype
+from gemmserve_kernels.dispatch.gemm import gemm
+from gemmserve_kernels.numerics import models
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import ComputeUnsupported, ConfigInfeasible
+from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ MODES: Final = {
     "float64": _DOUBLE,
     "complex128": _DOUBLE,
 }
-"""What is graded, by dtype; a mode that neither the device nor `models` has is passed over."""
+"""Modes that are graded, by dtype; a mode that neither the device nor `models` has is passed over."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.operand import real_dtype
+from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _BLOCK: Final = 64
 """Rows and columns of a block of block-diagonal data."""
 _SPIKY: Final = 1e8
-"""Of one element in normal data."""
+"""Factor of one element in normal data."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How one kind is made. `exact`: every element of the product has one term that is not zero, and factor 1.
+    """Recipe of one kind. `exact`: every element of the product has one term that is not zero, and factor 1.
 
     `weight`: how much it has shown, kinds of the largest are measured first.
     """
@@ -412,7 +412,7 @@ _kind("cancelling-imag", "positive real parts, imaginary parts of the product th
 
 
 def _pairs(xp: Any, rng: Any, shape: Shape, side: str, dtype: np.dtype[Any]) -> Array:
-    """Of A, x and -x (1 + eps) at neighbouring steps of k; of B the same y at both."""
+    """Return x and -x (1 + eps) at neighbouring steps of k for A, the same y at both for B."""
     axis, k = _along_k(shape, side)
     half = (shape[0], -(-k // 2)) if axis == 1 else (-(-k // 2), shape[1])
     x = _normal(xp, rng, half, side, dtype)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmserve_kernels.bench.cases import Row
 from gemmserve_kernels.bench.verify import gemm_errors, reduce_errors
-from gemmserve_kernels.problem import GemmProblem
+from gemmserve_kernels.problem.problem import GemmProblem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels.bench.cases import Case
     from gemmserve_kernels.bench.targets import Contender, Target
-    from gemmserve_kernels.problem import GemmReduceProblem
+    from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 
 def measure(

@@ -1,4 +1,4 @@
-"""Which kernel sources a case would compile, without a device: its host code runs against a Tracer."""
+"""Kernel sources that a case would compile, without a device: its host code runs against a LaunchRecorder."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.dispatch import WITHOUT_PRODUCT, candidates, plan
-from gemmserve_kernels.errors import KernelError
+from gemmserve_kernels.device.replay import LaunchRecorder, RecordedLaunch
+from gemmserve_kernels.dispatch.prepare import prepare_on
+from gemmserve_kernels.dispatch.routes import WITHOUT_PRODUCT, candidates, plan
 from gemmserve_kernels.freivalds import device as freivalds
 from gemmserve_kernels.freivalds import sampled_device as sampled
-from gemmserve_kernels.operand import Operand
-from gemmserve_kernels.prepared import prepare_on
-from gemmserve_kernels.problem import GemmProblem
-from gemmserve_kernels.simt import gemm as simt
-from gemmserve_kernels.simt import gemm_reduce as simt_reduce
-from gemmserve_kernels.trace import Note, Tracer
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import KernelError
+from gemmserve_kernels.problem.operand import Operand
+from gemmserve_kernels.problem.problem import GemmProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gemmserve_kernels.bench.cases import Case
-    from gemmserve_kernels.compiler import KernelSource
-    from gemmserve_kernels.device import DeviceSpec
-    from gemmserve_kernels.problem import GemmReduceProblem
+    from gemmserve_kernels.device.compiler import KernelSource
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.dispatch.routes import Plan
+    from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 _MAX_GRID = 2**31 - 1
 
 
 def sources(case: Case, spec: DeviceSpec, *, every: bool = True) -> set[KernelSource]:
-    """What `case` compiles on `spec`, operands aligned as fresh arrays are.
+    """Return the sources that `case` compiles on `spec`, operands aligned as fresh arrays are.
 
     `every`: by all algorithms that can run it, and what prepares its operands; else by the one that is chosen. Empty
     where the device cannot run it.
@@ -55,53 +54,53 @@ def sources(case: Case, spec: DeviceSpec, *, every: bool = True) -> set[KernelSo
 
 
 def check_sources(case: Case, spec: DeviceSpec) -> set[KernelSource]:
-    """What a check of a product (`freivalds`) compiles, operands and result aligned as fresh arrays are."""
+    """Return the sources that a check of a product (`freivalds`) compiles, operands and result aligned as fresh arrays
+    are.
+    """
     problem = case.problem()
     if not isinstance(problem, GemmProblem):
         return set()
-    tracer = Tracer(spec, _MAX_GRID, 0)
-    a, b, d = (_argument(tracer, x) for x in (problem.a, problem.b, problem.result))
-    c = None if problem.c is None or problem.beta == 0 else _argument(tracer, problem.c)
-    freivalds.figures(tracer, problem, a, b, c, d, seed=0)
-    sampled.figures(tracer, problem, a, b, c, d, tracer.empty((1,), np.dtype(np.uint64)))
-    return set(_noted(tracer))
+    recorder = LaunchRecorder(spec, _MAX_GRID, 0)
+    a, b, d = (_argument(recorder, x) for x in (problem.a, problem.b, problem.result))
+    c = None if problem.c is None or problem.beta == 0 else _argument(recorder, problem.c)
+    freivalds.figures(recorder, problem, a, b, c, d, seed=0)
+    sampled.figures(recorder, problem, a, b, c, d, recorder.empty((1,), np.dtype(np.uint64)))
+    return set(_noted(recorder))
 
 
-def _argument(tracer: Tracer, operand: Operand) -> Any:
+def _argument(recorder: LaunchRecorder, operand: Operand) -> Any:
     item = operand.dtype.itemsize
-    return tracer.argument(operand.shape, operand.dtype, tuple(item * stride for stride in operand.strides))
+    return recorder.argument(operand.shape, operand.dtype, tuple(item * stride for stride in operand.strides))
 
 
-def _noted(tracer: Tracer) -> Iterator[KernelSource]:
-    return (step.source for step in tracer.steps if isinstance(step, Note))
+def _noted(recorder: LaunchRecorder) -> Iterator[KernelSource]:
+    return (step.source for step in recorder.steps if isinstance(step, RecordedLaunch))
 
 
-def _product(problem: GemmProblem, chosen: Any, spec: DeviceSpec) -> Iterator[KernelSource]:
-    tracer = Tracer(spec, _MAX_GRID, 0)
-    a, b = _argument(tracer, problem.a), _argument(tracer, problem.b)
-    c = None if problem.c is None or problem.beta == 0 else _argument(tracer, problem.c)
-    out = _argument(tracer, Operand.contiguous(problem.result_shape, problem.result_dtype, problem.order))
-    module = simt if chosen.algorithm == "simt" else chosen.module
-    module.run_gemm(tracer, problem, chosen.config, a, b, c, out)
-    return _noted(tracer)
+def _product(problem: GemmProblem, chosen: Plan, spec: DeviceSpec) -> Iterator[KernelSource]:
+    recorder = LaunchRecorder(spec, _MAX_GRID, 0)
+    a, b = _argument(recorder, problem.a), _argument(recorder, problem.b)
+    c = None if problem.c is None or problem.beta == 0 else _argument(recorder, problem.c)
+    out = _argument(recorder, Operand.contiguous(problem.result_shape, problem.result_dtype, problem.order))
+    chosen.run_gemm(recorder, problem, a, b, c, out)
+    return _noted(recorder)
 
 
 def _reduction(problem: GemmReduceProblem, spec: DeviceSpec) -> Iterator[KernelSource]:
-    chosen, tracer = plan(problem, spec), Tracer(spec, _MAX_GRID, 0)
-    a, b = _argument(tracer, problem.a), _argument(tracer, problem.b)
+    chosen, recorder = plan(problem, spec), LaunchRecorder(spec, _MAX_GRID, 0)
+    a, b = _argument(recorder, problem.a), _argument(recorder, problem.b)
     results = {
-        name: _argument(tracer, Operand.contiguous(shape, np.dtype(dtype)))
+        name: _argument(recorder, Operand.contiguous(shape, np.dtype(dtype)))
         for name, (shape, dtype) in problem.results.items()
     }
-    module = simt_reduce if chosen.algorithm == "simt" else chosen.module
-    module.run_gemm_reduce(tracer, problem, chosen.config, a, b, results)
-    return _noted(tracer)
+    chosen.run_gemm_reduce(recorder, problem, a, b, results)
+    return _noted(recorder)
 
 
 def _preparation(case: Case, problem: GemmProblem, spec: DeviceSpec) -> Iterator[KernelSource]:
     for operand, side, trans in ((problem.a, "a", case.trans_a), (problem.b, "b", case.trans_b)):
-        tracer = Tracer(spec, _MAX_GRID, 0)
+        recorder = LaunchRecorder(spec, _MAX_GRID, 0)
         # It looks at the data in the end, and there are none.
         with suppress(AttributeError):
-            prepare_on(tracer, _argument(tracer, operand), side, case.compute, trans=trans, layout=case.layout)
-        yield from _noted(tracer)
+            prepare_on(recorder, _argument(recorder, operand), side, case.compute, trans=trans, layout=case.layout)
+        yield from _noted(recorder)

@@ -1,4 +1,4 @@
-"""Where a case runs and how it is timed: this machine's CPU, a GPU through CuPy, or a server.
+"""Targets that run and time a case: this machine's CPU, a GPU through CuPy, or a server.
 
 A target hands out contenders: ours, and the strongest rival that the machine has. GPU times are those of device events;
 operands rotate through copies that together exceed three times the level-2 cache. CPU and server times are wall clock.
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from gemmserve_kernels.config import GemmConfig
-from gemmserve_kernels.device import DeviceSpec
-from gemmserve_kernels.dispatch import plan
-from gemmserve_kernels.errors import ConfigInfeasible
-from gemmserve_kernels.gemm import gemm
-from gemmserve_kernels.gemm_reduce import gemm_reduce
+from gemmserve_kernels.device.spec import DeviceSpec
+from gemmserve_kernels.dispatch.gemm import gemm
+from gemmserve_kernels.dispatch.gemm_reduce import gemm_reduce
+from gemmserve_kernels.dispatch.routes import plan
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import ConfigInfeasible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ _CACHES: Final = 3
 """Operands rotate through that many times the level-2 cache, so that no iteration finds the last one's."""
 _MAX_SETS: Final = 32
 _RIVAL_COMPUTE: Final = {"tf32": "tf32", "1xtf32": "tf32", "fp64": "fp64"}
-"""What the vendor's BLAS is asked for beside a mode of ours; plain arithmetic beside the others."""
+"""Mode of the vendor's BLAS beside a mode of ours; plain arithmetic beside the others."""
 _FILL_BYTES: Final = 1 << 30
 _FILL_RATE: Final = 5e12
 """Bytes a second, not less than any device writes."""
@@ -233,7 +233,7 @@ def run_case(case: Case, operands: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_hand(xp: Any, case: Case, operands: Mapping[str, Any]) -> dict[str, Any]:
-    """What a user of NumPy or CuPy would write."""
+    """Run what a user of NumPy or CuPy would write."""
     planar = case.layout == "planar"
     joined = {name: x[0] + 1j * x[1] if planar else x for name, x in operands.items()}
     a, b, c = joined["a"], joined["b"], joined.get("c")

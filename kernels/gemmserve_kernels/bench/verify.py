@@ -6,20 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.reference import (
-    Errors,
-    errors,
-    logical,
-    oracle_gemm,
-    reduction_errors,
-    sampled_reduction_errors,
-)
+from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors
+from gemmserve_kernels.numerics.reference import Errors, errors, logical, oracle_gemm, reduction_errors
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gemmserve_kernels.problem import GemmReduceProblem
+    from gemmserve_kernels.problem.problem import GemmReduceProblem
 
     Array = np.ndarray[Any, Any]
 

@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.arrays import on_elements, same_library
-from gemmserve_kernels.call import fresh_key, key_argument, operand_key
-from gemmserve_kernels.device import device_errors
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.device.replay import record
+from gemmserve_kernels.device.spec import device_errors
+from gemmserve_kernels.dispatch.planned_call import fresh_key, key_argument, operand_key
 from gemmserve_kernels.freivalds import device, host, sampled, sampled_device, sampled_host
 from gemmserve_kernels.freivalds.finding import Finding, judged
-from gemmserve_kernels.launch import CupyLauncher
-from gemmserve_kernels.operand import Operand
-from gemmserve_kernels.trace import trace
+from gemmserve_kernels.problem.arrays import on_elements, same_library
+from gemmserve_kernels.problem.operand import Operand
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.call import Key
-    from gemmserve_kernels.problem import GemmProblem
-    from gemmserve_kernels.trace import Program, Tracer
+    from gemmserve_kernels.device.replay import LaunchRecorder, Program
+    from gemmserve_kernels.dispatch.planned_call import Key
+    from gemmserve_kernels.problem.problem import GemmProblem
 
     Figures = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
-    """Of the rows, and of the elements."""
+    """Figures of the rows, and of the elements."""
 
 
 def freivalds_check(problem: GemmProblem, a: Any, b: Any, c: Any | None, d: Any, seed: int) -> Finding:
-    """How far `d` is from alpha op(a) op(b) + beta c, without a product: O(mk + kn + mn), every array read once, and
-    some hundred elements computed again, for what norms cannot see.
+    """Return how far `d` is from alpha op(a) op(b) + beta c, without a product: O(mk + kn + mn), every array read once,
+    and some hundred elements computed again, for what norms cannot see.
 
     Arrays are NumPy's, or CuPy's on the current device, where a few numbers for each product come to the host, all at
     once. `seed` (64 bits) chooses the vectors and the elements, the same on the host and on any device. Raises
@@ -78,18 +78,18 @@ def _size(problem: GemmProblem) -> int:
 def _program(launcher: CupyLauncher, problem: GemmProblem, keys: tuple[Key, ...]) -> Program:
     """The launches for arrays A, B, D and perhaps C that lie like `keys`; before those, the vectors and the figures."""
 
-    def run(tracer: Tracer) -> int:
+    def run(recorder: LaunchRecorder) -> int:
         sizes = device.vectors_size(problem), _size(problem)
         vectors, out = (
-            key_argument(tracer, fresh_key(Operand.contiguous((size,), np.dtype(np.float64)))) for size in sizes
+            key_argument(recorder, fresh_key(Operand.contiguous((size,), np.dtype(np.float64)))) for size in sizes
         )
-        a, b, d, *rest = (key_argument(tracer, key) for key in keys)
+        a, b, d, *rest = (key_argument(recorder, key) for key in keys)
         c = rest[0] if rest else None
-        arguments = tracer.symbols
-        figures, of_vectors = tracer.pointer(out), tracer.pointer(vectors)
-        device.run(tracer, problem, a, b, c, d, vectors, figures)
+        arguments = recorder.array_count
+        figures, of_vectors = recorder.pointer(out), recorder.pointer(vectors)
+        device.run(recorder, problem, a, b, c, d, vectors, figures)
         figures += 8 * math.prod(device.figures_shape(problem))
-        sampled_device.run(tracer, problem, a, b, c, d, device.seed_address(problem, of_vectors), figures)
+        sampled_device.run(recorder, problem, a, b, c, d, device.seed_address(problem, of_vectors), figures)
         return arguments
 
-    return trace(launcher.spec, launcher.max_grid, run)
+    return record(launcher.spec, launcher.max_grid, run)

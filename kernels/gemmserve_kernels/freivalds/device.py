@@ -1,4 +1,4 @@
-"""The check on a device: host side of cuda/freivalds.cu and freivalds_judge.cu."""
+"""The check on a device: host side of cuda/freivalds/freivalds.cu and freivalds_judge.cu."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.arguments import (
+from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, Operands, flag
+from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.device.struct_params import (
     BATCH_DIMS,
     VECTOR_BYTES,
     MatrixParams,
@@ -18,14 +20,12 @@ from gemmserve_kernels.arguments import (
     launches,
     matrix_view,
 )
-from gemmserve_kernels.compiler import KernelSource
 from gemmserve_kernels.freivalds.finding import floor_of
 from gemmserve_kernels.freivalds.signs import VECTORS
-from gemmserve_kernels.tiling import TYPES, Operands, flag
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.problem.problem import GemmProblem
 
 _THREADS: Final = 256
 _WARPS: Final = _THREADS // 32
@@ -44,7 +44,7 @@ _FIGURES: Final = 3
 
 
 class SignsParams(ctypes.Structure):
-    """Mirror of SignsParams in cuda/freivalds_judge.cu."""
+    """Mirror of SignsParams in cuda/freivalds/freivalds_judge.cu."""
 
     _fields_ = (
         ("out", ctypes.c_uint64),
@@ -68,7 +68,7 @@ class FoldParams(ctypes.Structure):
 
 
 class TimesParams(ctypes.Structure):
-    """Mirror of TimesParams in cuda/freivalds.cu."""
+    """Mirror of TimesParams in cuda/freivalds/freivalds.cu."""
 
     _fields_ = (
         ("x", MatrixParams),
@@ -126,12 +126,12 @@ PARAMS: Final[dict[str, type[ctypes.Structure]]] = {
     "freivalds_fold": FoldParams,
     "freivalds_judge": JudgeParams,
 }
-"""What each kernel takes."""
+"""Argument structure of each kernel."""
 
 
 @dataclass(frozen=True)
-class _Side:
-    """What one matrix of each product left on the device, in `memory`: see SideParams in cuda/freivalds_judge.cu."""
+class _DeviceSide:
+    """Figures that one matrix of each product left on the device, in `memory`: see SideParams in freivalds_judge.cu."""
 
     memory: Any
     address: int
@@ -143,12 +143,12 @@ class _Side:
         return SideParams(self.address, self.squares, self.parts, self.part_stride)
 
 
-_NOTHING: Final = _Side(None, 0, 0, 0, 0)
+_NOTHING: Final = _DeviceSide(None, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """What rows are multiplied with: `own` where every matrix has its own; no squares: signs."""
+    """Vectors that rows are multiplied with: `own` where every matrix has its own; no squares: signs."""
 
     values: int
     squares: int
@@ -173,7 +173,7 @@ def vectors_size(problem: GemmProblem) -> int:
 
 
 def figures_shape(problem: GemmProblem) -> tuple[int, int, int]:
-    """Of what `run` fills."""
+    """Return the shape of what `run` fills."""
     return problem.batch, -(-problem.m // _THREADS), _FIGURES
 
 
@@ -185,7 +185,7 @@ def fill_signs(launcher: Launcher, problem: GemmProblem, vectors: Any, seed: int
 
 
 def seed_address(problem: GemmProblem, vectors: int) -> int:
-    """Where the seed is that the vectors at that address were made from."""
+    """Return the address of the seed of the vectors at that address."""
     return vectors + 8 * VECTORS * problem.n
 
 
@@ -246,7 +246,7 @@ class _Check:
 
     def _inner(
         self, view: MatrixView, batch: tuple[int, ...], first: int, count: int, signs: _Weights, turned: bool
-    ) -> _Side:
+    ) -> _DeviceSide:
         """op(B) x, its parts added up."""
         side = self._times(view, batch, first, count, signs, turned=turned)
         if side.parts > 1:
@@ -257,7 +257,7 @@ class _Check:
 
     def _times(
         self, op: MatrixView, batch: tuple[int, ...], first: int, count: int, weights: _Weights, *, turned: bool
-    ) -> _Side:
+    ) -> _DeviceSide:
         """`op`, of `count` matrices of the batch from the `first` on, times the weights; `turned`: what is left is
         conjugated.
         """
@@ -275,7 +275,7 @@ class _Check:
         part_stride = squares + count * view.columns
         part_stride += part_stride % 2  # values stay aligned
         memory = self.launcher.empty((parts * part_stride,), np.dtype(np.float64))
-        side = _Side(memory, self.launcher.pointer(memory), squares, parts, part_stride)
+        side = _DeviceSide(memory, self.launcher.pointer(memory), squares, parts, part_stride)
         defines = {
             "TYPE_X": TYPES[view.dtype.name],
             "TYPE_ACC": TYPES[self.wide.name],
@@ -304,7 +304,7 @@ class _Check:
             vector //= 2
         return max(1, vector)
 
-    def _judge(self, of_a: _Side, others: list[_Side], matrices: int, blocks: int, out: int) -> None:
+    def _judge(self, of_a: _DeviceSide, others: list[_DeviceSide], matrices: int, blocks: int, out: int) -> None:
         problem = self.problem
         of_d, of_c = others[0], others[1] if len(others) > 1 else _NOTHING
         params = JudgeParams(

@@ -1,4 +1,4 @@
-"""What Freivalds' check finds, and what rounding alone would let it find. Pure.
+"""Findings of Freivalds' check, and what rounding alone would let it find. Pure.
 
 The check takes random vectors x of signs and forms r = D x - (alpha op(A) op(B) x + beta C x) in double precision
 (R. Freivalds, "Probabilistic machines can use less running time", IFIP Congress 1977). For independent signs the mean
@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.interruption import checkpoint
-from gemmserve_kernels.operand import real_dtype
+from gemmserve_kernels.device.interruption import checkpoint
+from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem
 
 INPUT_ROUNDING: Final = {"tf32": 2.0**-11, "1xtf32": 2.0**-11}
 """Relative error of rounding an input where a mode rounds it."""
@@ -59,7 +59,7 @@ NOTHING: Final = Element(0.0, 0.0, None)
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. NaN where data are not finite, so that nothing can be told; infinity where the result is not
+    """Finding of a check. NaN where data are not finite, so that nothing can be told; infinity where the result is not
     finite though it could be, which overflow explains or nothing does.
     """
 
@@ -93,7 +93,7 @@ def tiny_of(problem: GemmProblem) -> float:
 
 
 def floor_of(problem: GemmProblem) -> float:
-    """What `tiny_of` adds to a row's squared size."""
+    """Return the term that `tiny_of` adds to a row's squared size."""
     return problem.n * (tiny_of(problem) / unit_of(problem)) ** 2
 
 

@@ -1,4 +1,4 @@
-"""The check with NumPy: the same figures as cuda/freivalds.cu, up to the rounding of double precision."""
+"""The check with NumPy: the same figures as cuda/freivalds/freivalds.cu, up to the rounding of double precision."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.device.interruption import checkpoint
 from gemmserve_kernels.freivalds.finding import floor_of
 from gemmserve_kernels.freivalds.signs import VECTORS, signs
-from gemmserve_kernels.interruption import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem
 
     Array = np.ndarray[Any, Any]
     Block = tuple[slice, ...]
@@ -30,8 +30,8 @@ _ROWS: Final = 1 << 17
 def figures(problem: GemmProblem, a: Array, b: Array, c: Array | None, d: Array, seed: int) -> Array:
     """(products, 1, 3) figures, as `judged` takes them. The result is not empty."""
     x = signs(seed, problem.n)
-    of_a, of_b, of_d = (_Side.of(problem, *side) for side in ((a, problem.trans_a), (b, problem.trans_b), (d, "N")))
-    of_c = None if c is None or problem.beta == 0 else _Side.of(problem, c, "N")
+    of_a, of_b, of_d = (_HostSide.of(problem, *side) for side in ((a, problem.trans_a), (b, problem.trans_b), (d, "N")))
+    of_c = None if c is None or problem.beta == 0 else _HostSide.of(problem, c, "N")
     inner, inner_squares = of_b.times(x)
     found = np.zeros((*problem.batch_shape, 3))
     for block in _blocks((*problem.batch_shape, problem.m), _ROWS):
@@ -75,13 +75,13 @@ def _blocks(shape: tuple[int, ...], most: int) -> Iterator[Block]:
 
 
 def _part(x: Array, block: Block) -> Array:
-    """That part of an array that is broadcast: whole along axes of one element, and those that it lacks."""
+    """Return that part of an array that is broadcast: whole along axes of one element, and those that it lacks."""
     own = block[len(block) - x.ndim :]
     return x[tuple(slice(None) if extent == 1 else part for part, extent in zip(own, x.shape, strict=True))]
 
 
 @dataclass(frozen=True)
-class _Side:
+class _HostSide:
     """Some rows of op(array), in all products or some."""
 
     planes: tuple[Array, ...]
@@ -89,13 +89,13 @@ class _Side:
     wide: type[Any]
 
     @classmethod
-    def of(cls, problem: GemmProblem, array: Array, trans: str) -> _Side:
+    def of(cls, problem: GemmProblem, array: Array, trans: str) -> _HostSide:
         planes = tuple(array) if problem.planar else (array,)
         planes = tuple(plane.swapaxes(-1, -2) if trans in {"T", "C"} else plane for plane in planes)
         return cls(planes, trans in {"C", "R"}, np.complex128 if problem.dtype.kind == "c" else np.float64)
 
-    def at(self, block: Block) -> _Side:
-        """Those products and rows of them."""
+    def at(self, block: Block) -> _HostSide:
+        """Return the side cut to those products and rows."""
         return replace(self, planes=tuple(_part(plane, (*block, slice(None))) for plane in self.planes))
 
     def times(self, x: Array, weights: Array | None = None) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Which elements of a product are computed again, and what rounding may leave of one. Pure.
+"""Choice of the elements of a product that are computed again, and what rounding may leave of one. Pure.
 
 Freivalds' check sees norms (`finding`): an element that is wrong by less than its row's rounding is nothing to it, and
 where the elements of a row differ by orders of magnitude, all small ones may be. So some elements are computed again in
@@ -48,43 +48,44 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.device.interruption import checkpoint
 from gemmserve_kernels.freivalds.finding import INPUT_ROUNDING, Element, tiny_of
 from gemmserve_kernels.freivalds.signs import random_bits
-from gemmserve_kernels.interruption import checkpoint
-from gemmserve_kernels.operand import real_dtype
+from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem
 
     Array = np.ndarray[Any, Any]
 
 CANDIDATE_BITS: Final = 12
-"""CANDIDATE_BITS in cuda/sampled.cu: elements among which one is aimed at, at most, as a power of two."""
+"""CANDIDATE_BITS in cuda/freivalds/sampled.cu: elements among which one is aimed at, at most, as a power of two."""
 CANDIDATES: Final = 1 << CANDIDATE_BITS
 FIGURES: Final = 4
-"""Of an element: its excess, its error relative to the sum of magnitudes, its row and its column. NaN: unknown."""
+"""Figures of an element: its excess, its error relative to the sum of magnitudes, its row and its column. NaN: unknown.
+"""
 _TOGETHER: Final = 1 << 17
 """Products whose figures are looked through at once."""
 _OF_ITS_OWN: Final = 0x6A09E667F3BCC908
-"""OF_ITS_OWN in cuda/sampled.cu: the bits in which the seed of these numbers differs from that of the signs."""
+"""OF_ITS_OWN in sampled.cu: the bits in which the seed of these numbers differs from that of the signs."""
 
 _MOST_BITS: Final = 8
 _FEWEST_BITS: Final = 3
 _ALL_BITS: Final = 14
-"""Of all products together, at least as long as each has the fewest."""
+"""Bits of all products together, at least as long as each has the fewest."""
 _NORMWISE: Final = ("3xfp16-3m",)
 """Modes that promise norms only."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What rounding leaves of an element of `t` terms and scale `s`: (per_root t^(1/2) + rest) s + floor."""
+    """Bound of what rounding leaves of an element of `t` terms and scale `s`: (per_root t^(1/2) + rest) s + floor."""
 
     per_root: float
     rest: float
     floor: float
     largest: float
-    """What is not finite is told from overflow below this sum of magnitudes only."""
+    """Sum of magnitudes below which what is not finite is told from overflow."""
     by_norms: bool
     """Whether the scale of op(A) op(B) is a product of norms."""
     compensated: bool
@@ -92,7 +93,7 @@ class Bound:
 
     @classmethod
     def of(cls, problem: GemmProblem) -> Bound:
-        """That of the problem's mode and dtypes."""
+        """Return the bound of the problem's mode and dtypes."""
         arithmetic, stored = (np.finfo(real_dtype(dtype)) for dtype in (problem.accumulate, problem.dtype))
         rest = 2 * float(arithmetic.eps) + float(stored.eps) + 2 * INPUT_ROUNDING.get(problem.compute, 0.0)
         return cls(
@@ -107,7 +108,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which elements of each product are looked at."""
+    """Choice of the elements of each product that are looked at."""
 
     products: int
     m: int
@@ -192,7 +193,7 @@ def _upper_half(x: Array, by: int) -> Array:
 
 
 def worst(figures: Array) -> Element:
-    """Of (products, FIGURES), each product's worst."""
+    """Return the worst element of the figures (products, FIGURES) of each product's."""
     if not len(figures):
         return Element(0.0, 0.0, None)
     found = Element(math.nan, math.nan, None)

@@ -1,4 +1,4 @@
-"""Elements of a product computed again on a device: host side of cuda/sampled.cu."""
+"""Elements of a product computed again on a device: host side of cuda/freivalds/sampled.cu."""
 
 from __future__ import annotations
 
@@ -8,26 +8,33 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.arguments import BATCH_DIMS, MatrixParams, MatrixView, StoredArray, launches, matrix_view
-from gemmserve_kernels.compiler import KernelSource
+from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, Operands, flag
+from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.device.struct_params import (
+    BATCH_DIMS,
+    MatrixParams,
+    MatrixView,
+    StoredArray,
+    launches,
+    matrix_view,
+)
 from gemmserve_kernels.freivalds.sampled import FIGURES, Bound, Choice
-from gemmserve_kernels.tiling import TYPES, Operands, flag
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.launch import Launcher
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.problem.problem import GemmProblem
 
 _THREADS: Final = 256
 _BLOCKS_PER_SM: Final = 2
 _SHORT: Final = 512
 _MANY: Final = 16
-"""Of more products than these, elements of fewer than `_SHORT` terms are a warp's: there are many."""
+"""Number of products above which elements of fewer than `_SHORT` terms are a warp's: there are many."""
 _WORKSPACE: Final = 64 << 20
 """Bytes of what is found of single elements; of batches that would need more, a part is looked at at a time."""
 
 
 class SampledParams(ctypes.Structure):
-    """Mirror of SampledParams in cuda/sampled.cu."""
+    """Mirror of SampledParams in cuda/freivalds/sampled.cu."""
 
     _fields_ = (
         ("a", MatrixParams),
@@ -75,11 +82,11 @@ class WorstParams(ctypes.Structure):
 
 
 PARAMS: Final[dict[str, type[ctypes.Structure]]] = {"sampled_elements": SampledParams, "sampled_worst": WorstParams}
-"""What each kernel takes."""
+"""Argument structure of each kernel."""
 
 
 def figures_shape(problem: GemmProblem) -> tuple[int, int]:
-    """Of what `run` fills: of each product its worst element, as `sampled.worst` takes them."""
+    """Return the shape of what `run` fills: of each product its worst element, as `sampled.worst` takes them."""
     return problem.batch, FIGURES
 
 

@@ -1,4 +1,4 @@
-"""Elements of a product computed again with NumPy: the figures of cuda/sampled.cu, up to the rounding of double."""
+"""Elements of a product computed again with NumPy: the figures of sampled.cu, up to the rounding of double."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.device.interruption import checkpoint
 from gemmserve_kernels.freivalds.sampled import CANDIDATE_BITS, CANDIDATES, FIGURES, Bound, Choice, in_stratum, words
-from gemmserve_kernels.interruption import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gemmserve_kernels.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem
 
     Array = np.ndarray[Any, Any]
     Pair = tuple[Array, Array]
-    """What is computed, and what its rounding lost."""
+    """A sum, and what its rounding lost."""
 
 _TOGETHER: Final = 1 << 17
 """Elements that are gathered at once: in double precision, what stays in a processor's cache."""
@@ -98,7 +98,7 @@ def _large(choice: Choice, operands: tuple[_Gather, _Gather], k: int, seed: int,
 
 
 def _slices(count: int, each: int) -> Iterator[slice]:
-    """Of `count` things that take `each` elements."""
+    """Yield slices of `count` things that take `each` elements."""
     step = max(1, _TOGETHER // max(1, each))
     for start in range(0, count, step):
         checkpoint()
@@ -131,7 +131,7 @@ class _Gather:
         return cls(planes, problem.batch_shape, trans in {"C", "R"}, wide)
 
     def __call__(self, product: Array, row: Array, column: Array) -> Array:
-        """Those elements; the three broadcast."""
+        """Return the elements at those places, which broadcast."""
         found = [self._of(plane, product, row, column) for plane in self.planes]
         x = found[0].astype(self.wide)
         if len(found) > 1:
@@ -156,7 +156,7 @@ def _unraveled(number: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Of each element: its real and imaginary part, its size, its terms that are not zero, its squared norms."""
+    """Sums of each element: real and imaginary part, size, terms that are not zero, squared norms."""
 
     re: Pair
     im: Pair
@@ -186,7 +186,7 @@ class _Sums:
         return sums
 
     def __add__(self, more: _Sums) -> _Sums:
-        """Those of the terms of both."""
+        """Return the sums over the terms of both."""
         return _Sums(
             _added(self.re, more.re),
             _added(self.im, more.im),
@@ -279,7 +279,7 @@ def _complex(re: Array, im: Array) -> Array:
 
 
 def _judged(problem: GemmProblem, bound: Bound, sums: _Sums, c: Array | None, d: Array) -> Pair:
-    """Excess and error of each element; see `judge` in cuda/sampled.cu."""
+    """Excess and error of each element; see `judge` in cuda/freivalds/sampled.cu."""
     is_complex = d.dtype.kind == "c"
     of_alpha, of_beta = (abs(z.real) + abs(z.imag) for z in (problem.alpha, problem.beta))
     size = np.sqrt(sums.of_a) * np.sqrt(sums.of_b) if bound.by_norms else sums.size

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.interruption import checkpoint
+from gemmserve_kernels.device.interruption import checkpoint
 
 VECTORS: Final = 4
-"""Vectors of a check. VECTORS in cuda/freivalds.cu and freivalds_judge.cu."""
+"""Vectors of a check. VECTORS in cuda/freivalds/freivalds.cu and freivalds_judge.cu."""
 
 _TOGETHER: Final = 1 << 16
 """Rows of signs that are made at once: what stays in a processor's cache."""

@@ -10,17 +10,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_service.executor.base import Worker
-from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Group, Hello, Work
-from gemmserve_service.worker.device import CpuBackend
-from gemmserve_service.worker.runner import Runner
-from gemmserve_service.worker.selftest import verified_error
+from gemmserve_service.executor.port import Worker
+from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Hello, RunBatch
+from gemmserve_service.executor.worker.backend import CpuBackend
+from gemmserve_service.executor.worker.runner import Runner
+from gemmserve_service.executor.worker.selftest import verified_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmserve_service.executor.base import ExecutorOwner
-    from gemmserve_service.executor.protocol import Done, Failed, Prefetch, WriteBack
+    from gemmserve_service.executor.port import ExecutorOwner
+    from gemmserve_service.executor.protocol import Done, Failed, Prefetch, WriteOrder
 
 _LOOK_S: Final = 1e-3  # as `worker.loop`
 
@@ -55,17 +55,17 @@ class InlineExecutor:
         """The one."""
         return [self._worker]
 
-    def send(self, worker: Worker, task: Work | Group) -> None:
-        """Queues the task, or several, for the thread, through the same JSON as over a socket."""
+    def send(self, worker: Worker, batch: RunBatch) -> None:
+        """Queues the tasks for the thread, through the same JSON as over a socket."""
         del worker
-        self._thread.submit(self._run, self._runner, task.model_dump_json())
+        self._thread.submit(self._run, self._runner, batch.model_dump_json())
 
     def cancel(self, worker: Worker, task: str) -> None:
         """Sets the flag that is looked at between panels."""
         del worker
         self._runner.cancel(task)
 
-    def tell(self, worker: Worker, message: WriteBack | Prefetch) -> None:
+    def tell(self, worker: Worker, message: WriteOrder | Prefetch) -> None:
         """The processor keeps nothing."""
 
     def kill(self, worker: Worker, reason: str) -> None:
@@ -104,7 +104,7 @@ class InlineExecutor:
 
     def _run(self, runner: Runner, text: str) -> None:
         message = TO_WORKER.validate_json(text)
-        assert isinstance(message, Work | Group)
+        assert isinstance(message, RunBatch)
         if self._loop is None:
             return
         loop = self._loop
@@ -117,7 +117,7 @@ class InlineExecutor:
                 loop.call_soon_threadsafe(self._worker.beat, runner.task, runner.progress)
 
         runner.look = look
-        for task in message.tasks if isinstance(message, Group) else [message]:
+        for task in message.tasks:
             answer = runner.run(task).model_dump_json()
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._answer, runner, answer)

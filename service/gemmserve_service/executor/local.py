@@ -15,21 +15,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
-from gemmserve_service.executor.base import Worker
+from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import (
     TO_FRONT,
     Beat,
     Cancel,
     Decoder,
     Forget,
-    Group,
     Hello,
     Kept,
     Prefetch,
     ProtocolError,
+    RunBatch,
     Stop,
-    Work,
-    WriteBack,
+    WriteOrder,
     Written,
     encode,
 )
@@ -37,7 +36,7 @@ from gemmserve_service.executor.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmserve_service.executor.base import ExecutorOwner
+    from gemmserve_service.executor.port import ExecutorOwner
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +77,11 @@ class LocalExecutor:
         """One per device, ready or not."""
         return self._in_order
 
-    def send(self, worker: Worker, task: Work | Group) -> None:
-        """Writes the task to the worker's socket; a worker that is just being lost will not answer."""
+    def send(self, worker: Worker, batch: RunBatch) -> None:
+        """Writes the tasks to the worker's socket; a worker that is just being lost will not answer."""
         link = self._links.get(worker.id)
         if link is not None:
-            link.write(encode(task))
+            link.write(encode(batch))
 
     def cancel(self, worker: Worker, task: str) -> None:
         """Tells it; it looks between panels."""
@@ -90,7 +89,7 @@ class LocalExecutor:
         if link is not None:
             link.write(encode(Cancel(task=task)))
 
-    def tell(self, worker: Worker, message: WriteBack | Prefetch) -> None:
+    def tell(self, worker: Worker, message: WriteOrder | Prefetch) -> None:
         """Writes it to the worker's socket."""
         link = self._links.get(worker.id)
         if link is not None:

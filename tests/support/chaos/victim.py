@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MARK = "GEMMSERVE_CHAOS_MARK"
-MODULES = {"front": "gemmserve_service.front", "worker": "gemmserve_service.worker"}
+MODULES = {"front": "gemmserve_service.processes.front", "worker": "gemmserve_service.executor.worker"}
 
 
 def reserved_port() -> socket.socket:

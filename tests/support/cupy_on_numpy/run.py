@@ -17,7 +17,7 @@ sys.path.insert(0, str(HERE))
 
 from cupy.cuda import _module, runtime  # noqa: E402
 
-from gemmserve_kernels import compiler, driver  # noqa: E402
+from gemmserve_kernels.device import compiler, driver  # noqa: E402
 
 MAX_SHARED = 227 << 10
 SOURCES = os.environ.get("CUPY_ON_NUMPY_SOURCES")

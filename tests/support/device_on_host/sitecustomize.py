@@ -19,15 +19,15 @@ def call(params, operands, outs):
     """What the kernels' `call` does, on arrays of the stand-in; wrong in one element for one alpha, unless plainly; for
     another, elements are counted.
     """
-    from gemmserve_service.worker import device
+    from gemmserve_service.executor.worker import backend
 
     host = {name: getattr(operand, "source", operand).get(order="K") for name, operand in operands.items()}
     results = {name: np.empty(out.shape, out.dtype) for name, out in outs.items()}
-    device.call(params, host, results)
+    backend.call(params, host, results)
     if params.alpha == WRONG and params.compute == "auto":
         next(iter(results.values())).flat[-1] += 1000
     if params.alpha == COUNTED:
-        from gemmserve_kernels.element_counts import counters_of
+        from gemmserve_kernels.device.element_counts import counters_of
 
         words = counters_of(0).add(sum(result.size for result in results.values()))
         for word, count in enumerate((3, 1)):
@@ -38,23 +38,23 @@ def call(params, operands, outs):
 
 def prepare(array, side, compute="auto", *, trans="N", layout="interleaved"):
     """What the kernels' `prepare` does where there is nothing to prepare."""
-    from gemmserve_kernels.prepared import PreparedOperand
+    from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand
 
     return PreparedOperand(array, side, trans, layout, compute, None)
 
 
 def find_on_device(params, operands, results, seed):
     """What the check's kernels find, on arrays of the stand-in."""
-    from gemmserve_service.worker import verification
+    from gemmserve_service.executor.worker import verification
 
     sides = ({name: array.get(order="K") for name, array in side.items()} for side in (operands, results))
     return verification.find(params, *sides, seed)
 
 
 _REPLACED = {
-    "gemmserve_service.worker.cuda": call,
-    "gemmserve_service.worker.device_copies": prepare,
-    "gemmserve_service.worker.verification": find_on_device,
+    "gemmserve_service.executor.worker.cuda.backend": call,
+    "gemmserve_service.executor.worker.cuda.copies": prepare,
+    "gemmserve_service.executor.worker.verification": find_on_device,
 }
 
 

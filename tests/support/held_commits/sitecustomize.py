@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-_HELD = "gemmserve_service.database"
+_HELD = "gemmserve_service.store.database.database"
 _FILE = os.environ.get("GEMMSERVE_TEST_HOLD", "")
 
 

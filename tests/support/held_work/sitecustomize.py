@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-_MODULE = "gemmserve_service.worker.runner"
+_MODULE = "gemmserve_service.executor.worker.runner"
 _FILE = os.environ.get("GEMMSERVE_TEST_GATE", "")
 
 

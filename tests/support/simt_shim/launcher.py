@@ -1,4 +1,4 @@
-"""The Launcher protocol of gemmserve_kernels.launch over host memory: the kernels' own host code runs unchanged."""
+"""The Launcher protocol of `device.launch` over host memory: the kernels' own host code runs unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmserve_kernels.element_counts import WORDS, ElementCounts
+from gemmserve_kernels.device.element_counts import WORDS, ElementCounts
 
 from .memory import GuardedBlock
 from .module import FORWARD, LaunchError, MemoryFault, Order, Region, ShimModule, compile_source, extent_of
@@ -16,8 +16,8 @@ from .module import FORWARD, LaunchError, MemoryFault, Order, Region, ShimModule
 if TYPE_CHECKING:
     import ctypes
 
-    from gemmserve_kernels.compiler import KernelSource
-    from gemmserve_kernels.device import DeviceSpec
+    from gemmserve_kernels.device.compiler import KernelSource
+    from gemmserve_kernels.device.spec import DeviceSpec
 
     from .toolchain import Compiler
 
@@ -139,7 +139,7 @@ class ShimLauncher:
 
     def tensor_map(self, box: Any, address: int) -> Any:
         """See Launcher: what device/hopper.hpp reads in the place of what a driver would write."""
-        from gemmserve_kernels.wgmma.tensor_map import TensorMap
+        from gemmserve_kernels.device.tensor_map import TensorMap
 
         if reason := _refused(box, address):
             raise LaunchError(f"{box} at {address:#x}: {reason}")

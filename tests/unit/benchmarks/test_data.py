@@ -7,7 +7,7 @@ import pytest
 from benchmark_scripts import load
 
 from gemmserve_kernels.bench.cases import Case
-from gemmserve_kernels.reference import errors, oracle_gemm
+from gemmserve_kernels.numerics.reference import errors, oracle_gemm
 
 (data,) = load("data")
 KINDS = ["normal", "positive", "wide", "graded", "ill-scaled"]

@@ -6,9 +6,9 @@ import numpy as np
 from benchmark_scripts import FOLDER, load
 from simt_shim import ShimLauncher
 
-from gemmserve_kernels.device import KNOWN
-from gemmserve_kernels.planes import split
-from gemmserve_kernels.planes.geometry import geometry_of
+from gemmserve_kernels.algorithms.splits import split
+from gemmserve_kernels.algorithms.splits.geometry import geometry_of
+from gemmserve_kernels.device.spec import KNOWN
 
 split_variants, tune_split = load("split_variants", "tune_split")
 H200 = KNOWN["H200"]

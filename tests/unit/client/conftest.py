@@ -78,8 +78,8 @@ def app_url(tmp_path_factory) -> Iterator[str]:
     """The real app, with the CPU backend in a thread, on a socket of its own."""
     import uvicorn
 
-    from gemmserve_service.app import create_app
-    from gemmserve_service.core import Core
+    from gemmserve_service.http.app import create_app
+    from gemmserve_service.jobs.core import Core
     from gemmserve_service.settings import Settings
 
     settings = Settings(data_dir=tmp_path_factory.mktemp("data"), verify_share=0)

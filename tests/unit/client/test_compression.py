@@ -84,7 +84,7 @@ async def test_awaited(app_url, integers) -> None:
 
 def test_a_server_that_does_not_know_it_gets_the_array_as_it_is(app_url, integers, monkeypatch) -> None:
     spy = Spy()
-    monkeypatch.setattr("gemmserve_service.coding.zstd", lambda: None)
+    monkeypatch.setattr("gemmserve_service.http.headers.content_coding.zstd", lambda: None)
     with Client(app_url, compression="zstd", transport=spy) as client, client.put(integers) as remote:
         assert [answer.status_code for request, answer in spy.seen if request.method == "POST"] == [415, 201]
         np.testing.assert_array_equal(remote.numpy(), integers)

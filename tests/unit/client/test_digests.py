@@ -91,17 +91,18 @@ def a(rng):
     return rng.standard_normal((80, 60))
 
 
-def known(client: Client, remote: gemmserve.RemoteArray) -> gemmserve.RemoteArray:
+def known(connect, client: Client, remote: gemmserve.RemoteArray) -> gemmserve.RemoteArray:
     """The array, once the server has its digest."""
-    while client.array(remote.id).info.sha256 is None:
-        pass
+    with connect(digests="always") as asking:
+        asking.array(remote.id).numpy()
+    assert client.array(remote.id).info.sha256
     return remote
 
 
 @pytest.mark.parametrize("connections", [0, 3])
 def test_a_download_that_was_changed_is_fetched_again(connect, line, a, connections) -> None:
     with connect(connections=connections) as client:
-        remote = known(client, client.put(a))
+        remote = known(connect, client, client.put(a))
         line.down = 2
         np.testing.assert_array_equal(remote.numpy(), a)
         assert not line.down
@@ -114,7 +115,7 @@ def test_a_download_that_was_changed_is_fetched_again(connect, line, a, connecti
 @pytest.mark.usefixtures("in_parts")
 def test_in_parts_too(connect, line, a) -> None:
     with connect() as client:
-        remote = known(client, client.put(a))
+        remote = known(connect, client, client.put(a))
         line.down = 3
         np.testing.assert_array_equal(remote.numpy(), a)
         assert not line.down
@@ -122,7 +123,7 @@ def test_in_parts_too(connect, line, a) -> None:
 
 def test_never_looks_not(connect, line, a) -> None:
     with connect(digests="never") as client:
-        remote = known(client, client.put(a))
+        remote = known(connect, client, client.put(a))
         line.down = 1
         assert not np.array_equal(remote.numpy(), a)
 

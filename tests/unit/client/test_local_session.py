@@ -15,7 +15,7 @@ from local_app import LocalApp
 import gemmserve
 from gemmserve import AsyncClient, Client, _local_memory, _local_session
 from gemmserve._local_memory import find
-from gemmserve_service.keyring import create_key
+from gemmserve_service.tenancy.keyring import create_key
 
 pytestmark = pytest.mark.skipif(not _local_memory.supported(), reason="shared memory is passed on Linux")
 

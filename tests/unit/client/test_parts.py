@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemmserve import CorruptAnswer, ProtocolError, TransportError, _progress
-from gemmserve._parts import PART, Download, PartBody, Span, divisible, flat, part_size, spans
+from gemmserve._parts import Download, PartBody, Span, divisible, flat, spans
 from gemmserve._progress import SharedBar, Stopped, watched
 from gemmserve.wire import format_npy_header
 
@@ -91,18 +91,6 @@ def test_more_than_was_said(file):
     span = Span(download, 0, None).answer({"content-length": str(len(file))})
     with pytest.raises(ProtocolError, match="longer than it says"):
         span.feed(file + b"x")
-
-
-@pytest.mark.parametrize(
-    ("field", "size"),
-    [
-        (None, PART), ("", PART), ("max-size=5", PART), ("max-append-size=1000", 1000), ("x=max-append-size=7", PART),
-        ("max-age=3, max-append-size=0, max-size=9", 1), (f"max-append-size={10 * PART}", PART),
-        ("not-max-append-size=5", PART),
-    ],
-)  # fmt: skip
-def test_the_server_s_limit_is_kept(field, size):
-    assert part_size(field) == size
 
 
 def test_which_arrays_are_slices_of_memory():

@@ -122,7 +122,7 @@ def finding(result, mnemonic="v_mfma_f32_32x32x2"):
     from amd.check import Finding
     from amd.kernels import Case
 
-    from gemmserve_kernels.compiler import KernelSource
+    from gemmserve_kernels.device.compiler import KernelSource
 
     return Finding("gfx942", Case("mfma_gemm x", KernelSource("mfma_gemm", ()), "mfma_gemm", mnemonic), result)
 
@@ -186,7 +186,7 @@ def test_every_kernel_has_a_budget_and_every_budget_a_kernel():
 def test_every_instruction_is_looked_for_where_it_exists():
     from amd import kernels
 
-    from gemmserve_kernels.mfma.tiles import ARCHITECTURES
+    from gemmserve_kernels.algorithms.mfma.tile import ARCHITECTURES
 
     for arch, known in ARCHITECTURES.items():
         wanted = {arithmetic.instruction.mnemonic for arithmetic in known.values()}

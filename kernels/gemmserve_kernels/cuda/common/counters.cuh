@@ -1,5 +1,5 @@
 // Elements of results that were computed another way than planned, because of their data. They grow as long as the process
-// lives; gemmserve_kernels.element_counts reads them.
+// lives; gemmserve_kernels.device.element_counts reads them.
 #pragma once
 
 #include "platform.cuh"

@@ -1,4 +1,4 @@
-// Which tiles of a product its operands allow to be made of residues: gemmserve_kernels.ozaki.bound has the theorem.
+// Which tiles of a product its operands allow to be made of residues: gemmserve_kernels.algorithms.ozaki.bound has the theorem.
 #pragma once
 
 #include "raster.cuh"

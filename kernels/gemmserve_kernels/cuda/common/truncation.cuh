@@ -2,7 +2,7 @@
 //
 // Partial sums are cut towards zero, so the promoted sums of them are too small: by 2^-24 of themselves at least, and by
 // more where many instructions add products of high parts to one partial sum. The shares were chosen by the models
-// (gemmserve_kernels.models): what data of one sign lose would be one and a half times as much, what data of both signs
+// (gemmserve_kernels.numerics.models): what data of one sign lose would be one and a half times as much, what data of both signs
 // lose is less. Where the sum's last three bits are 0 nothing was cut, most likely: small integers stay exact.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Which tiles of a product may be taken from float16 planes: gemmserve_kernels.planes.verdict has the proof.
+// Which tiles of a product may be taken from float16 planes: gemmserve_kernels.algorithms.common.verdict has the proof.
 #pragma once
 
 #include "params.cuh"

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "../common/bits.cuh"
-#include "../mma_sync/tile.cuh"
+#include "../mma/tile.cuh"
 
 template <class Stored>
 using PairOf = Vector<Stored, 2>;

@@ -1,4 +1,4 @@
-// What lines lack at least, from their norms alone: gemmserve_kernels.ozaki.bound has the theorem.
+// What lines lack at least, from their norms alone: gemmserve_kernels.algorithms.ozaki.bound has the theorem.
 #pragma once
 
 #include "lines.cuh"

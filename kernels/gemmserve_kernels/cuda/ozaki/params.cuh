@@ -20,7 +20,7 @@ struct LineParams {
     int* codes;  // [matrix][line]
 };
 
-// How the elements of each line are counted, and what is made of it (gemmserve_kernels.ozaki.bound).
+// How the elements of each line are counted, and what is made of it (gemmserve_kernels.algorithms.ozaki.bound).
 struct TallyParams {
     unsigned long long* sums;  // [matrix][line]: of the real parts, and above 32 bits of the imaginary ones
     unsigned* arrivals;        // [matrix][group]: blocks that have counted

@@ -1,4 +1,4 @@
-// What the host passes: gemmserve_kernels.wgmma.gemm mirrors these structures with ctypes, field by field.
+// What the host passes: gemmserve_kernels.algorithms.wgmma.gemm mirrors these structures with ctypes, field by field.
 #pragma once
 
 #include "../common/counters.cuh"

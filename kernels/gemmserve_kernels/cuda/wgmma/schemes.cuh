@@ -14,7 +14,7 @@
 // Real parts of complex sums are differences, re re - im im. While such a sum climbs and falls again, truncation takes
 // from it what depends on which of the two came first; where all numbers have one sign, it is the same every time. So
 // the parts take turns: im im - re re is taken away every other time. This is what makes a real part that cancels as
-// accurate as plain float32's (gemmserve_kernels.models).
+// accurate as plain float32's (gemmserve_kernels.numerics.models).
 #pragma once
 
 #include "pipeline.cuh"

@@ -1,4 +1,4 @@
-// What one output of a matrix instruction is: gemmserve_kernels.models.step, bit for bit.
+// What one output of a matrix instruction is: gemmserve_kernels.numerics.models.step, bit for bit.
 //
 // Products of 11 significant bits each are exact. They and the accumulator are aligned to the largest of them and cut,
 // each towards zero, `alignment_bits` below its binary point; the exact sum is cut to float, towards zero again. Where
@@ -9,7 +9,7 @@
 
 namespace simt {
 
-// Hopper's: gemmserve_kernels.models.HOPPER.
+// Hopper's: gemmserve_kernels.numerics.models.HOPPER.
 constexpr int alignment_bits = 25;
 
 inline int exponent_of(float x) {

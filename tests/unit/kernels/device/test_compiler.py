@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmserve_kernels import compiler
-from gemmserve_kernels.compiler import Cubin, KernelSource, kernel_source
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.compiler import Cubin, KernelSource, kernel_source
 
-SOURCES = Path(compiler.__file__).parent / "cuda"
+SOURCES = Path(compiler.__file__).parents[1] / "cuda"
 
 
 @pytest.mark.parametrize("name", ["gemm", "gemm_reduce"])
@@ -42,8 +42,14 @@ def files_of(kernel: str) -> set[str]:
 
 
 def test_every_device_file_is_used():
-    used = set().union(*(files_of(path.stem) for path in SOURCES.glob("*.cu")))
+    used = set().union(*(files_of(path.stem) for path in SOURCES.rglob("*.cu")))
     assert used == {str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.cu*")}
+
+
+def test_no_two_kernel_files_share_a_name():
+    assert sorted(compiler.source_files().values()) == sorted(
+        path.relative_to(SOURCES).as_posix() for path in SOURCES.rglob("*.cu")
+    )
 
 
 def test_no_header_is_included_from_outside():

@@ -24,7 +24,7 @@ SCRIPT = """
 import ctypes
 import cupy
 from gemmserve_kernels import ElementCounts, read_element_counts
-from gemmserve_kernels.element_counts import counters_of
+from gemmserve_kernels.device.element_counts import counters_of
 
 copies = []
 get = cupy.ndarray.get

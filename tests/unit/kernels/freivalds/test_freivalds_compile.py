@@ -8,11 +8,11 @@ import itertools
 import numpy as np
 import pytest
 
-from gemmserve_kernels import compiler
-from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.replay import LaunchRecorder, RecordedLaunch
+from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.freivalds import device, sampled_device
-from gemmserve_kernels.problem import GemmProblem, Operand
-from gemmserve_kernels.trace import Note, Tracer
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 REGISTERS = {
@@ -38,12 +38,12 @@ def launched(dtype, order, *, planar=False, compute="auto"):
     else:
         x = Operand.contiguous((4096, 4096), np.dtype(dtype), order)
     problem = GemmProblem.build(x, x, x, beta=1, layout="planar" if planar else "interleaved", compute=compute)
-    tracer = Tracer(KNOWN["H200"], 2**31 - 1, 0)
+    recorder = LaunchRecorder(KNOWN["H200"], 2**31 - 1, 0)
     strides = tuple(stride * x.dtype.itemsize for stride in x.strides)
-    arrays = [tracer.argument(x.shape, x.dtype, strides) for _ in range(4)]
-    device.figures(tracer, problem, *arrays, seed=1)
-    sampled_device.figures(tracer, problem, *arrays, tracer.empty((1,), np.dtype(np.uint64)))
-    return {(step.source, step.entry) for step in tracer.steps if isinstance(step, Note)}
+    arrays = [recorder.argument(x.shape, x.dtype, strides) for _ in range(4)]
+    device.figures(recorder, problem, *arrays, seed=1)
+    sampled_device.figures(recorder, problem, *arrays, recorder.empty((1,), np.dtype(np.uint64)))
+    return {(step.source, step.entry) for step in recorder.steps if isinstance(step, RecordedLaunch)}
 
 
 @functools.cache
@@ -76,15 +76,15 @@ def test_every_dtype(dtype, order):
 def test_narrow_sides(dtype, m, n, k):
     """Tiles of fewer columns than a block has warps."""
     x, y = Operand.contiguous((m, k), np.dtype(dtype), "F"), Operand.contiguous((k, n), np.dtype(dtype))
-    problem, tracer = GemmProblem.build(x, y), Tracer(KNOWN["H200"], 2**31 - 1, 0)
+    problem, recorder = GemmProblem.build(x, y), LaunchRecorder(KNOWN["H200"], 2**31 - 1, 0)
     a, b, d = (
-        tracer.argument(each.shape, each.dtype, tuple(stride * each.dtype.itemsize for stride in each.strides))
+        recorder.argument(each.shape, each.dtype, tuple(stride * each.dtype.itemsize for stride in each.strides))
         for each in (x, y, Operand.contiguous((m, n), np.dtype(dtype)))
     )
-    device.figures(tracer, problem, a, b, None, d, seed=1)
-    sampled_device.figures(tracer, problem, a, b, None, d, tracer.empty((1,), np.dtype(np.uint64)))
-    for step in tracer.steps:
-        if isinstance(step, Note):
+    device.figures(recorder, problem, a, b, None, d, seed=1)
+    sampled_device.figures(recorder, problem, a, b, None, d, recorder.empty((1,), np.dtype(np.uint64)))
+    for step in recorder.steps:
+        if isinstance(step, RecordedLaunch):
             assert _compiled(step.source, "sm_90a").spill_bytes[step.entry] == 0
 
 

@@ -10,7 +10,7 @@ from freivalds_cases import assert_figures, build, on, on_host, rounded
 from simt_cases import ShimMachine, random, strided
 from simt_shim.launcher import ShimLauncher
 
-from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.freivalds import device, finding, freivalds_check, host, sampled, sampled_host
 from gemmserve_kernels.freivalds import signs as signs_module
 from gemmserve_kernels.freivalds.signs import signs

@@ -13,7 +13,7 @@ from sampled_cases import assert_elements, of_all, on, on_host, places
 from simt_cases import ShimMachine, random, strided
 from simt_shim.launcher import ShimLauncher
 
-from gemmserve_kernels.device import KNOWN
+from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.freivalds import freivalds_check, sampled, sampled_device, sampled_host
 
 ALPHA = {"alpha": 1.5 - 0.5j, "beta": -0.25 + 2j}
@@ -293,7 +293,7 @@ def test_plain_arithmetic_is_in_no_doubt(dtype, kind):
 
 @pytest.mark.parametrize("kind", ["normal", "heavy-tailed", "positive"])
 def test_rounded_inputs_are_in_no_doubt_where_the_mode_rounds_them_and_in_doubt_where_it_does_not(kind):
-    from gemmserve_kernels.models import round_tf32
+    from gemmserve_kernels.numerics.models import round_tf32
 
     rng = np.random.default_rng()
     for k in (1, 40, 1000):

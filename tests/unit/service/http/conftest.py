@@ -16,12 +16,13 @@ import pytest
 from spy_executor import SpyExecutor
 from stepped_loop import SteppedLoop
 
-from gemmserve_service import fast_path, small
-from gemmserve_service.app import create_app
-from gemmserve_service.core import Core
-from gemmserve_service.keyring import create_key
-from gemmserve_service.serving import Server, main_server
+from gemmserve_service.http.app import create_app
+from gemmserve_service.http.server import Server, main_server
+from gemmserve_service.http.small import exchange
+from gemmserve_service.jobs.core import Core
+from gemmserve_service.jobs.small import products
 from gemmserve_service.settings import Settings
+from gemmserve_service.tenancy.keyring import create_key
 
 
 @pytest.fixture
@@ -332,13 +333,13 @@ def counted(monkeypatch):
     """How many requests took the short way as far as the queue. A client may pause between head and body for as long
     as it likes: else which way a request goes would be a matter of the machine's speed.
     """
-    monkeypatch.setattr(fast_path, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(exchange, "_PATIENCE_S", 60.0)
     calls = []
-    begin = small.begin
+    begin = products.begin
 
     def count(*args, **fields):
         calls.append(args)
         return begin(*args, **fields)
 
-    monkeypatch.setattr(small, "begin", count)
+    monkeypatch.setattr(products, "begin", count)
     return calls

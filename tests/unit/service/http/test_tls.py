@@ -13,8 +13,8 @@ import uvloop
 from raw_connection import until
 
 from gemmserve import Client, _direct
-from gemmserve_service import serving
-from gemmserve_service.landing import LandingProtocol
+from gemmserve_service.http import server
+from gemmserve_service.http.protocol.landing import LandingProtocol
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def shown(live):
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(serve, issue, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(serving, "_RELOAD_S", 0.05)
+    monkeypatch.setattr(server, "_RELOAD_S", 0.05)
     issue("first")
     live = serve(tls_certificate=tmp_path / "certificate.pem", tls_key=tmp_path / "key.pem")
     first = shown(live)

@@ -1,0 +1,1 @@
+"""Host code that several algorithms share."""

@@ -1,0 +1,91 @@
+"""Operands split into planes of float16 or bfloat16: what the tensor-core kernels multiply.
+
+`Planes` is the contract between the pre-pass that makes them (`split`) and the kernels that read them (`wgmma`, `mma`).
+A row stands for a row of op(A) or a *column* of op(B): both sides are stored with k running fastest. Conjugation is
+already in the planes. With `scale = 2 ** exponent` of its row, an element is
+
+    (sum of its planes) * 2 ** exponent
+
+where every row was scaled so that its largest magnitude lies in [2**14, 2**15) (for `3xfp16-3m`, [2**13, 2**14), so
+that the sums of real and imaginary parts fit; for bfloat16, [2**30, 2**31)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Scheme = Literal["3xfp16", "3xfp16-3m", "1xfp16", "6xbf16", "9xbf16", "3xbf16"]
+"""Schemes; of bfloat16 three parts of an element and six or nine products of them; or the first two and three products.
+"""
+
+DEPTHS: Final[dict[str, int]] = {"3xfp16": 2, "3xfp16-3m": 2, "1xfp16": 1, "6xbf16": 3, "9xbf16": 3, "3xbf16": 2}
+"""Planes of one value."""
+
+PLANES: Final[dict[tuple[str, bool, str], tuple[str, ...]]] = {
+    ("3xfp16", True, "a"): ("re_hi", "im_hi", "re_lo", "im_lo"),
+    ("3xfp16", True, "b"): ("re_hi", "im_hi", "re_lo", "im_lo"),
+    ("3xfp16", False, "a"): ("hi", "lo"),
+    ("3xfp16", False, "b"): ("hi", "lo"),
+    ("1xfp16", True, "a"): ("re", "im"),
+    ("1xfp16", True, "b"): ("re", "im"),
+    ("1xfp16", False, "a"): ("x",),
+    ("1xfp16", False, "b"): ("x",),
+    ("3xfp16-3m", True, "a"): ("re_hi", "re_lo", "im_hi", "im_lo", "re+im_hi", "re+im_lo"),
+    ("3xfp16-3m", True, "b"): ("re_hi", "re_lo", "im-re_hi", "im-re_lo", "re+im_hi", "re+im_lo"),
+    **{
+        (scheme, is_complex, side): tuple(f"{part}{depth}" for depth in range(DEPTHS[scheme]) for part in parts)
+        for scheme in ("6xbf16", "9xbf16", "3xbf16")
+        for is_complex, parts in ((True, ("re_", "im_")), (False, ("x_",)))
+        for side in "ab"
+    },
+}
+"""The planes in their order, by scheme, whether the data are complex, and side."""
+
+
+def is_wide(scheme: str) -> bool:
+    """Whether its planes are bfloat16."""
+    return scheme.endswith("bf16")
+
+
+SCHEMES: Final[dict[str, Scheme]] = {
+    "auto": "3xfp16",
+    "3xfp16": "3xfp16",
+    "3xfp16-3m": "3xfp16-3m",
+    "tf32": "1xfp16",
+    "6xbf16": "6xbf16",
+    "9xbf16": "9xbf16",
+}
+"""The scheme of each compute mode that has one."""
+
+WIDE: Final[dict[Scheme, Scheme]] = {"3xfp16": "6xbf16", "3xfp16-3m": "6xbf16", "1xfp16": "3xbf16"}
+"""Scheme that takes the tiles that a scheme's float16 planes do not serve."""
+
+PITCH: Final = 64
+"""Rows of a plane begin at multiples of this many elements (128 bytes); what lies between k and the pitch is zero."""
+
+
+@dataclass(frozen=True)
+class Planes:
+    """One operand of a product as planes.
+
+    `data`: float16, or the bits of bfloat16, (matrices, planes, rows, pitch) in C order, aligned to 256 bytes; pitch is
+    k rounded up to PITCH. `exponents`: int32 (matrices, rows). `batch_strides`: for each axis of the product's batch
+    shape, matrices to step in `data` (0 where the operand is broadcast).
+    """
+
+    scheme: Scheme
+    complex: bool
+    side: Literal["a", "b"]
+    data: Any
+    exponents: Any
+    matrices: int
+    rows: int
+    k: int
+    pitch: int
+    batch_strides: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Planes of one matrix."""
+        return len(PLANES[self.scheme, self.complex, self.side])

@@ -1,0 +1,140 @@
+"""Model of an algorithm's time on a device: the larger of arithmetic and memory traffic, plus launches. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.device.spec import DeviceSpec
+
+    Point = tuple[int, int, int, int]
+
+MEASURED_SMS: Final = 132
+BANDWIDTH: Final = 3.6e12
+"""Bytes a second of a device-wide copy on an H200, reads and writes counted."""
+LAUNCH_S: Final = 3e-6
+"""Seconds that one more kernel of a sequence costs on the device."""
+_SPLIT_K: Final = 512
+"""Steps of k that one part of a split product has at least."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Operations a second of a full H200, launches, tile (extent of one block), passes over A and B beforehand, and the
+    most parts that k is split into where there are fewer tiles than multiprocessors. `ends`: steps of k that the
+    beginning and the end of a tile take as long as.
+    """
+
+    rate: float
+    launches: int = 1
+    tile: int = 128
+    passes: float = 0.0
+    parts: int = 1
+    ends: int = 0
+
+
+MODELS: Final[dict[tuple[str, str, str], _Model]] = {
+    ("vendor", "plain", "float16"): _Model(7.0e14, tile=64, parts=16),
+    ("vendor", "plain", "float32"): _Model(5.1e13, tile=64, parts=16),
+    ("vendor", "plain", "float64"): _Model(6.0e13, tile=32, parts=16),
+    ("vendor", "plain", "complex64"): _Model(5.4e13, tile=64, parts=16),
+    ("vendor", "plain", "complex128"): _Model(5.2e13, tile=32, parts=16),
+    ("vendor", "tf32", "float32"): _Model(2.4e14, parts=16),
+    ("vendor", "tf32", "complex64"): _Model(1.65e14, parts=16),
+    ("simt", "plain", "float16"): _Model(4.0e13, tile=64),
+    ("simt", "plain", "float32"): _Model(3.7e13, tile=64),
+    ("simt", "plain", "float64"): _Model(1.9e13, tile=64),
+    ("simt", "plain", "complex64"): _Model(4.7e13, tile=64),
+    ("simt", "plain", "complex128"): _Model(1.95e13, tile=32),
+    ("small", "plain", "float16"): _Model(1.5e13, tile=4),
+    ("small", "plain", "float32"): _Model(2.0e13, tile=4),
+    ("small", "plain", "float64"): _Model(1.2e13, tile=4),
+    ("small", "plain", "complex64"): _Model(2.5e13, tile=4),
+    ("small", "plain", "complex128"): _Model(1.5e13, tile=4),
+    ("small", "3xtf32", "complex64"): _Model(4.5e13, tile=16),
+    ("wgmma", "3xfp16", "float32"): _Model(2.3e14, 5, 128, 1.5, parts=16),
+    ("wgmma", "3xfp16", "complex64"): _Model(2.5e14, 5, 64, 1.5, parts=16),
+    ("wgmma", "3xfp16-3m", "complex64"): _Model(3.1e14, 5, 64, 2.0, parts=16),
+    ("wgmma", "6xbf16", "float32"): _Model(1.1e14, 5, 128, 2.0, parts=16),
+    ("wgmma", "6xbf16", "complex64"): _Model(1.15e14, 5, 64, 2.0, parts=16),
+    ("wgmma", "9xbf16", "float32"): _Model(7.5e13, 5, 128, 2.0, parts=16),
+    ("wgmma", "9xbf16", "complex64"): _Model(7.8e13, 5, 64, 2.0, parts=16),
+    ("wgmma", "fp16", "float16"): _Model(6.8e14, parts=16, ends=128),
+    ("wgmma", "1xfp16", "float32"): _Model(5.5e14, 5, 128, 1.0, parts=16),
+    ("wgmma", "1xfp16", "complex64"): _Model(6.8e14, 5, 64, 1.0, parts=16),
+    ("mma", "3xfp16", "float32"): _Model(9.6e13, 5, 128, 1.5, parts=8),
+    ("mma", "3xfp16", "complex64"): _Model(1.2e14, 5, 64, 1.5, parts=8),
+    ("mma", "1xfp16", "float32"): _Model(1.9e14, 5, 128, 1.0, parts=8),
+    ("mma", "1xfp16", "complex64"): _Model(2.3e14, 5, 128, 1.0, parts=8),
+    ("mma", "6xbf16", "float32"): _Model(4.8e13, 5, 128, 2.0, parts=8),
+    ("mma", "6xbf16", "complex64"): _Model(6.0e13, 5, 64, 2.0, parts=8),
+    ("mma", "9xbf16", "float32"): _Model(3.2e13, 5, 128, 2.0, parts=8),
+    ("mma", "9xbf16", "complex64"): _Model(4.0e13, 5, 64, 2.0, parts=8),
+    ("mma", "3xtf32", "float32"): _Model(6.0e13, tile=128, parts=8),
+    ("mma", "3xtf32", "complex64"): _Model(6.6e13, tile=64, parts=8),
+    ("mma", "1xtf32", "float32"): _Model(1.1e14, tile=128, parts=8),
+    ("mma", "1xtf32", "complex64"): _Model(1.1e14, tile=64, parts=8),
+    ("mfma", "plain", "float16"): _Model(3.5e14),
+    ("mfma", "plain", "float32"): _Model(4.4e13),
+    ("mfma", "plain", "float64"): _Model(4.0e13),
+    ("mfma", "plain", "complex64"): _Model(5.0e13),
+    ("mfma", "plain", "complex128"): _Model(4.0e13, tile=64),
+    ("mfma", "xf32", "float32"): _Model(1.5e14),
+    ("mfma", "xf32", "complex64"): _Model(1.5e14),
+    ("mfma", "3xfp16", "float32"): _Model(9.0e13, 5, 128, 1.5),
+    ("mfma", "3xfp16", "complex64"): _Model(1.0e14, 5, 64, 1.5),
+    ("mfma", "1xfp16", "float32"): _Model(1.4e14, 5, 128, 1.0),
+    ("mfma", "1xfp16", "complex64"): _Model(1.4e14, 5, 128, 1.0),
+    ("ozaki", "ozaki", "float32"): _Model(6.0e13, 8, 256, 8.0),
+    ("ozaki", "ozaki", "float64"): _Model(1.05e14, 7, 256, 7.0),
+    ("ozaki", "ozaki", "complex64"): _Model(8.0e13, 8, 256, 8.0),
+    ("ozaki", "ozaki", "complex128"): _Model(1.38e14, 7, 256, 7.0),
+}
+"""By algorithm, arithmetic and dtype; rates measured on an H200 (docs/benchmarks). Those of bfloat16 are shares of
+`3xfp16`'s: half of six products, a third of nine. Those of `mfma` are not measured:
+they say no more than that the vendor's BLAS goes first on AMD devices, and the portable kernels come last.
+"""
+
+TENSOR_SPEED: Final = {"sm_80": 0.55, "sm_90a": 1.0, "sm_100": 1.0}
+"""Tensor-core algorithms per multiprocessor, relative to an H200's: data-sheet rates of dense FP16 (NVIDIA A100, H100);
+of a B200 the same is assumed, for mma.sync does not have its new units. On other architectures `auto` stays with plain
+arithmetic: theirs are too slow for three products to pay."""
+
+DOUBLE_SPEED: Final = {"sm_80": 0.35, "sm_90a": 1.0, "sm_100": 0.5}
+"""Double precision per multiprocessor, relative to an H200's, by the data sheets; elsewhere it is 32 or 64 times slower
+than single and nothing is gained by it."""
+ITEMSIZE: Final = {"float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
+
+
+def model_seconds(
+    spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str, shape: Point, *, written: bool = True
+) -> float:
+    """Return the seconds that the model alone estimates; inf where it knows nothing."""
+    model = MODELS.get((algorithm, arithmetic, dtype))
+    if model is None:
+        return math.inf
+    batch, m, n, k = shape
+    scale = spec.sm_count / MEASURED_SMS
+    tensor = arithmetic != "plain" and algorithm in {"wgmma", "mma", "ozaki"}
+    speed = TENSOR_SPEED.get(spec.arch, 0.0) if tensor else 1.0
+    if speed == 0.0:
+        return math.inf
+    tiles = math.ceil(m / model.tile) * math.ceil(n / model.tile) * batch
+    if tiles < spec.sm_count:
+        tiles *= max(1, min(model.parts, k // _SPLIT_K, spec.sm_count // tiles))
+    filled = math.ceil(m / model.tile) * model.tile * math.ceil(n / model.tile) * model.tile * batch
+    busy = min(1.0, tiles / spec.sm_count)
+    complexity = 8 if dtype.startswith("complex") else 2
+    arithmetic_s = complexity * filled * (k + model.ends) / (model.rate * scale * speed * busy)
+    itemsize = ITEMSIZE[dtype]
+    operands, result = batch * (m * k + k * n), batch * m * n if written else 0
+    memory_s = itemsize * (operands * (1 + model.passes) + result) / (BANDWIDTH * scale)
+    passes_s = itemsize * operands * model.passes / (BANDWIDTH * scale)
+    return model.launches * LAUNCH_S + max(arithmetic_s + passes_s, memory_s)
+
+
+def occupancy(spec: DeviceSpec, blocks: int) -> float:
+    """Return the share of multiprocessors that `blocks` keep busy, at most 1."""
+    return min(1.0, blocks / spec.sm_count)

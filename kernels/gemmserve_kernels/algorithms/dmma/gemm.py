@@ -1,0 +1,150 @@
+"""Products of float64 and complex128 on the tensor cores of compute capability 8.0 and later.
+
+`run_gemm` makes a whole product, `run_tiles` those tiles that operands of residues cannot be trusted with
+(`ozaki.bound`). Every real product and sum is one fused multiply-add in double precision: NaN,
+infinities and subnormals are what plain arithmetic has, and a product with one nonzero term for each element is exact.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmserve_kernels.algorithms.common.tiled_kernel import Operands
+from gemmserve_kernels.algorithms.dmma.kernel import Kernel
+from gemmserve_kernels.algorithms.dmma.tile import DmmaTile, Kind, choose
+from gemmserve_kernels.algorithms.mma.tile import check_device
+from gemmserve_kernels.device.struct_params import GemmParams, StoredArray, launches, matrix_view
+from gemmserve_kernels.device.tensor_map import TensorMap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.device.struct_params import MatrixView
+    from gemmserve_kernels.problem.problem import GemmProblem
+
+
+_MOST_TILES: Final = 1 << 30
+"""Tiles of one launch."""
+JUDGED_M: Final = 128
+JUDGED_N: Final = 256
+"""Rows and columns of the tiles that `run_tiles` is told of; JUDGED_M, JUDGED_N in cuda/common/judged.cuh."""
+
+
+class DmmaParams(ctypes.Structure):
+    """Mirror of DmmaParams in cuda/dmma/dmma_gemm.cu."""
+
+    _fields_ = (("map_a", TensorMap), ("map_b", TensorMap), ("gemm", GemmParams), ("tiles", ctypes.c_int64))
+
+
+class DmmaTilesParams(ctypes.Structure):
+    """Mirror of DmmaTilesParams in cuda/dmma/dmma_tiles.cu."""
+
+    _fields_ = (
+        ("map_a", TensorMap),
+        ("map_b", TensorMap),
+        ("gemm", GemmParams),
+        ("failing", ctypes.c_uint64),
+        ("tiles", ctypes.c_int64),
+        ("first", ctypes.c_int64),
+        ("counters", ctypes.c_uint64),
+        ("judged", ctypes.c_uint32),
+        ("judged_m", ctypes.c_uint32),
+        ("judged_n", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32 * 7),  # the maps want whole multiples of 64 bytes
+    )
+
+
+@dataclass(frozen=True)
+class Region:
+    """View of one launch of `run_tiles`: rows and columns of the product, of `matrices` matrices from `first` on."""
+
+    first: int
+    matrices: int
+    row: int
+    rows: int
+    column: int
+    columns: int
+
+
+def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
+    """Return why `run_gemm` cannot compute `problem` on `spec`, or None."""
+    if reason := check_device(spec):
+        return reason
+    if problem.dtype.name not in {"float64", "complex128"}:
+        return f"dmma multiplies float64 or complex128, not {problem.dtype.name}"
+    if any(operand.dtype != problem.a.dtype for operand in (problem.b, problem.c) if operand is not None):
+        return "A, B and C must have one dtype"
+    return None
+
+
+def run_gemm(
+    launcher: Launcher, problem: GemmProblem, tile: DmmaTile | None, a: Any, b: Any, c: Any | None, out: Any
+) -> None:
+    """Writes alpha op(a) op(b) + beta c into `out`, of any strides; `c` is not read where beta is 0."""
+    found = [StoredArray.of(launcher, array) for array in (a, b, out if c is None or problem.beta == 0 else c, out)]
+    operands = Operands.of(problem, found[0][0], found[1][0])
+    shape = (*problem.batch_shape, problem.m, problem.n)
+    views = [operands.a, operands.b, *(matrix_view(x, shape, planar=problem.planar) for x, _ in found[2:])]
+    conjugates = (operands.conjugate_a, operands.conjugate_b)
+    tile = tile or _choose(problem, launcher)
+    for _, batch_shape, cut in launches(problem.batch_shape, views):
+        placed = [view.shifted_by(base) for view, (_, base) in zip(cut, found, strict=True)]
+        kernel = Kernel.of(launcher.spec, problem, tile, placed, conjugates, batch_shape)
+        gemm = kernel.params(problem, placed, (problem.m, problem.n))
+        tiles = gemm.tiles_m * gemm.tiles_n * math.prod(batch_shape)
+        for first in range(0, tiles, _MOST_TILES):
+            gemm.first_tile, count = first, min(tiles - first, _MOST_TILES)
+            kernel.launch(launcher, "dmma_gemm", DmmaParams(gemm=gemm, tiles=count), count)
+
+
+def run_tiles(
+    launcher: Launcher,
+    problem: GemmProblem,
+    views: Sequence[MatrixView],
+    conjugates: tuple[bool, bool],
+    batch_shape: tuple[int, ...],
+    region: Region,
+    failing: int,
+    counters: int,
+) -> None:
+    """Writes those tiles of the product whose numbers lie at `failing` (cuda/common/judged.cuh). `views`: A, B, C and
+    D, with addresses. `counters`: `Launcher.counters`.
+    """
+    a, b, c, d = views
+    row, column = region.row, region.column
+    cut = (
+        replace(a.shifted(row * a.row_stride), rows=region.rows),
+        replace(b.shifted(column * b.column_stride), columns=region.columns),
+        c.shifted(row * c.row_stride + column * c.column_stride),
+        d.shifted(row * d.row_stride + column * d.column_stride),
+    )
+    kernel = Kernel.of(launcher.spec, problem, _choose(problem, launcher), cut, conjugates, batch_shape)
+    gemm = kernel.params(problem, cut, (region.rows, region.columns))
+    tiles = gemm.tiles_m * gemm.tiles_n * region.matrices
+    down, right = -(-region.rows // JUDGED_M), -(-region.columns // JUDGED_N)
+    params = DmmaTilesParams(
+        gemm=gemm,
+        failing=failing,
+        tiles=tiles,
+        first=region.first,
+        counters=counters,
+        judged=region.matrices * down * right,
+        judged_m=down,
+        judged_n=right,
+    )
+    kernel.launch(launcher, "dmma_tiles", params, tiles)
+
+
+def _kind(problem: GemmProblem) -> Kind:
+    if problem.planar:
+        return "planar"
+    return "complex128" if problem.dtype.kind == "c" else "float64"
+
+
+def _choose(problem: GemmProblem, launcher: Launcher) -> DmmaTile:
+    return choose(problem.m, problem.n, launcher.spec, _kind(problem), problem.batch)

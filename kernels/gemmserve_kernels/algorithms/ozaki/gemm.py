@@ -1,0 +1,174 @@
+"""Products through residues on INT8 tensor cores: Ozaki scheme II. The host side.
+
+    scale    the norm of every row of op(A) and column of op(B), rounded up -> a scale of 3 bits and an exponent
+    convert  scaled integers -> residues, one byte for each modulus (three for complex numbers: Karatsuba); and how many
+             elements of a line are large; nothing of lines that norms have told of, nor of what meets only such
+    multiply residues modulo each p, exactly, in INT8 with 32-bit sums
+    combine  Chinese remainders, exactly, one rounding, then alpha, beta and C
+    tiles    those that the counts do not let pass, in double precision on tensor cores (`dmma`)
+
+Sources: K. Ozaki, Y. Uchino, T. Imamura, arXiv 2504.08009; Y. Uchino et al., GEMMul8, for the complex variant. Unlike
+both, the scale of a row depends on that row alone (see ozaki_moduli), so that a prepared operand serves any partner,
+and products are reduced before they are written.
+
+What the counts promise of every element is a theorem (`ozaki.bound`); the device decides by it tile by tile, without a
+look from the host, and makes those that do not pass natively, and only so. Single precision has no such promise: there
+a tile is done once more in plain arithmetic where a row or column has an element that is not finite, and where the
+product is so small beside the norms that the rounding to integers may show.
+
+Workspace: at most `ozaki_plan.WORKSPACE` bytes for the residues of operands and products, or what the smallest panel
+takes; larger problems go panel by panel. Results do not depend on panels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+import numpy as np
+
+from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
+from gemmserve_kernels.algorithms.ozaki.lines import JUDGED, Lines, Prepared, Tally, at
+from gemmserve_kernels.algorithms.ozaki.moduli import MAX_K, MODULI, Moduli, needed
+from gemmserve_kernels.algorithms.ozaki.plan import PATCH_TILES, SHARED, OzakiTile, Run
+from gemmserve_kernels.device.struct_params import StoredArray, launches, matrix_view
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import ConfigInfeasible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.problem.problem import GemmProblem
+
+
+LEAST_K: Final = 128
+"""Shortest k of `auto`: scales that are no powers of two round every element once, an error of 3e-16 at k = 1."""
+
+
+@dataclass(frozen=True)
+class OzakiOperand:
+    """A prepared operand: residues that serve any partner, and the array itself for what residues cannot do.
+
+    `residues`: uint8 (matrices, moduli * parts, lines, pitch). `codes`: int32 (matrices, lines), the scales.
+    `deficits`: uint32, what they lack (ozaki.lines.Deficits), in double precision.
+    """
+
+    arithmetics: ClassVar = frozenset({"ozaki"})
+    """Arithmetics that take it in the place of the array."""
+
+    array: Any
+    side: Literal["a", "b"]
+    trans: str
+    planar: bool
+    moduli: int
+    residues: Any
+    codes: Any
+    deficits: Any | None
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """All that it holds beside the array."""
+        return (self.residues, self.codes) if self.deficits is None else (self.residues, self.codes, self.deficits)
+
+    def with_arrays(self, source: Any, arrays: Sequence[Any]) -> OzakiOperand:
+        """The same with other arrays, made of `source`."""
+        deficits = arrays[2] if len(arrays) > 2 else None
+        return replace(self, array=source, residues=arrays[0], codes=arrays[1], deficits=deficits)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory beside the array's own."""
+        return sum(int(array.nbytes) for array in self.arrays)
+
+    def serves(self, problem: GemmProblem, side: int, tile: OzakiTile) -> bool:
+        """Whether it was prepared for this side of this product; otherwise `array` is used, to the same bits."""
+        wanted = ("ab"[side], (problem.trans_a, problem.trans_b)[side], problem.planar, tile.moduli)
+        own = self.array.shape[1:-2] if problem.planar else self.array.shape[:-2]
+        return (self.side, self.trans, self.planar, self.moduli) == wanted and (
+            self.codes.shape[0] == 1 or tuple(own) == problem.batch_shape
+        )
+
+
+def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
+    """Return why this algorithm cannot run the problem on the device, or None."""
+    if not spec.has_wgmma:
+        return f"it needs INT8 wgmma (compute capability 9.0), and {spec.name} is {spec.arch}"
+    if problem.dtype.name not in {*JUDGED, *PATCH_TILES}:
+        return f"there are no residues of {problem.dtype.name}"
+    if any(operand.dtype != problem.a.dtype for operand in (problem.b, problem.c) if operand is not None):
+        return "A, B and C must have one dtype"
+    if problem.compute == "auto" and problem.k < LEAST_K:
+        return f"below k = {LEAST_K} the rounding of scaled elements shows beside {problem.dtype.name}'s own"
+    if problem.k > MAX_K:
+        return f"k is at most {MAX_K}"
+    return None
+
+
+def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> OzakiTile:
+    """The number of moduli from the accuracy of the dtype and k, or as `config` has it. Raises ConfigInfeasible."""
+    config = config or GemmConfig()
+    config.only("ozaki", ("moduli", "stages", "raster"))
+    moduli = config.moduli or needed(problem.k, problem.dtype)
+    if not 2 <= moduli <= len(MODULI):
+        raise ConfigInfeasible(f"moduli: from 2 to {len(MODULI)}, not {moduli}")
+    if Moduli.first(moduli).target(problem.k) < 1:
+        raise ConfigInfeasible(f"moduli: {moduli} are too few for k = {problem.k}")
+    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8)
+    if tile.shared + SHARED > spec.shared_per_block:
+        raise ConfigInfeasible(f"shared memory: {tile.stages} stages do not fit {spec.shared_per_block} bytes")
+    return tile
+
+
+def run_gemm(
+    launcher: Launcher,
+    problem: GemmProblem,
+    config: GemmConfig | OzakiTile | None,
+    a: Any,
+    b: Any,
+    c: Any | None,
+    out: Any,
+) -> None:
+    """Writes alpha op(a) op(b) + beta c into `out`, which overlaps no operand; `c` is not read where beta is 0.
+
+    `a` and `b` are arrays, or what `prepare_operand` made of them for this side and transposition. Raises
+    ConfigInfeasible, CompileError.
+    """
+    tile = config if isinstance(config, OzakiTile) else resolve(config, problem, launcher.spec)
+    payloads = [x.payload if isinstance(x, PreparedOperand) else x for x in (a, b)]
+    arrays = [x.array if isinstance(x, OzakiOperand) else source_of(y) for x, y in zip(payloads, (a, b), strict=True)]
+    found = [StoredArray.of(launcher, x) for x in (*arrays, out if c is None or problem.beta == 0 else c, out)]
+    prepared: list[Prepared | None] = []
+    for side, x in enumerate(payloads):
+        usable = isinstance(x, OzakiOperand) and x.serves(problem, side, tile)
+        prepared.append(Prepared(x.residues, x.codes, x.deficits) if usable else None)
+    stored, bases = tuple(each for each, _ in found), tuple(base for _, base in found)
+    Run(launcher, problem, tile, stored, bases, (prepared[0], prepared[1])).run()
+
+
+def prepare_operand(
+    launcher: Launcher, array: Any, side: Literal["a", "b"], trans: str = "N", *, planar: bool = False, moduli: int = 0
+) -> OzakiOperand:
+    """Residues of op(array), (..., rows, columns) behind the planar axis, for any partner.
+
+    `moduli`: as `needed` says where it is 0. `run_gemm` gives the same bits with them as without.
+    """
+    stored, base = StoredArray.of(launcher, array)
+    shape = stored.shape[1:] if planar else stored.shape
+    complex_ = planar or stored.dtype.kind == "c"
+    view = at(matrix_view(stored, shape, planar=planar), base)
+    view = view.transposed() if (trans in {"T", "C"}) != (side == "b") else view
+    dtype = np.dtype(f"c{2 * stored.dtype.itemsize}") if planar else stored.dtype
+    count = moduli or needed(view.columns, dtype)
+    lines = Lines(view, complex_=complex_, planar=planar, conjugate=trans in {"C", "R"}, moduli=Moduli.first(count))
+    matrices = int(np.prod(shape[:-2], dtype=np.int64))
+    codes = launcher.empty((matrices, view.rows), np.dtype(np.int32))
+    residues = lines.empty(launcher, matrices, view.rows)
+    tally = Tally.allocate(launcher, matrices, view.rows) if lines.judged else None
+    for first, batch_shape, (piece,) in launches(shape[:-2], [view]):
+        here, count_here = replace(lines, view=piece), int(np.prod(batch_shape, dtype=np.int64))
+        part_codes, part = codes[first : first + count_here], residues[first : first + count_here]
+        here.scale(launcher, batch_shape, 0, part_codes, count_here, tally, first)
+        here.convert(launcher, batch_shape, 0, part_codes, part, 0, view.rows, tally, first)
+    return OzakiOperand(array, side, trans, planar, count, residues, codes, tally and tally.deficits.array)

@@ -1,0 +1,380 @@
+"""Operands of the residue scheme as lines along k: their scales and residues, made or found prepared. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, flag
+from gemmserve_kernels.algorithms.ozaki.bound import LINES, QUARTERS, WORDS
+from gemmserve_kernels.algorithms.ozaki.params import (
+    ConvertParams,
+    LineParams,
+    ScaleParams,
+    TallyParams,
+    convert_constants,
+    tally_constants,
+)
+from gemmserve_kernels.device.compiler import KernelSource
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.struct_params import MatrixView
+
+UNIT: Final = 256
+"""Lines of a plane, and rows and columns of a panel, are multiples of this."""
+PITCH: Final = 128
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A whole operand: residues (matrices, planes, lines, pitch), codes (matrices, lines), `Deficits.array`."""
+
+    residues: Any
+    codes: Any
+    deficits: Any
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows and columns of the product that are computed together, of `matrices` matrices from `first` on."""
+
+    first: int
+    matrices: int
+    row: int
+    rows: int
+    column: int
+    columns: int
+
+
+JUDGED: Final = ("float64", "complex128")
+"""dtypes whose lines are counted; of the others the result says whether it can be trusted (ozaki_combine.cu)."""
+
+
+@dataclass(frozen=True)
+class Deficits:
+    """Deficits of groups of lines, in an array of uint32: for each of `groups` of each of `matrices` matrices QUARTERS
+    words that are known before lines are counted (`Least` in cuda/common/judged.cuh), then WORDS for each (`Deficits`
+    there), then one word that is not 0 where any is large.
+    """
+
+    array: Any
+    matrices: int
+    groups: int
+
+    @classmethod
+    def allocate(cls, launcher: Launcher, matrices: int, lines: int) -> Deficits:
+        """Memory."""
+        groups = groups_of(lines)
+        size = matrices * groups * (QUARTERS + WORDS) + 1
+        return cls(launcher.empty((size,), np.dtype(np.uint32)), matrices, groups)
+
+    def least(self, launcher: Launcher, matrix: int = 0) -> int:
+        """The address of the first words, of a matrix."""
+        return launcher.pointer(self.array) + 4 * QUARTERS * matrix * self.groups
+
+    def counted(self, launcher: Launcher, matrix: int = 0, line: int = 0) -> int:
+        """The address of what has been counted of a matrix, from the group of `line` on."""
+        ahead = QUARTERS * self.matrices * self.groups
+        return launcher.pointer(self.array) + 4 * (ahead + WORDS * (matrix * self.groups + line // LINES))
+
+    def doubt(self, launcher: Launcher) -> int:
+        """The address of the last word."""
+        return launcher.pointer(self.array) + 4 * self.matrices * self.groups * (QUARTERS + WORDS)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of an operand's lines. `sums`, `arrivals`: of use until all lines are converted."""
+
+    deficits: Deficits
+    sums: Any
+    arrivals: Any
+
+    @classmethod
+    def allocate(cls, launcher: Launcher, matrices: int, lines: int) -> Tally:
+        """Memory; `Lines.scale` clears it."""
+        deficits = Deficits.allocate(launcher, matrices, lines)
+        sums = launcher.empty((matrices, lines), np.dtype(np.uint64))
+        return cls(deficits, sums, launcher.empty((matrices * deficits.groups,), np.dtype(np.uint32)))
+
+
+@dataclass(frozen=True)
+class Partner:
+    """Knowledge of the other operand's groups before anything is counted: `least` words from an address on, groups
+    from one matrix to the next and in each.
+    """
+
+    least: int = 0
+    step: int = 0
+    groups: int = 0
+
+
+_NO_PARTNER: Final = Partner()
+
+
+def groups_of(lines: int) -> int:
+    """Groups of lines that are judged together: those of lines rounded up."""
+    return -(-lines // UNIT) * (UNIT // LINES)
+
+
+def at(view: MatrixView, base: int) -> MatrixView:
+    return replace(view, re=view.re + base, im=view.im + base)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """An operand as lines along k: the rows of `view`."""
+
+    view: MatrixView
+    complex_: bool
+    planar: bool
+    conjugate: bool
+    moduli: Moduli
+
+    @property
+    def planes(self) -> int:
+        return self.moduli.count * (3 if self.complex_ else 1)
+
+    @property
+    def pitch(self) -> int:
+        return -(-self.view.columns // PITCH) * PITCH
+
+    @property
+    def along_k(self) -> bool:
+        view = self.view
+        return view.rows == 1 or (view.columns > 1 and abs(view.column_stride) <= abs(view.row_stride))
+
+    def empty(self, launcher: Launcher, matrices: int, lines: int) -> Any:
+        """Memory for the residues of `lines` lines, (matrices, planes, lines rounded up, pitch)."""
+        shape = (matrices, self.planes, -(-lines // UNIT) * UNIT, self.pitch)
+        return launcher.empty(shape, np.dtype(np.uint8))
+
+    @property
+    def judged(self) -> bool:
+        """Whether lines are counted."""
+        return self.view.dtype.name in JUDGED
+
+    def _tally(self, launcher: Launcher, tally: Tally | None, first: int, *, counts: bool) -> TallyParams:
+        if tally is None:
+            return TallyParams()
+        deficits = tally.deficits
+        params = TallyParams(
+            sums=launcher.pointer(tally.sums) + first * self.view.rows * 8,
+            arrivals=launcher.pointer(tally.arrivals) + first * deficits.groups * 4,
+            deficits=deficits.counted(launcher, first),
+            least=deficits.least(launcher, first),
+            doubt=deficits.doubt(launcher),
+            groups=deficits.groups,
+            counts=counts,
+        )
+        tally_constants(params, self.moduli, self.view.columns, complex_=self.complex_)
+        return params
+
+    def _source(self, name: str, **extra: str) -> KernelSource:
+        extra = {**extra, "TALLY": flag(self.judged)}
+        return line_source(name, self.view.dtype.name, self.planar, self.complex_, self.along_k, tuple(extra.items()))
+
+    def _params(self, launcher: Launcher, batch_shape: tuple[int, ...], first: int, codes: Any) -> LineParams:
+        params = LineParams(
+            x=self.view.params(), first=first, lines=self.view.rows, k=self.view.columns, codes=launcher.pointer(codes)
+        )
+        params.batch_shape[:] = batch_shape
+        return params
+
+    def scale(
+        self,
+        launcher: Launcher,
+        batch_shape: tuple[int, ...],
+        first: int,
+        codes: Any,
+        matrices: int,
+        tally: Tally | None,
+        before: int = 0,
+    ) -> None:
+        """The codes of `matrices` matrices from number `first` on; clears the tally, in which `before` matrices are
+        ahead of them.
+        """
+        line = self._params(launcher, batch_shape, first, codes)
+        params = ScaleParams(
+            line=line,
+            target=self.moduli.target(self.view.columns),
+            tally=self._tally(launcher, tally, before, counts=before == 0),
+        )
+        grid = -(-self.view.rows // 32) * matrices
+        launcher.launch(self._source("ozaki_scale"), "ozaki_scale", grid=grid, block=1024, shared=0, params=params)
+
+    def convert(
+        self,
+        launcher: Launcher,
+        batch_shape: tuple[int, ...],
+        first: int,
+        codes: Any,
+        residues: Any,
+        first_line: int,
+        panel: int,
+        tally: Tally | None,
+        before: int = 0,
+        *,
+        counts: bool = True,
+        partner: Partner = _NO_PARTNER,
+    ) -> None:
+        """The residues of `panel` lines from `first_line` on, of as many matrices as `residues` holds. Where there is a
+        tally, the lines are counted, if `counts`; groups that pass with none of the partner's are neither counted nor
+        converted.
+        """
+        params = ConvertParams(
+            line=self._params(launcher, batch_shape, first, codes),
+            first_line=first_line,
+            panel=panel,
+            pitch=self.pitch,
+            plane=residues.shape[2] * self.pitch,
+            residues=launcher.pointer(residues),
+            conjugate=self.conjugate,
+            tally=self._tally(launcher, tally, before, counts=counts and tally is not None),
+            partner=partner.least,
+            partner_step=partner.step,
+            partner_groups=partner.groups,
+        )
+        convert_constants(params, self.moduli)
+        grid = residues.shape[2] // (8 if self.along_k else 16) * (self.pitch // 128) * residues.shape[0]
+        source = self._source("ozaki_convert", MODULI=str(self.moduli.count))
+        launcher.launch(source, "ozaki_convert", grid=grid, block=256, shared=0, params=params)
+
+
+@lru_cache(maxsize=256)
+def line_source(
+    name: str, dtype: str, planar: bool, complex_: bool, along_k: bool, extra: tuple[tuple[str, str], ...]
+) -> KernelSource:
+    defines = {"TYPE": TYPES[dtype], "PLANAR": flag(planar), "COMPLEX": flag(complex_), "ALONG_K": flag(along_k)}
+    return KernelSource(name, (*defines.items(), *extra))
+
+
+@dataclass(frozen=True)
+class Residues:
+    """Residues as the multiplying kernel finds them: `lines` in each plane, the panel's from `first_line` on.
+
+    `address`, `codes`, `deficits`: of the panel's first matrix. `kept`: what keeps the memory.
+    """
+
+    address: int
+    codes: int
+    deficits: int
+    doubt: int
+    groups: int
+    lines: int
+    first_line: int
+    matrices: int
+    shared: bool
+    kept: tuple[Any, ...]
+
+
+class OzakiSide:
+    """One operand of a launch: makes the residues of a panel, or finds them prepared; keeps the last ones.
+
+    `piece`, in its methods, is the number of the launch's first matrix in the product.
+    """
+
+    def __init__(self, lines: Lines, prepared: Prepared | None, *, shared: bool) -> None:
+        self.lines, self.prepared = lines, prepared
+        self.shared = prepared.codes.shape[0] == 1 if prepared else shared
+        self._codes: tuple[int, Any, Tally | None] | None = None
+        self._counted: set[int] = set()
+        self._last: tuple[tuple[int, int, int], Residues] | None = None
+
+    def _matrices(self, panel: Panel) -> tuple[int, int]:
+        """The first matrix of the launch, and how many."""
+        return (0, 1) if self.shared else (panel.first, panel.matrices)
+
+    def scale(self, launcher: Launcher, batch_shape: tuple[int, ...], piece: int, panel: Panel) -> Partner:
+        """Makes the scales of the panel's matrices. What is known of them to the other side."""
+        first, matrices = self._matrices(panel)
+        if self.prepared is not None:
+            deficits, start = self._prepared_deficits(), 0 if self.shared else piece + first
+        else:
+            if self._codes is None or self._codes[0] != first:
+                lines = self.lines.view.rows
+                codes = launcher.empty((matrices, lines), np.dtype(np.int32))
+                tally = Tally.allocate(launcher, matrices, lines) if self.lines.judged else None
+                self.lines.scale(launcher, batch_shape, first, codes, matrices, tally)
+                self._codes = first, codes, tally
+                self._counted.clear()
+            tally = self._codes[2]
+            deficits, start = None if tally is None else tally.deficits, 0
+        if deficits is None:
+            return _NO_PARTNER
+        return Partner(
+            deficits.least(launcher, start), 0 if self.shared else deficits.groups, -(-self.lines.view.rows // LINES)
+        )
+
+    def residues(
+        self,
+        launcher: Launcher,
+        batch_shape: tuple[int, ...],
+        piece: int,
+        panel: Panel,
+        line: int,
+        count: int,
+        partner: Partner,
+    ) -> Residues:
+        """Return the residues of `count` lines from `line` on, where `scale` has made the panel's scales."""
+        first, matrices = self._matrices(panel)
+        if self.prepared is not None:
+            start = 0 if self.shared else piece + first
+            prepared = self.prepared
+            return self._found(
+                launcher, prepared.residues, prepared.codes, self._prepared_deficits(), line, line, matrices, start
+            )
+        if self._last is not None and self._last[0] == (first, line, count):
+            return self._last[1]
+        self._last = None  # its memory may serve again
+        if self._codes is None:
+            raise RuntimeError("no scales")
+        _, codes, tally = self._codes
+        residues = self.lines.empty(launcher, matrices, count)
+        if self.shared and partner.step:
+            partner = _NO_PARTNER  # of many matrices
+        counts = line not in self._counted
+        self._counted.add(line)
+        self.lines.convert(
+            launcher, batch_shape, first, codes, residues, line, count, tally, counts=counts, partner=partner
+        )
+        deficits = None if tally is None else tally.deficits
+        found = self._found(launcher, residues, codes, deficits, line, 0, matrices)
+        self._last = (first, line, count), found
+        return found
+
+    def _prepared_deficits(self) -> Deficits | None:
+        if self.prepared is None or self.prepared.deficits is None:
+            return None
+        return Deficits(self.prepared.deficits, self.prepared.codes.shape[0], groups_of(self.lines.view.rows))
+
+    def _found(
+        self,
+        launcher: Launcher,
+        residues: Any,
+        codes: Any,
+        deficits: Deficits | None,
+        line: int,
+        first_line: int,
+        matrices: int,
+        start: int = 0,
+    ) -> Residues:
+        """`line`: the panel's first; `first_line`: that of them in `residues`."""
+        lines = residues.shape[2]
+        return Residues(
+            launcher.pointer(residues) + start * self.lines.planes * lines * self.lines.pitch,
+            launcher.pointer(codes) + start * self.lines.view.rows * 4,
+            0 if deficits is None else deficits.counted(launcher, start, line),
+            0 if deficits is None else deficits.doubt(launcher),
+            groups_of(self.lines.view.rows),
+            lines,
+            first_line,
+            matrices,
+            self.shared,
+            (residues, codes, None if deficits is None else deficits.array),
+        )

@@ -1,0 +1,92 @@
+"""Model of the residue kernels in NumPy and exact integers: slow, for tests.
+
+Every step of `ozaki` has its function here. The kernels must give the same codes, the same integers and residues, and
+(but for the rare tie) the same bits of the result. Operands are matrices of lines along k: rows of op(A), columns of
+op(B).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
+
+    Array = np.ndarray[Any, Any]
+
+ZERO_LINE = 1
+
+
+def parts(x: Array) -> list[Array]:
+    """The real part, and the imaginary one where there is one."""
+    return [x.real, x.imag] if x.dtype.kind == "c" else [x]
+
+
+def codes(x: Array, moduli: Moduli) -> Array:
+    """The scale n / 4 * 2**e of each line as 8 e + n: the largest with a norm of at most the target. int64 (lines,)."""
+    target = moduli.target(x.shape[1])
+    found = []
+    for line in np.stack([np.asarray(p, np.float64) for p in parts(x)], axis=-1).reshape(len(x), -1):
+        largest = float(np.abs(line).max(initial=0))
+        if largest == 0:
+            found.append(ZERO_LINE)
+            continue
+        shift = math.frexp(largest)[1]
+        norm = math.sqrt(math.fsum(math.ldexp(float(v), -shift) ** 2 for v in line)) * (1 + 2.0**-30)
+        fraction, exponent = math.frexp(target / norm)
+        found.append(8 * (exponent - 1 - shift) + int(fraction * 8))
+    return np.array(found, np.int64)
+
+
+def integers(x: Array, code: Array) -> list[Array]:
+    """The scaled and rounded parts. int64 (lines, k)."""
+    factor = np.where(code == ZERO_LINE, 0, code & 7)[:, None] / 4
+    rounded = [np.rint(np.ldexp(np.asarray(p, np.float64), (code >> 3)[:, None]) * factor) for p in parts(x)]
+    return [each.astype(np.int64) for each in rounded]
+
+
+def centred(x: Array, p: int) -> Array:
+    """X modulo p, nearest to 0; half of p counts as its negative, as it does in a byte."""
+    return (x + p // 2) % p - p // 2
+
+
+def residues(whole: list[Array], p: int) -> list[Array]:
+    """Return the residues of the parts and, of complex numbers, of the sum of their residues."""
+    found = [centred(x, p) for x in whole]
+    return [*found, centred(found[0] + found[1], p)] if len(found) == 2 else found
+
+
+def products(a: list[Array], b: list[Array], moduli: Moduli) -> list[Array]:
+    """The parts of the integer product A B^T by Chinese remainders. Python integers (rows of A, rows of B)."""
+    total: list[Array] = []
+    for p, weight in zip(moduli.moduli, moduli.weights, strict=True):
+        each = [x @ y.T % p for x, y in zip(residues(a, p), residues(b, p), strict=True)]
+        if len(each) == 3:
+            each = [each[0] - each[1], each[2] - each[0] - each[1]]
+        total = total or [np.zeros(x.shape, object) for x in each]
+        total = [t + x.astype(object) * weight for t, x in zip(total, each, strict=True)]
+    half = moduli.product // 2
+    return [(t + half) % moduli.product - half for t in total]
+
+
+def gemm(a: Array, b: Array, moduli: Moduli) -> Array:
+    """A B for float64 or complex128 matrices of finite elements, without the marks and the patches."""
+    lines_a, lines_b = a, b.T
+    code_a, code_b = codes(lines_a, moduli), codes(lines_b, moduli)
+    whole = products(integers(lines_a, code_a), integers(lines_b, code_b), moduli)
+    result = np.zeros((a.shape[0], b.shape[1]), np.result_type(a, b))
+    for target, values in zip(parts(result), whole, strict=True):
+        for i, j in np.ndindex(*result.shape):
+            target[i, j] = _unscaled(int(values[i, j]), int(code_a[i]), int(code_b[j]))
+    return result
+
+
+def _unscaled(value: int, code_a: int, code_b: int) -> float:
+    """Value / (scale of A * scale of B), rounded once: Python divides integers exactly."""
+    if ZERO_LINE in {code_a, code_b}:
+        return 0.0
+    exponent = -(code_a >> 3) - (code_b >> 3)
+    return math.ldexp(16 * value / ((code_a & 7) * (code_b & 7)), exponent)

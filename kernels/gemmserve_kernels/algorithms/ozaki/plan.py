@@ -1,0 +1,314 @@
+"""The launches of a product through residues: panels, operands as lines along k, arguments of the kernels. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, Operands, TiledKernel, flag
+from gemmserve_kernels.algorithms.dmma import gemm as dmma
+from gemmserve_kernels.algorithms.ozaki.bound import limit
+from gemmserve_kernels.algorithms.ozaki.lines import (
+    JUDGED,
+    PITCH,
+    UNIT,
+    Lines,
+    OzakiSide,
+    Panel,
+    Prepared,
+    Residues,
+    at,
+    line_source,
+)
+from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
+from gemmserve_kernels.algorithms.ozaki.params import (
+    JudgedParams,
+    MultiplyParams,
+    PatchParams,
+    RemainderParams,
+    combine_constants,
+    multiply_constants,
+)
+from gemmserve_kernels.algorithms.simt.tile import SimtTile
+from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.device.struct_params import GemmParams, MatrixView, StoredArray, launches, matrix_view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.problem.problem import GemmProblem
+
+WORKSPACE: Final = 6 << 30
+"""Bytes of residues at once: 8192 x 8192 x 8192 complex takes two panels."""
+TILE_M: Final = 128
+TILE_N: Final = 256
+SHARED: Final = 1024
+"""For the alignment of the stages."""
+PATCH_TILES: Final = {
+    "float32": SimtTile(32, 32, 16, 4, 4),
+    "complex64": SimtTile(32, 32, 8, 4, 2),
+}
+"""Part of what is computed: the same on every device. Double precision has tensor cores for it (`dmma`)."""
+_PATCH_BLOCKS: Final = 8
+"""A multiprocessor."""
+
+
+@dataclass(frozen=True)
+class OzakiTile:
+    """Every choice made. `stages` of 48 KiB; `raster`: rows of tiles walked down together; `plain`: no tensor cores."""
+
+    moduli: int
+    stages: int = 4
+    raster: int = 8
+    workspace: int = WORKSPACE
+    plain: bool = False
+
+    @property
+    def shared(self) -> int:
+        """Dynamic shared memory of the multiplying kernel."""
+        return self.stages * (TILE_M + TILE_N) * 128 + SHARED
+
+
+def panels(m: int, n: int, pitch: int, matrices: int, planes: int, workspace: int) -> Iterator[Panel]:
+    """Cuts a batch so that residues take at most `workspace` bytes, if the smallest panels do.
+
+    Rows come first: A's residues are made once where all rows fit.
+    """
+
+    def up(x: int, unit: int) -> int:
+        return -(-x // unit) * unit
+
+    def size(rows: int, columns: int) -> int:
+        return planes * ((up(rows, UNIT) + up(columns, UNIT)) * pitch + up(rows, TILE_M) * up(columns, TILE_N))
+
+    rows, columns = m, n
+    while size(rows, columns) > workspace and max(rows, columns) > TILE_N:
+        if columns >= rows or (columns > 2048 and rows * pitch * planes < workspace // 2):
+            columns = up(-(-columns // 2), UNIT)
+        else:
+            rows = up(-(-rows // 2), UNIT)
+    count = max(1, min(matrices, workspace // size(rows, columns)))
+    for first in range(0, matrices, count):
+        for row in range(0, m, rows):
+            for column in range(0, n, columns):
+                yield Panel(
+                    first, min(count, matrices - first), row, min(rows, m - row), column, min(columns, n - column)
+                )
+
+
+class Run:
+    """One product on the launcher's device."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        problem: GemmProblem,
+        tile: OzakiTile,
+        stored: tuple[StoredArray, ...],
+        bases: tuple[int, ...],
+        prepared: tuple[Prepared | None, Prepared | None],
+    ) -> None:
+        self.launcher, self.problem, self.tile, self.prepared = launcher, problem, tile, prepared
+        self.moduli = Moduli.first(tile.moduli)
+        self.complex_ = problem.dtype.kind == "c"
+        self.parts = 3 if self.complex_ else 1
+        self.planes = tile.moduli * self.parts
+        self.counters = launcher.counters(problem.batch * problem.m * problem.n)
+        operands = Operands.of(problem, stored[0], stored[1])
+        shape = (*problem.batch_shape, problem.m, problem.n)
+        views = [operands.a, operands.b, *(matrix_view(each, shape, planar=problem.planar) for each in stored[2:])]
+        self.operands = operands
+        self.views = [at(view, base) for view, base in zip(views, bases, strict=True)]
+        self.c_dtype, self.d_dtype = stored[2].dtype, stored[3].dtype
+
+    def run(self) -> None:
+        """Launches everything."""
+        for first, batch_shape, views in launches(self.problem.batch_shape, self.views):
+            self._piece(first, batch_shape, views)
+
+    def _piece(self, first: int, batch_shape: tuple[int, ...], views: list[MatrixView]) -> None:
+        problem, launcher = self.problem, self.launcher
+        matrices = int(np.prod(batch_shape, dtype=np.int64))
+        views_of = (views[0], views[1].transposed())
+        conjugates = (self.operands.conjugate_a, self.operands.conjugate_b)
+        sides = [
+            OzakiSide(
+                Lines(view, complex_=self.complex_, planar=problem.planar, conjugate=conjugate, moduli=self.moduli),
+                self.prepared[number],
+                shared=not any(view.batch_strides),
+            )
+            for number, (view, conjugate) in enumerate(zip(views_of, conjugates, strict=True))
+        ]
+        pitch = sides[0].lines.pitch
+        for panel in panels(problem.m, problem.n, pitch, matrices, self.planes, self.tile.workspace):
+            known = [side.scale(launcher, batch_shape, first, panel) for side in sides]
+            a = sides[0].residues(launcher, batch_shape, first, panel, panel.row, panel.rows, known[1])
+            b = sides[1].residues(launcher, batch_shape, first, panel, panel.column, panel.columns, known[0])
+            self._panel(panel, batch_shape, views, a, b)
+
+    def _panel(
+        self, panel: Panel, batch_shape: tuple[int, ...], views: list[MatrixView], a: Residues, b: Residues
+    ) -> None:
+        launcher, problem = self.launcher, self.problem
+        tiles_m = -(-panel.rows // TILE_M)
+        tiles_n = -(-panel.columns // TILE_N)
+        shape = (panel.matrices, self.planes, tiles_m * tiles_n, TILE_M * TILE_N)
+        products = launcher.empty(shape, np.dtype(np.uint8))
+        failing = launcher.empty((1 + panel.matrices * tiles_m * tiles_n,), np.dtype(np.int32))
+        judged = self._judged(a, b, launcher.pointer(failing))
+        self._multiply(panel, a, b, products, tiles_m, tiles_n, judged)
+
+        patch = PATCH_TILES.get(problem.dtype.name)
+        params = RemainderParams(
+            c=views[2].params(),
+            d=views[3].params(),
+            first=panel.first,
+            matrices=panel.matrices,
+            first_row=panel.row,
+            first_column=panel.column,
+            rows=panel.rows,
+            columns=panel.columns,
+            m=problem.m,
+            n=problem.n,
+            tiles_m=tiles_m,
+            tiles_n=tiles_n,
+            products=launcher.pointer(products),
+            a_codes=a.codes,
+            b_codes=b.codes,
+            a_codes_step=0 if a.shared else problem.m,
+            b_codes_step=0 if b.shared else problem.n,
+            judged=judged,
+        )
+        params.batch_shape[:] = batch_shape
+        alpha, beta = complex(problem.alpha), complex(problem.beta)
+        params.alpha[:] = alpha.real, alpha.imag
+        params.beta[:] = beta.real, beta.imag
+        combine_constants(params, self.moduli, problem.k)
+        extra = (
+            ("MODULI", str(self.tile.moduli)),
+            ("TYPE_ACC", TYPES[problem.dtype.name]),
+            ("TALLY", flag(patch is None)),
+            ("PATCH_M", str(patch.block_m if patch else 1)),
+            ("PATCH_N", str(patch.block_n if patch else 1)),
+        )
+        source = line_source("ozaki_combine", self.d_dtype.name, problem.planar, self.complex_, True, extra)
+        grid = panel.matrices * tiles_m * tiles_n * (TILE_M * TILE_N // 4 // 256)
+        tiles, patches = (0, 0), None
+        if patch is not None:
+            tiles = -(-problem.m // patch.block_m), -(-problem.n // patch.block_n)
+            params.patches_m, params.patches_n = tiles
+            patches = launcher.zeros((panel.matrices * tiles[0] * tiles[1] + 1,), np.dtype(np.uint8))
+            params.patches = launcher.pointer(patches)
+        launcher.launch(source, "ozaki_combine", grid=grid, block=256, shared=0, params=params)
+        if patch is not None:
+            self._patch(panel, batch_shape, views, patch, patches, tiles)
+            return
+        region = dmma.Region(panel.first, panel.matrices, panel.row, panel.rows, panel.column, panel.columns)
+        conjugates = (self.operands.conjugate_a, self.operands.conjugate_b)
+        dmma.run_tiles(launcher, problem, views, conjugates, batch_shape, region, judged.failing, self.counters)
+
+    def _judged(self, a: Residues, b: Residues, failing: int) -> JudgedParams:
+        """Return the arguments by which the panel's tiles are judged; empty in single precision."""
+        if self.problem.dtype.name not in JUDGED:
+            return JudgedParams()
+        return JudgedParams(
+            a=a.deficits,
+            b=b.deficits,
+            doubt_a=a.doubt,
+            doubt_b=b.doubt,
+            failing=failing,
+            a_step=0 if a.shared else a.groups,
+            b_step=0 if b.shared else b.groups,
+            limit=limit(self.problem.k),
+            judged=1,
+        )
+
+    def _multiply(
+        self,
+        panel: Panel,
+        a: Residues,
+        b: Residues,
+        products: Any,
+        tiles_m: int,
+        tiles_n: int,
+        judged: JudgedParams,
+    ) -> None:
+        launcher, tile = self.launcher, self.tile
+        pitch = -(-self.problem.k // PITCH) * PITCH
+        params = MultiplyParams(
+            a=a.address,
+            b=b.address,
+            products=launcher.pointer(products),
+            matrices=panel.matrices,
+            a_planes=0 if a.shared else self.planes,
+            b_planes=0 if b.shared else self.planes,
+            a_plane=a.lines * pitch,
+            b_plane=b.lines * pitch,
+            a_first=a.first_line,
+            b_first=b.first_line,
+            rows=panel.rows,
+            columns=panel.columns,
+            tiles_m=tiles_m,
+            tiles_n=tiles_n,
+            pitch=pitch,
+            judged=judged,
+        )
+        multiply_constants(params, self.moduli)
+        defines = (
+            ("MODULI", str(tile.moduli)),
+            ("PARTS", str(self.parts)),
+            ("STAGES", str(tile.stages)),
+            ("RASTER", str(tile.raster)),
+            ("SHARED_BYTES", str(tile.shared)),
+        )
+        if tile.plain:
+            grid = panel.matrices * self.planes * tiles_m * tiles_n * (TILE_M * TILE_N // 4 // 256)
+            source = KernelSource("ozaki_multiply_plain", defines)
+            launcher.launch(source, "ozaki_multiply_plain", grid=grid, block=256, shared=0, params=params)
+            return
+        grid = min(panel.matrices * self.planes * tiles_m * tiles_n, launcher.spec.sm_count)
+        source = KernelSource("ozaki_multiply", defines)
+        launcher.launch(source, "ozaki_multiply", grid=grid, block=288, shared=tile.shared, params=params)
+
+    def _patch(
+        self,
+        panel: Panel,
+        batch_shape: tuple[int, ...],
+        views: list[MatrixView],
+        tile: SimtTile,
+        patches: Any,
+        tiles: tuple[int, int],
+    ) -> None:
+        problem, launcher = self.problem, self.launcher
+        operands = replace(self.operands, a=views[0], b=views[1])
+        kernel = TiledKernel.build(
+            "ozaki_patch", operands, tile, c_dtype=self.c_dtype, d_dtype=self.d_dtype, d=views[3]
+        )
+        tiles_m, tiles_n = tiles
+        gemm = GemmParams(
+            a=views[0].params(),
+            b=views[1].params(),
+            c=views[2].params(),
+            d=views[3].params(),
+            m=problem.m,
+            n=problem.n,
+            k=problem.k,
+            tiles_m=tiles_m,
+            tiles_n=tiles_n,
+            conjugate_a=operands.conjugate_a,
+            conjugate_b=operands.conjugate_b,
+        )
+        gemm.batch_shape[:] = batch_shape
+        alpha, beta = complex(problem.alpha), complex(problem.beta)
+        gemm.alpha[:] = alpha.real, alpha.imag
+        gemm.beta[:] = beta.real, beta.imag
+        gemm.first_tile = panel.first * tiles_m * tiles_n
+        count = panel.matrices * tiles_m * tiles_n
+        params = PatchParams(gemm=gemm, patches=launcher.pointer(patches), count=count, counters=self.counters)
+        grid = min(count, _PATCH_BLOCKS * launcher.spec.sm_count, launcher.max_grid)
+        launcher.launch(
+            kernel.source, "ozaki_patch", grid=grid, block=tile.threads, shared=kernel.shared, params=params
+        )

@@ -1,0 +1,150 @@
+"""The fallback where tensor cores multiply doubles as fast as the multiply-add units floats: on Hopper.
+
+Flagged rows, columns and tiles of products in single precision are computed in double, by the engine of `dmma`, which
+brings operands as they are and converts them in registers, and rounded to single once: |D - R| is half a unit in the
+last place of R, and nothing overflows on the way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmserve_kernels.algorithms.common.tiled_kernel import flag
+from gemmserve_kernels.algorithms.dmma.kernel import Kernel
+from gemmserve_kernels.algorithms.dmma.tile import COPIED_TILES, DmmaTile, choose
+from gemmserve_kernels.algorithms.splits.flags import FlagParams, Flags, Oriented
+from gemmserve_kernels.device.struct_params import GemmParams, StoredArray, launches
+from gemmserve_kernels.device.tensor_map import TensorMap
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.algorithms.dmma.tile import Kind
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.problem.problem import GemmProblem
+
+DEPENDENT: Final = True
+"""The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
+_PLACES: Final = 2048
+"""Places of the table in which a block notes which tiles' rows and columns are flagged, in shared memory beside its
+tiles."""
+_FEW: Final = 56
+"""Registers left to those who ask for tiles; they look for tiles and count elements."""
+
+
+class DmmaFallbackParams(ctypes.Structure):
+    """Mirror of DmmaFallbackParams in cuda/splits/dmma_fallback.cu."""
+
+    _fields_ = (
+        ("map_a", TensorMap),
+        ("map_b", TensorMap),
+        ("gemm", GemmParams),
+        ("flags", FlagParams),
+        ("matrices", ctypes.c_int64),
+        ("tiles", ctypes.c_int64),
+        ("shift", ctypes.c_int32),
+        ("columns", ctypes.c_int32),
+        ("reserved", ctypes.c_uint64 * 1),  # the maps want whole multiples of 64 bytes
+    )
+
+
+@dataclass(frozen=True)
+class _DmmaFallbackPlan:
+    pieces: tuple[tuple[Kernel, DmmaFallbackParams], ...]
+    swapped: bool
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    spec: DeviceSpec,
+    problem: GemmProblem,
+    tile: DmmaTile | None,
+    a: StoredArray,
+    b: StoredArray,
+    c: StoredArray,
+    d: StoredArray,
+    matrices_a: tuple[int, ...],
+    matrices_b: tuple[int, ...],
+) -> _DmmaFallbackPlan | None:
+    """`matrices_*`: matrices to step in the flags for each axis of the batch. None: see `run`."""
+    oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b)
+    operands = oriented.operands
+    kind = _kind(problem)
+    chosen = tile or choose(operands.m, operands.n, spec, kind, problem.batch)
+    conjugates = operands.conjugate_a, operands.conjugate_b
+    extra = {"PLACES": str(_PLACES), "FEW": str(_FEW), "SOME": flag(not problem.planar)}
+    pieces = []
+    for _, inner, found in launches(problem.batch_shape, oriented.views):
+        kernel = Kernel.of(spec, problem, chosen, found[:4], conjugates, inner, extra)
+        if kernel.sources is None:
+            copied = tile or COPIED_TILES.get(kind)
+            if copied is None:
+                return None
+            kernel = Kernel.of(spec, problem, copied, found[:4], conjugates, inner, extra)
+        gemm = kernel.params(problem, found[:4], (operands.m, operands.n))
+        matrices = math.prod(inner)
+        shift, columns = _places(matrices * gemm.tiles_m, matrices * gemm.tiles_n)
+        params = DmmaFallbackParams(
+            gemm=gemm,
+            flags=Flags.params(found[4:], problem.k),
+            matrices=matrices,
+            tiles=gemm.tiles_m * gemm.tiles_n * matrices,
+            shift=shift,
+            columns=columns,
+        )
+        pieces.append((kernel, params))
+    return _DmmaFallbackPlan(tuple(pieces), oriented.swapped)
+
+
+def _places(rows: int, columns: int) -> tuple[int, int]:
+    """Return how so many tiles of rows, and of columns, find their places: the logarithm of those that share one, and
+    where columns begin.
+    """
+    shift = 0
+    while ((rows - 1) >> shift) + ((columns - 1) >> shift) + 2 > _PLACES:
+        shift += 1
+    return shift, ((rows - 1) >> shift) + 1
+
+
+def _kind(problem: GemmProblem) -> Kind:
+    if problem.planar:
+        return "planar float32"
+    return "complex64" if problem.dtype.kind == "c" else "float32"
+
+
+def run(
+    launcher: Launcher,
+    problem: GemmProblem,
+    a: Any,
+    b: Any,
+    c: Any | None,
+    out: Any,
+    flags: Flags,
+    tile: DmmaTile | None = None,
+) -> bool:
+    """Writes the flagged elements of alpha op(a) op(b) + beta c into `out`; `c` must not overlap it.
+
+    Returns whether it did: not on other devices, nor for planar operands that the copy engine cannot fetch.
+    """
+    if not launcher.spec.has_wgmma:
+        return False
+    arrays = [a, b, out if c is None or problem.beta == 0 else c, out]
+    found = [StoredArray.of(launcher, array) for array in arrays]
+    stored, bases = [each for each, _ in found], [base for _, base in found]
+    plan = _plan(launcher.spec, problem, tile, *stored, flags.matrices_a, flags.matrices_b)
+    if plan is None:
+        return False
+    if plan.swapped:
+        bases[:2] = bases[1::-1]
+    for kernel, piece in plan.pieces:
+        params = DmmaFallbackParams.from_buffer_copy(piece)
+        gemm = params.gemm
+        for matrix, base in zip((gemm.a, gemm.b, gemm.c, gemm.d), bases, strict=True):
+            matrix.re += base
+            matrix.im += base
+        flags.place(params.flags, swapped=plan.swapped)
+        kernel.launch(launcher, "dmma_fallback", params, params.tiles, (bases[0], bases[1]), dependent=DEPENDENT)
+    return True

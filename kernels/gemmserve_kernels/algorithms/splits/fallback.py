@@ -1,0 +1,116 @@
+"""Fallback of products from planes: flagged rows, columns and tiles computed again in plain arithmetic.
+
+On Hopper in double on tensor cores (`dmma_fallback`), elsewhere in plain FP32 on the multiply-add units, where sums of
+64 steps of k are added up: no less accurate than a BLAS that splits k.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmserve_kernels.algorithms.common.tiled_kernel import TiledKernel, gemm_params
+from gemmserve_kernels.algorithms.simt.tile import SimtTile
+from gemmserve_kernels.algorithms.splits import dmma_fallback
+from gemmserve_kernels.algorithms.splits.flags import FlagParams, Flags, Oriented
+from gemmserve_kernels.device.struct_params import GemmParams, StoredArray, launches
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.problem.problem import GemmProblem
+
+DEPENDENT: Final = True
+"""The kernel waits for the one ahead of it (cuda/common/dependent.cuh)."""
+TILES: Final = {
+    "float32": SimtTile(64, 64, 8, 8, 8, min_blocks=4),
+    "complex64": SimtTile(64, 64, 8, 8, 4, min_blocks=2),
+}
+"""Tiles of `simt`'s large products: where much is flagged, this is as fast."""
+BLOCKS: Final = 4
+"""Blocks for each multiprocessor; each takes one tile after another."""
+
+
+class FallbackParams(ctypes.Structure):
+    """Mirror of FallbackParams in cuda/splits/fallback.cu."""
+
+    _fields_ = (("gemm", GemmParams), ("flags", FlagParams), ("tiles", ctypes.c_int64))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    params: FallbackParams
+    grid: int
+
+
+@dataclass(frozen=True)
+class _FallbackPlan:
+    kernel: TiledKernel
+    pieces: tuple[_Piece, ...]
+    swapped: bool
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    spec: DeviceSpec,
+    problem: GemmProblem,
+    a: StoredArray,
+    b: StoredArray,
+    c: StoredArray,
+    d: StoredArray,
+    matrices_a: tuple[int, ...],
+    matrices_b: tuple[int, ...],
+) -> _FallbackPlan:
+    """`matrices_*`: matrices to step in the flags for each axis of the batch."""
+    oriented = Oriented.of(problem, (a, b, c, d), matrices_a, matrices_b)
+    operands = oriented.operands
+    tile = TILES[problem.dtype.name]
+    kernel = TiledKernel.build("fallback", operands, tile, c_dtype=c.dtype, d_dtype=d.dtype, d=oriented.d)
+    pieces = []
+    for _, inner, found in launches(problem.batch_shape, oriented.views):
+        gemm, tiles = gemm_params(kernel, operands, inner, found[:4], complex(problem.alpha), complex(problem.beta))
+        params = FallbackParams(gemm=gemm, flags=Flags.params(found[4:], problem.k), tiles=tiles)
+        pieces.append(_Piece(params, min(tiles, BLOCKS * spec.sm_count)))
+    return _FallbackPlan(kernel, tuple(pieces), oriented.swapped)
+
+
+def run(
+    launcher: Launcher,
+    problem: GemmProblem,
+    a: Any,
+    b: Any,
+    c: Any | None,
+    out: Any,
+    flags: Flags,
+    *,
+    plain: bool = False,
+) -> None:
+    """Writes the flagged elements of alpha op(a) op(b) + beta c into `out`; `c` must not overlap it. `plain`: in plain
+    FP32 on every device, with the bits that reductions have (`reduce_fallback`).
+    """
+    if not plain and dmma_fallback.run(launcher, problem, a, b, c, out, flags):
+        return
+    arrays = [a, b, out if c is None or problem.beta == 0 else c, out]
+    found = [StoredArray.of(launcher, array) for array in arrays]
+    plan = _plan(launcher.spec, problem, *(stored for stored, _ in found), flags.matrices_a, flags.matrices_b)
+    bases = [base for _, base in found]
+    if plan.swapped:
+        bases[:2] = bases[1::-1]
+    for piece in plan.pieces:
+        params = FallbackParams.from_buffer_copy(piece.params)
+        gemm = params.gemm
+        for matrix, base in zip((gemm.a, gemm.b, gemm.c, gemm.d), bases, strict=True):
+            matrix.re += base
+            matrix.im += base
+        flags.place(params.flags, swapped=plan.swapped)
+        launcher.launch(
+            plan.kernel.source,
+            "fallback",
+            grid=min(piece.grid, launcher.max_grid),
+            block=plan.kernel.tile.threads,
+            shared=plan.kernel.shared,
+            params=params,
+            dependent=DEPENDENT,
+        )

@@ -1,0 +1,138 @@
+"""Products of float16 planes on Hopper's tensor cores: host side of cuda/wgmma/wgmma_gemm.cu.
+
+`resolve` chooses a tile, `multiply` launches it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gemmserve_kernels.algorithms.wgmma.candidates import resolve, supports
+from gemmserve_kernels.algorithms.wgmma.plan import Source, plan
+from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
+from gemmserve_kernels.device.struct_params import MatrixView, StoredArray
+from gemmserve_kernels.device.tensor_map import Box
+from gemmserve_kernels.problem.config import GemmConfig
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.algorithms.common.partials import Partials
+    from gemmserve_kernels.algorithms.common.splits import Planes, Scheme
+    from gemmserve_kernels.algorithms.common.verdict import Judged
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
+
+__all__ = ["WgmmaTile", "multiply", "resolve", "supports"]
+
+
+class PlaneSide(NamedTuple):
+    """Key of a plan for `Planes`; a tuple, because it is made and hashed for every call."""
+
+    scheme: Scheme
+    complex: bool
+    planes: int
+    matrices: int
+    rows: int
+    k: int
+    pitch: int
+    batch_strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, planes: Planes) -> PlaneSide:
+        """Return the key of `planes`."""
+        return cls(
+            planes.scheme,
+            planes.complex,
+            planes.count,
+            planes.matrices,
+            planes.rows,
+            planes.k,
+            planes.pitch,
+            planes.batch_strides,
+        )
+
+    @property
+    def across(self) -> bool:
+        """See WgmmaSide: planes lie along k."""
+        return False
+
+    def view(self) -> MatrixView:
+        """See WgmmaSide."""
+        return MatrixView(0, 0, np.dtype(np.uint8), self.rows, self.k, 0, 0, self.batch_strides)
+
+    def box(self, block_k: int, rows: int, planes: int) -> Box:
+        """See WgmmaSide."""
+        return Box((self.pitch, self.rows, self.planes, self.matrices), (block_k, rows, planes, 1))
+
+
+def _sources(launcher: Launcher, a: Planes, b: Planes, judged: Judged | None) -> tuple[Source, Source]:
+    deficits = (0, 0) if judged is None else (judged.deficits_a, judged.deficits_b)
+    left, right = (
+        Source(PlaneSide.of(planes), launcher.pointer(planes.data), launcher.pointer(planes.exponents), address)
+        for planes, address in zip((a, b), deficits, strict=True)
+    )
+    return left, right
+
+
+def wide_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec, alike: WgmmaTile | None = None) -> WgmmaTile:
+    """The tile of the wide way. k is split over a cluster at most, so that there is no workspace. For reductions it
+    leaves as many partials as `alike`, which has the other tiles. Raises ConfigInfeasible.
+    """
+    # Partials lie tile by tile: as many columns, and as many shares of k.
+    config = GemmConfig() if alike is None else GemmConfig(block_n=alike.block_n, split_k=alike.split)
+    tile = resolve(config, problem, spec, scheme)
+    return tile if tile.parts == 1 else resolve(replace(config, split_k=tile.split), problem, spec, scheme)
+
+
+def multiply(
+    launcher: Launcher,
+    problem: GemmProblem,
+    tile: WgmmaTile,
+    a: Planes,
+    b: Planes,
+    c: Any | None,
+    out: Any,
+    judged: Judged | None = None,
+) -> None:
+    """Writes alpha (sum over k) 2^(exponents) + beta c into every element of `out`, for all of the problem's batch, or
+    into those of the tiles that `judged` names.
+
+    `a` and `b` are the planes of the problem's operands; `c` is not read where beta is 0. Raises CompileError,
+    DeviceError.
+    """
+    found = [StoredArray.of(launcher, array) for array in (out if c is None or problem.beta == 0 else c, out)]
+    left, right = _sources(launcher, a, b, judged)
+    stored = [each for each, _ in found]
+    made = plan(launcher.spec.sm_count, problem, tile, left.side, right.side, *stored, judged and judged.tiles)
+    made.run(launcher, left, right, [base for _, base in found], judged=judged)
+
+
+def partials_length(problem: GemmReduceProblem, tile: WgmmaTile) -> int:
+    """Partials that `multiply_reduce` leaves for each output of one product."""
+    return -(-(problem.m if problem.over_rows else problem.n) // tile.block_n) * tile.split
+
+
+def multiply_reduce(
+    launcher: Launcher,
+    problem: GemmReduceProblem,
+    tile: WgmmaTile,
+    a: Planes,
+    b: Planes,
+    partials: Partials,
+    first_matrix: int,
+    c: Any | None,
+    judged: Judged | None = None,
+) -> None:
+    """`multiply`, leaving partials of the problem's batch from number `first_matrix` on; the product in `c` if any.
+
+    `tile.parts` is 1.
+    """
+    stored, base = (None, 0) if c is None else StoredArray.of(launcher, c)
+    left, right = _sources(launcher, a, b, judged)
+    tiles = judged and judged.tiles
+    made = plan(launcher.spec.sm_count, problem, tile, left.side, right.side, stored, stored, tiles)
+    bases = [base, base] if c is not None else []
+    made.run(launcher, left, right, bases, partials=partials, first_matrix=first_matrix, judged=judged)

@@ -1,0 +1,176 @@
+// From residues of the integer product to D = alpha op(A) op(B) + beta C: Chinese remainders, exactly, then one rounding.
+//
+// Every weight has three limbs of 39 bits, every sum of residues times limbs is an integer below 2^53: all exact in
+// float64. Double precision (GEMM_TALLY): tiles whose lines do not promise enough are left out. Single precision: elements
+// whose line is flagged are left to the patch kernel, and so are blocks in which the integer product is far smaller than
+// the lines' norms promise: there the rounding to integers may show (operands graded along k).
+#include "layout.cuh"
+#include "lines.cuh"
+
+constexpr int MODULI = GEMM_MODULI;
+constexpr int PLANES = COMPLEX ? 3 : 1;
+constexpr int THREADS = 256, BLOCK_WORDS = THREADS, PATCH_M = GEMM_PATCH_M, PATCH_N = GEMM_PATCH_N;
+constexpr double ROUND = 6755399441055744.0;  // 1.5 * 2^52
+constexpr double LIMB = 549755813888.0;       // 2^39
+using Acc = GEMM_TYPE_ACC;
+using R = Real<Acc>;
+
+struct Limbs {
+    double at[3];
+};
+
+struct Wide {
+    double high, low;
+};
+
+GEMM_DEVICE void add_residue(Limbs& sum, int residue, const double (&weight)[3]) {
+    // 2^52 + residue + 1024, put together from its bits: conversions are four times as slow as additions.
+    const double r = double_of(0x4330000000000000 | residue + 1024) - 4503599627371520.0;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) sum.at[i] = fma(r, weight[i], sum.at[i]);
+}
+
+// The number nearest to 0 that is congruent to the sum, as an unevaluated sum of two.
+GEMM_DEVICE Wide nearest(const Limbs& sum, const RemainderParams& params) {
+    const double quotient = fma(fma(sum.at[1], 1.0 / LIMB, sum.at[2]), params.inverse_product, ROUND) - ROUND;
+    const double low = fma(-quotient, params.product[0], sum.at[0]);
+    const double middle = fma(-quotient, params.product[1], sum.at[1]) * LIMB;
+    const double top = fma(-quotient, params.product[2], sum.at[2]) * (LIMB * LIMB);
+    const double high = top + middle, back = high - top;  // D. E. Knuth's two-sum
+    const double rest = ((top - (high - back)) + (middle - back)) + low;
+    const double total = high + rest;
+    return {total, (high - total) + rest};
+}
+
+template <class T>
+GEMM_DEVICE T read_c(const MatrixParams& matrix, Long offset) {
+    const Stored first = static_cast<const Stored*>(matrix.re)[offset];
+    if constexpr (PLANAR) {
+        return widen<T>(first, static_cast<const Stored*>(matrix.im)[offset]);
+    } else {
+        return widen<T>(first);
+    }
+}
+
+template <class T>
+GEMM_DEVICE void write_d(const MatrixParams& matrix, Long offset, T value) {
+    if constexpr (PLANAR) {
+        static_cast<Stored*>(matrix.re)[offset] = static_cast<Stored>(value.re);
+        static_cast<Stored*>(matrix.im)[offset] = static_cast<Stored>(value.im);
+    } else {
+        static_cast<Stored*>(matrix.re)[offset] = Narrow<Stored>::from(value);
+    }
+}
+
+// x times 16 / n times 2^e. 16 / n is taken to twice the precision, so that what is exact stays so.
+GEMM_DEVICE double unscaled(const Wide& x, double inverse, double inverse_low, double first, double second) {
+    const double product = x.high * inverse;
+    const double rest = fma(x.high, inverse, -product) + fma(x.high, inverse_low, x.low * inverse);
+    return (product + rest) * first * second;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderParams params) {
+    const Long blocks = TILE_WORDS / BLOCK_WORDS;
+    const Quotient in_tile = divide(static_cast<Long>(blockIdx.x), blocks);
+    const Quotient by_n = divide(in_tile.quotient, params.tiles_n);
+    const Quotient by_m = divide(by_n.quotient, params.tiles_m);
+    const Long matrix = by_m.quotient, tile_m = by_m.remainder, tile_n = by_n.remainder;
+    if constexpr (GEMM_TALLY) {
+        // Both are read at once: a block that has nothing to do is over sooner.
+        if (!(all_pass(params.judged) | passes(params.judged, matrix, tile_m, tile_n))) {
+            if (in_tile.remainder == 0 && threadIdx.x == 0) add_failing(params.judged, in_tile.quotient);
+            return;
+        }
+    }
+    const int index = static_cast<int>(in_tile.remainder) * BLOCK_WORDS + static_cast<int>(threadIdx.x);
+    const Long row = tile_m * TILE_M + word_row(index), column = tile_n * TILE_N + word_column(index);
+    const Long row_in_matrix = params.first_row + row;
+
+    Limbs re[4] = {}, im[4] = {};
+    const bool inside = row < params.rows && column < params.columns;
+    if (inside) {
+        const Long plane = params.tiles_m * params.tiles_n * TILE_BYTES;
+        const unsigned char* from = params.products + matrix * (MODULI * PLANES) * plane +
+                                    (tile_m * params.tiles_n + tile_n) * TILE_BYTES + 4 * index;
+#pragma unroll
+        for (int m = 0; m < MODULI; ++m) {
+            const unsigned first = *reinterpret_cast<const unsigned*>(from + m * PLANES * plane);
+            if constexpr (COMPLEX) {
+                const unsigned second = *reinterpret_cast<const unsigned*>(from + (m * PLANES + 1) * plane);
+                const unsigned third = *reinterpret_cast<const unsigned*>(from + (m * PLANES + 2) * plane);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int x = first >> 8 * i & 255, y = second >> 8 * i & 255, z = third >> 8 * i & 255;
+                    add_residue(re[i], x - y, params.weight[m]);
+                    add_residue(im[i], z - x - y, params.weight[m]);
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) add_residue(re[i], first >> 8 * i & 255, params.weight[m]);
+            }
+        }
+    }
+
+    const int code_a = inside ? params.a_codes[matrix * params.a_codes_step + row_in_matrix] : ZERO_LINE;
+    const bool reads_c = params.beta[0] != 0 || params.beta[1] != 0;
+    const Long c_offset = batch_offset(params.first + matrix, params.batch_shape, params.c.batch_stride);
+    const Long d_offset = batch_offset(params.first + matrix, params.batch_shape, params.d.batch_stride);
+    float square = 0.0f;
+    int count = 0;
+    bool patch = false;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const Long j = column + byte_column(i);
+        if (!inside || j >= params.columns) continue;
+        const Long column_in_matrix = params.first_column + j;
+        const int code_b = params.b_codes[matrix * params.b_codes_step + column_in_matrix];
+        const int n_a = code_a & 7, n_b = code_b & 7;
+        if (n_a == FLAGGED_LINE || n_b == FLAGGED_LINE) {
+            patch = true;
+            continue;
+        }
+        Acc value = make<Acc>(R(0), R(0));
+        if (n_a != ZERO_LINE && n_b != ZERO_LINE) {
+            const double n = static_cast<double>(n_a * n_b), inverse = 16.0 / n;
+            const double inverse_low = fma(-inverse, n, 16.0) * (inverse * 0.0625);
+            const int e = -(code_a >> 3) - (code_b >> 3);
+            const int half = e < -1000 ? -1000 : e > 1000 ? 1000 : e;
+            int rest = e - half;
+            rest = rest < -1022 ? -1022 : rest > 1023 ? 1023 : rest;
+            const double first = power(half), second = power(rest);
+            const Wide x = nearest(re[i], params);
+            const Wide y = COMPLEX ? nearest(im[i], params) : Wide{0.0, 0.0};
+            if constexpr (!GEMM_TALLY) {
+                const float u = static_cast<float>(x.high * params.unit), v = static_cast<float>(y.high * params.unit);
+                square += u * u + v * v;
+                ++count;
+            }
+            value = make<Acc>(
+                static_cast<R>(unscaled(x, inverse, inverse_low, first, second)),
+                static_cast<R>(COMPLEX ? unscaled(y, inverse, inverse_low, first, second) : 0.0));
+        }
+        value = scale(value, static_cast<R>(params.alpha[0]), static_cast<R>(params.alpha[1]));
+        if (reads_c) {
+            const Long at = c_offset + row_in_matrix * params.c.row_stride + column_in_matrix * params.c.column_stride;
+            const Acc c = read_c<Acc>(params.c, at);
+            value = add(value, scale(c, static_cast<R>(params.beta[0]), static_cast<R>(params.beta[1])));
+        }
+        const Long at = d_offset + row_in_matrix * params.d.row_stride + column_in_matrix * params.d.column_stride;
+        write_d(params.d, at, value);
+    }
+    if constexpr (GEMM_TALLY) return;
+    if (count == 4 && square < 4.0f * params.least_alone) patch = true;
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) {
+        square += __shfl_xor_sync(0xffffffffu, square, lane);
+        count += __shfl_xor_sync(0xffffffffu, count, lane);
+    }
+    if (count > 0 && square < static_cast<float>(count) * (count >= 64 ? params.least : params.least_alone * 0.01f)) patch = true;
+    if (patch && inside) {
+        const Long patch_row = (matrix * params.patches_m + row_in_matrix / PATCH_M) * params.patches_n;
+        const Long last = column + byte_column(3) < params.columns ? column + byte_column(3) : params.columns - 1;
+        params.patches[patch_row + (params.first_column + column) / PATCH_N] = 1;
+        params.patches[patch_row + (params.first_column + last) / PATCH_N] = 1;
+        params.patches[params.matrices * params.patches_m * params.patches_n] = 1;
+    }
+}

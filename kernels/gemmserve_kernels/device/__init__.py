@@ -1,0 +1,1 @@
+"""Devices: their properties, the compiler, kernel launches and recorded programs."""

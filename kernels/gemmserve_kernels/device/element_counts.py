@@ -1,0 +1,156 @@
+"""Counters on the device of elements that their data kept from the planned way of computing them.
+
+Products from float16 planes, residues or Gram matrices have another way for what those are not proved accurate for
+(`common.verdict`, `ozaki.bound`): three bfloat16 parts of every element, or plain arithmetic. The kernels of that other
+way add the elements that they compute to two words of device memory, once for each tile; those of the planned way touch
+them not at all. How many elements such products have at all is counted on the host.
+
+The counters grow as long as the process lives. A reading is a copy of 16 bytes on the current stream, and none where
+nothing was counted since the last one; nobody waits before its values are asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+
+_WORD: Final = np.dtype(np.int64)
+"""The kernels' words are unsigned and wrap around: what one takes away before another has added it is negative."""
+WORDS: Final = 2
+"""Words of the counters on the device: struct ElementCounters in cuda/common/counters.cuh."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementCounts:
+    """Elements of results of products that have a planned and another way.
+
+    `planned`: computed as planned; `wide`: from three bfloat16 parts; `plain`: in plain arithmetic of the data's
+    width, or a larger one.
+    """
+
+    planned: int = 0
+    wide: int = 0
+    plain: int = 0
+
+    @classmethod
+    def of(cls, total: int, wide: int, plain: int) -> ElementCounts:
+        """Return the counts of `total` elements of which `wide` and `plain` did not go the planned way."""
+        return cls(total - wide - plain, wide, plain)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.planned + self.wide + self.plain
+
+    @property
+    def wide_share(self) -> float | None:
+        """Share of `total`, 0 to 1; None where there are no elements."""
+        return self.wide / self.total if self.total else None
+
+    @property
+    def fallback_share(self) -> float | None:
+        """The share of plain arithmetic, likewise."""
+        return self.plain / self.total if self.total else None
+
+    def __sub__(self, earlier: ElementCounts) -> ElementCounts:
+        """Return what was counted between two readings."""
+        return ElementCounts(self.planned - earlier.planned, self.wide - earlier.wide, self.plain - earlier.plain)
+
+
+class Reading:
+    """Counts of a device once all that was enqueued on the stream before has ended."""
+
+    def __init__(self, total: int, memory: Any = None, event: Any = None) -> None:
+        """`memory`: page-locked, which holds the words when `event` has passed; None: they are 0."""
+        self._total = total
+        self._memory = memory
+        self._event = event
+
+    @property
+    def done(self) -> bool:
+        """Whether `counts` need not wait."""
+        return self._event is None or bool(self._event.done)
+
+    def counts(self) -> ElementCounts:
+        """Since the process began. Waits for the device where it must."""
+        if self._memory is None:
+            return ElementCounts.of(self._total, 0, 0)
+        self._event.synchronize()
+        wide, plain = np.frombuffer(self._memory, _WORD, WORDS)
+        return ElementCounts.of(self._total, int(wide), int(plain))
+
+
+_NOTHING: Final = Reading(0)
+
+
+class DeviceCounters:
+    """The counters of one device. The methods want it to be the current one."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._words = cupy.zeros(WORDS, _WORD)
+        cupy.cuda.get_current_stream().synchronize()  # other streams will add to them
+        self._lock = Lock()
+        self._total = 0
+        self._last = _NOTHING
+        self._last_total = 0
+        self._under_way: list[Reading] = []
+
+    def add(self, elements: int) -> int:
+        """The address of the counters, for kernels that compute so many elements of results or some of them."""
+        with self._lock:
+            self._total += elements
+        return int(self._words.data.ptr)
+
+    def read(self) -> Reading:
+        """A reading behind what is on the current stream: the last one where nothing was counted since."""
+        import cupy
+
+        with self._lock:
+            if self._total == self._last_total:
+                return self._last
+            memory, event = cupy.cuda.alloc_pinned_memory(self._words.nbytes), cupy.cuda.Event(disable_timing=True)
+            stream = cupy.cuda.get_current_stream()
+            self._words.get(stream, out=np.frombuffer(memory, _WORD, WORDS), blocking=False)
+            event.record(stream)
+            self._last, self._last_total = Reading(self._total, memory, event), self._total
+            # Whoever drops a reading must not free memory that is yet to be written.
+            self._under_way = [*(each for each in self._under_way if not each.done), self._last]
+            return self._last
+
+
+_devices: dict[int, DeviceCounters] = {}
+_making: Final = Lock()
+
+
+def counters_of(ordinal: int) -> DeviceCounters:
+    """Return the counters of the device of that number, the current one, made when they are first asked for."""
+    found = _devices.get(ordinal)
+    if found is None:
+        with _making:
+            if (found := _devices.get(ordinal)) is None:
+                found = _devices[ordinal] = DeviceCounters()
+    return found
+
+
+def read_element_counts() -> Reading:
+    """Return what has been counted on the current CuPy device, behind what is on its current stream.
+
+    The difference of two readings is what the products between them left the planned way for; exact where all that the
+    process computes on the device meanwhile is on this stream, or was waited for.
+
+        before = read_element_counts()
+        d = gemm(a, b)
+        after = read_element_counts()  # neither waits
+        share = (after.counts() - before.counts()).wide_share
+
+    Raises what CuPy raises where the device fails.
+    """
+    import cupy
+
+    ordinal = cupy.cuda.runtime.getDevice()
+    return counters_of(ordinal).read() if ordinal in _devices else _NOTHING

@@ -1,0 +1,237 @@
+"""Launchers: what host code needs of a machine to run kernels, and CuPy as one.
+
+`Launcher` is a port: `simt` computes arguments and calls it, whatever stands behind. `CupyLauncher` is the adapter for
+CUDA and ROCm devices; the tests put a CPU emulation of the device language behind the same methods.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from gemmserve_kernels.device import compiler, driver
+from gemmserve_kernels.device.element_counts import counters_of
+from gemmserve_kernels.device.replay import Clear
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gemmserve_kernels.device.compiler import KernelSource
+    from gemmserve_kernels.device.replay import Launch, Program
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.device.tensor_map import Box, TensorMap
+
+_UNASKED_SHARED: Final = 48 * 1024
+"""Dynamic shared memory that a CUDA kernel gets without opting in (CUDA C++ programming guide)."""
+
+
+_EARLY_FROM: Final = 90
+"""Compute capability times 10 from which on a kernel may start before the one ahead has ended."""
+
+
+class Launcher(Protocol):
+    """Memory and launches of one device. Arrays are NumPy's, or have `shape`, `dtype` and byte `strides` as NumPy's."""
+
+    @property
+    def spec(self) -> DeviceSpec:
+        """The device, as far as tiles depend on it."""
+
+    @property
+    def max_grid(self) -> int:
+        """Blocks of one launch at most; more are launched in turns."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """A C-contiguous array of arbitrary content, aligned to 16 bytes at least."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """A C-contiguous array of zeros."""
+
+    def pointer(self, array: Any) -> int:
+        """Address of the array's first element."""
+
+    def counters(self, elements: int) -> int:
+        """Address of the device's `element_counts` counters, for a product with so many elements of results."""
+
+    def tensor_map(self, box: Box, address: int) -> TensorMap:
+        """Return the tensor map by which the copy engine finds boxes of the array at `address`. Raises DeviceError."""
+
+    def launch(
+        self,
+        source: KernelSource,
+        entry: str,
+        *,
+        grid: int,
+        block: int,
+        shared: int,
+        params: ctypes.Structure,
+        dependent: bool = False,
+    ) -> None:
+        """Enqueues `entry` of `source`: `grid` blocks of `block` threads, `shared` bytes, one structure by value.
+
+        `dependent`: the kernel waits itself for the one ahead of it, and may be started before that has ended.
+        """
+
+
+@dataclass(frozen=True)
+class CupyLauncher:
+    """The current CuPy device and stream."""
+
+    spec: DeviceSpec
+    max_grid: int = 2**31 - 1
+
+    @classmethod
+    def current(cls) -> CupyLauncher:
+        """For the device that is current in this thread."""
+        from gemmserve_kernels.device.spec import DeviceSpec
+
+        return cls(DeviceSpec.current())
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """See Launcher."""
+        import cupy
+
+        return cupy.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """See Launcher."""
+        import cupy
+
+        return cupy.zeros(shape, dtype)
+
+    def pointer(self, array: Any) -> int:
+        """See Launcher."""
+        return int(array.data.ptr)
+
+    def counters(self, elements: int) -> int:
+        """See Launcher."""
+        import cupy
+
+        return counters_of(cupy.cuda.runtime.getDevice()).add(elements)
+
+    def tensor_map(self, box: Box, address: int) -> TensorMap:
+        """See Launcher."""
+        return box.encode(address)
+
+    def launch(
+        self,
+        source: KernelSource,
+        entry: str,
+        *,
+        grid: int,
+        block: int,
+        shared: int,
+        params: ctypes.Structure,
+        dependent: bool = False,
+    ) -> None:
+        """See Launcher. The kernel starts when what is ahead has ended."""
+        import cupy
+
+        del dependent  # what is ahead may be no kernel
+        kernel = _loaded(source, entry, shared, self.spec.arch, cupy.cuda.runtime.getDevice())
+        if self.spec.kind == "cuda":
+            config = driver.LaunchConfig.of(grid, block, shared)
+            config.stream = cupy.cuda.get_current_stream().ptr
+            pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+            code = driver.launcher()(ctypes.addressof(config), kernel.kernel.ptr, ctypes.addressof(pointers), None)
+            driver.check(code, f"launch of {entry}")
+            return
+        # CuPy passes a structure by value as a NumPy scalar of its bytes.
+        packed = np.frombuffer(bytes(params), dtype=f"V{ctypes.sizeof(params)}")
+        kernel((grid,), (block,), (packed,), shared_mem=shared)
+
+    def run(self, program: Program, addresses: Sequence[int]) -> None:
+        """Enqueues all of `program`, its arguments at `addresses`."""
+        import cupy
+
+        if self.spec.kind != "cuda":
+            program.run(self, addresses)
+            return
+        _replay(program, self.spec.arch, cupy.cuda.runtime.getDevice()).run(addresses)
+
+
+@lru_cache(maxsize=1024)
+def _loaded(source: KernelSource, entry: str, shared: int, arch: str, device: int) -> Any:
+    """The kernel, allowed to take that much shared memory."""
+    kernel = compiler.load(source, entry, arch, device)
+    if arch.startswith("sm_") and shared > _UNASKED_SHARED and kernel.max_dynamic_shared_size_bytes < shared:
+        kernel.max_dynamic_shared_size_bytes = shared
+    return kernel
+
+
+@lru_cache(maxsize=1024)
+def _replay(program: Program, arch: str, device: int) -> _Replay:
+    return _Replay(program, arch, device)
+
+
+class _Replay:
+    """A program whose kernels are loaded on one CUDA device: to run it, a few words are added up and handed over."""
+
+    _MOST_MAPS: Final = 64
+
+    def __init__(self, program: Program, arch: str, device: int) -> None:
+        self._program = program
+        self._counters = counters_of(device) if program.elements else None
+        self._lock = Lock()
+        self._words = np.zeros(len(program.words), np.uint64)
+        self._maps: dict[tuple[Box, int], TensorMap] = {}
+        self._filled: tuple[int, ...] = ()
+        self._stream = 0
+        start = self._words.ctypes.data
+        launches = [step for step in program.steps if not isinstance(step, Clear)]
+        self._pointers = (ctypes.c_void_p * len(launches))(*(start + 8 * launch.word for launch in launches))
+        self._configs: list[driver.LaunchConfig] = []
+        self._kernels: list[Any] = []  # their modules must stay loaded
+        self._steps: list[Clear | tuple[str, int, int, int]] = []
+        for step in program.steps:
+            self._steps.append(step if isinstance(step, Clear) else self._ready(step, arch, device))
+
+    def _ready(self, launch: Launch, arch: str, device: int) -> tuple[str, int, int, int]:
+        """Name, and the addresses of configuration, function and argument pointer."""
+        kernel = _loaded(launch.source, launch.entry, launch.shared, arch, device)
+        early = launch.dependent and int("".join(filter(str.isdigit, arch))) >= _EARLY_FROM
+        config = driver.LaunchConfig.of(launch.grid, launch.block, launch.shared, dependent=early)
+        pointer = ctypes.addressof(self._pointers) + ctypes.sizeof(ctypes.c_void_p) * len(self._configs)
+        self._configs.append(config)
+        self._kernels.append(kernel)
+        return launch.entry, ctypes.addressof(config), kernel.kernel.ptr, pointer
+
+    def run(self, addresses: Sequence[int]) -> None:
+        """Enqueues it on the current stream."""
+        import cupy
+
+        program = self._program
+        # Given back when this returns: what uses it is ahead, on this stream, of whatever gets it next.
+        memory = cupy.cuda.alloc(program.workspace)
+        workspace = memory.ptr
+        counters = 0 if self._counters is None else self._counters.add(program.elements)
+        stream = cupy.cuda.get_current_stream().ptr
+        launch, fill = driver.launcher(), driver.filler()
+        with self._lock:
+            filled = (*addresses, workspace)
+            if filled != self._filled:
+                self._words[:] = program.filled(addresses, workspace, counters, self._map)
+                self._filled = filled
+            if stream != self._stream:
+                for config in self._configs:
+                    config.stream = stream
+                self._stream = stream
+            for step in self._steps:
+                if isinstance(step, Clear):
+                    driver.check(fill(workspace + step.offset, 0, step.nbytes, stream), "clearing memory")
+                    continue
+                name, config_at, function, pointer = step
+                if code := launch(config_at, function, pointer, None):
+                    driver.check(code, f"launch of {name}")
+
+    def _map(self, box: Box, address: int) -> TensorMap:
+        key = (box, address)
+        if (found := self._maps.get(key)) is None:
+            if len(self._maps) >= self._MOST_MAPS:
+                self._maps.clear()
+            found = self._maps[key] = box.encode(address)
+        return found

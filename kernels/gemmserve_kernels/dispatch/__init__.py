@@ -1,0 +1,1 @@
+"""Dispatch: the choice of an algorithm, and the public entries that plan and run a call."""

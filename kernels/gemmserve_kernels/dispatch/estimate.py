@@ -1,0 +1,189 @@
+"""Estimate of an algorithm's time: a model of each, corrected by what was measured on this architecture. Pure.
+
+The model is the larger of arithmetic and memory traffic, plus launches. `tables/<arch>.json`, which
+`benchmarks/kernels/tune_dispatch.py` writes on the device, holds measured times; the ratio of measured to modelled
+time varies slowly with the sizes, so it is interpolated between the nearest points (weights 1 / distance^4 in log2 of
+m, n, k and batch; a point stands for its transpose too, a little further away) and the model is multiplied with it. At
+a measured point the estimate is the measurement.
+
+All of it is the device's time. A caller who enqueues small products one after another waits for the host instead, but
+how long a route takes there says more of the machine than of the route: the same launches took 50 and 72 microseconds
+on two machines with the same GPU. `tune_dispatch.py` notes it, and nothing is decided by it.
+
+A device without a table has the model alone, its rates scaled by the number of multiprocessors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmserve_kernels.algorithms.common.time_model import model_seconds
+from gemmserve_kernels.device.spec import KNOWN
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.algorithms.common.time_model import Point
+    from gemmserve_kernels.device.spec import DeviceSpec
+
+    Route = tuple[str, str, str]
+
+_NEIGHBOURS: Final = 6
+_EXACT: Final = 1e-9
+_TRANSPOSED: Final = 0.5
+"""Further distance of a transposed point, in binary orders of magnitude."""
+
+
+def estimate(
+    spec: DeviceSpec, algorithm: str, arithmetic: str, dtype: str, shape: Point, *, written: bool = True
+) -> float:
+    """Seconds on the device of a product of `shape` = (batch, m, n, k), all at least 1; inf where nothing is known.
+
+    `arithmetic`: "plain", or what the tensor cores multiply ("3xfp16", "1xfp16", "3xtf32", "ozaki" ...). `written`:
+    whether the product goes to memory, rather than into a reduction.
+    """
+    return predicted(spec, table(spec.arch), (algorithm, arithmetic, dtype), shape, written=written)
+
+
+def predicted(
+    spec: DeviceSpec,
+    measured: Table,
+    route: Route,
+    shape: Point,
+    *,
+    without: Point | None = None,
+    written: bool = True,
+) -> float:
+    """`estimate` by a table, as if it lacked the point `without`."""
+    ratio = correction(measured, *route, shape, without=without)
+    return model_seconds(spec, *route, shape, written=written) * ratio
+
+
+def correction(
+    measured: Table, algorithm: str, arithmetic: str, dtype: str, shape: Point, *, without: Point | None = None
+) -> float:
+    """Measured over modelled time near `shape`; 1 where nothing was measured.
+
+    A route that was not measured has the ratios of the same algorithm's other arithmetic. `without`: a point to pass
+    over.
+    """
+    points = measured.ratios.get((algorithm, arithmetic, dtype)) or measured.sibling(algorithm, dtype)
+    here, gone = _place(shape), None if without is None else _place(without)
+    distances = sorted((_distance(here, there), ratio) for there, ratio in points if there != gone)[:_NEIGHBOURS]
+    if not distances:
+        return 1.0
+    if distances[0][0] < _EXACT:
+        return math.exp(distances[0][1])
+    weights = [distance**-4 for distance, _ in distances]
+    mean = sum(weight * ratio for weight, (_, ratio) in zip(weights, distances, strict=True)) / sum(weights)
+    return math.exp(mean)
+
+
+def _place(shape: Point) -> tuple[float, ...]:
+    return tuple(math.log2(extent) for extent in shape)
+
+
+def _distance(here: tuple[float, ...], there: tuple[float, ...]) -> float:
+    """Binary orders of magnitude to a point, or to its transpose and a little further."""
+    batch, m, n, k = there
+    return min(math.dist(here, there), math.hypot(math.dist(here, (batch, n, m, k)), _TRANSPOSED))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measurements on an architecture: by algorithm, arithmetic and dtype (log2 of the shape, log of measured over
+    modelled time).
+    """
+
+    ratios: dict[Route, tuple[tuple[tuple[float, ...], float], ...]]
+
+    def sibling(self, algorithm: str, dtype: str) -> tuple[tuple[tuple[float, ...], float], ...]:
+        """The ratios of the algorithm's first measured arithmetic on that dtype."""
+        same = (points for key, points in self.ratios.items() if (key[0], key[2]) == (algorithm, dtype))
+        return next(same, ())
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Table:
+        """From the JSON of tune_dispatch.py. Raises KeyError, ValueError where it is none."""
+        # The table is of the device that it was measured on: its own model is what the times are compared with.
+        spec = measured_device(document)
+        found: dict[Route, list[tuple[tuple[float, ...], float]]] = {}
+        for point in document["points"]:
+            shape = _shape(point)
+            for who, seconds in point["seconds"].items():
+                algorithm, arithmetic = who.split(":")
+                modelled = model_seconds(spec, algorithm, arithmetic, point["dtype"], shape)
+                if not 0 < modelled < math.inf:
+                    continue
+                entry = (_place(shape), math.log(seconds / modelled))
+                found.setdefault((algorithm, arithmetic, point["dtype"]), []).append(entry)
+        return cls({key: tuple(entries) for key, entries in found.items()})
+
+
+def _shape(point: dict[str, Any]) -> Point:
+    return point["batch"], point["m"], point["n"], point["k"]
+
+
+def measured_device(document: dict[str, Any]) -> DeviceSpec:
+    """As much of the device that a table was measured on as the models need. Raises ValueError for an unknown one."""
+    about = document["environment"]
+    alike = [spec for spec in KNOWN.values() if spec.arch == about["arch"]]
+    if not alike:
+        raise ValueError(f"no model of {about['arch']}")
+    found = next((spec for spec in alike if about["device"].startswith(spec.name)), alike[0])
+    return replace(found, sm_count=about.get("sm_count", found.sm_count))
+
+
+# ---- how good a table is between its points
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A point, the route that the others would choose for it, the best one there, and the best one's time over it."""
+
+    dtype: str
+    mode: str
+    shape: Point
+    chosen: str
+    best: str
+    ratio: float
+
+
+_MODES: Final[dict[str, tuple[str, ...]]] = {
+    "auto": ("plain", "3xfp16", "fp16", "ozaki"),
+    "tf32": ("tf32", "1xfp16", "1xtf32"),
+}
+"""The arithmetic that routes of a mode do."""
+
+
+def left_out(measured: Table, document: dict[str, Any]) -> list[LeftOut]:
+    """For every point of `document`, whose table is `measured`, what the table would choose without it."""
+    spec = measured_device(document)
+    found = []
+    for point in document["points"]:
+        shape, dtype = _shape(point), point["dtype"]
+        for mode, arithmetics in _MODES.items():
+            times = {who: s for who, s in point["seconds"].items() if who.split(":")[1] in arithmetics}
+            if len(times) < 2:
+                continue
+            guesses = {who: _guess(spec, measured, who, dtype, shape) for who in times}
+            chosen, best = min(guesses, key=lambda who: guesses[who]), min(times, key=lambda who: times[who])
+            found.append(LeftOut(dtype, mode, shape, chosen, best, times[best] / times[chosen]))
+    return found
+
+
+def _guess(spec: DeviceSpec, measured: Table, who: str, dtype: str, shape: Point) -> float:
+    algorithm, arithmetic = who.split(":")
+    return predicted(spec, measured, (algorithm, arithmetic, dtype), shape, without=shape)
+
+
+@cache
+def table(arch: str) -> Table:
+    """Return what was measured on that architecture; empty where nothing was."""
+    path = resources.files("gemmserve_kernels.dispatch") / "tables" / f"{arch}.json"
+    if not path.is_file():
+        return Table({})
+    return Table.of(json.loads(path.read_text(encoding="utf-8")))

@@ -1,0 +1,116 @@
+"""gemm: D = alpha * op(A) op(B) + beta * C, on NumPy and CuPy arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmserve_kernels.algorithms.common.prepared_operand import source_of
+from gemmserve_kernels.algorithms.cpu import gemm as cpu
+from gemmserve_kernels.device.caching import cached
+from gemmserve_kernels.device.spec import DeviceSpec, device_errors
+from gemmserve_kernels.dispatch.planned_call import (
+    build_problem,
+    operand_key,
+    operand_outline,
+    plan_call,
+    whole_elements,
+)
+from gemmserve_kernels.dispatch.routes import plan_gemm
+from gemmserve_kernels.problem.arrays import ArrayKey, check_out, native, on_elements, overlaps, same_library
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.problem.config import GemmConfig
+    from gemmserve_kernels.problem.problem import GemmProblem
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    c: Any | None = None,
+    *,
+    alpha: complex = 1,
+    beta: complex = 0,
+    trans_a: str = "N",
+    trans_b: str = "N",
+    order: str = "C",
+    layout: str = "interleaved",
+    compute: str = "auto",
+    config: GemmConfig | None = None,
+    out: Any | None = None,
+) -> Any:
+    """D = alpha * op(A) op(B) + beta * C, an array of the library of `a`: NumPy on the CPU, CuPy on its GPU.
+
+    `a` is (..., m, k) and `b` is (..., k, n) after `trans_a`, `trans_b`: "N", "T", "C" (conjugate transpose) or "R"
+    (conjugate). Leading dimensions broadcast as in `numpy.matmul`; `c` broadcasts to (..., m, n) and is not read where
+    `beta` is 0. dtypes: float16 (accumulates in float32), float32, float64, complex64, complex128; mixed ones give
+    NumPy's result type. Any strides; big-endian arrays are converted. With layout="planar" all operands and the result
+    are real arrays with a leading axis (re, im). `order` is the memory order of a fresh result; `out`, an array of the
+    result's shape and dtype and any strides, takes the result instead. `compute` is a mode of the device
+    (`DeviceSpec.compute_modes`), `config` overrides the choice of algorithm and tile. `a` and `b` may be what `prepare`
+    made of them; what was prepared for another side, transposition or layout is not used. The bits are the same.
+
+    Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported, ParameterInvalid, ConfigInfeasible, OutOfDeviceMemory,
+    DeviceError.
+    """
+    if same_library({"a": source_of(a), "b": source_of(b), "c": c, "out": out}) == "numpy":
+        a, b, c = native(source_of(a)), native(source_of(b)), None if c is None else native(c)
+        run = _on_cpu
+    else:
+        run = _on_gpu
+    return run(a, b, c, out, (alpha, beta, trans_a, trans_b, order, layout, compute, config))
+
+
+def _on_cpu(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any:
+    key_c = None if c is None else ArrayKey.of(c)
+    problem = cached(_for_cpu, ArrayKey.of(a), ArrayKey.of(b), key_c, options)
+    c = c if problem.beta != 0 else None
+    if out is not None:
+        check_out("out", out, problem.result_shape, problem.result_dtype)
+    if out is None or overlaps(np, out, a, b, c):
+        result = np.empty(problem.result_shape, problem.result_dtype, problem.order)
+    else:
+        result = out
+    cpu.run_gemm(problem, a, b, c, result)
+    return _deliver(result, out)
+
+
+def _for_cpu(a: ArrayKey, b: ArrayKey, c: ArrayKey | None, options: tuple[Any, ...]) -> GemmProblem:
+    problem = build_problem(a, b, c, options)
+    plan_gemm(problem, DeviceSpec.cpu())  # raises where the CPU lacks the mode or the algorithm
+    return problem
+
+
+def _on_gpu(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any:
+    import cupy
+
+    with source_of(a).device, device_errors():
+        a, b, c = whole_elements(a), whole_elements(b), None if c is None else on_elements(c)
+        source_a, source_b = source_of(a), source_of(b)
+        into = None
+        if out is not None and on_elements(out) is out and not overlaps(cupy, out, source_a, source_b, c):
+            into = out
+        call = cached(
+            plan_call,
+            source_a.device.id,
+            (operand_key(source_a), operand_key(source_b), None if c is None else operand_key(c)),
+            (operand_outline(a), operand_outline(b)),
+            None if out is None else ArrayKey.of(out),
+            None if into is None else operand_key(into),
+            options,
+        )
+        problem = call.problem
+        if into is None:
+            into = cupy.empty(problem.result_shape, problem.result_dtype, problem.order)
+        call.run(a, b, c, into)
+        return _deliver(into, out)
+
+
+def _deliver(result: Any, out: Any) -> Any:
+    """`out` where there is one, holding the result."""
+    if out is None:
+        return result
+    if result is not out:
+        out[...] = result
+    return out

@@ -1,0 +1,133 @@
+"""gemm_reduce: reductions of alpha * op(A) op(B) over its rows or columns, in one pass, on NumPy and CuPy arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmserve_kernels.algorithms.common.prepared_operand import source_of
+from gemmserve_kernels.algorithms.cpu import gemm_reduce as cpu_reduce
+from gemmserve_kernels.device.caching import cached
+from gemmserve_kernels.device.spec import DeviceSpec, device_errors
+from gemmserve_kernels.dispatch.planned_call import operand_key, operand_outline, whole_elements
+from gemmserve_kernels.dispatch.planned_reduce import build_problem, plan_reduce_call
+from gemmserve_kernels.dispatch.routes import plan_gemm_reduce
+from gemmserve_kernels.problem.arrays import ArrayKey, check_out, native, on_elements, overlaps, same_library
+from gemmserve_kernels.problem.errors import ParameterInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gemmserve_kernels.problem.config import GemmConfig
+    from gemmserve_kernels.problem.problem import GemmReduceProblem
+
+
+def gemm_reduce(
+    a: Any,
+    b: Any,
+    *,
+    reduce: str | Sequence[str] = "sum",
+    axis: str | Sequence[str] = "m",
+    pre_op: str = "identity",
+    alpha: complex = 1,
+    trans_a: str = "N",
+    trans_b: str = "N",
+    layout: str = "interleaved",
+    compute: str = "auto",
+    config: GemmConfig | None = None,
+    return_c: bool = False,
+    reproducible: bool = True,
+    out: Mapping[str, Any] | None = None,
+) -> Any:
+    """D[b, j] = reduce over i of pre_op(alpha * (op(A)[b] op(B)[b])[i, j]), without keeping the product.
+
+    `reduce`: "sum", "max", "min", "mean", "sumsq" (sum of |c|^2), "absmax", "absmin", "argmax", "argmin" (by magnitude
+    for complex; int64, the first index), or a list of them, evaluated in one pass. `axis`: "m" reduces rows, "n"
+    columns; a list with "batch" reduces the batch too, and arguments then index (batch..., i) in C order. `pre_op`:
+    "identity", "abs", "square". NaN propagates as in NumPy. `return_c` returns the product too, as "c" (alpha applied,
+    pre_op not). Operands (prepared ones, too), ops, layout and compute are those of `gemm`, but for "ozaki"; complex
+    results are planar where operands are. sum, mean and sumsq of float16 are float32. `reproducible=False` permits
+    atomic sums.
+
+    Sums and means alone are made without the product, (1^T A) B, unless config=GemmConfig(algorithm="product"). So are
+    sums of squares of 32-bit products that are much larger than k, as b^H (A^H A) b with A^H A in double, on the CPU
+    and on GPUs with fast double precision, where the bound of the error is below float32's rounding; on a GPU
+    `algorithm="gram"` asks for that by name.
+
+    Returns the array for one name without `return_c`, a dict by name for a list; arrays of the library of `a`. `out`
+    may hold arrays for some or all of the names, of any strides.
+
+    Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported, ParameterInvalid, ConfigInfeasible, OutOfDeviceMemory,
+    DeviceError.
+    """
+    given = dict(out or {})
+    names = reduce if isinstance(reduce, str) else tuple(reduce)
+    axes = axis if isinstance(axis, str) else tuple(axis)
+    options = (names, axes, pre_op, alpha, trans_a, trans_b, layout, compute, config, return_c, reproducible)
+    arrays = {"a": source_of(a), "b": source_of(b)} | {f"out[{name!r}]": array for name, array in given.items()}
+    if same_library(arrays) == "numpy":
+        results = _on_cpu(native(source_of(a)), native(source_of(b)), given, options)
+    else:
+        results = _on_gpu(a, b, given, options)
+    return results[reduce] if isinstance(reduce, str) and not return_c else results
+
+
+def _for_cpu(a: ArrayKey, b: ArrayKey, options: tuple[Any, ...]) -> GemmReduceProblem:
+    problem = build_problem(a, b, options)
+    plan_gemm_reduce(problem, DeviceSpec.cpu())  # raises where the CPU lacks the mode or the algorithm
+    return problem
+
+
+def _on_cpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> dict[str, Any]:
+    problem = cached(_for_cpu, ArrayKey.of(a), ArrayKey.of(b), options)
+    _check_out(problem, given)
+    results = {
+        name: given[name] if name in given and not overlaps(np, given[name], a, b) else np.empty(shape, dtype)
+        for name, (shape, dtype) in problem.results.items()
+    }
+    cpu_reduce.run_gemm_reduce(problem, a, b, results)
+    return _deliver(results, given)
+
+
+def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> dict[str, Any]:
+    import cupy
+
+    with source_of(a).device, device_errors():
+        a, b = whole_elements(a), whole_elements(b)
+        source_a, source_b = source_of(a), source_of(b)
+        outlines = operand_outline(a), operand_outline(b)
+        keys = operand_key(source_a), operand_key(source_b)
+        call = cached(plan_reduce_call, source_a.device.id, keys, outlines, options)
+        _check_out(call.problem, given)
+        targets: dict[str, Any] = {}
+        for name, (shape, dtype) in call.written.items():
+            array = given.get(name)
+            direct = array is not None and array.dtype == dtype and array.flags.c_contiguous
+            if direct and on_elements(array) is array and not overlaps(cupy, array, source_a, source_b):
+                targets[name] = array
+            else:
+                targets[name] = cupy.empty(shape, dtype)
+        call.run(a, b, targets)
+        results: dict[str, Any] = {}
+        for name, (shape, dtype) in call.problem.results.items():
+            target = results[name] = targets[name]
+            if target.dtype != dtype:
+                results[name] = cupy.empty(shape, dtype)
+                results[name][0], results[name][1] = target.real, target.imag
+        return _deliver(results, given)
+
+
+def _check_out(problem: GemmReduceProblem, given: dict[str, Any]) -> None:
+    for name, array in given.items():
+        if name not in problem.results:
+            raise ParameterInvalid(f"out has {name!r}, which is no result of this call", "out")
+        check_out(f"out[{name!r}]", array, *problem.results[name])
+
+
+def _deliver(results: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The caller's arrays where there are some, holding the results."""
+    for name, array in given.items():
+        if results[name] is not array:
+            array[...] = results[name]
+    return results | given

@@ -1,0 +1,122 @@
+"""A reduction of products on a GPU, planned down to the launches: `call` for gemm_reduce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmserve_kernels.algorithms.common.partials import outputs_of, written_dtype
+from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.device.replay import record
+from gemmserve_kernels.device.spec import DeviceSpec
+from gemmserve_kernels.dispatch.planned_call import Key, fresh_key, key_argument, taken_of
+from gemmserve_kernels.dispatch.routes import as_uniform, plan_gemm_reduce
+from gemmserve_kernels.problem.operand import Operand
+from gemmserve_kernels.problem.problem import GemmReduceProblem
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.replay import LaunchRecorder, Program
+    from gemmserve_kernels.dispatch.planned_call import Pair
+    from gemmserve_kernels.dispatch.routes import Plan
+    from gemmserve_kernels.problem.arrays import ArrayKey
+
+_OPTIONS: Final = (
+    *("reduce", "axis", "pre_op", "alpha", "trans_a", "trans_b", "layout", "compute", "config"),
+    *("return_c", "reproducible"),
+)
+
+
+def build_problem(a: ArrayKey, b: ArrayKey, options: tuple[Any, ...]) -> GemmReduceProblem:
+    """The problem of `gemm_reduce`'s arguments, the options in the order of its signature."""
+    return GemmReduceProblem.build(Operand.of(a), Operand.of(b), **dict(zip(_OPTIONS, options, strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class ReduceCall:
+    """Planned call of `problem` on the device of `launcher`. `written` says of every result, in order, what a kernel
+    writes: shape and dtype of a contiguous array, complex where the result is planar; but "c" as it is returned.
+
+    `program` is None where there is nothing to compute: everything is 0, or there are no outputs.
+    """
+
+    problem: GemmReduceProblem
+    plan: Plan
+    launcher: CupyLauncher
+    program: Program | None
+    takes: tuple[bool, bool]
+    converted: GemmReduceProblem | None
+    written: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+    def run(self, a: Any, b: Any, targets: dict[str, Any]) -> None:
+        """Enqueues it. `a` and `b` are CuPy arrays or prepared; `targets` are contiguous arrays as in `written`, of
+        every result. Raises DeviceError, OutOfDeviceMemory.
+        """
+        if self.program is None:
+            for target in targets.values():
+                target.fill(0)
+            return
+        if self.converted is not None:
+            a = source_of(a).astype(self.converted.a.dtype, order="C")
+            b = source_of(b).astype(self.converted.b.dtype, order="C")
+        arrays = [source_of(a), source_of(b), *(targets[name] for name in self.written)]
+        for operand, taken in zip((a, b), self.takes, strict=True):
+            if taken:
+                arrays += operand.arrays
+        self.launcher.run(self.program, [array.data.ptr for array in arrays])
+
+
+def plan_reduce_call(ordinal: int, operands: tuple[Key, Key], outlines: Pair, options: tuple[Any, ...]) -> ReduceCall:
+    """The call for arrays A and B that lie like `operands` on the device of that number. `outlines`: of what was
+    prepared of them. No launch is made. Raises what `gemm_reduce` raises for its arguments.
+    """
+    problem = build_problem(operands[0][0], operands[1][0], options)
+    spec = DeviceSpec.of(ordinal)
+    chosen = plan_gemm_reduce(problem, spec)
+    launcher = CupyLauncher(spec)
+    written = {}
+    for name, (shape, dtype) in problem.results.items():
+        written[name] = (shape, dtype)
+        if name != "c" and (kernel := written_dtype(problem, name)) != dtype:
+            written[name] = (shape[1:], kernel)
+    if problem.vanishes or outputs_of(problem) == 0:
+        return ReduceCall(problem, chosen, launcher, None, (False, False), None, written)
+    converted = as_uniform(problem)[0] if chosen.uniform else None
+    if converted is not None:
+        operands, outlines = (fresh_key(converted.a), fresh_key(converted.b)), (None, None)
+    taken = taken_of(chosen, outlines[0]), taken_of(chosen, outlines[1])
+    used = (outlines[0] if taken[0] else None, outlines[1] if taken[1] else None)
+    program = program_of(launcher, converted or problem, chosen, operands, written, used)
+    return ReduceCall(problem, chosen, launcher, program, taken, converted, written)
+
+
+def program_of(
+    launcher: Launcher,
+    problem: GemmReduceProblem,
+    plan: Plan,
+    keys: tuple[Key, Key],
+    written: dict[str, tuple[tuple[int, ...], np.dtype[Any]]],
+    outlines: Pair = (None, None),
+) -> Program:
+    """The launches of `plan`. The program's arguments: A, B, a contiguous array for each of `written` in their order,
+    and then the arrays of what was prepared of A and of B.
+    """
+
+    def run(recorder: LaunchRecorder) -> int:
+        operands = [key_argument(recorder, key) for key in keys]
+        results = {}
+        for name, (shape, dtype) in written.items():
+            results[name] = key_argument(recorder, fresh_key(Operand.contiguous(shape, dtype)))
+        for i, outline in enumerate(outlines):
+            if outline is not None:
+                arrays = [recorder.argument(x.shape, x.dtype, x.strides) for x in outline.payload.arrays]
+                payload = outline.payload.with_arrays(operands[i], arrays)
+                operands[i] = PreparedOperand(operands[i], "b" if i else "a", "N", "interleaved", "auto", payload)
+        arguments = recorder.array_count
+        plan.run_gemm_reduce(recorder, problem, operands[0], operands[1], results)
+        return arguments
+
+    return record(launcher.spec, launcher.max_grid, run)

@@ -1,0 +1,338 @@
+"""Choice of the algorithm that runs a problem on a device. Pure: it depends on the job and the device alone, never on
+load or luck.
+
+A compute mode has routes, pairs of an algorithm and the arithmetic it does. Those that can run the problem are compared
+by `estimate`, which knows what was measured on the architecture, and the fastest is taken. The routes of `auto` are
+those whose error, real and imaginary part each, is no larger than plain FP32's (FP64's).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+
+from gemmserve_kernels.algorithms.algorithm import product_algorithm, reduction_algorithm
+from gemmserve_kernels.algorithms.simt import gemm as simt_gemm
+from gemmserve_kernels.algorithms.simt import gemm_reduce as simt_reduce
+from gemmserve_kernels.algorithms.simt.tile import resolve_simt
+from gemmserve_kernels.algorithms.vendor.blas import BlasPlan, NotExpressible, copied_bytes, lower
+from gemmserve_kernels.dispatch.estimate import estimate
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import ComputeUnsupported, ConfigInfeasible
+from gemmserve_kernels.problem.operand import Operand, real_dtype
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
+from gemmserve_kernels.problem.validation import compute_modes
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.problem.vocabulary import AlgorithmName
+
+    Route = tuple[AlgorithmName, str]
+
+P = TypeVar("P", GemmProblem, GemmReduceProblem)
+
+_PLAIN: Final[tuple[Route, ...]] = (("vendor", "plain"), ("simt", "plain"), ("small", "plain"), ("mfma", "plain"))
+_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
+    "auto": (*_PLAIN, ("wgmma", "3xfp16"), ("wgmma", "fp16"), ("mma", "3xfp16"), ("ozaki", "ozaki")),
+    "fp32": _PLAIN,
+    "fp64": _PLAIN,
+    "tf32": (
+        ("vendor", "tf32"),
+        ("wgmma", "1xfp16"),
+        ("mma", "1xfp16"),
+        ("mma", "1xtf32"),
+        ("mfma", "xf32"),
+        ("mfma", "1xfp16"),
+    ),
+    "1xtf32": (("mma", "1xtf32"),),
+    "3xtf32": (("mma", "3xtf32"), ("small", "3xtf32")),
+    "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16"), ("mfma", "3xfp16")),
+    "3xfp16-3m": (("wgmma", "3xfp16-3m"),),
+    "6xbf16": (("wgmma", "6xbf16"), ("mma", "6xbf16")),
+    "9xbf16": (("wgmma", "9xbf16"), ("mma", "9xbf16")),
+    "ozaki": (("ozaki", "ozaki"),),
+}
+_REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
+    "auto": (
+        ("sums", "plain"),
+        ("gram", "plain"),
+        ("simt", "plain"),
+        ("mfma", "plain"),
+        ("wgmma", "3xfp16"),
+        ("wgmma", "fp16"),
+        ("mma", "3xfp16"),
+    ),
+    "fp32": (("sums", "plain"), ("simt", "plain"), ("mfma", "plain")),
+    "fp64": (("sums", "plain"), ("simt", "plain"), ("mfma", "plain")),
+    "tf32": (("wgmma", "1xfp16"), ("mma", "1xfp16"), ("mma", "1xtf32"), ("mfma", "xf32"), ("mfma", "1xfp16")),
+    "1xtf32": (("mma", "1xtf32"),),
+    "3xtf32": (("mma", "3xtf32"),),
+    "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16"), ("mfma", "3xfp16")),
+    "3xfp16-3m": (("wgmma", "3xfp16-3m"),),
+    "6xbf16": (("wgmma", "6xbf16"), ("mma", "6xbf16")),
+    "9xbf16": (("wgmma", "9xbf16"), ("mma", "9xbf16")),
+}
+"""The same for gemm_reduce."""
+_PLAIN_MODES: Final = ("auto", "fp32", "fp64")
+"""Modes in which a configuration without an algorithm's name is one of the portable kernels."""
+WITHOUT_PRODUCT: Final = ("sums", "gram")
+"""Algorithms that reduce a product without making it."""
+_DOUBLE: Final = (np.dtype(np.float64), np.dtype(np.complex128))
+_COPY_RATE: Final = 3.5e12
+"""Bytes a second of a strided copy on an H200."""
+_LAUNCH_S: Final = 1e-5
+"""Seconds of one more copy: its kernel and its allocation."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Choice of what will run. `blas` holds the calls where the algorithm is "vendor". `reduces`: it is a plan of
+    gemm_reduce.
+
+    `arithmetic` is "plain", or what the tensor cores multiply ("3xfp16", "ozaki" ...). Where `uniform`, A, B and C are
+    first converted to the problem's dtype.
+    """
+
+    algorithm: AlgorithmName
+    config: GemmConfig | None = None
+    blas: BlasPlan | None = None
+    arithmetic: str = "plain"
+    uniform: bool = False
+    reduces: bool = False
+
+    @property
+    def takes_prepared(self) -> bool:
+        """Whether its module has a use for what `prepare` makes (the payload says which arithmetics take it)."""
+        return self.arithmetic in {"3xfp16", "3xfp16-3m", "1xfp16", "ozaki"}
+
+    def run_gemm(self, launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> None:
+        """Launches a plan of products that is neither the vendor's BLAS nor NumPy: see ProductAlgorithm."""
+        simt = self.algorithm == "simt"
+        run = simt_gemm.run_gemm if simt else product_algorithm(self.algorithm, self.arithmetic).run_gemm
+        run(launcher, problem, self.config, a, b, c, out)
+
+    def run_gemm_reduce(
+        self, launcher: Launcher, problem: GemmReduceProblem, a: Any, b: Any, results: dict[str, Any]
+    ) -> None:
+        """Launches a plan of reductions that is not NumPy: see ReductionAlgorithm."""
+        simt = self.algorithm == "simt"
+        run = (
+            simt_reduce.run_gemm_reduce
+            if simt
+            else reduction_algorithm(self.algorithm, self.arithmetic).run_gemm_reduce
+        )
+        run(launcher, problem, self.config, a, b, results)
+
+
+def plan(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Plan:
+    """The plan for either kind of problem. Raises ComputeUnsupported, ConfigInfeasible."""
+    return plan_gemm(problem, spec) if isinstance(problem, GemmProblem) else plan_gemm_reduce(problem, spec)
+
+
+def plan_gemm(problem: GemmProblem, spec: DeviceSpec, result: Operand | None = None) -> Plan:
+    """Plan how `problem` runs on `spec`, into a `result` stored in its own way (by default a fresh array).
+
+    The algorithm does not depend on `result`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible.
+    """
+    _check_compute(problem.compute, available(problem.dtype, spec))
+    wish = _wish(problem, spec)
+    if spec.kind == "cpu":
+        return Plan("numpy", problem.config)
+    # An empty sum, or alpha = 0, which must not hide NaN in A and B: nothing that tensor cores or a BLAS would gain.
+    degenerate = problem.k == 0 or problem.alpha == 0 or 0 in problem.result_shape
+    if degenerate and wish != "vendor":
+        return Plan("simt", problem.config if wish == "simt" else None)
+    found = candidates(problem, spec, wish)
+    chosen = found[0] if len(found) == 1 else min(found, key=lambda each: _seconds(each, problem, spec))
+    if chosen.blas is not None and result is not None:
+        return replace(chosen, blas=lower(problem, result))
+    return chosen
+
+
+def candidates(problem: GemmProblem, spec: DeviceSpec, wish: str | None = None) -> list[Plan]:
+    """Every plan that can run `problem` on a GPU, or those of the algorithm `wish`; never none.
+
+    Raises ConfigInfeasible with the reasons where there would be none.
+    """
+    found, reasons = [], []
+    for route in _ROUTES[problem.compute]:
+        if wish is None or route[0] == wish:
+            try:
+                found.append(_candidate(route, problem, spec))
+            except ConfigInfeasible as reason:
+                reasons.append(str(reason))
+    if not found:
+        raise ConfigInfeasible("; ".join(reasons) or _no_route(problem.compute, wish))
+    return found
+
+
+def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
+    """Plan how `problem` runs on `spec`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible."""
+    _check_compute(problem.compute, tuple(m for m in available(problem.dtype, spec) if m in _REDUCE_ROUTES))
+    wish = _wish(problem, spec)
+    if spec.kind == "cpu":
+        if wish not in {None, "numpy", "product"}:
+            raise ConfigInfeasible(f"algorithm: {wish} has no gemm_reduce here")
+        return Plan("numpy", problem.config, reduces=True)
+    if problem.k == 0 or problem.alpha == 0 or problem.extent == 0 or 0 in problem.outputs_shape:
+        return Plan("simt", problem.config if wish == "simt" else None, reduces=True)
+    found, reasons = [], []
+    for route in _REDUCE_ROUTES[problem.compute]:
+        if wish in {None, route[0]} or (wish == "product" and route[0] not in WITHOUT_PRODUCT):
+            try:
+                found.append(_reduce_candidate(route, problem, spec))
+            except ConfigInfeasible as reason:
+                reasons.append(str(reason))
+    if any(each.algorithm == "sums" for each in found):
+        return found[0]  # reads every element once: nothing is faster
+    if not found:
+        names = ", ".join(dict.fromkeys(algorithm for algorithm, _ in _REDUCE_ROUTES[problem.compute]))
+        raise ConfigInfeasible(
+            "; ".join(reasons) or f"algorithm: {wish} has no gemm_reduce in {problem.compute}; {names} have"
+        )
+    return found[0] if len(found) == 1 else min(found, key=lambda each: _reduce_seconds(each, problem, spec))
+
+
+def _reduce_candidate(route: Route, problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
+    algorithm, arithmetic = route
+    config = replace(problem.config or GemmConfig(), algorithm=algorithm)
+    if algorithm == "simt":
+        return Plan("simt", problem.config, reduces=True)
+    module = reduction_algorithm(*route)
+    if algorithm in WITHOUT_PRODUCT:
+        if reason := module.supports(problem, spec):
+            raise ConfigInfeasible(f"algorithm: {algorithm} cannot do this: {reason}")
+        module.resolve(config, problem, spec)
+        return Plan(algorithm, config, reduces=True)
+    uniform, converted = as_uniform(problem)
+    reason = _unfit(route, uniform.product, spec) or module.supports(uniform, spec)
+    if reason is not None:
+        raise ConfigInfeasible(f"algorithm: {algorithm} cannot do this: {reason}")
+    module.resolve(config, uniform, spec)
+    return Plan(algorithm, config, None, arithmetic, uniform=converted, reduces=True)
+
+
+def _wish(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> AlgorithmName | None:
+    """The algorithm that the problem's configuration asks for, by name or by its tile. Raises ConfigInfeasible."""
+    config = problem.config
+    if config is None:
+        return None
+    plain = problem.compute in _PLAIN_MODES
+    if config.algorithm is not None or plain:
+        check_feasible(config, spec, problem.accumulate)
+    if config.algorithm == "numpy" and spec.kind != "cpu":
+        raise ConfigInfeasible(f"algorithm: numpy runs on the CPU, and the operands are on {spec.name}")
+    return "simt" if config.algorithm is None and config.tile_fields and plain else config.algorithm
+
+
+def check_feasible(config: GemmConfig, spec: DeviceSpec, dtype: np.dtype[Any]) -> None:
+    """Raises ConfigInfeasible, naming the limit, unless `spec` can run `config` on an accumulator of `dtype`."""
+    if config.algorithm in {"numpy", "vendor"} or spec.kind == "cpu":
+        name = config.algorithm or "numpy"
+        for field in config.tile_fields:
+            raise ConfigInfeasible(f"{field}: the {name} algorithm has no tiles to set")
+        if spec.kind == "cpu" and name not in {"numpy", "product"}:
+            raise ConfigInfeasible(f"algorithm: {name} needs a CUDA or ROCm device, and this one is a CPU")
+        return
+    if config.algorithm not in {None, "simt"}:
+        return  # the algorithm's own module looks at its settings
+    resolve_simt(config, m=1 << 12, n=1 << 12, batch=1, accumulate=dtype, spec=spec)
+
+
+def available(dtype: np.dtype[Any], spec: DeviceSpec) -> tuple[str, ...]:
+    """The compute modes that both the arithmetic dtype and the device have."""
+    return tuple(mode for mode in compute_modes(dtype) if mode in spec.compute_modes)
+
+
+def _check_compute(compute: str, modes: tuple[str, ...]) -> None:
+    if compute not in modes:
+        raise ComputeUnsupported(f"compute {compute!r} is not available here; there are {', '.join(modes)}", modes)
+
+
+def _no_route(compute: str, wish: str | None) -> str:
+    names = ", ".join(dict.fromkeys(algorithm for algorithm, _ in _ROUTES[compute]))
+    return f"algorithm: {wish} has no {compute} arithmetic; {names} have"
+
+
+def _candidate(route: Route, problem: GemmProblem, spec: DeviceSpec) -> Plan:
+    """The plan of one route. Raises ConfigInfeasible with the reason why it cannot run."""
+    algorithm, arithmetic = route
+    if algorithm == "vendor":
+        if arithmetic == "tf32" and spec.kind == "rocm":
+            raise ConfigInfeasible("algorithm: the vendor's BLAS has no TF32 on AMD devices")
+        try:
+            return Plan("vendor", problem.config, lower(problem), arithmetic)
+        except NotExpressible as error:
+            raise ConfigInfeasible(f"algorithm: the vendor's BLAS cannot do this: {error}") from None
+    if algorithm == "simt":
+        return Plan("simt", problem.config)
+    uniform, converted = as_uniform(problem)
+    config = replace(problem.config or GemmConfig(), algorithm=algorithm)
+    module = product_algorithm(*route)
+    reason = _unfit(route, uniform, spec) or module.supports(uniform, spec)
+    if reason is not None:
+        raise ConfigInfeasible(f"algorithm: {algorithm} cannot do this: {reason}")
+    module.resolve(config, uniform, spec)
+    return Plan(algorithm, config, None, arithmetic, uniform=converted)
+
+
+def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
+    """Return why the device or the dtype rules the route out, or None."""
+    algorithm, arithmetic = route
+    if algorithm == "small":
+        return None
+    if algorithm == "mfma":
+        return None if spec.kind == "rocm" else "mfma needs an AMD device"
+    if spec.kind != "cuda":
+        return f"{algorithm} needs an NVIDIA device"
+    if algorithm in {"wgmma", "ozaki"} and not spec.has_wgmma:
+        return f"{algorithm} needs compute capability 9.0, and {spec.name} is {spec.arch}"
+    double = problem.accumulate in _DOUBLE
+    half = problem.dtype == np.float16
+    if half != (arithmetic == "fp16") or (double and arithmetic != "ozaki"):
+        return f"{arithmetic} does not apply to {problem.dtype.name}"
+    if problem.compute == "auto" and arithmetic == "ozaki" and not double:
+        return "auto uses residues for 64-bit data only"
+    return None
+
+
+def as_uniform(problem: P) -> tuple[P, bool]:
+    """The problem with all operands in its dtype, and whether that takes conversions."""
+    stored = real_dtype(problem.dtype) if problem.planar else problem.dtype
+    operands = {name: getattr(problem, name) for name in ("a", "b", "c") if getattr(problem, name, None) is not None}
+    if all(x.dtype == stored for x in operands.values()):
+        return problem, False
+    found: dict[str, Any] = {name: Operand.contiguous(x.shape, stored) for name, x in operands.items()}
+    return replace(problem, **found), True
+
+
+def _reduce_seconds(candidate: Plan, problem: GemmReduceProblem, spec: DeviceSpec) -> float:
+    """The estimate for one way to reduce."""
+    if candidate.algorithm == "gram":
+        from gemmserve_kernels.algorithms.gram.gemm_reduce import seconds
+
+        return seconds(problem, spec)
+    return _seconds(candidate, problem.product, spec, written=problem.return_c)
+
+
+def _seconds(candidate: Plan, problem: GemmProblem, spec: DeviceSpec, *, written: bool = True) -> float:
+    """The estimate for one candidate, with the copies that it needs."""
+    dtype = problem.accumulate.name if problem.compute == "fp64" else problem.dtype.name
+    shape = (problem.batch, problem.m, problem.n, problem.k)
+    seconds = estimate(spec, candidate.algorithm, candidate.arithmetic, dtype, shape, written=written)
+    copied, copies = 0, 0
+    if candidate.blas is not None:
+        calls = candidate.blas
+        copied, copies = copied_bytes(problem, calls), sum((calls.a.copied, calls.b.copied, calls.d.copied))
+        seconds += (math.prod(calls.outer_shape) - 1) * _LAUNCH_S
+    elif candidate.arithmetic == "fp16":
+        from gemmserve_kernels.algorithms.wgmma.direct.gemm import copies as copies_of
+
+        copied, copies = copies_of(problem)
+    elif candidate.uniform:
+        copied, copies = 2 * (problem.a.nbytes + problem.b.nbytes), 2
+    return seconds + copied / _COPY_RATE + copies * _LAUNCH_S

@@ -1,0 +1,1 @@
+"""Numerics: references and error metrics, and models of the matrix units' arithmetic."""

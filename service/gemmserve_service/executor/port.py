@@ -1,0 +1,157 @@
+"""The port between scheduler and executors."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import TypeAdapter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_service.executor.protocol import (
+        Done,
+        Failed,
+        Hello,
+        Kept,
+        Prefetch,
+        RunBatch,
+        WriteOrder,
+        Written,
+    )
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """One device's worker as the front sees it; lives on across restarts of the process."""
+
+    id: str
+    ready: bool = False
+    spec: DeviceSpec | None = None
+    """None until it said hello once; kept while it restarts."""
+    spec_fields: dict[str, Any] = field(default_factory=dict)
+    verified_error: float | None = None
+    memory_used: int = 0
+    restarts: int = -1
+    """Hellos after the first."""
+    tasks: dict[str, Any] = field(default_factory=dict)
+    """What it was sent and has not answered, oldest first; the scheduler's bookkeeping."""
+    interleaves: bool = False
+    """Whether it lets a short task pass between the panels of a long one."""
+    ahead: int = 0
+    """Tasks that it may be sent before it has answered the first."""
+    heard: float = 0.0
+    """When its process last gave a sign of life (time.monotonic)."""
+    progress: int = 0
+    """Parts of its task that are done, as it said last."""
+    moved: float = 0.0
+    """When its task began or last got on, or it answered one (time.monotonic)."""
+    at: str | None = None
+    """The task that it said it is at."""
+    answered: float = 0.0
+    """When it last answered one (time.monotonic)."""
+    defers: bool = False
+    """Whether it keeps copies of arrays, and results that are to be written later."""
+    asked: float | None = None
+    """Since when it has written none of the results that somebody waits for (time.monotonic); None: nobody does."""
+    resident: set[str] = field(default_factory=set)
+    """Ids of arrays that its device has copies of."""
+    kept: Kept | None = None
+    """What it said last about them."""
+
+    def greeted(self, hello: Hello) -> None:
+        """Takes over what the process said about itself."""
+        self.ready = True
+        self.spec_fields = hello.spec
+        self.spec = spec_adapter().validate_python(hello.spec)
+        self.verified_error = hello.verified_error
+        self.memory_used = hello.memory_used
+        self.interleaves = hello.interleaves
+        self.ahead = hello.ahead
+        self.defers = hello.defers
+        self.asked = None
+        self.resident.clear()
+        self.kept = None
+        self.restarts += 1
+        self.heard = time.monotonic()
+
+    def beat(self, task: str | None, progress: int) -> None:
+        """It lives, and has done so many parts of that task."""
+        if task in self.tasks:
+            if progress != self.progress or self.at not in {None, task}:
+                self.moved = time.monotonic()
+            self.progress, self.at = progress, task
+
+    def keeps(self, kept: Kept) -> None:
+        """Takes over what it said about its device's copies."""
+        self.resident.update(kept.came)
+        self.resident.difference_update(kept.went)
+        self.kept = kept.model_copy(update={"came": [], "went": []})
+        self.memory_used = kept.memory_used
+
+    def began(self) -> None:
+        """It was sent something to do."""
+        self.progress, self.at, self.moved = 0, None, time.monotonic()
+
+    def ended(self) -> None:
+        """It answered a task."""
+        self.answered = self.moved = time.monotonic()
+
+
+class ExecutorOwner(Protocol):
+    """Told by the executor, in the event loop."""
+
+    def worker_ready(self, worker: Worker) -> None:
+        """It said hello: it takes tasks from now on."""
+
+    def worker_lost(self, worker: Worker) -> None:
+        """Its process is gone; what it had not answered will never be."""
+
+    def task_ended(self, worker: Worker, answer: Done | Failed) -> None:
+        """One task is over."""
+
+    def results_written(self, worker: Worker, message: Written) -> None:
+        """Results that were to be written later are, or never will be."""
+
+
+class Executor(Protocol):
+    """Runs tasks on workers. A worker runs what it is sent in order, and answers in that order."""
+
+    async def start(self, owner: ExecutorOwner) -> None:
+        """Begins; workers show up through `owner`."""
+
+    async def stop(self) -> None:
+        """Ends without waiting for tasks."""
+
+    def workers(self) -> Sequence[Worker]:
+        """All that are known, ready or not."""
+
+    def send(self, worker: Worker, batch: RunBatch) -> None:
+        """Hands tasks over; the answers come through the owner, one for each."""
+
+    def cancel(self, worker: Worker, task: str) -> None:
+        """Nobody wants that task's result: the worker stops at its next panel, and answers then."""
+
+    def kill(self, worker: Worker, reason: str) -> None:
+        """Ends the worker's process, which hangs; `owner.worker_lost` follows at once, a new process later."""
+
+    def tell(self, worker: Worker, message: WriteOrder | Prefetch) -> None:
+        """Something that it need not answer; only for workers that keep copies."""
+
+    def forget(self, extent: str) -> None:
+        """The extent is gone: workers drop their mapping of it."""
+
+    def forget_array(self, array: str) -> None:
+        """The array of that id is gone: workers drop what their devices keep of it."""
+
+
+@cache
+def spec_adapter() -> TypeAdapter[DeviceSpec]:
+    """DeviceSpec to and from JSON-able mappings."""
+    from gemmserve_kernels.device.spec import DeviceSpec
+
+    return TypeAdapter(DeviceSpec)

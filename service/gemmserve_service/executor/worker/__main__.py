@@ -1,0 +1,59 @@
+"""`python -m gemmserve_service.executor.worker`: the process that owns one device. `--probe` prints the devices."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from gemmserve_kernels.device.shipped_kernels import seed_cache
+from gemmserve_service.executor.worker.backend import DeviceUnavailable, open_backend
+from gemmserve_service.executor.worker.loop import serve
+from gemmserve_service.executor.worker.runner import Runner
+from gemmserve_service.executor.worker.selftest import verified_error
+from gemmserve_service.runtime import logs
+from gemmserve_service.runtime.handoff import WorkerHandoff
+from gemmserve_service.runtime.tuning import keep_from_collector
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Opens the device, verifies a product on it, and serves. EX_UNAVAILABLE: starting again would not help."""
+    handoff = WorkerHandoff.receive()
+    logs.configure(handoff.settings)
+    _seed_kernels()
+    try:
+        settings = handoff.settings
+        backend = open_backend(handoff.device, settings.device_cache_share, settings.write_back_delay_s)
+        error = verified_error(backend)
+    except DeviceUnavailable as unavailable:
+        log.error("%s cannot be used: %s", handoff.device, unavailable)  # noqa: TRY400 (the message says it all)
+        return os.EX_UNAVAILABLE
+    timeout_s = handoff.settings.heartbeat_timeout_s
+    keep_from_collector()
+    serve(Path(handoff.control_path), handoff.device, Runner(backend), error, timeout_s)
+    return 0
+
+
+def _seed_kernels() -> None:
+    """Kernels that were compiled ahead of time go into the cache; without them products wait for the compiler."""
+    try:
+        if count := seed_cache():
+            log.info("%d kernels compiled ahead of time are new in the cache", count)
+    except OSError as error:
+        log.warning("kernels compiled ahead of time cannot be used: %s", error)
+
+
+def probe() -> int:
+    """Prints the accelerators' names as a JSON list. In a process of its own: asking the driver makes a context."""
+    from gemmserve_kernels import DeviceSpec
+
+    print(json.dumps([f"{spec.kind}:{ordinal}" for ordinal, spec in enumerate(DeviceSpec.all())]))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(probe() if sys.argv[1:] == ["--probe"] else main())

@@ -1,0 +1,1 @@
+"""The CUDA and ROCm backend of a worker: copies through pinned memory, batches, values of programs."""

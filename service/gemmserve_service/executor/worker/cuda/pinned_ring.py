@@ -1,0 +1,216 @@
+"""Host to device and back through a ring of pinned memory, filled and emptied by several threads.
+
+A copy from pageable memory waits for the driver, which stages it itself, one piece after the other and one thread for
+all: 5 to 10 GB/s where a link takes 25 to 55. The store's arrays are mappings of files and cannot be pinned where they
+are: the kernel refuses long-term pins of pages that a file system writes back (mm/gup.c, since Linux 6.5), and
+pinning costs more than a copy. So pieces go through slots of pinned memory, two for each thread: while one is on the
+link, the other is filled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from gemmserve_kernels.device.interruption import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+SLOT_BYTES: Final = 4 << 20
+"""Long enough that a link's start-up (some 10 us) does not count, and short enough for a processor's caches."""
+_SLOTS: Final = 2
+_LOOK_S: Final = 0.05  # between two moments at which a copy can be interrupted
+_MOST_THREADS: Final = 8  # of about 10 GB/s each, more than a link takes
+
+
+class Link(Protocol):
+    """What a device's driver does for the ring. Callable from every thread."""
+
+    def pinned(self, nbytes: int) -> Bytes:
+        """Page-locked memory."""
+
+    def upload(self, target: int, source: Bytes, stream: Any) -> None:
+        """Starts a copy from pinned memory to the device's address `target`."""
+
+    def download(self, target: Bytes, source: int, stream: Any) -> None:
+        """Starts a copy from the device's address `source` to pinned memory."""
+
+    def event(self) -> Any:
+        """Something with `record(stream)` and `synchronize()`."""
+
+    def enter(self) -> None:
+        """Called once in each of the ring's threads before anything else; its callers have done that themselves."""
+
+
+class CupyLink:
+    """`Link` of one device, by CuPy's runtime interface."""
+
+    def __init__(self, cupy: Any, ordinal: int) -> None:
+        self._cuda = cupy.cuda
+        self._ordinal = ordinal
+
+    def pinned(self, nbytes: int) -> Bytes:
+        memory = self._cuda.alloc_pinned_memory(nbytes)
+        return np.frombuffer(memory, np.uint8, nbytes)
+
+    def upload(self, target: int, source: Bytes, stream: Any) -> None:
+        runtime = self._cuda.runtime
+        runtime.memcpyAsync(target, source.ctypes.data, source.size, runtime.memcpyHostToDevice, stream.ptr)
+
+    def download(self, target: Bytes, source: int, stream: Any) -> None:
+        runtime = self._cuda.runtime
+        runtime.memcpyAsync(target.ctypes.data, source, target.size, runtime.memcpyDeviceToHost, stream.ptr)
+
+    def event(self) -> Any:
+        return self._cuda.Event(block=True, disable_timing=True)
+
+    def enter(self) -> None:
+        self._cuda.Device(self._ordinal).use()
+
+
+class Staging:
+    """The ring of one device. One copy at a time and direction; both directions may run at once."""
+
+    def __init__(self, link: Link, *, threads: int | None = None, slot_bytes: int = SLOT_BYTES) -> None:
+        self.link = link
+        self.slot_bytes = slot_bytes
+        self.threads = threads or max(min((os.cpu_count() or 1) // 2, _MOST_THREADS), 1)
+        self._up = _Lanes(link, "up", self.threads, slot_bytes)
+        self._down = _Lanes(link, "down", self.threads, slot_bytes)
+
+    def to_device(self, target: int, source: Bytes, stream: Any) -> None:
+        """Copies to the device's address `target`, in `stream`'s order.
+
+        Returns when every byte of `source` has been read: the copies may still be under way.
+        """
+        link = self.link
+
+        def upload(slot: _Slot, start: int, count: int) -> None:
+            slot.empty()
+            piece = slot.memory[:count]
+            np.copyto(piece, source[start : start + count])
+            link.upload(target + start, piece, stream)
+            slot.record(stream)
+
+        self._up.run(source.size, upload)
+
+    def to_host(self, target: Bytes, source: int, stream: Any) -> None:
+        """Copies from the device's address `source`, after what `stream` was given before; returns when it is there."""
+        link = self.link
+
+        def download(slot: _Slot, start: int, count: int) -> None:
+            slot.empty()
+            piece = slot.memory[:count]
+            link.download(piece, source + start, stream)
+            slot.record(stream)
+            slot.full = target[start : start + count], piece
+
+        self._down.run(target.size, download)
+
+    def close(self) -> None:
+        """Ends the threads; nothing may be under way."""
+        self._up.close()
+        self._down.close()
+
+
+def flat(array: np.ndarray[Any, Any]) -> Bytes | None:
+    """An array's memory, in its own order; None where that is not one piece."""
+    if array.flags.c_contiguous:
+        return array.reshape(-1).view(np.uint8)
+    if array.flags.f_contiguous:
+        return array.T.reshape(-1).view(np.uint8)
+    return None
+
+
+class _Slot:
+    """Pinned memory of one piece."""
+
+    def __init__(self, link: Link, nbytes: int) -> None:
+        self.memory = link.pinned(nbytes)
+        self.event = link.event()
+        self.used = False
+        self.full: tuple[Bytes, Bytes] | None = None
+        """Where to, and what: a piece that has come from the device, or will have when `event` is over."""
+
+    def empty(self) -> None:
+        """Waits until no copy is at the slot; takes what one has fetched to its place."""
+        full, self.full = self.full, None
+        if self.used:
+            self.event.synchronize()
+        if full is not None:
+            np.copyto(*full)
+
+    def record(self, stream: Any) -> None:
+        """Its copy is over when what `stream` was given so far is."""
+        self.event.record(stream)
+        self.used = True
+
+
+class _Lanes:
+    """Threads of one direction, each with its slots; made when the first copy needs them."""
+
+    def __init__(self, link: Link, name: str, threads: int, slot_bytes: int) -> None:
+        self._link = link
+        self._slot_bytes = slot_bytes
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, f"gemmserve-{name}", link.enter)
+        self._slots: list[list[_Slot]] = []
+        self._lock = threading.Lock()
+
+    def run(self, nbytes: int, move: Callable[[_Slot, int, int], None]) -> None:
+        """`move(slot, start, count)` for every piece, by as many threads as there are pieces for.
+
+        Raises what `move` raises, and what its `checkpoint` does, once no thread is at it any more.
+        """
+        with self._lock:
+            pieces = -(-nbytes // self._slot_bytes)
+            threads = min(pieces, self._threads)
+            while len(self._slots) < threads:
+                self._slots.append([_Slot(self._link, self._slot_bytes) for _ in range(_SLOTS)])
+            taken = itertools.count()
+            stop = threading.Event()
+
+            def lane(slots: list[_Slot]) -> None:
+                try:
+                    for slot in itertools.cycle(slots):
+                        piece = next(taken)
+                        if piece >= pieces or stop.is_set():
+                            break
+                        checkpoint()  # asks nobody in the ring's own threads
+                        start = piece * self._slot_bytes
+                        move(slot, start, min(self._slot_bytes, nbytes - start))
+                    for slot in slots:
+                        if slot.full is not None:
+                            slot.empty()
+                except BaseException:
+                    stop.set()
+                    raise
+                finally:
+                    for slot in slots:
+                        slot.full = None
+
+            if threads == 1:  # to wake another one takes longer than a small copy
+                lane(self._slots[0])
+                return
+            futures = [self._pool.submit(lane, slots) for slots in self._slots[:threads]]
+            try:
+                while wait(futures, timeout=_LOOK_S).not_done:
+                    checkpoint()
+            except BaseException:
+                stop.set()
+                wait(futures)
+                raise
+            errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+
+    def close(self) -> None:
+        self._pool.shutdown()

@@ -1,0 +1,117 @@
+"""The values of a program in a device's memory: stored operands come once, results go once, nothing else moves."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmserve_service.executor.worker import verification
+from gemmserve_service.executor.worker.cuda.copies import order_of
+from gemmserve_service.schemas import Timings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+
+    from gemmserve_service.executor.worker.backend import HostArray
+    from gemmserve_service.executor.worker.cuda.copies import DeviceCopies
+    from gemmserve_service.executor.worker.verification import Verdict
+    from gemmserve_service.programs import Value
+    from gemmserve_service.schemas import GemmParams, GemmReduceParams
+
+_AHEAD: Final = 4
+"""Steps that are set going before the first of them has ended: the device need not wait for the host, and a program
+that is cancelled stops soon all the same."""
+
+
+class DeviceValues:
+    """`Values` on the device that CuPy uses in this thread.
+
+    `call` enqueues a product of CuPy arrays on the current stream.
+    """
+
+    away = True
+
+    def __init__(
+        self,
+        cupy: Any,
+        checkpoint: Callable[[], None],
+        *,
+        call: Callable[[GemmParams | GemmReduceParams, Mapping[str, Any], Mapping[str, Any]], None],
+        copies: DeviceCopies,
+    ) -> None:
+        self._cupy = cupy
+        self._checkpoint = checkpoint
+        self._call = call
+        self._copies = copies
+        self._under_way: deque[tuple[Any, Any, list[Any]]] = deque()
+        self._shared: set[int] = set()
+        """Of copies that others may drop, by identity."""
+        self._h2d_s = self._kernel_s = self._d2h_s = 0.0
+
+    def load(self, operand: HostArray) -> Any:
+        """A copy, or the one that is there."""
+        began = time.perf_counter()
+        copy = self._copies.load(operand)
+        if self._copies.kept(operand):
+            self._shared.add(id(copy))
+        self._h2d_s += time.perf_counter() - began
+        return copy
+
+    def empty(self, value: Value) -> Any:
+        """As `load` would have it, had the value been stored: one extent that counts is C order and Fortran order."""
+        array = self._cupy.empty(value.shape, value.dtype, order=value.order)
+        return (
+            array if value.order == "C" or not array.flags.c_contiguous else self._cupy.empty(value.shape, value.dtype)
+        )
+
+    def result(self, out: np.ndarray[Any, Any]) -> Any:
+        """Its copy on the device."""
+        return self._cupy.empty(out.shape, out.dtype, order=order_of(out))
+
+    def run(
+        self, params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], made: Mapping[str, Any]
+    ) -> Callable[[], float]:
+        """See `Values`. Waits for the step that was set going some steps before."""
+        self._checkpoint()
+        start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+        start.record()
+        self._call(params, operands, made)
+        stop.record()
+        # A copy may be dropped for another task's operand while a step that uses it is under way.
+        self._under_way.append((start, stop, [array for array in operands.values() if id(array) in self._shared]))
+        if len(self._under_way) > _AHEAD:
+            self._wait(1)
+        return lambda: float(self._cupy.cuda.get_elapsed_time(start, stop)) / 1e3
+
+    def deliver(self, value: Any, out: np.ndarray[Any, Any]) -> None:
+        """Copies it to the host."""
+        self._wait(len(self._under_way))
+        began = time.perf_counter()
+        self._copies.store(value, out)
+        self._d2h_s += time.perf_counter() - began
+
+    def check(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, Any],
+        made: Mapping[str, Any],
+        what: str,
+    ) -> Verdict:
+        """On the device. What is under way is waited for first, so that it does not count as a part of the check."""
+        self._wait(len(self._under_way))
+        return verification.on_device(params, operands, made, lambda plain: self.run(plain, operands, made), what)
+
+    def finish(self) -> Timings:
+        """Waits for all that is under way."""
+        self._wait(len(self._under_way))
+        self._checkpoint()
+        return Timings(h2d_s=self._h2d_s, kernel_s=self._kernel_s, d2h_s=self._d2h_s)
+
+    def _wait(self, count: int) -> None:
+        for _ in range(count):
+            start, stop, _ = self._under_way.popleft()
+            stop.synchronize()
+            self._kernel_s += float(self._cupy.cuda.get_elapsed_time(start, stop)) / 1e3

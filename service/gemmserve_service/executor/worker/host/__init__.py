@@ -1,0 +1,1 @@
+"""The host backend's parts: BLAS threads, repeated forms, values of programs."""

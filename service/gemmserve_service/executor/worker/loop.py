@@ -1,0 +1,321 @@
+"""A worker's conversation with the front: tasks and answers, word of cancellations, a heartbeat.
+
+Where tasks run one at a time, the socket is looked at between panels; where several run at once, in threads of their
+own, all the time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final, TypeGuard
+
+from gemmserve_service.executor.protocol import (
+    TO_WORKER,
+    Beat,
+    Cancel,
+    Decoder,
+    Done,
+    Forget,
+    Hello,
+    Kept,
+    Prefetch,
+    RunBatch,
+    Stop,
+    WriteOrder,
+    Written,
+    encode,
+)
+from gemmserve_service.executor.worker.overlap import Overlap, OverlappingBackend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pydantic import BaseModel
+
+    from gemmserve_service.executor.protocol import Failed, Work
+    from gemmserve_service.executor.worker.backend import DeviceBackend
+    from gemmserve_service.executor.worker.memory.write_queue import Outcome, WriteQueue
+    from gemmserve_service.executor.worker.runner import Runner
+
+Message = RunBatch | Forget | WriteOrder | Prefetch | Stop
+_RETRY_S: Final = 0.05
+_PIECE: Final = 1 << 16
+_BEATS: Final = 6  # in the time after which a silent worker is taken for hung
+_LONGEST_BEAT_S: Final = 1.0  # readiness tells by them within seconds that a task does not get on
+_LOOK_S: Final = 1e-3  # a call of the system costs up to a hundredth of that
+_ACCOUNT_S: Final = 0.1
+"""Between two accounts of the device's copies that say nothing but how often they were used: each costs as much as the
+rest of an answer."""
+_LONGEST_HOLD_S: Final = 1e-3  # for which an answer waits for those of the tasks behind it, so that they go as one
+_AHEAD: Final = 3
+"""Messages of tasks that a worker is sent before it is idle: one in each stage, and one that waits."""
+BROKEN_CONTEXT: Final = 70
+"""Exit status (EX_SOFTWARE) of a worker whose device context cannot be used any more."""
+
+log = logging.getLogger(__name__)
+
+
+def serve(path: Path, name: str, runner: Runner, verified_error: float, heartbeat_timeout_s: float) -> None:
+    """Serves front after front: when one dies the worker keeps its context and connects to the next.
+
+    Ends only by the supervisor's pipe or by a broken device context.
+    """
+    backend = runner.backend
+    beat_s = min(heartbeat_timeout_s / _BEATS, _LONGEST_BEAT_S)
+    while True:
+        with _connect(path) as connection:
+            hello = Hello(
+                worker=name,
+                pid=os.getpid(),
+                spec=backend.spec_fields(),
+                verified_error=verified_error,
+                memory_used=backend.memory_used(),
+                interleaves=backend.cuts,
+                ahead=_AHEAD if _overlaps(backend) else 0,
+                defers=_write_queue(backend) is not None,
+            )
+            try:
+                connection.sendall(encode(hello))
+                _converse(connection, runner, beat_s)
+            except OSError as error:
+                log.info("the connection to the front broke: %s", error)
+        time.sleep(_RETRY_S)
+
+
+def _connect(path: Path) -> socket.socket:
+    """Waits for a front; the listening socket belongs to the supervisor, so this blocks only while none accepts."""
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(path))
+        except OSError:
+            connection.close()
+            time.sleep(_RETRY_S)
+        else:
+            return connection
+
+
+class _Line:
+    """The connection, read by the task's own thread and written by the heartbeat's too."""
+
+    def __init__(self, connection: socket.socket, runner: Runner) -> None:
+        self._connection = connection
+        self._runner = runner
+        self._decoder = Decoder()
+        self._pending: deque[Message] = deque()
+        self._sending = threading.Lock()
+        self._passing = False
+        self._looked = 0.0
+        backend = runner.backend
+        self.overlap = Overlap(runner, backend, self._answer, self._tell_news) if _overlaps(backend) else None
+        """What runs the tasks, where several run at once."""
+        self.write_queue = _write_queue(backend)
+        """Results that are to be written later, where there are such."""
+        self._account = Kept()
+        self._told = 0.0
+        if self.write_queue is not None:
+            self.write_queue.begin(self._settled)
+            kept = self._kept(self.write_queue.resident.arrays())
+            self._account = kept.model_copy(update={"came": []})
+            self.send(kept)
+
+    @property
+    def at(self) -> tuple[str | None, int]:
+        """The task that runs, and its progress."""
+        return (self._runner.task, self._runner.progress) if self.overlap is None else self.overlap.at
+
+    def send(self, *messages: BaseModel) -> None:
+        """Whole frames; before them what there is to tell of the device's copies."""
+        with self._sending:
+            if self.write_queue is not None:
+                came, went = self.write_queue.resident.news()
+                now = time.monotonic()
+                moved = came or went or self.write_queue.nbytes != self._account.unwritten
+                if moved or now - self._told >= _ACCOUNT_S:
+                    self._told = now
+                    kept = self._kept(came, went)
+                    if kept != self._account:
+                        self._account = kept.model_copy(update={"came": [], "went": []})
+                        messages = (kept, *messages)
+            self._connection.sendall(b"".join(map(encode, messages)))
+
+    def receive(self) -> Message | None:
+        """The next message; None once the front is gone."""
+        while not self._pending:
+            if not self._take():
+                return None
+        return self._pending.popleft()
+
+    def look(self) -> None:
+        """Takes in what has come meanwhile, and lets short tasks pass. Raises ConnectionError if the front is gone.
+
+        Not more often than every `_LOOK_S`: panels of small products are shorter than a look takes.
+        """
+        now = time.perf_counter()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        self._poll()
+        while self._pending and not self._passing and not isinstance(self._pending[0], Stop):
+            self._passing = True  # one of them lets no other pass
+            try:
+                self.handle(self._pending.popleft())
+            finally:
+                self._passing = False
+            self._poll()
+
+    def handle(self, message: Message) -> bool:
+        """Does what a message says; False: stop."""
+        if isinstance(message, RunBatch):
+            if self.overlap is not None:
+                for work in message.tasks:
+                    self.overlap.start(self._runner.unpacked(work))
+            elif len(message.tasks) == 1:
+                self.send(self._run(message.tasks[0]))
+            else:
+                self._run_group(message.tasks)
+        elif isinstance(message, Forget):
+            if self.overlap is not None:
+                self.overlap.gone(message.arrays)
+            self._runner.forget(message.extents, message.arrays)
+        elif isinstance(message, WriteOrder) and self.write_queue is not None:
+            self.write_queue.reorder(first=message.first, last=message.last, drop=message.drop)
+        elif isinstance(message, Prefetch) and self.overlap is not None:
+            self.overlap.prefetch(message)
+        return not isinstance(message, Stop)
+
+    def _run(self, work: Work) -> Done | Failed:
+        return self._sound(self._runner.run(work))
+
+    def _answer(self, answer: Done | Failed) -> None:
+        """Called by a thread of `overlap`."""
+        try:
+            self.send(self._sound(answer))
+        except OSError:
+            log.info("nobody is there any more for the answer of task %s", answer.task)
+
+    def _tell_news(self) -> None:
+        """Called by a thread of `overlap`."""
+        try:
+            self.send()
+        except OSError:
+            log.info("nobody is there any more who would hear of the device's copies")
+
+    def _settled(self, outcome: Outcome) -> None:
+        """Called when results were written, or not."""
+        if outcome.lost and not _usable(self._runner.backend):
+            log.error("the device context is broken: starting anew")
+            os._exit(BROKEN_CONTEXT)
+        try:
+            self.send(Written(**{"lost" if outcome.lost else "tasks": [outcome.task]}))
+        except OSError:
+            log.info("nobody is there any more who would hear of the results of task %s", outcome.task)
+
+    def _kept(self, came: list[str], went: list[str] | None = None) -> Kept:
+        assert self.write_queue is not None
+        backend = self._runner.backend
+        account = self.write_queue.resident.account()
+        return Kept(
+            came=came,
+            went=went or [],
+            unwritten=self.write_queue.nbytes,
+            memory_used=backend.memory_used(),
+            **asdict(account),
+        )
+
+    def _sound(self, answer: Done | Failed) -> Done | Failed:
+        if answer.kind == "failed" and answer.status >= 500 and not _usable(self._runner.backend):
+            # Unanswered, so that the task is tried again by the process that follows this one.
+            log.error("the device context is broken: starting anew")
+            os._exit(BROKEN_CONTEXT)
+        return answer
+
+    def _run_group(self, works: list[Work]) -> None:
+        """One after the other. None of them is long, so what comes meanwhile waits for the last."""
+        passing, self._passing = self._passing, True
+        began = held_since = time.perf_counter()
+        answers: list[Done | Failed] = []
+        try:
+            for work in works:
+                waited_s = time.perf_counter() - began
+                answer = self._run(work)
+                if isinstance(answer, Done):
+                    answer.timings.queue_s = waited_s
+                answers.append(answer)
+                if time.perf_counter() - held_since > _LONGEST_HOLD_S:
+                    self.send(*answers)
+                    answers.clear()
+                    held_since = time.perf_counter()
+        finally:
+            self._passing = passing
+        if answers:
+            self.send(*answers)
+
+    def _poll(self) -> None:
+        try:
+            while self._take(socket.MSG_DONTWAIT):
+                pass
+        except BlockingIOError:
+            return
+        raise ConnectionResetError("the front is gone, and with it everybody who wanted the result")
+
+    def _take(self, flags: int = 0) -> bool:
+        data = self._connection.recv(_PIECE, flags)
+        for body in self._decoder.feed(data):
+            message = TO_WORKER.validate_json(body)
+            if isinstance(message, Cancel):
+                self._runner.cancel(message.task)
+            else:
+                self._pending.append(message)
+        return bool(data)
+
+
+def _converse(connection: socket.socket, runner: Runner, beat_s: float) -> None:
+    runner.forget_all()  # an earlier front's memory went with it
+    line = _Line(connection, runner)
+    # Where tasks have threads of their own this one reads all the time, and must be the only one that does.
+    runner.look = line.look if line.overlap is None else lambda: None
+    over = threading.Event()
+    heart = threading.Thread(target=_beat, args=(line, beat_s, over), name="gemmserve-heart", daemon=True)
+    heart.start()
+    try:
+        while (message := line.receive()) is not None and line.handle(message):
+            pass
+        if line.overlap is not None and message is not None:  # told to stop, by a front that waits for the answers
+            line.overlap.close()
+    finally:
+        if line.overlap is not None:
+            line.overlap.abandon()
+        if line.write_queue is not None:
+            line.write_queue.abandon()
+        over.set()
+        heart.join()
+
+
+def _beat(line: _Line, beat_s: float, over: threading.Event) -> None:
+    """Says every `beat_s` that this process lives. In a thread: BLAS and drivers hold no lock while they compute."""
+    while not over.wait(beat_s):
+        try:
+            task, progress = line.at
+            line.send(Beat(task=task, progress=progress))
+        except OSError:
+            return  # the other thread notices too
+
+
+def _overlaps(backend: DeviceBackend) -> TypeGuard[OverlappingBackend]:
+    return isinstance(backend, OverlappingBackend)
+
+
+def _write_queue(backend: DeviceBackend) -> WriteQueue | None:
+    return getattr(backend, "write_queue", None)
+
+
+def _usable(backend: DeviceBackend) -> bool:
+    check = getattr(backend, "usable", None)
+    return check is None or bool(check())

@@ -1,0 +1,184 @@
+"""A program on a device: step after step, each value let go after its last use.
+
+What a step computes, and how, is what the same product would as a job of its own: the same operands lying in memory the
+same way, through the same call. So its bits are the same.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gemmserve_kernels import Operand, plan
+from gemmserve_service.products import build, outputs
+from gemmserve_service.programs import Value, last_uses, operands_of, value_name
+from gemmserve_service.schemas import StepInfo, Timings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+
+    from gemmserve_kernels import DeviceSpec
+    from gemmserve_service.executor.worker.backend import HostArray
+    from gemmserve_service.executor.worker.verification import Verdict
+    from gemmserve_service.products import Product
+    from gemmserve_service.schemas import GemmParams, GemmReduceParams, GemmReduceStep, GemmStep, ProgramParams
+
+
+class Values(Protocol):
+    """Where the values of a program live while it runs."""
+
+    away: bool
+    """Whether results are made elsewhere than at their place, which `deliver` brings them to."""
+
+    def load(self, operand: HostArray) -> Any:
+        """A stored array."""
+
+    def empty(self, value: Value) -> Any:
+        """Room for a value that is no result."""
+
+    def result(self, out: np.ndarray[Any, Any]) -> Any:
+        """Room for a value that is one."""
+
+    def run(
+        self, params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], made: Mapping[str, Any]
+    ) -> Callable[[], float]:
+        """Does a step, or sets it going; returns what tells the seconds that it took, once it is over."""
+
+    def deliver(self, value: Any, out: np.ndarray[Any, Any]) -> None:
+        """Brings a result to its place."""
+
+    def check(
+        self,
+        params: GemmParams | GemmReduceParams,
+        operands: Mapping[str, Any],
+        made: Mapping[str, Any],
+        what: str,
+    ) -> Verdict:
+        """Of what `run` has made; where that is wrong, something else is there then."""
+
+    def finish(self) -> Timings:
+        """Waits for the end; seconds by phase, checks excluded."""
+
+
+@dataclass
+class Outcome:
+    """What became of a program."""
+
+    timings: Timings
+    steps: list[StepInfo]
+    replaced: bool = False
+    """Whether plain arithmetic took the place of some step's first result."""
+
+    @property
+    def algorithm(self) -> str:
+        """Those of all steps."""
+        return ", ".join(dict.fromkeys(step.algorithm for step in self.steps))
+
+    @property
+    def residual(self) -> float | None:
+        """The worst step's."""
+        return max((step.residual for step in self.steps if step.residual is not None), default=None)
+
+    @property
+    def mismatch(self) -> float | None:
+        """Likewise."""
+        return max((step.mismatch for step in self.steps if step.mismatch is not None), default=None)
+
+
+def run_program(
+    params: ProgramParams,
+    operands: Mapping[str, HostArray],
+    results: Mapping[str, np.ndarray[Any, Any]],
+    values: Values,
+    spec: DeviceSpec,
+    *,
+    verify: bool = False,
+    left: dict[str, Any] | None = None,
+) -> Outcome:
+    """Runs every step in `values` of a device; `results`, by name without the $, are full when it returns.
+
+    `left`: takes results that would have to be brought to their place, which they are not then.
+
+    Raises what the steps raise.
+    """
+    if left is not None:
+        left.clear()
+    run = _Run(operands, results, values, spec, last_uses(params.steps), verify, left if values.away else None)
+    for number, step in enumerate(params.steps):
+        run.step(step)
+        for name in operands_of(step).values():
+            if run.last[name] == number:
+                run.alive.pop(name, None)
+    return run.outcome()
+
+
+@dataclass
+class _Run:
+    operands: Mapping[str, HostArray]
+    results: Mapping[str, np.ndarray[Any, Any]]
+    values: Values
+    spec: DeviceSpec
+    last: Mapping[str, int]
+    verify: bool
+    left: dict[str, Any] | None
+    alive: dict[str, Any] = field(default_factory=dict)
+    """What later steps need; nothing else holds on to a value between two steps."""
+    done: list[tuple[StepInfo, Product, Callable[[], float]]] = field(default_factory=list)
+    verify_s: float = 0.0
+    replaced: bool = False
+
+    def step(self, step: GemmStep | GemmReduceStep) -> None:
+        values = self.values
+        given: dict[str, Any] = {}
+        for operand, name in operands_of(step).items():
+            if name not in self.alive:
+                self.alive[name] = values.load(self.operands[name])
+            given[operand] = self.alive[name]
+        product = build(step, {operand: Operand.of(array) for operand, array in given.items()})
+        made: dict[str, Any] = {}
+        for result, (shape, dtype, order) in outputs(product).items():
+            out = self._out(step, result)
+            made[result] = values.empty(Value(shape, dtype, order)) if out is None else values.result(out)
+        info = StepInfo(id=step.id, algorithm="")  # to be worked out when the device has its work
+        self.done.append((info, product, values.run(step, given, made)))
+        if self.verify:
+            self._check(info, step, given, made)
+        for result, array in made.items():
+            if (out := self._out(step, result)) is not None and self.left is None:
+                values.deliver(array, out)
+            elif out is not None and self.left is not None:
+                self.left[value_name(step, result)[1:]] = array
+            if (name := value_name(step, result)) in self.last:
+                self.alive[name] = array
+
+    def outcome(self) -> Outcome:
+        for info, product, _ in self.done:
+            info.algorithm = _algorithm(product, self.spec)
+        timings = self.values.finish()
+        for info, _, seconds in self.done:
+            info.kernel_s = seconds()
+        timings = timings.model_copy(update={"verify_s": self.verify_s})
+        return Outcome(timings, [info for info, *_ in self.done], self.replaced)
+
+    def _out(self, step: GemmStep | GemmReduceStep, result: str) -> np.ndarray[Any, Any] | None:
+        """Where a result of the step belongs that is a result of the program."""
+        return self.results.get(value_name(step, result)[1:])
+
+    def _check(
+        self, info: StepInfo, step: GemmStep | GemmReduceStep, given: Mapping[str, Any], made: Mapping[str, Any]
+    ) -> None:
+        """Before any other step uses it, so that a wrong value goes no further."""
+        began = time.perf_counter()
+        found = self.values.check(step, given, made, f"step {info.id}")
+        info.residual, info.mismatch = found.residual, found.mismatch
+        self.replaced = self.replaced or found.replaced
+        self.verify_s += time.perf_counter() - began
+
+
+@lru_cache(4096)
+def _algorithm(product: Product, spec: DeviceSpec) -> str:
+    return plan(product, spec).algorithm

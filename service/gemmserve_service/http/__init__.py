@@ -1,0 +1,1 @@
+"""HTTP: connections and their limits, request bodies, routes, answers, metrics, the OpenAPI document."""

@@ -1,0 +1,1 @@
+"""Answers sent in pieces: arrays, archives, content codings."""

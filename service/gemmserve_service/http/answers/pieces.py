@@ -1,0 +1,202 @@
+"""Answers made of bytes that lie in an extent: sent in pieces, pinned until the last one, zipped on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import zipfile
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Final, Self
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from gemmserve.wire import PIECE
+from gemmserve_service.http.protocol.landing import SENDING
+from gemmserve_service.store import catalog
+from gemmserve_service.store.extents.extents import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+    from gemmserve_service.http.protocol.landing import Landing
+    from gemmserve_service.store.extents.extents import Extent
+    from gemmserve_service.store.pin import Pinned
+
+_PATIENCE_S: Final = 0.1  # as with bodies that come
+
+Buffer = bytes | memoryview
+
+
+def npy_header(pinned: Pinned) -> bytes:
+    """That of the .npy file of a pinned array."""
+    info = pinned.info
+    return catalog.npy_header(info.dtype, info.shape, info.order)
+
+
+def npy_parts(pinned: Pinned) -> tuple[bytes, memoryview]:
+    """The .npy file of a pinned array: the header, and the data in place."""
+    return npy_header(pinned), pinned.view
+
+
+class Pieces:
+    """The bytes `span` of the concatenated parts, at most `PIECE` at a time, where they lie.
+
+    A transport may hold the last of them past the pin: until it lets go, the extent is not `quiescent`, so no other
+    array gets it. `extent`: where the last part lies, from the extent's first byte on, if a transfer process may send
+    it: what it sent is passed over by `skip`.
+    """
+
+    def __init__(self, parts: Sequence[Buffer], span: range, extent: Extent | None = None) -> None:
+        self._parts = parts
+        self._extent = extent
+        self._part = 0
+        self._before = 0  # bytes of the parts before that one
+        self._position, self._stop = span.start, span.stop
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Buffer:
+        while self._position < self._stop:
+            part = self._parts[self._part]
+            low, high = self._position - self._before, min(self._stop - self._before, len(part))
+            if low < high:
+                end = min(low + PIECE, high)
+                self._position = self._before + end
+                return part[low:end]
+            self._part += 1
+            self._before += len(part)
+        raise StopIteration
+
+    def ahead(self) -> tuple[Place, int] | None:
+        """Where the next bytes lie, and how many of them, if they all lie in the extent."""
+        before = sum(map(len, self._parts[:-1]))
+        if self._extent is None or self._position < before:
+            return None
+        return Place(self._extent, self._position - before), self._stop - self._position
+
+    def skip(self, count: int) -> None:
+        """So many bytes of those ahead were sent."""
+        self._position += count
+
+
+def pieces(parts: Sequence[Buffer], span: range, extent: Extent | None = None) -> Iterator[Buffer]:
+    """`Pieces`, as an iterator."""
+    return Pieces(parts, span, extent)
+
+
+def npz_pieces(arrays: Mapping[str, Pinned]) -> Iterator[bytes]:
+    """An uncompressed .npz, written as it is sent: sizes and CRCs follow each member (bit 3 of its flags)."""
+    sink = _Sink()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+        for name, pinned in arrays.items():
+            parts = npy_parts(pinned)
+            large = sum(map(len, parts)) >= zipfile.ZIP64_LIMIT
+            # The date of the DOS epoch: equal results give equal files.
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=large) as member:
+                for piece in pieces(parts, range(sum(map(len, parts)))):
+                    member.write(piece)
+                    yield from sink.take()
+    yield from sink.take()
+
+
+class _Sink(io.RawIOBase):
+    """A file that cannot seek and gives away what was written."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self._pieces.append(bytes(data))
+        return len(data)
+
+    def take(self) -> list[bytes]:
+        taken, self._pieces = self._pieces, []
+        return taken
+
+
+class PiecesResponse(Response):
+    """Sends an iterator of pieces and calls `release` once nothing reads the extents any more, whatever happens.
+
+    `length` None: the length is not known in advance, and the transport frames it in chunks.
+    """
+
+    def __init__(
+        self,
+        content: Iterator[Buffer] | AsyncIterator[Buffer],
+        *,
+        length: int | None,
+        status_code: int = 200,
+        headers: Mapping[str, str] | None = None,
+        media_type: str,
+        release: Callable[[], None],
+    ) -> None:
+        self._content = content
+        self._release = release
+        self.status_code = status_code
+        self.media_type = media_type
+        self.background = None
+        self.init_headers(headers)
+        if length is not None:
+            self.headers["Content-Length"] = str(length)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stops at the next piece when the client has hung up."""
+        hangup = asyncio.ensure_future(until_disconnect(receive))
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if scope["method"] != "HEAD":
+                sender: Landing | None = (scope.get("extensions") or {}).get(SENDING)
+                if sender is not None and isinstance(self._content, Pieces) and _movable(self._content, sender):
+                    await send({"type": "http.response.body", "body": b"", "more_body": True})  # has the head written
+                    await _moved(self._content, sender, hangup)
+                async for piece in _in_turn(self._content):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    # A transport whose buffer never fills never waits: give others their turn.
+                    await asyncio.sleep(0)
+                    if hangup.done():
+                        return
+                    if sender is not None and isinstance(self._content, Pieces):
+                        sender.sent(len(piece))
+                        await _moved(self._content, sender, hangup)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except ClientDisconnect:
+            return
+        finally:
+            hangup.cancel()
+            self._release()
+
+
+def _movable(content: Pieces, sender: Landing) -> tuple[Place, int] | None:
+    ahead = content.ahead()
+    return ahead if ahead is not None and sender.sendable(ahead[1]) else None
+
+
+async def _moved(content: Pieces, sender: Landing, hangup: asyncio.Future[None]) -> None:
+    """Has a transfer process send what lies ahead, as long as that goes on well."""
+    while (ahead := _movable(content, sender)) is not None and not hangup.done():
+        count = await sender.send_from(*ahead, _PATIENCE_S)
+        if not count:
+            return
+        content.skip(count)
+
+
+async def _in_turn(content: Iterator[Buffer] | AsyncIterator[Buffer]) -> AsyncIterator[Buffer]:
+    if isinstance(content, AsyncIterator):
+        async for piece in content:
+            yield piece
+    else:
+        for piece in content:
+            yield piece
+
+
+async def until_disconnect(receive: Receive) -> None:
+    """Returns when the client has hung up; to be started once the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,1 @@
+"""Header fields: parsing and rendering of ranges, preferences, digests, content codings, upload fields."""

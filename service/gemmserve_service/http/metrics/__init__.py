@@ -1,0 +1,1 @@
+"""Metrics in Prometheus' form and the counters they are made of."""

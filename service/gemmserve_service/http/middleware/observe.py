@@ -1,0 +1,207 @@
+"""What every request passes first, as plain ASGI: its id, its log line, its count, and the answer to unexpected errors.
+
+`audit`, `body_rate` and `access` follow.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from starlette.datastructures import Headers
+
+from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN
+from gemmserve_service.http.problems import problem_response
+from gemmserve_service.http.protocol.landing import EXTENSION
+from gemmserve_service.runtime.logs import REQUESTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from gemmserve_service.http.metrics.metrics import Metrics
+    from gemmserve_service.http.protocol.landing import Landing
+
+log = structlog.get_logger("gemmserve.access")
+
+EXCHANGE: Final = EXCHANGE_HEADER.lower().encode("ascii")
+_EXCHANGE: Final = re.compile(EXCHANGE_PATTERN)
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~+/=-]{1,128}")
+# W3C Trace Context, section 3.2: version, trace id, parent id, flags; neither id may be all zeros.
+_TRACEPARENT: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?"
+)
+_MADE_UP: Final = random.Random()  # noqa: S311 (seeded by the system; an id is no secret, only nobody else's)
+_QUIET: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
+
+SECURITY: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+)
+POLICY: Final = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+
+
+class Observe:
+    """Outermost: gives each request an id, logs and counts it, and answers for errors that nobody foresaw."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, receive, send)
+        structlog.contextvars.bind_contextvars(**exchange.context)
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except Exception as error:
+            log.exception("unexpected error")
+            if exchange.started:
+                raise  # the transport closes the connection: a truncated answer must not look whole
+            await problem_response(error)(scope, receive, exchange.send)
+        finally:
+            self._finish(exchange)
+            structlog.contextvars.unbind_contextvars(*exchange.context)
+
+    def _finish(self, exchange: _Exchange) -> None:
+        request_done(
+            self._metrics,
+            exchange.scope,
+            exchange.context,
+            exchange.refused or exchange.status,
+            seconds=time.perf_counter() - exchange.began,
+            received=exchange.received,
+            sent=exchange.sent,
+            complete=exchange.complete,
+        )
+
+
+def request_done(
+    metrics: Metrics,
+    scope: Scope,
+    context: Mapping[str, str],
+    status: int,
+    *,
+    seconds: float,
+    received: int,
+    sent: int,
+    complete: bool,
+) -> None:
+    """Counts a request and writes its line. `status` 0: the client hung up before there was an answer.
+
+    `context`: its id and trace (`context_of`).
+    """
+    status = status or 499  # nginx's
+    method = scope["method"]
+    path = scope["path"]
+    route = getattr(scope.get("route"), "path", "unmatched")
+    metrics.request_done(
+        route, method if method in _METHODS else "other", status, seconds=seconds, received=received, sent=sent
+    )
+    fields = {
+        **context,
+        "method": method,
+        "path": path,
+        "route": route,
+        "status": status,
+        "duration_ms": round(seconds * 1e3, 3),
+        "bytes_in": received,
+        "bytes_out": sent,
+        "complete": complete,
+    }
+    caller = scope.get("state", {}).get("caller")
+    if caller is not None and caller.key_id:
+        fields["key"] = caller.key_id
+    REQUESTS.write("debug" if path in _QUIET else "info", fields)
+
+
+def context_of(request_id: str, traceparent: str) -> dict[str, str]:
+    """What every log line of a request carries: its id, which is made up unless it is well-formed, and its trace."""
+    context = {"request_id": request_id if _REQUEST_ID.fullmatch(request_id) else f"{_MADE_UP.getrandbits(128):032x}"}
+    if traceparent and (match := _TRACEPARENT.fullmatch(traceparent)):
+        context |= {"trace_id": match[1], "parent_id": match[2]}
+    return context
+
+
+def exchange_of(value: str) -> bytes:
+    """What the answer repeats of its request, so that the client knows it for that one's; empty: nothing."""
+    return value.encode("ascii") if _EXCHANGE.fullmatch(value) else b""
+
+
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class _Exchange:
+    """One request and its answer, as counted on their way."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.began = time.perf_counter()
+        self.status = 0
+        self.started = self.complete = False
+        self.received = self.sent = 0
+        self._receive, self._send = receive, send
+        self._asked = False
+        headers = Headers(scope=scope)
+        landing: Landing | None = (scope.get("extensions") or {}).get(EXTENSION)
+        self._landing = landing
+        self.context = (landing and landing.context) or context_of(
+            headers.get("x-request-id", ""), headers.get("traceparent", "")
+        )
+        self._repeats = exchange_of(headers.get(EXCHANGE_HEADER, ""))
+        self._expects_continue = headers.get("expect", "").lower() == "100-continue"
+        if landing is not None:
+            landing.context = self.context
+            landing.on_landed.append(self._landed)
+            landing.on_sent.append(self._sent)
+
+    @property
+    def refused(self) -> int:
+        """The status that the connection has answered with in the app's place; 0: it has not."""
+        return 0 if self._landing is None else self._landing.refused
+
+    async def receive(self) -> Message:
+        """Counts the body."""
+        self._asked = True
+        message = await self._receive()
+        self.received += len(message.get("body", b""))
+        return message
+
+    def _landed(self, count: int) -> None:
+        """Counts what did not pass `receive`."""
+        self._asked = True
+        self.received += count
+
+    def _sent(self, count: int) -> None:
+        """Counts what did not pass `send`."""
+        self.sent += count
+
+    async def send(self, message: Message) -> None:
+        """Adds the id and the security headers; counts the body."""
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.status = message["status"]
+            given = message["headers"]
+            headers = [(b"x-request-id", self.context["request_id"].encode("ascii")), *SECURITY]
+            if self._repeats:
+                headers.append((EXCHANGE, self._repeats))
+            if not any(name == b"content-security-policy" for name, _ in given):
+                headers.append(POLICY)
+            if self._expects_continue and not self._asked and not any(name == b"connection" for name, _ in given):
+                # The client holds its body back and may not send it at all (RFC 9110, section 10.1.1): what comes
+                # next on this connection could be read as that body.
+                headers.append((b"connection", b"close"))
+            message["headers"] = [*given, *headers]
+        elif message["type"] == "http.response.body":
+            self.sent += len(message.get("body", b""))
+            self.complete = not message.get("more_body", False)
+        await self._send(message)

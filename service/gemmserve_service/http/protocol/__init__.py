@@ -1,0 +1,1 @@
+"""Connections: the byte protocol under the ASGI application, its limits and timeouts."""

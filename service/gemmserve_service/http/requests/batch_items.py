@@ -1,0 +1,230 @@
+"""The JSON of /v1/batch: many products of stored arrays, most of them alike."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gemmserve_service.errors import InvalidParameters, ServiceError, TooLarge
+from gemmserve_service.http.problems import MAX_ERRORS
+from gemmserve_service.http.requests.long_json import LONG, read_object
+from gemmserve_service.http.requests.strict_json import parse_object, validate
+from gemmserve_service.jobs.batch.task import Item, Placed, placed
+from gemmserve_service.runtime.yielding import Turns
+from gemmserve_service.schemas import ArrayId, GemmParams, GemmReduceParams, Strict
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable
+
+    from gemmserve_service.settings import Settings
+    from gemmserve_service.store.array_store import ArrayStore
+    from gemmserve_service.store.pin import Pinned
+
+_MOST_ERRORS: Final = 4  # that are told of one product: there may be ten thousand that are wrong
+_ID: Final = re.compile(r"arr_[0-9a-z]{26}")
+_KINDS: Final[dict[object, type[GemmParams | GemmReduceParams]]] = {
+    "gemm": GemmParams,
+    "gemm_reduce": GemmReduceParams,
+}
+
+
+class BatchItem(BaseModel):
+    """One product. Fields of `params` may follow that differ for this one."""
+
+    model_config = ConfigDict(extra="allow")
+
+    a: ArrayId
+    b: ArrayId
+    c: ArrayId | None = None
+
+
+class BatchRequest(Strict):
+    """Many products of stored arrays. What is wrong with one of them is told of it; the others are computed."""
+
+    params: GemmParams | GemmReduceParams = Field(GemmParams(), description="of every product", discriminator="op")
+    items: list[BatchItem] = Field(min_length=1)
+    results: Literal["inline", "packed", "each"] = Field(
+        "inline",
+        description="inline: in the answer, as .npy or .npz; packed: one stored array, the products along its first "
+        "axis, if their results have one shape; each: a stored array for every product",
+    )
+    verify: bool = Field(default=False, description="check every product, and report the largest residual")
+    priority: int = Field(0, ge=-100, le=100, description="higher runs first")
+    timeout_s: float | None = Field(None, gt=0, le=86_400, description="covers queue and run")
+    ttl_s: float | None = Field(
+        None, gt=0, le=31_536_000, description="life of stored results; null: the server's default"
+    )
+
+
+class _Entry(NamedTuple):
+    """What is kept of an item. Of overrides their text: objects made of megabytes of them would hold everybody up
+    whenever the garbage collector looks at them, and when they go.
+    """
+
+    a: str
+    b: str
+    c: str | None = None
+    overrides: str = ""
+    """As JSON; empty: there are none."""
+
+
+class _Envelope(Strict):
+    """`BatchRequest`, whose items are looked at one by one: `_Entry`, or None."""
+
+    params: dict[str, Any] = Field(default_factory=dict)
+    items: list[Any] = Field(min_length=1)
+    results: Literal["inline", "packed", "each"] = "inline"
+    verify: bool = False
+    priority: int = Field(0, ge=-100, le=100)
+    timeout_s: float | None = Field(None, gt=0, le=86_400)
+    ttl_s: float | None = Field(None, gt=0, le=31_536_000)
+
+
+def parse_params(document: dict[str, Any]) -> GemmParams | GemmReduceParams:
+    """The params of a product, by their `op` (gemm where there is none). Raises InvalidParameters."""
+    op = document.get("op", "gemm")
+    kind = _KINDS.get(op) if isinstance(op, str) else None
+    if kind is None:
+        raise InvalidParameters("params.op is gemm or gemm_reduce")
+    params: GemmParams | GemmReduceParams = validate(kind, document)
+    return params
+
+
+class StoredItems:
+    """The items of one request."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        """Raises InvalidParameters for what is wrong with the request apart from its items."""
+        self.envelope: _Envelope = validate(_Envelope, document)
+        self._params = {"": ("", parse_params(self.envelope.params))}
+        """By the text of overrides: what is equal for equal ones, and the params of such products."""
+        self.pins: list[Pinned] = []
+        """Holds on the operands, from `pin` on."""
+
+    @classmethod
+    async def read(cls, body: bytes | bytearray | memoryview, settings: Settings) -> StoredItems:
+        """What the JSON asks for. Others have their turns meanwhile.
+
+        Raises MalformedJson, TooLarge, and InvalidParameters for what is wrong with the request as a whole.
+        """
+        entries = _Entries(settings.max_batch_items)
+        turns = Turns()
+        if len(body) < LONG:
+            document = parse_object(body)
+            if isinstance(listed := document.get("items"), list):
+                document["items"] = [entries.keep(number, entry) for number, entry in enumerate(listed)]
+        else:
+            document = await read_object(body, {"items": entries.keep}, turns)
+        stored = cls(document)
+        if entries.errors:
+            first = entries.errors[0]
+            raise InvalidParameters(f"{first['field']}: {first['message']}", entries.errors)
+        return stored
+
+    async def pin(self, store: ArrayStore, held: contextlib.ExitStack, owner: str) -> list[Item | ServiceError]:
+        """Every product with its operands held, or what is wrong with it. Others have their turns meanwhile."""
+        arrays: dict[str, Placed | ServiceError] = {}
+        pins = self.pins
+
+        def release() -> None:
+            for pinned in pins:
+                pinned.release()
+
+        held.callback(release)
+
+        def operand(array_id: str) -> Placed:
+            found = arrays.get(array_id)
+            if found is None:
+                try:
+                    pins.append(store.pin(array_id, owner=owner))
+                    found = placed(pins[-1])
+                except ServiceError as error:
+                    found = error
+                arrays[array_id] = found
+            if isinstance(found, ServiceError):
+                raise found
+            return found
+
+        items: list[Item | ServiceError] = []
+        turns = Turns()
+        for entry in self.envelope.items:
+            try:
+                items.append(self._item(entry, operand))
+            except ServiceError as error:
+                items.append(_alone(error))
+            await turns.pause()
+        return items
+
+    def _item(self, entry: _Entry, operand: Callable[[str], Placed]) -> Item:
+        operands = {"a": operand(entry.a), "b": operand(entry.b)}
+        if entry.c is not None:
+            operands["c"] = operand(entry.c)
+        found = self._params.get(entry.overrides)
+        if found is None:
+            found = self._params[entry.overrides] = self._overridden(json.loads(entry.overrides))
+        key, params = found
+        if "c" in operands and isinstance(params, GemmReduceParams):
+            raise InvalidParameters("gemm_reduce has no c")
+        return Item(params, key, operands)
+
+    def _overridden(self, overrides: dict[str, Any]) -> tuple[str, GemmParams | GemmReduceParams]:
+        if "op" in overrides:
+            raise InvalidParameters("op is the same for every product of a batch")
+        fields = type(self._params[""][1]).model_fields
+        # More would not be told of them, and to complain of sixty takes a tenth of a millisecond.
+        for name in [name for name in overrides if name not in fields][_MOST_ERRORS:]:
+            del overrides[name]
+        try:
+            return json.dumps(overrides, sort_keys=True), parse_params(self.envelope.params | overrides)
+        except InvalidParameters as error:
+            listed = error.extra.get("errors", [])[:_MOST_ERRORS]
+            said = [f"{entry['field']}: {entry['message']}" for entry in listed] or [error.detail]
+            raise InvalidParameters("; ".join(said), listed) from None
+
+
+def _alone(error: ServiceError) -> ServiceError:
+    """Without what it came of: ten thousand of them would keep as many stacks, with all that was in them."""
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
+
+
+class _Entries:
+    """Looks at the items of one request as they come."""
+
+    def __init__(self, most: int) -> None:
+        self.errors: list[dict[str, str]] = []
+        """Some of what makes items none."""
+        self._most = most
+        self._seen: set[str] = set()
+        """Ids that were looked at, for they come often."""
+
+    def keep(self, number: int, entry: object) -> _Entry | None:
+        """What is kept of the item with that number, from 0 on; None: it is none. Raises TooLarge."""
+        if number >= self._most:
+            raise TooLarge(f"a batch of more than {self._most} products, which this server takes")
+        if not isinstance(entry, dict):
+            self._wrong(f"items.{number}", "an item is an object")
+            return None
+        a, b, c = entry.pop("a", None), entry.pop("b", None), entry.pop("c", None)
+        named = {"a": a, "b": b} if c is None else {"a": a, "b": b, "c": c}
+        wrong = [name for name, value in named.items() if not self._is_id(value)]
+        for name in wrong:
+            self._wrong(f"items.{number}.{name}", "the id of an array is needed")
+        return None if wrong else _Entry(a, b, c, json.dumps(entry) if entry else "")
+
+    def _is_id(self, value: object) -> bool:
+        if not isinstance(value, str):
+            return False
+        if value not in self._seen:
+            if not _ID.fullmatch(value):
+                return False
+            self._seen.add(value)
+        return True
+
+    def _wrong(self, field: str, message: str) -> None:
+        if len(self.errors) < MAX_ERRORS:
+            self.errors.append({"field": field, "message": message})

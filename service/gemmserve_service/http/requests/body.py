@@ -1,0 +1,94 @@
+"""A request's body as routes read it: in pieces, or straight into the memory where its bytes belong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from starlette.requests import ClientDisconnect
+
+from gemmserve_service.http.protocol.landing import EXTENSION
+from gemmserve_service.store.extents.prefault import Prefault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+
+    from gemmserve_service.http.protocol.landing import Lander
+    from gemmserve_service.store.extents.extents import Place
+
+_PATIENCE_S: Final = 0.1  # after which others see how far a slow client's body has come
+
+
+class RequestBody:
+    """Reads each byte once; pieces and direct reads may alternate. Every method raises ClientDisconnect."""
+
+    def __init__(self, request: Request) -> None:
+        self._receive = request.receive
+        self._lander: Lander | None = request.scope.get("extensions", {}).get(EXTENSION)
+        self._rest = memoryview(b"")
+        self._more = True
+
+    async def piece(self) -> bytes | memoryview:
+        """The next bytes, as many as are there; empty at the end."""
+        if self._rest:
+            piece, self._rest = self._rest, memoryview(b"")
+            return piece
+        while self._more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            self._more = message.get("more_body", False)
+            if body := message.get("body", b""):
+                return bytes(body)
+        return b""
+
+    def unread(self, piece: bytes | memoryview) -> None:
+        """Gives back the end of what `piece` returned last."""
+        assert not self._rest
+        self._rest = memoryview(piece)
+
+    async def fill(self, view: memoryview, advance: Callable[[int], None], place: Place | None = None) -> bool:
+        """Reads into `view` until it is full, or the body has ended: then False. `advance(n)`: n more bytes came.
+
+        `place`: where `view` begins, if a transfer process may fill it.
+        """
+        position = 0
+        ahead = Prefault(view)
+        while position < len(view):
+            if place is not None and self._movable(len(view) - position):
+                assert self._lander is not None
+                count = await self._lander.move_into(place.at(position), len(view) - position, _PATIENCE_S)
+                if count:
+                    position += count
+                    advance(count)
+                    continue
+            end = await ahead.next(position)
+            while position < end:
+                count = await self._read_into(view[position:end])
+                if not count:
+                    return False
+                position += count
+                advance(count)
+                if place is not None and self._movable(len(view) - position):
+                    break
+        return True
+
+    def _movable(self, count: int) -> bool:
+        return self._lander is not None and self._more and not self._rest and self._lander.movable(count)
+
+    async def _read_into(self, view: memoryview) -> int:
+        """Some of the next bytes; 0 at the end."""
+        while True:
+            if self._rest or self._lander is None or not self._more:
+                piece = memoryview(await self.piece())
+                count = min(len(piece), len(view))
+                view[:count] = piece[:count]
+                self._rest = piece[count:]
+                return count
+            if count := await self._lander.read_into(view, _PATIENCE_S):
+                return count
+            # Nothing for a while, or the end: `piece` knows, and waits for more if it is not.
+            self._rest = memoryview(await self.piece())
+            if not self._rest:
+                return 0

@@ -1,0 +1,190 @@
+"""One array's bytes from the socket into its final place: header first, then space, then the body, then the digest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from gemmserve.wire import (
+    DATA_HEADER,
+    NPY,
+    NPY_HEADER,
+    OCTET_STREAM,
+    parse_dtype,
+    parse_shape,
+)
+from gemmserve_service.errors import (
+    BodyTooLong,
+    BodyTooShort,
+    InvalidParameters,
+    InvalidRequest,
+    LengthRequired,
+    TooLarge,
+    UnsupportedMediaType,
+)
+from gemmserve_service.http.headers.content_coding import is_coded, refuse_coding
+from gemmserve_service.http.headers.digests import parse_content_digest
+from gemmserve_service.http.requests.body import RequestBody
+from gemmserve_service.http.requests.coded_body import CodedBody, check_coded_length, decoding
+from gemmserve_service.http.requests.shared_memory import SharedRequest, receive_shared
+from gemmserve_service.store.declared import Declared, NpyHead
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from gemmserve_kernels.problem.vocabulary import Order
+    from gemmserve_service.jobs.core import Core
+    from gemmserve_service.schemas import ArrayInfo
+    from gemmserve_service.store.upload import Upload
+
+
+def content_length(request: Request) -> int:
+    """Bytes of the body, from the header. Raises LengthRequired, InvalidRequest."""
+    value = request.headers.get("content-length")
+    if value is None:
+        raise LengthRequired(
+            "send Content-Length: a body of unknown size (chunked transfer coding) is not accepted, "
+            "since its space is reserved before it is read"
+        )
+    if not (value.isascii() and value.isdigit()) or len(value) > 19:
+        raise InvalidRequest(f"Content-Length {value[:40]!r} is not a number of bytes")
+    return int(value)
+
+
+async def receive_array(
+    request: Request,
+    core: Core,
+    *,
+    dtype: str | None,
+    shape: str | None,
+    order: Order | None,
+    ttl_s: float | None,
+    owner: str,
+) -> ArrayInfo:
+    """Reads the whole body of `request` into a new array of `owner`.
+
+    Raises what is wrong with the headers before the first byte is read, what is wrong with the .npy header before any
+    space is taken, and frees the space when the body breaks off or does not match its digest.
+    """
+    expected = parse_content_digest(request.headers.get("content-digest"))
+    length = content_length(request)
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    codings = request.headers.getlist("content-encoding")
+    if media_type == NPY_HEADER:
+        refuse_coding(codings)
+    elif is_coded(codings):
+        with decoding(request, expected, owner) as coded:
+            return await _receive(core, coded, media_type, length, None, dtype, shape, order, ttl_s, owner)
+    body = RequestBody(request)
+    if media_type == NPY_HEADER:
+        return await _receive_shared(request, core, body, length, expected, ttl_s=ttl_s, owner=owner)
+    return await _receive(core, body, media_type, length, expected, dtype, shape, order, ttl_s, owner)
+
+
+async def _receive(
+    core: Core,
+    body: RequestBody,
+    media_type: str,
+    length: int,
+    expected: bytes | None,
+    dtype: str | None,
+    shape: str | None,
+    order: Order | None,
+    ttl_s: float | None,
+    owner: str,
+) -> ArrayInfo:
+    """`receive_array` once the headers are read. `expected`: the digest of what `body` gives, if any."""
+    if media_type == NPY:
+        if dtype is not None or shape is not None or order is not None:
+            raise InvalidParameters(f"dtype, shape and order belong to {OCTET_STREAM}; a .npy body says them itself")
+        limit = core.settings.max_array_bytes
+        # A .npy header adds at most 64 KiB: a body past that cannot fit whatever its header says.
+        if length > limit + (1 << 16) + 12:
+            raise TooLarge(f"the body has {length} bytes, an array at most {limit}")
+        declared, first = await _read_npy_head(body)
+    elif media_type == OCTET_STREAM:
+        declared, first = declare_bare(dtype, shape, order), b""
+    else:
+        raise UnsupportedMediaType(
+            f"Content-Type is {media_type or 'missing'}; an array is {NPY} "
+            f"(curl -H 'Content-Type: {NPY}' --data-binary @a.npy) or {OCTET_STREAM} with ?dtype= and ?shape="
+        )
+    if isinstance(body, CodedBody):
+        check_coded_length(len(declared.header) + declared.nbytes, length)
+    else:
+        _check_length(declared, length)
+    with core.quotas.moving(owner, declared.nbytes):
+        upload = await declared.reserve(core.store, ttl_s=ttl_s, owner=owner)
+        try:
+            upload.write(first)
+            await receive_rest(body, upload)
+            if isinstance(body, CodedBody):
+                await body.finish()
+            return cast("ArrayInfo", await upload.commit(expected, prefix=declared.header))
+        except BaseException:
+            upload.abort()
+            raise
+
+
+async def _receive_shared(
+    request: Request,
+    core: Core,
+    body: RequestBody,
+    length: int,
+    expected: bytes | None,
+    *,
+    ttl_s: float | None,
+    owner: str,
+) -> ArrayInfo:
+    """`receive_array` of a body that is a .npy header alone: the data are copied from shared memory."""
+    shared = SharedRequest(request, owner)
+    try:
+        memory = shared.take(request.headers.get(DATA_HEADER))
+    finally:
+        shared.close()  # an upload has no result to put anywhere
+    try:
+        declared, first = await _read_npy_head(body)
+        if first or length != len(declared.header):
+            raise BodyTooLong(f"{NPY_HEADER} is a header alone, its data are in shared memory")
+        with core.quotas.moving(owner, declared.nbytes):
+            upload = await receive_shared(memory, declared, core.store, ttl_s=ttl_s, owner=owner)
+            return cast("ArrayInfo", await upload.commit(expected, prefix=declared.header))
+    finally:
+        memory.close()
+
+
+async def receive_rest(body: RequestBody, upload: Upload) -> None:
+    """Reads what `upload` lacks straight into it. Raises ClientDisconnect, RequestTimeout."""
+    if upload.filled < upload.nbytes:
+        await body.fill(upload.view[upload.filled :], upload.advance, upload.place(upload.filled))
+
+
+def declare_bare(dtype: str | None, shape: str | None, order: Order | None) -> Declared:
+    """What the query says of bare bytes. Raises InvalidParameters, NpyError."""
+    if dtype is None or shape is None:
+        raise InvalidParameters(f"{OCTET_STREAM} needs ?dtype= and ?shape=, as in ?dtype=complex64&shape=1024,1024")
+    kind, extents = parse_dtype(dtype), parse_shape(shape)
+    nbytes = kind.itemsize
+    for extent in extents:
+        nbytes *= extent
+    return Declared(kind, extents, order or "C", nbytes)
+
+
+async def _read_npy_head(body: RequestBody) -> tuple[Declared, bytes]:
+    head = NpyHead()
+    while piece := await body.piece():
+        if found := head.feed(piece):
+            return found
+    head.close()
+    raise AssertionError  # close always raises
+
+
+def _check_length(declared: Declared, length: int) -> None:
+    """What is declared against what Content-Length says, before any space is taken."""
+    present = length - len(declared.header)
+    if present == declared.nbytes:
+        return
+    detail = (
+        f"{declared.dtype.name} of shape {declared.shape} needs {declared.nbytes} bytes of data, "
+        f"and the body has {present}"
+    )
+    raise (BodyTooShort if present < declared.nbytes else BodyTooLong)(detail)

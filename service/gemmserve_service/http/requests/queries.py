@@ -1,0 +1,41 @@
+"""Query strings and the numbers in paths and queries: nothing in them may be read in two ways."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+from urllib.parse import parse_qsl
+
+from pydantic import BeforeValidator
+
+from gemmserve_service.errors import InvalidParameters
+
+_MOST: Final = 64  # parameters of a query; no route knows as many as ten
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+
+
+def _as_json(value: object) -> object:
+    """Refuses what int() and float() read besides numbers: signs, spaces, underscores, other scripts' digits."""
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        raise ValueError("a number is written as in JSON: 4, 0.5, 1e3")
+    return value
+
+
+Integer = Annotated[int, BeforeValidator(_as_json)]
+"""A whole number in a path or a query."""
+Number = Annotated[float, BeforeValidator(_as_json)]
+"""A number in a query."""
+
+
+def check_query(query: bytes) -> None:
+    """Raises InvalidParameters for a name that is given twice, and for more parameters than there could be."""
+    if not query:
+        return
+    if query.count(b"&") >= _MOST:
+        raise InvalidParameters(f"a query has at most {_MOST} parameters")
+    seen: set[str] = set()
+    for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        if name in seen:
+            message = "the parameter is given twice"
+            raise InvalidParameters(f"{name[:120]}: {message}", [{"field": name[:120], "message": message}])
+        seen.add(name)

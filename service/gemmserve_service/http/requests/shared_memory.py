@@ -1,0 +1,100 @@
+"""What a request has in shared memory, by its headers: operands that are not in its body, and room for the result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from gemmserve.wire import NPY_HEADER, RESULT_HEADER, SESSION_HEADER
+from gemmserve_service.errors import DescriptorRefused, InvalidRequest, StoreFull
+from gemmserve_service.http.answers.pieces import npy_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+
+    from gemmserve_service.http.requests.descriptors import Session
+    from gemmserve_service.store.array_store import ArrayStore
+    from gemmserve_service.store.declared import Declared
+    from gemmserve_service.store.extents.shared_memory import Memory
+    from gemmserve_service.store.pin import Pinned
+    from gemmserve_service.store.upload import Upload
+
+
+class SharedRequest:
+    """One request's share in the session that its headers name; without such a header it has none."""
+
+    def __init__(self, request: Request, owner: str) -> None:
+        """Raises DescriptorRefused, InvalidRequest."""
+        self._session: Session | None = None
+        self._result: Memory | None = None
+        secret = request.headers.get(SESSION_HEADER)
+        if secret is not None:
+            self._session = request.app.state.descriptors.session(secret, owner)
+            number = request.headers.get(RESULT_HEADER)
+            self._result = None if number is None else self.take(number)
+
+    def take(self, number: str | None) -> Memory:
+        """The memory that a request or a part names as its data. Raises DescriptorRefused, InvalidRequest."""
+        if number is None or not (number.isascii() and number.isdigit()) or len(number) > 16:
+            raise InvalidRequest("the number of a piece of shared memory is missing, or no number")
+        if self._session is None:
+            raise DescriptorRefused(f"shared memory is named, and no session: {SESSION_HEADER} is missing")
+        return self._session.take(int(number))
+
+    def close(self) -> None:
+        """Lets go of the result's memory; idempotent."""
+        if self._result is not None:
+            self._result.close()
+            self._result = None
+
+    async def answer(self, pinned: Pinned, headers: Mapping[str, str]) -> Response | None:
+        """The answer whose bytes went into the client's memory; None: they are to go by the socket."""
+        result, self._result = self._result, None
+        if result is None:
+            return None
+        try:
+            if not result.takes(pinned.info.nbytes):
+                return None
+            header, view = npy_parts(pinned)
+            await result.write(view)
+        except OSError:  # sealed, or opened for reading only
+            return None
+        finally:
+            result.close()
+        return Response(header, headers={**headers, RESULT_HEADER: "shared"}, media_type=NPY_HEADER)
+
+
+async def receive_shared(memory: Memory, declared: Declared, store: ArrayStore, **options: Any) -> Upload:
+    """A full upload of what lies in a client's memory: used in place where it is sealed and scratch, else copied.
+
+    `options` are those of `Declared.reserve`. Raises DescriptorRefused, TooLarge, StoreFull, QuotaExceeded.
+    """
+    try:
+        memory.check_holds(declared.nbytes)
+        if options.get("scratch") and not declared.byteswap and memory.usable_in_place(declared.nbytes):
+            try:
+                return _adopt(memory, declared, store, options["owner"])
+            except StoreFull:  # the memory for scratch is used up; a copy may go to a file
+                pass
+        upload = await declared.reserve(store, **options)
+        try:
+            if upload.nbytes:
+                await memory.read(upload.view)
+            upload.filled = upload.nbytes
+        except BaseException:
+            upload.abort()
+            raise
+        return upload
+    finally:
+        memory.close()
+
+
+def _adopt(memory: Memory, declared: Declared, store: ArrayStore, owner: str) -> Upload:
+    upload = store.allocate(
+        declared.dtype, declared.shape, declared.order, ttl_s=None, scratch=True, owner=owner, memory=memory
+    )
+    upload.filled = upload.nbytes
+    return upload

@@ -1,0 +1,268 @@
+"""/v1/arrays: upload, listing, metadata, download, deletion."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated, Any, Literal, get_args
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from gemmserve.wire import NPY, OCTET_STREAM
+from gemmserve_kernels.problem.vocabulary import Dtype
+from gemmserve_service.http.answers.coded import coded, worth_coding
+from gemmserve_service.http.answers.pieces import PiecesResponse, npy_header, pieces
+from gemmserve_service.http.headers.content_coding import ZSTD, chosen_coding
+from gemmserve_service.http.headers.digests import digest_field, wants_sha256
+from gemmserve_service.http.headers.preferences import choose_media_type
+from gemmserve_service.http.headers.ranges import UnsatisfiableError, if_range_holds, none_match, parse_range
+from gemmserve_service.http.openapi import documentation as doc
+from gemmserve_service.http.problems import NotAcceptable, RangeNotSatisfiable, problem_response
+from gemmserve_service.http.requests.ingest import receive_array
+from gemmserve_service.http.requests.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
+from gemmserve_service.http.requests.shared_memory import SharedRequest
+from gemmserve_service.http.routes.common import (
+    ArrayPath,
+    PageQuery,
+    ViewQuery,
+    caller_of,
+    core_of,
+    page_headers,
+    render,
+    view_of,
+)
+from gemmserve_service.schemas import ArrayInfo, ArrayPage
+
+router = APIRouter(tags=["arrays"], default_response_class=Response)
+
+
+class UploadQuery(BaseModel):
+    """How long an upload lives, and what bare bytes mean."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    ttl_s: Number | None = Field(
+        None, gt=0, le=31_536_000, description="seconds to live; default: the server's setting"
+    )
+    dtype: str | None = Field(
+        None,
+        description=f"of {OCTET_STREAM}: element type, little-endian",
+        json_schema_extra={"enum": list(get_args(Dtype))},
+    )
+    shape: str | None = Field(
+        None,
+        description=f"of {OCTET_STREAM}: extents; empty for a scalar",
+        examples=["1024,1024"],
+        json_schema_extra={"pattern": r"^(\d{1,19}(,\d{1,19})*)?$"},
+    )
+    order: Literal["C", "F"] | None = Field(
+        None, description=f"of {OCTET_STREAM}: memory order, C where it is not given"
+    )
+
+
+@router.post(
+    "/v1/arrays",
+    status_code=201,
+    summary="Upload an array",
+    responses={
+        201: doc.model(ArrayInfo, "Stored.", {"Location": "the array's URL"}),
+        **doc.problems(
+            "invalid-npy", "body-length", "digest-mismatch", "invalid-request", "length-required", "too-large",
+            "unsupported-media-type", "dtype-unsupported", "parameter-invalid", "draining", "store-full",
+            "quota-exceeded", "request-timeout", "descriptor-refused",
+        ),
+    },
+    openapi_extra=doc.array_body()
+    | {
+        "parameters": [
+            {
+                "name": "Content-Digest",
+                "in": "header",
+                "description": "RFC 9530; sha-256 of the body is checked: sha-256=:base64:",
+                "schema": {"type": "string", "pattern": "^sha-256=:[A-Za-z0-9+/]{43}=:$"},
+            },
+            {
+                "name": "Content-Encoding",
+                "in": "header",
+                "description": "zstd (RFC 8878, a window of 8 MiB at most); Content-Length and Content-Digest are then "
+                "those of the compressed body. 415 where the server lacks it",
+                "schema": {"type": "string", "enum": ["zstd", "identity"]},
+            },
+        ]
+    },
+)  # fmt: skip
+async def upload(request: Request, query: Annotated[UploadQuery, Query()]) -> Response:
+    """Stores the body as an immutable array. The space is reserved once the header is known and before the data are
+    read; it is freed if the body breaks off. A client of this machine may have the data in shared memory and send the
+    .npy header alone, as `application/x-npy-header`.
+    """
+    info = await receive_array(
+        request,
+        core_of(request),
+        dtype=query.dtype,
+        shape=query.shape,
+        order=query.order,
+        ttl_s=query.ttl_s,
+        owner=caller_of(request).owner,
+    )
+    return render(info, 201, {"Location": f"/v1/arrays/{info.id}"})
+
+
+@router.get(
+    "/v1/arrays",
+    summary="List arrays",
+    responses={
+        200: doc.model(ArrayPage, "A page, newest first.", {"Link": 'the next page, rel="next"'}),
+        **doc.problems("parameter-invalid", "invalid-request"),
+    },
+)
+async def listing(request: Request, query: Annotated[PageQuery, Query()]) -> Response:
+    """The arrays there are, of the key's owner; `next_cursor` is null on the last page."""
+    owner = view_of(request, query)
+    items, next_cursor = await core_of(request).store.list(limit=query.limit, cursor=query.cursor, owner=owner)
+    return render(ArrayPage(items=items, next_cursor=next_cursor), headers=page_headers(request, query, next_cursor))
+
+
+@router.get(
+    "/v1/arrays/{array_id}",
+    summary="An array's metadata",
+    responses={
+        200: doc.model(ArrayInfo, "What the array is."),
+        **doc.problems("not-found", "gone", "parameter-invalid"),
+    },
+)
+async def metadata(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
+    """Type, shape, order, size, digest (null until known), when it was made and when it expires."""
+    return render(await core_of(request).store.info(array_id, owner=view_of(request, query)))
+
+
+@router.delete(
+    "/v1/arrays/{array_id}",
+    status_code=204,
+    summary="Delete an array",
+    responses={204: {"description": "Hidden."}, **doc.problems("not-found", "gone", "parameter-invalid")},
+)
+async def delete(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
+    """Hides the array at once; its bytes are freed after the last job and the last download that use it."""
+    await core_of(request).store.delete(array_id, owner=view_of(request, query))
+    return Response(status_code=204)
+
+
+_DATA_HEADERS = {
+    "Repr-Digest": "RFC 9530: sha-256 of the whole representation, where it is known or wanted; not if compressed",
+    "ETag": "strong, unless compressed; the array never changes",
+    "Accept-Ranges": "bytes, unless compressed",
+    "Content-Length": "bytes of this answer, unless compressed",
+    "Content-Encoding": "zstd, where it is compressed",
+}
+_DATA_DOCS = {
+    200: doc.binary("The bytes.", NPY, OCTET_STREAM, headers=_DATA_HEADERS),
+    206: doc.binary(
+        "The range that was asked for.",
+        NPY,
+        OCTET_STREAM,
+        headers=_DATA_HEADERS | {"Content-Range": "bytes first-last/all"},
+    ),
+    304: {"description": "If-None-Match holds."},
+    **doc.problems(
+        "not-found", "gone", "array-lost", "not-acceptable", "range-not-satisfiable", "parameter-invalid",
+        "descriptor-refused", "timeout", "draining",
+    ),
+}  # fmt: skip
+_HEAD_DOCS: dict[int | str, dict[str, Any]] = {
+    **{status: {"description": document["description"]} for status, document in _DATA_DOCS.items() if status != 206},
+    200: doc.binary("As GET, without the bytes.", NPY, OCTET_STREAM, headers=_DATA_HEADERS),
+}
+_DATA_PARAMETERS = {
+    "parameters": [
+        {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
+        for name, text in (
+            ("Range", "one range of bytes of the chosen representation, such as bytes=0-1023"),
+            ("If-Range", "an ETag: the range is served only if it still holds"),
+            ("If-None-Match", "ETags that the client has"),
+            ("Accept-Encoding", "zstd: compressed, where that makes it shorter"),
+            ("Want-Repr-Digest", "sha-256=1 to 10: the digest is worked out where it is not known"),
+        )
+    ]
+}
+
+
+@router.get("/v1/arrays/{array_id}/data", summary="Download", responses=_DATA_DOCS, openapi_extra=_DATA_PARAMETERS)
+async def download(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
+    """The array's bytes: as a .npy file, or bare (`Accept: application/octet-stream`) in the order of the metadata.
+    With `Accept-Encoding: zstd` and without Range they come compressed, if that makes them an eighth shorter; the ETag
+    is then a weak one, and its own.
+    """
+    return await _data(request, array_id, view_of(request, query))
+
+
+@router.head(
+    "/v1/arrays/{array_id}/data",
+    summary="Size, ETag and digest of a download",
+    responses=_HEAD_DOCS,
+    openapi_extra=_DATA_PARAMETERS,
+)
+async def head(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
+    """What GET would send, not compressed, without the bytes."""
+    return await _data(request, array_id, view_of(request, query))
+
+
+async def _data(request: Request, array_id: str, owner: str) -> Response:
+    media_type = choose_media_type(request.headers.get("accept"), (NPY, OCTET_STREAM))
+    if media_type is None:
+        raise NotAcceptable(f"an array is {NPY} or {OCTET_STREAM}")
+    core = core_of(request)
+    info = await core.store.info(array_id, owner=owner)
+    suffix = "npy" if media_type == NPY else "bin"
+    etag, coded_etag = f'"{info.id}.{suffix}"', f'W/"{info.id}.{suffix}.{ZSTD}"'
+    headers = {"ETag": etag, "Vary": "Accept, Accept-Encoding", "Cache-Control": "private, no-cache"}
+    accepted = request.headers.getlist("accept-encoding")
+    coding = "no" if "range" in request.headers else chosen_coding(", ".join(accepted))
+    # Of what the client can read: a cache could give it no other on the strength of a 304.
+    for tag in {"no": (etag,), "may": (etag, coded_etag), "must": (coded_etag,)}[coding]:
+        if none_match(request.headers.get("if-none-match"), tag.removeprefix("W/")):
+            return Response(status_code=304, headers=headers | {"ETag": tag})
+    with ExitStack() as stack:
+        pinned = stack.enter_context(core.store.pin(info))
+        header = npy_header(pinned) if media_type == NPY else b""
+        size = len(header) + info.nbytes
+        parts: tuple[bytes | memoryview, ...] = ()
+        wanted = wants_sha256(request.headers.get("want-repr-digest"))
+        if request.method == "GET" or wanted:
+            # A job's result may be on a device alone.
+            await core.scheduler.writes.wait_stored(pinned, core.settings.oneshot_timeout_s)
+            parts = (header, pinned.view)
+        headers |= {"Accept-Ranges": "bytes"}
+        known = core.store.digests.known(array_id, npy=media_type == NPY)
+        if known is None and wanted:
+            known = await core.store.digests.of(pinned, npy=media_type == NPY)
+        digest = {} if known is None else {"Repr-Digest": digest_field(bytes.fromhex(known))}
+        span, status = range(size), 200
+        ranged = request.method == "GET" and if_range_holds(request.headers.get("if-range"), etag)
+        try:
+            chosen = parse_range(request.headers.get("range"), size) if ranged else None
+        except UnsatisfiableError as error:
+            return problem_response(RangeNotSatisfiable(str(error)), {"Content-Range": f"bytes */{size}"})
+        if chosen is not None:
+            span, status = chosen, 206
+            headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
+        elif ranged and media_type == NPY:
+            shared = SharedRequest(request, caller_of(request).owner)
+            answer = await shared.answer(pinned, headers)
+            if answer is not None:
+                return answer
+        headers["Content-Disposition"] = f'attachment; filename="{info.id}.{suffix}"'
+        if request.method == "GET" and (coding == "must" or (coding == "may" and await worth_coding(pinned.view))):
+            del headers["Accept-Ranges"]
+            headers |= {"ETag": coded_etag, "Content-Encoding": ZSTD}
+            release = stack.pop_all().close
+            return PiecesResponse(coded(parts), length=None, headers=headers, media_type=media_type, release=release)
+        return PiecesResponse(
+            pieces(parts, span, pinned.extent),
+            length=len(span),
+            status_code=status,
+            headers=headers | digest,
+            media_type=media_type,
+            release=stack.pop_all().close,
+        )

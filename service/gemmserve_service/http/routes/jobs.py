@@ -1,0 +1,325 @@
+"""/v1/jobs: submit, list, wait, watch, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import ConfigDict, Field, TypeAdapter
+from starlette.responses import Response, StreamingResponse
+
+from gemmserve.wire import IDEMPOTENCY_HEADER
+from gemmserve_service.errors import InvalidRequest, TooLarge, UnsupportedMediaType
+from gemmserve_service.http.headers.preferences import parse_prefer
+from gemmserve_service.http.openapi import documentation as doc
+from gemmserve_service.http.requests.long_json import LONG, read_object, validate_each
+from gemmserve_service.http.requests.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
+from gemmserve_service.http.requests.strict_json import parse_object, validate
+from gemmserve_service.http.routes.common import (
+    JobPath,
+    PageQuery,
+    ViewQuery,
+    caller_of,
+    core_of,
+    page_headers,
+    render,
+    server_timing,
+    view_of,
+)
+from gemmserve_service.jobs.prepare import check_length, check_results
+from gemmserve_service.runtime.yielding import Turns
+from gemmserve_service.schemas import (
+    GemmJob,
+    GemmReduceJob,
+    GemmReduceStep,
+    GemmStep,
+    JobInfo,
+    JobPage,
+    JobRequest,
+    JobState,
+    ProgramJob,
+    Step,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+router = APIRouter(tags=["jobs"], default_response_class=Response)
+
+MAX_BODY = 1 << 20
+KEEP_ALIVE_S = 15.0
+"""Proxies close a silent connection after 60 s (nginx's proxy_read_timeout); a quarter of that."""
+
+_REQUEST: TypeAdapter[GemmJob | GemmReduceJob | ProgramJob] = TypeAdapter(JobRequest)
+_STEP: TypeAdapter[GemmStep | GemmReduceStep] = TypeAdapter(Step)
+_TAGS = ("gemm", "gemm_reduce", "program")
+
+_EXAMPLE_A = "arr_01jd2w7m4h8k3n5p6q9r0s1t2v"
+_EXAMPLE_B = "arr_01jd2w7n5j9m4p6q7r0s1t2v3w"
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "gemm": {"op": "gemm", "a": _EXAMPLE_A, "b": _EXAMPLE_B, "alpha": [0, 1], "trans_a": "C"},
+    "beamforming power": {
+        "op": "gemm_reduce",
+        "a": _EXAMPLE_A,
+        "b": _EXAMPLE_B,
+        "reduce": ["sumsq", "absmax"],
+        "axis": "m",
+    },
+    "fourth power, and a peak": {
+        "op": "program",
+        "steps": [
+            {"id": "x2", "op": "gemm", "a": _EXAMPLE_A, "b": _EXAMPLE_A},
+            {"id": "x4", "op": "gemm", "a": "$x2", "b": "$x2"},
+            {"id": "y", "op": "gemm_reduce", "a": "$x4", "b": _EXAMPLE_B, "reduce": "absmax"},
+        ],
+        "keep": ["x4", "y"],
+    },
+}
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"const": "job"},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/JobInfo"},
+        },
+    },
+}
+_JOB_HEADERS = {"Server-Timing": "queue, h2d, kernel and d2h in milliseconds, once known"}
+
+
+class JobsQuery(PageQuery):
+    """Which jobs."""
+
+    state: JobState | None = Field(None, description="only jobs in this state")
+
+
+class WaitQuery(ViewQuery):
+    """How long a poll may last."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    wait: Number = Field(
+        0, ge=0, le=86_400, description="seconds to wait for a final state; the server's setting caps it"
+    )
+
+
+@router.post(
+    "/v1/jobs",
+    status_code=202,
+    summary="Submit a job",
+    responses={
+        202: doc.model(JobInfo, "Accepted, durably.", {"Location": "the job's URL", "Preference-Applied": "RFC 7240"}),
+        200: doc.model(JobInfo, "`Prefer: wait=N` and the job is final.", {"Location": "the job's URL"} | _JOB_HEADERS),
+        **doc.problems(
+            "malformed-json", "invalid-request", "digest-mismatch", "not-found", "idempotency-conflict", "gone",
+            "array-lost", "too-large",
+            "unsupported-media-type", "parameter-invalid", "shape-mismatch", "dtype-unsupported", "compute-unsupported",
+            "config-infeasible", "program-too-large", "idempotency-mismatch", "queue-full", "not-ready", "draining",
+            "store-full", "quota-exceeded", "request-timeout",
+        ),
+    },
+    openapi_extra=doc.json_body(GemmJob, GemmReduceJob, ProgramJob, examples=_EXAMPLES),
+)  # fmt: skip
+async def submit(
+    request: Request,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            alias=IDEMPOTENCY_HEADER,
+            min_length=1,
+            max_length=255,
+            description="sent again with the same body, the first job is answered; with another body 422",
+        ),
+    ] = None,
+    prefer: Annotated[
+        list[str] | None, Header(description="wait=N answers once the job is final, after N s at most; respond-async")
+    ] = None,
+) -> Response:
+    """Queues a product of stored arrays, or a program: steps that use each other's results. Shapes, types and the
+    compute mode (of every step) are checked now; the answer comes after the job is on record, so it survives a crash
+    of the server. A problem with a step names it: `step` its id, `pointer` the place in the request.
+    """
+    core = core_of(request)
+    job = await _read(await _body(request), core.settings.max_program_steps)
+    preference = parse_prefer(prefer or [])
+    wait_s = min(float(preference.wait_s or 0), core.settings.max_wait_s)
+    info, created = await core.jobs.submit(
+        job, idempotency_key=idempotency_key, owner=caller_of(request).owner, waits=wait_s > 0
+    )
+    if wait_s > 0 and not info.state.final:
+        info = await core.jobs.wait(info.id, wait_s)
+    headers = {"Location": f"/v1/jobs/{info.id}"}
+    if applied := preference.applied(wait_s):
+        headers["Preference-Applied"] = applied
+    if not created:
+        headers["Idempotent-Replayed"] = "true"
+    waited = preference.wait_s is not None and info.state.final
+    return _render_job(info, 200 if waited else 202, headers)
+
+
+async def _plain_submit(request: Request) -> Response | None:
+    keys = request.headers.getlist(IDEMPOTENCY_HEADER)
+    if len(keys) > 1 or not all(0 < len(key) < 256 for key in keys):
+        return None
+    return await submit(request, keys[0] if keys else None, request.headers.getlist("prefer"))
+
+
+HOT: Final = {"/v1/jobs": _plain_submit}
+"""For `hot.HotRoutes`."""
+
+
+@router.get(
+    "/v1/jobs",
+    summary="List jobs",
+    responses={
+        200: doc.model(JobPage, "A page, newest first.", {"Link": 'the next page, rel="next"'}),
+        **doc.problems("parameter-invalid", "invalid-request"),
+    },
+)
+async def listing(request: Request, query: Annotated[JobsQuery, Query()]) -> Response:
+    """The jobs there are, of the key's owner; `next_cursor` is null on the last page."""
+    items, next_cursor = await core_of(request).jobs.list(
+        state=query.state, limit=query.limit, cursor=query.cursor, owner=view_of(request, query)
+    )
+    return render(JobPage(items=items, next_cursor=next_cursor), headers=page_headers(request, query, next_cursor))
+
+
+@router.get(
+    "/v1/jobs/{job_id}",
+    summary="A job's state",
+    responses={
+        200: doc.model(JobInfo, "The job now.", _JOB_HEADERS),
+        **doc.problems("not-found", "gone", "parameter-invalid"),
+    },
+)
+async def state(request: Request, job_id: JobPath, query: Annotated[WaitQuery, Query()]) -> Response:
+    """The job; with `wait` once it is final, or as it is after that time."""
+    core, owner = core_of(request), view_of(request, query)
+    wait_s = min(query.wait, core.settings.max_wait_s)
+    info = await (core.jobs.wait(job_id, wait_s, owner=owner) if wait_s > 0 else core.jobs.get(job_id, owner=owner))
+    return _render_job(info)
+
+
+@router.get(
+    "/v1/jobs/{job_id}/events",
+    summary="Watch a job",
+    responses={
+        200: {
+            "description": "Server-sent events: `event: job`, `data:` a JobInfo, one for the state now and one for "
+            "each change; ends after a final state.",
+            "content": {"text/event-stream": {"schema": _EVENT}},
+        },
+        204: {"description": "Last-Event-ID is the final event's: there is nothing more."},
+        **doc.problems("not-found", "gone", "parameter-invalid"),
+    },
+)
+async def events(
+    request: Request,
+    job_id: JobPath,
+    query: Annotated[ViewQuery, Query()],
+    last_event_id: Annotated[
+        str | None, Header(description="of the event that came last; any value is accepted")
+    ] = None,
+) -> Response:
+    """Every event is a whole JobInfo, so after a reconnect the state now is all that was missed."""
+    core, owner = core_of(request), view_of(request, query)
+    info = await core.jobs.get(job_id, owner=owner)
+    if info.state.final and last_event_id == _event_id(info):
+        # The HTML standard: 204 tells an EventSource to stop reconnecting.
+        return Response(status_code=204)
+    return StreamingResponse(
+        _event_stream(core.jobs.events(job_id, owner=owner)),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+@router.delete(
+    "/v1/jobs/{job_id}",
+    summary="Cancel a job",
+    responses={200: doc.model(JobInfo, "The job now."), **doc.problems("not-found", "gone", "parameter-invalid")},
+)
+async def cancel(request: Request, job_id: JobPath, query: Annotated[ViewQuery, Query()]) -> Response:
+    """Cancels a job that is not final; one that is stays as it is, and its results stay too."""
+    return _render_job(await core_of(request).jobs.cancel(job_id, owner=view_of(request, query)))
+
+
+def _render_job(info: JobInfo, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    timing = {"Server-Timing": server_timing(info.timings)} if info.timings else {}
+    return render(info, status, {**(headers or {}), **timing})
+
+
+async def _read(body: bytearray, max_steps: int) -> GemmJob | GemmReduceJob | ProgramJob:
+    """The job that the JSON asks for. Of a long one each step is looked at by itself, and others have their turns."""
+    checks = {"steps": check_length, "keep": check_results}
+
+    def kept(check: Callable[[int, int], None]) -> Callable[[int, Any], Any]:
+        def keep(number: int, element: Any) -> Any:
+            check(number + 1, max_steps)
+            return element
+
+        return keep
+
+    if len(body) < LONG:
+        document = parse_object(body)
+        for name, check in checks.items():
+            listed = document.get(name)
+            if isinstance(listed, list):  # before they are looked at one by one
+                check(len(listed), max_steps)
+    else:
+        turns = Turns()
+        document = await read_object(body, {name: kept(check) for name, check in checks.items()}, turns)
+        if document.get("op") == "program" and isinstance(document.get("steps"), list):
+            document["steps"] = await validate_each(_STEP, document["steps"], "steps", turns, tags=_TAGS)
+    job: GemmJob | GemmReduceJob | ProgramJob = validate(_REQUEST, document, tags=_TAGS)
+    return job
+
+
+async def _body(request: Request) -> bytearray:
+    """A JSON body of bounded size."""
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaType(f"Content-Type is {media_type or 'missing'}; a job is application/json")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY:
+            raise TooLarge(f"a job's JSON has at most {MAX_BODY} bytes")
+    if not body:
+        raise InvalidRequest("the body is empty; a job is a JSON object")
+    return body
+
+
+def _event_id(info: JobInfo) -> str:
+    return f"{info.attempt}.{info.state.value}"
+
+
+async def _event_stream(changes: AsyncIterator[JobInfo]) -> AsyncIterator[bytes]:
+    """Events as text/event-stream, with a comment whenever nothing has happened for a while."""
+    upcoming: asyncio.Task[JobInfo | None] | None = None
+    try:
+        while True:
+            upcoming = upcoming or asyncio.ensure_future(_next(changes))
+            done, _ = await asyncio.wait([upcoming], timeout=KEEP_ALIVE_S)
+            if not done:
+                yield b": still here\n\n"
+                continue
+            info, upcoming = upcoming.result(), None
+            if info is None:
+                return
+            yield f"id: {_event_id(info)}\nevent: job\ndata: {info.model_dump_json()}\n\n".encode()
+    finally:
+        if upcoming is not None:
+            upcoming.cancel()
+            await asyncio.wait([upcoming])
+        close = getattr(changes, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _next(changes: AsyncIterator[JobInfo]) -> JobInfo | None:
+    return await anext(changes, None)

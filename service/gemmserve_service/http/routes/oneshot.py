@@ -1,0 +1,238 @@
+"""/v1/gemm and /v1/gemm-reduce: operands in, result out, nothing kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ
+from gemmserve_kernels import Operand
+from gemmserve_service import products
+from gemmserve_service.http.answers.pieces import PiecesResponse, npy_parts, npz_pieces, pieces, until_disconnect
+from gemmserve_service.http.headers.preferences import choose_media_type
+from gemmserve_service.http.middleware.content_digests import digest_of
+from gemmserve_service.http.openapi import documentation as doc
+from gemmserve_service.http.problems import NotAcceptable
+from gemmserve_service.http.requests.multipart import OneShotForm
+from gemmserve_service.http.requests.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
+from gemmserve_service.http.requests.shared_memory import SharedRequest
+from gemmserve_service.http.requests.strict_json import parse_object, validate
+from gemmserve_service.http.routes.common import caller_of, core_of, elements_header, server_timing
+from gemmserve_service.schemas import GemmParams, GemmReduceParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gemmserve_service.jobs.core import Core
+    from gemmserve_service.jobs.one_shot import OneShot
+    from gemmserve_service.store.declared import Declared
+
+router = APIRouter(tags=["one-shot"], default_response_class=Response)
+
+_PROBLEMS = (
+    "malformed-json", "malformed-multipart", "invalid-request", "invalid-npy", "body-length", "not-acceptable",
+    "length-required", "too-large", "unsupported-media-type", "parameter-invalid", "shape-mismatch",
+    "dtype-unsupported", "compute-unsupported", "config-infeasible", "queue-full", "worker-crashed", "device-error",
+    "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout", "descriptor-refused",
+    "digest-mismatch",
+)  # fmt: skip
+
+
+class OneShotQuery(BaseModel):
+    """How long the client is ready to wait."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    timeout_s: Number | None = Field(
+        None, gt=0, le=86_400, description="deadline for queue and run, in seconds; default: the server's setting"
+    )
+
+
+@router.post(
+    "/v1/gemm",
+    summary="Multiply once",
+    responses={200: doc.binary("D as a .npy file.", NPY, headers=doc.ONE_SHOT_HEADERS), **doc.problems(*_PROBLEMS)},
+    openapi_extra=doc.multipart_body(
+        GemmParams,
+        operands={"a": "A, a .npy file", "b": "B, a .npy file", "c": "C, a .npy file; with beta only"},
+        example={"alpha": 2, "trans_b": "C"},
+    ),
+)
+async def gemm(request: Request, query: Annotated[OneShotQuery, Query()]) -> Response:
+    """D = alpha * op(A) * op(B) + beta * C. A client that hangs up cancels the product.
+
+    `curl -F a=@a.npy -F b=@b.npy -F 'params={"trans_b": "C"}' http://127.0.0.1:8000/v1/gemm -o d.npy`
+    """
+    return await _one_shot(request, GemmParams, ("a", "b", "c"), query.timeout_s)
+
+
+@router.post(
+    "/v1/gemm-reduce",
+    summary="Multiply and reduce once",
+    responses={
+        200: doc.binary(
+            "The reduction as a .npy file; several results as an uncompressed .npz, one member each.",
+            NPY,
+            NPZ,
+            headers=doc.ONE_SHOT_HEADERS,
+        ),
+        **doc.problems(*_PROBLEMS),
+    },
+    openapi_extra=doc.multipart_body(
+        GemmReduceParams,
+        operands={"a": "A, a .npy file", "b": "B, a .npy file"},
+        example={"reduce": ["sumsq", "absmax"], "axis": "m"},
+    ),
+)
+async def gemm_reduce(request: Request, query: Annotated[OneShotQuery, Query()]) -> Response:
+    """D[b, j] = reduce over i of (op(A)[b] op(B)[b])[i, j]; the product itself is never stored."""
+    return await _one_shot(request, GemmReduceParams, ("a", "b"), query.timeout_s)
+
+
+async def _plain_gemm(request: Request) -> Response:
+    return await _one_shot(request, GemmParams, ("a", "b", "c"), None)
+
+
+async def _plain_reduce(request: Request) -> Response:
+    return await _one_shot(request, GemmReduceParams, ("a", "b"), None)
+
+
+HOT: Final = {"/v1/gemm": _plain_gemm, "/v1/gemm-reduce": _plain_reduce}
+"""For `hot.HotRoutes`: the routes above, of a request without a query."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallRoute:
+    """What `fast_path` has to know of one of these routes; for the log and the metrics it stands for the route."""
+
+    path: str
+    kind: type[GemmParams | GemmReduceParams]
+    names: frozenset[str]
+    """Of the parts that a body may have."""
+
+    def parse(self, text: bytes | None) -> GemmParams | GemmReduceParams:
+        """The params part. Raises MalformedJson, InvalidParameters."""
+        return _params(self.kind, text)
+
+
+SMALL: Final = {
+    route.path: route
+    for route in (
+        SmallRoute("/v1/gemm", GemmParams, frozenset({"a", "b", "c", "params"})),
+        SmallRoute("/v1/gemm-reduce", GemmReduceParams, frozenset({"a", "b", "params"})),
+    )
+}
+
+
+async def _one_shot(
+    request: Request,
+    kind: type[GemmParams | GemmReduceParams],
+    names: tuple[str, ...],
+    timeout_s: float | None,
+) -> Response:
+    if choose_media_type(request.headers.get("accept"), (NPY, NPZ)) is None:
+        raise NotAcceptable(f"the result is {NPY}, several are {NPZ}")
+    core = core_of(request)
+    began = time.perf_counter()
+    owner = caller_of(request).owner
+    shared = SharedRequest(request, owner)
+    form = OneShotForm(
+        core.store,
+        names=names,
+        check=lambda text, declared: _check(_params(kind, text), declared),
+        owner=owner,
+        shared=shared,
+    )
+    try:
+        await form.read(request)
+        received_s = time.perf_counter() - began
+        params = _params(kind, form.params)
+        done = await _run_while_connected(request, core, params, form, timeout_s)
+        return await _answer(request, done, began, received_s, shared)
+    finally:
+        form.abort()
+        shared.close()
+
+
+def _params(kind: type[GemmParams | GemmReduceParams], text: bytes | None) -> GemmParams | GemmReduceParams:
+    """The params part; without one, the defaults."""
+    params: GemmParams | GemmReduceParams = validate(kind, {} if text is None else parse_object(text))
+    return params
+
+
+def _check(params: GemmParams | GemmReduceParams, declared: Mapping[str, Declared]) -> None:
+    """Refuses, before the data are read, operands that cannot be multiplied. Raises KernelError."""
+    needed = {"a", "b", "c"} if isinstance(params, GemmParams) and params.beta else {"a", "b"}
+    if needed <= declared.keys():
+        operands = {
+            name: Operand.contiguous(part.shape, part.dtype.newbyteorder("="), part.order)
+            for name, part in declared.items()
+        }
+        products.build(params, operands)
+
+
+async def _run_while_connected(
+    request: Request,
+    core: Core,
+    params: GemmParams | GemmReduceParams,
+    form: OneShotForm,
+    timeout_s: float | None,
+) -> OneShot:
+    """Runs the job; cancels it when the client hangs up. Raises ClientDisconnect then."""
+    run = asyncio.ensure_future(
+        core.jobs.run(params, form.operands, timeout_s=timeout_s, owner=caller_of(request).owner)
+    )
+    hangup = asyncio.ensure_future(until_disconnect(request.receive))
+    try:
+        await asyncio.wait([run, hangup], return_when=asyncio.FIRST_COMPLETED)
+        if not run.done():
+            raise ClientDisconnect
+        return run.result()
+    finally:
+        hangup.cancel()
+        if not run.done():
+            run.cancel()
+            await asyncio.wait([run])
+
+
+async def _answer(request: Request, done: OneShot, began: float, received_s: float, shared: SharedRequest) -> Response:
+    """The result as .npy, several as .npz; the extents are given back when the last byte is out."""
+    headers = {
+        "Server-Timing": server_timing(done.timings, received_s, time.perf_counter() - began),
+        ALGORITHM_HEADER: done.algorithm,
+        **elements_header(done.elements),
+        "Cache-Control": "no-store",
+    }
+    try:
+        if len(done.results) == 1:
+            ((name, result),) = done.results.items()
+            answer = await shared.answer(result, headers)
+            if answer is not None:
+                done.release()
+                return answer
+            parts = npy_parts(result)
+            size = sum(map(len, parts))
+            headers |= await digest_of(request, lambda: parts, size=size)
+            headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'
+            return PiecesResponse(
+                pieces(parts, range(size), result.extent),
+                length=size,
+                headers=headers,
+                media_type=NPY,
+                release=done.release,
+            )
+        headers |= await digest_of(request, lambda: npz_pieces(done.results))
+        headers["Content-Disposition"] = 'attachment; filename="results.npz"'
+        return PiecesResponse(
+            npz_pieces(done.results), length=None, headers=headers, media_type=NPZ, release=done.release
+        )
+    except BaseException:
+        done.release()
+        raise

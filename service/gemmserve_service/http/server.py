@@ -1,0 +1,167 @@
+"""The app on its sockets: uvicorn with our limits, TLS, and the second port for operators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import uvicorn
+
+from gemmserve_service.http.middleware.access import SidePort
+from gemmserve_service.http.middleware.observe import request_done
+from gemmserve_service.http.protocol.connections import Connections, limited
+from gemmserve_service.http.small.exchange import FastPath
+from gemmserve_service.http.small.protocol import fast
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator, Mapping
+
+    from fastapi import FastAPI
+
+    from gemmserve_service.errors import ServiceError
+    from gemmserve_service.http.transfer.pool import TransferPool
+    from gemmserve_service.settings import Settings
+
+_CLOSE_S: Final = 5  # responses under way when everything else has ended
+_TLS_CLOSE_S: Final = 5.0  # a peer that does not answer the end of TLS
+_RELOAD_S: Final = 5.0  # how soon a renewed certificate is used
+
+log = logging.getLogger(__name__)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server. It leaves signals to its caller, and hangs up on TLS handshakes that do not come to an end."""
+
+    def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
+        super().__init__(config)
+        self.settings = settings
+        self.unix: socket.socket | None = None
+        """A Unix socket to serve besides, never with TLS. To be set before the start; its path is left in place."""
+        self._renewal: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Installs no handlers: what runs must be drained before connections are closed."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; with TLS it listens itself, for uvicorn passes no time limit of the handshake on."""
+        config = self.config
+        await super().startup([] if config.ssl is not None else sockets)
+        loop = asyncio.get_running_loop()
+        if self.unix is not None:
+            # From Python 3.13 on a server that closes would remove the path, which is the supervisor's.
+            keep: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+            self.servers.append(await loop.create_unix_server(self._protocol, sock=self.unix, **keep))
+        if config.ssl is None:
+            return
+        self._renewal = asyncio.create_task(_renew(config.ssl, self.settings))
+        for listener in sockets or []:
+            self.servers.append(
+                await loop.create_server(
+                    self._protocol,
+                    sock=listener,
+                    ssl=config.ssl,
+                    backlog=config.backlog,
+                    ssl_handshake_timeout=self.settings.head_timeout_s,
+                    ssl_shutdown_timeout=_TLS_CLOSE_S,
+                )
+            )
+
+    def _protocol(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=None
+        )
+        return made
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+        await super().shutdown(sockets)
+
+
+def main_server(app: FastAPI, settings: Settings, transfers: TransferPool | None = None) -> Server:
+    """The server of the API. Raises OSError and ssl.SSLError for a certificate or key that cannot be used.
+
+    `transfers` are its transfer processes.
+    """
+
+    def refused(error: ServiceError, client: tuple[str, int] | None, context: Mapping[str, str], logged: bool) -> None:
+        app.state.metrics.connection_refused(error.slug)
+        app.state.audit.write(
+            action="connect",
+            outcome="refused",
+            status=error.status,
+            problem=error.slug,
+            address=client[0] if client else None,
+            **context,
+        )
+        if not logged:
+            unread = {"method": "-", "path": "-", "client": client}
+            request_done(
+                app.state.metrics, unread, context, error.status, seconds=0.0, received=0, sent=0, complete=True
+            )
+
+    connection_class = fast(Connections(settings, refused), FastPath(app, settings))
+    connection_class.transfers = transfers
+    config = uvicorn.Config(
+        app,
+        http=connection_class,
+        lifespan="on",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
+        timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # given to loop.call_later as it is
+        timeout_graceful_shutdown=_CLOSE_S,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
+    )
+    config.load()
+    return Server(config, settings)
+
+
+def side_server(app: FastAPI, settings: Settings) -> Server:
+    """The server of the second port: the same app, seen through `SidePort`, without TLS."""
+    config = uvicorn.Config(
+        SidePort(app),
+        http=limited(Connections(settings)),
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_CLOSE_S,
+    )
+    config.load()
+    return Server(config, settings)
+
+
+async def _renew(context: ssl.SSLContext, settings: Settings) -> None:
+    """Uses a certificate from the moment that its files are replaced; runs until cancelled."""
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return
+    paths = (settings.tls_certificate, settings.tls_key)
+    loaded = [path.stat().st_mtime_ns for path in paths]
+    while True:
+        await asyncio.sleep(_RELOAD_S)
+        try:
+            current = [path.stat().st_mtime_ns for path in paths]
+            if current != loaded:
+                # On another context first: half a pair would leave the one in use without a key.
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*paths)
+                context.load_cert_chain(*paths)
+                loaded = current
+                log.info("the renewed certificate is in use")
+        except OSError:  # ssl.SSLError too: half of a pair was replaced, say; the next round sees the other half
+            log.exception("the certificate could not be loaded again; the one before stays in use")

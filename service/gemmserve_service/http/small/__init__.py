@@ -1,0 +1,1 @@
+"""Small products: requests answered on the connection itself, without ASGI."""

@@ -1,0 +1,133 @@
+"""Heads of small one-shot requests: what they say, and those that were seen before.
+
+A client that multiplies small matrices sends the same head again and again, byte for byte. What a parser made of it the
+first time is remembered, and the next time nothing has to be parsed. One line alone is another every time: what the
+client calls the exchange, which the answer repeats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN, NPY, NPZ, SESSION_HEADER
+from gemmserve_service.http.headers.preferences import choose_media_type
+from gemmserve_service.http.middleware.observe import EXCHANGE, exchange_of
+from gemmserve_service.http.routes.oneshot import SMALL, SmallRoute
+from gemmserve_service.http.small.forms import MOST_BYTES, boundary_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TIMEOUT: Final = re.compile(rb"timeout_s=((?:0|[1-9]\d{0,4})(?:\.\d{1,6})?)")
+_LONGEST_S: Final = 86_400.0
+_UNUSUAL: Final = frozenset(
+    {
+        *(b"transfer-encoding", b"content-encoding", b"content-digest", b"want-content-digest", b"upgrade"),
+        SESSION_HEADER.lower().encode("ascii"),
+    }
+)
+_MOST_KEPT: Final = 256
+_MOST_BYTES: Final = 2048
+_BEGINNING: Final = b"POST /"
+_END: Final = b"\r\n\r\n"
+_EXCHANGE: Final = re.compile(rf"\r\n{EXCHANGE_HEADER}: ({EXCHANGE_PATTERN})(?=\r\n)".encode("ascii"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """What a plain head says."""
+
+    route: SmallRoute
+    fields: dict[bytes, bytes]
+    """Its headers, none of which is there twice."""
+    boundary: bytes
+    size: int
+    """Bytes of the body."""
+    timeout_s: float | None
+    request_id: str
+    traceparent: str
+    repeats: bytes
+    """What the answer says again, of the request that was parsed."""
+    scope: dict[str, Any]
+    """Of ASGI's, what the head alone decides."""
+
+
+def read(scope: Mapping[str, Any]) -> Head | None:
+    """What a parsed head says; None: it is not plain, or wrong."""
+    route = SMALL.get(scope["path"])
+    if route is None or scope["method"] != "POST":
+        return None
+    timeout_s = None
+    if scope["query_string"]:
+        match = _TIMEOUT.fullmatch(scope["query_string"])
+        timeout_s = float(match[1]) if match else 0.0
+        if not 0 < timeout_s <= _LONGEST_S:
+            return None
+    fields: dict[bytes, bytes] = dict(scope["headers"])
+    if len(fields) != len(scope["headers"]) or not fields.keys().isdisjoint(_UNUSUAL):
+        return None
+    length = fields.get(b"content-length", b"")
+    size = int(length) if length.isdigit() and len(length) < 8 else MOST_BYTES + 1
+    if size > MOST_BYTES or not _acceptable(fields.get(b"accept", b"")):
+        return None
+    boundary = boundary_of(_text(fields.get(b"content-type")))
+    if boundary is None:
+        return None
+    kept = {name: scope[name] for name in ("type", "method", "path", "query_string", "headers")}
+    request_id, traceparent = _text(fields.get(b"x-request-id")), _text(fields.get(b"traceparent"))
+    repeats = exchange_of(_text(fields.get(EXCHANGE)))
+    return Head(route, fields, boundary, size, timeout_s, request_id, traceparent, repeats, kept)
+
+
+class KnownHeads:
+    """Those seen last, by their bytes. All of HTTP/1.1, on connections that stay, and not waiting for a word."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Head] = OrderedDict()
+
+    def find(self, data: bytes) -> tuple[Head, int, bytes] | None:
+        """The head that `data` begins with, its bytes, and what the answer repeats of it; None: it is not known, or not
+        whole.
+        """
+        raw = _raw(data)
+        key, repeats = _without_exchange(raw)
+        head = self._known.get(key)
+        if head is None:
+            return None
+        self._known.move_to_end(key)
+        return head, len(raw), repeats
+
+    def learn(self, data: bytes, head: Head) -> None:
+        """A parser has read `head` at the beginning of `data`."""
+        raw = _raw(data)
+        if raw and b"expect" not in head.fields:
+            self._known[_without_exchange(raw)[0]] = head
+            if len(self._known) > _MOST_KEPT:
+                self._known.popitem(last=False)
+
+
+def _raw(data: bytes) -> bytes:
+    """The head's bytes; none where it is not whole, too long, or begins otherwise."""
+    end = data.find(_END, 0, _MOST_BYTES) if data.startswith(_BEGINNING) else -1
+    return data[: end + len(_END)] if end >= 0 else b""
+
+
+def _without_exchange(raw: bytes) -> tuple[bytes, bytes]:
+    """A head without the value that is another every time, and that value. Whatever the value, a parser makes the same
+    of the rest.
+    """
+    found = _EXCHANGE.search(raw)
+    return (raw, b"") if found is None else (raw[: found.start(1)] + raw[found.end(1) :], found[1])
+
+
+@lru_cache(256)
+def _acceptable(accept: bytes) -> bool:
+    return choose_media_type(accept.decode("latin-1"), (NPY, NPZ)) is not None
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode("latin-1")

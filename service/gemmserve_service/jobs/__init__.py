@@ -1,0 +1,1 @@
+"""Jobs: accepted, kept in the database, run, recorded, recovered after a restart, forgotten."""

@@ -1,0 +1,1 @@
+"""Batches: many products in one request."""

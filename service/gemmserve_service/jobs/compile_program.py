@@ -1,0 +1,162 @@
+"""From the steps of a request to a `Program`: names resolved, every product checked, what nobody needs left out."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from gemmserve_kernels import Operand, ParameterInvalid
+from gemmserve_kernels.problem.errors import KernelError
+from gemmserve_service import products
+from gemmserve_service.errors import ServiceError, StepInvalid, TooLarge
+from gemmserve_service.programs import Program, Value, operands_of, value_name
+from gemmserve_service.schemas import GemmStep, ProgramParams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from gemmserve_service.products import Product
+    from gemmserve_service.schemas import GemmReduceStep, ProgramJob
+
+    Step = GemmStep | GemmReduceStep
+
+
+@contextlib.contextmanager
+def step_errors(number: int, step: Step, field: str = "") -> Iterator[None]:
+    """Names the step, and the field if known, in whatever is wrong with it."""
+    try:
+        yield
+    except StepInvalid:
+        raise
+    except (KernelError, ServiceError) as error:
+        where = field or getattr(error, "parameter", "")
+        pointer = f"/steps/{number}/{where}" if where in type(step).model_fields else f"/steps/{number}"
+        raise StepInvalid(step.id, pointer, error) from error
+
+
+def arrays_of(steps: Sequence[Step]) -> Iterator[tuple[int, Step, str, str]]:
+    """Every stored array that the steps name, once: number and step that name it first, the operand, the id."""
+    seen: set[str] = set()
+    for number, step in enumerate(steps):
+        for field, name in operands_of(step).items():
+            if not name.startswith("$") and name not in seen:
+                seen.add(name)
+                yield number, step, field, name
+
+
+def compile_program(request: ProgramJob, arrays: Mapping[str, Operand], max_array_bytes: int | None) -> Program:
+    """The program of `request` on `arrays` (by id). `max_array_bytes`: of any one value; None: as long as it is.
+
+    Raises StepInvalid for what is wrong with a step, ParameterInvalid for what is wrong with `keep`.
+    """
+    compiler = _Compiler(dict(arrays), max_array_bytes)
+    for number, step in enumerate(request.steps):
+        compiler.add(number, step)
+    kept = compiler.kept(request.keep)
+    needed = compiler.needed(kept)
+    steps = tuple(compiler.steps[number] for number in needed)
+    used = {name for step in steps for name in operands_of(step).values()}
+    return Program(
+        ProgramParams.model_construct(op="program", steps=steps),
+        tuple(compiler.products[number] for number in needed),
+        tuple(compiler.values[number] for number in needed),
+        {name: operand.nbytes for name, operand in arrays.items() if name in used},
+        {name.removeprefix("$"): compiler.made[name][1] for name in kept},
+        tuple(needed),
+    )
+
+
+class _Compiler:
+    """What the steps so far have come to."""
+
+    def __init__(self, known: dict[str, Operand], max_array_bytes: int | None) -> None:
+        self.steps: list[Step] = []
+        """Their operands' names whole: `$y.sum` where the request says `$y`."""
+        self.products: list[Product] = []
+        self.values: list[dict[str, Value]] = []
+        self.made: dict[str, tuple[int, Value]] = {}
+        """By value name, the step that makes it, and what it is."""
+        self._known = known
+        self._ids: dict[str, int] = {}
+        self._alike: dict[Product, Product] = {}
+        self._max_array_bytes = max_array_bytes
+
+    def add(self, number: int, step: Step) -> None:
+        """Checks the next step. Raises StepInvalid."""
+        with step_errors(number, step, "id"):
+            if step.id in self._ids:
+                raise ParameterInvalid(f"a step before it has the id {step.id!r} too", "id")
+        names: dict[str, str] = {}
+        for field, name in operands_of(step).items():
+            with step_errors(number, step, field):
+                names[field] = self._resolve(field, name, step.id)
+        with step_errors(number, step):
+            product = products.build(step, {field: self._known[name] for field, name in names.items()})
+            values = {
+                value_name(step, result): Value(shape, dtype, order)
+                for result, (shape, dtype, order) in products.outputs(product).items()
+            }
+            self._check_sizes(values)
+        self._ids[step.id] = number
+        self.steps.append(step if names == operands_of(step) else step.model_copy(update=names))
+        self.products.append(self._alike.setdefault(product, product))
+        self.values.append(values)
+        for name, value in values.items():
+            self.made[name] = (number, value)
+            self._known[name] = Operand.contiguous(value.shape, value.dtype, value.order)
+
+    def kept(self, wanted: Sequence[str] | None) -> list[str]:
+        """The names of the values that become arrays. Raises ParameterInvalid."""
+        if wanted is None:
+            used = {name for step in self.steps for name in operands_of(step).values()}
+            return [name for name in self.made if name not in used]
+        found: dict[str, None] = {}
+        if len(set(wanted)) != len(wanted):
+            raise ParameterInvalid("keep names something twice", "keep")
+        for name in wanted:
+            step, _, result = name.partition(".")
+            if step not in self._ids:
+                raise ParameterInvalid(f"keep: no step has the id {step[:80]!r}", "keep")
+            if result and f"${name}" not in self.made:
+                raise ParameterInvalid(f"keep: {_results(step, self.values[self._ids[step]])}, not {name!r}", "keep")
+            found |= dict.fromkeys([f"${name}"] if result else self.values[self._ids[step]])
+        return list(found)
+
+    def needed(self, kept: Sequence[str]) -> list[int]:
+        """The numbers of the steps that the values in `kept` depend on, in order."""
+        wanted = set(kept)
+        found: list[int] = []
+        for number in range(len(self.steps) - 1, -1, -1):
+            if wanted & self.values[number].keys():
+                found.append(number)
+                wanted.update(operands_of(self.steps[number]).values())
+        return found[::-1]
+
+    def _resolve(self, field: str, name: str, own: str) -> str:
+        """The whole name of the value that an operand refers to. Raises ParameterInvalid."""
+        if not name.startswith("$"):
+            return name
+        step, _, result = name[1:].partition(".")
+        if step == own:
+            raise ParameterInvalid(f"{field} is the step's own result: a step may refer to earlier ones alone", field)
+        if step not in self._ids:
+            raise ParameterInvalid(f"{field} is {name}, and no step before this one has the id {step!r}", field)
+        values = self.values[self._ids[step]]
+        if result and name in values:
+            return name
+        if result or len(values) != 1:
+            raise ParameterInvalid(f"{field} is {name}, but {_results(step, values)}", field)
+        return next(iter(values))
+
+    def _check_sizes(self, values: Mapping[str, Value]) -> None:
+        for name, value in values.items():
+            if self._max_array_bytes is not None and value.nbytes > self._max_array_bytes:
+                raise TooLarge(
+                    f"{name} has {value.nbytes} bytes; this server takes at most {self._max_array_bytes} in one array"
+                )
+
+
+def _results(step: str, values: Mapping[str, Value]) -> str:
+    if len(values) == 1:
+        return f"{step} has one result, {next(iter(values))}"
+    return f"{step} has the results {', '.join(values)}"

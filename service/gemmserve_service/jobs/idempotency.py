@@ -1,0 +1,79 @@
+"""Idempotency-Keys: the same request sent again, by the same owner, is answered with the job that it made before."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gemmserve_service.errors import IdempotencyConflict, IdempotencyMismatch
+from gemmserve_service.runtime import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedKey:
+    """An Idempotency-Key of an owner: the digest of its first request's body and the job that came of it."""
+
+    owner: str
+    key: str
+    digest: str
+    job_id: str
+    created_at: float
+
+
+class IdempotencyKeys:
+    """The keys in memory: those on record, and those whose first request is being taken in."""
+
+    def __init__(self, ttl_s: float) -> None:
+        self.ttl_s = ttl_s
+        self._known: dict[tuple[str, str], RememberedKey] = {}
+        self._arriving: dict[tuple[str, str], str] = {}
+
+    def load(self, keys: Iterable[RememberedKey]) -> None:
+        """Takes over what an earlier process recorded."""
+        for key in keys:
+            self.remember(key)
+
+    def remember(self, key: RememberedKey) -> None:
+        """From now on the key stands for its job."""
+        self._known[key.owner, key.key] = key
+
+    def job_of(self, owner: str, key: str, digest: str) -> str | None:
+        """The job that the key made before. Raises IdempotencyMismatch if that was for another request."""
+        known = self._known.get((owner, key))
+        if known is None or known.created_at <= clock.time() - self.ttl_s:
+            return None
+        if known.digest != digest:
+            raise IdempotencyMismatch("this Idempotency-Key was used for another request")
+        return known.job_id
+
+    @contextlib.contextmanager
+    def arriving(self, owner: str, key: str, digest: str) -> Iterator[None]:
+        """Holds the key while its first request is taken in. Raises IdempotencyConflict, IdempotencyMismatch."""
+        held = self._arriving.get((owner, key))
+        if held is not None:
+            if held != digest:
+                raise IdempotencyMismatch("this Idempotency-Key was used for another request")
+            raise IdempotencyConflict("the first request with this key is being taken in", retry_after_s=1.0)
+        self._arriving[owner, key] = digest
+        try:
+            yield
+        finally:
+            del self._arriving[owner, key]
+
+    def shift(self, seconds: float) -> None:
+        """The clock was set by so much: what was an hour old still is."""
+        self._known = {name: replace(key, created_at=key.created_at + seconds) for name, key in self._known.items()}
+
+    def forget(self, before: float) -> None:
+        """Drops the keys that were first used before that moment."""
+        self._known = {name: key for name, key in self._known.items() if key.created_at >= before}
+
+
+def digest_of(body: str) -> str:
+    """What tells one request from another."""
+    return hashlib.sha256(body.encode()).hexdigest()

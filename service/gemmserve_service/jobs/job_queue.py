@@ -1,0 +1,258 @@
+"""The durable queue: every job's row, written before its submission is answered, and the Idempotency-Keys."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from pydantic import TypeAdapter
+
+from gemmserve_service.jobs.idempotency import RememberedKey
+from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobRequest, JobState, ProgramJob, StepInfo
+from gemmserve_service.store.database.database import load_sql
+
+if TYPE_CHECKING:
+    import asyncio
+    import sqlite3
+    from collections.abc import Iterable, Sequence
+
+    from gemmserve_service.schemas import Problem
+    from gemmserve_service.store.array_store import ArrayStore
+    from gemmserve_service.store.database.database import Database
+
+_SQL: Final = load_sql("jobs")
+_START_WITHIN_S: Final = 0.05  # nobody waits for it, and of a short job the end comes first and says the same
+_AFTER_EVERY_ID: Final = "job_~"  # sorts after every id: the alphabet ends at z
+_REQUEST: Final[TypeAdapter[GemmJob | GemmReduceJob | ProgramJob]] = TypeAdapter(JobRequest)
+_STEPS: Final = TypeAdapter(list[StepInfo])
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A job that an earlier process left."""
+
+    info: JobInfo
+    request: GemmJob | GemmReduceJob | ProgramJob
+    deadline_at: float | None
+    crashes: int = 0
+    """Workers that were lost while they had it."""
+
+
+class NotOnRecord(RuntimeError):  # noqa: N818 (says what is the case)
+    """The end of a job cannot be recorded: the job was not, so nobody was told that it was accepted."""
+
+
+class JobQueue(Protocol):
+    """The port: what any queue must keep. A method that returns a future may be left unawaited."""
+
+    def insert(
+        self,
+        info: JobInfo,
+        request: str,
+        deadline_at: float | None,
+        key: RememberedKey | None,
+        *,
+        within_s: float = 0.0,
+    ) -> asyncio.Future[Any]:
+        """Durable once the future is done, the key with it or neither; what is recorded after it is after it.
+
+        `within_s`: for how long it may wait for what follows. Raises DatabaseError.
+        """
+
+    def started(self, info: JobInfo) -> asyncio.Future[Any]:
+        """Records state, attempt and start; without effect on a finished job."""
+
+    def requeued(self, info: JobInfo, crashes: int) -> asyncio.Future[Any]:
+        """Records that it waits again, and how many workers it has lost; without effect on a finished job."""
+
+    async def finish(self, info: JobInfo, arrays: Iterable[dict[str, Any]]) -> None:
+        """Records the final state and the rows of the result arrays, all or nothing. Raises NotOnRecord."""
+
+    async def succeeded(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
+        """Those of the jobs that have succeeded, with what they were asked for."""
+
+    async def set_error(self, job_id: str, error: Problem) -> None:
+        """What came to light after the job's end."""
+
+    async def get(self, job_id: str) -> JobInfo | None:
+        """The job of that id."""
+
+    async def page(self, *, state: JobState | None, limit: int, before: str | None, owner: str = "") -> list[JobInfo]:
+        """Jobs with ids below `before`, newest first; of one owner, or of all (""). Programs without their steps."""
+
+    async def recover(self) -> tuple[list[Unfinished], list[RememberedKey]]:
+        """At the start: running jobs are queued again; all that are unfinished, oldest first, and the keys."""
+
+    async def shift(self, seconds: float) -> None:
+        """The clock was set: moves deadlines, ends and keys along."""
+
+    async def purge(self, *, jobs_before: float, keys_before: float) -> None:
+        """Forgets what is older."""
+
+
+class SqliteQueue:
+    """The queue in the service's database."""
+
+    def __init__(self, database: Database, store: ArrayStore) -> None:
+        self._database = database
+        self._store = store
+        self._ending: set[str] = set()
+        """Jobs whose end is being recorded."""
+
+    def insert(
+        self,
+        info: JobInfo,
+        request: str,
+        deadline_at: float | None,
+        key: RememberedKey | None,
+        *,
+        within_s: float = 0.0,
+    ) -> asyncio.Future[Any]:
+        row = {
+            "id": info.id,
+            "op": info.op,
+            "request": request,
+            "created_at": info.created_at.timestamp(),
+            "deadline_at": deadline_at,
+            "owner": info.owner,
+        }
+
+        def write(db: sqlite3.Connection) -> None:
+            db.execute(_SQL["insert"], row)
+            if key is not None:
+                db.execute(_SQL["remember_key"], asdict(key))
+
+        return self._database.write_soon(write, within_s=within_s)
+
+    def started(self, info: JobInfo) -> asyncio.Future[Any]:
+        fields = {"id": info.id, "attempt": info.attempt, "started_at": _timestamp(info.started_at)}
+
+        def write(db: sqlite3.Connection) -> None:
+            if info.id not in self._ending:  # which says the same
+                db.execute(_SQL["start"], fields)
+
+        return self._database.write_soon(write, within_s=_START_WITHIN_S)
+
+    def requeued(self, info: JobInfo, crashes: int) -> asyncio.Future[Any]:
+        fields = {"id": info.id, "attempt": info.attempt, "crashes": crashes}
+        return self._database.write_soon(lambda db: db.execute(_SQL["requeue"], fields))
+
+    async def finish(self, info: JobInfo, arrays: Iterable[dict[str, Any]]) -> None:
+        rows = list(arrays)
+        fields = {
+            "id": info.id,
+            "state": info.state.value,
+            "attempt": info.attempt,
+            "started_at": _timestamp(info.started_at),
+            "finished_at": _timestamp(info.finished_at),
+            "result": None if info.result is None else json.dumps(info.result),
+            "error": None if info.error is None else info.error.model_dump_json(),
+            "timings": None if info.timings is None else info.timings.model_dump_json(),
+            "algorithm": info.algorithm,
+            "residual": info.residual,
+            "mismatch": info.mismatch,
+            "elements": None if info.elements is None else info.elements.model_dump_json(),
+            "steps": None if info.steps is None else _STEPS.dump_json(info.steps, exclude_none=True).decode(),
+        }
+
+        def write(db: sqlite3.Connection) -> None:
+            if not db.execute(_SQL["finish"], fields).rowcount and db.execute(_SQL["get"], fields).fetchone() is None:
+                raise NotOnRecord(f"job {info.id} was never put on record")
+            for row in rows:
+                self._store.insert_row(db, row)
+
+        self._ending.add(info.id)
+        try:
+            await self._database.write(write)
+        finally:
+            self._ending.discard(info.id)
+
+    async def succeeded(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
+        ids = {"ids": json.dumps(list(job_ids))}
+        rows = await self._database.read(lambda db: db.execute(_SQL["succeeded"], ids).fetchall())
+        return [(_info(row), request_of(row["request"])) for row in rows]
+
+    async def set_error(self, job_id: str, error: Problem) -> None:
+        fields = {"id": job_id, "error": error.model_dump_json()}
+        await self._database.write(lambda db: db.execute(_SQL["set_error"], fields))
+
+    async def get(self, job_id: str) -> JobInfo | None:
+        row = await self._database.read(lambda db: db.execute(_SQL["get"], {"id": job_id}).fetchone())
+        return None if row is None else _info(row)
+
+    async def page(self, *, state: JobState | None, limit: int, before: str | None, owner: str = "") -> list[JobInfo]:
+        fields = {"before": before or _AFTER_EVERY_ID, "limit": limit, "state": state, "owner": owner}
+        if owner:
+            statement = _SQL["page_of_owner" if state is None else "page_of_owner_and_state"]
+        else:
+            statement = _SQL["page" if state is None else "page_of_state"]
+        rows = await self._database.read(lambda db: db.execute(statement, fields).fetchall())
+        return [_info(row) for row in rows]
+
+    async def recover(self) -> tuple[list[Unfinished], list[RememberedKey]]:
+        await self._database.write(lambda db: db.execute(_SQL["recover"]))
+
+        def read(db: sqlite3.Connection) -> tuple[Sequence[sqlite3.Row], Sequence[sqlite3.Row]]:
+            return db.execute(_SQL["unfinished"]).fetchall(), db.execute(_SQL["keys"]).fetchall()
+
+        jobs, keys = await self._database.read(read)
+        unfinished = [
+            Unfinished(_info(row), request_of(row["request"]), row["deadline_at"], row["crashes"]) for row in jobs
+        ]
+        return unfinished, [RememberedKey(**dict(row)) for row in keys]
+
+    async def shift(self, seconds: float) -> None:
+        def write(db: sqlite3.Connection) -> None:
+            db.execute(_SQL["shift"], {"seconds": seconds})
+            db.execute(_SQL["shift_keys"], {"seconds": seconds})
+
+        await self._database.write(write)
+
+    async def purge(self, *, jobs_before: float, keys_before: float) -> None:
+        def write(db: sqlite3.Connection) -> None:
+            db.execute(_SQL["purge"], {"before": jobs_before})
+            db.execute(_SQL["purge_keys"], {"before": keys_before})
+
+        await self._database.write(write)
+
+
+def request_of(stored: str | dict[str, Any]) -> GemmJob | GemmReduceJob | ProgramJob:
+    """The request that a row holds, as JSON or parsed."""
+    return _REQUEST.validate_json(stored) if isinstance(stored, str) else _REQUEST.validate_python(stored)
+
+
+def brief(info: JobInfo) -> JobInfo:
+    """The job as it stands in a listing: of a program without its steps, which may be a thousand."""
+    return info.model_copy(update={"request": None, "steps": None}) if info.op == "program" else info
+
+
+def _timestamp(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()
+
+
+def _moment(timestamp: float | None) -> datetime | None:
+    return None if timestamp is None else datetime.fromtimestamp(timestamp, UTC)
+
+
+def _info(row: sqlite3.Row) -> JobInfo:
+    return JobInfo(
+        id=row["id"],
+        state=JobState(row["state"]),
+        op=row["op"],
+        attempt=row["attempt"],
+        created_at=datetime.fromtimestamp(row["created_at"], UTC),
+        started_at=_moment(row["started_at"]),
+        finished_at=_moment(row["finished_at"]),
+        result=None if row["result"] is None else json.loads(row["result"]),
+        error=None if row["error"] is None else json.loads(row["error"]),
+        timings=None if row["timings"] is None else json.loads(row["timings"]),
+        algorithm=row["algorithm"],
+        residual=row["residual"],
+        mismatch=row["mismatch"],
+        elements=None if row["elements"] is None else json.loads(row["elements"]),
+        steps=None if row["steps"] is None else json.loads(row["steps"]),
+        request=None if row["request"] is None else json.loads(row["request"]),
+        owner=row["owner"],
+    )

@@ -1,0 +1,1 @@
+"""Small products: problems prepared once, run in bundles beside the queue."""

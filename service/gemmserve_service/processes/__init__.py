@@ -1,0 +1,1 @@
+"""Processes of the server and its commands: supervisor, front, listeners, `serve`, `doctor`, health check."""

@@ -1,0 +1,118 @@
+"""The server's commands, which the client's command line finds by entry point: `serve` and `doctor`."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from pydantic import ValidationError
+
+from gemmserve_service.settings import Settings
+
+if TYPE_CHECKING:
+    import argparse
+    from typing import Protocol
+
+    from pydantic.fields import FieldInfo
+
+    class Console(Protocol):
+        """What the command line prints with."""
+
+        def print(self, text: str) -> None: ...
+        def error(self, text: str) -> None: ...
+        def json(self, value: Any) -> None: ...
+
+    class Context(Protocol):
+        """What the command line gives to every command."""
+
+        @property
+        def console(self) -> Console: ...
+
+
+_USAGE: Final = 2
+
+
+class Serve:
+    """`gemmserve serve`: the supervisor, in the foreground. Every setting is a flag and a GEMMSERVE_ variable."""
+
+    name = "serve"
+    help = "run the server in the foreground until SIGTERM"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        for name, field in Settings.model_fields.items():
+            flag = "--" + name.replace("_", "-")
+            description = (field.description or "").replace("%", "%%")
+            if field.annotation is bool:
+                parser.add_argument(flag, action="store_true", default=None, help=description)
+            else:
+                text = f"{description} (default {_default(field)})" if not field.is_required() else description
+                parser.add_argument(flag, metavar=_metavar(field), help=text)
+
+    def run(self, args: argparse.Namespace, context: Context) -> int:
+        given = {name: getattr(args, name) for name in Settings.model_fields}
+        given = {name: _none(value) for name, value in given.items() if value is not None}
+        settings = _settings(given, context.console)
+        if settings is None:
+            return _USAGE
+        from gemmserve_service.processes.supervisor import run
+        from gemmserve_service.runtime.start_error import StartError, UsageError
+
+        try:
+            return run(settings)
+        except StartError as error:
+            context.console.error(str(error))
+            return _USAGE if isinstance(error, UsageError) else 1
+
+
+class Doctor:
+    """`gemmserve doctor`: what is here, and what to do about what is not."""
+
+    name = "doctor"
+    help = "show devices, drivers, compilers and versions, and verify a product on each device"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+        parser.add_argument("--data-dir", metavar="DIR", help="the data directory to look at (default: the server's)")
+
+    def run(self, args: argparse.Namespace, context: Context) -> int:
+        from gemmserve_service.processes.doctor.doctor import examine
+
+        settings = _settings({"data_dir": args.data_dir} if args.data_dir else {}, context.console)
+        if settings is None:
+            return _USAGE
+        findings = examine(settings)
+        if args.json:
+            context.console.json([finding.as_dict() for finding in findings])
+        else:
+            for finding in findings:
+                context.console.print(str(finding))
+        return 1 if any(finding.level == "error" for finding in findings) else 0
+
+
+def _settings(given: dict[str, Any], console: Console) -> Settings | None:
+    """The settings; None when they make no sense, which the console then has been told, one line for each reason."""
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        for problem in error.errors():
+            where = "--" + str(problem["loc"][0]).replace("_", "-") + ": " if problem["loc"] else ""
+            console.error(where + problem["msg"].removeprefix("Value error, "))
+    return None
+
+
+def _none(value: object) -> object:
+    return None if isinstance(value, str) and value.lower() == "none" else value
+
+
+def _default(field: FieldInfo) -> object:
+    value = field.get_default(call_default_factory=True, validated_data={})
+    return "none" if value is None or value == [] else value
+
+
+def _metavar(field: FieldInfo) -> str:
+    kinds = get_args(field.annotation) if isinstance(field.annotation, types.UnionType) else (field.annotation,)
+    return next((name for kind, name in ((int, "N"), (float, "X"), (str, "TEXT")) if kind in kinds), "VALUE")
+
+
+SERVE: Final = Serve()
+DOCTOR: Final = Doctor()

@@ -1,0 +1,73 @@
+"""What is here: versions, drivers, compilers, devices, the data directory, and a verified product on each device."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmserve_service.processes.doctor.accelerators import drivers, libraries
+from gemmserve_service.processes.doctor.host_limits import limits
+from gemmserve_service.processes.doctor.machine import Finding, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gemmserve_service.settings import Settings
+
+_PACKAGES: Final = ("gemmserve", "numpy", "httpx", "fastapi", "uvicorn", "uvloop", "pydantic", "rich")
+
+
+def examine(settings: Settings, machine: Machine | None = None) -> list[Finding]:
+    """Looks at everything; see Finding for what an error is."""
+    machine = machine or Machine()
+    return [
+        *_versions(machine),
+        *drivers(machine),
+        *libraries(machine),
+        *_cxx(machine),
+        *limits(settings, machine),
+        *_devices(),
+    ]
+
+
+def _versions(machine: Machine) -> Iterator[Finding]:
+    where = ", in a container" if machine.container else ""
+    text = f"{platform.python_version()} at {sys.executable}, {platform.platform()}{where}"
+    yield Finding("ok", "python", text)
+    versions = {name: machine.version(name) for name in _PACKAGES}
+    yield Finding("ok", "packages", ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items()))
+
+
+def _cxx(machine: Machine) -> Iterator[Finding]:
+    """The C++ compilers: hipcc is CuPy's on ROCm, the others run the kernels on the CPU in the test suite."""
+    found = [f"{name} at {path}" for name in ("hipcc", "g++", "clang++") if (path := machine.which(name))]
+    if zig := machine.version("ziglang"):
+        found.append(f"ziglang {zig}")
+    text = ", ".join(found) or "none: needed by the test suite, and by CuPy on ROCm (hipcc)"
+    yield Finding("ok" if found else "note", "c++", text)
+
+
+def _devices() -> Iterator[Finding]:
+    from gemmserve_kernels import DeviceSpec
+
+    names = [f"{spec.kind}:{ordinal}" for ordinal, spec in enumerate(DeviceSpec.all())]
+    for name in (*names, "cpu"):
+        yield _verify(name)
+
+
+def _verify(device: str) -> Finding:
+    from gemmserve_kernels import DeviceError
+    from gemmserve_service.executor.worker.backend import DeviceUnavailable, open_backend
+    from gemmserve_service.executor.worker.selftest import verified_error
+
+    try:
+        backend = open_backend(device, cache_share=0.0)
+        error = verified_error(backend)
+    except (DeviceUnavailable, DeviceError, MemoryError) as failure:
+        return Finding("error", device, str(failure))
+    spec: dict[str, Any] = backend.spec_fields()
+    modes = ", ".join(spec["compute_modes"])
+    memory = spec["memory_bytes"] / (1 << 30)
+    text = f"{spec['name']} ({spec['arch']}), {memory:.0f} GiB; modes {modes}; verified product, error {error:.1e}"
+    return Finding("ok", device, text)

@@ -1,0 +1,386 @@
+"""The thin parent: holds the data directory's lock and the sockets, and keeps its children running.
+
+Children are the front (`front.py`), one worker a device (`worker/__main__.py`) and, where processors allow,
+transfer processes (`http/transfer`), which end with the front: the next one starts when they are gone. All read from a
+pipe whose other end is this process's alone, so that they end with it even when it is killed. The listening
+socket stays open while the front restarts: connections wait in its backlog. They hold the data directory's lock too:
+the next server begins when the last process of this one is gone, not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import selectors
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_service.processes.datadir import lock
+from gemmserve_service.processes.listeners import control_socket, listen, listen_here, runtime_folder, transfer_socket
+from gemmserve_service.runtime.handoff import FrontHandoff, TransferHandoff, WorkerHandoff
+from gemmserve_service.runtime.start_error import StartError, UsageError
+from gemmserve_service.runtime.tuning import transfer_processes
+from gemmserve_service.tenancy.keyring import KeyringError, read_keyring
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from gemmserve_service.settings import Settings
+
+_BACKLOG: Final = 2048
+_FIRST_DELAY_S: Final = 0.1
+_LONGEST_DELAY_S: Final = 10.0
+_STEADY_S: Final = 10.0  # a child that lived this long starts again without delay
+_UNAVAILABLE_DELAY_S: Final = 60.0
+_FRONT_TRIES: Final = 3  # starts of the front before the first success
+_KILL_AFTER_S: Final = 7.0  # past the drain: the front closes connections for up to 5 s
+
+
+@dataclass(eq=False)
+class _Child:
+    name: str
+    spawn: Callable[[], subprocess.Popen[bytes]]
+    """Raises OSError where the system has no process to give."""
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    delay: float = 0.0
+    due: float = 0.0
+    failures: int = 0
+    last_status: int = 0
+    doomed: bool = False
+    """Whether it was killed and is not gone yet."""
+
+    def start(self) -> None:
+        self.started = time.monotonic()
+        try:
+            self.process = self.spawn()
+        except OSError as error:
+            self.ended(os.EX_OSERR)
+            _say(f"{self.name} cannot be started ({error.strerror}); trying again in {self.delay:.1f} s")
+
+    def ended(self, status: int) -> None:
+        """Plans the next start, later after each short life."""
+        self.process, self.doomed = None, False
+        self.last_status = status
+        now = time.monotonic()
+        if now - self.started >= _STEADY_S:
+            self.delay, self.failures = 0.0, 0
+        else:
+            self.failures += 1
+            self.delay = min(max(2 * self.delay, _FIRST_DELAY_S), _LONGEST_DELAY_S)
+        if status == os.EX_UNAVAILABLE:
+            self.delay = _UNAVAILABLE_DELAY_S
+        self.due = now + self.delay
+
+
+def run(settings: Settings) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit status. Raises StartError."""
+    with ExitStack() as stack:
+        check_keys(settings)
+        _check_certificate(settings)
+        lock_fd = lock(settings.data_dir, stack)
+        listener = stack.enter_context(listen(settings.host, settings.port))
+        side = None
+        if settings.metrics_port is not None:
+            side = stack.enter_context(listen(settings.metrics_host, settings.metrics_port))
+        unix, descriptors = listen_here(settings, stack)
+        folder = runtime_folder(settings, stack)
+        control_path = str(folder / "control.sock")
+        control = stack.enter_context(control_socket(control_path))
+        transfer_path = str(folder / "transfer.sock")
+        count = transfer_processes(settings.transfer_processes)
+        transfers = stack.enter_context(transfer_socket(transfer_path)) if count else None
+        devices = _devices(settings.device)
+        return _Supervisor(
+            settings,
+            lock_fd,
+            listener,
+            side,
+            unix,
+            descriptors,
+            control,
+            control_path,
+            transfers,
+            transfer_path,
+            count,
+            devices,
+        ).run()
+
+
+@dataclass(eq=False)
+class _Supervisor:
+    settings: Settings
+    lock_fd: int
+    listener: socket.socket
+    side: socket.socket | None
+    unix: socket.socket | None
+    descriptors: socket.socket | None
+    control: socket.socket
+    control_path: str
+    transfer_socket: socket.socket | None
+    transfer_path: str
+    transfer_count: int
+    devices: list[str]
+    pipe: tuple[int, int] = field(default_factory=os.pipe)
+    ready: tuple[int, int] = field(default_factory=os.pipe)
+    announced: bool = False
+    heard: float | None = None
+    """When the front that runs now last gave a sign of life; None before its first."""
+    looked: float = field(default_factory=time.monotonic)
+    stopping: float | None = None
+    signals: int = 0
+
+    def __post_init__(self) -> None:
+        self.front = _Child("front", self._spawn_front)
+        self.workers = [_Child(f"worker {name}", partial(self._spawn_worker, name)) for name in self.devices]
+        names = map(str, range(self.transfer_count))
+        self.transfers = [_Child(f"transfer process {name}", partial(self._spawn_transfer, name)) for name in names]
+
+    @property
+    def children(self) -> tuple[_Child, ...]:
+        """All of them, the front last."""
+        return (*self.workers, *self.transfers, self.front)
+
+    def run(self) -> int:
+        wake_read, wake_write = os.pipe()
+        for fd in (wake_read, wake_write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        selector = selectors.DefaultSelector()
+        selector.register(wake_read, selectors.EVENT_READ, self._on_signals)
+        selector.register(self.ready[0], selectors.EVENT_READ, self._on_pulse)
+        pipe_read, pipe_write = self.pipe
+        try:
+            while self.stopping is None or self.front.process is not None:
+                self._start_due()
+                for key, _ in selector.select(self._pause()):
+                    key.data(key.fd)
+                self._reap()
+                self._watch_front()
+                if self.stopping is not None and time.monotonic() > self.stopping:
+                    self._kill_all()
+            return 0
+        finally:
+            os.close(pipe_write)  # the workers' and, if need be, the front's order to end
+            self._kill_all()
+            signal.set_wakeup_fd(-1)
+            selector.close()
+            for fd in (wake_read, wake_write, pipe_read, *self.ready):
+                os.close(fd)
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def _on_signals(self, fd: int) -> None:
+        for number in os.read(fd, 4096):
+            if number == signal.SIGCHLD:
+                continue
+            self.signals += 1
+            if self.stopping is None:
+                self.stopping = time.monotonic() + self.settings.drain_s + _KILL_AFTER_S
+            if self.front.process is not None:
+                self.front.process.terminate()
+
+    def _on_pulse(self, fd: int) -> None:
+        pulse = os.read(fd, 4096)
+        if self.front.process is not None:
+            self.heard = time.monotonic()
+        if b"1" in pulse and not self.announced:
+            self.announced = True
+            scheme = "http" if self.settings.tls_certificate is None else "https"
+            side = "" if self.side is None else f"; metrics and docs: {_url('http', self.side)}"
+            if self.unix is not None:
+                side += f"; socket: unix:{self.settings.uds}"
+            where = _url(scheme, self.listener)
+            with contextlib.suppress(OSError):
+                print(f"gemmserve ready on {where} (devices: {', '.join(self.devices)}{side})", flush=True)
+
+    def _watch_front(self) -> None:
+        """Kills a front that has fallen silent: its event loop stands still, and with it every client."""
+        now, timeout_s = time.monotonic(), self.settings.heartbeat_timeout_s
+        if now - self.looked > timeout_s / 2 and self.heard is not None:
+            self.heard = now  # this process was stopped itself, or the machine slept
+        self.looked = now
+        if self.heard is not None and now - self.heard > timeout_s and self.front.process is not None:
+            _say(f"the front gave no sign of life for {now - self.heard:.1f} s; killing it")
+            self.front.process.kill()
+            self.heard = None
+
+    def _start_due(self) -> None:
+        if self.stopping is not None:
+            return
+        now = time.monotonic()
+        for child in self._missing():
+            if now >= child.due:
+                child.start()
+
+    def _missing(self) -> list[_Child]:
+        """Those that are to be started when they are due.
+
+        The last front's transfer processes might still write to an extent that the next one takes up: it starts later.
+        """
+        if any(transfer.doomed for transfer in self.transfers):
+            return [child for child in self.workers if child.process is None]
+        return [child for child in self.children if child.process is None]
+
+    def _pause(self) -> float | None:
+        """Seconds until something is due."""
+        moments = [] if self.heard is None else [time.monotonic() + self.settings.heartbeat_timeout_s / 4]
+        moments += [self.stopping] if self.stopping is not None else []
+        if self.stopping is None:
+            moments += [child.due for child in self._missing()]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def _reap(self) -> None:
+        for child in self.children:
+            status = None if child.process is None else child.process.poll()
+            if status is None:
+                continue
+            child.ended(status)
+            if child is self.front:
+                for transfer in self.transfers:
+                    if transfer.process is not None:
+                        transfer.process.kill()
+                        transfer.doomed = True
+            if self.stopping is None:
+                _say(f"{child.name} ended ({_reason(status)}); starting it again in {child.delay:.1f} s")
+        if self.announced or self.stopping is not None:
+            return
+        if self.front.failures >= _FRONT_TRIES:
+            raise StartError(f"the front ended {_FRONT_TRIES} times before it was ready; its log above says why")
+        if all(child.process is None and child.last_status == os.EX_UNAVAILABLE for child in self.workers):
+            raise StartError(f"no device can be used ({', '.join(self.devices)}); `gemmserve doctor` explains")
+
+    def _kill_all(self) -> None:
+        for child in self.children:
+            if child.process is not None:
+                child.process.kill()
+                child.process.wait()
+                child.process = None
+
+    # -- children ---------------------------------------------------------------------------------------------------
+
+    def _spawn_front(self) -> subprocess.Popen[bytes]:
+        self.heard = None
+        handoff = FrontHandoff(
+            settings=self.settings,
+            pipe_fd=self.pipe[0],
+            listen_fd=self.listener.fileno(),
+            side_fd=None if self.side is None else self.side.fileno(),
+            unix_fd=None if self.unix is None else self.unix.fileno(),
+            descriptors_fd=None if self.descriptors is None else self.descriptors.fileno(),
+            transfer_fd=None if self.transfer_socket is None else self.transfer_socket.fileno(),
+            control_fd=self.control.fileno(),
+            ready_fd=self.ready[1],
+            devices=self.devices,
+        )
+        fds: tuple[int, ...] = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
+        others = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.transfer_fd)
+        fds += tuple(fd for fd in others if fd is not None)
+        # The front multiplies nothing: a pool of BLAS threads in it would only cost memory.
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        return _spawn("gemmserve_service.processes.front", handoff.model_dump_json(), fds, environment)
+
+    def _spawn_worker(self, device: str) -> subprocess.Popen[bytes]:
+        handoff = WorkerHandoff(
+            settings=self.settings, pipe_fd=self.pipe[0], device=device, control_path=self.control_path
+        )
+        fds = (self.lock_fd, self.pipe[0])
+        return _spawn("gemmserve_service.executor.worker", handoff.model_dump_json(), fds, dict(os.environ))
+
+    def _spawn_transfer(self, name: str) -> subprocess.Popen[bytes]:
+        handoff = TransferHandoff(
+            settings=self.settings, pipe_fd=self.pipe[0], name=name, control_path=self.transfer_path
+        )
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        return _spawn(
+            "gemmserve_service.http.transfer", handoff.model_dump_json(), (self.lock_fd, self.pipe[0]), environment
+        )
+
+
+def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which then drains the others.
+    process = subprocess.Popen(  # noqa: S603 (our own module)
+        [sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=fds, env=environment, start_new_session=True
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(text.encode())
+        process.stdin.close()
+    except BrokenPipeError:
+        _say(f"{module} ended before it read its settings")
+    return process
+
+
+def check_keys(settings: Settings) -> None:
+    """Raises StartError for a key file that cannot be read, UsageError for a host beyond loopback without any key.
+
+    A server whose keys are all revoked or expired may listen anywhere: it lets nobody in.
+    """
+    try:
+        keyring = read_keyring(settings.data_dir, settings.keys_file)
+    except KeyringError as error:
+        raise StartError(str(error)) from error
+    if not (settings.loopback or settings.allow_unauthenticated or keyring.closed):
+        raise UsageError(
+            f"host {settings.host} can be reached by others and there are no API keys: make one with "
+            "`gemmserve keys create`, listen on 127.0.0.1, or give --allow-unauthenticated"
+        )
+
+
+def _check_certificate(settings: Settings) -> None:
+    """Raises StartError for a certificate or key that the front could not use."""
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            settings.tls_certificate, settings.tls_key, _no_passphrase
+        )
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        names = f"the certificate {settings.tls_certificate} and the key {settings.tls_key}"
+        raise StartError(f"{names} cannot be used: {error}") from error
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key has a passphrase, and nobody is there to type it")
+
+
+def _url(scheme: str, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _devices(device: str) -> list[str]:
+    """The worker names: what the setting lists; for "auto" every accelerator, else the CPU."""
+    if device != "auto":
+        return device.split(",")
+    if importlib.util.find_spec("cupy") is None:
+        return ["cpu"]
+    probe = subprocess.run(
+        [sys.executable, "-m", "gemmserve_service.executor.worker", "--probe"], stdout=subprocess.PIPE, check=False
+    )
+    if probe.returncode:
+        _say(f"looking for accelerators failed ({_reason(probe.returncode)}); using the CPU")
+        return ["cpu"]
+    names: list[str] = json.loads(probe.stdout.splitlines()[-1])  # whatever libraries may print before
+    return names or ["cpu"]
+
+
+def _reason(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # a log on a full disk
+        print(f"gemmserve: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,103 @@
+"""From the fields of a request to the arguments of the kernels: the one place that knows both vocabularies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from gemmserve_kernels import GemmConfig, GemmProblem, GemmReduceProblem, Operand
+from gemmserve_kernels import plan as plan_product
+from gemmserve_kernels.device.caching import cached
+from gemmserve_service.programs import Program
+from gemmserve_service.schemas import GemmParams, GemmReduceParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gemmserve_kernels import DeviceSpec, Plan
+    from gemmserve_service.schemas import GemmConfigFields
+
+Product = GemmProblem | GemmReduceProblem
+Problem = Product | Program
+
+
+class Stored(Protocol):
+    """Metadata of a stored array (`ArrayInfo`, `ScratchArray`)."""
+
+    @property
+    def dtype(self) -> str:
+        """Name, as in `wire.DTYPES`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+
+    @property
+    def order(self) -> str:
+        """Memory order, "C" or "F"."""
+
+
+def options(params: GemmParams | GemmReduceParams) -> dict[str, Any]:
+    """Keyword arguments of `gemm` or `gemm_reduce`, and of the `build` of their problems."""
+    common = {
+        "alpha": params.alpha,
+        "trans_a": params.trans_a,
+        "trans_b": params.trans_b,
+        "layout": params.layout,
+        "compute": params.compute,
+        "config": _config(params.config),
+    }
+    if isinstance(params, GemmParams):
+        return common | {"beta": params.beta, "order": params.order}
+    return common | {
+        "reduce": params.reduce,
+        "axis": params.axis,
+        "pre_op": params.pre_op,
+        "return_c": params.return_c,
+        "reproducible": params.reproducible,
+    }
+
+
+def build(params: GemmParams | GemmReduceParams, operands: Mapping[str, Operand]) -> Product:
+    """The problem, every check of it made. Raises KernelError."""
+    if isinstance(params, GemmParams):
+        return GemmProblem.build(operands["a"], operands["b"], operands.get("c"), **options(params))
+    return GemmReduceProblem.build(operands["a"], operands["b"], **options(params))
+
+
+def build_stored(params: GemmParams | GemmReduceParams, operands: Mapping[str, Stored]) -> Product:
+    """`build`, on arrays of the store; worked out once for products that come again. Raises KernelError."""
+    arrays = tuple((name, array.shape, array.dtype, array.order) for name, array in operands.items())
+    return cached(_build_alike, params, arrays)
+
+
+def _build_alike(
+    params: GemmParams | GemmReduceParams, arrays: tuple[tuple[str, tuple[int, ...], str, str], ...]
+) -> Product:
+    return build(
+        params, {name: Operand.contiguous(shape, np.dtype(dtype), order) for name, shape, dtype, order in arrays}
+    )
+
+
+def operand_of(array: Stored) -> Operand:
+    """The operand that an array of the store is to a plan."""
+    return Operand.contiguous(array.shape, np.dtype(array.dtype), array.order)
+
+
+def plan(problem: Problem, spec: DeviceSpec) -> Plan:
+    """How the device runs it. Raises KernelError."""
+    return problem.plan(spec) if isinstance(problem, Program) else plan_product(problem, spec)
+
+
+def outputs(problem: Problem) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], str]]:
+    """Shape, dtype and memory order of every result, by name."""
+    if isinstance(problem, Program):
+        return {name: (value.shape, value.dtype, value.order) for name, value in problem.results.items()}
+    if isinstance(problem, GemmProblem):
+        return {"d": (problem.result_shape, problem.result_dtype, problem.order)}
+    return {name: (shape, dtype, "C") for name, (shape, dtype) in problem.results.items()}
+
+
+def _config(fields: GemmConfigFields | None) -> GemmConfig | None:
+    return None if fields is None else GemmConfig(**fields.model_dump(exclude_none=True))

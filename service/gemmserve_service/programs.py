@@ -1,0 +1,168 @@
+"""What a program is once it is checked: the steps that run, what they make, and how long each value is needed. Pure.
+
+Values are named as steps refer to them: an array by its id, the result of a gemm by `$step`, one of a gemm_reduce by
+`$step.name`. Each step is planned where it runs; here only whether a device has what it needs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from gemmserve_kernels import GemmProblem, GemmReduceProblem, Plan, plan
+from gemmserve_kernels.dispatch.routes import available
+from gemmserve_kernels.problem.errors import KernelError
+from gemmserve_service.errors import ProgramTooLarge, StepInvalid
+from gemmserve_service.schemas import GemmStep
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+
+    from gemmserve_kernels import DeviceSpec
+    from gemmserve_kernels.problem.vocabulary import AlgorithmName
+    from gemmserve_service.schemas import GemmReduceStep, ProgramParams
+
+    Product = GemmProblem | GemmReduceProblem
+
+_PLAIN_MODES: Final = ("auto", "fp32", "fp64")  # without a configuration nothing but the mode itself can be missing
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An array that a step makes."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def operands_of(step: GemmStep | GemmReduceStep) -> dict[str, str]:
+    """What a step refers to, by the operand's name."""
+    found = {"a": step.a, "b": step.b}
+    return found | {"c": step.c} if isinstance(step, GemmStep) and step.c is not None else found
+
+
+def value_name(step: GemmStep | GemmReduceStep, result: str) -> str:
+    """How other steps refer to that result of it; without the $, how a job's result does."""
+    return f"${step.id}" if isinstance(step, GemmStep) else f"${step.id}.{result}"
+
+
+def last_uses(steps: Sequence[GemmStep | GemmReduceStep]) -> dict[str, int]:
+    """By value, the number of the last step that needs it: after that one it may go."""
+    return {name: number for number, step in enumerate(steps) for name in operands_of(step).values()}
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Steps in their order, each with its product; `results` are what the job gives, by name without the $."""
+
+    params: ProgramParams
+    products: tuple[Product, ...]
+    values: tuple[Mapping[str, Value], ...]
+    """By step, what it makes, by value name."""
+    arrays: Mapping[str, int]
+    """Bytes of the stored operands, by id."""
+    results: Mapping[str, Value]
+    places: tuple[int, ...]
+    """Where each step stood in the request: those that no result depends on are left out."""
+    _verdicts: dict[DeviceSpec, KernelError | None] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Steps that run."""
+        return len(self.products)
+
+    def nbytes(self) -> int:
+        """Bytes that must move to and from a device: stored operands once, results once."""
+        return sum(self.arrays.values()) + sum(value.nbytes for value in self.results.values())
+
+    def step_nbytes(self) -> int:
+        """Bytes that the steps read and write, whether they move or not."""
+        return sum(product.nbytes() for product in self.products)
+
+    def flops(self) -> int:
+        """Of all steps."""
+        return sum(product.flops() for product in self.products)
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the step with most operations."""
+        return max(self.products, key=lambda product: product.flops()).dtype
+
+    @cached_property
+    def peaks(self) -> tuple[int, int]:
+        """Most bytes alive at one time: of all values, and of those that are neither stored nor results."""
+        steps = self.params.steps
+        last = last_uses(steps)
+        sizes: dict[str, int] = {}
+        alive = scratch = peak = scratch_peak = 0
+        for number, step in enumerate(steps):
+            used = set(operands_of(step).values())
+            for name in used - sizes.keys():  # a stored operand: it comes with its first use
+                sizes[name] = self.arrays[name]
+                alive += sizes[name]
+            made = {name: value.nbytes for name, value in self.values[number].items()}
+            sizes |= made
+            alive += sum(made.values())
+            scratch += sum(size for name, size in made.items() if self._temporary(name))
+            peak, scratch_peak = max(peak, alive), max(scratch_peak, scratch)
+            for name in {name for name in used if last[name] == number} | (made.keys() - last.keys()):
+                alive -= sizes[name]
+                scratch -= sizes[name] if self._temporary(name) else 0
+        return peak, scratch_peak
+
+    def plan(self, spec: DeviceSpec) -> Plan:
+        """That the device can run it; looked into once. Raises StepInvalid, ProgramTooLarge."""
+        self.warm(spec)
+        reason = self._verdicts[spec]
+        if reason is not None:
+            raise reason
+        return _PLANNED
+
+    def warm(self, spec: DeviceSpec) -> None:
+        """Looks into it, so that `plan` costs nothing: many different steps take seconds."""
+        if spec not in self._verdicts:
+            try:
+                self._check(spec)
+            except KernelError as error:
+                self._verdicts[spec] = error
+            else:
+                self._verdicts[spec] = None
+
+    def _check(self, spec: DeviceSpec) -> None:
+        # Host memory holds stored arrays and results as mapped files, whose pages come and go.
+        needed = self.peaks[1 if spec.kind == "cpu" else 0]
+        if needed > spec.memory_bytes:
+            raise ProgramTooLarge(
+                f"{needed} bytes of values are needed at one time, and {spec.name} has {spec.memory_bytes} bytes of "
+                "memory: split the program, or the arrays"
+            )
+        checked: set[Product] = set()
+        for place, step, product in zip(self.places, self.params.steps, self.products, strict=True):
+            if product not in checked:
+                checked.add(product)
+                plain = step.config is None and product.compute in _PLAIN_MODES
+                if not plain or product.compute not in available(product.dtype, spec):
+                    _plan_step(place, step, product, spec)
+
+    def _temporary(self, name: str) -> bool:
+        return name.startswith("$") and name[1:] not in self.results
+
+
+def _plan_step(place: int, step: GemmStep | GemmReduceStep, product: Product, spec: DeviceSpec) -> None:
+    try:
+        plan(product, spec)
+    except KernelError as error:
+        raise StepInvalid(step.id, f"/steps/{place}", error) from error
+
+
+_PLANNED: Final = Plan(cast("AlgorithmName", "program"))
+"""Stands for the plans of the steps, which the worker makes."""

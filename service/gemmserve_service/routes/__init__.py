@@ -1,1 +1,0 @@
-"""Routes parse, call the core and render; what the core is asked is in `gemmserve_service.core`."""

@@ -1,0 +1,1 @@
+"""The process's surroundings: clocks, identifiers, logs, background tasks, descriptors, sockets."""

@@ -1,0 +1,63 @@
+"""What the supervisor tells a child at its start: settings and inherited descriptors, as JSON on standard input."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from gemmserve_service.runtime.tuning import exit_with, keep_freed_memory, raise_file_limit
+from gemmserve_service.settings import Settings  # noqa: TC001 (pydantic resolves it at run time)
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class _Handoff(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: Settings
+    pipe_fd: int
+    """Its other end is the supervisor's alone: end of file means that the supervisor is gone."""
+
+    @classmethod
+    def receive(cls) -> Self:
+        """Reads standard input to its end and prepares the process: limits, malloc, the supervisor's pipe."""
+        handoff = cls.model_validate_json(sys.stdin.read())
+        exit_with(handoff.pipe_fd)
+        raise_file_limit()
+        keep_freed_memory()
+        return handoff
+
+
+class FrontHandoff(_Handoff):
+    """For the front process."""
+
+    listen_fd: int
+    side_fd: int | None = None
+    """The second port's socket, where there is one."""
+    unix_fd: int | None = None
+    """The Unix socket, where there is one."""
+    descriptors_fd: int | None = None
+    """The socket beside it that takes shared memory."""
+    transfer_fd: int | None = None
+    """The socket that transfer processes connect to, where there are any."""
+    control_fd: int
+    ready_fd: int
+    """A pipe to the supervisor: "1" once the front answers and a worker is ready, "." every second besides."""
+    devices: list[str]
+
+
+class TransferHandoff(_Handoff):
+    """For a transfer process."""
+
+    name: str
+    control_path: str
+
+
+class WorkerHandoff(_Handoff):
+    """For the worker of one device."""
+
+    device: str
+    control_path: str

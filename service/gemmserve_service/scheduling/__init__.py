@@ -1,0 +1,1 @@
+"""Scheduling: which task runs next and where: admission, fair shares, placement, grouping, deadlines."""

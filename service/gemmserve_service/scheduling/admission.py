@@ -1,0 +1,114 @@
+"""Who may still join the queue: bounds by number and by bytes, a share for each owner, and when to come back.
+
+An owner may have at most a multiple of what is still free (Choudhury, Hahne, "Dynamic Queue Length Thresholds for
+Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking 6(2), 1998): alone it gets most of the queue, the
+more owners push the less each gets, and a part stays free for the one who comes next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_service.errors import QueueFull
+from gemmserve_service.store.quotas import Quotas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gemmserve_service.scheduling.fair_queue import FairQueue
+    from gemmserve_service.settings import Settings
+
+_ALPHA: Final = 4.0  # one owner alone gets 4/5 of the queue, two 4/9 each; no measurement behind the figure
+_SMOOTHING: Final = 0.1  # of the running mean of the time between two ends; no measurement behind the figure
+_RETRY_SHARE: Final = 0.1  # a refused client comes back when a tenth of the queue has gone
+_LONGEST_RETRY_S: Final = 60.0
+
+
+class Admission:
+    """Places in the queue, for tasks that wait and for those that are being prepared."""
+
+    def __init__(self, settings: Settings, queue: FairQueue, quotas: Quotas | None = None) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._quotas = quotas or Quotas()
+        self._arriving: Counter[str] = Counter()
+        self._arriving_bytes: Counter[str] = Counter()
+        self._interval_s: float | None = None
+        self._last_end = 0.0
+
+    @contextlib.contextmanager
+    def place(self, owner: str) -> Iterator[Callable[[int], None]]:
+        """A place for a task that is being prepared. Yields `claim(nbytes)`, to be called once its size is known.
+
+        Both raise QueueFull, and the place itself QuotaExceeded.
+        """
+        self._check_place(owner)
+        claimed = 0
+
+        def claim(nbytes: int) -> None:
+            nonlocal claimed
+            self._check_bytes(owner, nbytes)
+            claimed += nbytes
+            self._arriving_bytes[owner] += nbytes
+
+        self._arriving[owner] += 1
+        try:
+            yield claim
+        finally:
+            self._release(self._arriving, owner, 1)
+            self._release(self._arriving_bytes, owner, claimed)
+
+    def check(self, owner: str, nbytes: int) -> None:
+        """What `place` and its claim ask, for a task that is queued in the same turn of the event loop."""
+        self._check_place(owner)
+        self._check_bytes(owner, nbytes)
+
+    def ended(self) -> None:
+        """A task is through: keeps a running mean of the time between two ends while tasks wait."""
+        clock = time.monotonic()
+        if len(self._queue) and self._last_end:
+            interval = clock - self._last_end
+            mean = self._interval_s if self._interval_s is not None else interval
+            self._interval_s = mean + _SMOOTHING * (interval - mean)
+        self._last_end = clock
+
+    @property
+    def drain_rate(self) -> float:
+        """Tasks that end in a second, while others wait; 0 until that has been seen."""
+        return 1 / self._interval_s if self._interval_s else 0.0
+
+    def retry_after_s(self) -> float:
+        """Whole seconds in which a tenth of the queue will have gone, at the measured rate."""
+        interval = self._interval_s if self._interval_s is not None else 1.0
+        return float(math.ceil(min(max(_RETRY_SHARE * len(self._queue) * interval, 1.0), _LONGEST_RETRY_S)))
+
+    def _check_place(self, owner: str) -> None:
+        waiting, total = self._queue.waiting(owner), len(self._queue)
+        if self._arriving:
+            waiting += self._arriving[owner]
+            total += self._arriving.total()
+        self._check(owner, waiting, total, self._settings.max_queued_jobs, "jobs are waiting", 1)
+        self._quotas.check_job(owner, waiting, retry_after_s=self.retry_after_s)
+
+    def _check_bytes(self, owner: str, nbytes: int) -> None:
+        everybody = self._queue.nbytes + self._arriving_bytes.total()
+        if everybody:  # one task always fits: it could never run otherwise
+            held = self._queue.waiting_bytes(owner) + self._arriving_bytes[owner]
+            self._check(owner, held, everybody, self._settings.max_queued_bytes, "bytes of jobs are waiting", nbytes)
+
+    def _check(self, owner: str, own: int, total: int, most: int, what: str, more: int) -> None:
+        """Without keys there is one owner, who may fill the queue."""
+        if total + more > most:
+            raise QueueFull(f"{total} {what} already", retry_after_s=self.retry_after_s())
+        if owner and own + more > max(_ALPHA * (most - total), more):
+            raise QueueFull(f"{own} of this key's {what} already", retry_after_s=self.retry_after_s())
+
+    @staticmethod
+    def _release(counter: Counter[str], owner: str, amount: int) -> None:
+        counter[owner] -= amount
+        if not counter[owner]:
+            del counter[owner]

@@ -1,0 +1,84 @@
+"""How long a task will keep its device: a plain model, corrected by what the device has shown.
+
+Serves fair sharing, where a wrong estimate is set right when the time is known, and the watchdog, which takes many
+times the estimate. It chooses nothing: which algorithm runs is decided by the kernels' own, finer estimates.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_kernels import Plan
+from gemmserve_service.programs import Program
+
+if TYPE_CHECKING:
+    from gemmserve_service.executor.port import Worker
+    from gemmserve_service.scheduling.tasks import Task
+    from gemmserve_service.schemas import Timings
+
+# Operations and bytes per second, and seconds of every task: on the slow side of what processors and accelerators do.
+_CPU: Final = (5e9, 2e9, 1e-4)
+_ACCELERATOR: Final = (1e12, 4e9, 1e-4)
+_SMOOTHING: Final = 0.2  # of the running mean of logarithms; no measurement behind the figure
+_FACTOR: Final = math.log(1e4)  # what is corrected is at most so far from the model
+
+Key = tuple[str, str]
+
+
+class Estimates:
+    """Seconds of a task on a worker's device."""
+
+    def __init__(self) -> None:
+        self._corrections: dict[Key, float] = {}
+        self._factors: dict[Key, float] = {}
+        """Their exponentials."""
+
+    def seconds(self, task: Task, worker: Worker) -> float:
+        """Expected device time, transfers included."""
+        model_s, key = _model(task, worker)
+        return model_s * self._factors.get(key, 1.0)
+
+    def cautious_seconds(self, task: Task, worker: Worker) -> float:
+        """For the watchdog: never less than the model says, however fast the device was with other products."""
+        model_s, key = _model(task, worker)
+        return model_s * max(self._factors.get(key, 1.0), 1.0)
+
+    def learn(self, task: Task, worker: Worker, timings: Timings) -> None:
+        """Takes in what a task took."""
+        seconds = device_seconds(timings)
+        if seconds > 0:
+            model_s, key = _model(task, worker)
+            found = math.log(seconds / model_s)
+            found = min(max(found, -_FACTOR), _FACTOR)
+            mean = self._corrections.get(key, found)
+            self._corrections[key] = correction = mean + _SMOOTHING * (found - mean)
+            self._factors[key] = math.exp(correction)
+
+
+def device_seconds(timings: Timings) -> float:
+    """What a task kept its device busy for."""
+    return timings.h2d_s + timings.kernel_s + timings.d2h_s + timings.verify_s
+
+
+def _model(task: Task, worker: Worker) -> tuple[float, Key]:
+    """Seconds by the plain model, and whose correction applies; kept with the task for each plan."""
+    chosen = task.plans.get(worker.id)
+    known = task.models.get(worker.id)
+    if known is None or known[0] is not chosen:
+        known = task.models[worker.id] = (chosen, (_seconds(task, worker), _key(task, worker)))
+    return known[1]
+
+
+def _seconds(task: Task, worker: Worker) -> float:
+    cpu = worker.spec is None or worker.spec.kind == "cpu"
+    rate, bandwidth, base = _CPU if cpu else _ACCELERATOR
+    nbytes, flops = task.size
+    steps = len(task.problem) if isinstance(task.problem, Program) else 1
+    return base * steps + flops / rate + nbytes / bandwidth
+
+
+def _key(task: Task, worker: Worker) -> Key:
+    chosen = task.plans.get(worker.id)
+    algorithm = f"{chosen.algorithm}:{chosen.arithmetic}" if isinstance(chosen, Plan) else ""
+    return worker.id, f"{task.problem.dtype.name}:{algorithm}"

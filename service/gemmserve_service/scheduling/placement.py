@@ -1,0 +1,135 @@
+"""Which worker a task may run on, which it should, and what a worker that is busy may have besides.
+
+A product whose operands a device has copies of is worth waiting for that device, but no longer than to bring them to
+another one would take (delay scheduling: Zaharia et al., "Delay Scheduling: A Simple Technique for Achieving Locality
+and Fairness in Cluster Scheduling", EuroSys 2010).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmserve_kernels import KernelError, Plan
+from gemmserve_service.scheduling.grouping import companions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gemmserve_service.executor.port import Executor, Worker
+    from gemmserve_service.scheduling.estimates import Estimates
+    from gemmserve_service.scheduling.fair_queue import FairQueue
+    from gemmserve_service.scheduling.tasks import Task
+
+# A task that others may pass: two panels or more. At half a second a small product waited for whole ones of 40 ms, and
+# its client's 99th percentile beside two of those a second was four times that in peace (1.3 with this).
+_LONG_S: Final = 0.02
+_SHORT_S: Final = 0.05  # one that may pass, for others wait for that in turn, and ...
+_SHARE: Final = 0.1  # ... of the other's time: what it is delayed by; no measurement behind these two
+_AHEAD_S: Final = 0.5  # of work, beyond which a worker is sent nothing more: its copies are hidden, or do not matter
+_LINK_RATE: Final = 10e9  # bytes a second to a device that the wait for another one is held against, about
+_SHORTEST_S: Final = 1e-3  # a wait that is shorter is none
+_LONGEST_S: Final = 1.0
+
+
+class Placement:
+    """`again` is called when a task has waited long enough for the device that has its operands."""
+
+    def __init__(self, executor: Executor, estimates: Estimates, again: Callable[[], object]) -> None:
+        self._executor = executor
+        self._estimates = estimates
+        self._again = again
+
+    def plan(self, task: Task, worker: Worker) -> Plan | KernelError:
+        """How that worker's device would run the task, or why it cannot."""
+        if worker.id not in task.plans and worker.spec is not None:
+            task.plans[worker.id] = task.plan(worker.spec)
+        return task.plans[worker.id]
+
+    def able(self, task: Task, worker: Worker) -> bool:
+        """Whether the device can run it, in the way that the task wants if any device has that way."""
+        chosen = self.plan(task, worker)
+        if isinstance(chosen, KernelError):
+            return False
+        if task.algorithm is None or chosen.algorithm == task.algorithm:
+            return True
+        others = [other for other in self._executor.workers() if other is not worker]
+        if any(other.spec is None for other in others):
+            return False  # it may be the one
+        plans = [self.plan(task, other) for other in others]
+        return not any(isinstance(plan, Plan) and plan.algorithm == task.algorithm for plan in plans)
+
+    def better_elsewhere(self, task: Task, worker: Worker) -> bool:
+        """Whether another device has more of the operands, is alive, and the task has not waited long enough for it."""
+        workers = self._executor.workers()
+        if len(workers) < 2 or not task.operands or not any(other.resident for other in workers):
+            return False
+        if any(pinned.pending is not None for pinned in task.operands.values()):
+            return False  # no other device can compute with them
+        here = _resident_bytes(task, worker)
+        there = max(
+            (_resident_bytes(task, other) for other in workers if other is not worker and other.ready), default=0
+        )
+        patience_s = min((there - here) / _LINK_RATE, _LONGEST_S)
+        if patience_s < _SHORTEST_S:
+            return False
+        now = time.monotonic()
+        if task.passed_over is None:
+            task.passed_over = now
+            asyncio.get_running_loop().call_later(patience_s, self._again)
+        return now - task.passed_over < patience_s
+
+    def companions(
+        self, task: Task, worker: Worker, queue: FairQueue, most: int, usable: Callable[[Task, Worker], bool]
+    ) -> list[Task]:
+        """Takes out of the queue what goes with `task`; not what another worker, which is idle, could begin with now.
+
+        `most`: tasks in all. `usable`: whether a task's operands are where the worker can use them.
+        """
+        if not queue or most < 2:
+            return []
+        idle = sum(each.ready and not each.tasks for each in self._executor.workers())
+        most = min(most, -(-(len(queue) + 1) // max(idle, 1)))
+
+        def seconds(other: Task) -> float:
+            runs = self.able(other, worker) and usable(other, worker) and not self.better_elsewhere(other, worker)
+            return self._estimates.seconds(other, worker) if runs else math.inf
+
+        return companions(task, queue, most, seconds)
+
+    def interleaves(self, worker: Worker) -> bool:
+        """Whether the worker is at a long task, between whose panels a short one can run.
+
+        Not if it has lost a worker before: should it be the one that kills them, it takes nobody along.
+        """
+        if not worker.interleaves or len(worker.tasks) != 1:
+            return False
+        (task,) = worker.tasks.values()
+        return bool(not task.over and not task.crashes and task.cost_s >= _LONG_S)
+
+    def may_interleave(self, task: Task, worker: Worker) -> bool:
+        """Whether it is short enough for that, beside the one task that the worker has, and under no suspicion."""
+        (passed,) = worker.tasks.values()
+        return not task.crashes and self._estimates.seconds(task, worker) <= min(_SHORT_S, _SHARE * passed.cost_s)
+
+    def runs_ahead(self, worker: Worker) -> bool:
+        """Whether the worker is to have another task before it has answered those that it has.
+
+        Not while it has one that has lost a worker, nor work for a while: what it is sent nobody can come before.
+        """
+        tasks: Any = worker.tasks.values()
+        return (
+            worker.ready
+            and 0 < len(tasks) <= worker.ahead
+            and not any(task.crashes for task in tasks)
+            and sum(task.cost_s for task in tasks) < _AHEAD_S
+        )
+
+
+def _resident_bytes(task: Task, worker: Worker) -> int:
+    """Of the task's operands on the worker's device."""
+    if not worker.resident:
+        return 0
+    return sum(pinned.info.nbytes for pinned in task.operands.values() if pinned.info.id in worker.resident)

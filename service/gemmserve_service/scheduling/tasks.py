@@ -1,0 +1,172 @@
+"""Task: one product on its way through the scheduler, and who is told what becomes of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gemmserve_kernels import KernelError
+from gemmserve_service.executor.packing import ExtentTable, form_of
+from gemmserve_service.executor.protocol import Part, Work
+from gemmserve_service.products import plan
+from gemmserve_service.programs import Program
+from gemmserve_service.schemas import ArrayInfo, ProgramParams
+
+if TYPE_CHECKING:
+    from gemmserve_kernels import Plan
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_service.errors import ServiceError
+    from gemmserve_service.executor.packing import ArrayKind
+    from gemmserve_service.executor.port import Worker
+    from gemmserve_service.executor.protocol import Done
+    from gemmserve_service.products import Problem, Product
+    from gemmserve_service.scheduling.deadlines import Deadline
+    from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_service.store.pending import PendingResults
+    from gemmserve_service.store.pin import Pinned
+    from gemmserve_service.store.upload import Upload
+
+
+class Listener(Protocol):
+    """Told what becomes of a task."""
+
+    def started(self, task: Task) -> None:
+        """A worker was sent it; `task.attempt` counts."""
+
+    def requeued(self, task: Task) -> None:
+        """Its worker was lost; it waits again."""
+
+    def ended(self, task: Task, outcome: Done | ServiceError) -> None:
+        """Nothing more happens. On Done the listener takes `operands` and `results` over; otherwise they go."""
+
+
+@dataclass(eq=False)
+class Task:
+    """What to compute, on what, into what; for whom, and how far it is."""
+
+    id: str
+    params: GemmParams | GemmReduceParams | ProgramParams
+    problem: Problem
+    operands: dict[str, Pinned]
+    results: dict[str, Upload]
+    listener: Listener
+    owner: str = ""
+    """Whose it is: the id of an API key, "" where the server has none."""
+    priority: int = 0
+    """Among the tasks of the same owner: the higher goes first."""
+    timeout_s: float | None = None
+    """Seconds after `submitted` at which it expires, wherever it is then."""
+    verify: bool = False
+    recomputes: bool = False
+    """Whether it computes results once more whose device was lost (`recomputation`): they are written at once, and not
+    checked unasked, for plain arithmetic in their place would have other bits than the first time."""
+    algorithm: str | None = None
+    """By which it is to be computed; None: by the one that its device takes. No other than that of a device that there
+    is, if none of them has it."""
+    durable: bool = True
+    """Whether it starts again with the server; others are refused when it drains."""
+    attempt: int = 0
+    """How often a worker has been sent it."""
+    crashes: int = 0
+    """How many workers were lost while they had it."""
+    submitted: float = field(default_factory=time.monotonic)
+    """When its request had arrived (time.monotonic, which no change of the clock touches)."""
+    cost_s: float = 0.0
+    """Estimated seconds of a device."""
+    queue_s: float = 0.0
+    began: float = 0.0
+    """When its worker was sent it (time.monotonic)."""
+    products: int = 1
+    """How many it computes."""
+    grouped: bool = False
+    """Whether it was sent together with others."""
+    expected_s: float = 0.0
+    """Of its worker's device, by a cautious estimate, with a check where there is one."""
+    limit_s: float = 0.0
+    """For how long its worker may show no progress before it is taken for hung."""
+    stalled: bool = False
+    """Whether its worker was killed because it did not get on with this."""
+    over: bool = False
+    """The listener has been told; a worker may still be at it."""
+    worker: Worker | None = None
+    passed_over: float | None = None
+    """Since when it has waited for a device that has its operands, while another one was idle (time.monotonic)."""
+    pending: PendingResults | None = None
+    """Its results, once it has ended and they are not in the store yet: they own the pins of its operands then."""
+    order: tuple[int, int] = (0, 0)
+    deadline: Deadline | None = None
+    plans: dict[str, Plan | KernelError] = field(default_factory=dict)
+    """By worker, how its device runs this, or why it cannot."""
+    models: dict[str, tuple[object, Any]] = field(default_factory=dict)
+    """By worker, what `estimates` worked out for its plan."""
+
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """Bytes and operations of the problem."""
+        return self.problem.nbytes(), self.problem.flops()
+
+    @property
+    def check_bytes(self) -> int:
+        """Bytes that a check of the result reads."""
+        return self.problem.step_nbytes() if isinstance(self.problem, Program) else self.size[0]
+
+    def plan(self, spec: DeviceSpec) -> Plan | KernelError:
+        """How that device would run it, or why it cannot."""
+        return plan_of(self.problem, spec)
+
+    def message(self, chosen: Plan, *, verify: bool) -> Work:
+        """Return what a worker is sent, whose plan is `chosen`."""
+        table = ExtentTable()
+        kinds: tuple[dict[str, ArrayKind], dict[str, ArrayKind]] = {}, {}
+        operands, results = {}, {}
+        for name, pinned in self.operands.items():
+            info = pinned.info
+            kinds[0][name] = info.dtype, info.shape, info.order
+            # Scratch operands are gone after this task: a device need not keep copies of them.
+            operands[name] = [(table.number(pinned.extent, info.id if isinstance(info, ArrayInfo) else None), 0)]
+        for name, upload in self.results.items():
+            spec = upload.spec
+            kinds[1][name] = spec.dtype, spec.shape, spec.order
+            results[name] = [(table.number(upload.extent, None if spec.scratch else spec.id), 0)]
+        form = form_of(self.params, *kinds)
+        part = Part(form=form, algorithm=chosen.algorithm, operands=operands, results=results)
+        return Work(task=self.id, extents=table.rows, parts=[part], verify=verify, defer=self._may_end_before_write())
+
+    def _may_end_before_write(self) -> bool:
+        """Return whether it may end before its results are written: not if they could differ when computed again."""
+        keeps = self.worker is not None and self.worker.defers
+        if not keeps or self.recomputes or not self.durable:
+            return False
+        steps = self.params.steps if isinstance(self.params, ProgramParams) else (self.params,)
+        return all(getattr(step, "reproducible", True) for step in steps)
+
+    def close(self, *, reusable: bool = True) -> None:
+        """Gives operands and results back. Not `reusable`: a lost process may still write to the results."""
+        for upload in self.results.values():
+            if reusable:
+                upload.abort()
+            else:
+                upload.discard()
+        self.unpin()
+
+    def unpin(self) -> None:
+        """Lets the operands go."""
+        for pinned in self.operands.values():
+            pinned.release()
+
+
+def plan_of(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
+    """How a device would run a problem, or why it cannot. For products that come again, as they do, worked out once."""
+    try:
+        # A program knows what it found, and no other is equal to it: here it would only be kept for longer.
+        return plan(problem, spec) if isinstance(problem, Program) else _plan(problem, spec)
+    except KernelError as error:
+        return error
+
+
+@lru_cache(4096)
+def _plan(product: Product, spec: DeviceSpec) -> Plan:
+    """To choose among the algorithms of an accelerator takes up to a millisecond."""
+    return plan(product, spec)

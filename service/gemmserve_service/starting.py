@@ -1,7 +1,0 @@
-"""Why a server does not start. By itself, since the supervisor, which starts it, loads as little as it can."""
-
-from __future__ import annotations
-
-
-class StartError(RuntimeError):
-    """The server cannot start; the message says what to do."""

@@ -1,0 +1,1 @@
+"""Arrays: uploads, the catalogue, pins, quotas, expiry, recovery after a restart."""

@@ -1,0 +1,212 @@
+"""The index of arrays in memory: which ids there are, which are pinned, which expire next."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from gemmserve.wire import RESULT_DTYPES, format_npy_header
+from gemmserve_service.errors import Gone, NotFound
+from gemmserve_service.runtime import clock
+from gemmserve_service.schemas import ArrayInfo
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator
+
+    from gemmserve_service.store.extents.extents import Extent
+    from gemmserve_service.store.pending import PendingResults
+    from gemmserve_service.store.upload import ScratchArray
+
+State = Literal["live", "deleted", "expired"]
+
+_MOST_TOMBSTONES: Final = 100_000  # expired ids remembered in memory, about 10 MB
+
+
+@dataclass(slots=True)
+class Record:
+    """One array."""
+
+    info: ArrayInfo | ScratchArray
+    extent: Extent | None
+    state: State = "live"
+    pins: int = 0
+    hidden: bool = False
+    """Committed as deleted or expired: the extent may go with the last pin."""
+    freed: bool = False
+    npy_sha256: str | None = None
+    """Of the .npy file; None: not known."""
+    pending: PendingResults | None = None
+    """The pending results that it is one of; None: its bytes are in the extent."""
+    tainted: bool = False
+    """Whether a process that was lost may still write to the extent: it serves no other array."""
+
+    def expired(self, now: float | None = None) -> bool:
+        """Whether its time has passed."""
+        expires = self.info.expires_at
+        return expires is not None and expires.timestamp() <= (clock.time() if now is None else now)
+
+
+class Catalog:
+    """Records by id; of the live ones also the order by id, which is that of their making, and the expiries."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Record] = {}
+        self._ids: list[str] = []
+        self._owned: dict[str, list[str]] = {}
+        self._tombstones: OrderedDict[str, str] = OrderedDict()
+        self._expiries: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        """Arrays that can be seen."""
+        return len(self._ids)
+
+    def owners(self) -> set[str]:
+        """Everybody who has an array that can be seen."""
+        return set(self._owned)
+
+    def count(self, owner: str) -> int:
+        """One owner's arrays that can be seen."""
+        return len(self._owned.get(owner, ()))
+
+    def __iter__(self) -> Iterator[Record]:
+        """Every record, hidden ones too."""
+        return iter(list(self._records.values()))
+
+    def get(self, array_id: str) -> Record | None:
+        """The record, hidden or not."""
+        return self._records.get(array_id)
+
+    def live(self, array_id: str, owner: str = "") -> Record:
+        """The record of an array that `owner` can see ("": everybody's).
+
+        Raises Gone (expired), NotFound (unknown, deleted or another owner's).
+        """
+        record = self._records.get(array_id)
+        if record is not None and owner and record.info.owner != owner:
+            raise NotFound(f"no array {array_id}")
+        if owner and self._tombstones.get(array_id, owner) != owner:
+            raise NotFound(f"no array {array_id}")
+        if array_id in self._tombstones or (record is not None and record.state == "live" and record.expired()):
+            raise Gone(f"array {array_id} has expired")
+        if record is None or record.state != "live":
+            raise NotFound(f"no array {array_id}")
+        return record
+
+    def page(self, limit: int, cursor: str | None, owner: str = "") -> tuple[list[ArrayInfo], str | None]:
+        """Infos below `cursor`, newest first, and the cursor of the next page; of one owner, or of all ("")."""
+        ids = self._owned.get(owner, []) if owner else self._ids
+        end = len(ids) if cursor is None else bisect.bisect_left(ids, cursor)
+        page: list[ArrayInfo] = []
+        now = clock.time()
+        while end > 0 and len(page) < limit:
+            end -= 1
+            record = self._records[ids[end]]
+            if not record.expired(now) and isinstance(record.info, ArrayInfo):
+                page.append(record.info)
+        return page, (page[-1].id if end > 0 and page else None)
+
+    def add(self, record: Record) -> None:
+        """Takes a record in; shows it if it is live."""
+        self._records[record.info.id] = record
+        if record.state == "live":
+            self.show(record)
+
+    def show(self, record: Record) -> None:
+        """Makes a record visible."""
+        record.state = "live"
+        bisect.insort(self._ids, record.info.id)
+        bisect.insort(self._owned.setdefault(record.info.owner, []), record.info.id)
+        if record.info.expires_at is not None:
+            heapq.heappush(self._expiries, (record.info.expires_at.timestamp(), record.info.id))
+
+    def hide(self, record: Record, state: Literal["deleted", "expired"]) -> None:
+        """Makes a record invisible."""
+        record.state = state
+        owned = self._owned.get(record.info.owner, [])
+        for ids in (self._ids, owned):
+            index = bisect.bisect_left(ids, record.info.id)
+            if index < len(ids) and ids[index] == record.info.id:
+                del ids[index]
+        if not owned:
+            self._owned.pop(record.info.owner, None)
+        if state == "expired":
+            self.bury(record.info.id, record.info.owner)
+
+    def bury(self, array_id: str, owner: str) -> None:
+        """Remembers that the id has expired, and whose it was."""
+        self._tombstones[array_id] = owner
+        if len(self._tombstones) > _MOST_TOMBSTONES:
+            self._tombstones.popitem(last=False)
+
+    def remove(self, record: Record) -> None:
+        """Forgets a hidden record."""
+        del self._records[record.info.id]
+
+    def next_expiry(self) -> float | None:
+        """The moment at which `due` has something to say."""
+        return self._expiries[0][0] if self._expiries else None
+
+    def shift(self, seconds: float) -> None:
+        """Moves every expiry: the clock was set."""
+        self._expiries = []
+        for record in self._records.values():
+            expires = record.info.expires_at
+            if record.state == "live" and expires is not None and isinstance(record.info, ArrayInfo):
+                expires += timedelta(seconds=seconds)
+                record.info = record.info.model_copy(update={"expires_at": expires})
+                self._expiries.append((expires.timestamp(), record.info.id))
+        heapq.heapify(self._expiries)
+
+    def due(self, now: float) -> list[Record]:
+        """Hides and returns what has expired by `now`."""
+        found: list[Record] = []
+        while self._expiries and self._expiries[0][0] <= now:
+            record = self._records.get(heapq.heappop(self._expiries)[1])
+            if record is not None and record.state == "live":
+                self.hide(record, "expired")
+                found.append(record)
+        return found
+
+
+def npy_header(dtype: str, shape: tuple[int, ...], order: str) -> bytes:
+    """That of an array's .npy file."""
+    return format_npy_header(RESULT_DTYPES[dtype], shape, fortran_order=order == "F")
+
+
+def to_row(info: ArrayInfo, extent: Extent | None, job: str | None = None) -> dict[str, Any]:
+    """The parameters of the statement `insert` of sql/arrays.sql. `job`: of a result that is to be written later."""
+    return {
+        "id": info.id,
+        "dtype": info.dtype,
+        "shape": json.dumps(info.shape),
+        "memory_order": info.order,
+        "nbytes": info.nbytes,
+        "sha256": info.sha256,
+        "created_at": info.created_at.timestamp(),
+        "expires_at": None if info.expires_at is None else info.expires_at.timestamp(),
+        "extent": None if extent is None else extent.name,
+        "owner": info.owner,
+        "written": int(job is None),
+        "job": job,
+    }
+
+
+def from_row(row: sqlite3.Row) -> ArrayInfo:
+    """The info in a row of the table `arrays`."""
+    return ArrayInfo(
+        id=row["id"],
+        dtype=row["dtype"],
+        shape=tuple(json.loads(row["shape"])),
+        order=row["memory_order"],
+        nbytes=row["nbytes"],
+        sha256=row["sha256"],
+        created_at=datetime.fromtimestamp(row["created_at"], UTC),
+        expires_at=None if row["expires_at"] is None else datetime.fromtimestamp(row["expires_at"], UTC),
+        owner=row["owner"],
+    )

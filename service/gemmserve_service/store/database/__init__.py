@@ -1,0 +1,1 @@
+"""The SQLite database: one writer thread, its statements, its migrations."""

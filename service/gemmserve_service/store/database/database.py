@@ -1,0 +1,234 @@
+"""SQLite in WAL mode behind one writer thread with group commit.
+
+`await database.write(fn)` runs `fn(connection)` in the writer thread and returns its value once the transaction is
+committed. Whatever queued up meanwhile shares one transaction, so that a burst of submissions costs one commit; a
+function that raises is rolled back alone. A write that nobody is in a hurry for may wait a little for the next one:
+each transaction wakes a thread, which then competes with the event loop for the interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import re
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from gemmserve_service.errors import StoreFull
+from gemmserve_service.store.database.migrations import DatabaseError, SchemaTooNew, migrate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+T = TypeVar("T")
+Write = tuple["Callable[[sqlite3.Connection], Any]", "asyncio.Future[Any]"]
+
+_MOST_IN_ONE_COMMIT: Final = 256  # bounds how long the first of a burst waits; no measurement behind the figure
+_NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+log = logging.getLogger(__name__)
+
+
+def load_sql(name: str) -> dict[str, str]:
+    """The statements of ``sql/<name>.sql`` by the names in their ``-- name:`` lines."""
+    text = files("gemmserve_service.store.database").joinpath("sql", f"{name}.sql").read_text("utf-8")
+    _, *parts = _NAME.split(text)
+    return dict(zip(parts[::2], (body.strip() for body in parts[1::2]), strict=True))
+
+
+class Database:
+    """One file, one writer thread, one reader thread."""
+
+    def __init__(self, path: Path, *, durability: str = "process") -> None:
+        self.path = path
+        self._synchronous = "FULL" if durability == "power" else "NORMAL"
+        self._queue: queue.SimpleQueue[list[Write] | None] = queue.SimpleQueue()
+        self._held: list[Write] = []
+        """Those that wait for others to share their transaction with."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._reader: ThreadPoolExecutor | None = None
+        self._read_connection: sqlite3.Connection | None = None
+
+    async def start(self) -> None:
+        """Opens the file, bringing its schema up to date. Raises DatabaseError, SchemaTooNew."""
+        self._loop = asyncio.get_running_loop()
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="gemmserve-read")
+        connection = await self._loop.run_in_executor(self._reader, self._open)
+        self._read_connection = await self._loop.run_in_executor(self._reader, self._connect)
+        self._thread = threading.Thread(target=self._run, args=(connection,), name="gemmserve-write", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Commits what is queued and closes; may be called again, or without start."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._let_go()
+            self._queue.put(None)
+            await asyncio.to_thread(thread.join)
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            connection, self._read_connection = self._read_connection, None
+            if connection is not None:
+                await asyncio.get_running_loop().run_in_executor(reader, connection.close)
+            reader.shutdown()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether writes are taken."""
+        return self._thread is not None
+
+    async def write(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        """Runs `fn` in a transaction; durable when this returns. Raises what `fn` raised, or StoreFull."""
+        # Shielded: a caller that goes away must not leave the outcome of a commit unknown to the others' futures.
+        return await asyncio.shield(self.write_soon(fn))
+
+    def write_soon(self, fn: Callable[[sqlite3.Connection], T], *, within_s: float = 0.0) -> asyncio.Future[T]:
+        """Like `write`, for those who need not wait; writes are applied in the order of the calls.
+
+        `within_s`: it is begun after so many seconds at the latest, sooner with any write after it. Raises
+        DatabaseError.
+        """
+        loop = self._loop
+        if loop is None or self._thread is None:
+            raise DatabaseError("the database is not open")
+        future: asyncio.Future[T] = loop.create_future()
+        self._held.append((fn, future))
+        if within_s <= 0:
+            self._let_go()
+        elif self._timer is None or self._timer.when() > loop.time() + within_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(within_s, self._let_go)
+        return future
+
+    def _let_go(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._held:
+            held, self._held = self._held, []
+            self._queue.put(held)
+
+    async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        """Runs `fn` on the reader's connection, which sees every commit that was answered.
+
+        And every write that has waited for others until now.
+        """
+        if self._held:
+            last = self._held[-1][1]
+            self._let_go()
+            await asyncio.wait((last,))
+        connection = self._read_connection
+        if self._loop is None or self._reader is None or connection is None:
+            raise DatabaseError("the database is not open")
+        return await self._loop.run_in_executor(self._reader, fn, connection)
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
+        connection.row_factory = sqlite3.Row
+        try:
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.execute("PRAGMA foreign_keys = ON")
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            connection = self._connect()
+            try:
+                self._prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except sqlite3.Error as error:
+            raise DatabaseError(f"{self.path} cannot be opened: {error}") from error
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Brings the schema up to date, or makes it. Raises SchemaTooNew."""
+        connection.execute("PRAGMA journal_mode = WAL")
+        try:
+            applied = migrate(connection)
+        except SchemaTooNew as error:
+            raise SchemaTooNew(f"{self.path}: {error}") from None
+        if applied:
+            log.info("%s: schema brought to version %d", self.path.name, applied[-1])
+
+    def _run(self, connection: sqlite3.Connection) -> None:
+        open_ = True
+        while open_:
+            batch: list[Write] = []
+            item = self._queue.get()
+            while item is not None:
+                batch += item
+                if len(batch) >= _MOST_IN_ONE_COMMIT:
+                    break
+                try:
+                    item = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            else:
+                open_ = False
+            if batch:
+                self._publish(_commit(connection, batch))
+        connection.close()
+
+    def _publish(self, outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(_resolve, outcomes)
+
+
+def _commit(
+    connection: sqlite3.Connection, batch: list[Write]
+) -> list[tuple[asyncio.Future[Any], Any, BaseException | None]]:
+    """One transaction for the whole batch; a function that raises loses its savepoint alone."""
+    outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        alone = len(batch) == 1  # what fails then takes nobody along
+        for fn, future in batch:
+            if alone:
+                outcomes.append((future, fn(connection), None))
+                break
+            connection.execute("SAVEPOINT one")
+            try:
+                outcomes.append((future, fn(connection), None))
+            except Exception as error:
+                if not connection.in_transaction:
+                    raise  # SQLite gave up the whole transaction, as it does when the disk is full
+                connection.execute("ROLLBACK TO one")
+                outcomes.append((future, None, _translate(error)))
+            connection.execute("RELEASE one")
+        connection.execute("COMMIT")
+    except Exception as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        return [(future, None, _translate(error)) for _, future in batch]
+    return outcomes
+
+
+def _translate(error: BaseException) -> BaseException:
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return StoreFull("the disk that holds the database is full")
+    return error
+
+
+def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    for future, value, error in outcomes:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)

@@ -1,0 +1,1 @@
+"""Extents: files and shared memory that hold arrays, their space and their pages."""

@@ -1,0 +1,460 @@
+"""Extents: room for one array each in mapped files, recycled by size class.
+
+A large one is a file of its own. Small ones share files of a megabyte, so that a million tiny arrays are some thousands
+of files, and as many mappings in a worker that multiplies them all.
+
+Fresh pages cost three times what copying into them does, so a freed extent keeps its pages and its mapping and serves
+the next array of its class. What it held before is never shown: an array is published only when every byte of it was
+written, and its views end at its last byte. An extent whose mapping is still referred to by anyone (a transport that
+holds the end of a download, say) is not handed out until that reference is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import secrets
+import sys
+import tempfile
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_service.errors import StoreFull
+from gemmserve_service.runtime.mapping import Mapping, Part, most_mappings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gemmserve_service.store.extents.shared_memory import Memory
+
+_PAGE: Final = mmap.PAGESIZE
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
+_MOST_KEPT: Final = 512  # free extents; each costs a mapping, of which Linux allows a process 65,530 by default
+_MOST_MAPPED: Final = most_mappings()  # mappings of live file extents that are kept, for the same reason
+_SHARED_BYTES: Final = 1 << 20
+"""Of a file that small extents share."""
+_SMALL: Final = 1 << 16
+"""Bytes of an extent, up to which it shares a file with fifteen others or more."""
+
+
+def size_class(nbytes: int) -> int:
+    """Bytes allocated for an array of `nbytes` > 0: whole pages, at most an eighth more than asked for."""
+    step = max(_PAGE, 1 << max(nbytes.bit_length() - 4, 0))
+    return -(-nbytes // step) * step
+
+
+class Extent:
+    """`capacity` bytes of a file (or memfd) from `start` on; at `path` another process of the same user opens it."""
+
+    __slots__ = ("_map", "capacity", "fd", "name", "path", "sealed", "shared", "start")
+
+    def __init__(
+        self,
+        name: str,
+        path: str,
+        capacity: int,
+        *,
+        fd: int | None = None,
+        sealed: bool = False,
+        shared: SharedFile | None = None,
+        start: int = 0,
+    ) -> None:
+        self.name = name
+        self.path = path
+        self.capacity = capacity
+        self.fd = fd
+        self.shared = shared
+        """The file that it shares with others; None: it is all of one."""
+        self.start = start
+        self.sealed = sealed
+        """Whether a client owns the memory too: it is never written, and serves no other array."""
+        self._map: Mapping | Part | None = None
+
+    @property
+    def file(self) -> tuple[str, int]:
+        """Name and bytes of what another process maps: a name never comes back for another file."""
+        return (self.name, self.capacity) if self.shared is None else (self.shared.name, self.shared.nbytes)
+
+    def view(self, nbytes: int) -> memoryview:
+        """A view of the first `nbytes`, writable unless sealed, mapping the file first if need be."""
+        if self._map is None and self.shared is not None:
+            self._map = Part(self.shared.mapping(), self.start, self.capacity)
+        if self._map is None and self.sealed:
+            self._map = map_sealed(self.path, self.capacity)
+        if self._map is None:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC) if self.fd is None else self.fd
+            try:
+                self._map = Mapping(fd, self.capacity)
+            finally:
+                if self.fd is None:
+                    os.close(fd)
+        return self._map.view(nbytes)
+
+    @property
+    def mapped(self) -> bool:
+        """Whether this process has it mapped."""
+        return self._map is not None
+
+    @property
+    def quiescent(self) -> bool:
+        """Whether nothing but this object refers to the mapping: no view, no NumPy array, no pending send."""
+        return self._map is None or sys.getrefcount(self._map) <= _UNSHARED
+
+    def unmap(self) -> None:
+        """Drops the mapping; views that are still around keep it alive on their own."""
+        self._map = None
+
+    def flush(self) -> None:
+        """Waits until a file's pages and its name are on the disk, whichever process wrote them."""
+        if self.fd is None:
+            for path in (self.path, str(Path(self.path).parent)):
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Byte `offset` of an extent, as another process that moves bytes from or to it is told."""
+
+    extent: Extent
+    offset: int = 0
+
+    def at(self, position: int) -> Place:
+        """The place `position` bytes further on."""
+        return Place(self.extent, self.offset + position)
+
+
+class SharedFile:
+    """A file of equal slots, an extent each."""
+
+    def __init__(self, name: str, path: str, slot: int, count: int) -> None:
+        self.name = name
+        self.path = path
+        self.slot = slot
+        """Bytes of each."""
+        self.count = count
+        self.vacant: list[int] = []
+        """Numbers of slots that are nobody's; the last goes next."""
+        self.used = 0
+        """Slots that are an extent's, live or kept for reuse."""
+        self._map: weakref.ref[Mapping] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of all slots."""
+        return self.slot * self.count
+
+    def mapping(self) -> Mapping:
+        """Of the whole file, for as long as somebody refers to it. Raises OSError."""
+        found = None if self._map is None else self._map()
+        if found is None:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                found = Mapping(fd, self.nbytes)
+            finally:
+                os.close(fd)
+            self._map = weakref.ref(found)
+        return found
+
+    def extent(self, number: int) -> Extent:
+        """The one in that slot."""
+        self.used += 1
+        start = number * self.slot
+        return Extent(f"{self.name}.{self.slot}.{number}", self.path, self.slot, shared=self, start=start)
+
+
+def _parsed(name: str) -> tuple[str, int, int] | None:
+    """Of an extent that shares a file: its file's name, its bytes and its number; None for another's name."""
+    file, *numbers = name.split(".")
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        return None
+    return file, int(numbers[0]), int(numbers[1])
+
+
+def _unshared_refcount() -> int:
+    """What sys.getrefcount says of a slot that nobody else refers to, on this interpreter."""
+    probe = Extent("probe", "", _PAGE)
+    with tempfile.TemporaryFile() as file:
+        file.truncate(_PAGE)
+        probe._map = Mapping(file.fileno(), _PAGE)
+    return sys.getrefcount(probe._map)
+
+
+_UNSHARED: Final = _unshared_refcount()
+
+
+class ExtentPool:
+    """Extents of one kind: files under `folder`, or memory (`folder` None) of at most `limit` bytes in all, and at most
+    `most` pieces, each of which holds a descriptor.
+
+    `on_destroy` hears the names of files that are gone (`Extent.file`), so that workers drop their mappings.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        keep_bytes: int,
+        limit: int | None = None,
+        most: int | None = None,
+        on_destroy: Callable[[str], None] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.keep_bytes = keep_bytes
+        self.limit = limit
+        self.most = most
+        self.live = 0
+        """Extents that somebody has."""
+        self.on_destroy = on_destroy
+        self.live_bytes = 0
+        self.free_bytes = 0
+        self._free: OrderedDict[str, Extent] = OrderedDict()
+        self._by_class: dict[int, list[Extent]] = {}
+        self._mapped: OrderedDict[str, Extent] = OrderedDict()
+        self._shared: dict[str, SharedFile] = {}
+        self._with_room: dict[int, dict[str, SharedFile]] = {}
+        """By the size of their slots, files that have vacant ones."""
+
+    def take(self, nbytes: int) -> Extent:
+        """An extent of at least `nbytes` > 0, recycled where possible. Raises StoreFull."""
+        capacity = size_class(nbytes)
+        extent = self._recycled(capacity) or self._create(capacity)
+        self.live_bytes += capacity
+        self.live += 1
+        self.touch(extent)
+        return extent
+
+    def lend(self, memory: Memory, nbytes: int) -> Extent:
+        """An extent in a client's sealed memory, of which it becomes the owner too. Raises StoreFull."""
+        if self.limit is not None and self.live_bytes + nbytes > self.limit:
+            raise StoreFull(f"no room for {nbytes} bytes of a client beside the {self.live_bytes} in use")
+        self._check_pieces()
+        self.live_bytes += nbytes
+        self.live += 1
+        fd = memory.lend()
+        return Extent(secrets.token_hex(16), f"/proc/{os.getpid()}/fd/{fd}", nbytes, fd=fd, sealed=True)
+
+    def give(self, extent: Extent, *, reusable: bool = True) -> None:
+        """Takes an extent back; not `reusable`: a process that may still write to it must find its own pages only."""
+        self._mapped.pop(extent.name, None)
+        self.live_bytes -= extent.capacity
+        self.live -= 1
+        if not reusable or extent.sealed or extent.capacity > self.keep_bytes:
+            self._destroy(extent, reusable=reusable)
+            return
+        self._free[extent.name] = extent
+        self._by_class.setdefault(extent.capacity, []).append(extent)
+        self.free_bytes += extent.capacity
+        while self.free_bytes > self.keep_bytes or len(self._free) > _MOST_KEPT:
+            self._drop_oldest()
+
+    def touch(self, extent: Extent) -> None:
+        """Marks a live extent as used now; the mappings of those longest unused are dropped past a bound."""
+        if self.folder is None:
+            return
+        self._mapped[extent.name] = extent
+        self._mapped.move_to_end(extent.name)
+        for _ in range(len(self._mapped) - _MOST_MAPPED):
+            _, oldest = self._mapped.popitem(last=False)
+            if oldest.quiescent:
+                oldest.unmap()
+            else:  # later: without its mapping nobody could tell who still looks at it
+                self._mapped[oldest.name] = oldest
+
+    def adopt(self, name: str, nbytes: int) -> Extent | None:
+        """An extent that an earlier process left, still unmapped; None: it is missing, or has less than `nbytes`."""
+        if self.folder is None:
+            raise ValueError("memory extents do not outlive their process")
+        file, slot, number = _parsed(name) or (name, 0, 0)
+        path = self.folder / file
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            return None
+        if size < (number + 1) * slot or (slot or size) < nbytes:
+            return None
+        if slot:
+            shared = self._shared.get(file)
+            if shared is None:
+                shared = self._shared[file] = SharedFile(file, str(path), slot, size // slot)
+            extent = shared.extent(number)
+        else:
+            extent = Extent(name, str(path), size)
+        self.live_bytes += extent.capacity
+        self.live += 1
+        return extent
+
+    def trim(self) -> None:
+        """Gives every free extent back to the system."""
+        while self._free:
+            self._drop_oldest()
+
+    def sweep(self, keep: Iterable[str]) -> int:
+        """Deletes every file in the folder but those of the extents in `keep`; returns how many there were.
+
+        In the files that are kept nothing becomes vacant: a worker of the earlier process may still write to what was
+        for a result of its. That goes with the file, when nobody has any of it.
+        """
+        if self.folder is None:
+            return 0
+        kept = {(_parsed(name) or (name,))[0] for name in keep}
+        orphans = [path for path in self.folder.iterdir() if path.name not in kept]
+        for path in orphans:
+            path.unlink()
+        return len(orphans)
+
+    def _recycled(self, capacity: int) -> Extent | None:
+        stack = self._by_class.get(capacity, [])
+        for index in range(len(stack) - 1, -1, -1):
+            if stack[index].quiescent:
+                extent = stack.pop(index)
+                del self._free[extent.name]
+                self.free_bytes -= capacity
+                return extent
+        return None
+
+    def _create(self, capacity: int) -> Extent:
+        self._check_pieces()
+        if self.limit is not None and self.live_bytes + self.free_bytes + capacity > self.limit:
+            self.trim()
+            if self.live_bytes + capacity > self.limit:
+                raise StoreFull(f"no room for {capacity} bytes beside the {self.live_bytes} in use")
+        if self.folder is None:
+            return _create_memory(capacity)
+        if capacity > _SMALL:
+            name, path = self._create_file(capacity)
+            return Extent(name, path, capacity)
+        room = self._with_room.get(capacity)
+        if room:
+            shared = next(reversed(room.values()))
+        else:
+            shared = self._create_shared(capacity)
+            room = self._with_room.setdefault(capacity, {})
+            room[shared.name] = self._shared[shared.name] = shared
+        extent = shared.extent(shared.vacant.pop())
+        if not shared.vacant:
+            del room[shared.name]
+        return extent
+
+    def _create_shared(self, slot: int) -> SharedFile:
+        count = _SHARED_BYTES // slot
+        try:
+            name, path = _create_file(self._folder, count * slot)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            count = 1  # what there is room for, if anything
+            name, path = self._create_file(slot)
+        shared = SharedFile(name, path, slot, count)
+        shared.vacant = list(reversed(range(count)))
+        return shared
+
+    @property
+    def _folder(self) -> Path:
+        assert self.folder is not None
+        return self.folder
+
+    def _create_file(self, nbytes: int) -> tuple[str, str]:
+        try:
+            return _create_file(self._folder, nbytes)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+        self.trim()
+        try:
+            return _create_file(self._folder, nbytes)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise StoreFull(f"the disk has no room for {nbytes} bytes") from error
+
+    def _check_pieces(self) -> None:
+        if self.most is not None and self.live + len(self._free) >= self.most:
+            self.trim()
+            if self.live >= self.most:
+                raise StoreFull(f"{self.live} pieces of memory are in use, each of which is an open file")
+
+    def _drop_oldest(self) -> None:
+        _, extent = self._free.popitem(last=False)
+        self._by_class[extent.capacity].remove(extent)
+        self.free_bytes -= extent.capacity
+        self._destroy(extent)
+
+    def _destroy(self, extent: Extent, *, reusable: bool = True) -> None:
+        shared = extent.shared
+        # What somebody still looks at, or may write to, is nobody else's as long as its file exists.
+        vacant = reusable and extent.quiescent
+        extent.unmap()
+        if shared is not None:
+            shared.used -= 1
+            if vacant:
+                shared.vacant.append(extent.start // shared.slot)
+                self._with_room.setdefault(shared.slot, {})[shared.name] = shared
+            if shared.used:
+                return
+            self._with_room.get(shared.slot, {}).pop(shared.name, None)
+            del self._shared[shared.name]
+        if extent.fd is not None:
+            os.close(extent.fd)
+        else:
+            Path(extent.path).unlink(missing_ok=True)
+        if self.on_destroy is not None:
+            self.on_destroy(extent.file[0])
+
+
+def map_sealed(path: str, capacity: int) -> Mapping:
+    """A mapping of sealed memory, for reading.
+
+    By a descriptor for reading: before Linux 6.7 any other counts as one that may write. With all its pages at once:
+    they are there already, and a fault for each sixteen of them costs more.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return Mapping(fd, capacity, writable=False, populate=True)
+    finally:
+        os.close(fd)
+
+
+def _create_file(folder: Path, capacity: int) -> tuple[str, str]:
+    """Name and path of a new file."""
+    name = secrets.token_hex(16)
+    path = str(folder / name)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        _allocate(fd, capacity)
+    except OSError:
+        Path(path).unlink()
+        raise
+    finally:
+        os.close(fd)
+    return name, path
+
+
+def _allocate(fd: int, capacity: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, capacity)
+    else:  # macOS: space is not reserved, a full disk shows when it is written
+        os.ftruncate(fd, capacity)
+
+
+def _create_memory(capacity: int) -> Extent:
+    # Not allocated ahead: memory is taken as bytes arrive, never by what a header claims.
+    fd = os.memfd_create("gemmserve", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, capacity)
+    except OSError:
+        os.close(fd)
+        raise
+    return Extent(secrets.token_hex(16), f"/proc/{os.getpid()}/fd/{fd}", capacity, fd=fd)
+
+
+def memory_extents_supported() -> bool:
+    """Linux has memfd and /proc, through which a worker opens one."""
+    return hasattr(os, "memfd_create") and Path("/proc/self/fd").exists()

@@ -1,0 +1,138 @@
+"""Room for arrays: files for those that are stored, memory for those of one request; and who has how much."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gemmserve_service.errors import StoreFull, TooLarge
+from gemmserve_service.runtime.open_files import OpenFiles
+from gemmserve_service.runtime.tuning import host_memory
+from gemmserve_service.schemas import ArrayInfo
+from gemmserve_service.store.extents.extents import Extent, ExtentPool, memory_extents_supported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gemmserve_service.settings import Settings
+    from gemmserve_service.store.quotas import Quotas
+    from gemmserve_service.store.upload import ArraySpec, ScratchArray
+
+log = logging.getLogger(__name__)
+
+
+class Room:
+    """An extent of one request, charged to its owner's bytes in flight until it is given back."""
+
+    __slots__ = ("_held", "_space", "extent", "nbytes", "owner", "scratch")
+
+    def __init__(self, space: Space, extent: Extent, nbytes: int, owner: str) -> None:
+        self.extent = extent
+        self.nbytes = nbytes
+        self.owner = owner
+        self.scratch = True
+        self._space = space
+        self._held = True
+
+    def give_back(self, *, reusable: bool = True) -> None:
+        """Ends it; idempotent. Not `reusable`: a lost process may still write to it."""
+        if self._held:
+            self._held = False
+            self._space.free(self.extent, self, reusable=reusable)
+
+
+class Space:
+    """The extents of one data directory."""
+
+    def __init__(self, settings: Settings, quotas: Quotas, told: Sequence[Callable[[str], None]]) -> None:
+        """`told` hear the names of extents that are given back to the system."""
+        self.used_bytes = 0
+        """Bytes of stored arrays, of reservations for them, and of scratch arrays that went to files."""
+        self._settings = settings
+        self._quotas = quotas
+        keep_bytes = settings.recycle_bytes
+
+        def on_destroy(name: str) -> None:
+            for callback in told:
+                callback(name)
+
+        self.files = ExtentPool(settings.data_dir / "extents", keep_bytes=keep_bytes, on_destroy=on_destroy)
+        limit = settings.max_scratch_bytes
+        if limit is None:
+            limit = host_memory() // 4
+        self.memory = (
+            ExtentPool(
+                None,
+                keep_bytes=min(keep_bytes, limit),
+                limit=limit,
+                most=OpenFiles.of(settings).memory,
+                on_destroy=on_destroy,
+            )
+            if memory_extents_supported()
+            else None
+        )
+
+    def check(self, nbytes: int, *, scratch: bool = False, owner: str = "") -> None:
+        """Raises TooLarge, StoreFull or QuotaExceeded if `nbytes` more could not be reserved now."""
+        if nbytes > self._settings.max_array_bytes:
+            raise TooLarge(f"an array of {nbytes} bytes; this server takes at most {self._settings.max_array_bytes}")
+        if not scratch:
+            self._check_files(nbytes)
+        self._quotas.check_bytes(owner, nbytes, scratch=scratch)
+
+    def _check_files(self, nbytes: int) -> None:
+        limit = self._settings.max_store_bytes
+        if limit is not None and self.used_bytes + nbytes > limit:
+            raise StoreFull(f"{nbytes} bytes do not fit: {self.used_bytes} of {limit} are taken")
+
+    def take(self, nbytes: int, *, scratch: bool) -> Extent:
+        """Room for `nbytes` > 0, not charged to anybody yet. Raises StoreFull."""
+        if scratch and self.memory is not None:
+            try:
+                return self.memory.take(nbytes)
+            except (StoreFull, OSError) as error:  # OSError: out of file descriptors or of memory for the mapping
+                log.info("scratch goes to a file: %s", error)
+        if scratch:  # where it counts like any other
+            self._check_files(nbytes)
+        extent = self.files.take(nbytes)
+        self.used_bytes += nbytes
+        return extent
+
+    def adopt(self, name: str | None, nbytes: int, owner: str) -> Extent | None:
+        """A file that an earlier process left, charged to its owner; None: it is missing or too short."""
+        extent = None if name is None else self.files.adopt(name, nbytes)
+        if extent is not None:
+            self.used_bytes += nbytes
+            self._quotas.charge_bytes(owner, nbytes, scratch=False)
+        return extent
+
+    def free(
+        self, extent: Extent | None, array: ArrayInfo | ScratchArray | ArraySpec | Room, *, reusable: bool = True
+    ) -> None:
+        """Takes an array's room back; not `reusable`: somebody may still write to it."""
+        if extent is None:
+            return
+        scratch = not isinstance(array, ArrayInfo) and array.scratch
+        self._quotas.charge_bytes(array.owner, -array.nbytes, scratch=scratch)
+        if extent.fd is not None:
+            assert self.memory is not None  # it came from there
+            self.memory.give(extent, reusable=reusable)
+            return
+        self.used_bytes -= array.nbytes
+        self.files.give(extent, reusable=reusable)
+
+    def trim(self) -> None:
+        """Gives what is kept for reuse back to the system."""
+        self.files.trim()
+        if self.memory is not None:
+            self.memory.trim()
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory in use for scratch arrays."""
+        return self.memory.live_bytes if self.memory is not None else 0
+
+    @property
+    def recycled_bytes(self) -> int:
+        """Freed extents kept for reuse."""
+        return self.files.free_bytes + (self.memory.free_bytes if self.memory is not None else 0)

@@ -1,0 +1,70 @@
+"""Pinned: a hold on an array's bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from gemmserve_service.store.array_store import ArrayStore
+    from gemmserve_service.store.catalog import Record
+    from gemmserve_service.store.extents.extents import Extent
+    from gemmserve_service.store.pending import PendingResults
+
+
+class Pinned:
+    """Keeps an array's bytes alive and unchanged until released; a context manager."""
+
+    __slots__ = ("_record", "_store", "_view", "info")
+
+    def __init__(self, store: ArrayStore, record: Record) -> None:
+        self.info = record.info
+        self._store = store
+        self._record: Record | None = record
+        self._view: memoryview | None = None
+        record.pins += 1
+
+    @property
+    def extent(self) -> Extent | None:
+        """Where the bytes are; None for an array of zero bytes."""
+        if self._record is None:
+            raise ValueError("the pin is released")
+        return self._record.extent
+
+    @property
+    def pending(self) -> PendingResults | None:
+        """The pending results that the array is one of; None: its bytes are in the store."""
+        return None if self._record is None else self._record.pending
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes: read-only, little-endian, in `info.order`."""
+        if self._view is None:
+            if self.pending is not None:
+                raise ValueError("the array's bytes are not in the store yet")
+            extent = self.extent
+            if extent is None:
+                self._view = memoryview(b"")
+            else:
+                self._store.touch(extent)
+                self._view = extent.view(self.info.nbytes).toreadonly()
+        return self._view
+
+    def share(self) -> Pinned:
+        """Another hold on the same array."""
+        if self._record is None:
+            raise ValueError("the pin is released")
+        return Pinned(self._store, self._record)
+
+    def release(self) -> None:
+        """Lets go; idempotent. Views that are still around stay valid, their extent is not reused before they go."""
+        record, self._record = self._record, None
+        self._view = None
+        if record is not None:
+            record.pins -= 1
+            self._store.settle(record)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

@@ -1,0 +1,70 @@
+"""What an earlier process stored, brought back: rows and files that belong together, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_service.store.catalog import Catalog, Record, from_row
+from gemmserve_service.store.database.database import load_sql
+from gemmserve_service.store.pending import PendingResults, State, lost
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable
+
+    from gemmserve_service.store.database.database import Database
+    from gemmserve_service.store.extents.space import Space
+
+_SQL: Final = load_sql("arrays")
+
+log = logging.getLogger(__name__)
+
+
+async def take(database: Database, catalog: Catalog, space: Space, keep: Iterable[str]) -> dict[str, PendingResults]:
+    """Fills the catalog; by job, the results that were not written. Files that neither a row nor `keep` names go."""
+    rows = await database.read(lambda db: db.execute(_SQL["load"]).fetchall())
+    found: dict[str, PendingResults] = {}
+    missing = []
+    live = {row["extent"] for row in rows if row["state"] == "live"} - {None}
+    for row in rows:
+        if row["state"] == "expired":
+            catalog.bury(row["id"], row["owner"])
+        # Where the disk was too full for a row to go, its space may have become another array's.
+        outlived = row["state"] != "live" and row["extent"] in live
+        if outlived or not _take_row(row, catalog, space, found):
+            missing.append(row["id"])
+    for array_id in missing:
+        await database.write(partial(remove, array_id))
+    stored = (record.extent.name for record in catalog if record.extent is not None)
+    orphans = space.files.sweep([*stored, *keep])
+    if orphans or missing:
+        log.warning("recovery: removed %d orphaned extents, %d rows without their bytes", orphans, len(missing))
+    return found
+
+
+def _take_row(row: sqlite3.Row, catalog: Catalog, space: Space, found: dict[str, PendingResults]) -> bool:
+    """Takes one row in. False: its bytes are missing or cut short."""
+    if row["state"] != "live" and row["extent"] is None and row["nbytes"]:
+        return bool(row["state"] == "expired")
+    extent = None
+    if row["extent"] is not None:
+        extent = space.adopt(row["extent"], row["nbytes"], row["owner"])
+        if extent is None:
+            return False
+    record = Record(from_row(row), extent, state=row["state"], hidden=row["state"] != "live")
+    record.npy_sha256 = row["npy_sha256"]
+    catalog.add(record)
+    if row["written"] != 1:
+        job = row["job"] or ""
+        record.pending = found.setdefault(job, PendingResults(job, State.FOUND))
+        record.pending.records.append(record)
+        if row["written"] < 0:
+            record.pending.state, record.pending.error = State.FAILED, lost(job)
+    return True
+
+
+def remove(array_id: str, db: sqlite3.Connection) -> None:
+    """Deletes one row."""
+    db.execute(_SQL["remove"], {"id": array_id})

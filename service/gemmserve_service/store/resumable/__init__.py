@@ -1,0 +1,1 @@
+"""Resumable uploads: which bytes are there, and what may follow."""

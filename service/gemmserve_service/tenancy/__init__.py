@@ -1,0 +1,1 @@
+"""Tenants: API keys, identities, and the commands that make and revoke keys."""

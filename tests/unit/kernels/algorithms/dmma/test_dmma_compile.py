@@ -1,0 +1,100 @@
+"""The kernels in double precision by NVRTC, without a device: no spills, in any direction of the operands."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from gemmserve_kernels.algorithms.dmma import gemm as dmma
+from gemmserve_kernels.algorithms.dmma.tile import TILES
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.device.tensor_map import TensorMap
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
+
+ARCHITECTURES = {"sm_80": "A100", "sm_90a": "H200", "sm_100a": "B200", "sm_120": "RTX5090"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nvrtc():
+    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+
+
+@dataclass
+class Recorder:
+    """A Launcher that notes the sources it is asked to run."""
+
+    spec: object
+    max_grid: int = 2**31 - 1
+    sources: list = field(default_factory=list)
+
+    def pointer(self, array):
+        return array.ctypes.data // 256 * 256
+
+    def tensor_map(self, box, address):
+        return TensorMap()
+
+    def launch(self, source, entry, **options):
+        self.sources.append(source)
+
+
+def _source(dtype, trans, spec, *, tile=None, planar=False, flagged=False, odd=0):
+    """That of a product of 8192 x 8192 matrices, `odd` elements off an aligned row length."""
+    dtype, n = np.dtype(dtype), 8192
+    shape, strides = (n, n), ((n + odd) * dtype.itemsize, dtype.itemsize)
+    if planar:
+        shape, strides = (2, *shape), (n * n * dtype.itemsize, *strides)
+    x = np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
+    options = {"trans_a": trans[0], "trans_b": trans[1], "layout": "planar" if planar else "interleaved"}
+    problem = GemmProblem.build(Operand.contiguous(shape, dtype), Operand.contiguous(shape, dtype), **options)
+    recorder = Recorder(spec)
+    dmma.run_gemm(recorder, problem, tile, x, x, None, x)
+    (source,) = recorder.sources
+    return compiler.KernelSource("dmma_tiles", source.defines) if flagged else source
+
+
+@functools.cache
+def _compiled(source, arch):
+    return compiler.compile_cuda(source.text, arch, name=f"{source.name}.cu")
+
+
+def _check(source, arch):
+    cubin = _compiled(source, arch)
+    assert cubin.spill_bytes[source.name] == 0, f"{source.name} for {arch}"
+    assert cubin.registers[source.name] <= 255
+
+
+@pytest.mark.parametrize("flagged", [False, True])
+@pytest.mark.parametrize("trans", ["NN", "TN", "NT", "TT", "CR"])
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_on_hopper(dtype, trans, flagged):
+    source = _source(dtype, trans, KNOWN["H200"], flagged=flagged)
+    assert dict(source.defines)["ENGINE"] == "1"
+    _check(source, "sm_90a")
+
+
+@pytest.mark.parametrize("tile", [tile for tiles in TILES.values() for tile in tiles], ids=str)
+def test_every_tile_on_hopper(tile):
+    """By the copy engine, and of rows that are not aligned."""
+    dtype = "complex128" if tile.kind == "complex128" else "float64"
+    for odd in (0, 1):
+        _check(_source(dtype, "NN", KNOWN["H200"], tile=tile, planar=tile.kind == "planar", odd=odd), "sm_90a")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("kind", TILES)
+def test_on_every_architecture(kind, arch):
+    spec = KNOWN[ARCHITECTURES[arch]]
+    if arch != "sm_90a":
+        spec = replace(spec, arch=arch)
+    dtype = "complex128" if kind == "complex128" else "float64"
+    source = _source(dtype, "NN", spec, planar=kind == "planar")
+    assert dict(source.defines)["ENGINE"] == str(int(arch == "sm_90a" and kind != "planar"))
+    _check(source, arch)

@@ -1,0 +1,52 @@
+"""Tiles in double precision: which one suits which product and device, and how long runs of k are."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmserve_kernels.algorithms.dmma.tile import TILES, choose, run_of
+from gemmserve_kernels.device.spec import KNOWN
+
+H200 = KNOWN["H200"]
+
+
+@pytest.mark.parametrize("kind", TILES)
+def test_large_products_take_the_largest_tile(kind):
+    assert choose(8192, 8192, H200, kind) == TILES[kind][0]
+    assert choose(4096, 4096, H200, kind) == TILES[kind][0]
+
+
+@pytest.mark.parametrize("kind", TILES)
+def test_few_tiles_are_small(kind):
+    assert choose(256, 256, H200, kind) == TILES[kind][-1]
+
+
+def test_a_last_wave_of_few_tiles_is_avoided():
+    """1536 x 1536 has 144 tiles of 128 x 128, for 132 multiprocessors."""
+    assert choose(1536, 1536, H200, "float64") == TILES["float64"][-1]
+    assert choose(1024, 1024, H200, "float64") == TILES["float64"][1]
+
+
+@pytest.mark.parametrize("kind", TILES)
+def test_a_batch_counts_as_one_large_product(kind):
+    assert choose(256, 256, H200, kind, 1024) == TILES[kind][0]
+
+
+@pytest.mark.parametrize("name", [name for name, spec in KNOWN.items() if spec.kind == "cuda"])
+def test_every_device_has_a_tile_for_everything(name):
+    spec = KNOWN[name]
+    for kind in TILES:
+        for n in (1, 100, 1500, 20_000):
+            tile = choose(n, n, spec, kind)
+            assert tile.shared_bytes <= spec.shared_per_block
+            assert tile.stages >= 3
+            assert (
+                tile.min_blocks * (tile.shared_bytes + 1024) <= spec.shared_per_sm
+                or spec.shared_per_sm < H200.shared_per_sm
+            )
+
+
+def test_runs_are_short_where_a_blas_would_cut_k():
+    assert run_of(1536, 1536) == run_of(128, 128) == 256
+    assert run_of(4096, 4096) == 512
+    assert all(run_of(n, n) % tile.block_k == 0 for n in (1, 8192) for tiles in TILES.values() for tile in tiles)

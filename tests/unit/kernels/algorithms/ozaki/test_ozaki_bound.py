@@ -1,0 +1,226 @@
+"""The theorem of ozaki.bound in exact arithmetic, attacked by a search; and what passes it."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from gemmserve_kernels.algorithms.ozaki import bound
+from gemmserve_kernels.algorithms.ozaki import model as ozaki_model
+from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, needed
+
+U = Fraction(1, 2**53)
+
+
+def scaled(x, moduli):
+    """The real parts of lines in units of their scales: rounded once, as kernels have them."""
+    codes = ozaki_model.codes(x, moduli)
+    return [np.ldexp(p, (codes >> 3)[:, None]) * ((codes & 7) / 4)[:, None] for p in ozaki_model.parts(x)]
+
+
+def deficits(x, moduli):
+    size = bound.whole(moduli, x.shape[1], complex_=x.dtype.kind == "c")
+    return bound.deficits(scaled(x, moduli), size)
+
+
+def share(x, y, moduli):
+    """|D - R| / (|x| |y|) of the real and the imaginary part of x y^T before the last rounding, the larger, exactly, in
+    units of 2^-53; for two lines.
+    """
+    exact = [[[Fraction(float(v)) for v in part[0]] for part in ozaki_model.parts(z)] for z in (x, y)]
+    whole = []
+    for z in (x, y):
+        (code,) = codes = ozaki_model.codes(z, moduli)
+        scale = Fraction(2) ** int(code >> 3) * int(code & 7) / 4
+        whole.append([[int(v) / scale for v in part[0]] for part in ozaki_model.integers(z, codes)])
+
+    def dot(p, q):
+        return sum((u * v for u, v in zip(p, q, strict=True)), Fraction(0))
+
+    def size(p, q):
+        return dot([abs(u) for u in p], [abs(v) for v in q])
+
+    def worst(pairs):
+        off = sum(sign * (dot(whole[0][p], whole[1][q]) - dot(exact[0][p], exact[1][q])) for p, q, sign in pairs)
+        return float(abs(off) / sum(size(exact[0][p], exact[1][q]) for p, q, _ in pairs) / U)
+
+    if x.dtype.kind != "c":
+        return worst([(0, 0, 1)])
+    return max(worst([(0, 0, 1), (1, 1, -1)]), worst([(0, 1, 1), (1, 0, 1)]))
+
+
+def passes(x, y, moduli):
+    return bound.passes(deficits(x, moduli), deficits(y, moduli), x.shape[1])
+
+
+def aligned(x, y, moduli):
+    """`x` nudged by less than half a unit, so that what rounding loses of it adds up over `y`."""
+    code = ozaki_model.codes(x, moduli)
+    unit = 2.0 ** -(code >> 3)[0] / ((code & 7)[0] / 4)
+    whole = np.rint(x / unit)
+    nudged = (whole - 0.49 * np.sign(y)) * unit
+    return nudged if np.array_equal(ozaki_model.codes(nudged, moduli), code) else x
+
+
+@pytest.mark.parametrize("count", [13, 14, 15])
+def test_a_search_does_not_break_the_bound(count):
+    rng = np.random.default_rng()
+    k, moduli = 128, Moduli.first(count)
+    limit = bound.worst(moduli, k, complex_=False)
+    best = 0.0
+    for _ in range(3):
+        # Large where the other is small: the least that (1) allows.
+        order = rng.permutation(k)
+        x = np.where(order < k * rng.uniform(0.3, 0.6), 1.0, rng.uniform(0.01, 0.5)) * rng.uniform(0.9, 1.1, k)
+        y = np.where(order > k * rng.uniform(0.4, 0.7), 1.0, rng.uniform(0.01, 0.5)) * rng.uniform(0.9, 1.1, k)
+        x, y, here = x[None], y[None], 0.0
+        for _ in range(60):
+            u, v = x.copy(), y.copy()
+            for z in (u, v):
+                z[0, rng.integers(k, size=rng.integers(1, 6))] *= 2.0 ** rng.uniform(-12, 12)
+            u = aligned(u, v, moduli)
+            if passes(u, v, moduli) and (found := share(u, v, moduli)) >= here:
+                x, y, here = u, v, found
+        best = max(best, here)
+    assert best <= limit
+    # The search came near: the bound says something.
+    assert best >= limit / 60
+
+
+@pytest.mark.parametrize("count", [14, 15])
+def test_complex_lines_keep_to_it(count):
+    rng = np.random.default_rng()
+    k, moduli = 128, Moduli.first(count)
+    for _ in range(20):
+        x, y = (rng.standard_normal((2, 1, k)) * 2.0 ** rng.uniform(-1, 1, (2, 1, k)) for _ in range(2))
+        # Parts of one side may be as small as they like, if the other's are not.
+        x, y = x[0] + 1j * x[1] * 2.0 ** rng.integers(-30, 1), y[0] + 1j * y[1]
+        if passes(x, y, moduli):
+            assert share(x, y, moduli) <= bound.worst(moduli, k, complex_=True)
+
+
+def test_counting_bounds_the_sum_of_magnitudes():
+    """(1), where large elements of one meet small ones of the other, by the rearrangement inequality the worst case."""
+    rng = np.random.default_rng()
+    for _ in range(300):
+        k, moduli = int(rng.integers(16, 200)), Moduli.first(15)
+        x = np.sort(np.abs(rng.standard_normal((1, k))) ** rng.uniform(0.1, 3))
+        y = np.sort(np.abs(rng.standard_normal((1, k))) ** rng.uniform(0.1, 3))[:, ::-1]
+        size = bound.whole(moduli, k, complex_=False)
+        (u,), (v,) = scaled(x, moduli), scaled(y, moduli)
+        least = size**2 * (k - bound.deficits([u], size)[0, 0] - bound.deficits([v], size)[0, 0])
+        assert (np.abs(u) * np.abs(v)).sum() >= least * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_norms_bound_what_is_counted(dtype):
+    """`least_deficits` beside `deficits`, and nearly all of k where one element has all of the norm."""
+    rng = np.random.default_rng()
+    for _ in range(100):
+        k = int(rng.integers(16, 300))
+        x = rng.standard_normal((8, k)) * np.exp(rng.uniform(0, 6) * rng.standard_normal((8, k)))
+        if dtype == "complex128":
+            x = x + 1j * rng.standard_normal((8, k)) * 2.0 ** rng.integers(-30, 30)
+        x[0], x[1, 1:] = 0, 0
+        moduli = Moduli.first(needed(k, np.dtype(dtype)))
+        size = bound.whole(moduli, k, complex_=dtype == "complex128")
+        parts = scaled(x, moduli)
+        least, found = bound.least_deficits(parts, size), bound.deficits(parts, size)[:, 2]
+        assert (least <= found).all()
+        assert least[1] >= k - 2 * math.sqrt(k) / bound.GAMMA - k / 4 / bound.WHOLE - 1
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_independent_roundings_lose_what_is_said(dtype):
+    rng = np.random.default_rng(5)
+    k = 512
+    moduli = Moduli.first(needed(k, np.dtype(dtype)))
+    lines = []
+    for _ in range(2):
+        x = rng.standard_normal((60, k))
+        lines.append(x + 1j * rng.standard_normal((60, k)) if dtype == "complex128" else x)
+    x, y = lines
+    shares = [share(x[i : i + 1], y[i : i + 1], moduli) for i in range(60)]
+    assert math.sqrt(np.mean(np.square(shares))) <= 1 + bound.deviation(moduli, k, complex_=dtype == "complex128")
+    assert max(shares) <= 4
+
+
+def lines(kind, rng, n, k, dtype):
+    def one(draw):
+        x = draw((n, k))
+        return x + 1j * draw((n, k)) if dtype == "complex128" else x
+
+    draws = {
+        "normal": rng.standard_normal,
+        "uniform": lambda shape: rng.uniform(-1, 1, shape),
+        "one-sided": rng.random,
+        "QAM": lambda shape: rng.choice([-3.0, -1.0, 1.0, 3.0], shape),
+        "heavy": rng.standard_cauchy,
+        "exponents": lambda shape: np.exp(6 * rng.standard_normal(shape)),
+        "spikes": lambda shape: 1e-6 * rng.standard_normal(shape) + 1e3 * (rng.random(shape) < 3 / k),
+        "sparse": lambda shape: rng.standard_normal(shape) * (rng.random(shape) < 0.05),
+    }
+    if kind in draws:
+        return one(draws[kind])
+    if kind == "scaled":
+        return one(rng.standard_normal) * 2.0 ** rng.integers(-300, 300, (n, 1))
+    if kind == "steering":
+        x = np.exp(2j * np.pi * rng.random((n, k)))
+        return x if dtype == "complex128" else x.real
+    if kind == "identity":
+        return np.eye(n, k, dtype=dtype)
+    if kind == "gate":
+        return np.kron(np.eye(n // 2, k // 2), np.array([[1, 1], [1, -1]])).astype(dtype)
+    raise ValueError(kind)
+
+
+@pytest.mark.parametrize("k", [128, 300, 1024, 8192])
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_what_passes(k, dtype):
+    rng = np.random.default_rng()
+    moduli = Moduli.first(needed(k, np.dtype(dtype)))
+    for kind in ("normal", "uniform", "one-sided", "QAM", "scaled", "steering"):
+        worst = deficits(lines(kind, rng, 128, k, dtype), moduli)[:, 0].max()
+        # Without a doubt, or nearly so where k is small.
+        assert (2 if k > 200 else 1.8) * bound.WHOLE * worst <= bound.limit(k), kind
+
+
+@pytest.mark.parametrize("k", [128, 1024])
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_what_does_not(k, dtype):
+    rng = np.random.default_rng()
+    moduli = Moduli.first(needed(k, np.dtype(dtype)))
+    normal = deficits(lines("normal", rng, 64, k, dtype), moduli)
+    for kind in ("heavy", "exponents", "spikes", "sparse", "identity", "gate"):
+        assert not bound.passes(deficits(lines(kind, rng, 64, k, dtype), moduli), normal, k), kind
+
+
+def test_lines_of_zeros_lose_nothing():
+    moduli = Moduli.first(14)
+    x = np.ones((2, 200), complex)
+    x[0] = 0
+    found = deficits(x, moduli)
+    np.testing.assert_array_equal(found[0], [0, 0, 0])
+    # One part: none to cover for the other.
+    np.testing.assert_array_equal(found[1], [0, bound.NEVER / bound.WHOLE, 0])
+
+
+def test_nearly_real_lines_pass_with_others():
+    rng = np.random.default_rng()
+    k, moduli = 1024, Moduli.first(14)
+    normal = deficits(lines("normal", rng, 64, k, "complex128"), moduli)
+    nearly = lines("normal", rng, 64, k, "complex128")
+    nearly.imag *= 1e-9
+    thin = deficits(nearly, moduli)
+    assert bound.passes(thin, normal, k)
+    assert bound.passes(normal, thin, k)
+    assert not bound.passes(thin, thin, k)
+
+
+def test_deficits_fit_their_words():
+    assert 2 * bound.NEVER < 2**32
+    assert bound.limit(1 << 24) < bound.NEVER
+    assert bound.WHOLE << 24 <= bound.NEVER

@@ -1,0 +1,114 @@
+"""Every residue kernel by NVRTC, without a device: registers, spills, and the warnings that would cost speed."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from gemmserve_kernels.algorithms.ozaki import gemm as ozaki
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.device.tensor_map import TensorMap
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
+
+PORTABLE = ("sm_80", "sm_90a", "sm_100a", "sm_120")
+
+# Registers of one thread at most. The multiplying kernel has 288 threads a block: 224 would do. The patch kernel has
+# the budget of the tile it shares with the portable gemm, and what its loop takes.
+REGISTERS = {
+    "ozaki_scale": 64,
+    "ozaki_convert": 80,
+    "ozaki_multiply": 168,
+    "ozaki_combine": 104,
+    "ozaki_patch": 192,
+    "dmma_tiles": 255,
+}
+DOUBLE = ("complex128", "float64")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nvrtc():
+    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+
+
+@dataclass
+class Recorder:
+    """A Launcher that notes the sources it is asked to run."""
+
+    spec: object
+    max_grid: int = 2**31 - 1
+    sources: list = field(default_factory=list)
+
+    def empty(self, shape, dtype):
+        return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, (0,) * len(shape))
+
+    zeros = empty
+
+    def counters(self, elements):
+        return 4096
+
+    def pointer(self, array):
+        return array.ctypes.data // 256 * 256
+
+    def tensor_map(self, box, address):
+        return TensorMap()
+
+    def launch(self, source, entry, **options):
+        self.sources.append((entry, source))
+
+
+def _sources(dtype, trans, planar=False):
+    dtype = np.dtype(dtype)
+    n = 8192
+    shape, strides = (n, n), (n * dtype.itemsize, dtype.itemsize)
+    if planar:
+        shape, strides = (2, *shape), (n * n * dtype.itemsize, *strides)
+    x = np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
+    options = {"trans_a": trans[0], "trans_b": trans[1], "layout": "planar" if planar else "interleaved"}
+    problem = GemmProblem.build(Operand.of(x), Operand.of(x), compute="ozaki", **options)
+    recorder = Recorder(KNOWN["H200"])
+    ozaki.run_gemm(recorder, problem, None, x, x, None, x)
+    return set(recorder.sources)
+
+
+@functools.cache
+def _compiled(source, arch):
+    return compiler.compile_cuda(source.text, arch, name=f"{source.name}.cu")
+
+
+def _check(entry, source, arch):
+    cubin = _compiled(source, arch)
+    assert cubin.spill_bytes[entry] == 0, f"{entry} for {arch} spills {cubin.spill_bytes[entry]} bytes"
+    assert cubin.registers[entry] <= REGISTERS[entry], f"{entry} for {arch}: {cubin.registers[entry]} registers"
+    assert "Performance Loss" not in cubin.log
+
+
+@pytest.mark.parametrize(
+    ("dtype", "trans"),
+    [("complex128", "NN"), ("complex128", "TT"), ("float64", "NN"), ("complex64", "NN"), ("float32", "NN")],
+)
+def test_on_hopper(dtype, trans):
+    sources = _sources(dtype, trans)
+    assert {entry for entry, _ in sources} == set(REGISTERS) - {"ozaki_patch" if dtype in DOUBLE else "dmma_tiles"}
+    for entry, source in sources:
+        _check(entry, source, "sm_90a")
+
+
+@pytest.mark.parametrize("arch", PORTABLE)
+def test_what_is_portable_compiles_everywhere(arch):
+    for entry, source in _sources("float64", "NT", planar=True):
+        if entry != "ozaki_multiply":
+            _check(entry, source, arch)
+
+
+def test_the_plain_multiplication_compiles():
+    ((source,),) = ([s for entry, s in _sources("complex128", "NN") if entry == "ozaki_multiply"],)
+    plain = compiler.KernelSource("ozaki_multiply_plain", source.defines)
+    assert _compiled(plain, "sm_80").spill_bytes["ozaki_multiply_plain"] == 0

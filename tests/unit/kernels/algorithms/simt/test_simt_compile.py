@@ -1,0 +1,194 @@
+"""Every kernel for every CUDA architecture that is supported, by NVRTC, without a device: registers and spills.
+
+The sources come from the host code itself: a launcher that runs nothing notes what it is asked to launch. So the test
+sees each shipped tile in the very text that a device would get.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from gemmserve_kernels.algorithms.simt import gemm as simt
+from gemmserve_kernels.algorithms.simt import tile as tiles
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem, Operand
+
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
+DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
+
+# Registers of one thread at most, by dtype and tile (block m x n x k / thread m x n): of gemm, and of gemm_reduce with
+# every reduction. What NVRTC 13.0 takes on the hungriest architecture, rounded up to a multiple of 8, the unit in which
+# they are handed out. A multiprocessor has 65536, a thread can have 255.
+REGISTERS = {
+    "float16 64x64x16/8x8": (168, 168),
+    "float16 32x64x16/4x4": (96, 96),
+    "float16 32x32x16/4x4": (96, 96),
+    "float32 64x64x16/8x8": (208, 208),
+    "float32 32x64x16/4x4": (96, 104),
+    "float32 32x32x16/4x4": (112, 112),
+    "float64 64x64x8/8x4": (168, 216),
+    "float64 32x64x8/4x4": (128, 128),
+    "complex64 64x64x8/8x4": (168, 168),
+    "complex64 32x64x8/4x4": (128, 128),
+    "complex64 32x32x8/4x2": (96, 96),
+    "complex128 32x32x8/4x2": (144, 144),
+}
+COMBINE_REGISTERS = 64  # of gemm_reduce_combine and gemm_reduce_finish
+REDUCTIONS = ["sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nvrtc():
+    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+
+
+@dataclass
+class Recorder:
+    """A Launcher that notes the sources it is asked to run."""
+
+    spec: object
+    max_grid: int = 2**31 - 1
+    sources: dict[str, compiler.KernelSource] = field(default_factory=dict)
+
+    def empty(self, shape, dtype):
+        return np.empty(shape, dtype)
+
+    zeros = empty
+
+    def pointer(self, array):
+        return array.ctypes.data // 256 * 256 if array.flags.aligned else 1  # as a device allocates
+
+    def launch(self, source, entry, **options):
+        self.sources[entry] = source
+
+
+def _matrix(dtype, *, rows=4096, columns=4096, order="C", planar=False):
+    """A large matrix that takes no memory."""
+    dtype = np.dtype(dtype)
+    strides = (columns * dtype.itemsize, dtype.itemsize) if order == "C" else (dtype.itemsize, rows * dtype.itemsize)
+    shape = (rows, columns)
+    if planar:
+        shape, strides = (2, *shape), (rows * columns * dtype.itemsize, *strides)
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
+
+
+def _gemm_source(tile, a, b, c=None, **options):
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b), Operand.of(c) if c is not None else None, **options)
+    recorder = Recorder(KNOWN["H200"])
+    out = _matrix(problem.result_dtype, planar=problem.planar)
+    simt.run_gemm(recorder, problem, tile, a, b, c, out)
+    return recorder.sources["gemm"]
+
+
+def _reduce_sources(tile, a, b, *, reduce, **options):
+    problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), reduce=reduce, **options)
+    recorder = Recorder(KNOWN["H200"])
+    simt.run_gemm_reduce(recorder, problem, tile, a, b, {"c": _matrix(problem.dtype)} if problem.return_c else None)
+    return recorder.sources
+
+
+@functools.cache
+def _compiled(source, arch):
+    return compiler.compile_cuda(source.text, arch, name=f"{source.name}.cu")
+
+
+def _label(dtype, tile):
+    return f"{dtype} {tile.block_m}x{tile.block_n}x{tile.block_k}/{tile.thread_m}x{tile.thread_n}"
+
+
+def _shipped():
+    for dtype in DTYPES:
+        accumulate = "float32" if dtype == "float16" else dtype
+        for candidate in tiles._CANDIDATES[accumulate]:
+            yield pytest.param(dtype, candidate.tile, id=_label(dtype, candidate.tile).replace(" ", "-"))
+
+
+def _check(source, kernel, registers, arch):
+    cubin = _compiled(source, arch)
+    assert cubin.code.startswith(b"\x7fELF")
+    assert cubin.spill_bytes[kernel] == 0, f"{kernel} for {arch} spills {cubin.spill_bytes[kernel]} bytes"
+    assert cubin.registers[kernel] <= registers, f"{kernel} for {arch}: {cubin.registers[kernel]} registers"
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("dtype", "tile"), list(_shipped()))
+def test_gemm_within_its_budget(dtype, tile, arch):
+    matrix = _matrix(dtype)
+    _check(_gemm_source(tile, matrix, matrix), "gemm", REGISTERS[_label(dtype, tile)][0], arch)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("dtype", "tile"), list(_shipped()))
+def test_gemm_reduce_within_its_budget(dtype, tile, arch):
+    matrix = _matrix(dtype)
+    sources = _reduce_sources(tile, matrix, matrix, reduce=REDUCTIONS)
+    _check(sources["gemm_reduce"], "gemm_reduce", REGISTERS[_label(dtype, tile)][1], arch)
+    for kernel in ("gemm_reduce_combine", "gemm_reduce_finish"):
+        _check(sources["gemm_reduce_finish"], kernel, COMBINE_REGISTERS, arch)
+
+
+# ---- what the operands change in the text, on one architecture and the middle tile
+
+TILE = tiles.SimtTile(64, 64, 8, 4, 4, min_blocks=2)
+ARCH = "sm_90a"
+VARIANTS = {
+    "columns of A, rows of B": lambda: _gemm_source(TILE, _matrix("c8", order="F"), _matrix("c8")),
+    "columns of both": lambda: _gemm_source(TILE, _matrix("c8", order="F"), _matrix("c8", order="F")),
+    "conjugate transposes": lambda: _gemm_source(TILE, _matrix("c8"), _matrix("c8"), trans_a="R", trans_b="C"),
+    "odd extents": lambda: _gemm_source(TILE, _matrix("f4", columns=4095), _matrix("f4", rows=4095)),
+    "beta": lambda: _gemm_source(TILE, _matrix("c8"), _matrix("c8"), _matrix("c8"), alpha=2j, beta=1 + 1j),
+    "mixed types": lambda: _gemm_source(TILE, _matrix("f2"), _matrix("c8"), _matrix("f4"), beta=1),
+    "float32 as float64": lambda: _gemm_source(TILE, _matrix("f4"), _matrix("f4"), compute="fp64"),
+    "planar": lambda: _gemm_source(
+        TILE, _matrix("f4", planar=True), _matrix("f4", planar=True), layout="planar"
+    ),
+    "64-bit offsets": lambda: _gemm_source(
+        TILE, _matrix("f8", columns=1 << 27), _matrix("f8", rows=1 << 27)
+    ),
+    "one stage": lambda: _gemm_source(replace(TILE, stages=1), _matrix("f8"), _matrix("f8")),
+}  # fmt: skip
+REDUCE_VARIANTS = {
+    "max and min": lambda: _reduce_sources(TILE, _matrix("f4"), _matrix("f4"), reduce=["max", "min"]),
+    "magnitudes": lambda: _reduce_sources(TILE, _matrix("c8"), _matrix("c8"), reduce=["max", "argmin"], pre_op="abs"),
+    "squares": lambda: _reduce_sources(TILE, _matrix("c8"), _matrix("c8"), reduce=["sum"], pre_op="square"),
+    "with the product": lambda: _reduce_sources(TILE, _matrix("c8"), _matrix("c8"), reduce=["absmax"], return_c=True),
+    "over columns": lambda: _reduce_sources(TILE, _matrix("f8"), _matrix("f8"), reduce=["sum"], axis="n"),
+    "atomic": lambda: _reduce_sources(TILE, _matrix("c8"), _matrix("c8"), reduce=["sum", "sumsq"], reproducible=False),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_of_gemm(variant):
+    _check(VARIANTS[variant](), "gemm", 128, ARCH)
+
+
+@pytest.mark.parametrize("variant", REDUCE_VARIANTS)
+def test_variants_of_gemm_reduce(variant):
+    sources = REDUCE_VARIANTS[variant]()
+    _check(sources["gemm_reduce"], "gemm_reduce", 128, ARCH)
+    for kernel in ("gemm_reduce_combine", "gemm_reduce_finish"):
+        _check(sources["gemm_reduce_finish"], kernel, COMBINE_REGISTERS, ARCH)
+
+
+def test_the_variants_differ():
+    """Otherwise the list above compiles one text again and again."""
+    assert len({make() for make in VARIANTS.values()}) == len(VARIANTS)
+    assert len({make()["gemm_reduce"] for make in REDUCE_VARIANTS.values()}) == len(REDUCE_VARIANTS)
+
+
+def test_every_budget_is_of_a_shipped_tile():
+    assert set(REGISTERS) == {_label(*param.values) for param in _shipped()}
+
+
+def test_a_source_that_does_not_compile():
+    with pytest.raises(compiler.CompileError, match=r"bad\.cu\(1\): error: .*undeclared"):
+        compiler.compile_cuda('extern "C" __global__ void k() { undeclared(); }', ARCH, name="bad.cu")

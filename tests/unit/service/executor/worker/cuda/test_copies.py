@@ -1,0 +1,49 @@
+"""When a device prepares what it keeps of an array."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gemmserve_service.executor.worker.backend import HostArray
+from gemmserve_service.executor.worker.cuda import copies as device_copies
+from gemmserve_service.schemas import GemmParams
+
+A = np.ones((4, 4), "c8")
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """What was prepared, by side."""
+    sides = []
+
+    def prepare(array, side, **options):
+        sides.append(side)
+        return SimpleNamespace(nbytes=array.nbytes, side=side)
+
+    monkeypatch.setattr(device_copies, "prepare", prepare)
+    monkeypatch.setattr(device_copies, "_takes_prepared", lambda *_: True)
+    return sides
+
+
+def multiply(copies, **names):
+    """A product; which of its operands were prepared ones."""
+    operands = {side: HostArray(A, names.get(side)) for side in ("a", "b")}
+    there = {side: copies.resident.get(operand.cache_id, A.nbytes, lambda: A) for side, operand in operands.items()}
+    found = copies.prepared(GemmParams(), operands, there)
+    return [side for side, operand in found.items() if operand is not there[side]]
+
+
+def test_what_comes_again_is_prepared_once(prepared):
+    copies = device_copies.DeviceCopies(SimpleNamespace(cuda=None), 0, None, 100 * A.nbytes)
+    assert [multiply(copies, a="x") for _ in range(4)] == [[], ["a"], ["a"], ["a"]]
+    assert prepared == ["a"]
+    assert multiply(copies) == []
+
+
+def test_nothing_is_prepared_that_could_not_be_kept(prepared):
+    copies = device_copies.DeviceCopies(SimpleNamespace(cuda=None), 0, None, 2 * A.nbytes - 1)
+    assert [multiply(copies, a="x") for _ in range(4)] == [[]] * 4
+    assert prepared == []

@@ -1,0 +1,385 @@
+"""A worker whose products go through stages: answers in order, memory that runs out, cancellations, fronts that go."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from works import encode, form_of, packed
+
+from gemmserve_kernels.problem.errors import OutOfDeviceMemory
+from gemmserve_service.executor.protocol import (
+    TO_FRONT,
+    ArrayRef,
+    Cancel,
+    Decoder,
+    Forget,
+    Part,
+    RunBatch,
+    Stop,
+    Work,
+)
+from gemmserve_service.executor.worker import loop
+from gemmserve_service.executor.worker.backend import CpuBackend, go_on
+from gemmserve_service.executor.worker.runner import Runner
+from gemmserve_service.executor.worker.unpack import Run
+from gemmserve_service.schemas import GemmParams, ProgramParams, Timings
+from gemmserve_service.store.extents.extents import ExtentPool
+
+WAIT_S = 60
+A = np.arange(12.0).reshape(3, 4)
+
+
+def until(condition):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class NoRoomError(Exception):
+    """Memory ran out."""
+
+
+class Staged(CpuBackend):
+    """Products in stages on the host; `faults` = {(alpha, stage): what is called there}."""
+
+    out_of_memory = (NoRoomError,)
+    cuts = False
+
+    def __init__(self):
+        super().__init__()
+        self.faults = {}
+        self.log = []
+        self.threads = set()
+        self.at_once = 0
+        self._loaded = set()
+
+    def forget(self, array):
+        self.log.append(("forget", array))
+
+    def enter(self):
+        self.threads.add(threading.current_thread().name)
+
+    def product(self, params, operands, results, checkpoint=go_on, *, check=None):
+        return Product(self, params, operands, results, checkpoint)
+
+    def note(self, stage, alpha):
+        self.log.append((stage, alpha))
+        self.faults.get((alpha, stage), lambda: None)()
+
+
+class Product:
+    verdict = None
+    elements = None
+
+    def __init__(self, backend, params, operands, results, checkpoint):
+        self.timings = Timings()
+        self.backend, self.params, self.operands, self.results = backend, params, operands, results
+        self.checkpoint = checkpoint
+        self.loaded = False
+
+    def load(self):
+        self.checkpoint()
+        self.backend.note("load", self.params.alpha.real)
+        self.loaded = True
+
+    def compute(self):
+        if not self.loaded:
+            self.load()
+        self.checkpoint()
+        self.backend.note("compute", self.params.alpha.real)
+
+    def store(self):
+        self.checkpoint()
+        self.backend.note("store", self.params.alpha.real)
+        self.backend.run(self.params, self.operands, self.results)
+
+    def release(self):
+        self.backend.log.append(("release", self.params.alpha.real))
+        self.loaded = False
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Puts an array where a worker finds it; returns the reference and the front's view of it."""
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+
+    def make(array):
+        extent = pool.take(array.nbytes)
+        view = extent.view(array.nbytes)
+        view[:] = array.tobytes()
+        kind = {"dtype": array.dtype.name, "shape": array.shape, "order": "C", "nbytes": array.nbytes}
+        return ArrayRef(
+            extent=extent.file[0], path=extent.path, capacity=extent.file[1], offset=extent.start, **kind
+        ), view
+
+    return make
+
+
+@pytest.fixture
+def task(place):
+    """task("name", 2.0) -> the message for 2 A A^T, and what reads its result."""
+
+    def make(name, alpha, **fields):
+        ref, _ = place(A)
+        out, view = place(np.zeros((3, 3)))
+        params = GemmParams(trans_b="T", alpha=alpha)
+        message = Run(
+            task=name, params=params, algorithm="numpy", operands={"a": ref, "b": ref}, results={"d": out}, **fields
+        )
+        return message, lambda: np.frombuffer(view).reshape(3, 3)
+
+    return make
+
+
+class Front:
+    """The other end of a worker's connection."""
+
+    def __init__(self, backend):
+        self.near, self.far = socket.socketpair()
+        self.near.settimeout(WAIT_S)
+        self.runner = Runner(backend)
+        self.decoder = Decoder()
+        self.heard = []
+        self.thread = threading.Thread(target=self._converse)
+        self.thread.start()
+
+    def _converse(self):
+        with contextlib.suppress(OSError):
+            loop._converse(self.far, self.runner, 3600)
+
+    def send(self, *messages):
+        self.near.sendall(b"".join(encode(message) for message in messages))
+
+    def answers(self, count):
+        while len(self.heard) < count:
+            data = self.near.recv(1 << 16)
+            assert data, "the worker is gone"
+            self.heard += [TO_FRONT.validate_json(body) for body in self.decoder.feed(data)]
+        heard, self.heard = self.heard[:count], self.heard[count:]
+        return heard
+
+    def end(self):
+        self.near.close()
+        self.thread.join(WAIT_S)
+        assert not self.thread.is_alive()
+        self.far.close()
+
+
+@pytest.fixture
+def backend():
+    return Staged()
+
+
+@pytest.fixture
+def front(backend):
+    front = Front(backend)
+    yield front
+    front.end()
+
+
+def test_answers_come_in_order_and_results_are_right(front, backend, task):
+    tasks = [task(f"t{number}", 1.0 + number) for number in range(6)]
+    front.send(*[message for message, _ in tasks[:3]], packed(*[message for message, _ in tasks[3:]]))
+    answers = front.answers(6)
+    assert [(answer.kind, answer.task) for answer in answers] == [("done", f"t{number}") for number in range(6)]
+    for number, (_, result) in enumerate(tasks):
+        np.testing.assert_array_equal(result(), (1 + number) * A @ A.T)
+    assert backend.threads == {"gemmserve-load", "gemmserve-compute", "gemmserve-store"}
+
+
+def test_the_next_one_is_loaded_while_one_is_computed(front, backend, task):
+    loaded = threading.Event()
+    backend.faults = {(1.0, "compute"): lambda: loaded.wait(WAIT_S), (2.0, "load"): loaded.set}
+    front.send(task("a", 1.0)[0], task("b", 2.0)[0])
+    assert [answer.task for answer in front.answers(2)] == ["a", "b"]
+    assert loaded.is_set()
+
+
+@pytest.mark.parametrize("stage", ["load", "compute", "store"])
+def test_one_that_finds_no_memory_runs_alone_and_the_others_lose_nothing(front, backend, task, stage):
+    def full():
+        raise NoRoomError
+
+    backend.faults = {(2.0, stage): full}
+    tasks = [task(f"t{number}", float(number)) for number in range(6)]
+    front.send(*[message for message, _ in tasks])
+    answers = front.answers(6)
+    assert [(answer.kind, answer.task) for answer in answers] == [("done", f"t{number}") for number in range(6)]
+    for number, (_, result) in enumerate(tasks):
+        np.testing.assert_array_equal(result(), number * A @ A.T)
+    assert ("release", 2.0) in backend.log
+
+
+@pytest.mark.parametrize("stage", ["load", "compute", "store"])
+def test_an_error_is_one_task_s(front, backend, task, stage):
+    def fail():
+        raise ValueError("no")
+
+    backend.faults = {(1.0, stage): fail}
+    front.send(*[task(f"t{number}", float(number))[0] for number in range(3)])
+    assert [answer.kind for answer in front.answers(3)] == ["done", "failed", "done"]
+
+
+def test_a_cancelled_one_stops_at_its_next_stage(front, backend, task):
+    reached, go = threading.Event(), threading.Event()
+
+    def hold():
+        reached.set()
+        go.wait(WAIT_S)
+
+    backend.faults = {(0.0, "compute"): hold}
+    front.send(*[task(f"t{number}", float(number))[0] for number in range(3)])
+    assert reached.wait(WAIT_S)
+    front.send(Cancel(task="t2"), Cancel(task="t0"))
+    until(lambda: front.runner.is_cancelled("t0") and front.runner.is_cancelled("t2"))
+    go.set()
+    assert [(answer.kind, answer.task) for answer in front.answers(3)] == [
+        ("failed", "t0"),
+        ("done", "t1"),
+        ("failed", "t2"),
+    ]
+    assert ("store", 0.0) not in backend.log
+    assert ("compute", 2.0) not in backend.log
+    assert not front.runner.is_cancelled("t0")
+
+
+def test_a_check_and_a_program_go_the_same_way(front, task, place):
+    checked, _ = task("checked", 1.0, verify=True)
+    whole, _ = task("whole", 1.0)
+    out, view = place(np.zeros((3, 3)))
+    step = {"id": "x", "op": "gemm", "a": "arr_" + "0" * 26, "b": "arr_" + "0" * 26, "trans_b": "T"}
+    program = dataclasses.replace(
+        whole,
+        params=ProgramParams(steps=[step]),
+        operands={"arr_" + "0" * 26: whole.operands["a"]},
+        results={"x": out},
+    )
+    front.send(checked, program)
+    first, second = front.answers(2)
+    assert (first.kind, second.kind) == ("done", "done"), (first, second)
+    assert first.residual < 1e-14
+    np.testing.assert_array_equal(np.frombuffer(view).reshape(3, 3), A @ A.T)
+
+
+def test_a_program_that_others_left_too_little_memory_runs_again_alone(front, backend, task, place):
+    tries = []
+
+    def run_program(run, checkpoint):
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise OutOfDeviceMemory("others hold it")
+        return CpuBackend.run_program(backend, run, checkpoint)
+
+    backend.run_program = run_program
+    whole, _ = task("whole", 1.0)
+    out, view = place(np.zeros((3, 3)))
+    name = "arr_" + "0" * 26
+    step = {"id": "x", "op": "gemm", "a": name, "b": name, "trans_b": "T"}
+    program = dataclasses.replace(
+        whole,
+        params=ProgramParams(steps=[step]),
+        operands={name: whole.operands["a"]},
+        results={"x": out},
+    )
+    after, result = task("after", 2.0)
+    front.send(program, after)
+    assert [(answer.kind, answer.task) for answer in front.answers(2)] == [("done", "whole"), ("done", "after")]
+    assert tries == [0, 1]
+    np.testing.assert_array_equal(np.frombuffer(view).reshape(3, 3), A @ A.T)
+    np.testing.assert_array_equal(result(), 2 * A @ A.T)
+
+
+def test_what_was_sent_before_the_end_is_answered(front, task):
+    front.send(*[task(f"t{number}", 1.0)[0] for number in range(5)], Stop())
+    assert len(front.answers(5)) == 5
+    front.thread.join(WAIT_S)
+    assert not front.thread.is_alive()
+
+
+def test_what_a_device_keeps_of_arrays_that_are_gone_is_dropped(front, backend, task):
+    front.send(Forget(arrays=["arr_a", "arr_b"]), task("t", 1.0)[0])
+    front.answers(1)
+    assert backend.log[:2] == [("forget", "arr_a"), ("forget", "arr_b")]
+
+
+def test_nobody_computes_for_a_front_that_is_gone(backend, task):
+    reached, go = threading.Event(), threading.Event()
+
+    def hold():
+        reached.set()
+        go.wait(WAIT_S)
+
+    backend.faults = {(0.0, "compute"): hold}
+    front = Front(backend)
+    front.send(*[task(f"t{number}", float(number))[0] for number in range(9)])
+    assert reached.wait(WAIT_S)
+    front.near.close()
+    until(lambda: all(front.runner.is_cancelled(f"t{number}") for number in range(9)))
+    go.set()
+    front.end()
+    assert ("compute", 8.0) not in backend.log
+
+
+def test_progress_is_that_of_the_oldest(backend, task):
+    reached, go = threading.Event(), threading.Event()
+
+    def hold():
+        reached.set()
+        go.wait(WAIT_S)
+
+    backend.faults = {(1.0, "store"): hold}
+    runner = Runner(backend)
+    near, far = socket.socketpair()
+    with near, far:
+        line = loop._Line(far, runner)
+        assert line.at == (None, 0)
+        for number in range(3):
+            line.handle(task(f"t{number}", float(number))[0])
+        assert reached.wait(WAIT_S)
+        name, progress = line.at
+        go.set()
+        line.overlap.close()
+        assert name == "t1"
+        assert line.at == (None, line.at[1])
+        assert line.at[1] > progress > 0
+
+
+def test_one_thread_alone_reads_what_the_front_sends(front, place, monkeypatch):
+    """A batch is run whole, in a thread of its own, and looks between its parts whether it is cancelled."""
+    monkeypatch.setattr(loop, "_LOOK_S", 0.0)
+    readers = set()
+    take = loop._Line._take
+
+    def noting(line, *flags):
+        readers.add(threading.current_thread())
+        return take(line, *flags)
+
+    monkeypatch.setattr(loop._Line, "_take", noting)
+    ref, _ = place(A)
+    out, view = place(np.zeros((50, 3, 3)))
+    rows = [(each.extent, each.path, each.capacity, each.offset, None) for each in (ref, out)]
+    one = SimpleNamespace(dtype="float64", shape=(3, 3), order="C")
+    parts = [
+        Part(
+            form=form_of(GemmParams(trans_b="T", alpha=number), {"a": ref, "b": ref}, {"d": one}),
+            algorithm="numpy",
+            operands={"a": [(0, 0)], "b": [(0, 0)]},
+            results={"d": [(1, 72 * number)]},
+        )
+        for number in range(50)
+    ]
+    front.send(RunBatch(tasks=[Work(task="batch", extents=rows, parts=parts)]))
+    for _ in range(20):
+        front.send(Forget(extents=["e" * 1000]))
+    (answer,) = front.answers(1)
+    assert answer.kind == "done", answer
+    np.testing.assert_array_equal(np.frombuffer(view).reshape(50, 3, 3)[49], 49 * A @ A.T)
+    assert readers <= {front.thread}

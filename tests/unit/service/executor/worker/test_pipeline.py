@@ -1,0 +1,289 @@
+"""Work in stages: in order, one ahead, alone where it must be, and every piece told of its end."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from gemmserve_service.executor.worker.pipeline import Pipeline
+
+WAIT_S = 60
+
+
+class Work:
+    """Notes what happens to it; `at` = {stage: what is called there}."""
+
+    def __init__(self, name, log, **at):
+        self.name = name
+        self.log = log
+        self.at = at
+
+    def _stage(self, stage):
+        self.log.append(f"{stage} {self.name}")
+        self.at.get(stage, lambda: None)()
+        self.log.append(f"{stage} {self.name} over")
+
+    def load(self):
+        self._stage("load")
+
+    def compute(self):
+        self._stage("compute")
+
+    def store(self):
+        self._stage("store")
+
+
+@pytest.fixture
+def pipeline():
+    one = Pipeline()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def ended():
+    return []
+
+
+@pytest.fixture
+def put(pipeline, ended):
+    def put(work):
+        pipeline.put(work, lambda work, error: ended.append((work.name, error)))
+
+    return put
+
+
+def test_every_stage_in_order(pipeline, put, ended):
+    log = []
+    for name in range(5):
+        put(Work(name, log))
+    pipeline.drain()
+    assert ended == [(name, None) for name in range(5)]
+    for stage in ("load", "compute", "store"):
+        assert [line for line in log if line.startswith(stage) and "over" not in line] == [
+            f"{stage} {name}" for name in range(5)
+        ]
+    for name in range(5):
+        mine = [line for line in log if str(name) in line]
+        assert mine == [f"{stage} {name}{over}" for stage in ("load", "compute", "store") for over in ("", " over")]
+
+
+def test_three_at_once_and_no_more_than_one_ahead(pipeline, put, ended):
+    """Store 0, compute 1 and load 2 meet; 3 is not loaded before 2 is computed."""
+    meet = threading.Barrier(3)
+    computed = threading.Event()
+    log = []
+
+    def join():
+        meet.wait(WAIT_S)
+
+    put(Work(0, log, store=join))
+    put(Work(1, log, compute=join))
+    put(Work(2, log, load=join, compute=lambda: computed.wait(WAIT_S)))
+    put(Work(3, log))
+    put(Work(4, log))
+    meet_over = threading.Event()
+    threading.Timer(0.2, meet_over.set).start()
+    meet_over.wait(WAIT_S)
+    assert "load 4" not in log
+    computed.set()
+    pipeline.drain()
+    assert [name for name, _ in ended] == [0, 1, 2, 3, 4]
+    assert log.index("load 4") > log.index("compute 2 over")
+
+
+@pytest.mark.parametrize("stage", ["load", "compute", "store"])
+def test_an_error_ends_one_piece(pipeline, put, ended, stage):
+    def fail():
+        raise ValueError("no")
+
+    log = []
+    put(Work(0, log))
+    put(Work(1, log, **{stage: fail}))
+    put(Work(2, log))
+    pipeline.drain()
+    assert [(name, type(error)) for name, error in ended] == [(0, type(None)), (1, ValueError), (2, type(None))]
+    later = {"load": ("compute 1", "store 1"), "compute": ("store 1",), "store": ()}[stage]
+    assert not set(later) & set(log)
+
+
+@pytest.mark.parametrize("stage", ["load", "compute", "store"])
+def test_alone_means_alone(pipeline, put, ended, stage):
+    log, seen = [], []
+    moving = 0
+    lock = threading.Lock()
+
+    class Counted(Work):
+        def _stage(self, stage):
+            nonlocal moving
+            with lock:
+                moving += 1
+            super()._stage(stage)
+            with lock:
+                moving -= 1
+
+    def run(behind):
+        seen.append((moving, [work.name for work in behind]))
+
+    works = [Counted(name, log) for name in range(8)]
+    works[3].at = {stage: lambda: pipeline.alone(works[3], run)}
+    for work in works:
+        put(work)
+    pipeline.drain()
+    assert [name for name, _ in ended] == list(range(8))
+    ((others, behind),) = seen
+    assert others == 1  # itself
+    assert behind == sorted(behind)
+    assert all(name > 3 for name in behind)
+    assert log.index(f"{stage} 3 over") > log.index("store 2 over")
+
+
+def test_two_that_want_to_be_alone_do_not_wait_for_each_other(pipeline, put, ended):
+    log, order = [], []
+    both = threading.Barrier(2)
+
+    def alone(work):
+        both.wait(WAIT_S)
+        pipeline.alone(work, lambda behind: order.append(work.name))
+
+    first, second = Work(0, log), Work(1, log)
+    first.at = {"compute": lambda: alone(first)}
+    second.at = {"load": lambda: alone(second)}
+    put(first)
+    put(second)
+    put(Work(2, log))
+    pipeline.drain()
+    assert order == [0, 1]
+    assert [name for name, _ in ended] == [0, 1, 2]
+
+
+def test_an_error_while_alone_ends_one_piece(pipeline, put, ended):
+    def fail(behind):
+        raise MemoryError
+
+    log = []
+    work = Work(0, log)
+    work.at = {"compute": lambda: pipeline.alone(work, fail)}
+    put(work)
+    put(Work(1, log))
+    pipeline.drain()
+    assert [(name, type(error)) for name, error in ended] == [(0, MemoryError), (1, type(None))]
+
+
+def test_what_is_under_way_and_how_it_begins(ended):
+    entered = []
+    gate = threading.Event()
+    pipeline = Pipeline(lambda: entered.append(threading.current_thread().name))
+    works = [Work(name, [], compute=lambda: gate.wait(WAIT_S)) for name in range(3)]
+    for work in works:
+        pipeline.put(work, lambda work, error: ended.append(work.name))
+    assert pipeline.under_way == works
+    gate.set()
+    pipeline.close()
+    assert pipeline.under_way == []
+    assert ended == [0, 1, 2]
+    assert sorted(entered) == ["gemmserve-compute", "gemmserve-load", "gemmserve-store"]
+
+
+def test_any_mixture_ends(ended):
+    chance = random.Random(3)
+    pipeline = Pipeline()
+    log = []
+    for name in range(300):
+        work = Work(name, log)
+        for stage in ("load", "compute", "store"):
+            if chance.random() < 0.1:
+                work.at[stage] = lambda work=work: pipeline.alone(work, lambda behind: None)
+        pipeline.put(work, lambda work, error: ended.append((work.name, error)))
+    pipeline.close()
+    assert ended == [(name, None) for name in range(300)]
+
+
+class Threads(Work):
+    """Notes which thread does what."""
+
+    def __init__(self, name, log, *, loaded=False, brief=False, **at):
+        super().__init__(name, log, **at)
+        self.loaded, self.brief = loaded, brief
+
+    def _stage(self, stage):
+        self.log.append((self.name, stage, threading.current_thread().name.removeprefix("gemmserve-")))
+        self.at.get(stage, lambda: None)()
+
+
+@pytest.fixture
+def short(ended):
+    pipeline = Pipeline(loaded=lambda work: work.loaded, brief=lambda work: work.brief)
+    yield pipeline
+    pipeline.close()
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("brief", [False, True])
+def test_one_thread_does_what_takes_no_time(short, ended, loaded, brief):
+    log = []
+    short.put(Threads(0, log, loaded=loaded, brief=brief), lambda work, error: ended.append((work.name, error)))
+    short.drain()
+    assert log == [
+        (0, "load", "compute" if loaded else "load"),
+        (0, "compute", "compute"),
+        (0, "store", "compute" if brief else "store"),
+    ]
+    assert ended == [(0, None)]
+
+
+def test_nobody_passes_what_is_being_loaded_or_stored(short, ended):
+    log = []
+    loading, storing, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def end(work, error):
+        ended.append(work.name)
+
+    stored = Threads(0, log, store=lambda: (storing.set(), go_on.wait(WAIT_S)))
+    short.put(stored, end)
+    assert storing.wait(WAIT_S)
+    short.put(Threads(1, log, loaded=True, brief=True), end)  # its turn to be stored comes
+    short.put(Threads(2, log, load=lambda: (loading.set(), go_on.wait(WAIT_S))), end)
+    assert loading.wait(WAIT_S)
+    short.put(Threads(3, log, loaded=True, brief=True), end)
+    assert ended == []
+    go_on.set()
+    short.drain()
+    assert ended == [0, 1, 2, 3]
+    assert (1, "load", "compute") in log
+    assert (1, "store", "store") in log
+    assert (3, "load", "load") in log
+
+
+@pytest.mark.parametrize("stage", ["load", "compute", "store"])
+def test_an_error_on_the_short_way(short, ended, stage):
+    def fail():
+        raise ValueError("no")
+
+    log = []
+    for name in range(3):
+        work = Threads(name, log, loaded=True, brief=True, **({stage: fail} if name == 1 else {}))
+        short.put(work, lambda work, error: ended.append((work.name, type(error))))
+    short.drain()
+    assert ended == [(0, type(None)), (1, ValueError), (2, type(None))]
+    stages = ["load", "compute", "store"]
+    assert [entry[1] for entry in log if entry[0] == 1] == stages[: stages.index(stage) + 1]
+
+
+def test_any_mixture_of_ways_ends_in_order(short, ended):
+    chance = random.Random(4)
+    log = []
+    for name in range(400):
+        work = Threads(name, log, loaded=chance.random() < 0.5, brief=chance.random() < 0.5)
+        for stage in ("load", "compute", "store"):
+            if chance.random() < 0.1:
+                work.at[stage] = lambda work=work: short.alone(work, lambda behind: None)
+        short.put(work, lambda work, error: ended.append((work.name, error)))
+        if chance.random() < 0.2:
+            short.drain()
+    short.drain()
+    assert ended == [(name, None) for name in range(400)]
+    for stage in ("load", "compute", "store"):
+        assert [entry[0] for entry in log if entry[1] == stage] == list(range(400))

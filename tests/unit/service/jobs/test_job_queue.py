@@ -1,0 +1,205 @@
+"""What every queue must keep. An adapter is one more entry in ADAPTERS."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from memory_queue import MemoryQueue
+
+from gemmserve_service.jobs.idempotency import RememberedKey
+from gemmserve_service.jobs.job_queue import SqliteQueue
+from gemmserve_service.runtime.ids import new_id
+from gemmserve_service.schemas import ArrayInfo, GemmJob, JobInfo, JobState, Problem, ProgramJob, StepInfo, Timings
+from gemmserve_service.store.catalog import to_row
+
+ADAPTERS = {"sqlite": SqliteQueue, "memory": MemoryQueue}
+MOMENT = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+
+
+@pytest.fixture(params=ADAPTERS)
+def queue(request, database, store):
+    return ADAPTERS[request.param](database, store)
+
+
+@pytest.fixture
+def add(queue):
+    async def insert(*, key=None, deadline_at=None, owner=""):
+        request = GemmJob(op="gemm", a=new_id("arr"), b=new_id("arr"), alpha=1.5 - 0.1j, timeout_s=9)
+        info = JobInfo(
+            id=new_id("job"),
+            state=JobState.QUEUED,
+            op="gemm",
+            created_at=MOMENT,
+            request=request.model_dump(mode="json"),
+            owner=owner,
+        )
+        remembered = None if key is None else RememberedKey(owner, key, "digest", info.id, MOMENT.timestamp())
+        await queue.insert(info, request.model_dump_json(), deadline_at, remembered)
+        return info, request
+
+    return insert
+
+
+def moved(info, state, **fields):
+    return info.model_copy(update={"state": state, **fields})
+
+
+async def test_what_was_inserted_is_found(queue, add):
+    info, _ = await add()
+    assert await queue.get(info.id) == info
+    assert await queue.get(new_id("job")) is None
+
+
+async def test_every_field_of_an_end_is_kept(queue, add):
+    info, _ = await add()
+    end = moved(
+        info,
+        JobState.SUCCEEDED,
+        attempt=2,
+        started_at=MOMENT,
+        finished_at=MOMENT,
+        result={"d": new_id("arr")},
+        timings=Timings(queue_s=0.1, kernel_s=1 / 3),
+        algorithm="simt",
+        residual=1.5e-7,
+    )
+    await queue.finish(end, [])
+    assert await queue.get(info.id) == end
+    info, _ = await add()
+    problem = Problem(type="/problems/x", title="X", status=422, detail="é", available=["fp32"])
+    end = moved(info, JobState.FAILED, finished_at=MOMENT, error=problem)
+    await queue.finish(end, [])
+    assert await queue.get(info.id) == end
+
+
+async def test_a_programs_steps_are_kept_and_left_out_of_listings(queue):
+    steps = [{"id": "x", "op": "gemm", "a": new_id("arr"), "b": new_id("arr")}]
+    request = ProgramJob.model_validate({"op": "program", "steps": steps})
+    given = request.model_dump(mode="json", exclude_unset=True)
+    info = JobInfo(id=new_id("job"), state=JobState.QUEUED, op="program", created_at=MOMENT, request=given)
+    await queue.insert(info, request.model_dump_json(exclude_unset=True), None, None)
+    (unfinished,), _ = await queue.recover()
+    assert unfinished.request == request
+    done = [StepInfo(id="x", algorithm="numpy", kernel_s=0.5, residual=1e-7)]
+    end = moved(info, JobState.SUCCEEDED, finished_at=MOMENT, result={"x": new_id("arr")}, steps=done)
+    await queue.finish(end, [])
+    found = await queue.get(info.id)
+    assert (found.steps, found.request["steps"]) == (done, steps)
+    for state in (None, JobState.SUCCEEDED):
+        (listed,) = await queue.page(state=state, limit=9, before=None)
+        assert (listed.steps, listed.request, listed.result) == (None, None, end.result)
+    assert await queue.page(state=None, limit=9, before=None, owner="somebody") == []
+
+
+async def test_no_transition_leaves_a_final_state(queue, add):
+    info, _ = await add()
+    end = moved(info, JobState.CANCELLED, finished_at=MOMENT)
+    await queue.finish(end, [])
+    await queue.started(moved(info, JobState.RUNNING, attempt=1, started_at=MOMENT))
+    await queue.requeued(info, 0)
+    await queue.finish(moved(info, JobState.FAILED, finished_at=MOMENT), [])
+    assert (await queue.get(info.id)).state == JobState.CANCELLED
+
+
+async def test_results_and_end_come_together_or_not_at_all(queue, add, store, database):
+    info, _ = await add()
+    array = ArrayInfo(id=new_id("arr"), dtype="float32", shape=(0,), nbytes=0, created_at=MOMENT)
+    end = moved(info, JobState.SUCCEEDED, finished_at=MOMENT, result={"d": array.id})
+    with pytest.raises(Exception, match="UNIQUE"):
+        await queue.finish(end, [to_row(array, None), to_row(array, None)])
+    assert (await queue.get(info.id)).state == JobState.QUEUED
+    assert await database.read(lambda db: db.execute("SELECT count(*) FROM arrays").fetchone()[0]) == 0
+    await queue.finish(end, [to_row(array, None)])
+    assert (await queue.get(info.id)).result == {"d": array.id}
+    assert await database.read(lambda db: db.execute("SELECT count(*) FROM arrays").fetchone()[0]) == 1
+
+
+async def test_recovery_gives_back_what_is_unfinished(queue, add):
+    (running, request), (waiting, _), (done, _) = await add(deadline_at=5.0), await add(key="k"), await add()
+    await queue.started(moved(running, JobState.RUNNING, attempt=2, started_at=MOMENT))
+    await queue.finish(moved(done, JobState.FAILED, finished_at=MOMENT), [])
+    unfinished, keys = await queue.recover()
+    assert {job.info.id for job in unfinished} == {running.id, waiting.id}
+    first = next(job for job in unfinished if job.info.id == running.id)
+    assert (first.info.state, first.info.attempt, first.info.started_at) == (JobState.QUEUED, 2, None)
+    assert (first.request, first.deadline_at) == (request, 5.0)
+    assert keys == [RememberedKey("", "k", "digest", waiting.id, MOMENT.timestamp())]
+
+
+async def test_requeued_waits_again(queue, add):
+    info, _ = await add()
+    await queue.started(moved(info, JobState.RUNNING, attempt=1, started_at=MOMENT))
+    assert (await queue.get(info.id)).state == JobState.RUNNING
+    await queue.requeued(moved(info, JobState.QUEUED, attempt=1), 1)
+    found = await queue.get(info.id)
+    assert (found.state, found.attempt, found.started_at) == (JobState.QUEUED, 1, None)
+
+
+async def test_pages_newest_first(queue, add):
+    ids = sorted([(await add())[0].id for _ in range(5)], reverse=True)
+    assert [job.id for job in await queue.page(state=None, limit=3, before=None)] == ids[:3]
+    assert [job.id for job in await queue.page(state=None, limit=3, before=ids[2])] == ids[3:]
+    await queue.finish(moved(await queue.get(ids[1]), JobState.EXPIRED, finished_at=MOMENT), [])
+    assert [job.id for job in await queue.page(state=JobState.EXPIRED, limit=9, before=None)] == [ids[1]]
+    assert [job.id for job in await queue.page(state=JobState.QUEUED, limit=9, before=None)] == [ids[0], *ids[2:]]
+
+
+async def test_a_key_and_its_job_are_inserted_together(queue, add):
+    await add(key="k")
+    info, _ = await add(key="k")  # the first has expired, its row is still there
+    _, keys = await queue.recover()
+    assert [key.job_id for key in keys] == [info.id]
+
+
+async def test_purge_forgets_what_is_old_and_final(queue, add):
+    (old, _), (waiting, _) = await add(key="old"), await add()
+    await queue.finish(moved(old, JobState.SUCCEEDED, finished_at=MOMENT), [])
+    await queue.purge(jobs_before=MOMENT.timestamp(), keys_before=MOMENT.timestamp())
+    assert await queue.get(old.id) is not None
+    await queue.purge(jobs_before=MOMENT.timestamp() + 1, keys_before=MOMENT.timestamp() + 1)
+    assert await queue.get(old.id) is None
+    assert await queue.get(waiting.id) is not None
+    assert (await queue.recover())[1] == []
+
+
+async def test_owners_see_their_own_pages(queue, add):
+    ids = {owner: sorted([(await add(owner=owner))[0].id for _ in range(3)], reverse=True) for owner in ("a", "b")}
+    for owner, own in ids.items():
+        assert [job.id for job in await queue.page(state=None, limit=2, before=None, owner=owner)] == own[:2]
+        assert [job.id for job in await queue.page(state=None, limit=2, before=own[1], owner=owner)] == own[2:]
+        assert [job.owner for job in await queue.page(state=JobState.QUEUED, limit=9, before=None, owner=owner)] == (
+            [owner] * 3
+        )
+    await queue.finish(moved(await queue.get(ids["a"][0]), JobState.FAILED, finished_at=MOMENT), [])
+    assert [job.id for job in await queue.page(state=JobState.FAILED, limit=9, before=None, owner="a")] == ids["a"][:1]
+    assert await queue.page(state=JobState.FAILED, limit=9, before=None, owner="b") == []
+    assert len(await queue.page(state=None, limit=9, before=None)) == 6
+
+
+async def test_owners_may_use_the_same_key(queue, add):
+    first, second = (await add(key="k", owner="a"))[0], (await add(key="k", owner="b"))[0]
+    _, keys = await queue.recover()
+    assert {(key.owner, key.job_id) for key in keys} == {("a", first.id), ("b", second.id)}
+
+
+async def test_lost_workers_are_counted_apart_from_attempts(queue, add):
+    info, _ = await add()
+    await queue.started(moved(info, JobState.RUNNING, attempt=1, started_at=MOMENT))
+    await queue.requeued(moved(info, JobState.QUEUED, attempt=1), 1)
+    await queue.started(moved(info, JobState.RUNNING, attempt=2, started_at=MOMENT))
+    (job,), _ = await queue.recover()  # the server itself went down
+    assert (job.info.attempt, job.crashes) == (2, 1)
+
+
+async def test_a_clock_that_was_set_takes_moments_along(queue, add):
+    (waits, _), (done, _) = await add(deadline_at=MOMENT.timestamp() + 60, key="k"), await add()
+    await queue.finish(moved(done, JobState.SUCCEEDED, finished_at=MOMENT), [])
+    await queue.shift(3600)
+    (job,), (key,) = await queue.recover()
+    assert (job.info.id, job.deadline_at) == (waits.id, MOMENT.timestamp() + 3660)
+    assert key.created_at == MOMENT.timestamp() + 3600
+    await queue.purge(jobs_before=MOMENT.timestamp() + 3599, keys_before=MOMENT.timestamp() + 3599)
+    assert (await queue.recover())[1]
+    assert (await queue.get(done.id)).finished_at.timestamp() == MOMENT.timestamp() + 3600
+    assert (await queue.get(waits.id)).finished_at is None

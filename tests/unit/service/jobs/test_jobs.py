@@ -1,0 +1,340 @@
+"""Jobs as their owners see them, with a worker that answers when the test says so and with the real CPU backend."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from gemmserve_kernels.problem.errors import ShapeMismatch
+from gemmserve_service.errors import (
+    NotFound,
+    QueueFull,
+    StoreFull,
+)
+from gemmserve_service.jobs.core import Core
+from gemmserve_service.runtime.ids import new_id
+from gemmserve_service.schemas import GemmParams, GemmReduceJob, JobState
+
+A = np.ones((8, 8), "c8")
+
+
+@pytest.fixture
+async def a(core, put):
+    return await put(core.store, A)
+
+
+async def test_a_product_of_stored_arrays(real, put, gemm, fetch, held):
+    rng = np.random.default_rng(1)
+    left = (rng.standard_normal((5, 7)) + 1j * rng.standard_normal((5, 7))).astype("c16")
+    right = rng.standard_normal((7, 3))
+    ids = [await put(real.store, array) for array in (left, right)]
+    info, created = await real.jobs.submit(gemm(*ids, alpha=2, verify=True))
+    assert created
+    done = await real.jobs.wait(info.id, 60)
+    assert (done.state, done.attempt, done.error) == (JobState.SUCCEEDED, 1, None)
+    assert done.created_at <= done.started_at <= done.finished_at
+    np.testing.assert_allclose(fetch(real.store, done.result["d"]), 2 * left @ right, rtol=1e-13)
+    assert done.residual < 1e-12
+    assert held(real.store) == (0, 0, 0)
+
+
+async def test_several_reductions_in_one_job(real, put, fetch):
+    a = await put(real.store, np.arange(12.0).reshape(3, 4))
+    request = GemmReduceJob(op="gemm_reduce", a=a.id, b=a.id, trans_b="T", reduce=["sum", "argmax"], return_c=True)
+    info, _ = await real.jobs.submit(request)
+    done = await real.jobs.wait(info.id, 60)
+    product = np.arange(12.0).reshape(3, 4) @ np.arange(12.0).reshape(3, 4).T
+    assert set(done.result) == {"sum", "argmax", "c"}
+    np.testing.assert_array_equal(fetch(real.store, done.result["sum"]), product.sum(0))
+    np.testing.assert_array_equal(fetch(real.store, done.result["argmax"]), product.argmax(0))
+    np.testing.assert_array_equal(fetch(real.store, done.result["c"]), product)
+
+
+async def test_states_as_they_are_and_as_they_are_told(core, fake, gemm, a, idle):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    seen = []
+
+    async def watch():
+        seen.extend([(info.state, info.attempt) async for info in core.jobs.events(info.id)])
+
+    watcher = asyncio.create_task(watch())
+    await asyncio.sleep(0)  # it has seen the first
+    fake.lose()
+    fake.hello()
+    fake.done()
+    await asyncio.wait_for(watcher, 60)
+    assert seen[0][0] in {JobState.QUEUED, JobState.RUNNING}
+    assert seen[-3:] == [(JobState.QUEUED, 1), (JobState.RUNNING, 2), (JobState.SUCCEEDED, 2)]
+    assert [job.state for job in await anext_all(core.jobs.events(info.id))] == [JobState.SUCCEEDED]
+    await idle()
+
+
+async def test_what_cannot_be_multiplied_is_refused_and_nothing_stays(core, gemm, a, put, idle):
+    other = await put(core.store, np.ones((3, 8), "c8"))
+    for request, error in (
+        (gemm(a, other), ShapeMismatch),
+        (gemm(a, new_id("arr")), NotFound),
+        (gemm(new_id("arr"), a), NotFound),
+    ):
+        with pytest.raises(error):
+            await core.jobs.submit(request)
+    assert (await core.jobs.list(state=None, limit=9, cursor=None))[0] == []
+    await idle()
+
+
+async def test_no_room_for_the_result_is_refused_and_nothing_stays(make_core, make_settings, fake, gemm, put, held):
+    core = await make_core(make_settings(max_store_bytes=A.nbytes * 2 - 1), fake)
+    a = await put(core.store, A)
+    with pytest.raises(StoreFull):
+        await core.jobs.submit(gemm(a, a))
+    assert held(core.store) == (0, 0, 0)
+
+
+async def test_a_submission_that_cannot_be_recorded_leaves_nothing(core, fake, gemm, a, idle):
+    await core.database.write(lambda db: db.execute("ALTER TABLE jobs RENAME TO away"))
+    with pytest.raises(Exception, match="no such table"):
+        await core.jobs.submit(gemm(a, a), idempotency_key="k")
+    await core.database.write(lambda db: db.execute("ALTER TABLE away RENAME TO jobs"))
+    assert [task for _, task in fake.cancelled] == fake.running()  # a worker has it already, and stops
+    fake.done()
+    await idle()
+    assert not core.jobs._keys._arriving
+
+
+async def test_an_end_is_told_when_it_is_on_record_however_long_that_takes(
+    core, fake, gemm, a, idle, fetch, eventually
+):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    await core.database.write(lambda db: db.execute("ALTER TABLE arrays RENAME TO away"))
+    fake.done()
+    await eventually(lambda: not core.ready()[0])
+    assert "database" in core.ready()[1][0]
+    assert (await core.jobs.wait(info.id, 0.01)).state == JobState.RUNNING
+    await core.database.write(lambda db: db.execute("ALTER TABLE away RENAME TO arrays"))
+    done = await core.jobs.wait(info.id, 60)
+    assert done.state == JobState.SUCCEEDED
+    assert fetch(core.store, done.result["d"]).shape == (8, 8)
+    assert core.ready()[0]
+    await idle()
+
+
+async def test_an_end_that_could_not_be_recorded_before_the_server_stopped_comes_again(
+    core, fake, gemm, a, settings, eventually
+):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    await core.database.write(lambda db: db.execute("PRAGMA query_only = ON"))
+    fake.done()
+    await eventually(lambda: not core.ready()[0])
+    assert (await core.jobs.wait(info.id, 0.01)).state == JobState.RUNNING
+    await core.stop()
+    second = Core(settings)
+    await second.start()
+    try:
+        assert (await second.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED
+    finally:
+        await second.stop()
+
+
+async def test_an_end_that_nothing_will_ever_record_is_a_failure(core, fake, gemm, a, idle, monkeypatch):
+    info, _ = await core.jobs.submit(gemm(a, a))
+
+    async def refuse(*_):
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(core.jobs.queue, "finish", refuse)
+    fake.done()
+    done = await core.jobs.wait(info.id, 60)
+    assert (done.state, done.result) == (JobState.FAILED, None)
+    await idle()
+
+
+async def test_a_client_that_hangs_up_during_submission_has_submitted(core, fake, gemm, a, idle):
+    task = asyncio.create_task(core.jobs.submit(gemm(a, a), idempotency_key="k"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await core.database.write(lambda _: None)
+    (info,), _ = await core.jobs.list(state=None, limit=9, cursor=None)
+    again, created = await core.jobs.submit(gemm(a, a), idempotency_key="k")
+    assert (again.id, created) == (info.id, False)
+    fake.done()
+    assert (await core.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED
+    await idle()
+
+
+async def test_operands_deleted_meanwhile_are_used_all_the_same(core, fake, gemm, a, idle):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    await core.store.delete(a.id)
+    assert core.store.used_bytes >= a.nbytes
+    with pytest.raises(NotFound):
+        await core.jobs.submit(gemm(a, a))
+    fake.done()
+    assert (await core.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED
+    await idle()
+
+
+async def test_operands_stay_until_the_end_is_on_record(core, gemm, a, monkeypatch, idle):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    await core.store.delete(a.id)
+    finish, at_the_end = core.jobs.queue.finish, []
+
+    async def note(*args):
+        at_the_end.append(core.store._catalog.get(a.id).pins)
+        await finish(*args)
+
+    monkeypatch.setattr(core.jobs.queue, "finish", note)
+    core.executor.fail()
+    await core.jobs.wait(info.id, 60)
+    assert at_the_end[0] > 0
+    await idle()
+
+
+@pytest.mark.parametrize("when", ["queued", "running", "done"])
+async def test_cancel(core, fake, gemm, a, idle, when):
+    if when == "queued":
+        first, _ = await core.jobs.submit(gemm(a, a))
+    info, _ = await core.jobs.submit(gemm(a, a))
+    if when == "done":
+        fake.done()
+    answer = await core.jobs.cancel(info.id)
+    assert answer.state == (JobState.SUCCEEDED if when == "done" else JobState.CANCELLED)
+    assert await core.jobs.cancel(info.id) == answer
+    while fake.running():
+        fake.done()
+    if when == "queued":
+        assert (await core.jobs.wait(first.id, 60)).state == JobState.SUCCEEDED
+    await idle()
+    with pytest.raises(NotFound):
+        await core.jobs.cancel(new_id("job"))
+
+
+async def test_cancel_while_draining(core, gemm, a, fake):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    waiting, _ = await core.jobs.submit(gemm(a, a))
+    await core.drain(0)
+    for job in (info, waiting):
+        answer = await asyncio.wait_for(core.jobs.cancel(job.id), 60)
+        assert answer.state == JobState.CANCELLED
+
+
+async def test_deadline(core, fake, gemm, a, idle):
+    info, _ = await core.jobs.submit(gemm(a, a, timeout_s=0.03))
+    done = await core.jobs.wait(info.id, 60)
+    assert (done.state, done.error.type) == (JobState.EXPIRED, "/problems/timeout")
+    fake.done()
+    await idle()
+
+
+async def test_failures_carry_the_workers_problem(core, fake, gemm, a, idle):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    fake.fail(slug="out-of-device-memory")
+    done = await core.jobs.wait(info.id, 60)
+    assert (done.state, done.error.type) == (JobState.FAILED, "/problems/out-of-device-memory")
+    await idle()
+
+
+async def test_a_poisonous_job(core, fake, gemm, a, idle):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    for _ in range(3):
+        fake.lose()
+        fake.hello()
+    done = await core.jobs.wait(info.id, 60)
+    assert (done.state, done.error.type, done.attempt) == (JobState.FAILED, "/problems/worker-crashed", 3)
+    await idle()
+
+
+async def test_wait_gives_up_in_time_and_when_the_server_drains(core, gemm, a):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    assert (await core.jobs.wait(info.id, 0.01)).state == JobState.RUNNING
+    waiting = asyncio.create_task(core.jobs.wait(info.id, 3600))
+    events = asyncio.create_task(anext_all(core.jobs.events(info.id)))
+    await asyncio.sleep(0)  # both wait
+    await core.drain(0)
+    assert (await asyncio.wait_for(waiting, 60)).state == JobState.RUNNING
+    assert (await asyncio.wait_for(events, 60))[-1].state == JobState.RUNNING
+    with pytest.raises(NotFound):
+        await core.jobs.wait(new_id("job"), 1)
+
+
+async def anext_all(iterator):
+    return [item async for item in iterator]
+
+
+async def test_listing(core, fake, gemm, a):
+    ids = [(await core.jobs.submit(gemm(a, a)))[0].id for _ in range(3)]
+    fake.done()
+    await core.jobs.wait(ids[0], 60)
+    page, cursor = await core.jobs.list(state=None, limit=2, cursor=None)
+    rest, end = await core.jobs.list(state=None, limit=2, cursor=cursor)
+    assert sorted(job.id for job in page + rest) == sorted(ids)
+    assert end is None
+    succeeded, _ = await core.jobs.list(state=JobState.SUCCEEDED, limit=9, cursor=None)
+    assert [job.id for job in succeeded] == [ids[0]]
+    core.jobs._recent.clear()
+    assert (await core.jobs.get(ids[0])).state == JobState.SUCCEEDED  # from the record
+
+
+async def test_a_burst_does_not_pass_the_bound(make_core, make_settings, fake, gemm, put):
+    core = await make_core(make_settings(max_queued_jobs=5), fake)
+    a = await put(core.store, A)
+    outcomes = await asyncio.gather(*(core.jobs.submit(gemm(a, a)) for _ in range(20)), return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, QueueFull)]
+    assert len(refused) >= 14
+    assert core.scheduler.queued <= 5
+
+
+async def test_observers_hear_of_every_job(core, fake, scratch, gemm, a, eventually):
+    class Observer:
+        def __init__(self):
+            self.heard = []
+
+        def job_changed(self, job, nbytes, flops):
+            self.heard.append((job.state, nbytes, flops))
+
+    observer = Observer()
+    core.observers.append(observer)
+    info, _ = await core.jobs.submit(gemm(a, a))
+    fake.done()
+    await core.jobs.wait(info.id, 60)
+    size = (3 * A.nbytes, 8 * 8**3)
+    assert observer.heard == [(state, *size) for state in (JobState.QUEUED, JobState.RUNNING, JobState.SUCCEEDED)]
+    observer.heard.clear()
+    running = asyncio.create_task(core.jobs.run(GemmParams(), await scratch(core.store, a=A, b=A)))
+    await eventually(fake.running)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert observer.heard == [(JobState.CANCELLED, *size)]
+
+
+async def test_results_are_flushed_before_the_end_where_power_may_fail(
+    make_core, make_settings, fake, gemm, put, monkeypatch
+):
+    core = await make_core(make_settings(durability="power"), fake)
+    a = await put(core.store, A)
+    order = []
+    finish = core.jobs.queue.finish
+    monkeypatch.setattr(
+        "gemmserve_service.store.extents.extents.Extent.flush", lambda extent: order.append(("flush", extent.name))
+    )
+
+    async def note(info, arrays):
+        rows = list(arrays)
+        order.append(("finish", rows[0]["extent"]))
+        await finish(info, rows)
+
+    monkeypatch.setattr(core.jobs.queue, "finish", note)
+    info, _ = await core.jobs.submit(gemm(a, a))
+    fake.done()
+    await core.jobs.wait(info.id, 60)
+    assert [what for what, _ in order] == ["flush", "finish"]
+    assert order[0][1] == order[1][1]
+
+
+async def test_an_unknown_job_is_not_found(core):
+    for call in (core.jobs.get, core.jobs.cancel):
+        with pytest.raises(NotFound):
+            await call(new_id("job"))

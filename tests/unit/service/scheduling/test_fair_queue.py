@@ -1,0 +1,196 @@
+"""Fair sharing: what each owner gets, whatever the others do."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from queued_tasks import QueuedTask, drain
+
+from gemmserve_service.scheduling.fair_queue import FairQueue
+
+
+def test_one_owner_s_tasks_go_by_priority_and_arrival():
+    queue = FairQueue()
+    for name, priority in (("a", 0), ("b", -1), ("c", 5), ("d", 0)):
+        queue.push(QueuedTask(name=name, priority=priority))
+    assert [found.name for found in drain(queue)] == ["c", "a", "d", "b"]
+
+
+def test_ten_thousand_tasks_of_one_owner_do_not_delay_another_s_one():
+    queue = FairQueue()
+    for _ in range(10_000):
+        queue.push(QueuedTask("flood", 0.01))
+    drain(queue, 100)
+    queue.push(QueuedTask("other", 5.0))
+    assert [found.owner for found in drain(queue, 2)].index("other") <= 1
+
+
+def test_a_priority_is_no_way_past_other_owners():
+    queue = FairQueue()
+    for _ in range(10):
+        queue.push(QueuedTask("pushy", 1, priority=100))
+        queue.push(QueuedTask("modest", 1, priority=-100))
+    assert Counter(found.owner for found in drain(queue, 10)) == {"pushy": 5, "modest": 5}
+
+
+def test_shares_are_of_device_time_not_of_tasks():
+    queue = FairQueue()
+    for _ in range(1000):
+        queue.push(QueuedTask("long", 10))
+        queue.push(QueuedTask("short", 1))
+    served = Counter()
+    for found in drain(queue, 550):
+        served[found.owner] += found.cost_s
+    assert served["short"] == pytest.approx(served["long"], rel=0.05)
+
+
+def test_shares_are_in_proportion_to_weights():
+    queue = FairQueue()
+    queue.weight_of = {"gold": 3.0, "tin": 1.0}.get
+    for _ in range(400):
+        queue.push(QueuedTask("gold"))
+        queue.push(QueuedTask("tin"))
+    served = Counter(found.owner for found in drain(queue, 400))
+    assert served["gold"] == pytest.approx(300, abs=3)
+
+
+def test_neither_credit_for_being_away_nor_a_penalty_for_having_been_alone():
+    queue = FairQueue()
+    for _ in range(100):
+        queue.push(QueuedTask("alone"))
+    drain(queue)  # a hundred seconds of the device while nobody else wanted it
+    for _ in range(50):
+        queue.push(QueuedTask("alone"))
+        queue.push(QueuedTask("away"))
+    served = Counter(found.owner for found in drain(queue, 20))
+    assert abs(served["alone"] - served["away"]) <= 1
+
+
+def test_who_comes_back_has_saved_nothing_up():
+    queue = FairQueue()
+    for _ in range(200):
+        queue.push(QueuedTask("stays"))
+    queue.push(QueuedTask("comes back"))
+    drain(queue, 101)  # its one task, and a hundred of the other's while it was away
+    for _ in range(50):
+        queue.push(QueuedTask("comes back"))
+    assert Counter(found.owner for found in drain(queue, 20))["stays"] >= 9
+
+
+def test_what_a_task_really_took_is_what_its_owner_pays():
+    queue = FairQueue()
+    for _ in range(1000):
+        queue.push(QueuedTask("liar", 0.1))  # takes ten times as long as was thought
+        queue.push(QueuedTask("honest", 1))
+    served = Counter()
+    for _ in range(100):
+        found = queue.take(lambda _: True)
+        served[found.owner] += 1
+        if found.owner == "liar":
+            queue.charge("liar", 0.9)
+    assert served["liar"] == pytest.approx(50, abs=2)
+
+
+def test_what_a_worker_cannot_run_stays_in_its_place_and_lets_others_pass():
+    queue = FairQueue()
+    for name in ("x1", "y1", "x2", "y2"):
+        queue.push(QueuedTask("a", name=name))
+    queue.push(QueuedTask("b", name="x3"))
+    assert queue.take(lambda found: found.name.startswith("y")).name == "y1"
+    assert queue.take(lambda found: found.name == "nothing") is None
+    assert len(queue) == 4
+    assert {found.name for found in drain(queue, 2)} == {"x1", "x3"}
+    assert [found.name for found in drain(queue)] == ["x2", "y2"]
+
+
+def test_counts_and_bytes_by_owner():
+    queue = FairQueue()
+    kept, gone = QueuedTask("a", nbytes=7), QueuedTask("a", nbytes=5)
+    for each in (kept, gone, QueuedTask("b", nbytes=1)):
+        queue.push(each)
+    assert (len(queue), queue.nbytes, queue.waiting("a"), queue.waiting_bytes("a"), queue.owners) == (3, 13, 2, 12, 2)
+    queue.discard(gone)
+    queue.discard(gone)
+    assert (queue.waiting("a"), queue.waiting_bytes("a"), queue.nbytes) == (1, 7, 8)
+    assert gone not in queue
+    assert kept in queue
+    drain(queue)
+    assert (len(queue), queue.nbytes, queue.owners, queue.waiting("a"), queue.waiting("nobody")) == (0, 0, 0, 0, 0)
+
+
+def test_owners_that_came_and_went_are_forgotten():
+    queue = FairQueue()
+    for i in range(5000):
+        queue.push(QueuedTask(f"key{i}"))
+        drain(queue)
+        if i % 1000 == 999:
+            queue.rest()
+            assert len(queue._flows) == len(queue._heap) == 0
+    queue.push(QueuedTask("waits"))
+    queue.rest()
+    assert len(queue) == len(drain(queue)) == 1
+
+
+def test_what_is_owed_outlasts_a_pause_but_not_a_rest():
+    for rest, first in ((False, "new"), (True, "old")):
+        queue = FairQueue()
+        queue.push(QueuedTask("old", 100))
+        drain(queue)
+        if rest:
+            queue.rest()
+        queue.push(QueuedTask("old", 1))
+        queue.push(QueuedTask("new", 1))
+        assert drain(queue, 1)[0].owner == first
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.floats(0.01, 10), st.sampled_from(["push", "push", "take", "discard"])),
+        max_size=200,
+    )
+)
+def test_nobody_falls_behind_by_more_than_a_task_of_each(steps):
+    """Whatever comes and goes: between two owners that both wait all the while, the service differs by no more than
+    their largest tasks (theorem 1 of the paper: |Wf/rf - Wm/rm| <= lf/rf + lm/rm)."""
+    queue, waiting = FairQueue(), []
+    served, largest = Counter(), Counter()
+    since = {}
+    for owner, cost, what in steps:
+        if what == "push":
+            queue.push(each := QueuedTask(owner, cost))
+            waiting.append(each)
+        elif what == "discard" and waiting:
+            queue.discard(waiting.pop(0))
+        elif what == "take":
+            found = queue.take(lambda _: True)
+            assert (found is None) == (not waiting)
+            if found is not None:
+                waiting.remove(found)
+                served[found.owner] += found.cost_s
+                largest[found.owner] = max(largest[found.owner], found.cost_s)
+        present = {each.owner for each in waiting}
+        since = {pair: since.get(pair, dict(served)) for pair in itertools.combinations(sorted(present), 2)}
+        for (f, m), before in since.items():
+            gained = [served[who] - before.get(who, 0) for who in (f, m)]
+            assert abs(gained[0] - gained[1]) <= largest[f] + largest[m] + 1e-9
+    assert len(queue) == len(waiting)
+
+
+def test_the_very_next_task_and_no_other():
+    queue = FairQueue()
+    for name, owner in (("a1", "a"), ("a2", "a"), ("b1", "b")):
+        queue.push(QueuedTask(owner, name=name))
+    asked = []
+
+    def refuse(task):
+        asked.append(task.name)
+        return False
+
+    assert queue.take(refuse, first=True) is None
+    assert asked == ["a1"]
+    assert [queue.take(lambda _: True, first=True).name for _ in range(3)] == ["a1", "b1", "a2"]
+    assert queue.take(lambda _: True, first=True) is None

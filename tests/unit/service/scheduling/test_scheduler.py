@@ -1,0 +1,275 @@
+"""The scheduler alone, with workers that answer when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from gemmserve_service.errors import (
+    JobCancelled,
+    JobFailed,
+    JobTimeout,
+    WorkerCrashed,
+)
+from gemmserve_service.executor.protocol import Done
+from gemmserve_service.scheduling.estimates import Estimates
+from gemmserve_service.schemas import GemmParams
+
+A = np.ones((4, 4), "c8")
+
+
+async def test_priority_then_first_come(make_scheduler, fake, submit, store):
+    scheduler = await make_scheduler(fake, max_grouped_jobs=1)
+    await submit(scheduler, "running")
+    for name, priority in (("low", -5), ("first", 0), ("high", 9), ("second", 0)):
+        await submit(scheduler, name, priority=priority)
+    order = []
+    while scheduler.running:
+        order += fake.running()
+        fake.done()
+    assert order == ["running", "high", "first", "second", "low"]
+    assert store.scratch_bytes == 0
+
+
+async def test_each_worker_has_one_task_at_a_time(make_scheduler, make_fake, submit):
+    fake = make_fake("cuda:0", "cuda:1")
+    scheduler = await make_scheduler(fake)
+    for name in "abc":
+        await submit(scheduler, name)
+    assert (fake.running("cuda:0"), fake.running("cuda:1")) == (["a"], ["b"])
+    assert (scheduler.queued, scheduler.running) == (1, 2)
+    fake.done("cuda:1")
+    assert (fake.running("cuda:0"), fake.running("cuda:1")) == (["a"], ["c"])
+
+
+@pytest.fixture
+def by_priority(monkeypatch):
+    """Estimated seconds: 10 of a task with priority 50, else 0.01."""
+    monkeypatch.setattr(Estimates, "seconds", lambda _, task, __: 10.0 if task.priority == 50 else 0.01)
+
+
+async def test_short_tasks_pass_a_long_one_where_the_worker_has_panels(scheduler, fake, submit, by_priority):
+    await submit(scheduler, "long", priority=50)
+    await submit(scheduler, "another long", priority=50)
+    await submit(scheduler, "short", owner="somebody")
+    assert fake.running() == ["long"]
+    fake.fleet["cpu"].interleaves = True
+    await submit(scheduler, "second", owner="somebody")
+    assert fake.running() == ["long", "short"], "one at a time, and no long one"
+    fake.done(task="short")
+    assert fake.running() == ["long", "second"]
+    fake.done(task="long")
+    fake.done(task="second")
+    assert fake.running() == ["another long"]
+
+
+@pytest.mark.parametrize(
+    ("long_s", "short_s", "passes"),
+    [
+        (0.04, 0.003, True),  # a quarter of a gigabyte of zeros, and a product of 128 x 128
+        (0.04, 0.005, False),  # more than a tenth
+        (0.015, 0.001, False),
+        (100.0, 0.05, True),
+        (100.0, 0.06, False),
+    ],
+)
+async def test_what_passes_takes_a_tenth_of_what_is_passed(
+    scheduler, fake, submit, monkeypatch, long_s, short_s, passes
+):
+    monkeypatch.setattr(Estimates, "seconds", lambda _, task, __: long_s if task.priority == 50 else short_s)
+    fake.fleet["cpu"].interleaves = True
+    await submit(scheduler, "long", priority=50)
+    await submit(scheduler, "short", owner="somebody")
+    assert fake.running() == (["long", "short"] if passes else ["long"])
+
+
+async def test_who_may_have_killed_a_worker_neither_passes_nor_is_passed(
+    make_scheduler, fake, submit, listener, by_priority, store
+):
+    fake.interleaves = True
+    scheduler = await make_scheduler(fake, max_attempts=3)
+    await submit(scheduler, "long", priority=50)
+    await submit(scheduler, "poison", owner="somebody")
+    assert fake.running() == ["long", "poison"]
+    fake.lose()
+    fake.hello()
+    while fake.running() != ["long"]:
+        fake.lose()
+        fake.hello()
+    await submit(scheduler, "harmless", owner="a third")
+    assert fake.running() == ["long"]
+    for _ in range(10):
+        if not fake.running():
+            break
+        if "poison" in fake.running():
+            fake.lose()
+            fake.hello()
+            assert len(fake.running()) <= 1
+        else:
+            fake.done()
+    assert isinstance(listener.outcomes["poison"], WorkerCrashed)
+    assert isinstance(listener.outcomes["long"], Done)
+    assert store.scratch_bytes == 0
+
+
+async def test_a_suspect_does_not_pass(scheduler, fake, submit, by_priority):
+    fake.fleet["cpu"].interleaves = True
+    await submit(scheduler, "long", priority=50)
+    await submit(scheduler, "first", owner="somebody")
+    fake.done(task="first")
+    suspect = await submit(scheduler, "suspect", owner="somebody", crashes=1)
+    assert fake.running() == ["long"]
+    assert suspect.worker is None
+
+
+async def test_a_check_has_its_time_and_is_not_sampled_of_huge_products(make_scheduler, fake, make_task):
+    scheduler = await make_scheduler(fake, verify_share=1.0)
+    for name, nbytes, asked, checked in (
+        ("a", 64, False, True),
+        ("b", 1 << 40, False, False),
+        ("c", 1 << 40, True, True),
+    ):
+        task = await make_task(name, verify=asked)
+        task.__dict__["size"] = (nbytes, 0)
+        scheduler.submit(task)
+        assert fake.sent[-1][1][0].verify is checked
+        limit_s = task.limit_s
+        fake.done()
+    assert limit_s > 20 * (1 << 40) / 1e8
+
+
+async def test_a_lost_task_takes_its_old_place_and_its_results(scheduler, fake, submit, listener):
+    task = await submit(scheduler, "a")
+    await submit(scheduler, "b")
+    fake.lose()
+    assert listener.told[-1] == ("requeued", "a")
+    assert (scheduler.queued, scheduler.running) == (2, 0)
+    fake.hello()
+    assert fake.running() == ["a"]
+    assert (task.attempt, fake.fleet["cpu"].restarts) == (2, 1)
+
+
+async def test_a_poisonous_task_fails_after_its_attempts(make_scheduler, fake, submit, listener, store):
+    scheduler = await make_scheduler(fake, max_attempts=3)
+    await submit(scheduler, "poison")
+    await submit(scheduler, "good")
+    for _ in range(3):
+        assert fake.running() == ["poison"]
+        fake.lose()
+        fake.hello()
+    assert isinstance(listener.outcomes["poison"], WorkerCrashed)
+    assert fake.running() == ["good"]
+    fake.done()
+    assert store.scratch_bytes == 0
+
+
+async def test_space_that_a_lost_worker_had_is_not_used_again(make_scheduler, fake, submit, store):
+    scheduler = await make_scheduler(fake, max_attempts=1)
+    task = await submit(scheduler, "a")
+    name = task.results["d"].extent.name
+    fake.lose()
+    assert store.scratch_bytes == 0
+    assert name not in store._memory._free
+
+
+async def test_space_of_a_cancelled_task_that_its_lost_worker_had_is_not_used_again(scheduler, fake, submit, store):
+    task = await submit(scheduler, "a")
+    name = task.results["d"].extent.name
+    scheduler.cancel(task)
+    fake.lose()
+    assert store.scratch_bytes == 0
+    assert name not in store._memory._free
+
+
+async def test_cancelled_while_queued_is_never_run(scheduler, fake, submit, listener, store):
+    await submit(scheduler, "a")
+    waiting = await submit(scheduler, "b")
+    scheduler.cancel(waiting)
+    scheduler.cancel(waiting)
+    assert isinstance(listener.outcomes["b"], JobCancelled)
+    fake.done()
+    assert [run.task for _, (run,) in fake.sent] == ["a"]
+    assert store.scratch_bytes == 0
+
+
+async def test_cancelled_while_running_holds_its_space_until_the_worker_is_through(
+    scheduler, fake, submit, listener, store
+):
+    running = await submit(scheduler, "a")
+    held = store.scratch_bytes
+    scheduler.cancel(running)
+    assert isinstance(listener.outcomes["a"], JobCancelled)
+    assert store.scratch_bytes == held
+    waiting = await submit(scheduler, "b")
+    assert fake.running() == ["a"]
+    fake.done(task="a")
+    assert fake.running() == ["b"]
+    scheduler.cancel(waiting)
+    fake.lose()
+    assert store.scratch_bytes == 0
+    assert listener.told.count(("ended", "a")) == 1
+
+
+async def test_the_deadline_counts_queue_and_run(scheduler, fake, submit, listener, store, eventually):
+    await submit(scheduler, "runs", timeout_s=0.03)
+    await submit(scheduler, "waits", timeout_s=0.03)
+    await eventually(lambda: len(listener.outcomes) == 2)
+    assert all(isinstance(outcome, JobTimeout) for outcome in listener.outcomes.values())
+    assert (scheduler.queued, scheduler.running) == (0, 1)
+    fake.done()
+    assert store.scratch_bytes == 0
+
+
+async def test_no_deadline_fires_after_the_end(scheduler, fake, submit, listener):
+    await submit(scheduler, "a", timeout_s=0.01)
+    fake.done()
+    await asyncio.sleep(0.02)  # a timer that was left would have come before this one
+    assert isinstance(listener.outcomes["a"], Done)
+
+
+async def test_a_failure_ends_the_task_and_not_the_worker(scheduler, fake, submit, listener, store):
+    await submit(scheduler, "a")
+    await submit(scheduler, "b")
+    fake.fail()
+    failed = listener.outcomes["a"]
+    assert isinstance(failed, JobFailed)
+    assert failed.description.slug == "device-error"
+    assert fake.running() == ["b"]
+    fake.done()
+    assert store.scratch_bytes == 0
+
+
+async def test_an_answer_that_nobody_waits_for_is_ignored(scheduler, fake, submit, listener):
+    await submit(scheduler, "a")
+    fake.lose()
+    fake.hello()
+    fake.done(task="a")
+    fake.done(task="a")
+    fake.done(task="never heard of")
+    assert listener.told.count(("ended", "a")) == 1
+
+
+async def test_a_task_that_no_device_can_run_any_more_fails_and_lets_others_pass(
+    scheduler, fake, submit, listener, make_task, store
+):
+    task = await make_task("tf32", params=GemmParams(compute="fp32"))
+    object.__setattr__(task.problem, "compute", "tf32")  # admitted by a server with another device
+    await submit(scheduler, "runs")
+    scheduler.submit(task)
+    await submit(scheduler, "next")
+    fake.done()
+    assert fake.running() == ["next"]
+    assert listener.outcomes["tf32"].description.slug == "compute-unsupported"
+    fake.done()
+    assert store.scratch_bytes == 0
+
+
+async def test_ended_tasks_do_not_pile_up_behind_a_long_one(scheduler, submit):
+    await submit(scheduler, "long")
+    for i in range(1500):
+        scheduler.cancel(await submit(scheduler, f"{i}"))
+    assert sum(len(flow.heap) for flow in scheduler.queue._flows.values()) < 600
+    assert len(scheduler.queue._heap) < 600
+    assert scheduler.queued == 0
