@@ -202,7 +202,7 @@ def _matrix_gemm(spec: DeviceSpec, arithmetic: str, tile: MfmaTile, *, is_comple
     if ARCHITECTURES[spec.arch][arithmetic].planes:
         x = _operand("complex64" if is_complex else "float32")
         problem = replace(GemmProblem.build(x, x), compute=_mode(arithmetic))
-        notes = _gemm(spec, planes, problem, _wish(tile))
+        notes = _gemm(spec, planes, problem, _requested(tile))
         if arithmetic != "3xfp16":  # the pre-pass and the fallback are much the same
             notes = [note for note in notes if note.entry == "mfma_gemm"]
         yield from _named(label, notes, _mnemonic(spec, arithmetic))
@@ -218,7 +218,7 @@ def _matrix_reduce(spec: DeviceSpec, arithmetic: str, tile: MfmaTile, *, is_comp
         x = _operand("complex64" if is_complex else "float32")
         problem = replace(GemmReduceProblem.build(x, x, reduce=_REDUCTIONS), compute=_mode(arithmetic))
         entries = {"mfma_reduce"} | ({"reduce_fallback"} if arithmetic == "3xfp16" else set())
-        notes = [n for n in _reduce(spec, planes_reduce, problem, _wish(tile)) if n.entry in entries]
+        notes = [n for n in _reduce(spec, planes_reduce, problem, _requested(tile)) if n.entry in entries]
     else:
         x = _operand(_DATA[arithmetic, is_complex])
         problem = GemmReduceProblem.build(x, x, reduce=_REDUCTIONS, compute=_mode(arithmetic))
@@ -248,7 +248,7 @@ def _across(spec: DeviceSpec, dtype: str) -> Iterator[Case]:
     yield from _named(f"{dtype} across k", _gemm(spec, mfma, across, None), _mnemonic(spec, arithmetic))
 
 
-def _wish(tile: MfmaTile) -> GemmConfig:
+def _requested(tile: MfmaTile) -> GemmConfig:
     return GemmConfig(algorithm="mfma", **{field.name: getattr(tile, field.name) for field in fields(tile)})
 
 

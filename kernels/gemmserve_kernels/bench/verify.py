@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _BUDGET: Final = 4e10
 """Operations of the oracle for one check: a few seconds of a few cores."""
-_LEAST_ROWS: Final = 16
+_MIN_ROWS: Final = 16
 
 
 def gemm_errors(problem: GemmProblem, operands: Mapping[str, Array], d: Any) -> tuple[Errors, str]:
@@ -35,7 +35,7 @@ def gemm_errors(problem: GemmProblem, operands: Mapping[str, Array], d: Any) -> 
     assert a is not None
     assert b is not None
     total = problem.m * problem.batch
-    rows = total if problem.flops() <= _BUDGET else max(_LEAST_ROWS, int(total * _BUDGET / problem.flops()))
+    rows = total if problem.flops() <= _BUDGET else max(_MIN_ROWS, int(total * _BUDGET / problem.flops()))
     if rows >= total:
         return _of(problem, a, b, c, d), "all"
     if problem.batch_shape:

@@ -171,7 +171,7 @@ def _replay(program: Program, arch: str, device: int) -> _Replay:
 class _Replay:
     """A program whose kernels are loaded on one CUDA device: to run it, a few words are added up and handed over."""
 
-    _MOST_MAPS: Final = 64
+    _MAX_MAPS: Final = 64
 
     def __init__(self, program: Program, arch: str, device: int) -> None:
         self._program = program
@@ -231,7 +231,7 @@ class _Replay:
     def _map(self, box: Box, address: int) -> TensorMap:
         key = (box, address)
         if (found := self._maps.get(key)) is None:
-            if len(self._maps) >= self._MOST_MAPS:
+            if len(self._maps) >= self._MAX_MAPS:
                 self._maps.clear()
             found = self._maps[key] = box.encode(address)
         return found

@@ -139,50 +139,50 @@ def plan_gemm(problem: GemmProblem, spec: DeviceSpec, result: Operand | None = N
     The algorithm does not depend on `result`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible.
     """
     _check_compute(problem.compute, available(problem.dtype, spec))
-    wish = _wish(problem, spec)
+    requested = _requested(problem, spec)
     if spec.kind == "cpu":
         return Plan("numpy", problem.config)
     # An empty sum, or alpha = 0, which must not hide NaN in A and B: nothing that tensor cores or a BLAS would gain.
     degenerate = problem.k == 0 or problem.alpha == 0 or 0 in problem.result_shape
-    if degenerate and wish != "vendor":
-        return Plan("simt", problem.config if wish == "simt" else None)
-    found = candidates(problem, spec, wish)
+    if degenerate and requested != "vendor":
+        return Plan("simt", problem.config if requested == "simt" else None)
+    found = candidates(problem, spec, requested)
     chosen = found[0] if len(found) == 1 else min(found, key=lambda each: _seconds(each, problem, spec))
     if chosen.blas is not None and result is not None:
         return replace(chosen, blas=lower(problem, result))
     return chosen
 
 
-def candidates(problem: GemmProblem, spec: DeviceSpec, wish: str | None = None) -> list[Plan]:
-    """Every plan that can run `problem` on a GPU, or those of the algorithm `wish`; never none.
+def candidates(problem: GemmProblem, spec: DeviceSpec, requested: str | None = None) -> list[Plan]:
+    """Every plan that can run `problem` on a GPU, or those of the algorithm `requested`; never none.
 
     Raises ConfigInfeasible with the reasons where there would be none.
     """
     found, reasons = [], []
     for route in _ROUTES[problem.compute]:
-        if wish is None or route[0] == wish:
+        if requested is None or route[0] == requested:
             try:
                 found.append(_candidate(route, problem, spec))
             except ConfigInfeasible as reason:
                 reasons.append(str(reason))
     if not found:
-        raise ConfigInfeasible("; ".join(reasons) or _no_route(problem.compute, wish))
+        raise ConfigInfeasible("; ".join(reasons) or _no_route(problem.compute, requested))
     return found
 
 
 def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
     """Plan how `problem` runs on `spec`. Raises ComputeUnsupported naming the modes there are; ConfigInfeasible."""
     _check_compute(problem.compute, tuple(m for m in available(problem.dtype, spec) if m in _REDUCE_ROUTES))
-    wish = _wish(problem, spec)
+    requested = _requested(problem, spec)
     if spec.kind == "cpu":
-        if wish not in {None, "numpy", "product"}:
-            raise ConfigInfeasible(f"algorithm: {wish} has no gemm_reduce here")
+        if requested not in {None, "numpy", "product"}:
+            raise ConfigInfeasible(f"algorithm: {requested} has no gemm_reduce here")
         return Plan("numpy", problem.config, reduces=True)
     if problem.k == 0 or problem.alpha == 0 or problem.extent == 0 or 0 in problem.outputs_shape:
-        return Plan("simt", problem.config if wish == "simt" else None, reduces=True)
+        return Plan("simt", problem.config if requested == "simt" else None, reduces=True)
     found, reasons = [], []
     for route in _REDUCE_ROUTES[problem.compute]:
-        if wish in {None, route[0]} or (wish == "product" and route[0] not in WITHOUT_PRODUCT):
+        if requested in {None, route[0]} or (requested == "product" and route[0] not in WITHOUT_PRODUCT):
             try:
                 found.append(_reduce_candidate(route, problem, spec))
             except ConfigInfeasible as reason:
@@ -192,7 +192,7 @@ def plan_gemm_reduce(problem: GemmReduceProblem, spec: DeviceSpec) -> Plan:
     if not found:
         names = ", ".join(dict.fromkeys(algorithm for algorithm, _ in _REDUCE_ROUTES[problem.compute]))
         raise ConfigInfeasible(
-            "; ".join(reasons) or f"algorithm: {wish} has no gemm_reduce in {problem.compute}; {names} have"
+            "; ".join(reasons) or f"algorithm: {requested} has no gemm_reduce in {problem.compute}; {names} have"
         )
     return found[0] if len(found) == 1 else min(found, key=lambda each: _reduce_seconds(each, problem, spec))
 
@@ -216,7 +216,7 @@ def _reduce_candidate(route: Route, problem: GemmReduceProblem, spec: DeviceSpec
     return Plan(algorithm, config, None, arithmetic, uniform=converted, reduces=True)
 
 
-def _wish(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> AlgorithmName | None:
+def _requested(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> AlgorithmName | None:
     """The algorithm that the problem's configuration asks for, by name or by its tile. Raises ConfigInfeasible."""
     config = problem.config
     if config is None:
@@ -253,9 +253,9 @@ def _check_compute(compute: str, modes: tuple[str, ...]) -> None:
         raise ComputeUnsupported(f"compute {compute!r} is not available here; there are {', '.join(modes)}", modes)
 
 
-def _no_route(compute: str, wish: str | None) -> str:
+def _no_route(compute: str, requested: str | None) -> str:
     names = ", ".join(dict.fromkeys(algorithm for algorithm, _ in _ROUTES[compute]))
-    return f"algorithm: {wish} has no {compute} arithmetic; {names} have"
+    return f"algorithm: {requested} has no {compute} arithmetic; {names} have"
 
 
 def _candidate(route: Route, problem: GemmProblem, spec: DeviceSpec) -> Plan:

@@ -33,7 +33,7 @@ _FEWEST: Final = 4
 """Threads side by side in a row at least."""
 _HELD: Final = {"f": 4, "c": 2}
 """Columns that a warp takes at once where it walks along them, by kind."""
-_MOST_WIDE: Final = 16
+_MAX_WIDE: Final = 16
 """Bytes of the double-precision form of what a thread takes at once: more takes too many registers."""
 _LINES: Final = {True: (512, 256, 128), False: (2048, 1024, 512)}
 """Rows of one block, across and along memory: as many as leave enough blocks to fill a device."""
@@ -299,7 +299,7 @@ class _Check:
 
     def _vector(self, view: MatrixView, *, across: bool) -> int:
         fast, slow = (view.column_stride, view.row_stride) if across else (view.row_stride, view.column_stride)
-        vector = min(VECTOR_BYTES // view.dtype.itemsize, _MOST_WIDE // self.wide.itemsize)
+        vector = min(VECTOR_BYTES // view.dtype.itemsize, _MAX_WIDE // self.wide.itemsize)
         while vector > 1 and not (fast == 1 and view.aligned(vector, slow)):
             vector //= 2
         return max(1, vector)

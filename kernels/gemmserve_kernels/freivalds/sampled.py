@@ -69,7 +69,7 @@ _TOGETHER: Final = 1 << 17
 _OF_ITS_OWN: Final = 0x6A09E667F3BCC908
 """OF_ITS_OWN in sampled.cu: the bits in which the seed of these numbers differs from that of the signs."""
 
-_MOST_BITS: Final = 8
+_MAX_BITS: Final = 8
 _FEWEST_BITS: Final = 3
 _ALL_BITS: Final = 14
 """Bits of all products together, at least as long as each has the fewest."""
@@ -121,7 +121,7 @@ class Choice:
     @classmethod
     def of(cls, problem: GemmProblem) -> Choice:
         """256 elements of each product, fewer of more than 64 products, and of tiny ones."""
-        bits = min(_MOST_BITS, max(_FEWEST_BITS, _ALL_BITS - (max(1, problem.batch) - 1).bit_length()))
+        bits = min(_MAX_BITS, max(_FEWEST_BITS, _ALL_BITS - (max(1, problem.batch) - 1).bit_length()))
         bits = min(bits, max(_FEWEST_BITS, 1 + (problem.m * problem.n - 1).bit_length()))
         spread = bits - 1
         columns = min(spread - min(-(-spread // 2), (problem.m - 1).bit_length()), (problem.n - 1).bit_length())

@@ -54,7 +54,7 @@ class GemmConfig:
         return {name: value for name, value in values.items() if value is not None}
 
     def transposed(self) -> GemmConfig:
-        """The same wishes for the transposed product: m and n change places."""
+        """The same overrides for the transposed product: m and n change places."""
         return replace(
             self,
             block_m=self.block_n,

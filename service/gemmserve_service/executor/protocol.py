@@ -1,4 +1,4 @@
-"""What the front and its workers say to each other: length-prefixed JSON, validated by pydantic; never pickle.
+"""Protocol of the front and its workers: length-prefixed JSON, validated by pydantic; never pickle.
 
 A frame is four bytes of length, big-endian, then a UTF-8 JSON object with a `kind`. Arrays do not travel: a message
 names the extent that holds one, and both ends map it.
@@ -48,7 +48,7 @@ class ArrayRef(_Message):
 
 
 class Kind(_Message):
-    """What arrays have in common that differ in their bytes alone."""
+    """Kind of arrays: all but their bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class Kind(_Message):
 
 
 class Form(_Message):
-    """What products have in common that differ in their data alone; or a program."""
+    """Form of products, all but their data; or a program."""
 
     params: Annotated[GemmParams | GemmReduceParams | ProgramParams, Field(discriminator="op")]
     operands: dict[str, Kind]
@@ -82,7 +82,9 @@ there, and the id of the immutable array that it holds, of which a device may ke
 
 
 class Work(_Message):
-    """One task: its products are computed and answered together, each with the bits that it would have alone."""
+    """Task, as a worker is sent it: its products are computed and answered together, each with the bits that it would
+    have alone.
+    """
 
     task: str
     extents: list[ExtentRow]
@@ -214,7 +216,7 @@ TO_FRONT: Final[TypeAdapter[Hello | Beat | Done | Failed | Written | Kept]] = Ty
 
 
 def encode(message: BaseModel) -> bytes:
-    """One frame."""
+    """Return the frame of a message. Raises ProtocolError if it is too long."""
     body = message.model_dump_json().encode()
     if len(body) > _MAX_FRAME:
         raise ProtocolError(f"a message of {len(body)} bytes")

@@ -34,10 +34,12 @@ from gemmserve_service.tenancy.keyring import KeyringError, read_keyring
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
+    from pathlib import Path
 
     from gemmserve_service.settings import Settings
 
-_BACKLOG: Final = 2048
+_CONTROL: Final = "control.sock"
+_TRANSFER: Final = "transfer.sock"
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 10.0
 _STEADY_S: Final = 10.0  # a child that lived this long starts again without delay
@@ -95,25 +97,12 @@ def run(settings: Settings) -> int:
             side = stack.enter_context(listen(settings.metrics_host, settings.metrics_port))
         unix, descriptors = listen_here(settings, stack)
         folder = runtime_folder(settings, stack)
-        control_path = str(folder / "control.sock")
-        control = stack.enter_context(control_socket(control_path))
-        transfer_path = str(folder / "transfer.sock")
+        control = stack.enter_context(control_socket(str(folder / _CONTROL)))
         count = transfer_processes(settings.transfer_processes)
-        transfers = stack.enter_context(transfer_socket(transfer_path)) if count else None
+        transfers = stack.enter_context(transfer_socket(str(folder / _TRANSFER))) if count else None
         devices = _devices(settings.device)
         return _Supervisor(
-            settings,
-            lock_fd,
-            listener,
-            side,
-            unix,
-            descriptors,
-            control,
-            control_path,
-            transfers,
-            transfer_path,
-            count,
-            devices,
+            settings, lock_fd, listener, side, unix, descriptors, folder, control, transfers, count, devices
         ).run()
 
 
@@ -125,10 +114,10 @@ class _Supervisor:
     side: socket.socket | None
     unix: socket.socket | None
     descriptors: socket.socket | None
+    folder: Path
+    """Where the sockets are that workers and transfer processes connect to."""
     control: socket.socket
-    control_path: str
     transfer_socket: socket.socket | None
-    transfer_path: str
     transfer_count: int
     devices: list[str]
     pipe: tuple[int, int] = field(default_factory=os.pipe)
@@ -294,14 +283,14 @@ class _Supervisor:
 
     def _spawn_worker(self, device: str) -> subprocess.Popen[bytes]:
         handoff = WorkerHandoff(
-            settings=self.settings, pipe_fd=self.pipe[0], device=device, control_path=self.control_path
+            settings=self.settings, pipe_fd=self.pipe[0], device=device, control_path=str(self.folder / _CONTROL)
         )
         fds = (self.lock_fd, self.pipe[0])
         return _spawn("gemmserve_service.executor.worker", handoff.model_dump_json(), fds, dict(os.environ))
 
     def _spawn_transfer(self, name: str) -> subprocess.Popen[bytes]:
         handoff = TransferHandoff(
-            settings=self.settings, pipe_fd=self.pipe[0], name=name, control_path=self.transfer_path
+            settings=self.settings, pipe_fd=self.pipe[0], name=name, control_path=str(self.folder / _TRANSFER)
         )
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         return _spawn(

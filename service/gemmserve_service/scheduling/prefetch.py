@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gemmserve_service.schemas import ArrayInfo
     from gemmserve_service.store.extents.extents import Extent
 
-_SMALLEST: Final = 1 << 18  # bytes below which it takes longer to talk about a copy than to make it
+_MIN_BYTES: Final = 1 << 18  # bytes below which it takes longer to talk about a copy than to make it
 
 
 class Prefetcher:
@@ -22,7 +22,7 @@ class Prefetcher:
 
     def stored(self, info: ArrayInfo, extent: Extent | None) -> None:
         """An array was uploaded."""
-        if extent is None or info.nbytes < _SMALLEST:
+        if extent is None or info.nbytes < _MIN_BYTES:
             return
         roomy = [worker for worker in self._executor.workers() if _room(worker) >= info.nbytes]
         if roomy:
@@ -39,7 +39,7 @@ class Prefetcher:
                 cache_id=info.id,
                 offset=extent.start,
             )
-            self._executor.tell(worker, Prefetch(array=ref))
+            self._executor.send(worker, Prefetch(array=ref))
 
 
 def _room(worker: Worker) -> int:

@@ -30,27 +30,30 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Told what becomes of a task."""
+    """Listener of a task, called in the event loop's thread."""
 
     def started(self, task: Task) -> None:
-        """A worker was sent it; `task.attempt` counts."""
+        """Called when a worker was sent it; `task.attempt` counts."""
 
     def requeued(self, task: Task) -> None:
-        """Its worker was lost; it waits again."""
+        """Called when its worker was lost; it waits again."""
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
-        """Nothing more happens. On Done the listener takes `operands` and `results` over; otherwise they go."""
+        """Called once, at the end. On Done the listener takes `operands` and `results` over; otherwise they go."""
 
 
 @dataclass(eq=False)
 class Task:
-    """What to compute, on what, into what; for whom, and how far it is."""
+    """Task: a problem, its operands and results; its owner, and how far it is."""
 
     id: str
     params: GemmParams | GemmReduceParams | ProgramParams
     problem: Problem
     operands: dict[str, Pinned]
+    """Their pins are the task's until it has ended: the scheduler releases them after a failure, the listener after
+    success, or the pending results that have taken them over."""
     results: dict[str, Upload]
+    """Likewise."""
     listener: Listener
     owner: str = ""
     """Whose it is: the id of an API key, "" where the server has none."""
@@ -113,7 +116,7 @@ class Task:
         return self.problem.step_nbytes() if isinstance(self.problem, Program) else self.size[0]
 
     def plan(self, spec: DeviceSpec) -> Plan | KernelError:
-        """How that device would run it, or why it cannot."""
+        """Return how that device would run it, or why it cannot."""
         return plan_of(self.problem, spec)
 
     def message(self, chosen: Plan, *, verify: bool) -> Work:
@@ -158,7 +161,7 @@ class Task:
 
 
 def plan_of(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
-    """How a device would run a problem, or why it cannot. For products that come again, as they do, worked out once."""
+    """Return how a device would run a problem, or why it cannot; worked out once for products that come again."""
     try:
         # A program knows what it found, and no other is equal to it: here it would only be kept for longer.
         return plan(problem, spec) if isinstance(problem, Program) else _plan(problem, spec)

@@ -34,7 +34,7 @@ while it is in the second-level cache."""
 _SHORT_K: Final = 64
 """Below this k a product moves bytes rather than multiplies. From no source; twice or half of it measured the same."""
 
-_LEAST_SIDE: Final = 64
+_MIN_SIDE: Final = 64
 """Rows and columns of the smallest block that is cut for its many multiplications."""
 _A_CALL: Final = 1 << 12
 """Multiplications that take as long as NumPy's way to one matrix of a batch."""
@@ -325,7 +325,7 @@ class Product:
 
         def laborious() -> bool:
             """Whether the multiplications, or the calls that they come in, are too many and can be fewer."""
-            least = all(extent == 1 for extent in sizes[:-2]) and max(sizes[-2:]) <= _LEAST_SIDE
+            least = all(extent == 1 for extent in sizes[:-2]) and max(sizes[-2:]) <= _MIN_SIDE
             many = math.prod(sizes) * max(self.k, 1) > work or math.prod(sizes[:-2]) * _A_CALL > work
             return many and not least
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmProblem
 
 
-_MOST_TILES: Final = 1 << 30
+_MAX_TILES: Final = 1 << 30
 """Tiles of one launch."""
 JUDGED_M: Final = 128
 JUDGED_N: Final = 256
@@ -97,8 +97,8 @@ def run_gemm(
         kernel = Kernel.of(launcher.spec, problem, tile, placed, conjugates, batch_shape)
         gemm = kernel.params(problem, placed, (problem.m, problem.n))
         tiles = gemm.tiles_m * gemm.tiles_n * math.prod(batch_shape)
-        for first in range(0, tiles, _MOST_TILES):
-            gemm.first_tile, count = first, min(tiles - first, _MOST_TILES)
+        for first in range(0, tiles, _MAX_TILES):
+            gemm.first_tile, count = first, min(tiles - first, _MAX_TILES)
             kernel.launch(launcher, "dmma_gemm", DmmaParams(gemm=gemm, tiles=count), count)
 
 

@@ -249,13 +249,13 @@ def resolve_tile(
     """
     config = config or GemmConfig()
     config.only("mfma", _FIELDS)
-    wishes = config.tile_fields
+    requested = config.tile_fields
     candidates = candidates_of(arithmetic, spec.arch, is_complex=is_complex, reducing=local_bytes > 0)
     how = ARCHITECTURES[spec.arch][arithmetic]
     ordered = sorted(candidates, key=lambda tile: _seconds(tile, candidates, shape, batch, spec))
     reason = None
     for candidate in ordered:
-        for tile in _completions(candidate, wishes, how.instruction):
+        for tile in _completions(candidate, requested, how.instruction):
             broken = tile.broken_limit(how, is_complex=is_complex, spec=spec, local_bytes=local_bytes)
             if broken is None:
                 return tile
@@ -263,21 +263,21 @@ def resolve_tile(
     raise ConfigInfeasible(reason or "no tile fits")
 
 
-def _completions(base: MfmaTile, wishes: dict[str, int | str], instruction: Instruction) -> Iterator[MfmaTile]:
-    """`base` with the wishes put in and, where they ask for it, the rest bent to fit; the nearest first."""
-    wished = replace(base, **wishes)  # type: ignore[arg-type]
+def _completions(base: MfmaTile, requested: dict[str, int | str], instruction: Instruction) -> Iterator[MfmaTile]:
+    """`base` with the `requested` fields put in and, where they ask for it, the rest bent to fit; the nearest first."""
+    changed = replace(base, **requested)  # type: ignore[arg-type]
 
     def options(name: str, *others: int) -> list[int]:
-        return [getattr(wished, name)] if name in wishes else [getattr(wished, name), *others]
+        return [getattr(changed, name)] if name in requested else [getattr(changed, name), *others]
 
     tile = instruction.tile
     return (
-        replace(wished, block_m=block_m, block_n=block_n, warp_m=warp_m, warp_n=warp_n, block_k=block_k, stages=stages)
+        replace(changed, block_m=block_m, block_n=block_n, warp_m=warp_m, warp_n=warp_n, block_k=block_k, stages=stages)
         for block_m, block_n, warp_m, warp_n, block_k, stages in itertools.product(
-            options("block_m", wished.warp_m),
-            options("block_n", wished.warp_n),
-            options("warp_m", wished.block_m // 2, tile),
-            options("warp_n", wished.block_n // 2, tile),
+            options("block_m", changed.warp_m),
+            options("block_n", changed.warp_n),
+            options("warp_m", changed.block_m // 2, tile),
+            options("warp_n", changed.block_n // 2, tile),
             options("block_k", instruction.depth),
             options("stages", 1),
         )

@@ -227,37 +227,40 @@ def resolve_tile(
     """
     config = config or GemmConfig()
     config.only("mma", _FIELDS)
-    wishes = config.tile_fields
+    requested = config.tile_fields
     candidates = sorted(
         _CANDIDATES[arithmetic, is_complex], key=lambda candidate: _seconds(candidate, shape, spec)
     )  # fmt: skip
     reason = None
     for candidate in candidates:
-        for tile in _completions(candidate.tile, wishes, ARITHMETIC[arithmetic].group_k):
+        for tile in _completions(candidate.tile, requested, ARITHMETIC[arithmetic].group_k):
             broken = tile.broken_limit(arithmetic, is_complex=is_complex, spec=spec)
             if broken is None:
-                return tile if "split_k" in wishes else replace(tile, split_k=_splits(tile, shape, spec))
+                return tile if "split_k" in requested else replace(tile, split_k=_splits(tile, shape, spec))
             reason = reason or broken
     raise ConfigInfeasible(reason or "no tile fits")
 
 
-def _completions(base: MmaTile, wishes: dict[str, int | str], group_k: int) -> Iterator[MmaTile]:
-    """`base` with the wishes put in and, where they ask for it, the rest bent to fit; the nearest first."""
-    wished = replace(base, **wishes)  # type: ignore[arg-type]
-    blocks_k = [wished.block_k] if "block_k" in wishes else [wished.block_k, wished.block_k * 2, wished.block_k // 2]
-    warps_m = [wished.warp_m] if "warp_m" in wishes else [wished.warp_m, 32, 16]
-    warps_n = [wished.warp_n] if "warp_n" in wishes else [wished.warp_n, 32, 16]
-    blocks_m = [wished.block_m] if "block_m" in wishes else [wished.block_m, wished.warp_m, 2 * wished.warp_m]
-    blocks_n = [wished.block_n] if "block_n" in wishes else [wished.block_n, wished.warp_n, 2 * wished.warp_n]
-    promotions = [wished.promote] if "promote" in wishes else [wished.promote, 32, 16, group_k]
-    stages = [wished.stages] if "stages" in wishes else [wished.stages, 2]
+def _completions(base: MmaTile, requested: dict[str, int | str], group_k: int) -> Iterator[MmaTile]:
+    """`base` with the `requested` fields put in and, where they ask for it, the rest bent to fit; the nearest first."""
+    changed = replace(base, **requested, min_blocks=1 if requested else base.min_blocks)  # type: ignore[arg-type]
+
+    def options(name: str, *others: int) -> list[int]:
+        return [getattr(changed, name)] if name in requested else [getattr(changed, name), *others]
+
     return (
         replace(
-            wished, block_k=block_k, warp_m=warp_m, warp_n=warp_n, block_m=block_m, block_n=block_n, promote=promote,
-            stages=stage, min_blocks=1 if wishes else base.min_blocks,
+            changed, block_k=block_k, warp_m=warp_m, warp_n=warp_n, block_m=block_m, block_n=block_n, promote=promote,
+            stages=stages,
         )
-        for block_k, promote, block_m, block_n, warp_m, warp_n, stage in itertools.product(
-            blocks_k, promotions, blocks_m, blocks_n, warps_m, warps_n, stages
+        for block_k, promote, block_m, block_n, warp_m, warp_n, stages in itertools.product(
+            options("block_k", changed.block_k * 2, changed.block_k // 2),
+            options("promote", 32, 16, group_k),
+            options("block_m", changed.warp_m, 2 * changed.warp_m),
+            options("block_n", changed.warp_n, 2 * changed.warp_n),
+            options("warp_m", 32, 16),
+            options("warp_n", 32, 16),
+            options("stages", 2),
         )
     )  # fmt: skip
 

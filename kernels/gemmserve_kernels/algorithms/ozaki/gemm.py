@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmProblem
 
 
-LEAST_K: Final = 128
+MIN_K: Final = 128
 """Shortest k of `auto`: scales that are no powers of two round every element once, an error of 3e-16 at k = 1."""
 
 
@@ -99,8 +99,8 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
         return f"there are no residues of {problem.dtype.name}"
     if any(operand.dtype != problem.a.dtype for operand in (problem.b, problem.c) if operand is not None):
         return "A, B and C must have one dtype"
-    if problem.compute == "auto" and problem.k < LEAST_K:
-        return f"below k = {LEAST_K} the rounding of scaled elements shows beside {problem.dtype.name}'s own"
+    if problem.compute == "auto" and problem.k < MIN_K:
+        return f"below k = {MIN_K} the rounding of scaled elements shows beside {problem.dtype.name}'s own"
     if problem.k > MAX_K:
         return f"k is at most {MAX_K}"
     return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.problem.problem import GemmReduceProblem
 
-_MOST_COLUMNS: Final = 128
+_MAX_COLUMNS: Final = 128
 """Columns of a tile of the wgmma kernel, at most."""
 
 
@@ -44,10 +44,10 @@ def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceS
             scheme = WIDE[SCHEMES[problem.compute]]
             product.module_of(config, spec).wide_tile(problem.product, scheme, spec, tile)
         return tile
-    if tile.block_n > _MOST_COLUMNS:
+    if tile.block_n > _MAX_COLUMNS:
         if given.block_n is not None:
-            raise ConfigInfeasible(f"block_n: gemm_reduce has {_MOST_COLUMNS} at most, not {given.block_n}")
-        given = replace(given, block_n=_MOST_COLUMNS)
+            raise ConfigInfeasible(f"block_n: gemm_reduce has {_MAX_COLUMNS} at most, not {given.block_n}")
+        given = replace(given, block_n=_MAX_COLUMNS)
         tile = product.resolve(given, problem.product, spec)
     if tile.parts > 1:
         if given.split_k is not None:

@@ -20,7 +20,7 @@ WARP: Final = 32
 _PIECE_BYTES: Final = 16
 _ALONE: Final = 64
 """Threads of a block whose warps work alone."""
-_MOST_ALONE: Final = 6
+_MAX_ALONE: Final = 6
 """Such blocks on a multiprocessor: with more, threads have too few registers."""
 _ROOM: Final = 160 << 10
 """Shared memory of a multiprocessor that holds enough of them with two stages."""
@@ -101,7 +101,7 @@ def geometry_of(k: int, spec: DeviceSpec) -> Geometry:
             strip, stages = (32 if most > 2 * _PATCH else strip), 1
         geometry = Geometry(_ALONE, 1, 1, strip, 1, 1, stages=stages, alone=most)
         fitting = spec.shared_per_sm // (geometry.shared_bytes(k, complex_data=False, along=True) + _RESERVED)
-        return replace(geometry, blocks=max(1, min(_MOST_ALONE, fitting)))
+        return replace(geometry, blocks=max(1, min(_MAX_ALONE, fitting)))
     if k <= 8 * _PATCH:
         return Geometry(threads=256, blocks=3, held=1, strip=32, patches=1, cluster=1)
     if k <= 16 * _PATCH:

@@ -28,7 +28,7 @@ DEEPEST: Final = 92
 """Binades below a vector's largest magnitude down to which bfloat16 products are exact."""
 REACH: Final = 64
 """Binades below it, less half of those of k, within which elements are not far from it."""
-LEAST_NORMAL: Final = np.float32(2.0**-126)
+MIN_NORMAL: Final = np.float32(2.0**-126)
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ def split(x: Array, scheme: Scheme, side: str) -> Split:
         ]
         if wide:  # no first plane of a number is 0
             parts = [
-                np.where(
-                    (p != 0) & (np.abs(q) < LEAST_NORMAL) & usable[:, None], np.copysign(LEAST_NORMAL, p), q
-                ).astype(np.float32)
+                np.where((p != 0) & (np.abs(q) < MIN_NORMAL) & usable[:, None], np.copysign(MIN_NORMAL, p), q).astype(
+                    np.float32
+                )
                 for p, q in zip(_parts(x), parts, strict=True)
             ]
         values = list(parts)

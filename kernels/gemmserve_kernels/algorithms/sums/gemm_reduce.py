@@ -51,7 +51,7 @@ _FEWEST: Final = 4
 _COLUMNS: Final = 32
 """Columns of one block where it walks along them."""
 _COMBINE_BLOCK: Final = 256
-_MOST_PARTS: Final = 4
+_MAX_PARTS: Final = 4
 """Parts of weights that every block of the second pass adds up: 8 KiB beside the 128 KiB that it reads."""
 
 
@@ -212,7 +212,7 @@ def run_gemm_reduce(
     of_weights = SumsParams(out=launcher.pointer(weights), outputs=plan.inner)
     _launch(launcher, plan.first, bases[0], of_weights)
     parts = plan.first.parts
-    if parts > _MOST_PARTS:
+    if parts > _MAX_PARTS:
         folded = launcher.empty((plan.inner,), wide)
         _fold(launcher, problem, weights, folded, plan)
         weights, parts = folded, 1

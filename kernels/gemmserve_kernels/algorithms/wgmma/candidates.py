@@ -274,16 +274,16 @@ def _fitting(candidates: tuple[_Candidate, ...], promote: int) -> list[_Candidat
 
 
 def _overridden(tile: WgmmaTile, config: GemmConfig, spec: DeviceSpec) -> WgmmaTile:
-    """`tile` with the wishes of `config`; stages as fit where it has none."""
+    """`tile` with what `config` requests; stages as fit where it has none."""
     names = ("block_m", "block_n", "block_k", "stages", "cluster", "raster", "promote")
-    wishes = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
-    if tile.promote and "block_k" in wishes and "promote" not in wishes:
-        wishes["promote"] = min(tile.promote, wishes["block_k"])
-    if tile.promote and "promote" in wishes and "block_k" not in wishes:
-        wishes["block_k"] = max(tile.block_k, wishes["promote"])
-    if not wishes:
+    requested = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+    if tile.promote and "block_k" in requested and "promote" not in requested:
+        requested["promote"] = min(tile.promote, requested["block_k"])
+    if tile.promote and "promote" in requested and "block_k" not in requested:
+        requested["block_k"] = max(tile.block_k, requested["promote"])
+    if not requested:
         return tile
-    changed = replace(tile, **wishes)
+    changed = replace(tile, **requested)
     if config.stages is None:
         room = spec.shared_per_block - ALIGNMENT - STATIC_SHARED
         changed = replace(changed, stages=min(MAX_STAGES, room // changed.stage_bytes))

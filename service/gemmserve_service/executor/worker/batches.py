@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from gemmserve_service.executor.protocol import ExtentRow, Kind, Part, Places, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.mappings import Mappings
     from gemmserve_service.executor.worker.unpack import Form, Forms
-    from gemmserve_service.executor.worker.verification import Verdict
 
     Array = np.ndarray[Any, Any]
 
@@ -51,7 +51,7 @@ class Products:
         self._buffers = buffers
 
     def __len__(self) -> int:
-        """How many there are, at least one."""
+        """Return the number of products, at least one."""
         return len(next(iter(self._results.values())).places)
 
     def __iter__(self) -> Iterator[tuple[dict[str, HostArray], dict[str, Array]]]:

@@ -47,12 +47,12 @@ Message = RunBatch | Forget | WriteOrder | Prefetch | Stop
 _RETRY_S: Final = 0.05
 _PIECE: Final = 1 << 16
 _BEATS: Final = 6  # in the time after which a silent worker is taken for hung
-_LONGEST_BEAT_S: Final = 1.0  # readiness tells by them within seconds that a task does not get on
+_MAX_BEAT_S: Final = 1.0  # readiness tells by them within seconds that a task does not get on
 _LOOK_S: Final = 1e-3  # a call of the system costs up to a hundredth of that
 _ACCOUNT_S: Final = 0.1
 """Between two accounts of the device's copies that say nothing but how often they were used: each costs as much as the
 rest of an answer."""
-_LONGEST_HOLD_S: Final = 1e-3  # for which an answer waits for those of the tasks behind it, so that they go as one
+_MAX_HOLD_S: Final = 1e-3  # for which an answer waits for those of the tasks behind it, so that they go as one
 _AHEAD: Final = 3
 """Messages of tasks that a worker is sent before it is idle: one in each stage, and one that waits."""
 BROKEN_CONTEXT: Final = 70
@@ -67,7 +67,7 @@ def serve(path: Path, name: str, runner: Runner, verified_error: float, heartbea
     Ends only by the supervisor's pipe or by a broken device context.
     """
     backend = runner.backend
-    beat_s = min(heartbeat_timeout_s / _BEATS, _LONGEST_BEAT_S)
+    beat_s = min(heartbeat_timeout_s / _BEATS, _MAX_BEAT_S)
     while True:
         with _connect(path) as connection:
             hello = Hello(
@@ -237,7 +237,7 @@ class _Line:
         return answer
 
     def _run_group(self, works: list[Work]) -> None:
-        """One after the other. None of them is long, so what comes meanwhile waits for the last."""
+        """Run short tasks one after the other; what comes meanwhile waits for the last."""
         passing, self._passing = self._passing, True
         began = held_since = time.perf_counter()
         answers: list[Done | Failed] = []
@@ -248,7 +248,7 @@ class _Line:
                 if isinstance(answer, Done):
                     answer.timings.queue_s = waited_s
                 answers.append(answer)
-                if time.perf_counter() - held_since > _LONGEST_HOLD_S:
+                if time.perf_counter() - held_since > _MAX_HOLD_S:
                     self.send(*answers)
                     answers.clear()
                     held_since = time.perf_counter()

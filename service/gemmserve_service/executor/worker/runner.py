@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done, Failed
-from gemmserve_service.executor.worker import element_counts, verification
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.batches import parts_of, run_parts
+from gemmserve_service.executor.worker.checks import element_counts, verification
 from gemmserve_service.executor.worker.memory.mappings import Mappings
 from gemmserve_service.executor.worker.memory.write_queue import Result
 from gemmserve_service.executor.worker.programs import run_program
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import ArrayRef, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.executor.worker.batches import Products
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
-    from gemmserve_service.executor.worker.verification import Verdict
     from gemmserve_service.schemas import Elements
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Runner:
         self._cancelled: set[str] = set()
 
     def cancel(self, task: str) -> None:
-        """That task's result is wanted no more. May be called from another thread."""
+        """Cancel a task. May be called from another thread."""
         self._cancelled.add(task)
 
     def run(self, message: Work | Run) -> Done | Failed:
@@ -84,7 +84,7 @@ class Runner:
             self._paused_s += time.perf_counter() - began
 
     def elements_since(self, before: Reading | None) -> Elements | None:
-        """How the elements were computed that the device has made since that reading."""
+        """Return how the elements were computed that the device has made since that reading."""
         return None if before is None else element_counts.between(before, self.backend.read_counts())
 
     def _checkpoint(self) -> None:
@@ -98,7 +98,7 @@ class Runner:
         return task in self._cancelled
 
     def over(self, task: str) -> None:
-        """That task has ended, by whomever it was run."""
+        """Forget the cancellation of a task that has ended."""
         self._cancelled.discard(task)
 
     def arrays(self, message: Run) -> tuple[dict[str, HostArray], dict[str, np.ndarray[Any, Any]]]:
@@ -107,7 +107,7 @@ class Runner:
         return operands, {name: self._mappings.array(ref, writable=True) for name, ref in message.results.items()}
 
     def stored(self, ref: ArrayRef) -> np.ndarray[Any, Any]:
-        """One array, over its mapping. Raises OSError if its extent is gone."""
+        """Return one array, over its mapping. Raises OSError if its extent is gone."""
         return self._mappings.array(ref)
 
     def answer(
@@ -122,8 +122,8 @@ class Runner:
         checked: Verdict | None = None,
         counted: Elements | None = None,
     ) -> Done:
-        """Of a product that was computed; checks it where that was asked for. `checked`: it has been. `counted`: how
-        its elements were computed.
+        """Return the answer of a product that was computed; check it where that was requested. `checked`: it has been.
+        `counted`: how its elements were computed.
         """
         done = Done(
             task=message.task,
@@ -187,7 +187,7 @@ class Runner:
         )
 
     def _run_batch(self, message: Work) -> Done:
-        """One answer for all: with the largest residual, if they are checked."""
+        """Return one answer for all products: with the largest residual, if they are checked."""
         parts = parts_of(message, self._forms, self._mappings)
         self.backend.flush(row[-1] for row in message.extents)  # it reads them where they lie together
         timings = run_parts(parts, self.backend, self._checkpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -86,19 +87,21 @@ class Forms:
     def __init__(self, backend: DeviceBackend) -> None:
         self._backend = backend
         self._known: OrderedDict[str, Form] = OrderedDict()
+        self._lock = threading.Lock()
 
     def of(self, text: str) -> Form:
-        """Return the form. Raises ValueError for a text that is none."""
-        form = self._known.get(text)
-        if form is not None:
-            self._known.move_to_end(text)
+        """Return the form. May be called from any thread. Raises ValueError for a text that is none."""
+        with self._lock:
+            form = self._known.get(text)
+            if form is not None:
+                self._known.move_to_end(text)
+                return form
+            form = Form(text, self._backend)
+            if len(text) <= _MAX_TEXT:
+                self._known[text] = form
+                if len(self._known) > _MAX_FORMS:
+                    self._known.popitem(last=False)
             return form
-        form = Form(text, self._backend)
-        if len(text) <= _MAX_TEXT:
-            self._known[text] = form
-            if len(self._known) > _MAX_FORMS:
-                self._known.popitem(last=False)
-        return form
 
 
 def count_of(part: Part) -> int:

@@ -52,7 +52,7 @@ class Placed(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One product of a batch, as it was asked for."""
+    """Product of a batch, as requested."""
 
     params: GemmParams | GemmReduceParams
     key: Any
@@ -87,11 +87,11 @@ class BatchProblem:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the first ones."""
+        """The dtype of the first group's products."""
         return self.groups[0].problem.dtype
 
     def nbytes(self) -> int:
-        """Of operands and results."""
+        """Bytes of operands and results."""
         return sum(group.size[0] * len(group.items) for group in self.groups)
 
     def flops(self) -> int:
@@ -166,7 +166,7 @@ class BatchTask(Task):
         self._parts: list[Part] = []
 
     async def prepare(self, specs: Iterable[DeviceSpec]) -> None:
-        """Works out in turns with others what `plan` and `message` would work out in one."""
+        """Prepare the results of `plan` and `message`, in turns with other tasks of the event loop."""
         turns = Turns()
         for spec in specs:
             plans = self._planned[id(spec)] = spec, []
@@ -217,7 +217,7 @@ class BatchTask(Task):
         self._parts.append(part)
 
     def _places(self, arrays: Sequence[Placed]) -> list[tuple[int, int]]:
-        """Where these arrays are."""
+        """Return the places of these arrays."""
         number, extents = self._table.number, {(array.extent, array.cache_id) for array in arrays}
         numbers = {extent: number(extent, cache_id) for extent, cache_id in extents}
         return [(numbers[extent], offset) for _, extent, offset, _ in arrays]
@@ -247,7 +247,7 @@ _ALIGNED: Final = 64
 
 @dataclass(frozen=True)
 class Packed:
-    """Where results lie in one extent. `uniform`: as one array, the products along the first axis, by name."""
+    """Layout of results in one extent. `uniform`: as one array, the products along the first axis, by name."""
 
     nbytes: int
     offsets: dict[tuple[int, str], int]

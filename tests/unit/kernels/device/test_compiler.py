@@ -154,11 +154,7 @@ def test_a_cache_that_cannot_be_written(compiles, monkeypatch, tmp_path):
     assert blocked.read_text() == "not a directory"
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_the_compiler_says_where_it_failed():
-    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed")
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except Exception as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
     with pytest.raises(compiler.CompileError, match=r"gemm.cu for sm_80.*(?s:.)*common/|mma/"):
         compiler.compile_cuda(kernel_source("gemm", {}), "sm_80", name="gemm.cu")

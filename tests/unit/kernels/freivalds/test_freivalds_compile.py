@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 
 import numpy as np
 import pytest
+from kernel_sources import compiled
 
-from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.replay import LaunchRecorder, RecordedLaunch
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.freivalds import device, sampled_device
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 REGISTERS = {
@@ -20,15 +21,6 @@ REGISTERS = {
     "sampled_elements": 128, "sampled_worst": 40,
 }  # fmt: skip
 """freivalds_times, sampled_elements: two blocks of 256 threads on a multiprocessor."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nvrtc():
-    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except Exception as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
 
 
 def launched(dtype, order, *, planar=False, compute="auto"):
@@ -46,15 +38,10 @@ def launched(dtype, order, *, planar=False, compute="auto"):
     return {(step.source, step.entry) for step in recorder.steps if isinstance(step, RecordedLaunch)}
 
 
-@functools.cache
-def _compiled(source, arch):
-    return compiler.compile_cuda(source.text, arch, name=f"{source.name}.cu")
-
-
 def check(found, arch):
     assert {entry for _, entry in found} == set(REGISTERS)
     for source, entry in found:
-        cubin = _compiled(source, arch)
+        cubin = compiled(source, arch)
         assert cubin.registers[entry] <= REGISTERS[entry], (entry, cubin.registers)
         assert cubin.spill_bytes[entry] == 0, (entry, cubin.spill_bytes)
 
@@ -85,7 +72,7 @@ def test_narrow_sides(dtype, m, n, k):
     sampled_device.figures(recorder, problem, a, b, None, d, recorder.empty((1,), np.dtype(np.uint64)))
     for step in recorder.steps:
         if isinstance(step, RecordedLaunch):
-            assert _compiled(step.source, "sm_90a").spill_bytes[step.entry] == 0
+            assert compiled(step.source, "sm_90a").spill_bytes[step.entry] == 0
 
 
 def test_norms():

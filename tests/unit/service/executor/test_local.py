@@ -19,7 +19,7 @@ from works import unpacked
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service.executor.local import LocalExecutor
 from gemmserve_service.executor.port import spec_adapter
-from gemmserve_service.executor.protocol import TO_WORKER, Beat, Decoder, Done, Failed, Hello, RunBatch, encode
+from gemmserve_service.executor.protocol import TO_WORKER, Beat, Cancel, Decoder, Done, Failed, Hello, RunBatch, encode
 from gemmserve_service.runtime.handoff import WorkerHandoff
 from gemmserve_service.schemas import GemmParams, JobState, Timings
 
@@ -304,13 +304,13 @@ async def test_a_worker_that_reads_late_is_sent_everything_in_order(core, worker
     (one,) = core.executor.workers()
     names = [f"{number}_{'x' * (number * 977 % 60_000)}" for number in range(200)]
     for name in names:
-        core.executor.cancel(one, name)
+        core.executor.send(one, Cancel(task=name))
     found = []
     while len(found) < len(names):
         data = await asyncio.wait_for(worker.reader.read(1 << 16), 60)
         found += [TO_WORKER.validate_json(body).task for body in worker.decoder.feed(data)]
     assert found == names
-    core.executor.cancel(one, "last")  # straight to the socket again
+    core.executor.send(one, Cancel(task="last"))  # straight to the socket again
     assert (await worker.hear()).task == "last"
 
 
@@ -321,4 +321,4 @@ async def test_nothing_is_written_past_a_connection_that_is_gone(core, worker, e
     await eventually(lambda: not core.ready()[0])
     assert link._socket == -1
     link.write(b"nobody reads this")
-    core.executor.cancel(one, "t")
+    core.executor.send(one, Cancel(task="t"))

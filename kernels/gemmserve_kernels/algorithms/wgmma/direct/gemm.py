@@ -18,7 +18,7 @@ import numpy as np
 from gemmserve_kernels.algorithms.common.tiled_kernel import Operands
 from gemmserve_kernels.algorithms.wgmma import candidates
 from gemmserve_kernels.algorithms.wgmma.direct.operand import DirectSide, direct_side, unfit
-from gemmserve_kernels.algorithms.wgmma.direct.pack import MOST_BYTES, Packing
+from gemmserve_kernels.algorithms.wgmma.direct.pack import MAX_BYTES, Packing
 from gemmserve_kernels.algorithms.wgmma.plan import Source, plan
 from gemmserve_kernels.device.struct_params import StoredArray
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.operand import Operand
     from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
-_MOST_EXTENT: Final = 1 << 30
-_MOST_TILES: Final = 1 << 27
+_MAX_EXTENT: Final = 1 << 30
+_MAX_TILES: Final = 1 << 27
 
 
 def supports(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str | None:
@@ -43,14 +43,14 @@ def supports(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str 
         return f"multiplies float16, not {problem.a.dtype.name} by {problem.b.dtype.name}"
     if 0 in {problem.m, problem.n, problem.k, problem.batch} or problem.alpha == 0:
         return "an empty product or alpha = 0"
-    if max(problem.m, problem.n, problem.k, problem.batch) >= _MOST_EXTENT:
+    if max(problem.m, problem.n, problem.k, problem.batch) >= _MAX_EXTENT:
         return "an extent is 2^30 or more"
-    if -(-problem.m // 64) * -(-problem.n // 64) * problem.batch >= _MOST_TILES:
+    if -(-problem.m // 64) * -(-problem.n // 64) * problem.batch >= _MAX_TILES:
         return "more than 2^27 tiles"
     for name, view in zip("ab", _views(problem, _stored(problem.a), _stored(problem.b)), strict=True):
         reason = unfit(view, problem.batch_shape)
-        if reason and Packing.of(view, problem.batch_shape).nbytes > MOST_BYTES:
-            return f"{name}: {reason}; a copy would take more than {MOST_BYTES >> 20} MiB"
+        if reason and Packing.of(view, problem.batch_shape).nbytes > MAX_BYTES:
+            return f"{name}: {reason}; a copy would take more than {MAX_BYTES >> 20} MiB"
     return None
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PIECE: Final = 8
 """Elements that one thread copies."""
-MOST_BYTES: Final = 256 << 20
+MAX_BYTES: Final = 256 << 20
 """Bytes of the copy of one operand; a larger one is not made."""
 _THREADS: Final = 256
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
+from kernel_sources import compiled
 
 from gemmserve_kernels import GemmConfig, GemmReduceProblem, Operand
 from gemmserve_kernels.algorithms.common.partials import written_dtype
-from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.launch import CupyLauncher
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.dispatch.planned_reduce import program_of
 from gemmserve_kernels.dispatch.routes import plan_gemm_reduce
 from gemmserve_kernels.problem.arrays import ArrayKey
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
 
 EVERY = ("sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin")
 REGISTERS = {"wgmma_reduce": 168, "mma_reduce": 255, "reduce_fallback": 160, "sums": 80, "combine": 56}
@@ -35,20 +35,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _nvrtc():
-    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except Exception as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
-
-
-@functools.cache
-def _compiled(source, arch):
-    return compiler.compile_cuda(source.text, arch, name=f"{source.name}.cu")
-
-
 def sources(case, device, config=None):
     """What a device would be asked to compile."""
     dtype, options = CASES[case]
@@ -67,7 +53,7 @@ def sources(case, device, config=None):
 
 
 def check(source, arch):
-    cubin = _compiled(source, arch)
+    cubin = compiled(source, arch)
     assert max(cubin.registers.values()) <= REGISTERS[source.name], cubin.registers
     assert max(cubin.spill_bytes.values()) <= SPILLS.get(source.name, 0), cubin.spill_bytes
 

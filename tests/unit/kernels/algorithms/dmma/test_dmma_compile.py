@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_sources import SourceRecorder, compiled
 
 from gemmserve_kernels.algorithms.dmma import gemm as dmma
 from gemmserve_kernels.algorithms.dmma.tile import TILES
 from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.spec import KNOWN
-from gemmserve_kernels.device.tensor_map import TensorMap
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
 ARCHITECTURES = {"sm_80": "A100", "sm_90a": "H200", "sm_100a": "B200", "sm_120": "RTX5090"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nvrtc():
-    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except Exception as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
-
-
-@dataclass
-class Recorder:
-    """A Launcher that notes the sources it is asked to run."""
-
-    spec: object
-    max_grid: int = 2**31 - 1
-    sources: list = field(default_factory=list)
-
-    def pointer(self, array):
-        return array.ctypes.data // 256 * 256
-
-    def tensor_map(self, box, address):
-        return TensorMap()
-
-    def launch(self, source, entry, **options):
-        self.sources.append(source)
 
 
 def _source(dtype, trans, spec, *, tile=None, planar=False, flagged=False, odd=0):
@@ -54,19 +28,14 @@ def _source(dtype, trans, spec, *, tile=None, planar=False, flagged=False, odd=0
     x = np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
     options = {"trans_a": trans[0], "trans_b": trans[1], "layout": "planar" if planar else "interleaved"}
     problem = GemmProblem.build(Operand.contiguous(shape, dtype), Operand.contiguous(shape, dtype), **options)
-    recorder = Recorder(spec)
+    recorder = SourceRecorder(spec)
     dmma.run_gemm(recorder, problem, tile, x, x, None, x)
-    (source,) = recorder.sources
+    ((source, _, _),) = recorder.launched
     return compiler.KernelSource("dmma_tiles", source.defines) if flagged else source
 
 
-@functools.cache
-def _compiled(source, arch):
-    return compiler.compile_cuda(source.text, arch, name=f"{source.name}.cu")
-
-
 def _check(source, arch):
-    cubin = _compiled(source, arch)
+    cubin = compiled(source, arch)
     assert cubin.spill_bytes[source.name] == 0, f"{source.name} for {arch}"
     assert cubin.registers[source.name] <= 255
 

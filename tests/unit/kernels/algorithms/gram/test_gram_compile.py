@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from kernel_sources import compiled
 
 from gemmserve_kernels import GemmConfig
 from gemmserve_kernels.bench.cases import Case
 from gemmserve_kernels.bench.sources import sources
-from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.spec import KNOWN
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
 
 REGISTERS = {"gram": 240, "gram_form": 168}
 """One block of 256 threads on a multiprocessor, three of 128."""
@@ -25,15 +27,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _nvrtc():
-    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except Exception as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
-
-
 def check(name, device, arch):
     options = {"m": 8192, "n": 2048, "reduce": ("sumsq",), "config": GemmConfig(algorithm="gram")} | CASES[name]
     case, spills = Case(op="gemm_reduce", **options), SPILLS.get(name, {})
@@ -41,7 +34,7 @@ def check(name, device, arch):
     assert {"gram", "gram_form", "reduce_fallback", "combine"} <= set(found)
     for kernel, most in REGISTERS.items():
         source = found[kernel]
-        cubin = compiler.compile_cuda(source.text, arch, name=f"{kernel}.cu")
+        cubin = compiled(source, arch)
         narrow = kernel == "gram" and dict(source.defines)["BLOCK"] == "32"
         assert max(cubin.registers.values()) <= (NARROW if narrow else most), cubin.registers
         assert max(cubin.spill_bytes.values()) <= spills.get(kernel, 0), cubin.spill_bytes

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_sources import SourceRecorder, compiled, matrix
 from mma_cases import build
 
 from gemmserve_kernels.algorithms.common.splits import PLANES, Planes
 from gemmserve_kernels.algorithms.mma import gemm as mma_sync
 from gemmserve_kernels.algorithms.mma.tile import _CANDIDATES, ARITHMETIC, MmaTile, resolve_tile
-from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
@@ -35,38 +34,9 @@ SPILLS = {
 """Bytes that a thread may spill, where sums and fragments fill its registers; none where nothing is said."""
 
 
-class Recorder:
-    """A Launcher that notes what it is asked to run."""
-
-    max_grid = 2**31 - 1
-
-    def __init__(self, spec):
-        self.spec = spec
-        self.launches = []
-
-    def empty(self, shape, dtype):
-        return np.empty(1, dtype)
-
-    zeros = empty
-
-    def pointer(self, array):
-        return 4096
-
-    def launch(self, source, entry, **options):
-        self.launches.append((source, options))
-
-
-def matrix(dtype, rows=4096, columns=4096):
-    """A large matrix that takes no memory."""
-    dtype = np.dtype(dtype)
-    return np.lib.stride_tricks.as_strided(
-        np.empty(1, dtype), (rows, columns), (columns * dtype.itemsize, dtype.itemsize)
-    )
-
-
 def source_of(arithmetic, is_complex, tile):
     """The source that runs for a 4096^3 product."""
-    recorder = Recorder(KNOWN["H200"])
+    recorder = SourceRecorder(KNOWN["H200"])
     x = matrix("c8" if is_complex else "f4")
     if not ARITHMETIC[arithmetic].planes:
         problem = build(x, x, compute=arithmetic)
@@ -77,15 +47,9 @@ def source_of(arithmetic, is_complex, tile):
         data, exponents = np.empty((1, count, 1, 1), "f2"), np.empty((1, 1), "i4")
         a, b = (Planes(arithmetic, is_complex, side, data, exponents, 1, 4096, 4096, 4096, ()) for side in ("a", "b"))
         mma_sync.multiply(recorder, problem, tile, a, b, None, x)
-    ((source, options),) = recorder.launches
+    ((source, _, options),) = recorder.launched
     assert options["grid"] == -(-4096 // tile.block_m) * -(-4096 // tile.block_n)
     return source
-
-
-@functools.cache
-def compiled(source, arch):
-    pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
-    return compiler.compile_cuda(source.text, arch, name=f"{source.name}.cu")
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -134,12 +98,12 @@ def test_a_long_k_is_split_and_a_large_product_is_not():
 
 
 def test_every_wish_is_granted():
-    wish = {
+    requested = {
         "block_m": 64, "block_n": 96, "block_k": 32, "warp_m": 32, "warp_n": 16, "instruction_k": 4, "stages": 2,
         "split_k": 2, "promote": 16, "raster": 4, "rounding_big": "nearest", "rounding_small": "toward_zero",
     }  # fmt: skip
-    tile = resolve_tile(GemmConfig(**wish), "3xtf32", (512, 512, 512), KNOWN["A100"], is_complex=True)
-    assert {name: getattr(tile, name) for name in wish} == wish
+    tile = resolve_tile(GemmConfig(**requested), "3xtf32", (512, 512, 512), KNOWN["A100"], is_complex=True)
+    assert {name: getattr(tile, name) for name in requested} == requested
 
 
 @pytest.mark.parametrize("block", [32, 64, 128])
@@ -149,7 +113,7 @@ def test_one_wish_bends_the_rest(block):
 
 
 @pytest.mark.parametrize(
-    ("wish", "reason"),
+    ("requested", "reason"),
     [
         ({"thread_m": 4}, "no such setting"),
         ({"stages": 1}, "stages: at least 2"),
@@ -164,16 +128,16 @@ def test_one_wish_bends_the_rest(block):
     ],
     ids=str,
 )
-def test_what_is_refused(wish, reason):
+def test_what_is_refused(requested, reason):
     with pytest.raises(ConfigInfeasible, match=reason):
-        resolve_tile(GemmConfig(**wish), "3xtf32", (512, 512, 512), KNOWN["A100"], is_complex=True)
+        resolve_tile(GemmConfig(**requested), "3xtf32", (512, 512, 512), KNOWN["A100"], is_complex=True)
 
 
 def test_the_grid_of_a_split_product():
-    recorder = Recorder(KNOWN["H200"])
-    a, b = matrix("c8", 256, 1024), matrix("c8", 1024, 256)
+    recorder = SourceRecorder(KNOWN["H200"])
+    a, b = matrix("c8", rows=256, columns=1024), matrix("c8", rows=1024, columns=256)
     tile = MmaTile(64, 64, 32, 64, 16, 3, 32, split_k=4)
-    mma_sync.run_gemm(recorder, build(a, b, compute="3xtf32"), tile, a, b, None, matrix("c8", 256, 256))
-    ((_, options),) = recorder.launches
+    mma_sync.run_gemm(recorder, build(a, b, compute="3xtf32"), tile, a, b, None, matrix("c8", rows=256, columns=256))
+    ((_, _, options),) = recorder.launched
     assert options["grid"] == 4 * 4 * 4
     assert (options["params"].splits, options["params"].k_part) == (4, 256)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
+from kernel_sources import SourceRecorder, compiled
 
 from gemmserve_kernels.algorithms.ozaki import gemm as ozaki
 from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.spec import KNOWN
-from gemmserve_kernels.device.tensor_map import TensorMap
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
 
 PORTABLE = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 
@@ -29,41 +28,6 @@ REGISTERS = {
 DOUBLE = ("complex128", "float64")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _nvrtc():
-    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except Exception as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
-
-
-@dataclass
-class Recorder:
-    """A Launcher that notes the sources it is asked to run."""
-
-    spec: object
-    max_grid: int = 2**31 - 1
-    sources: list = field(default_factory=list)
-
-    def empty(self, shape, dtype):
-        return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, (0,) * len(shape))
-
-    zeros = empty
-
-    def counters(self, elements):
-        return 4096
-
-    def pointer(self, array):
-        return array.ctypes.data // 256 * 256
-
-    def tensor_map(self, box, address):
-        return TensorMap()
-
-    def launch(self, source, entry, **options):
-        self.sources.append((entry, source))
-
-
 def _sources(dtype, trans, planar=False):
     dtype = np.dtype(dtype)
     n = 8192
@@ -73,18 +37,13 @@ def _sources(dtype, trans, planar=False):
     x = np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
     options = {"trans_a": trans[0], "trans_b": trans[1], "layout": "planar" if planar else "interleaved"}
     problem = GemmProblem.build(Operand.of(x), Operand.of(x), compute="ozaki", **options)
-    recorder = Recorder(KNOWN["H200"])
+    recorder = SourceRecorder(KNOWN["H200"])
     ozaki.run_gemm(recorder, problem, None, x, x, None, x)
-    return set(recorder.sources)
-
-
-@functools.cache
-def _compiled(source, arch):
-    return compiler.compile_cuda(source.text, arch, name=f"{source.name}.cu")
+    return {(entry, source) for source, entry, _ in recorder.launched}
 
 
 def _check(entry, source, arch):
-    cubin = _compiled(source, arch)
+    cubin = compiled(source, arch)
     assert cubin.spill_bytes[entry] == 0, f"{entry} for {arch} spills {cubin.spill_bytes[entry]} bytes"
     assert cubin.registers[entry] <= REGISTERS[entry], f"{entry} for {arch}: {cubin.registers[entry]} registers"
     assert "Performance Loss" not in cubin.log
@@ -111,4 +70,4 @@ def test_what_is_portable_compiles_everywhere(arch):
 def test_the_plain_multiplication_compiles():
     ((source,),) = ([s for entry, s in _sources("complex128", "NN") if entry == "ozaki_multiply"],)
     plain = compiler.KernelSource("ozaki_multiply_plain", source.defines)
-    assert _compiled(plain, "sm_80").spill_bytes["ozaki_multiply_plain"] == 0
+    assert compiled(plain, "sm_80").spill_bytes["ozaki_multiply_plain"] == 0

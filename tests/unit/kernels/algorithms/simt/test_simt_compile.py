@@ -6,17 +6,18 @@ sees each shipped tile in the very text that a device would get.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import numpy as np
 import pytest
+from kernel_sources import SourceRecorder, compiled, matrix
 
 from gemmserve_kernels.algorithms.simt import gemm as simt
 from gemmserve_kernels.algorithms.simt import tile as tiles
 from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem, Operand
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
@@ -42,63 +43,19 @@ COMBINE_REGISTERS = 64  # of gemm_reduce_combine and gemm_reduce_finish
 REDUCTIONS = ["sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _nvrtc():
-    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except Exception as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
-
-
-@dataclass
-class Recorder:
-    """A Launcher that notes the sources it is asked to run."""
-
-    spec: object
-    max_grid: int = 2**31 - 1
-    sources: dict[str, compiler.KernelSource] = field(default_factory=dict)
-
-    def empty(self, shape, dtype):
-        return np.empty(shape, dtype)
-
-    zeros = empty
-
-    def pointer(self, array):
-        return array.ctypes.data // 256 * 256 if array.flags.aligned else 1  # as a device allocates
-
-    def launch(self, source, entry, **options):
-        self.sources[entry] = source
-
-
-def _matrix(dtype, *, rows=4096, columns=4096, order="C", planar=False):
-    """A large matrix that takes no memory."""
-    dtype = np.dtype(dtype)
-    strides = (columns * dtype.itemsize, dtype.itemsize) if order == "C" else (dtype.itemsize, rows * dtype.itemsize)
-    shape = (rows, columns)
-    if planar:
-        shape, strides = (2, *shape), (rows * columns * dtype.itemsize, *strides)
-    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
-
-
 def _gemm_source(tile, a, b, c=None, **options):
     problem = GemmProblem.build(Operand.of(a), Operand.of(b), Operand.of(c) if c is not None else None, **options)
-    recorder = Recorder(KNOWN["H200"])
-    out = _matrix(problem.result_dtype, planar=problem.planar)
+    recorder = SourceRecorder(KNOWN["H200"])
+    out = matrix(problem.result_dtype, planar=problem.planar)
     simt.run_gemm(recorder, problem, tile, a, b, c, out)
     return recorder.sources["gemm"]
 
 
 def _reduce_sources(tile, a, b, *, reduce, **options):
     problem = GemmReduceProblem.build(Operand.of(a), Operand.of(b), reduce=reduce, **options)
-    recorder = Recorder(KNOWN["H200"])
-    simt.run_gemm_reduce(recorder, problem, tile, a, b, {"c": _matrix(problem.dtype)} if problem.return_c else None)
+    recorder = SourceRecorder(KNOWN["H200"])
+    simt.run_gemm_reduce(recorder, problem, tile, a, b, {"c": matrix(problem.dtype)} if problem.return_c else None)
     return recorder.sources
-
-
-@functools.cache
-def _compiled(source, arch):
-    return compiler.compile_cuda(source.text, arch, name=f"{source.name}.cu")
 
 
 def _label(dtype, tile):
@@ -113,7 +70,7 @@ def _shipped():
 
 
 def _check(source, kernel, registers, arch):
-    cubin = _compiled(source, arch)
+    cubin = compiled(source, arch)
     assert cubin.code.startswith(b"\x7fELF")
     assert cubin.spill_bytes[kernel] == 0, f"{kernel} for {arch} spills {cubin.spill_bytes[kernel]} bytes"
     assert cubin.registers[kernel] <= registers, f"{kernel} for {arch}: {cubin.registers[kernel]} registers"
@@ -122,15 +79,15 @@ def _check(source, kernel, registers, arch):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize(("dtype", "tile"), list(_shipped()))
 def test_gemm_within_its_budget(dtype, tile, arch):
-    matrix = _matrix(dtype)
-    _check(_gemm_source(tile, matrix, matrix), "gemm", REGISTERS[_label(dtype, tile)][0], arch)
+    x = matrix(dtype)
+    _check(_gemm_source(tile, x, x), "gemm", REGISTERS[_label(dtype, tile)][0], arch)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize(("dtype", "tile"), list(_shipped()))
 def test_gemm_reduce_within_its_budget(dtype, tile, arch):
-    matrix = _matrix(dtype)
-    sources = _reduce_sources(tile, matrix, matrix, reduce=REDUCTIONS)
+    x = matrix(dtype)
+    sources = _reduce_sources(tile, x, x, reduce=REDUCTIONS)
     _check(sources["gemm_reduce"], "gemm_reduce", REGISTERS[_label(dtype, tile)][1], arch)
     for kernel in ("gemm_reduce_combine", "gemm_reduce_finish"):
         _check(sources["gemm_reduce_finish"], kernel, COMBINE_REGISTERS, arch)
@@ -141,28 +98,28 @@ def test_gemm_reduce_within_its_budget(dtype, tile, arch):
 TILE = tiles.SimtTile(64, 64, 8, 4, 4, min_blocks=2)
 ARCH = "sm_90a"
 VARIANTS = {
-    "columns of A, rows of B": lambda: _gemm_source(TILE, _matrix("c8", order="F"), _matrix("c8")),
-    "columns of both": lambda: _gemm_source(TILE, _matrix("c8", order="F"), _matrix("c8", order="F")),
-    "conjugate transposes": lambda: _gemm_source(TILE, _matrix("c8"), _matrix("c8"), trans_a="R", trans_b="C"),
-    "odd extents": lambda: _gemm_source(TILE, _matrix("f4", columns=4095), _matrix("f4", rows=4095)),
-    "beta": lambda: _gemm_source(TILE, _matrix("c8"), _matrix("c8"), _matrix("c8"), alpha=2j, beta=1 + 1j),
-    "mixed types": lambda: _gemm_source(TILE, _matrix("f2"), _matrix("c8"), _matrix("f4"), beta=1),
-    "float32 as float64": lambda: _gemm_source(TILE, _matrix("f4"), _matrix("f4"), compute="fp64"),
+    "columns of A, rows of B": lambda: _gemm_source(TILE, matrix("c8", order="F"), matrix("c8")),
+    "columns of both": lambda: _gemm_source(TILE, matrix("c8", order="F"), matrix("c8", order="F")),
+    "conjugate transposes": lambda: _gemm_source(TILE, matrix("c8"), matrix("c8"), trans_a="R", trans_b="C"),
+    "odd extents": lambda: _gemm_source(TILE, matrix("f4", columns=4095), matrix("f4", rows=4095)),
+    "beta": lambda: _gemm_source(TILE, matrix("c8"), matrix("c8"), matrix("c8"), alpha=2j, beta=1 + 1j),
+    "mixed types": lambda: _gemm_source(TILE, matrix("f2"), matrix("c8"), matrix("f4"), beta=1),
+    "float32 as float64": lambda: _gemm_source(TILE, matrix("f4"), matrix("f4"), compute="fp64"),
     "planar": lambda: _gemm_source(
-        TILE, _matrix("f4", planar=True), _matrix("f4", planar=True), layout="planar"
+        TILE, matrix("f4", planar=True), matrix("f4", planar=True), layout="planar"
     ),
     "64-bit offsets": lambda: _gemm_source(
-        TILE, _matrix("f8", columns=1 << 27), _matrix("f8", rows=1 << 27)
+        TILE, matrix("f8", columns=1 << 27), matrix("f8", rows=1 << 27)
     ),
-    "one stage": lambda: _gemm_source(replace(TILE, stages=1), _matrix("f8"), _matrix("f8")),
+    "one stage": lambda: _gemm_source(replace(TILE, stages=1), matrix("f8"), matrix("f8")),
 }  # fmt: skip
 REDUCE_VARIANTS = {
-    "max and min": lambda: _reduce_sources(TILE, _matrix("f4"), _matrix("f4"), reduce=["max", "min"]),
-    "magnitudes": lambda: _reduce_sources(TILE, _matrix("c8"), _matrix("c8"), reduce=["max", "argmin"], pre_op="abs"),
-    "squares": lambda: _reduce_sources(TILE, _matrix("c8"), _matrix("c8"), reduce=["sum"], pre_op="square"),
-    "with the product": lambda: _reduce_sources(TILE, _matrix("c8"), _matrix("c8"), reduce=["absmax"], return_c=True),
-    "over columns": lambda: _reduce_sources(TILE, _matrix("f8"), _matrix("f8"), reduce=["sum"], axis="n"),
-    "atomic": lambda: _reduce_sources(TILE, _matrix("c8"), _matrix("c8"), reduce=["sum", "sumsq"], reproducible=False),
+    "max and min": lambda: _reduce_sources(TILE, matrix("f4"), matrix("f4"), reduce=["max", "min"]),
+    "magnitudes": lambda: _reduce_sources(TILE, matrix("c8"), matrix("c8"), reduce=["max", "argmin"], pre_op="abs"),
+    "squares": lambda: _reduce_sources(TILE, matrix("c8"), matrix("c8"), reduce=["sum"], pre_op="square"),
+    "with the product": lambda: _reduce_sources(TILE, matrix("c8"), matrix("c8"), reduce=["absmax"], return_c=True),
+    "over columns": lambda: _reduce_sources(TILE, matrix("f8"), matrix("f8"), reduce=["sum"], axis="n"),
+    "atomic": lambda: _reduce_sources(TILE, matrix("c8"), matrix("c8"), reduce=["sum", "sumsq"], reproducible=False),
 }
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
+from kernel_sources import SourceRecorder, compiled
 
 from gemmserve_kernels.algorithms.small import gemm as small
-from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
@@ -24,21 +21,6 @@ def problem(m, n, k, dtype="complex64", batch=1000, **options):
     return GemmProblem.build(a, b, **options)
 
 
-@dataclass
-class Recorder:
-    """A Launcher that notes what it is asked to run."""
-
-    spec: DeviceSpec = H200
-    max_grid: int = 2**31 - 1
-    launched: list = field(default_factory=list)
-
-    def pointer(self, array):
-        return array.ctypes.data // 256 * 256 if array.flags.aligned else 1  # as a device allocates
-
-    def launch(self, source, entry, **options):
-        self.launched.append((source, entry, options))
-
-
 def batch_of(dtype, rows, columns, batch=1000):
     """Matrices that take no memory."""
     dtype = np.dtype(dtype)
@@ -48,7 +30,7 @@ def batch_of(dtype, rows, columns, batch=1000):
 
 def launched(m, n, k, dtype, spec=H200, config=None, **options):
     a, b, out = batch_of(dtype, m, k), batch_of(dtype, k, n), batch_of(dtype, m, n)
-    recorder = Recorder(spec)
+    recorder = SourceRecorder(spec)
     small.run_gemm(recorder, GemmProblem.build(Operand.of(a), Operand.of(b), **options), config, a, b, None, out)
     (launch,) = recorder.launched
     return launch
@@ -166,27 +148,13 @@ REGISTERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def _nvrtc():
-    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except Exception as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
-
-
-@functools.cache
-def _compiled(source, arch):
-    return compiler.compile_cuda(source.text, arch, name=f"{source.name}.cu")
-
-
-@pytest.mark.usefixtures("_nvrtc")
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize(("dtype", "n"), REGISTERS, ids=[f"{dtype}-{n}" for dtype, n in REGISTERS])
 def test_within_its_budget(dtype, n, arch):
     spec = ARCHITECTURES[arch]
     options = {"compute": "3xtf32"} if n > small.LIMIT else {}
-    cubin = _compiled(launched(n, n, n, dtype, spec, **options)[0], arch)
+    cubin = compiled(launched(n, n, n, dtype, spec, **options)[0], arch)
     assert cubin.spill_bytes["small_gemm"] == 0
     assert cubin.registers["small_gemm"] <= REGISTERS[dtype, n]
 
@@ -203,10 +171,10 @@ VARIANTS = {
 }
 
 
-@pytest.mark.usefixtures("_nvrtc")
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(variant):
-    cubin = _compiled(VARIANTS[variant]()[0], "sm_90a")
+    cubin = compiled(VARIANTS[variant]()[0], "sm_90a")
     assert cubin.spill_bytes["small_gemm"] == 0
 
 

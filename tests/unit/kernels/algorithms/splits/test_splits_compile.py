@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kernel_sources import compiled
 
 from gemmserve_kernels.algorithms.dmma.tile import SINGLE_TILES
 from gemmserve_kernels.algorithms.splits import dmma_fallback, fallback, split
@@ -11,19 +12,12 @@ from gemmserve_kernels.device.spec import KNOWN, cuda_arch
 from gemmserve_kernels.device.struct_params import StoredArray
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
 SPECS = {"sm_80": KNOWN["A100"], "sm_90a": KNOWN["H200"], "sm_120": KNOWN["RTX5090"]}
 SPLIT_SPILLS = 0
 """Bytes at most."""
 REGISTERS = {"fallback": 255}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nvrtc():
-    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except Exception as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
 
 
 def side(shape, dtype, name, trans="N"):
@@ -46,7 +40,7 @@ def test_split(arch, scheme, dtype):
     spec = SPECS[arch]
     a, b = side((4096, 4096), dtype, "a"), side((4096, 4096), dtype, "b")
     plan = split.plan(spec, scheme, a, b)
-    cubin = compiler.compile_cuda(plan.source.text, arch)
+    cubin = compiled(plan.source, arch)
     assert cubin.registers["split"] * plan.geometry.threads * plan.geometry.blocks <= spec.registers_per_sm
     assert cubin.spill_bytes["split"] <= SPLIT_SPILLS
     assert plan.shared + 1024 <= spec.shared_per_block
@@ -59,7 +53,7 @@ def test_fallback(arch, dtype):
     problem = GemmProblem.build(operand, operand)
     stored = StoredArray((512, 512), (512 * operand.dtype.itemsize, operand.dtype.itemsize), operand.dtype, 0)
     plan = fallback._plan(SPECS[arch], problem, stored, stored, stored, stored, (), ())
-    cubin = compiler.compile_cuda(plan.kernel.source.text, arch)
+    cubin = compiled(plan.kernel.source, arch)
     assert cubin.registers["fallback"] <= REGISTERS["fallback"]
     assert cubin.spill_bytes["fallback"] == 0
 
@@ -93,7 +87,7 @@ def test_fallback_in_double(kind, trans, tile, odd):
     (kernel, _), = _double_plan(kind, trans, tile, odd).pieces  # fmt: skip
     assert (kernel.sources is None) == (odd == 1)
     source = compiler.KernelSource("dmma_fallback", tuple(kernel.defines.items()))
-    cubin = compiler.compile_cuda(source.text, "sm_90a")
+    cubin = compiled(source, "sm_90a")
     assert cubin.spill_bytes["dmma_fallback"] == 0
     assert cubin.registers["dmma_fallback"] <= 255
 
@@ -116,7 +110,7 @@ def test_a_block_of_the_fallback_in_double_has_the_memory(kind):
 def test_other_lengths_on_hopper(k):
     a, b = side((900, k), "complex64", "a"), side((k, 900), "complex64", "b")
     plan = split.plan(SPECS["sm_90a"], "3xfp16", a, b)
-    cubin = compiler.compile_cuda(plan.source.text, "sm_90a")
+    cubin = compiled(plan.source, "sm_90a")
     assert cubin.spill_bytes["split"] <= SPLIT_SPILLS
 
 

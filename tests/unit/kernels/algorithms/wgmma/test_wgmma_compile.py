@@ -6,30 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_sources import compiled
 
 from gemmserve_kernels.algorithms.common.splits import WIDE
 from gemmserve_kernels.algorithms.wgmma.candidates import _CANDIDATES
 from gemmserve_kernels.algorithms.wgmma.direct.pack import SOURCE as PACK
 from gemmserve_kernels.algorithms.wgmma.plan import defines
 from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
-from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import StoredArray
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
 
 ARCH = "sm_90a"
 ENTRY_REGISTERS = 168
 """65536 over 384 threads: what setmaxnreg deals out again. A block of 256 threads may have 255 without it."""
 COMBINE_REGISTERS = 48
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nvrtc():
-    cupy = pytest.importorskip("cupy", reason="the CuPy wheel is not installed: no NVRTC")
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except Exception as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
 
 
 def _source(tile, *, swapped=False, vector=True, planar=False, c=None, across=(False, False), tiles=None):
@@ -49,7 +42,7 @@ def _source(tile, *, swapped=False, vector=True, planar=False, c=None, across=(F
 
 
 def _check(source):
-    cubin = compiler.compile_cuda(source.text, ARCH, name="wgmma_gemm.cu")
+    cubin = compiled(source, ARCH)
     assert cubin.spill_bytes == {"wgmma_gemm": 0, "wgmma_combine": 0}
     assert cubin.registers["wgmma_gemm"] <= ENTRY_REGISTERS
     assert cubin.registers["wgmma_combine"] <= COMBINE_REGISTERS
@@ -121,7 +114,7 @@ def test_the_rest_of_the_tiles(key, candidate, split):
 
 
 def test_copies():
-    cubin = compiler.compile_cuda(PACK.text, ARCH, name="wgmma_pack.cu")
+    cubin = compiled(PACK, ARCH)
     assert cubin.spill_bytes == {"wgmma_pack": 0}
     assert cubin.registers["wgmma_pack"] <= COMBINE_REGISTERS
 

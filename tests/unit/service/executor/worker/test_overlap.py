@@ -342,7 +342,7 @@ def test_progress_is_that_of_the_oldest(backend, task):
         line = loop._Line(far, runner)
         assert line.at == (None, 0)
         for number in range(3):
-            line.handle(task(f"t{number}", float(number))[0])
+            line.handle(packed(task(f"t{number}", float(number))[0]))
         assert reached.wait(WAIT_S)
         name, progress = line.at
         go.set()

@@ -17,9 +17,9 @@ from works import encode, packed
 from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Cancel, Decoder, Forget, Stop
 from gemmserve_service.executor.worker import loop
 from gemmserve_service.executor.worker.backend import CpuBackend, DeviceUnavailable, HostArray, go_on, open_backend
+from gemmserve_service.executor.worker.checks.selftest import verified_error
 from gemmserve_service.executor.worker.memory.mappings import Mappings
 from gemmserve_service.executor.worker.runner import Runner
-from gemmserve_service.executor.worker.selftest import verified_error
 from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.store.extents.extents import ExtentPool
@@ -106,7 +106,7 @@ def test_mappings_are_kept_until_they_are_forgotten(place, own_files):
 
 
 def test_the_number_of_mappings_is_bounded(place, own_files, monkeypatch):
-    monkeypatch.setattr("gemmserve_service.executor.worker.memory.mappings._MOST", 2)
+    monkeypatch.setattr("gemmserve_service.executor.worker.memory.mappings._MAX_MAPPINGS", 2)
     mappings = Mappings()
     refs = [place(A)[0] for _ in range(3)]
     for ref in refs:

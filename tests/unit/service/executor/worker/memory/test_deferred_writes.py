@@ -23,12 +23,12 @@ from gemmserve_service.executor.protocol import (
 )
 from gemmserve_service.executor.worker import loop
 from gemmserve_service.executor.worker.backend import CpuBackend, call, go_on
+from gemmserve_service.executor.worker.checks.verification import Verdict
 from gemmserve_service.executor.worker.memory import write_queue
 from gemmserve_service.executor.worker.memory.residency import Residency
 from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Run
-from gemmserve_service.executor.worker.verification import Verdict
 from gemmserve_service.schemas import GemmParams, Timings
 from gemmserve_service.store.extents.extents import ExtentPool
 
@@ -40,7 +40,7 @@ ROOM = 4
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(write_queue, "_SMALLEST", A.nbytes)
+    monkeypatch.setattr(write_queue, "_MIN_BYTES", A.nbytes)
 
 
 class Copies:

@@ -1,4 +1,4 @@
-"""What a device's counters say of the products between two readings, as a job reports it."""
+"""Element counts: how products between two readings of a device's counters were computed, as a job reports it."""
 
 from __future__ import annotations
 

@@ -1,18 +1,14 @@
-"""Whose answer it is, and whose process."""
+"""Which request an answer belongs to."""
 
 from __future__ import annotations
-
-import asyncio
-import os
 
 import httpx
 import numpy as np
 import pytest
-from fake_service import FakeService, echoing, npy, problem, serving
+from fake_service import FakeService, echoing, npy, problem
 
 import gemmserve
 from gemmserve import AsyncClient, Client
-from gemmserve._io import ELSEWHERE
 
 NAME = "Gemmserve-Exchange"
 
@@ -93,55 +89,6 @@ def test_each_attempt_has_a_name_of_its_own(client, service) -> None:
     client.put(np.eye(2))
     names = [request.headers[NAME] for request in service.requests]
     assert len(set(names)) == len(names) == 4
-
-
-def test_a_transport_of_ones_own_stays_in_its_process(service) -> None:
-    """It has connections that nobody else can make anew: a child is told so."""
-    with Client(transport=httpx.MockTransport(service)) as client:
-        client.health()
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                client.health()
-            except gemmserve.TransportError as error:
-                os.write(writing, str(error).encode())
-            finally:
-                os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as said:
-            assert "another process" in said.read()
-        os.waitpid(child, 0)
-        client.health()
-
-
-def test_a_stream_that_goes_on_in_a_child_is_left(monkeypatch) -> None:
-    """Before another byte of it is read."""
-    service = FakeService()
-    service.polls_until_done = 3
-    with serving(service) as url, Client(url) as client:
-        job = client.submit("gemm", np.eye(2), np.eye(2))
-        events = client._io.events(gemmserve._requests.job_events(job.id))
-        next(events)
-        pid = os.getpid()
-        monkeypatch.setattr(os, "getpid", lambda: pid + 1)
-        with pytest.raises(gemmserve.TransportError, match=ELSEWHERE):
-            next(events)
-        monkeypatch.undo()
-
-
-def test_one_client_in_several_event_loops() -> None:
-    service = FakeService()
-    with serving(service) as url:
-        client = AsyncClient(url)
-
-        async def work() -> None:
-            await asyncio.gather(*[client.health() for _ in range(3)])
-
-        for _ in range(3):
-            asyncio.run(work())
-        assert len(client._io._pools) == 1  # those of loops that have ended are gone
-    assert len(service.requests) == 9
 
 
 def test_the_fake_echoes() -> None:

@@ -1,4 +1,4 @@
-"""Are the results of a product right? Norms and elements, sampled outputs, and plain arithmetic where it is in doubt.
+"""Checks of a product's results: norms and elements, sampled outputs, and plain arithmetic where it is in doubt.
 
 A product is checked by Freivalds' method: D x = alpha A (B x) + beta C x for random x, in double precision and O(n^2)
 operations, which sees norms; and some hundred of its elements are computed again, each beside its own terms, for what
@@ -47,7 +47,7 @@ _PIECE: Final = 16 << 20  # bytes that are looked through between two moments at
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is said of a product, or of the worst of many."""
+    """Verdict on a product, or on the worst of many."""
 
     residual: float | None = None
     """The relative error; None where it cannot be told."""
@@ -60,7 +60,7 @@ class Verdict:
 
 
 def find(params: Params, operands: Mapping[str, Any], results: Mapping[str, Any], seed: int) -> Finding:
-    """What a check of these results finds, all arrays NumPy's or all CuPy's on the current device.
+    """Return what a check of these results finds, all arrays NumPy's or all CuPy's on the current device.
 
     Raises what a launch raises.
     """
@@ -82,7 +82,7 @@ def find(params: Params, operands: Mapping[str, Any], results: Mapping[str, Any]
 
 
 def _largest(errors: Iterable[float]) -> float:
-    """NaN where one is."""
+    """Return the largest value; NaN where there is one."""
     found = list(errors)
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
@@ -116,7 +116,7 @@ def was_wrong(first: Finding, again: Finding) -> bool:
 
 
 def _error(found: Finding) -> float:
-    """What is said of a wrong result: the relative error of all of it, or of an element in doubt, the larger."""
+    """Return the error of a wrong result: the relative error of all of it, or of an element in doubt, the larger."""
     known = [found.residual, found.element.error if found.element.excess > _MARGIN else 0.0]
     error = max(each for each in known if not math.isnan(each))
     return min(error, float(np.finfo(np.float64).max))
@@ -125,7 +125,9 @@ def _error(found: Finding) -> float:
 def verdict(
     params: Params, operands: Mapping[str, Any], check: Check, compute: Callable[[Params], object], what: str
 ) -> Verdict:
-    """Of a product that has been computed. `compute` computes it again in place of the first, in the way it is told."""
+    """Return the verdict on a product that has been computed. `compute` computes it again in place of the first, in the
+    way it is told.
+    """
     seed = secrets.randbits(64)
     found, mismatch = check(params, seed), None
     in_doubt = doubtful(found)
@@ -172,13 +174,13 @@ def on_device(
 
 
 def plain(params: Params, operands: Mapping[str, Any]) -> Any:
-    """The same product in plain arithmetic."""
+    """Return the params of the same product in plain arithmetic."""
     wide = any(array.dtype in (np.float64, np.complex128) for array in operands.values())
     return params.model_copy(update={"compute": "fp64" if wide else "fp32", "config": None})
 
 
 def worst(verdicts: list[Verdict]) -> Verdict:
-    """Of many products in one answer: the largest of either."""
+    """Return the verdict on many products in one answer: the largest of either."""
     return Verdict(
         max((each.residual for each in verdicts if each.residual is not None), default=None),
         max((each.mismatch for each in verdicts if each.mismatch is not None), default=None),

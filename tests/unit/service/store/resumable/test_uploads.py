@@ -1,4 +1,4 @@
-"""Uploads in parts that outlive their process, and those that are given up."""
+"""Uploads in parts that outlive their process, and parts that come too late."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from upload_parts import A, Body, raw
 
 from gemmserve_service.errors import DigestMismatch, NotFound, StoreFull
 from gemmserve_service.jobs.core import Core
+from gemmserve_service.store.catalog import npy_header
 from gemmserve_service.store.declared import Declared
 from gemmserve_service.store.resumable import uploads
 
+NPY = npy_header(A.dtype.name, A.shape, "C") + raw(A)
 
-async def test_what_was_acknowledged_survives_the_process(settings, npy):
+
+async def test_what_was_acknowledged_survives_the_process(settings):
     """A core stopped without a word to its uploads, and another on the same folder."""
     data = raw(A)
     core = Core(settings)
@@ -96,7 +99,7 @@ async def test_space_that_a_row_still_names_serves_nobody_else(settings, monkeyp
         patch.setattr(core.database, "write", full)
         with pytest.raises(DigestMismatch):
             await core.uploads.complete(upload, hashlib.sha256(b"other").digest())
-    others = await core.store.reserve(A.dtype, A.shape, "C", ttl_s=None, owner="bob")
+    others = core.store.allocate(A.dtype, A.shape, "C", ttl_s=None, owner="bob")
     others.write(b"secret" * 100)
     await core.database.stop()
 
@@ -110,7 +113,7 @@ async def test_space_that_a_row_still_names_serves_nobody_else(settings, monkeyp
         await core.stop()
 
 
-async def test_a_part_that_comes_while_its_upload_is_given_up_is_refused(make_settings, npy, monkeypatch):
+async def test_a_part_that_comes_while_its_upload_is_given_up_is_refused(make_settings, monkeypatch):
     """Not taken in by an upload whose space goes a moment later."""
     core = Core(make_settings(upload_idle_s=0.5))
     await core.start()
@@ -127,23 +130,10 @@ async def test_a_part_that_comes_while_its_upload_is_given_up_is_refused(make_se
     upload = await core.uploads.create("", "application/x-npy", None, ttl_s=None)
     async with asyncio.timeout(60):
         await removing.wait()
-        part = asyncio.ensure_future(core.uploads.receive(upload, Body(npy(A)), 0, len(npy(A)), None))
+        part = asyncio.ensure_future(core.uploads.receive(upload, Body(NPY), 0, len(NPY), None))
         await asyncio.sleep(0)
         go.set()
         with pytest.raises(NotFound):
             await part
     assert core.store.used_bytes == 0
     await core.stop()
-
-
-class TestIdle:
-    @pytest.fixture
-    def settings(self, make_settings):
-        return make_settings(upload_idle_s=0.4)
-
-    async def test_one_that_nobody_goes_on_with(self, client, begin, core, refused):
-        url = await begin()
-        async with asyncio.timeout(60):
-            while core.store.used_bytes:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        refused(await client.get(url), 410, "gone")
