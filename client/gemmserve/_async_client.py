@@ -2,120 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+
+import httpx
 
 from gemmserve import _batch, _requests
 from gemmserve._arrays import as_array
-from gemmserve._compression import check
-from gemmserve._digests import check_digests
-from gemmserve._flows import Flow, Flows, prepare, submission
-from gemmserve._io import AsyncIO
+from gemmserve._async_io import AsyncIO
+from gemmserve._base import ClientBase
+from gemmserve._flows import Flow, prepare, submission
 from gemmserve._job import AsyncJob
 from gemmserve._model import ArrayInfo, JobInfo
-from gemmserve._pickling import made_of, reduced_client
+from gemmserve._params import (
+    GemmManyOptions,
+    GemmOptions,
+    ReduceManyOptions,
+    ReduceOptions,
+    keywords,
+    params_of,
+)
 from gemmserve._program import AsyncProgram
 from gemmserve._remote import AsyncRemoteArray
-from gemmserve._retry import RetryPolicy
-from gemmserve._urls import server_url
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
     from typing import TypeAlias, Unpack
 
-    import httpx
-
     from gemmserve._arrays import AnyArray, LocalArray
-    from gemmserve._digests import Digests
-    from gemmserve._params import (
-        Axis,
-        Compute,
-        GemmOptions,
-        Layout,
-        OneReduction,
-        Order,
-        PreOp,
-        Reduction,
-        SeveralReductions,
-        Trans,
-    )
+    from gemmserve._params import OneReduction
 
     Operand: TypeAlias = AsyncRemoteArray | LocalArray
 
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport]):
     """`Client`, awaited: the same arguments, methods and errors. Use it in an `async with` block, or close it.
 
     Cancelling a task that waits for a product of remote operands cancels the product too.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        api_key: str | None = None,
-        verify: bool | str | ssl.SSLContext = True,
-        timeout: float = 30.0,
-        retry: RetryPolicy | None = None,
-        progress: bool = True,
-        connections: int = 3,
-        compression: Literal["zstd"] | None = None,
-        digests: Digests = "known",
-        pickle_key: bool = False,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        compress = check(compression)
-        check_digests(digests)
-        retry = retry or RetryPolicy()
-        self._io = AsyncIO(
-            server_url(url),
-            api_key=api_key,
-            verify=verify,
-            timeout=timeout,
-            progress=progress,
-            digests=digests,
-            transport=transport,
-        )
-        # What shared memory carries does not go in parts.
-        self._flows = Flows(
-            retry,
-            connections=connections if self._io.socket is None else 0,
-            compression=compress and self._io.socket is None,
-            digests=digests,
-        )
-        self._options = made_of(
-            self._io.url,
-            api_key=api_key,
-            key=None if self._io.auth is None else self._io.auth.key,
-            verify=verify,
-            own_transport=transport is not None,
-            pickle_key=pickle_key,
-            timeout=timeout,
-            retry=retry,
-            progress=progress,
-            connections=connections,
-            compression=compression,
-            digests=digests,
-        )
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """By its URL and options, without the key unless `pickle_key`. Raises TypeError for what belongs to here."""
-        return reduced_client(type(self), self._options)
-
-    def __copy__(self) -> Self:
-        """Itself: a client is what it is connected to."""
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself."""
-        return self
-
-    @property
-    def url(self) -> str:
-        """The server's base URL."""
-        return self._io.url
+    _connect = AsyncIO
 
     async def close(self) -> None:
         """Closes the connections; arrays and jobs stay on the server."""
@@ -149,29 +76,11 @@ class AsyncClient:
     async def gemm(
         self, a: LocalArray, b: LocalArray, c: LocalArray | None = None, **options: Unpack[GemmOptions]
     ) -> AnyArray: ...
-    async def gemm(
-        self,
-        a: Any,
-        b: Any,
-        c: Any = None,
-        *,
-        alpha: complex = 1,
-        beta: complex = 0,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        order: Order = "C",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        timeout: float | None = None,  # noqa: ASYNC109 (the same signature as Client's)
-    ) -> AnyArray | AsyncRemoteArray:
+    @keywords(GemmOptions)
+    async def gemm(self, a: Any, b: Any, c: Any = None, **options: Unpack[GemmOptions]) -> AnyArray | AsyncRemoteArray:
         """D = alpha * op(A) * op(B) + beta * C: see `Client.gemm`. Remote operands give an AsyncRemoteArray."""
-        params = {
-            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
-            "layout": layout, "compute": compute, "config": config,
-        }  # fmt: skip
         return cast(
-            "AnyArray | AsyncRemoteArray", await self._product("gemm", {"a": a, "b": b, "c": c}, params, timeout)
+            "AnyArray | AsyncRemoteArray", await self._product("gemm", {"a": a, "b": b, "c": c}, GemmOptions, options)
         )
 
     @overload
@@ -186,111 +95,43 @@ class AsyncClient:
     async def gemm_reduce(self, a: LocalArray, b: LocalArray, **options: Unpack[OneReduction]) -> AnyArray: ...
     @overload
     async def gemm_reduce(
-        self, a: AsyncRemoteArray, b: Operand, **options: Unpack[SeveralReductions]
+        self, a: AsyncRemoteArray, b: Operand, **options: Unpack[ReduceOptions]
     ) -> dict[str, AsyncRemoteArray]: ...
     @overload
     async def gemm_reduce(
-        self, a: LocalArray, b: AsyncRemoteArray, **options: Unpack[SeveralReductions]
+        self, a: LocalArray, b: AsyncRemoteArray, **options: Unpack[ReduceOptions]
     ) -> dict[str, AsyncRemoteArray]: ...
     @overload
     async def gemm_reduce(
-        self, a: LocalArray, b: LocalArray, **options: Unpack[SeveralReductions]
+        self, a: LocalArray, b: LocalArray, **options: Unpack[ReduceOptions]
     ) -> dict[str, AnyArray]: ...
+    @keywords(ReduceOptions)
     async def gemm_reduce(
-        self,
-        a: Any,
-        b: Any,
-        *,
-        reduce: Reduction | Sequence[Reduction] = "sum",
-        axis: Axis | Sequence[Axis] = "m",
-        pre_op: PreOp = "identity",
-        alpha: complex = 1,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        return_c: bool = False,
-        reproducible: bool = True,
-        timeout: float | None = None,  # noqa: ASYNC109 (the same signature as Client's)
+        self, a: Any, b: Any, **options: Unpack[ReduceOptions]
     ) -> AnyArray | AsyncRemoteArray | dict[str, AnyArray] | dict[str, AsyncRemoteArray]:
         """Reduces pre_op(alpha * op(A) op(B)) over `axis` as it is formed: see `Client.gemm_reduce`."""
-        params = {
-            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
-            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
-        }  # fmt: skip
-        result = await self._product("gemm_reduce", {"a": a, "b": b}, params, timeout)
+        result = await self._product("gemm_reduce", {"a": a, "b": b}, ReduceOptions, options)
         return cast("AnyArray | AsyncRemoteArray | dict[str, AnyArray] | dict[str, AsyncRemoteArray]", result)
 
-    async def gemm_many(
-        self,
-        a: Any,
-        b: Any,
-        c: Any = None,
-        *,
-        alpha: complex = 1,
-        beta: complex = 0,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        order: Order = "C",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        errors: Literal["raise", "return"] = "raise",
-        timeout: float | None = None,  # noqa: ASYNC109 (the same signature as Client's)
-    ) -> list[Any]:
+    @keywords(GemmManyOptions)
+    async def gemm_many(self, a: Any, b: Any, c: Any = None, **options: Unpack[GemmManyOptions]) -> list[Any]:
         """Many products in one exchange: see `Client.gemm_many`. Remote operands give AsyncRemoteArrays."""
-        params = {
-            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
-            "layout": layout, "compute": compute, "config": config,
-        }  # fmt: skip
-        return await self._many("gemm", {"a": a, "b": b, "c": c}, params, errors, timeout)
+        return await self._many("gemm", {"a": a, "b": b, "c": c}, GemmManyOptions, options)
 
-    async def gemm_reduce_many(
-        self,
-        a: Any,
-        b: Any,
-        *,
-        reduce: Reduction | Sequence[Reduction] = "sum",
-        axis: Axis | Sequence[Axis] = "m",
-        pre_op: PreOp = "identity",
-        alpha: complex = 1,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        return_c: bool = False,
-        reproducible: bool = True,
-        errors: Literal["raise", "return"] = "raise",
-        timeout: float | None = None,  # noqa: ASYNC109 (the same signature as Client's)
-    ) -> list[Any]:
+    @keywords(ReduceManyOptions)
+    async def gemm_reduce_many(self, a: Any, b: Any, **options: Unpack[ReduceManyOptions]) -> list[Any]:
         """Many products in one exchange: see `Client.gemm_many`."""
-        params = {
-            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
-            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
-        }  # fmt: skip
-        return await self._many("gemm_reduce", {"a": a, "b": b}, params, errors, timeout)
+        return await self._many("gemm_reduce", {"a": a, "b": b}, ReduceManyOptions, options)
 
-    async def _many(
-        self,
-        op: str,
-        operands: Mapping[str, Any],
-        params: Mapping[str, Any],
-        errors: str,
-        timeout: float | None,  # noqa: ASYNC109
-    ) -> list[Any]:
-        results = await self._run(_batch.run_batch(self._flows, op, operands, params, timeout=timeout))
-        _batch.check(results, errors)
+    async def _many(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> list[Any]:
+        params, others = params_of(kind, options)
+        results = await self._run(_batch.run_batch(self._flows, op, operands, params, timeout=others["timeout"]))
+        _batch.check(results, others["errors"])
         return [_batch.with_handles(result, lambda info: AsyncRemoteArray(self, info.id, info)) for result in results]
 
-    async def _product(
-        self,
-        op: str,
-        operands: Mapping[str, Any],
-        params: Mapping[str, Any],
-        timeout: float | None,  # noqa: ASYNC109
-    ) -> Any:
+    async def _product(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> Any:
+        params, others = params_of(kind, options)
+        timeout: float | None = others["timeout"]
         present, encoded, remote = prepare(op, operands, params)
         if not remote:
             return await self._run(self._flows.one_shot(op, present, encoded, timeout=timeout))
@@ -306,14 +147,6 @@ class AsyncClient:
         """Uploads an array: see `Client.put`."""
         info = await self._run(self._flows.put(as_array(a), ttl_s=ttl_s, digest=digest))
         return AsyncRemoteArray(self, info.id, info)
-
-    def empty(self, shape: int | Sequence[int], dtype: Any = float, order: Order = "C") -> AnyArray:
-        """See `Client.empty`; nothing is awaited."""
-        return self._io.empty(shape, dtype, order)
-
-    def freeze(self, a: LocalArray) -> AnyArray:
-        """See `Client.freeze`; nothing is awaited."""
-        return self._io.freeze(as_array(a))
 
     async def get(self, array: str | AsyncRemoteArray) -> AnyArray:
         """Downloads an array, by its id or handle. Raises NotFound, Gone."""

@@ -243,7 +243,7 @@ def _remote(
     return _told(document, count)
 
 
-def _reference(name: str, handle: ArrayHandle, encoded: Mapping[str, Any]) -> dict[str, Any]:
+def _reference(name: str, handle: ArrayHandle[Any], encoded: Mapping[str, Any]) -> dict[str, Any]:
     if name == "c":
         return {"c": plain_id(handle, name)}
     field = f"trans_{name}"

@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
+
+import httpx
 
 from gemmserve import _batch, _requests
 from gemmserve._arrays import as_array
-from gemmserve._compression import check
-from gemmserve._digests import check_digests
-from gemmserve._flows import Flow, Flows, prepare, submission
-from gemmserve._io import SyncIO
+from gemmserve._base import ClientBase
+from gemmserve._flows import Flow, prepare, submission
 from gemmserve._job import Job
 from gemmserve._model import ArrayInfo, JobInfo
-from gemmserve._pickling import made_of, reduced_client
+from gemmserve._params import (
+    GemmManyOptions,
+    GemmOptions,
+    ReduceManyOptions,
+    ReduceOptions,
+    keywords,
+    params_of,
+)
 from gemmserve._program import Program
 from gemmserve._remote import RemoteArray
-from gemmserve._retry import RetryPolicy
-from gemmserve._urls import server_url
+from gemmserve._sync_io import SyncIO
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
     from typing import TypeAlias, Unpack
 
-    import httpx
-
     from gemmserve._arrays import AnyArray, LocalArray
-    from gemmserve._digests import Digests
-    from gemmserve._params import (
-        Axis,
-        Compute,
-        GemmOptions,
-        Layout,
-        OneReduction,
-        Order,
-        PreOp,
-        Reduction,
-        SeveralReductions,
-        Trans,
-    )
+    from gemmserve._params import OneReduction
 
     Operand: TypeAlias = RemoteArray | LocalArray
 
 T = TypeVar("T")
 
 
-class Client:
+class Client(ClientBase[SyncIO, httpx.BaseTransport]):
     """A connection to a gemmserve server; close it, or use it in a `with` block. Safe to share between threads.
 
     `url`: by default the variable GEMMSERVE_SERVER, else http://127.0.0.1:8000; `unix:/path` for a Unix socket.
@@ -66,71 +57,7 @@ class Client:
     and proxies. Every method may raise any GemmserveError; the docstrings name the ones to expect.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        api_key: str | None = None,
-        verify: bool | str | ssl.SSLContext = True,
-        timeout: float = 30.0,
-        retry: RetryPolicy | None = None,
-        progress: bool = True,
-        connections: int = 3,
-        compression: Literal["zstd"] | None = None,
-        digests: Digests = "known",
-        pickle_key: bool = False,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        compress = check(compression)
-        check_digests(digests)
-        retry = retry or RetryPolicy()
-        self._io = SyncIO(
-            server_url(url),
-            api_key=api_key,
-            verify=verify,
-            timeout=timeout,
-            progress=progress,
-            digests=digests,
-            transport=transport,
-        )
-        # What shared memory carries does not go in parts.
-        self._flows = Flows(
-            retry,
-            connections=connections if self._io.socket is None else 0,
-            compression=compress and self._io.socket is None,
-            digests=digests,
-        )
-        self._options = made_of(
-            self._io.url,
-            api_key=api_key,
-            key=None if self._io.auth is None else self._io.auth.key,
-            verify=verify,
-            own_transport=transport is not None,
-            pickle_key=pickle_key,
-            timeout=timeout,
-            retry=retry,
-            progress=progress,
-            connections=connections,
-            compression=compression,
-            digests=digests,
-        )
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """By its URL and options, without the key unless `pickle_key`. Raises TypeError for what belongs to here."""
-        return reduced_client(type(self), self._options)
-
-    def __copy__(self) -> Self:
-        """Itself: a client is what it is connected to."""
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself."""
-        return self
-
-    @property
-    def url(self) -> str:
-        """The server's base URL."""
-        return self._io.url
+    _connect = SyncIO
 
     def close(self) -> None:
         """Closes the connections; arrays and jobs stay on the server."""
@@ -148,9 +75,6 @@ class Client:
     def _call(self, request: _requests.Request[T]) -> T:
         return self._run(self._flows.call(request))
 
-    def _handle(self, array_id: str) -> RemoteArray:
-        return RemoteArray(self, array_id)
-
     @overload
     def gemm(
         self, a: RemoteArray, b: Operand, c: Operand | None = None, **options: Unpack[GemmOptions]
@@ -165,22 +89,8 @@ class Client:
     def gemm(
         self, a: LocalArray, b: LocalArray, c: LocalArray | None = None, **options: Unpack[GemmOptions]
     ) -> AnyArray: ...
-    def gemm(
-        self,
-        a: Any,
-        b: Any,
-        c: Any = None,
-        *,
-        alpha: complex = 1,
-        beta: complex = 0,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        order: Order = "C",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        timeout: float | None = None,
-    ) -> AnyArray | RemoteArray:
+    @keywords(GemmOptions)
+    def gemm(self, a: Any, b: Any, c: Any = None, **options: Unpack[GemmOptions]) -> AnyArray | RemoteArray:
         """D = alpha * op(A) * op(B) + beta * C.
 
         op by `trans_a` and `trans_b`: "N", "T" (transpose), "C" (conjugate transpose), "R" (conjugate).
@@ -194,11 +104,7 @@ class Client:
         Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported, ParameterInvalid, ConfigInfeasible, JobTimeout,
         QueueFull; with remote operands JobFailed, JobCancelled, NotFound, Gone.
         """
-        params = {
-            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
-            "layout": layout, "compute": compute, "config": config,
-        }  # fmt: skip
-        return cast("AnyArray | RemoteArray", self._product("gemm", {"a": a, "b": b, "c": c}, params, timeout))
+        return cast("AnyArray | RemoteArray", self._product("gemm", {"a": a, "b": b, "c": c}, GemmOptions, options))
 
     @overload
     def gemm_reduce(self, a: RemoteArray, b: Operand, **options: Unpack[OneReduction]) -> RemoteArray: ...
@@ -207,34 +113,16 @@ class Client:
     @overload
     def gemm_reduce(self, a: LocalArray, b: LocalArray, **options: Unpack[OneReduction]) -> AnyArray: ...
     @overload
-    def gemm_reduce(
-        self, a: RemoteArray, b: Operand, **options: Unpack[SeveralReductions]
-    ) -> dict[str, RemoteArray]: ...
+    def gemm_reduce(self, a: RemoteArray, b: Operand, **options: Unpack[ReduceOptions]) -> dict[str, RemoteArray]: ...
     @overload
     def gemm_reduce(
-        self, a: LocalArray, b: RemoteArray, **options: Unpack[SeveralReductions]
+        self, a: LocalArray, b: RemoteArray, **options: Unpack[ReduceOptions]
     ) -> dict[str, RemoteArray]: ...
     @overload
+    def gemm_reduce(self, a: LocalArray, b: LocalArray, **options: Unpack[ReduceOptions]) -> dict[str, AnyArray]: ...
+    @keywords(ReduceOptions)
     def gemm_reduce(
-        self, a: LocalArray, b: LocalArray, **options: Unpack[SeveralReductions]
-    ) -> dict[str, AnyArray]: ...
-    def gemm_reduce(
-        self,
-        a: Any,
-        b: Any,
-        *,
-        reduce: Reduction | Sequence[Reduction] = "sum",
-        axis: Axis | Sequence[Axis] = "m",
-        pre_op: PreOp = "identity",
-        alpha: complex = 1,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        return_c: bool = False,
-        reproducible: bool = True,
-        timeout: float | None = None,
+        self, a: Any, b: Any, **options: Unpack[ReduceOptions]
     ) -> AnyArray | RemoteArray | dict[str, AnyArray] | dict[str, RemoteArray]:
         """Reduces pre_op(alpha * op(A) op(B)) over `axis` ("m", "n", or a list that adds "batch") as it is formed.
 
@@ -242,30 +130,11 @@ class Client:
         one name; a dict by name for a list, or with `return_c=True`, which adds the product as "c". Remote operands,
         the dtypes and `timeout` are as in `gemm`, and so are the errors.
         """
-        params = {
-            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
-            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
-        }  # fmt: skip
-        result = self._product("gemm_reduce", {"a": a, "b": b}, params, timeout)
+        result = self._product("gemm_reduce", {"a": a, "b": b}, ReduceOptions, options)
         return cast("AnyArray | RemoteArray | dict[str, AnyArray] | dict[str, RemoteArray]", result)
 
-    def gemm_many(
-        self,
-        a: Any,
-        b: Any,
-        c: Any = None,
-        *,
-        alpha: complex = 1,
-        beta: complex = 0,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        order: Order = "C",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        errors: Literal["raise", "return"] = "raise",
-        timeout: float | None = None,
-    ) -> list[Any]:
+    @keywords(GemmManyOptions)
+    def gemm_many(self, a: Any, b: Any, c: Any = None, **options: Unpack[GemmManyOptions]) -> list[Any]:
         """`gemm` of many operands in one exchange: a list of the results, each with the bits that it would have alone.
 
         `a`, `b` and `c` are each a list of operands, one a product, of any shapes; or an array of three dimensions or
@@ -276,54 +145,25 @@ class Client:
         error then, which names the product (`problem["item"]`); `errors="return"` leaves each error in its place in the
         list. The options, and the errors, are those of `gemm`; `timeout` is for all products together.
         """
-        params = {
-            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
-            "layout": layout, "compute": compute, "config": config,
-        }  # fmt: skip
-        return self._many("gemm", {"a": a, "b": b, "c": c}, params, errors, timeout)
+        return self._many("gemm", {"a": a, "b": b, "c": c}, GemmManyOptions, options)
 
-    def gemm_reduce_many(
-        self,
-        a: Any,
-        b: Any,
-        *,
-        reduce: Reduction | Sequence[Reduction] = "sum",
-        axis: Axis | Sequence[Axis] = "m",
-        pre_op: PreOp = "identity",
-        alpha: complex = 1,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        return_c: bool = False,
-        reproducible: bool = True,
-        errors: Literal["raise", "return"] = "raise",
-        timeout: float | None = None,
-    ) -> list[Any]:
+    @keywords(ReduceManyOptions)
+    def gemm_reduce_many(self, a: Any, b: Any, **options: Unpack[ReduceManyOptions]) -> list[Any]:
         """`gemm_reduce` of many operands in one exchange: see `gemm_many`.
 
         The list holds dicts where `gemm_reduce` gives one.
         """
-        params = {
-            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
-            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
-        }  # fmt: skip
-        return self._many("gemm_reduce", {"a": a, "b": b}, params, errors, timeout)
+        return self._many("gemm_reduce", {"a": a, "b": b}, ReduceManyOptions, options)
 
-    def _many(
-        self,
-        op: str,
-        operands: Mapping[str, Any],
-        params: Mapping[str, Any],
-        errors: str,
-        timeout: float | None,
-    ) -> list[Any]:
-        results = self._run(_batch.run_batch(self._flows, op, operands, params, timeout=timeout))
-        _batch.check(results, errors)
+    def _many(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> list[Any]:
+        params, others = params_of(kind, options)
+        results = self._run(_batch.run_batch(self._flows, op, operands, params, timeout=others["timeout"]))
+        _batch.check(results, others["errors"])
         return [_batch.with_handles(result, lambda info: RemoteArray(self, info.id, info)) for result in results]
 
-    def _product(self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], timeout: float | None) -> Any:
+    def _product(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> Any:
+        params, others = params_of(kind, options)
+        timeout: float | None = others["timeout"]
         present, encoded, remote = prepare(op, operands, params)
         if not remote:
             return self._run(self._flows.one_shot(op, present, encoded, timeout=timeout))
@@ -348,22 +188,6 @@ class Client:
         """
         info = self._run(self._flows.put(as_array(a), ttl_s=ttl_s, digest=digest))
         return RemoteArray(self, info.id, info)
-
-    def empty(self, shape: int | Sequence[int], dtype: Any = float, order: Order = "C") -> AnyArray:
-        """An array to be filled, as numpy.empty's, in memory that needs no copy on this side when it is sent.
-
-        Only towards a server on a Unix socket is it special; an ordinary array otherwise. It may be filled anew and
-        sent again at any time. Processes forked later share it.
-        """
-        return self._io.empty(shape, dtype, order)
-
-    def freeze(self, a: LocalArray) -> AnyArray:
-        """A read-only array with the same elements, which a server on a Unix socket uses where it lies.
-
-        An operand that goes into several products is neither sent nor copied again. The memory of an array from `empty`
-        is taken over without a copy; that array keeps its elements, and what is written to it later is its own affair.
-        """
-        return self._io.freeze(as_array(a))
 
     def get(self, array: str | RemoteArray) -> AnyArray:
         """Downloads an array, by its id or handle. Raises NotFound, Gone."""

@@ -3,25 +3,55 @@
 from __future__ import annotations
 
 from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from gemmserve import _errors, _requests
 from gemmserve._flows import Watch
 from gemmserve._pickling import PickledByClient
+from gemmserve._remote import ArraySession, AsyncArraySession, AsyncRemoteArray, RemoteArray
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
-    from gemmserve._async_client import AsyncClient
-    from gemmserve._client import Client
+    from gemmserve._arrays import LocalArray
+    from gemmserve._async_io import AsyncIO
+    from gemmserve._flows import Flow, Flows
     from gemmserve._model import JobInfo
-    from gemmserve._remote import AsyncRemoteArray, RemoteArray
+    from gemmserve._sync_io import SyncIO
+
+T = TypeVar("T")
+S = TypeVar("S")
 
 
-class JobHandle(PickledByClient):
+class Session(ArraySession, Protocol):
+    """What jobs and programs ask of the client that made them: `Client` is one."""
+
+    @property
+    def _flows(self) -> Flows: ...
+    @property
+    def _io(self) -> SyncIO: ...
+    def _run(self, flow: Flow[T]) -> T: ...
+    def _call(self, request: _requests.Request[T]) -> T: ...
+    def put(self, a: LocalArray, ttl_s: float | None = None) -> RemoteArray: ...
+
+
+class AsyncSession(AsyncArraySession, Protocol):
+    """What jobs and programs of an AsyncClient ask of it."""
+
+    @property
+    def _flows(self) -> Flows: ...
+    @property
+    def _io(self) -> AsyncIO: ...
+    async def _run(self, flow: Flow[T]) -> T: ...
+    async def _call(self, request: _requests.Request[T]) -> T: ...
+    async def put(self, a: LocalArray, ttl_s: float | None = None) -> AsyncRemoteArray: ...
+
+
+class JobHandle(PickledByClient, Generic[S]):
     """What both kinds share: the last state seen (`info`), and the errors that a state stands for."""
 
-    def __init__(self, info: JobInfo) -> None:
+    def __init__(self, client: S, info: JobInfo) -> None:
+        self._client = client
         self.info = info
 
     def _reduced(self) -> tuple[Any, ...]:
@@ -70,12 +100,8 @@ class JobHandle(PickledByClient):
         return f"<{type(self).__name__} {self.info.id} {self.info.op} {self.info.state}>"
 
 
-class Job(JobHandle):
+class Job(JobHandle[Session]):
     """A job on the server, as `Client.submit` returns it. Every method may raise GemmserveError."""
-
-    def __init__(self, client: Client, info: JobInfo) -> None:
-        super().__init__(info)
-        self._client = client
 
     def refresh(self) -> Self:
         """Asks for the present state; returns the job itself."""
@@ -103,7 +129,7 @@ class Job(JobHandle):
 
     def _result(self, timeout: float | None = None) -> RemoteArray | dict[str, RemoteArray]:
         self._raise_unless_succeeded(timeout)
-        arrays = {name: self._client._handle(array_id) for name, array_id in self.info.result.items()}
+        arrays = {name: RemoteArray(self._client, array_id) for name, array_id in self.info.result.items()}
         return next(iter(arrays.values())) if self.info.single else arrays
 
     def cancel(self) -> Self:
@@ -139,12 +165,8 @@ class Job(JobHandle):
             self._client._io._sleep(pause)
 
 
-class AsyncJob(JobHandle):
+class AsyncJob(JobHandle[AsyncSession]):
     """A job of an AsyncClient: the same, awaited."""
-
-    def __init__(self, client: AsyncClient, info: JobInfo) -> None:
-        super().__init__(info)
-        self._client = client
 
     async def refresh(self) -> Self:
         """Asks for the present state; returns the job itself."""
@@ -172,7 +194,10 @@ class AsyncJob(JobHandle):
 
     async def _result(self, timeout: float | None = None) -> AsyncRemoteArray | dict[str, AsyncRemoteArray]:  # noqa: ASYNC109
         self._raise_unless_succeeded(timeout)
-        arrays = {name: await self._client.array(array_id) for name, array_id in self.info.result.items()}
+        arrays = {
+            name: AsyncRemoteArray(self._client, array_id, await self._client._array_info(array_id))
+            for name, array_id in self.info.result.items()
+        }
         return next(iter(arrays.values())) if self.info.single else arrays
 
     async def cancel(self) -> Self:

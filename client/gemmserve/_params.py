@@ -7,10 +7,11 @@ that do not exist); the server judges the rest, and always the whole.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import reprlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from gemmserve import _errors
 from gemmserve.wire import encode_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 Trans = Literal["N", "T", "C", "R"]
 Order = Literal["C", "F"]
@@ -58,8 +61,19 @@ _DEFAULTS: Final[dict[str, Any]] = {
 }
 
 
-class GemmOptions(TypedDict, total=False):
-    """The keyword arguments of `gemm`."""
+_CALL_DEFAULTS: Final[dict[str, Any]] = {
+    **_DEFAULTS,
+    "alpha": 1,
+    "beta": 0,
+    "reduce": "sum",
+    "errors": "raise",
+    "timeout": None,
+    "name": None,
+}
+
+
+class GemmParams(TypedDict, total=False):
+    """What a gemm is computed by."""
 
     alpha: complex
     beta: complex
@@ -69,10 +83,9 @@ class GemmOptions(TypedDict, total=False):
     layout: Layout
     compute: Compute
     config: Any
-    timeout: float | None
 
 
-class _ReduceOptions(TypedDict, total=False):
+class _Reduce(TypedDict, total=False):
     axis: Axis | Sequence[Axis]
     pre_op: PreOp
     alpha: complex
@@ -82,21 +95,91 @@ class _ReduceOptions(TypedDict, total=False):
     compute: Compute
     config: Any
     reproducible: bool
+
+
+class ReduceParams(_Reduce, total=False):
+    """What a gemm_reduce is computed by."""
+
+    reduce: Reduction | Sequence[Reduction]
+    return_c: bool
+
+
+class GemmOptions(GemmParams, total=False):
+    """The keyword arguments of `gemm`."""
+
     timeout: float | None
 
 
-class OneReduction(_ReduceOptions, total=False):
+class ReduceOptions(ReduceParams, total=False):
+    """The keyword arguments of `gemm_reduce`."""
+
+    timeout: float | None
+
+
+class GemmManyOptions(GemmParams, total=False):
+    """The keyword arguments of `gemm_many`."""
+
+    errors: Literal["raise", "return"]
+    timeout: float | None
+
+
+class ReduceManyOptions(ReduceParams, total=False):
+    """The keyword arguments of `gemm_reduce_many`."""
+
+    errors: Literal["raise", "return"]
+    timeout: float | None
+
+
+class GemmStep(GemmParams, total=False):
+    """The keyword arguments of a program's `gemm`."""
+
+    name: str | None
+
+
+class ReduceStep(ReduceParams, total=False):
+    """The keyword arguments of a program's `gemm_reduce`."""
+
+    name: str | None
+
+
+class OneReduction(_Reduce, total=False):
     """The keyword arguments of a `gemm_reduce` that gives one array."""
 
     reduce: Reduction
     return_c: Literal[False]
+    timeout: float | None
 
 
-class SeveralReductions(_ReduceOptions, total=False):
-    """The keyword arguments of a `gemm_reduce` that gives a dict."""
+def keywords(kind: type) -> Callable[[F], F]:
+    """Show the keys of a TypedDict as the keyword-only arguments of a function that takes them as **options."""
 
-    reduce: Reduction | Sequence[Reduction]
-    return_c: bool
+    def shown(function: F) -> F:
+        signature = inspect.signature(function)
+        positional = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        named = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=_CALL_DEFAULTS[name], annotation=hint.__forward_arg__
+            )
+            for name, hint in kind.__annotations__.items()
+        ]
+        cast("Any", function).__signature__ = signature.replace(parameters=[*positional, *named])
+        return function
+
+    return shown
+
+
+def params_of(kind: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The product's parameters among a call's options, defaults filled in; and the others (timeout, errors, name).
+
+    Raises TypeError for a keyword that `kind` does not have, as a function's own would.
+    """
+    known = kind.__annotations__
+    for name in options:
+        if name not in known:
+            raise TypeError(f"unexpected keyword argument {name!r}; there are {', '.join(known)}")
+    given = {name: options.get(name, _CALL_DEFAULTS[name]) for name in known}
+    others: dict[str, Any] = {name: given.pop(name) for name in ("timeout", "errors", "name") if name in given}
+    return given, others
 
 
 def compose(trans: str, *, transposed: bool, conjugated: bool) -> str:

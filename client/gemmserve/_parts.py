@@ -1,6 +1,6 @@
 """Large arrays in parts: bodies of parts, and an array that is received from several answers, one going on for another.
 
-No I/O here; `_flows` decides what is sent, `_io` sends it.
+No I/O here; `_flows` decides what is sent, `_sync_io` and `_async_io` send it.
 """
 
 from __future__ import annotations

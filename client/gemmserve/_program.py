@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from gemmserve._flows import TEMPORARY_TTL_S
-from gemmserve._job import AsyncJob, Job
+from gemmserve._job import AsyncJob, AsyncSession, Job, Session
+from gemmserve._params import GemmStep, ReduceStep, keywords, params_of
 from gemmserve._recording import Recording, Slot
 from gemmserve._remote import ArrayHandle, AsyncRemoteArray, RemoteArray
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Coroutine, Mapping
 
     import numpy as np
 
     from gemmserve._arrays import LocalArray
-    from gemmserve._async_client import AsyncClient
-    from gemmserve._client import Client
     from gemmserve._model import ArrayInfo, JobInfo
-    from gemmserve._params import Axis, Compute, Layout, Order, PreOp, Reduction, Trans
+
+S = TypeVar("S")
+J = TypeVar("J")
 
 
-class _Lazy(ArrayHandle):
+class _Lazy(ArrayHandle[Any]):
     """A handle whose array comes later: what it knows is in the slot that its views share."""
 
     _slot: Slot
-    _plain: type[ArrayHandle]
+    _plain: type[ArrayHandle[Any]]
     """What it is once the program has run, elsewhere."""
+
+    def __init__(self, program: Any, slot: Slot, *, transposed: bool = False, conjugated: bool = False) -> None:
+        self._program = program
+        self._client = program._client
+        self._slot = slot
+        self._transposed = transposed
+        self._conjugated = conjugated
+
+    def _view(self, *, transposed: bool, conjugated: bool) -> Self:
+        return type(self)(self._program, self._slot, transposed=transposed, conjugated=conjugated)
 
     def _reduced(self) -> tuple[Any, ...]:
         """The way to make the array of what the program kept, once it has run. Raises ProgramError."""
@@ -71,16 +82,6 @@ class ProgramArray(_Lazy, RemoteArray):
 
     _plain = RemoteArray
 
-    def __init__(self, program: Program, slot: Slot, *, transposed: bool = False, conjugated: bool = False) -> None:
-        self._program = program
-        self._client = program._client
-        self._slot = slot
-        self._transposed = transposed
-        self._conjugated = conjugated
-
-    def _view(self, *, transposed: bool, conjugated: bool) -> ProgramArray:
-        return ProgramArray(self._program, self._slot, transposed=transposed, conjugated=conjugated)
-
     @property
     def info(self) -> ArrayInfo:
         """The stored array, without this view's flags. The first look asks the server."""
@@ -102,25 +103,13 @@ class ProgramArray(_Lazy, RemoteArray):
         return self._program.gemm(self, other) if self._program._open else super().__matmul__(other)
 
     def __rmatmul__(self, other: RemoteArray | LocalArray) -> RemoteArray:
-        return self._program.gemm(other, self) if self._program._open else self._client.gemm(other, self)
+        return self._program.gemm(other, self) if self._program._open else super().__rmatmul__(other)
 
 
 class AsyncProgramArray(_Lazy, AsyncRemoteArray):
     """A ProgramArray of an AsyncProgram: `await (x @ x)` records in the block, `await x.numpy()` downloads after it."""
 
     _plain = AsyncRemoteArray
-
-    def __init__(
-        self, program: AsyncProgram, slot: Slot, *, transposed: bool = False, conjugated: bool = False
-    ) -> None:
-        self._program = program
-        self._client = program._client
-        self._slot = slot
-        self._transposed = transposed
-        self._conjugated = conjugated
-
-    def _view(self, *, transposed: bool, conjugated: bool) -> AsyncProgramArray:
-        return AsyncProgramArray(self._program, self._slot, transposed=transposed, conjugated=conjugated)
 
     @property
     def info(self) -> ArrayInfo:
@@ -143,13 +132,24 @@ class AsyncProgramArray(_Lazy, AsyncRemoteArray):
         return self._program.gemm(self, other) if self._program._open else super().__matmul__(other)
 
     def __rmatmul__(self, other: AsyncRemoteArray | LocalArray) -> Coroutine[Any, Any, AsyncRemoteArray]:
-        return self._program.gemm(other, self) if self._program._open else self._client.gemm(other, self)
+        return self._program.gemm(other, self) if self._program._open else super().__rmatmul__(other)
 
 
-class _Base:
+def _one_or_all(arrays: dict[str, Any], options: ReduceStep) -> Any:
+    """The one array of a reduction by name; else all by their names."""
+    named = isinstance(options.get("reduce", "sum"), str)
+    return next(iter(arrays.values())) if named and len(arrays) == 1 else arrays
+
+
+class _Base(Generic[S, J]):
     """What both programs share."""
 
-    def __init__(self, *, priority: int, timeout: float | None, ttl_s: float | None, verify: bool) -> None:
+    def __init__(
+        self, client: S, *, priority: int = 0, timeout: float | None = None, ttl_s: float | None = None,
+        verify: bool = False,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self.job: J | None = None
         self._recording = Recording()
         self._timeout = timeout
         self._fields = {"priority": priority or None, "ttl_s": ttl_s, "verify": verify or None}
@@ -171,19 +171,11 @@ class _Base:
         return self._recording.job(**self._fields)
 
 
-class Program(_Base):
+class Program(_Base[Session, Job]):
     """Steps that are recorded, and run as one job when the block ends; see `Client.program`.
 
     `job` is that job, a Job, once the block has ended.
     """
-
-    def __init__(
-        self, client: Client, *, priority: int = 0, timeout: float | None = None, ttl_s: float | None = None,
-        verify: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(priority=priority, timeout=timeout, ttl_s=ttl_s, verify=verify)
-        self._client = client
-        self.job: Job | None = None
 
     def __enter__(self) -> Self:
         self._recording.begin()
@@ -202,63 +194,33 @@ class Program(_Base):
                 self._recording.state = "failed"
             run(flows.delete_all(self._temporaries))
 
+    @keywords(GemmStep)
     def gemm(
         self,
         a: RemoteArray | LocalArray,
         b: RemoteArray | LocalArray,
         c: RemoteArray | LocalArray | None = None,
-        *,
-        alpha: complex = 1,
-        beta: complex = 0,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        order: Order = "C",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        name: str | None = None,
+        **options: Unpack[GemmStep],
     ) -> ProgramArray:
         """Records a step that is what `Client.gemm` does. `name`: its id; "s0", "s1" ... otherwise.
 
         Operands are results of this program, remote arrays, and local ones, which are uploaded now. Raises
         ShapeMismatch, DtypeUnsupported, ParameterInvalid for what can be known now; the rest when the block ends.
         """
-        params = {
-            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
-            "layout": layout, "compute": compute, "config": config,
-        }  # fmt: skip
-        return ProgramArray(self, self._record("gemm", {"a": a, "b": b, "c": c}, params, name)["d"])
+        return ProgramArray(self, self._record("gemm", {"a": a, "b": b, "c": c}, GemmStep, options)["d"])
 
+    @keywords(ReduceStep)
     def gemm_reduce(
-        self,
-        a: RemoteArray | LocalArray,
-        b: RemoteArray | LocalArray,
-        *,
-        reduce: Reduction | Sequence[Reduction] = "sum",
-        axis: Axis | Sequence[Axis] = "m",
-        pre_op: PreOp = "identity",
-        alpha: complex = 1,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        return_c: bool = False,
-        reproducible: bool = True,
-        name: str | None = None,
+        self, a: RemoteArray | LocalArray, b: RemoteArray | LocalArray, **options: Unpack[ReduceStep]
     ) -> Any:
         """Records a step that is what `Client.gemm_reduce` does: a ProgramArray, or a dict of them by name."""
-        params = {
-            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
-            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
-        }  # fmt: skip
-        made = self._record("gemm_reduce", {"a": a, "b": b}, params, name)
+        made = self._record("gemm_reduce", {"a": a, "b": b}, ReduceStep, options)
         arrays = {result: ProgramArray(self, slot) for result, slot in made.items()}
-        return arrays[reduce] if isinstance(reduce, str) and not return_c else arrays
+        return _one_or_all(arrays, options)
 
-    def _record(
-        self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], name: str | None
-    ) -> dict[str, Slot]:
+    def _record(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> dict[str, Slot]:
+        params, others = params_of(kind, options)
+        name: str | None = others["name"]
         present, encoded = self._recording.check(op, operands, params, name)
         ids: dict[str, str] = {}
         for operand, x in present.items():
@@ -268,16 +230,8 @@ class Program(_Base):
         return self._recording.add(op, present, ids, params, encoded, name)
 
 
-class AsyncProgram(_Base):
+class AsyncProgram(_Base[AsyncSession, AsyncJob]):
     """A Program of an AsyncClient: `async with`, its steps awaited."""
-
-    def __init__(
-        self, client: AsyncClient, *, priority: int = 0, timeout: float | None = None,
-        ttl_s: float | None = None, verify: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(priority=priority, timeout=timeout, ttl_s=ttl_s, verify=verify)
-        self._client = client
-        self.job: AsyncJob | None = None
 
     async def __aenter__(self) -> Self:
         self._recording.begin()
@@ -299,59 +253,31 @@ class AsyncProgram(_Base):
                 self._recording.state = "failed"
             await run(flows.delete_all(self._temporaries))
 
+    @keywords(GemmStep)
     async def gemm(
         self,
         a: AsyncRemoteArray | LocalArray,
         b: AsyncRemoteArray | LocalArray,
         c: AsyncRemoteArray | LocalArray | None = None,
-        *,
-        alpha: complex = 1,
-        beta: complex = 0,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        order: Order = "C",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        name: str | None = None,
+        **options: Unpack[GemmStep],
     ) -> AsyncProgramArray:
         """Records a step: see `Program.gemm`."""
-        params = {
-            "alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "order": order,
-            "layout": layout, "compute": compute, "config": config,
-        }  # fmt: skip
-        return AsyncProgramArray(self, (await self._record("gemm", {"a": a, "b": b, "c": c}, params, name))["d"])
+        return AsyncProgramArray(self, (await self._record("gemm", {"a": a, "b": b, "c": c}, GemmStep, options))["d"])
 
+    @keywords(ReduceStep)
     async def gemm_reduce(
-        self,
-        a: AsyncRemoteArray | LocalArray,
-        b: AsyncRemoteArray | LocalArray,
-        *,
-        reduce: Reduction | Sequence[Reduction] = "sum",
-        axis: Axis | Sequence[Axis] = "m",
-        pre_op: PreOp = "identity",
-        alpha: complex = 1,
-        trans_a: Trans = "N",
-        trans_b: Trans = "N",
-        layout: Layout = "interleaved",
-        compute: Compute = "auto",
-        config: Any = None,
-        return_c: bool = False,
-        reproducible: bool = True,
-        name: str | None = None,
+        self, a: AsyncRemoteArray | LocalArray, b: AsyncRemoteArray | LocalArray, **options: Unpack[ReduceStep]
     ) -> Any:
         """Records a step: see `Program.gemm_reduce`."""
-        params = {
-            "reduce": reduce, "axis": axis, "pre_op": pre_op, "alpha": alpha, "trans_a": trans_a, "trans_b": trans_b,
-            "layout": layout, "compute": compute, "config": config, "return_c": return_c, "reproducible": reproducible,
-        }  # fmt: skip
-        made = await self._record("gemm_reduce", {"a": a, "b": b}, params, name)
+        made = await self._record("gemm_reduce", {"a": a, "b": b}, ReduceStep, options)
         arrays = {result: AsyncProgramArray(self, slot) for result, slot in made.items()}
-        return arrays[reduce] if isinstance(reduce, str) and not return_c else arrays
+        return _one_or_all(arrays, options)
 
     async def _record(
-        self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], name: str | None
+        self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]
     ) -> dict[str, Slot]:
+        params, others = params_of(kind, options)
+        name: str | None = others["name"]
         present, encoded = self._recording.check(op, operands, params, name)
         ids: dict[str, str] = {}
         for operand, x in present.items():

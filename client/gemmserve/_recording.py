@@ -204,7 +204,7 @@ def _product(
     return _params.product_of(known, _composed(operands, params), str(params.get("layout", "interleaved")))
 
 
-def _check_plain(x: ArrayHandle) -> None:
+def _check_plain(x: ArrayHandle[Any]) -> None:
     slot = getattr(x, "_slot", None)
     if slot is None:
         plain_id(x, "c")

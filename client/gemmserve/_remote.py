@@ -6,8 +6,7 @@ when an array is downloaded.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -18,12 +17,31 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from gemmserve._arrays import AnyArray, LocalArray
-    from gemmserve._async_client import AsyncClient
-    from gemmserve._client import Client
     from gemmserve._model import ArrayInfo
 
 
-class ArrayHandle(PickledByClient, ABC):
+S = TypeVar("S")
+
+
+class ArraySession(Protocol):
+    """What remote arrays ask of the client that made them: `Client` is one."""
+
+    def _array_info(self, array_id: str) -> ArrayInfo: ...
+    def _download(self, array_id: str, nbytes: int = 0) -> AnyArray: ...
+    def delete(self, array_id: str) -> None: ...
+    def gemm(self, a: Any, b: Any, /) -> Any: ...
+
+
+class AsyncArraySession(Protocol):
+    """What remote arrays of an AsyncClient ask of it."""
+
+    async def _array_info(self, array_id: str) -> ArrayInfo: ...
+    async def _download(self, array_id: str, nbytes: int = 0) -> AnyArray: ...
+    async def delete(self, array_id: str) -> None: ...
+    def gemm(self, a: Any, b: Any, /) -> Coroutine[Any, Any, Any]: ...
+
+
+class ArrayHandle(PickledByClient, Generic[S]):
     """What both kinds of handle share: an id, two flags, and what follows from them.
 
     `.T` swaps the last two axes, of batched arrays too (NumPy's `.mT`); `.H` also conjugates; `.conj()` only that.
@@ -33,8 +51,15 @@ class ArrayHandle(PickledByClient, ABC):
     __array_priority__ = 1000
 
     def __init__(
-        self, array_id: str, info: ArrayInfo | None, *, transposed: bool = False, conjugated: bool = False
+        self,
+        client: S,
+        array_id: str,
+        info: ArrayInfo | None = None,
+        *,
+        transposed: bool = False,
+        conjugated: bool = False,
     ) -> None:
+        self._client = client
         self._id = array_id
         self._info = info
         self._transposed = transposed
@@ -103,9 +128,9 @@ class ArrayHandle(PickledByClient, ABC):
         """The complex conjugate: a flag."""
         return self._view(transposed=self._transposed, conjugated=not self._conjugated)
 
-    @abstractmethod
     def _view(self, *, transposed: bool, conjugated: bool) -> Self:
         """The same stored array with these flags."""
+        return type(self)(self._client, self._id, self._info, transposed=transposed, conjugated=conjugated)
 
     def _reduced(self) -> tuple[Any, ...]:
         return self._arrived, self._id, self._info, self._transposed, self._conjugated
@@ -138,20 +163,13 @@ class ArrayHandle(PickledByClient, ABC):
         raise TypeError("a remote array has no truth value; download it first")
 
 
-class RemoteArray(ArrayHandle):
+class RemoteArray(ArrayHandle[ArraySession]):
     """An array on the server, as `Client.put` and products of remote operands return it.
 
     `.numpy()` or `numpy.asarray(ra)` downloads it, `ra @ rb` multiplies there, `.delete()` frees it (as does leaving a
     `with` block that it opened). Every method may raise GemmserveError; NotFound or Gone once the array is deleted or
     has expired.
     """
-
-    def __init__(self, client: Client, array_id: str, info: ArrayInfo | None = None, **flags: bool) -> None:
-        super().__init__(array_id, info, **flags)
-        self._client = client
-
-    def _view(self, *, transposed: bool, conjugated: bool) -> RemoteArray:
-        return RemoteArray(self._client, self._id, self._info, transposed=transposed, conjugated=conjugated)
 
     @property
     def info(self) -> ArrayInfo:
@@ -182,21 +200,16 @@ class RemoteArray(ArrayHandle):
         self.delete()
 
     def __matmul__(self, other: RemoteArray | LocalArray) -> RemoteArray:
-        return self._client.gemm(self, other)
+        product: RemoteArray = self._client.gemm(self, other)
+        return product
 
-    def __rmatmul__(self, other: LocalArray) -> RemoteArray:
-        return self._client.gemm(other, self)
+    def __rmatmul__(self, other: RemoteArray | LocalArray) -> RemoteArray:
+        product: RemoteArray = self._client.gemm(other, self)
+        return product
 
 
-class AsyncRemoteArray(ArrayHandle):
+class AsyncRemoteArray(ArrayHandle[AsyncArraySession]):
     """A RemoteArray of an AsyncClient: `await ra.numpy()`, `await (ra @ rb)`, `await ra.delete()`."""
-
-    def __init__(self, client: AsyncClient, array_id: str, info: ArrayInfo, **flags: bool) -> None:
-        super().__init__(array_id, info, **flags)
-        self._client = client
-
-    def _view(self, *, transposed: bool, conjugated: bool) -> AsyncRemoteArray:
-        return AsyncRemoteArray(self._client, self._id, self.info, transposed=transposed, conjugated=conjugated)
 
     async def numpy(self) -> AnyArray:
         """Downloads the array (this view of it) into fresh memory."""
@@ -219,11 +232,11 @@ class AsyncRemoteArray(ArrayHandle):
     def __matmul__(self, other: AsyncRemoteArray | LocalArray) -> Coroutine[Any, Any, AsyncRemoteArray]:
         return self._client.gemm(self, other)
 
-    def __rmatmul__(self, other: LocalArray) -> Coroutine[Any, Any, AsyncRemoteArray]:
+    def __rmatmul__(self, other: AsyncRemoteArray | LocalArray) -> Coroutine[Any, Any, AsyncRemoteArray]:
         return self._client.gemm(other, self)
 
 
-def plain_id(array: ArrayHandle, name: str) -> str:
+def plain_id(array: ArrayHandle[Any], name: str) -> str:
     """The id of an operand that no flag can be given to (`c`). Raises ParameterInvalid for a view."""
     transposed = array._transposed and (array._info is None or array.ndim >= 2)
     conjugated = array._conjugated and (array._info is None or array.dtype.kind == "c")

@@ -73,12 +73,10 @@ class Settings(BaseSettings):
         None, description="file to append the audit's JSON lines to; default: standard error, with the other logs"
     )
 
-    transfer_processes: int = Field(
-        0,
-        ge=0,
-        le=64,
+    transfer_processes: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
+        "auto",
         description="processes beside the front that move the bytes of large bodies (Linux; connections without TLS); "
-        "0: the front does",
+        "0: the front does; auto: one for every four processors, four at most, and none below eight processors",
     )
     max_connections: int = Field(
         4096, ge=1, description="connections at one time; a further one takes the place of the longest idle"

@@ -1,4 +1,4 @@
-"""The real server with transfer processes: large arrays of the SDK, and what a kill of mover or front leaves."""
+"""The real server with transfer processes: large arrays of the SDK, and what a kill of process or front leaves."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def metric(server, name):
     return sum(float(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def movers(server):
+def transfers(server):
     return server.processes("gemmserve_service.http.transfer")
 
 
@@ -81,13 +81,13 @@ def test_over_the_unix_socket(server, folder):
     assert metric(server, "gemmserve_transfer_bytes_total") > before
 
 
-def test_movers_are_killed_while_arrays_come_and_go(server):
+def test_transfer_processes_are_killed_while_arrays_come_and_go(server):
     all_there(server)
     before = metric(server, "gemmserve_transfer_process_restarts_total")
     patient = RetryPolicy(attempts=20, base_s=0.01, cap_s=0.1)
     with Client(server.url, connections=2, progress=False, retry=patient) as client:
         for round_ in range(4):
-            for process in movers(server)[: 1 + round_ % 2]:
+            for process in transfers(server)[: 1 + round_ % 2]:
                 process.kill()
             remote = client.put(A)
             assert np.array_equal(remote.numpy(), A)
@@ -96,14 +96,14 @@ def test_movers_are_killed_while_arrays_come_and_go(server):
     all_there(server)
 
 
-def test_the_front_is_killed_while_a_mover_stands_still(tmp_path):
+def test_the_front_is_killed_while_a_transfer_process_stands_still(tmp_path):
     """What it was told before must not reach the part that comes again, with other bytes."""
     with LiveServer("--transfer-processes", "1", data_dir=tmp_path / "data") as server, server.http() as http:
         all_there(server, 1)
-        (mover,) = movers(server)
+        (transfer,) = transfers(server)
         query = {"dtype": "complex64", "shape": "1024,2048"}
         url = http.post("/v1/uploads", params=query, headers=OCTETS).headers["location"]
-        stand_still(mover.pid)
+        stand_still(transfer.pid)
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             head = (
@@ -114,7 +114,7 @@ def test_the_front_is_killed_while_a_mover_stands_still(tmp_path):
             until(lambda: metric(server, "gemmserve_transfers_running") == 1)
             connection.sendall(b"\xff" * (1 << 16))
             server.front().kill()
-            until(lambda: not psutil.pid_exists(mover.pid))
+            until(lambda: not psutil.pid_exists(transfer.pid))
         server.wait_ready()
         with server.http() as again:
             assert again.put(f"{url}/parts/0", content=A.tobytes(), headers=OCTETS).status_code == 204
@@ -124,7 +124,7 @@ def test_the_front_is_killed_while_a_mover_stands_still(tmp_path):
         all_there(server, 1)
 
 
-def test_kill_9_of_the_supervisor_leaves_no_mover(tmp_path):
+def test_kill_9_of_the_supervisor_leaves_no_transfer_process(tmp_path):
     server = LiveServer("--transfer-processes", "2", data_dir=tmp_path / "data")
     with server:
         all_there(server)

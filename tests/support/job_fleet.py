@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from works import unpacked
+
 from gemmserve_kernels import DeviceSpec
 from gemmserve_service.executor.port import Worker, spec_adapter
-from gemmserve_service.executor.protocol import Done, Group, Hello, Written
+from gemmserve_service.executor.protocol import Cancel, Done, Hello, RunBatch, Written
 from gemmserve_service.schemas import JobState, Timings
 
 ALLOWED = {
@@ -37,9 +39,17 @@ class Fleet:
     def workers(self):
         return list(self.fleet.values())
 
-    def send(self, worker, task):
+    def send(self, worker, message):
         assert worker.ready
-        messages = task.tasks if isinstance(task, Group) else [task]
+        if isinstance(message, RunBatch):
+            self._run(worker, message)
+        elif isinstance(message, Cancel):
+            assert message.task in worker.tasks
+        else:
+            assert {*message.first, *message.last, *message.drop} <= set(self.unwritten[worker.id])
+
+    def _run(self, worker, batch):
+        messages = unpacked(batch)
         sent = [message.task for message in messages]
         for message in messages:
             for ref in getattr(message, "operands", {}).values():
@@ -47,13 +57,6 @@ class Fleet:
                 assert record is None or record.pending is None or record.pending.holder == worker.id
         self.may_wait |= {message.task for message in messages if getattr(message, "defer", False)}
         assert list(worker.tasks) == sent, "one task or one group at a time"
-
-    def cancel(self, worker, task):
-        assert task in worker.tasks
-
-    def tell(self, worker, message):
-        assert worker.ready
-        assert {*message.first, *message.last, *message.drop} <= set(self.unwritten[worker.id])
 
     def kill(self, worker, reason):
         self.lose(worker)
@@ -76,10 +79,7 @@ class Fleet:
             tasks = [self.unwritten[name].pop(0)]
             self.owner.results_written(self.fleet[name], Written(lost=tasks) if lost else Written(tasks=tasks))
 
-    def forget_array(self, array):
-        pass
-
-    def forget(self, extent):
+    def forget(self, message):
         pass
 
     def hello(self, name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from gemmserve_service.executor.inline import InlineExecutor
+from gemmserve_service.executor.protocol import RunBatch
 
 
 class SpyExecutor(InlineExecutor):
@@ -17,13 +18,14 @@ class SpyExecutor(InlineExecutor):
         self.hold = False
         self._gate = threading.Lock()
 
-    def send(self, worker, task):
-        self.sent.append(task)
-        with self._gate:
-            if self.hold:
-                self.held.append((worker, task))
-                return
-        super().send(worker, task)
+    def send(self, worker, message):
+        if isinstance(message, RunBatch):
+            self.sent.append(message)
+            with self._gate:
+                if self.hold:
+                    self.held.append((worker, message))
+                    return
+        super().send(worker, message)
 
     def release(self):
         with self._gate:  # what is sent now either is in `held` or finds that nothing is held back any more

@@ -26,7 +26,7 @@ CUtensorMapFloatOOBfill of cuda.h."""
 
 
 class TensorMap(ctypes.Structure):
-    """Mirror of TensorMap in cuda/wgmma/hopper.cuh: opaque; the kernel's parameter aligns it to 64 bytes."""
+    """Mirror of TensorMap in cuda/common/ptx/hopper.cuh: opaque; the kernel's parameter aligns it to 64 bytes."""
 
     _fields_ = (("words", ctypes.c_uint64 * (MAP_BYTES // 8)),)
 

@@ -11,16 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.executor.port import Worker
-from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Group, Hello, Work
+from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Cancel, Hello, RunBatch
 from gemmserve_service.executor.worker.backend import CpuBackend
+from gemmserve_service.executor.worker.checks.selftest import verified_error
 from gemmserve_service.executor.worker.runner import Runner
-from gemmserve_service.executor.worker.selftest import verified_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmserve_service.executor.port import ExecutorOwner
-    from gemmserve_service.executor.protocol import Done, Failed, Prefetch, WriteOrder
+    from gemmserve_service.executor.port import ExecutorOwner, ToOne
+    from gemmserve_service.executor.protocol import Done, Failed, Forget
 
 _LOOK_S: Final = 1e-3  # as `worker.loop`
 
@@ -55,18 +55,15 @@ class InlineExecutor:
         """The one."""
         return [self._worker]
 
-    def send(self, worker: Worker, task: Work | Group) -> None:
-        """Queues the task, or several, for the thread, through the same JSON as over a socket."""
+    def send(self, worker: Worker, message: ToOne) -> None:
+        """Queue tasks for the thread, through the same JSON as over a socket; or set a cancelled one's flag, which is
+        looked at between panels. The processor keeps no copies.
+        """
         del worker
-        self._thread.submit(self._run, self._runner, task.model_dump_json())
-
-    def cancel(self, worker: Worker, task: str) -> None:
-        """Sets the flag that is looked at between panels."""
-        del worker
-        self._runner.cancel(task)
-
-    def tell(self, worker: Worker, message: WriteOrder | Prefetch) -> None:
-        """The processor keeps nothing."""
+        if isinstance(message, RunBatch):
+            self._thread.submit(self._run, self._runner, message.model_dump_json())
+        elif isinstance(message, Cancel):
+            self._runner.cancel(message.task)
 
     def kill(self, worker: Worker, reason: str) -> None:
         """A thread cannot be ended: it is left alone, and another takes its place."""
@@ -83,13 +80,9 @@ class InlineExecutor:
         self._owner = owner
         self._greet(worker.verified_error or 0.0)
 
-    def forget(self, extent: str) -> None:
-        """Drops the runner's mapping."""
-        self._thread.submit(self._runner.forget, [extent])
-
-    def forget_array(self, array: str) -> None:
-        """Tells the runner."""
-        self._thread.submit(self._runner.forget, [], [array])
+    def forget(self, message: Forget) -> None:
+        """Drop the runner's mappings."""
+        self._thread.submit(self._runner.forget, message.extents, message.arrays)
 
     def _replace(self) -> None:
         self._runner = Runner(CpuBackend())
@@ -104,7 +97,7 @@ class InlineExecutor:
 
     def _run(self, runner: Runner, text: str) -> None:
         message = TO_WORKER.validate_json(text)
-        assert isinstance(message, Work | Group)
+        assert isinstance(message, RunBatch)
         if self._loop is None:
             return
         loop = self._loop
@@ -117,7 +110,7 @@ class InlineExecutor:
                 loop.call_soon_threadsafe(self._worker.beat, runner.task, runner.progress)
 
         runner.look = look
-        for task in message.tasks if isinstance(message, Group) else [message]:
+        for task in message.tasks:
             answer = runner.run(task).model_dump_json()
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._answer, runner, answer)

@@ -19,17 +19,12 @@ from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import (
     TO_FRONT,
     Beat,
-    Cancel,
     Decoder,
     Forget,
-    Group,
     Hello,
     Kept,
-    Prefetch,
     ProtocolError,
     Stop,
-    Work,
-    WriteOrder,
     Written,
     encode,
 )
@@ -37,7 +32,7 @@ from gemmserve_service.executor.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmserve_service.executor.port import ExecutorOwner
+    from gemmserve_service.executor.port import ExecutorOwner, ToOne
 
 log = logging.getLogger(__name__)
 
@@ -78,20 +73,8 @@ class LocalExecutor:
         """One per device, ready or not."""
         return self._in_order
 
-    def send(self, worker: Worker, task: Work | Group) -> None:
-        """Writes the task to the worker's socket; a worker that is just being lost will not answer."""
-        link = self._links.get(worker.id)
-        if link is not None:
-            link.write(encode(task))
-
-    def cancel(self, worker: Worker, task: str) -> None:
-        """Tells it; it looks between panels."""
-        link = self._links.get(worker.id)
-        if link is not None:
-            link.write(encode(Cancel(task=task)))
-
-    def tell(self, worker: Worker, message: WriteOrder | Prefetch) -> None:
-        """Writes it to the worker's socket."""
+    def send(self, worker: Worker, message: ToOne) -> None:
+        """Write the message to the worker's socket; a worker that is just being lost will not answer."""
         link = self._links.get(worker.id)
         if link is not None:
             link.write(encode(message))
@@ -104,15 +87,8 @@ class LocalExecutor:
             link.kill()
             self.disconnected(link)
 
-    def forget(self, extent: str) -> None:
-        """Tells every worker."""
-        self._tell(Forget(extents=[extent]))
-
-    def forget_array(self, array: str) -> None:
-        """Tells every worker."""
-        self._tell(Forget(arrays=[array]))
-
-    def _tell(self, message: Forget) -> None:
+    def forget(self, message: Forget) -> None:
+        """Write the message to every worker's socket."""
         frame = encode(message)
         for link in self._links.values():
             link.write(frame)

@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_service.executor.protocol import (
+        Cancel,
         Done,
         Failed,
-        Group,
+        Forget,
         Hello,
         Kept,
         Prefetch,
-        Work,
+        RunBatch,
         WriteOrder,
         Written,
     )
+
+    ToOne = RunBatch | Cancel | WriteOrder | Prefetch
 
 
 @dataclass(eq=False, slots=True)
@@ -81,7 +84,7 @@ class Worker:
         self.heard = time.monotonic()
 
     def beat(self, task: str | None, progress: int) -> None:
-        """It lives, and has done so many parts of that task."""
+        """Note a sign of life: so many parts of that task are done."""
         if task in self.tasks:
             if progress != self.progress or self.at not in {None, task}:
                 self.moved = time.monotonic()
@@ -95,28 +98,28 @@ class Worker:
         self.memory_used = kept.memory_used
 
     def began(self) -> None:
-        """It was sent something to do."""
+        """Note that it was sent tasks while it had none."""
         self.progress, self.at, self.moved = 0, None, time.monotonic()
 
     def ended(self) -> None:
-        """It answered a task."""
+        """Note that it answered a task."""
         self.answered = self.moved = time.monotonic()
 
 
 class ExecutorOwner(Protocol):
-    """Told by the executor, in the event loop."""
+    """Owner of an executor (the scheduler), called in the event loop's thread."""
 
     def worker_ready(self, worker: Worker) -> None:
-        """It said hello: it takes tasks from now on."""
+        """Called when a worker said hello: it takes tasks from now on."""
 
     def worker_lost(self, worker: Worker) -> None:
-        """Its process is gone; what it had not answered will never be."""
+        """Called when a worker's process is gone; what it had not answered will never be."""
 
     def task_ended(self, worker: Worker, answer: Done | Failed) -> None:
-        """One task is over."""
+        """Called when a worker answered a task."""
 
     def results_written(self, worker: Worker, message: Written) -> None:
-        """Results that were to be written later are, or never will be."""
+        """Called when results that were to be written later are, or never will be."""
 
 
 class Executor(Protocol):
@@ -131,23 +134,16 @@ class Executor(Protocol):
     def workers(self) -> Sequence[Worker]:
         """All that are known, ready or not."""
 
-    def send(self, worker: Worker, task: Work | Group) -> None:
-        """Hands a task over, or several; the answers come through the owner, one for each."""
-
-    def cancel(self, worker: Worker, task: str) -> None:
-        """Nobody wants that task's result: the worker stops at its next panel, and answers then."""
+    def send(self, worker: Worker, message: ToOne) -> None:
+        """Send a message to one worker. Tasks are answered through the owner, each for itself; a cancelled one stops at
+        its next panel and is answered then. Only workers that keep copies are sent WriteOrder and Prefetch.
+        """
 
     def kill(self, worker: Worker, reason: str) -> None:
         """Ends the worker's process, which hangs; `owner.worker_lost` follows at once, a new process later."""
 
-    def tell(self, worker: Worker, message: WriteOrder | Prefetch) -> None:
-        """Something that it need not answer; only for workers that keep copies."""
-
-    def forget(self, extent: str) -> None:
-        """The extent is gone: workers drop their mapping of it."""
-
-    def forget_array(self, array: str) -> None:
-        """The array of that id is gone: workers drop what their devices keep of it."""
+    def forget(self, message: Forget) -> None:
+        """Tell every worker that extents or arrays are gone: it drops mappings and copies of them."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What the front and its workers say to each other: length-prefixed JSON, validated by pydantic; never pickle.
+"""Protocol of the front and its workers: length-prefixed JSON, validated by pydantic; never pickle.
 
 A frame is four bytes of length, big-endian, then a UTF-8 JSON object with a `kind`. Arrays do not travel: a message
 names the extent that holds one, and both ends map it.
@@ -47,112 +47,57 @@ class ArrayRef(_Message):
     offset: int = 0
 
 
-class Run(_Message):
-    """Front to worker: compute `params` on the operands into the results' extents."""
+class Kind(_Message):
+    """Kind of arrays: all but their bytes."""
 
-    kind: Literal["run"] = "run"
-    task: str
+    dtype: str
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+
+
+class Form(_Message):
+    """Form of products, all but their data; or a program."""
+
     params: Annotated[GemmParams | GemmReduceParams | ProgramParams, Field(discriminator="op")]
-    algorithm: str = Field(description="that the device will use; the plan depends on the job and the device alone")
-    operands: dict[str, ArrayRef]
-    results: dict[str, ArrayRef]
+    operands: dict[str, Kind]
+    results: dict[str, Kind]
+
+
+Places = list[tuple[int, int]]
+"""Where arrays of one kind are, one a product: row of the extent in the table (-1: no bytes), and offset in it."""
+
+
+class Part(_Message):
+    """Products of one form: one in most tasks, many in a batch."""
+
+    form: str = Field(description="a Form as JSON: the same one comes again and again, and is read once")
+    algorithm: str = Field(description="that the device will use; the plan depends on the product and the device alone")
+    operands: dict[str, Places]
+    results: dict[str, Places]
+
+
+ExtentRow = tuple[str, str, int, int, str | None]
+"""An extent: name (which never comes back for other pages), path and bytes of the file that it lies in, where it begins
+there, and the id of the immutable array that it holds, of which a device may keep a copy; null: it holds none."""
+
+
+class Work(_Message):
+    """Task, as a worker is sent it: its products are computed and answered together, each with the bits that it would
+    have alone.
+    """
+
+    task: str
+    extents: list[ExtentRow]
+    parts: list[Part]
     verify: bool = False
     defer: bool = Field(default=False, description="the task may end before its results are written")
 
 
-class Placed(_Message):
-    """An array in an extent that is named elsewhere."""
-
-    nbytes: int
-    dtype: str
-    shape: tuple[int, ...]
-    order: Literal["C", "F"]
-    offset: int
-
-
-class BundleForm(_Message):
-    """What products whose arrays lie side by side in one extent have in common but for the extent and the data."""
-
-    params: Annotated[GemmParams | GemmReduceParams, Field(discriminator="op")]
-    operands: dict[str, Placed]
-    results: dict[str, Placed]
-
-
-class RunBundle(_Message):
-    """Front to worker: `Run` of a product in one extent. The same form comes again and again, and is read once."""
-
-    kind: Literal["run_bundle"] = "run_bundle"
-    task: str
-    form: str = Field(description="a BundleForm as JSON")
-    algorithm: str
-    extent: str
-    path: str
-    capacity: int
-    offset: int = Field(0, description="where the form begins")
-    verify: bool = False
-
-    def spread(self, form: BundleForm) -> Run:
-        """The same task as any other; `form` is this one's."""
-
-        def refs(arrays: dict[str, Placed]) -> dict[str, ArrayRef]:
-            place = {"extent": self.extent, "path": self.path, "capacity": self.capacity}
-            return {
-                name: ArrayRef(**place, **placed.model_dump() | {"offset": self.offset + placed.offset})
-                for name, placed in arrays.items()
-            }
-
-        return Run(
-            task=self.task,
-            params=form.params,
-            algorithm=self.algorithm,
-            operands=refs(form.operands),
-            results=refs(form.results),
-            verify=self.verify,
-        )
-
-
-class ExtentTable(_Message):
-    """The extents that the arrays of a batch lie in, as columns: there may be thousands. Several may have one name."""
-
-    names: list[str]
-    paths: list[str]
-    capacities: list[int]
-    cache_ids: list[str | None] = Field(description="of those that hold one immutable array alone")
-
-
-class Stack(_Message):
-    """Arrays of one kind, one a product."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    order: Literal["C", "F"]
-    places: list[tuple[int, int]] = Field(description="extent, by its number in the message, and offset; -1: no bytes")
-
-
-class Part(_Message):
-    """Products of a batch that differ in nothing but their data."""
-
-    params: Annotated[GemmParams | GemmReduceParams, Field(discriminator="op")]
-    algorithm: str
-    operands: dict[str, Stack]
-    results: dict[str, Stack]
-
-
 class RunBatch(_Message):
-    """Front to worker: many products, one task. Each has the bits that it would have alone."""
+    """Front to worker: tasks, most often one, to be run in this order; each is answered for itself."""
 
     kind: Literal["run_batch"] = "run_batch"
-    task: str
-    extents: ExtentTable
-    parts: list[Part]
-    verify: bool = False
-
-
-class Group(_Message):
-    """Front to worker: short tasks, to be run in this order. Each is answered for itself."""
-
-    kind: Literal["group"] = "group"
-    tasks: list[Annotated[Run | RunBundle | RunBatch, Field(discriminator="kind")]]
+    tasks: list[Work]
 
 
 class Forget(_Message):
@@ -202,7 +147,7 @@ class Hello(_Message):
     verified_error: float
     memory_used: int = 0
     interleaves: bool = Field(default=False, description="runs what comes meanwhile between the panels of a long task")
-    ahead: int = Field(0, description="tasks, or groups, that it takes on before it has answered the first")
+    ahead: int = Field(0, description="messages of tasks that it takes on before it has answered the first")
     defers: bool = Field(default=False, description="keeps copies of arrays, and results that are to be written later")
 
 
@@ -264,17 +209,14 @@ class Failed(_Message):
     extra: dict[str, Any] = Field(default_factory=dict)
 
 
-Work = Run | RunBundle | RunBatch
-"""What a worker is sent to compute; each is answered for itself."""
-
-ToWorker = Annotated[Work | Group | Cancel | Forget | WriteOrder | Prefetch | Stop, Field(discriminator="kind")]
+ToWorker = Annotated[RunBatch | Cancel | Forget | WriteOrder | Prefetch | Stop, Field(discriminator="kind")]
 ToFront = Annotated[Hello | Beat | Done | Failed | Written | Kept, Field(discriminator="kind")]
-TO_WORKER: Final[TypeAdapter[Work | Group | Cancel | Forget | WriteOrder | Prefetch | Stop]] = TypeAdapter(ToWorker)
+TO_WORKER: Final[TypeAdapter[RunBatch | Cancel | Forget | WriteOrder | Prefetch | Stop]] = TypeAdapter(ToWorker)
 TO_FRONT: Final[TypeAdapter[Hello | Beat | Done | Failed | Written | Kept]] = TypeAdapter(ToFront)
 
 
 def encode(message: BaseModel) -> bytes:
-    """One frame."""
+    """Return the frame of a message. Raises ProtocolError if it is too long."""
     body = message.model_dump_json().encode()
     if len(body) > _MAX_FRAME:
         raise ProtocolError(f"a message of {len(body)} bytes")

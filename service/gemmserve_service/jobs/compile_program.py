@@ -67,7 +67,7 @@ def compile_program(request: ProgramJob, arrays: Mapping[str, Operand], max_arra
 
 
 class _Compiler:
-    """What the steps so far have come to."""
+    """Compiler state after the steps so far."""
 
     def __init__(self, known: dict[str, Operand], max_array_bytes: int | None) -> None:
         self.steps: list[Step] = []

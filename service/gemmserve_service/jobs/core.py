@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Core:
-    """One per front process; everything in it runs in one event loop.
+    """Service of one front process; everything in it runs in one event loop.
 
     `observers` are told each change of a job; `snapshot()` gives the gauges.
     """
@@ -75,7 +75,7 @@ class Core:
             raise
 
     def _check_keys(self) -> None:
-        """Without keys everybody sees everything: not what was made under keys that are lost, unless here at home."""
+        """Refuse to show arrays of lost API keys to everybody, unless the server listens on the loopback alone."""
         if self.keyring.current.closed or not self.store.owners() - {""}:
             return
         text = f"{self.settings.data_dir} holds arrays of API keys, and its keys.json is gone"
@@ -147,7 +147,7 @@ class Core:
         ]
 
     def usage(self, owner: str) -> dict[str, Any]:
-        """What an owner uses against its quotas and the server's limits ("": everybody together; null: no limit)."""
+        """Return an owner's usage ("": everybody's) beside its quotas and the server's limits (null: no limit)."""
         everybody = not owner
         scheduler, quotas = self.scheduler, self.quotas
         running = [task for worker in self.executor.workers() for task in worker.tasks.values()]

@@ -39,7 +39,7 @@ class IdempotencyKeys:
             self.remember(key)
 
     def remember(self, key: RememberedKey) -> None:
-        """From now on the key stands for its job."""
+        """Keep a key with its job."""
         self._known[key.owner, key.key] = key
 
     def job_of(self, owner: str, key: str, digest: str) -> str | None:
@@ -75,5 +75,5 @@ class IdempotencyKeys:
 
 
 def digest_of(body: str) -> str:
-    """What tells one request from another."""
+    """Return the SHA-256 of a request's body, in hexadecimal."""
     return hashlib.sha256(body.encode()).hexdigest()

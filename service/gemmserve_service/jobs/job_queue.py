@@ -71,10 +71,10 @@ class JobQueue(Protocol):
         """Records the final state and the rows of the result arrays, all or nothing. Raises NotOnRecord."""
 
     async def succeeded(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
-        """Those of the jobs that have succeeded, with what they were asked for."""
+        """Return those of the jobs that have succeeded, with their requests."""
 
     async def set_error(self, job_id: str, error: Problem) -> None:
-        """What came to light after the job's end."""
+        """Record an error that showed after the job's end."""
 
     async def get(self, job_id: str) -> JobInfo | None:
         """The job of that id."""
@@ -83,7 +83,7 @@ class JobQueue(Protocol):
         """Jobs with ids below `before`, newest first; of one owner, or of all (""). Programs without their steps."""
 
     async def recover(self) -> tuple[list[Unfinished], list[RememberedKey]]:
-        """At the start: running jobs are queued again; all that are unfinished, oldest first, and the keys."""
+        """Queue running jobs again, at the start; return all that are unfinished, oldest first, and the keys."""
 
     async def shift(self, seconds: float) -> None:
         """The clock was set: moves deadlines, ends and keys along."""

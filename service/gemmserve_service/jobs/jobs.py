@@ -11,18 +11,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_service.errors import NotFound, ServiceError, describe
+from gemmserve_service.errors import ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.jobs.idempotency import IdempotencyKeys, RememberedKey, digest_of
-from gemmserve_service.jobs.job_queue import brief
-from gemmserve_service.jobs.live_job import LiveJob
-from gemmserve_service.jobs.one_shot import OneShot, failure, final_fields, run_once
-from gemmserve_service.jobs.prepare import prepare
-from gemmserve_service.jobs.program_quota import StepRoom, steps_of
+from gemmserve_service.jobs.live_jobs import LiveJob, LiveJobs
+from gemmserve_service.jobs.one_shot import OneShot, run_once
+from gemmserve_service.jobs.prepare import failure, final_fields, prepare, steps_of
 from gemmserve_service.jobs.recorder import Recorder
 from gemmserve_service.jobs.recovery import recover
 from gemmserve_service.jobs.retention import purge
@@ -34,11 +31,10 @@ from gemmserve_service.store.catalog import to_row
 from gemmserve_service.store.upload import now
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from gemmserve_service.jobs.job_queue import JobQueue, Unfinished
     from gemmserve_service.jobs.observers import Observer
-    from gemmserve_service.jobs.one_shot import EndedJob
     from gemmserve_service.products import Problem
     from gemmserve_service.scheduling.scheduler import Scheduler
     from gemmserve_service.scheduling.tasks import Task
@@ -51,12 +47,11 @@ if TYPE_CHECKING:
 
 _WAITS_WITHIN_S: Final = 0.002
 """For how long the record of a job whose end is waited for may wait for that end, so that one commit has both."""
-_MOST_RECENT: Final = 4096  # finished jobs kept in memory, so that those who wait for them need no database
 
 log = logging.getLogger(__name__)
 
 
-class Jobs:
+class Jobs(LiveJobs):
     """Listens to the scheduler (`scheduler.Listener`) for durable jobs; belongs to the event loop's thread."""
 
     def __init__(
@@ -67,18 +62,13 @@ class Jobs:
         scheduler: Scheduler,
         observers: list[Observer],
     ) -> None:
+        super().__init__(queue, observers)
         self.settings = settings
         self.store = store
-        self.queue = queue
         self.scheduler = scheduler
-        self.observers = observers
-        self._live: dict[str, LiveJob] = {}
-        self._recent: OrderedDict[str, JobInfo] = OrderedDict()
         self._keys = IdempotencyKeys(settings.idempotency_ttl_s)
         self._background = Background()
         self._purge: asyncio.Task[None] | None = None
-        self._released = asyncio.Event()
-        self._room = StepRoom(settings.max_queued_steps)
         self.recorder = Recorder(store, queue)
         scheduler.writes.on_lost = self._lost
         self._prepare = partial(prepare, store=store, scheduler=scheduler, listener=self)
@@ -104,12 +94,6 @@ class Jobs:
         if self._purge is not None:
             self._purge.cancel()
         await self._background.wait()
-
-    def release_waiters(self) -> None:
-        """Answers everyone who waits with the state as it is."""
-        self._released.set()
-        for live in self._live.values():
-            live.changed.set()
 
     # -- durable jobs -----------------------------------------------------------------------------------------------
 
@@ -164,8 +148,7 @@ class Jobs:
         job_id = new_id("job")
         created = now()
         with contextlib.ExitStack() as held:
-            retry_after_s = self.scheduler.admissions.retry_after_s()
-            held.callback(self._room.take(owner, steps_of(request), retry_after_s=retry_after_s))
+            held.callback(self.scheduler.admissions.take_steps(owner, steps_of(request)))
             task = await self._prepare(job_id, request, owner, claim=claim)
             task.submitted = arrived
             info = JobInfo(
@@ -192,7 +175,9 @@ class Jobs:
         return live, insert
 
     def _inserted(self, live: LiveJob, key: RememberedKey | None, insert: asyncio.Future[Any]) -> None:
-        """It is known whether a job is on record. What is not was not accepted: it ends, and leaves nothing."""
+        """Called when the job's row is written, or cannot be: what is not on record was not accepted, and leaves
+        nothing.
+        """
         error = insert.exception()
         if error is None:
             if key is not None:
@@ -208,7 +193,7 @@ class Jobs:
     async def _resume(self, job: Unfinished) -> None:
         info = job.info.model_copy(update={"state": JobState.QUEUED, "started_at": None})
         live = LiveJob([info], contextlib.ExitStack())
-        live.held.callback(self._room.take(info.owner, steps_of(job.request), recovered=True))
+        live.held.callback(self.scheduler.admissions.take_steps(info.owner, steps_of(job.request), recovered=True))
         self._live[info.id] = live
         try:
             task = await self._prepare(info.id, job.request, info.owner, claim=None)
@@ -221,27 +206,6 @@ class Jobs:
             task.timeout_s = max(job.deadline_at - clock.time(), 0.0)
         self.scheduler.submit(task)
 
-    # `owner`: who asks. Another's job is not found; "" sees everybody's.
-
-    async def get(self, job_id: str, *, owner: str = "") -> JobInfo:
-        """The job now. Raises NotFound."""
-        live = self._live.get(job_id)
-        info = self._recent.get(job_id) if live is None else live.info
-        if info is None:
-            info = await self.queue.get(job_id)
-        if info is None or (owner and info.owner != owner):
-            raise NotFound(f"no job {job_id}")
-        return info
-
-    async def list(
-        self, *, state: JobState | None, limit: int, cursor: str | None, owner: str = ""
-    ) -> tuple[list[JobInfo], str | None]:
-        """A page, newest first, and the cursor of the next one. Programs come without their steps."""
-        page = await self.queue.page(state=state, limit=limit + 1, before=cursor, owner=owner)
-        more = len(page) > limit
-        items = [brief(self._live[info.id].info) if info.id in self._live else info for info in page[:limit]]
-        return items, (page[limit - 1].id if more else None)
-
     async def cancel(self, job_id: str, *, owner: str = "") -> JobInfo:
         """Cancels a job that is not final; returns it as it is then. Raises NotFound."""
         await self.get(job_id, owner=owner)
@@ -251,49 +215,23 @@ class Jobs:
             await live.recorded.wait()
         return await self.get(job_id)
 
-    async def wait(self, job_id: str, timeout_s: float, *, owner: str = "") -> JobInfo:
-        """The job once it is final, or as it is after `timeout_s` or when the server drains. Raises NotFound."""
-        await self.get(job_id, owner=owner)
-        live = self._live.get(job_id)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while live is not None and job_id in self._live and not self._released.is_set():
-                    await live.changed.wait()
-        return await self.get(job_id)
-
-    async def events(self, job_id: str, *, owner: str = "") -> AsyncIterator[JobInfo]:
-        """The job now and after each change; ends after a final state, or when the server drains. Raises NotFound."""
-        await self.get(job_id, owner=owner)
-        live = self._live.get(job_id)
-        if live is None:
-            yield await self.get(job_id)
-            return
-        told = len(live.history) - 1
-        while True:
-            while told < len(live.history):
-                yield live.history[told]
-                told += 1
-            if live.info.state.final or self._released.is_set():
-                return
-            await live.changed.wait()
-
     # -- scheduler.Listener -----------------------------------------------------------------------------------------
 
     def started(self, task: Task) -> None:
-        """A worker has it."""
+        """Called when a worker was sent the task."""
         live = self._live[task.id]
         update = {"state": JobState.RUNNING, "attempt": task.attempt, "started_at": now()}
         self._change(live, live.info.model_copy(update=update))
         self.queue.started(live.info).add_done_callback(report)
 
     def requeued(self, task: Task) -> None:
-        """Its worker was lost."""
+        """Called when the task's worker was lost, and it waits again."""
         live = self._live[task.id]
         self._change(live, live.info.model_copy(update={"state": JobState.QUEUED, "started_at": None}))
         self.queue.requeued(live.info, task.crashes).add_done_callback(report)
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
-        """It is over; the rest is putting that on record."""
+        """Called when the task is over: its end is put on record."""
         if self._live[task.id].refused is not None:
             return
         # The operands stay until then: were they freed before, a crash would start the job again on what came to lie in
@@ -339,21 +277,8 @@ class Jobs:
         for pinned in held:
             pinned.release()
         if (info.op != "program" or not recorded) and live.refused is None:  # long programs are in the database
-            self._recent[info.id] = info
-        if len(self._recent) > _MOST_RECENT:
-            self._recent.popitem(last=False)
+            self._remember(info)
         self._forget(live, info)
-
-    def _forget(self, live: LiveJob, info: JobInfo) -> None:
-        """It is over, and whoever waits for that is told."""
-        del self._live[info.id]
-        live.held.close()
-        live.recorded.set()
-        self._change(live, info)
-
-    def _change(self, live: LiveJob, info: JobInfo) -> None:
-        live.change(info)
-        self._observe(info, live.size)
 
     # -- jobs of a single request -----------------------------------------------------------------------------------
 
@@ -381,10 +306,6 @@ class Jobs:
         )
 
     # -- inside -----------------------------------------------------------------------------------------------------
-
-    def _observe(self, info: JobInfo | EndedJob, size: tuple[int, int]) -> None:
-        for observer in self.observers:
-            observer.job_changed(info, *size)
 
     async def _follow_clock(self, seconds: float) -> None:
         self._keys.shift(seconds)

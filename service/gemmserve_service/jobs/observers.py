@@ -1,4 +1,4 @@
-"""What the core tells about itself: devices, gauges, and each change of a job."""
+"""Observers of the core: devices, gauges, and each change of a job."""
 
 from __future__ import annotations
 

@@ -7,11 +7,12 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gemmserve_service import products
-from gemmserve_service.errors import JobCancelled, JobFailed, JobTimeout, ServiceError, describe
+from gemmserve_service.errors import JobCancelled, JobTimeout, ServiceError
 from gemmserve_service.executor.protocol import Done
+from gemmserve_service.jobs.prepare import reserve_results
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.scheduling.tasks import Task
 from gemmserve_service.schemas import JobState
@@ -19,7 +20,6 @@ from gemmserve_service.schemas import JobState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gemmserve_service.products import Problem
     from gemmserve_service.scheduling.scheduler import Scheduler
     from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams, Timings
     from gemmserve_service.store.array_store import ArrayStore
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class OneShot:
-    """What a job of a single request came to. `release` when the results have been sent."""
+    """Outcome of a job of a single request. `release` when the results have been sent."""
 
     results: dict[str, Pinned]
     algorithm: str
@@ -50,10 +50,10 @@ class Waiter:
     outcome: asyncio.Future[Done | ServiceError]
 
     def started(self, task: Task) -> None:
-        """Nobody asks."""
+        """Has no effect."""
 
     def requeued(self, task: Task) -> None:
-        """Nobody asks."""
+        """Has no effect."""
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """Wakes the one who waits. One who has just been cancelled cannot take the results over: they go."""
@@ -86,7 +86,7 @@ async def run_once(
             problem = products.build_stored(params, {name: pinned.info for name, pinned in pins.items()})
             plans = scheduler.check(problem)
             claim(problem)
-            results = reserve_results(store, problem, math.inf, undo, scratch=True, owner=owner)
+            results = await reserve_results(store, problem, math.inf, undo, scratch=True, owner=owner)
         undo.pop_all()
     waiter = Waiter(asyncio.get_running_loop().create_future())
     task = Task(
@@ -103,6 +103,23 @@ async def run_once(
         plans=plans,
     )
     scheduler.submit(task)
+    outcome = await outcome_of(task, waiter, scheduler, observe)
+    task.unpin()
+    pinned = {}
+    for name, upload in results.items():
+        upload.filled = upload.nbytes
+        await upload.commit()
+        pinned[name] = store.pin_upload(upload)
+    return OneShot(pinned, outcome.algorithm, outcome.timings, outcome.residual, outcome.elements)
+
+
+async def outcome_of(
+    task: Task, waiter: Waiter, scheduler: Scheduler, observe: Callable[[EndedJob, tuple[int, int]], None]
+) -> Done:
+    """Wait for the end of a task that was submitted, and tell the observers. Its operands and results are the caller's.
+
+    If the caller is cancelled, so is the task. Raises what ended it.
+    """
     try:
         outcome = await waiter.outcome
     except asyncio.CancelledError:
@@ -115,63 +132,12 @@ async def run_once(
     observe(summary(task, outcome), task.size)
     if isinstance(outcome, ServiceError):
         raise outcome
-    task.unpin()
-    pinned = {}
-    for name, upload in results.items():
-        upload.filled = upload.nbytes
-        await upload.commit()
-        pinned[name] = store.pin_upload(upload)
-    return OneShot(pinned, outcome.algorithm, outcome.timings, outcome.residual, outcome.elements)
-
-
-def reserve_results(
-    store: ArrayStore,
-    problem: Problem,
-    ttl_s: float,
-    undo: contextlib.ExitStack,
-    *,
-    scratch: bool = False,
-    owner: str = "",
-    granted: bool = False,
-) -> dict[str, Upload]:
-    """Space for every result of `problem`, given back by `undo`. Raises TooLarge, StoreFull, QuotaExceeded.
-
-    `granted`: limits were asked when the job was accepted.
-    """
-    results: dict[str, Upload] = {}
-    for name, (shape, dtype, order) in products.outputs(problem).items():
-        upload = store.allocate(dtype, shape, order, ttl_s=ttl_s, scratch=scratch, owner=owner, granted=granted)
-        undo.callback(upload.abort)
-        results[name] = upload
-    return results
-
-
-def final_fields(outcome: Done | ServiceError) -> dict[str, Any]:
-    """The fields of a JobInfo that its end decides."""
-    if isinstance(outcome, Done):
-        return {
-            "state": JobState.SUCCEEDED,
-            "timings": outcome.timings,
-            "algorithm": outcome.algorithm,
-            "residual": outcome.residual,
-            "mismatch": outcome.mismatch,
-            "elements": outcome.elements,
-            "steps": outcome.steps,
-        }
-    if isinstance(outcome, JobCancelled):
-        return {"state": JobState.CANCELLED, "error": describe(outcome).problem()}
-    state = JobState.EXPIRED if isinstance(outcome, JobTimeout) else JobState.FAILED
-    return {"state": state, "error": describe(outcome).problem()}
-
-
-def failure(error: Exception) -> ServiceError:
-    """What ended a job, as its owner is told."""
-    return error if isinstance(error, ServiceError) else JobFailed(describe(error))
+    return outcome
 
 
 @dataclass(slots=True)
 class EndedJob:
-    """What observers read of a `JobInfo`, of a job of a single request that is over."""
+    """Fields of a `JobInfo` that observers read, for a job of a single request that is over."""
 
     id: str
     op: str

@@ -1,4 +1,6 @@
-"""From a job on stored arrays to a task: operands pinned, every product checked, space for its results reserved."""
+"""From a job on stored arrays to a task: operands pinned, every product checked, space for its results reserved; and
+from the task's outcome to the job's final fields.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +8,21 @@ import asyncio
 import contextlib
 import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels import ParameterInvalid
 from gemmserve_service import products
+from gemmserve_service.errors import JobCancelled, JobFailed, JobTimeout, ServiceError, describe
+from gemmserve_service.executor.protocol import Done
 from gemmserve_service.jobs.compile_program import arrays_of, compile_program, step_errors
-from gemmserve_service.jobs.one_shot import reserve_results
-from gemmserve_service.programs import Program
 from gemmserve_service.scheduling.tasks import Task
-from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, ProgramJob
+from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobState, ProgramJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gemmserve_service.products import Problem
+    from gemmserve_service.programs import Program
     from gemmserve_service.scheduling.scheduler import Scheduler
     from gemmserve_service.scheduling.tasks import Listener
     from gemmserve_service.schemas import GemmReduceJob, ProgramParams
@@ -62,10 +65,7 @@ async def prepare(
             claim(problem)
         ttl_s = store.settings.result_ttl_s if request.ttl_s is None else request.ttl_s
         life_s = math.inf if ttl_s is None else ttl_s
-        if isinstance(problem, Program):
-            results = await _reserve(store, problem, life_s, undo, owner=owner, granted=recovered)
-        else:
-            results = reserve_results(store, problem, life_s, undo, owner=owner, granted=recovered)
+        results = await reserve_results(store, problem, life_s, undo, owner=owner, granted=recovered)
         undo.pop_all()
     return Task(
         job_id,
@@ -91,7 +91,7 @@ async def understood(
     scheduler: Scheduler,
     recovered: bool,
 ) -> tuple[GemmParams | GemmReduceParams | ProgramParams, Problem, dict[str, Pinned]]:
-    """What to compute, and on what: the operands are pinned, until `undo` unless that is emptied.
+    """Return params, problem and operands of a request; the operands are pinned, until `undo` unless that is emptied.
 
     `recovered`: it had been admitted by an earlier process. Raises what `prepare` raises for it.
     """
@@ -129,17 +129,56 @@ def check_results(count: int, most: int) -> None:
         raise ParameterInvalid(f"{count} results are to be kept; of one program this server keeps {most}", "keep")
 
 
-async def _reserve(
-    store: ArrayStore, program: Program, ttl_s: float, undo: contextlib.ExitStack, *, owner: str, granted: bool
+async def reserve_results(
+    store: ArrayStore,
+    problem: Problem,
+    ttl_s: float,
+    undo: contextlib.ExitStack,
+    *,
+    scratch: bool = False,
+    owner: str = "",
+    granted: bool = False,
 ) -> dict[str, Upload]:
-    """`reserve_results`, with a pause for everybody else now and then: a file is made for each."""
+    """Reserve space for every result of `problem`, given back by `undo`. Raises TooLarge, StoreFull, QuotaExceeded.
+
+    Others have their turns meanwhile: a file is made for each. `granted`: limits were asked when the job was accepted.
+    """
     results: dict[str, Upload] = {}
-    for name, value in program.results.items():
-        results[name] = store.allocate(value.dtype, value.shape, value.order, ttl_s=ttl_s, owner=owner, granted=granted)
-        undo.callback(results[name].abort)
+    for name, (shape, dtype, order) in products.outputs(problem).items():
+        upload = store.allocate(dtype, shape, order, ttl_s=ttl_s, scratch=scratch, owner=owner, granted=granted)
+        undo.callback(upload.abort)
+        results[name] = upload
         if len(results) % _RESERVED_AT_ONCE == 0:
             await asyncio.sleep(0)
     return results
+
+
+def steps_of(request: GemmJob | GemmReduceJob | ProgramJob) -> int:
+    """Return the steps of a program; 0 of a product."""
+    return len(request.steps) if isinstance(request, ProgramJob) else 0
+
+
+def final_fields(outcome: Done | ServiceError) -> dict[str, Any]:
+    """Return the fields of a JobInfo that its end decides."""
+    if isinstance(outcome, Done):
+        return {
+            "state": JobState.SUCCEEDED,
+            "timings": outcome.timings,
+            "algorithm": outcome.algorithm,
+            "residual": outcome.residual,
+            "mismatch": outcome.mismatch,
+            "elements": outcome.elements,
+            "steps": outcome.steps,
+        }
+    if isinstance(outcome, JobCancelled):
+        return {"state": JobState.CANCELLED, "error": describe(outcome).problem()}
+    state = JobState.EXPIRED if isinstance(outcome, JobTimeout) else JobState.FAILED
+    return {"state": state, "error": describe(outcome).problem()}
+
+
+def failure(error: Exception) -> ServiceError:
+    """Return what ended a job, as its owner is told."""
+    return error if isinstance(error, ServiceError) else JobFailed(describe(error))
 
 
 async def _compile(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.upload import Upload
 
-_FIRST_RETRY_S: Final = 0.1
-_LONGEST_RETRY_S: Final = 5.0
+_MIN_RETRY_S: Final = 0.1
+_MAX_RETRY_S: Final = 5.0
 _PASSING: Final = (StoreFull, DatabaseError, sqlite3.OperationalError, OSError)
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Recorder:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """No attempt follows on one that fails from here on."""
+        """Make no further attempt after one that fails."""
         self._stopping.set()
 
     async def record(
@@ -52,7 +52,7 @@ class Recorder:
         `refused`: whether the job itself could not be recorded, so that nobody wants its end. Raises what trying again
         would not mend.
         """
-        delay_s = _FIRST_RETRY_S
+        delay_s = _MIN_RETRY_S
         while True:
             try:
                 for upload in uploads:
@@ -75,4 +75,4 @@ class Recorder:
                     await self._stopping.wait()
             if self._stopping.is_set():
                 return False
-            delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+            delay_s = min(2 * delay_s, _MAX_RETRY_S)

@@ -1,4 +1,4 @@
-"""What is forgotten in time: old jobs, and Idempotency-Keys."""
+"""Retention: old jobs and Idempotency-Keys are removed in time."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import uvicorn
 from gemmserve_service.executor.local import LocalExecutor
 from gemmserve_service.http.app import create_app
 from gemmserve_service.http.server import main_server, side_server
-from gemmserve_service.http.transfer.pool import Movers
+from gemmserve_service.http.transfer.pool import TransferPool
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.runtime import logs
 from gemmserve_service.runtime.handoff import FrontHandoff
@@ -60,15 +60,15 @@ async def _serve(handoff: FrontHandoff) -> bool:
     executor = LocalExecutor(socket.socket(fileno=handoff.control_fd), handoff.devices)
     core = Core(settings, executor)
     app = create_app(settings, core)
-    movers = None
-    if handoff.movers_fd is not None:
-        movers = Movers(socket.socket(fileno=handoff.movers_fd), silence_s=settings.heartbeat_timeout_s)
-        core.store.on_extent_destroyed(movers.forget)
-        app.state.metrics.watch(movers)
-        movers.start()
+    transfers = None
+    if handoff.transfer_fd is not None:
+        transfers = TransferPool(socket.socket(fileno=handoff.transfer_fd), silence_s=settings.heartbeat_timeout_s)
+        core.store.on_extent_destroyed(transfers.forget)
+        app.state.metrics.watch(transfers)
+        transfers.start()
     files = OpenFiles.of(settings)
     log.log(logging.WARNING if files.connections < settings.max_connections else logging.INFO, "%s", files)
-    server = main_server(app, settings, movers)
+    server = main_server(app, settings, transfers)
     keep_from_collector()
     if handoff.unix_fd is not None:
         server.unix = socket.socket(fileno=handoff.unix_fd)
@@ -99,8 +99,8 @@ async def _serve(handoff: FrontHandoff) -> bool:
             await asyncio.wait(beside[-1:], timeout=_SIDE_CLOSE_S)
         for task in beside:
             task.cancel()
-        if movers is not None:
-            movers.stop()
+        if transfers is not None:
+            transfers.stop()
     return server.started
 
 

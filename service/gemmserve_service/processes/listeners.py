@@ -95,7 +95,7 @@ def control_socket(path: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> s
     return control
 
 
-def movers_socket(path: str) -> socket.socket:
+def transfer_socket(path: str) -> socket.socket:
     """The socket that transfer processes connect to. Raises StartError."""
     if sys.platform != "linux":
         raise StartError("transfer processes need Linux: set GEMMSERVE_TRANSFER_PROCESSES to 0")

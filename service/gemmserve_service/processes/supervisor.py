@@ -1,8 +1,8 @@
 """The thin parent: holds the data directory's lock and the sockets, and keeps its children running.
 
-Children are the front (`front.py`), one worker a device (`worker/__main__.py`) and, where settings ask for them,
-transfer processes (`movers/__main__.py`), which end with the front: the next one starts when they are gone. All read
-from a pipe whose other end is this process's alone, so that they end with it even when it is killed. The listening
+Children are the front (`front.py`), one worker a device (`worker/__main__.py`) and, where processors allow,
+transfer processes (`http/transfer`), which end with the front: the next one starts when they are gone. All read from a
+pipe whose other end is this process's alone, so that they end with it even when it is killed. The listening
 socket stays open while the front restarts: connections wait in its backlog. They hold the data directory's lock too:
 the next server begins when the last process of this one is gone, not before.
 """
@@ -25,18 +25,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.processes.datadir import lock
-from gemmserve_service.processes.listeners import control_socket, listen, listen_here, movers_socket, runtime_folder
-from gemmserve_service.runtime.handoff import FrontHandoff, MoverHandoff, WorkerHandoff
+from gemmserve_service.processes.listeners import control_socket, listen, listen_here, runtime_folder, transfer_socket
+from gemmserve_service.runtime.handoff import FrontHandoff, TransferHandoff, WorkerHandoff
 from gemmserve_service.runtime.start_error import StartError, UsageError
+from gemmserve_service.runtime.tuning import transfer_processes
 from gemmserve_service.tenancy.keyring import KeyringError, read_keyring
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
+    from pathlib import Path
 
     from gemmserve_service.settings import Settings
 
-_BACKLOG: Final = 2048
+_CONTROL: Final = "control.sock"
+_TRANSFER: Final = "transfer.sock"
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 10.0
 _STEADY_S: Final = 10.0  # a child that lived this long starts again without delay
@@ -94,13 +97,12 @@ def run(settings: Settings) -> int:
             side = stack.enter_context(listen(settings.metrics_host, settings.metrics_port))
         unix, descriptors = listen_here(settings, stack)
         folder = runtime_folder(settings, stack)
-        control_path = str(folder / "control.sock")
-        control = stack.enter_context(control_socket(control_path))
-        movers_path = str(folder / "movers.sock")
-        movers = stack.enter_context(movers_socket(movers_path)) if settings.transfer_processes else None
+        control = stack.enter_context(control_socket(str(folder / _CONTROL)))
+        count = transfer_processes(settings.transfer_processes)
+        transfers = stack.enter_context(transfer_socket(str(folder / _TRANSFER))) if count else None
         devices = _devices(settings.device)
         return _Supervisor(
-            settings, lock_fd, listener, side, unix, descriptors, control, control_path, movers, movers_path, devices
+            settings, lock_fd, listener, side, unix, descriptors, folder, control, transfers, count, devices
         ).run()
 
 
@@ -112,10 +114,11 @@ class _Supervisor:
     side: socket.socket | None
     unix: socket.socket | None
     descriptors: socket.socket | None
+    folder: Path
+    """Where the sockets are that workers and transfer processes connect to."""
     control: socket.socket
-    control_path: str
-    movers_socket: socket.socket | None
-    movers_path: str
+    transfer_socket: socket.socket | None
+    transfer_count: int
     devices: list[str]
     pipe: tuple[int, int] = field(default_factory=os.pipe)
     ready: tuple[int, int] = field(default_factory=os.pipe)
@@ -129,13 +132,13 @@ class _Supervisor:
     def __post_init__(self) -> None:
         self.front = _Child("front", self._spawn_front)
         self.workers = [_Child(f"worker {name}", partial(self._spawn_worker, name)) for name in self.devices]
-        names = map(str, range(self.settings.transfer_processes))
-        self.movers = [_Child(f"transfer process {name}", partial(self._spawn_mover, name)) for name in names]
+        names = map(str, range(self.transfer_count))
+        self.transfers = [_Child(f"transfer process {name}", partial(self._spawn_transfer, name)) for name in names]
 
     @property
     def children(self) -> tuple[_Child, ...]:
         """All of them, the front last."""
-        return (*self.workers, *self.movers, self.front)
+        return (*self.workers, *self.transfers, self.front)
 
     def run(self) -> int:
         wake_read, wake_write = os.pipe()
@@ -214,9 +217,9 @@ class _Supervisor:
     def _missing(self) -> list[_Child]:
         """Those that are to be started when they are due.
 
-        Movers of the last front might still write to an extent that the next one takes up. So it starts after them.
+        The last front's transfer processes might still write to an extent that the next one takes up: it starts later.
         """
-        if any(mover.doomed for mover in self.movers):
+        if any(transfer.doomed for transfer in self.transfers):
             return [child for child in self.workers if child.process is None]
         return [child for child in self.children if child.process is None]
 
@@ -235,10 +238,10 @@ class _Supervisor:
                 continue
             child.ended(status)
             if child is self.front:
-                for mover in self.movers:
-                    if mover.process is not None:
-                        mover.process.kill()
-                        mover.doomed = True
+                for transfer in self.transfers:
+                    if transfer.process is not None:
+                        transfer.process.kill()
+                        transfer.doomed = True
             if self.stopping is None:
                 _say(f"{child.name} ended ({_reason(status)}); starting it again in {child.delay:.1f} s")
         if self.announced or self.stopping is not None:
@@ -266,13 +269,13 @@ class _Supervisor:
             side_fd=None if self.side is None else self.side.fileno(),
             unix_fd=None if self.unix is None else self.unix.fileno(),
             descriptors_fd=None if self.descriptors is None else self.descriptors.fileno(),
-            movers_fd=None if self.movers_socket is None else self.movers_socket.fileno(),
+            transfer_fd=None if self.transfer_socket is None else self.transfer_socket.fileno(),
             control_fd=self.control.fileno(),
             ready_fd=self.ready[1],
             devices=self.devices,
         )
         fds: tuple[int, ...] = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
-        others = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.movers_fd)
+        others = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.transfer_fd)
         fds += tuple(fd for fd in others if fd is not None)
         # The front multiplies nothing: a pool of BLAS threads in it would only cost memory.
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -280,13 +283,15 @@ class _Supervisor:
 
     def _spawn_worker(self, device: str) -> subprocess.Popen[bytes]:
         handoff = WorkerHandoff(
-            settings=self.settings, pipe_fd=self.pipe[0], device=device, control_path=self.control_path
+            settings=self.settings, pipe_fd=self.pipe[0], device=device, control_path=str(self.folder / _CONTROL)
         )
         fds = (self.lock_fd, self.pipe[0])
         return _spawn("gemmserve_service.executor.worker", handoff.model_dump_json(), fds, dict(os.environ))
 
-    def _spawn_mover(self, name: str) -> subprocess.Popen[bytes]:
-        handoff = MoverHandoff(settings=self.settings, pipe_fd=self.pipe[0], name=name, control_path=self.movers_path)
+    def _spawn_transfer(self, name: str) -> subprocess.Popen[bytes]:
+        handoff = TransferHandoff(
+            settings=self.settings, pipe_fd=self.pipe[0], name=name, control_path=str(self.folder / _TRANSFER)
+        )
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         return _spawn(
             "gemmserve_service.http.transfer", handoff.model_dump_json(), (self.lock_fd, self.pipe[0]), environment

@@ -41,7 +41,7 @@ class FrontHandoff(_Handoff):
     """The Unix socket, where there is one."""
     descriptors_fd: int | None = None
     """The socket beside it that takes shared memory."""
-    movers_fd: int | None = None
+    transfer_fd: int | None = None
     """The socket that transfer processes connect to, where there are any."""
     control_fd: int
     ready_fd: int
@@ -49,7 +49,7 @@ class FrontHandoff(_Handoff):
     devices: list[str]
 
 
-class MoverHandoff(_Handoff):
+class TransferHandoff(_Handoff):
     """For a transfer process."""
 
     name: str

@@ -1,4 +1,4 @@
-"""Who may still join the queue: bounds by number and by bytes, a share for each owner, and when to come back.
+"""Admission to the queue: bounds by number and by bytes, a share for each owner, and when to come back.
 
 An owner may have at most a multiple of what is still free (Choudhury, Hahne, "Dynamic Queue Length Thresholds for
 Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking 6(2), 1998): alone it gets most of the queue, the
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ALPHA: Final = 4.0  # one owner alone gets 4/5 of the queue, two 4/9 each; no measurement behind the figure
 _SMOOTHING: Final = 0.1  # of the running mean of the time between two ends; no measurement behind the figure
 _RETRY_SHARE: Final = 0.1  # a refused client comes back when a tenth of the queue has gone
-_LONGEST_RETRY_S: Final = 60.0
+_MAX_RETRY_S: Final = 60.0
 
 
 class Admission:
@@ -37,6 +37,7 @@ class Admission:
         self._quotas = quotas or Quotas()
         self._arriving: Counter[str] = Counter()
         self._arriving_bytes: Counter[str] = Counter()
+        self._steps: Counter[str] = Counter()
         self._interval_s: float | None = None
         self._last_end = 0.0
 
@@ -63,9 +64,25 @@ class Admission:
             self._release(self._arriving_bytes, owner, claimed)
 
     def check(self, owner: str, nbytes: int) -> None:
-        """What `place` and its claim ask, for a task that is queued in the same turn of the event loop."""
+        """Raise what `place` and its claim raise, for a task that is queued in the same turn of the event loop."""
         self._check_place(owner)
         self._check_bytes(owner, nbytes)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all programs that are not over."""
+        return self._steps.total()
+
+    def take_steps(self, owner: str, steps: int, *, recovered: bool = False) -> Callable[[], None]:
+        """Admit a program of so many steps, each of which takes some kilobytes of memory; returns what ends that.
+
+        One program always fits. `recovered`: it had been admitted by an earlier process. Raises QueueFull.
+        """
+        if steps and self.steps and not recovered:
+            most = self._settings.max_queued_steps
+            self._check(owner, self._steps[owner], self.steps, most, "steps of programs are waiting", steps)
+        self._steps[owner] += steps
+        return lambda: self._release(self._steps, owner, steps)
 
     def ended(self) -> None:
         """A task is through: keeps a running mean of the time between two ends while tasks wait."""
@@ -84,7 +101,7 @@ class Admission:
     def retry_after_s(self) -> float:
         """Whole seconds in which a tenth of the queue will have gone, at the measured rate."""
         interval = self._interval_s if self._interval_s is not None else 1.0
-        return float(math.ceil(min(max(_RETRY_SHARE * len(self._queue) * interval, 1.0), _LONGEST_RETRY_S)))
+        return float(math.ceil(min(max(_RETRY_SHARE * len(self._queue) * interval, 1.0), _MAX_RETRY_S)))
 
     def _check_place(self, owner: str) -> None:
         waiting, total = self._queue.waiting(owner), len(self._queue)
@@ -101,7 +118,7 @@ class Admission:
             self._check(owner, held, everybody, self._settings.max_queued_bytes, "bytes of jobs are waiting", nbytes)
 
     def _check(self, owner: str, own: int, total: int, most: int, what: str, more: int) -> None:
-        """Without keys there is one owner, who may fill the queue."""
+        """Raise QueueFull past the bound, or the owner's share; without keys there is one owner, who may fill it."""
         if total + more > most:
             raise QueueFull(f"{total} {what} already", retry_after_s=self.retry_after_s())
         if owner and own + more > max(_ALPHA * (most - total), more):

@@ -17,7 +17,7 @@ T = TypeVar("T")
 Deadline = list[Any]
 """A moment by the loop's clock, a number that is its own, and the thing; None in its place once it is cancelled."""
 
-_MOST_CANCELLED: Final = 256  # that are kept, beside as many as there are others
+_MAX_CANCELLED: Final = 256  # that are kept, beside as many as there are others
 _EARLY_S: Final = 1e-3  # uvloop's timers are whole milliseconds
 
 
@@ -28,16 +28,16 @@ class Deadlines(Generic[T]):
         self._expire = expire
         self._heap: list[Deadline] = []
         self._numbers = itertools.count()
-        self._most = _MOST_CANCELLED
+        self._most = _MAX_CANCELLED
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, thing: T, seconds: float) -> Deadline:
-        """It expires in so long."""
+        """Add a task that expires in so many seconds."""
         loop = asyncio.get_running_loop()
         if len(self._heap) >= self._most:
             self._heap = [each for each in self._heap if each[2] is not None]
             heapq.heapify(self._heap)
-            self._most = 2 * len(self._heap) + _MOST_CANCELLED
+            self._most = 2 * len(self._heap) + _MAX_CANCELLED
         when = loop.time() + max(seconds, 0.0)
         deadline = [when, next(self._numbers), thing]
         heapq.heappush(self._heap, deadline)
@@ -47,11 +47,11 @@ class Deadlines(Generic[T]):
 
     @staticmethod
     def cancel(deadline: Deadline) -> None:
-        """It does not expire, and is not held any more."""
+        """Remove a deadline; its task is not held any more."""
         deadline[2] = None
 
     def stop(self) -> None:
-        """Nothing expires any more."""
+        """Let nothing expire any more."""
         self._heap.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""How long a task will keep its device: a plain model, corrected by what the device has shown.
+"""Estimates of the seconds that a task keeps its device: a plain model, corrected by what the device has shown.
 
 Serves fair sharing, where a wrong estimate is set right when the time is known, and the watchdog, which takes many
 times the estimate. It chooses nothing: which algorithm runs is decided by the kernels' own, finer estimates.
@@ -57,7 +57,7 @@ class Estimates:
 
 
 def device_seconds(timings: Timings) -> float:
-    """What a task kept its device busy for."""
+    """Return the seconds for which a task kept its device busy."""
     return timings.h2d_s + timings.kernel_s + timings.d2h_s + timings.verify_s
 
 

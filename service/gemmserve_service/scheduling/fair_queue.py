@@ -1,4 +1,4 @@
-"""Whose task is next: start-time fair queuing between owners, priority and then arrival within one.
+"""Fair queue of tasks: start-time fair queuing between owners, priority and then arrival within one.
 
 Each owner's tasks form a flow. A flow's tag is the device time that it has had, divided by its weight; the flow with
 the lowest tag goes next, and one that comes back after a pause starts at the virtual time, which is the tag of the task
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from gemmserve_service.scheduling.tasks import Task
 
-_MOST_ENDED: Final = 256  # entries of ended tasks that a flow may hold beside as many as wait
-_MOST_IDLE: Final = 1024  # flows without tasks that are remembered for what they owe
-_SMALLEST_WEIGHT: Final = 1e-6
+_MAX_ENDED: Final = 256  # entries of ended tasks that a flow may hold beside as many as wait
+_MAX_IDLE: Final = 1024  # flows without tasks that are remembered for what they owe
+_MIN_WEIGHT: Final = 1e-6
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +58,7 @@ class FairQueue:
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[Task]:
-        """All of them, in no order."""
+        """Iterate over all tasks, in no order."""
         return iter(tuple(self._tasks))
 
     def __contains__(self, task: object) -> bool:
@@ -85,12 +85,12 @@ class FairQueue:
         flow = self._flow(task.owner)
         if not flow.waiting:
             flow.tag = max(flow.tag, self._virtual)
-            flow.weight = max(self.weight_of(task.owner), _SMALLEST_WEIGHT)
+            flow.weight = max(self.weight_of(task.owner), _MIN_WEIGHT)
         self._tasks.add(task)
         flow.waiting += 1
         flow.nbytes += task.size[0]
         self.nbytes += task.size[0]
-        if len(flow.heap) > 2 * flow.waiting + _MOST_ENDED:  # mostly tasks that ended while they waited
+        if len(flow.heap) > 2 * flow.waiting + _MAX_ENDED:  # mostly tasks that ended while they waited
             flow.heap = [entry for entry in flow.heap if entry[1] in self._tasks and entry[1] is not task]
             heapq.heapify(flow.heap)
         heapq.heappush(flow.heap, (task.order, task))
@@ -143,7 +143,7 @@ class FairQueue:
             self._rank(flow)
 
     def rest(self) -> None:
-        """Nothing waits and nothing runs: what was, is forgotten, and the next tasks start level."""
+        """Reset every flow's tag, when nothing waits and nothing runs: the next tasks start level."""
         if not self._tasks:
             self._flows.clear()
             self._heap.clear()
@@ -169,15 +169,15 @@ class FairQueue:
     def _flow(self, owner: str) -> _Flow:
         flow = self._flows.get(owner)
         if flow is None:
-            if len(self._flows) > 2 * self.owners + _MOST_IDLE:
+            if len(self._flows) > 2 * self.owners + _MAX_IDLE:
                 self._flows = {name: old for name, old in self._flows.items() if old.waiting or old.tag > self._virtual}
-            flow = self._flows[owner] = _Flow(owner, self._virtual, max(self.weight_of(owner), _SMALLEST_WEIGHT))
+            flow = self._flows[owner] = _Flow(owner, self._virtual, max(self.weight_of(owner), _MIN_WEIGHT))
         return flow
 
     def _rank(self, flow: _Flow) -> None:
         """Enters the flow under its tag; an older entry of it counts no more."""
         flow.stamp = next(self._stamps)
         heapq.heappush(self._heap, (flow.tag, flow.stamp, flow))
-        if len(self._heap) > 2 * len(self._flows) + _MOST_ENDED:
+        if len(self._heap) > 2 * len(self._flows) + _MAX_ENDED:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].stamp]
             heapq.heapify(self._heap)

@@ -1,8 +1,12 @@
-"""Which worker a task may run on, which it should, and what a worker that is busy may have besides.
+"""Placement of tasks: on which workers one may run, on which it should, and what a busy worker may have besides.
 
 A product whose operands a device has copies of is worth waiting for that device, but no longer than to bring them to
 another one would take (delay scheduling: Zaharia et al., "Delay Scheduling: A Simple Technique for Achieving Locality
 and Fairness in Cluster Scheduling", EuroSys 2010).
+
+Short tasks that waited go to a worker together, in the order in which they would have gone one by one. A task that
+finds a worker idle goes at once; a group is what gathered while the worker was busy. It is bounded by number, bytes and
+time, so that whoever comes next waits little longer than for one task.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels import KernelError, Plan
-from gemmserve_service.scheduling.grouping import companions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +33,10 @@ _SHORT_S: Final = 0.05  # one that may pass, for others wait for that in turn, a
 _SHARE: Final = 0.1  # ... of the other's time: what it is delayed by; no measurement behind these two
 _AHEAD_S: Final = 0.5  # of work, beyond which a worker is sent nothing more: its copies are hidden, or do not matter
 _LINK_RATE: Final = 10e9  # bytes a second to a device that the wait for another one is held against, about
-_SHORTEST_S: Final = 1e-3  # a wait that is shorter is none
-_LONGEST_S: Final = 1.0
+_MIN_WAIT_S: Final = 1e-3  # a wait that is shorter is none
+_MAX_WAIT_S: Final = 1.0
+_MAX_GROUP_S: Final = 0.01  # of a group: so long does somebody wait at most who comes when it has just gone
+_MAX_GROUP_BYTES: Final = 64 << 20  # of a group's operands and results; no measurement behind the figure
 
 
 class Placement:
@@ -43,7 +48,7 @@ class Placement:
         self._again = again
 
     def plan(self, task: Task, worker: Worker) -> Plan | KernelError:
-        """How that worker's device would run the task, or why it cannot."""
+        """Return how that worker's device would run the task, or why it cannot."""
         if worker.id not in task.plans and worker.spec is not None:
             task.plans[worker.id] = task.plan(worker.spec)
         return task.plans[worker.id]
@@ -72,8 +77,8 @@ class Placement:
         there = max(
             (_resident_bytes(task, other) for other in workers if other is not worker and other.ready), default=0
         )
-        patience_s = min((there - here) / _LINK_RATE, _LONGEST_S)
-        if patience_s < _SHORTEST_S:
+        patience_s = min((there - here) / _LINK_RATE, _MAX_WAIT_S)
+        if patience_s < _MIN_WAIT_S:
             return False
         now = time.monotonic()
         if task.passed_over is None:
@@ -97,7 +102,7 @@ class Placement:
             runs = self.able(other, worker) and usable(other, worker) and not self.better_elsewhere(other, worker)
             return self._estimates.seconds(other, worker) if runs else math.inf
 
-        return companions(task, queue, most, seconds)
+        return _companions(task, queue, most, seconds)
 
     def interleaves(self, worker: Worker) -> bool:
         """Whether the worker is at a long task, between whose panels a short one can run.
@@ -129,7 +134,38 @@ class Placement:
 
 
 def _resident_bytes(task: Task, worker: Worker) -> int:
-    """Of the task's operands on the worker's device."""
+    """Return the bytes of the task's operands that the worker's device has."""
     if not worker.resident:
         return 0
     return sum(pinned.info.nbytes for pinned in task.operands.values() if pinned.info.id in worker.resident)
+
+
+def _companions(first: Task, queue: FairQueue, most: int, seconds: Callable[[Task], float]) -> list[Task]:
+    """Takes out of the queue what goes with `first`: the next tasks, as long as they are short; `most` in all.
+
+    `seconds`: a task's estimated time on the worker in question, infinite if it cannot run it. A task that has lost a
+    worker before goes alone: should it be the one that kills them, it takes nobody along. A batch is a group itself.
+    """
+    found: list[Task] = []
+    if first.crashes or first.products > 1:
+        return found
+    left_s = _MAX_GROUP_S - seconds(first)
+    left_bytes = _MAX_GROUP_BYTES - first.size[0]
+
+    cost_s = 0.0  # of the task that was asked about last
+
+    def fits(task: Task) -> bool:
+        nonlocal cost_s
+        if task.crashes or task.products > 1 or task.size[0] > left_bytes:
+            return False
+        cost_s = seconds(task)
+        return cost_s <= left_s
+
+    while left_s > 0 and left_bytes >= 0 and len(found) + 1 < most:
+        task = queue.take(fits, first=True)
+        if task is None:
+            break
+        found.append(task)
+        left_s -= cost_s
+        left_bytes -= task.size[0]
+    return found

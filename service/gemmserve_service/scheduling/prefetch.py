@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_service.executor.protocol import Prefetch
-from gemmserve_service.scheduling.tasks import array_ref
+from gemmserve_service.executor.protocol import ArrayRef, Prefetch
 
 if TYPE_CHECKING:
     from gemmserve_service.executor.port import Executor, Worker
     from gemmserve_service.schemas import ArrayInfo
     from gemmserve_service.store.extents.extents import Extent
 
-_SMALLEST: Final = 1 << 18  # bytes below which it takes longer to talk about a copy than to make it
+_MIN_BYTES: Final = 1 << 18  # bytes below which it takes longer to talk about a copy than to make it
 
 
 class Prefetcher:
@@ -23,12 +22,24 @@ class Prefetcher:
 
     def stored(self, info: ArrayInfo, extent: Extent | None) -> None:
         """An array was uploaded."""
-        if extent is None or info.nbytes < _SMALLEST:
+        if extent is None or info.nbytes < _MIN_BYTES:
             return
         roomy = [worker for worker in self._executor.workers() if _room(worker) >= info.nbytes]
         if roomy:
             worker = max(roomy, key=_room)
-            self._executor.tell(worker, Prefetch(array=array_ref(info, extent, info.id)))
+            name, capacity = extent.file
+            ref = ArrayRef(
+                extent=name,
+                path=extent.path,
+                capacity=capacity,
+                nbytes=info.nbytes,
+                dtype=info.dtype,
+                shape=info.shape,
+                order=info.order,
+                cache_id=info.id,
+                offset=extent.start,
+            )
+            self._executor.send(worker, Prefetch(array=ref))
 
 
 def _room(worker: Worker) -> int:

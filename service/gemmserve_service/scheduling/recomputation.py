@@ -25,7 +25,7 @@ _PRIORITY: Final = 100  # the highest: whoever waits for such an array waits for
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """How results were made, and the pins of what they were made of, which it owns."""
+    """Lineage of results: how they were made, and the pins of what they were made of, which it owns."""
 
     params: GemmParams | GemmReduceParams | ProgramParams
     problem: Problem
@@ -106,9 +106,9 @@ class _Place:
         self._closed = closed
 
     def abort(self) -> None:
-        """No worker is at it."""
+        """Called when no worker is at it."""
         self._closed(True)
 
     def discard(self) -> None:
-        """The worker was lost, and may write on for a while."""
+        """Called when the worker was lost, and may write on for a while."""
         self._closed(False)

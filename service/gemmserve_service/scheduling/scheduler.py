@@ -1,4 +1,4 @@
-"""Which task runs next, and where: fair shares between owners, one task at a time on each worker.
+"""Scheduler: the task that runs next, and where; fair shares between owners, one task at a time on each worker.
 
 Where a worker computes in panels, a short task may pass between those of a long one, so that nobody waits for minutes.
 A task that finds a worker idle is sent at once. What has gathered meanwhile, and is short, goes as one group, in the
@@ -29,7 +29,7 @@ from gemmserve_service.errors import (
     WorkerCrashed,
     describe,
 )
-from gemmserve_service.executor.protocol import Done, Failed, Group
+from gemmserve_service.executor.protocol import Cancel, Done, Failed, Forget, RunBatch
 from gemmserve_service.scheduling.admission import Admission
 from gemmserve_service.scheduling.deadlines import Deadlines
 from gemmserve_service.scheduling.estimates import Estimates, device_seconds
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.array_store import ArrayStore
 
-_MOST_SAMPLED: Final = 1 << 28  # bytes of a product that is checked unasked: a fraction of a second
+_MAX_SAMPLED: Final = 1 << 28  # bytes of a product that is checked unasked: a fraction of a second
 _CHECK_RATE: Final = 1e8  # bytes a second that a check gets through at least (docs/reliability.md)
 
 
@@ -58,7 +58,7 @@ class Sized(Protocol):
     """A problem, as far as the queue's limits look at it."""
 
     def nbytes(self) -> int:
-        """Of operands and results."""
+        """Bytes of operands and results."""
 
 
 class Scheduler:
@@ -86,7 +86,7 @@ class Scheduler:
         """By worker that is lost, the owners of the tasks that it had, and since when it is gone."""
         self.group_sent: Callable[[int], None] = lambda _: None
         """Told how many products a worker was sent together."""
-        store.on_extent_destroyed(self._forget)
+        store.on_extent_destroyed(lambda extent: self._forget(Forget(extents=[extent])))
         store.on_array_gone(self._forget_array)
 
     # -- admission --------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Scheduler:
             yield lambda problem: claim(problem.nbytes())
 
     def check_admission(self, problem: Sized, owner: str = "") -> None:
-        """What `admission` and its claim raise, for a task that is queued in the same turn of the event loop."""
+        """Raise what `admission` and its claim raise, for a task that is queued in the same turn of the event loop."""
         if self.draining:
             raise self._draining()
         if not any(worker.spec for worker in self.executor.workers()):
@@ -131,7 +131,9 @@ class Scheduler:
         return plans
 
     def stalled(self) -> list[str]:
-        """Why nothing gets on though tasks wait: all workers stand still. Empty where one gets on, or none is there."""
+        """Return why nothing gets on though tasks wait: all workers stand still. Empty where one gets on, or there is
+        none.
+        """
         if not self.queue:
             return []
         reasons = [self.watchdog.stalled(worker) for worker in self.executor.workers() if worker.ready]
@@ -167,7 +169,7 @@ class Scheduler:
     # -- shutting down ----------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Nothing new is admitted or started. Tasks of one request end with Draining; durable ones stay queued."""
+        """Admit and start nothing new. Tasks of one request end with Draining; durable ones stay queued."""
         self.draining = True
         for task in self.queue:
             if not task.durable:
@@ -185,7 +187,7 @@ class Scheduler:
         return True
 
     def stop(self) -> None:
-        """No deadline fires after this, and no request waits for an answer that will not come."""
+        """End tasks of single requests with Draining; no deadline fires after this."""
         self.draining = True
         for task in [*self.queue, *self._wanted()]:
             if not task.durable:
@@ -195,7 +197,7 @@ class Scheduler:
     # -- ExecutorOwner ----------------------------------------------------------------------------------------------
 
     def worker_ready(self, worker: Worker) -> None:
-        """It takes tasks from now on. Its device may be another than before."""
+        """Called when a worker takes tasks from now on; its device may be another than before."""
         for task in self.queue:
             task.plans.pop(worker.id, None)
         lost = self._lost_workers.pop(worker.id, None)
@@ -206,10 +208,10 @@ class Scheduler:
         self._dispatch()
 
     def worker_lost(self, worker: Worker) -> None:
-        """What it had is queued again, in its old place, or fails after `max_attempts` losses; what stood still is
-        queued once more, behind all that its owner has waiting.
+        """Queue a lost worker's tasks again, in their old places; after `max_attempts` losses one fails. A task that
+        stood still is queued once more, behind all that its owner has waiting.
 
-        What its device alone had is computed again.
+        What the device alone had is computed again.
         """
         self.writes.worker_lost(worker)
         tasks = list(worker.tasks.values())
@@ -244,7 +246,7 @@ class Scheduler:
         self._settle()
 
     def task_ended(self, worker: Worker, answer: Done | Failed) -> None:
-        """A worker answered."""
+        """Called when a worker answered a task."""
         worker.memory_used = answer.memory_used if isinstance(answer, Done) else worker.memory_used
         task: Task | None = worker.tasks.pop(answer.task, None)
         if task is None:
@@ -274,7 +276,7 @@ class Scheduler:
         self._settle()
 
     def results_written(self, worker: Worker, message: Written) -> None:
-        """Others may have waited for them."""
+        """Called when a worker has written results, or lost them: tasks may have waited for them."""
         self.writes.written(worker, message)
         self._dispatch()
 
@@ -347,13 +349,13 @@ class Scheduler:
 
     def _send(self, worker: Worker, tasks: list[Task]) -> None:
         grouped = len(tasks) > 1 or bool(worker.tasks)
-        messages = [self._begin(worker, task, grouped=grouped) for task in tasks]
+        works, products = [], 0
+        for task in tasks:
+            works.append(self._begin(worker, task, grouped=grouped))
+            products += task.products
         worker.began()
-        if len(messages) == 1:
-            self.executor.send(worker, messages[0])
-        else:
-            self.executor.send(worker, Group(tasks=messages))
-        self.group_sent(sum(task.products for task in tasks))
+        self.executor.send(worker, RunBatch(tasks=works))
+        self.group_sent(products)
         for task in tasks:
             task.listener.started(task)
 
@@ -363,7 +365,7 @@ class Scheduler:
         task.grouped = grouped
         task.began = time.monotonic()
         task.queue_s = task.began - task.submitted
-        sampled = not task.recomputes and task.check_bytes <= _MOST_SAMPLED
+        sampled = not task.recomputes and task.check_bytes <= _MAX_SAMPLED
         sampled = sampled and self._chance.random() < self.settings.verify_share
         verify = task.verify or sampled
         check_s = task.check_bytes / _CHECK_RATE if verify else 0.0
@@ -386,7 +388,7 @@ class Scheduler:
         if task.worker is None:
             task.close()
             return
-        self.executor.cancel(task.worker, task.id)
+        self.executor.send(task.worker, Cancel(task=task.id))
         if not self._wanted():
             self._idle.set()
 
@@ -409,15 +411,14 @@ class Scheduler:
         if not self._idle.is_set() and not self._wanted():
             self._idle.set()
 
-    def _forget(self, extent: str) -> None:
-        if any(worker.ready for worker in self.executor.workers()):
-            self.executor.forget(extent)
-
     def _forget_array(self, array: str) -> None:
         for worker in self.executor.workers():
             worker.resident.discard(array)
+        self._forget(Forget(arrays=[array]))
+
+    def _forget(self, message: Forget) -> None:
         if any(worker.ready for worker in self.executor.workers()):
-            self.executor.forget_array(array)
+            self.executor.forget(message)
 
 
 def _since(task: Task, worker: Worker) -> float:

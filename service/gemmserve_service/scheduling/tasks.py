@@ -8,7 +8,8 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gemmserve_kernels import KernelError
-from gemmserve_service.executor.protocol import ArrayRef, Run, RunBatch, RunBundle
+from gemmserve_service.executor.packing import ExtentTable, form_of
+from gemmserve_service.executor.protocol import Part, Work
 from gemmserve_service.products import plan
 from gemmserve_service.programs import Program
 from gemmserve_service.schemas import ArrayInfo, ProgramParams
@@ -17,39 +18,42 @@ if TYPE_CHECKING:
     from gemmserve_kernels import Plan
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_service.errors import ServiceError
+    from gemmserve_service.executor.packing import ArrayKind
     from gemmserve_service.executor.port import Worker
     from gemmserve_service.executor.protocol import Done
     from gemmserve_service.products import Problem, Product
     from gemmserve_service.scheduling.deadlines import Deadline
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
-    from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.pending import PendingResults
     from gemmserve_service.store.pin import Pinned
     from gemmserve_service.store.upload import Upload
 
 
 class Listener(Protocol):
-    """Told what becomes of a task."""
+    """Listener of a task, called in the event loop's thread."""
 
     def started(self, task: Task) -> None:
-        """A worker was sent it; `task.attempt` counts."""
+        """Called when a worker was sent it; `task.attempt` counts."""
 
     def requeued(self, task: Task) -> None:
-        """Its worker was lost; it waits again."""
+        """Called when its worker was lost; it waits again."""
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
-        """Nothing more happens. On Done the listener takes `operands` and `results` over; otherwise they go."""
+        """Called once, at the end. On Done the listener takes `operands` and `results` over; otherwise they go."""
 
 
 @dataclass(eq=False)
 class Task:
-    """What to compute, on what, into what; for whom, and how far it is."""
+    """Task: a problem, its operands and results; its owner, and how far it is."""
 
     id: str
     params: GemmParams | GemmReduceParams | ProgramParams
     problem: Problem
     operands: dict[str, Pinned]
+    """Their pins are the task's until it has ended: the scheduler releases them after a failure, the listener after
+    success, or the pending results that have taken them over."""
     results: dict[str, Upload]
+    """Likewise."""
     listener: Listener
     owner: str = ""
     """Whose it is: the id of an API key, "" where the server has none."""
@@ -112,29 +116,26 @@ class Task:
         return self.problem.step_nbytes() if isinstance(self.problem, Program) else self.size[0]
 
     def plan(self, spec: DeviceSpec) -> Plan | KernelError:
-        """How that device would run it, or why it cannot."""
+        """Return how that device would run it, or why it cannot."""
         return plan_of(self.problem, spec)
 
-    def message(self, chosen: Plan, *, verify: bool) -> Run | RunBundle | RunBatch:
-        """What a worker is sent, whose plan is `chosen`."""
-        return Run(
-            task=self.id,
-            params=self.params,
-            algorithm=chosen.algorithm,
-            operands={
-                # Scratch operands are gone after this task: a device need not keep copies of them.
-                name: array_ref(
-                    pinned.info, pinned.extent, pinned.info.id if isinstance(pinned.info, ArrayInfo) else None
-                )
-                for name, pinned in self.operands.items()
-            },
-            results={
-                name: array_ref(upload.spec, upload.extent, None if upload.spec.scratch else upload.spec.id)
-                for name, upload in self.results.items()
-            },
-            verify=verify,
-            defer=self._may_end_before_write(),
-        )
+    def message(self, chosen: Plan, *, verify: bool) -> Work:
+        """Return what a worker is sent, whose plan is `chosen`."""
+        table = ExtentTable()
+        kinds: tuple[dict[str, ArrayKind], dict[str, ArrayKind]] = {}, {}
+        operands, results = {}, {}
+        for name, pinned in self.operands.items():
+            info = pinned.info
+            kinds[0][name] = info.dtype, info.shape, info.order
+            # Scratch operands are gone after this task: a device need not keep copies of them.
+            operands[name] = [(table.number(pinned.extent, info.id if isinstance(info, ArrayInfo) else None), 0)]
+        for name, upload in self.results.items():
+            spec = upload.spec
+            kinds[1][name] = spec.dtype, spec.shape, spec.order
+            results[name] = [(table.number(upload.extent, None if spec.scratch else spec.id), 0)]
+        form = form_of(self.params, *kinds)
+        part = Part(form=form, algorithm=chosen.algorithm, operands=operands, results=results)
+        return Work(task=self.id, extents=table.rows, parts=[part], verify=verify, defer=self._may_end_before_write())
 
     def _may_end_before_write(self) -> bool:
         """Return whether it may end before its results are written: not if they could differ when computed again."""
@@ -160,7 +161,7 @@ class Task:
 
 
 def plan_of(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
-    """How a device would run a problem, or why it cannot. For products that come again, as they do, worked out once."""
+    """Return how a device would run a problem, or why it cannot; worked out once for products that come again."""
     try:
         # A program knows what it found, and no other is equal to it: here it would only be kept for longer.
         return plan(problem, spec) if isinstance(problem, Program) else _plan(problem, spec)
@@ -172,19 +173,3 @@ def plan_of(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
 def _plan(product: Product, spec: DeviceSpec) -> Plan:
     """To choose among the algorithms of an accelerator takes up to a millisecond."""
     return plan(product, spec)
-
-
-def array_ref(array: Any, extent: Extent | None, cache_id: str | None = None, offset: int = 0) -> ArrayRef:
-    """Where the bytes of an array are, for a worker. `array` has nbytes, dtype, shape and order."""
-    name, capacity = (None, 0) if extent is None else extent.file
-    return ArrayRef(
-        extent=name,
-        path="" if extent is None else extent.path,
-        capacity=capacity,
-        nbytes=array.nbytes,
-        dtype=array.dtype,
-        shape=array.shape,
-        order=array.order,
-        cache_id=cache_id,
-        offset=offset + (0 if extent is None else extent.start),
-    )

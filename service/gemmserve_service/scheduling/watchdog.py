@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gemmserve_service.scheduling.tasks import Task
 
 _LOOKS: Final = 10  # in the shortest time that it watches for
-_LONGEST_S: Final = 1.0
+_MAX_INTERVAL_S: Final = 1.0
 _PATIENCE_S: Final = 5.0  # beyond its estimated time, after which a task that does not get on is spoken of
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Watchdog:
         self.hang_s = hang_s
         self.killed = 0
         """Workers that were killed."""
-        self._every_s = min(silence_s / _LOOKS, hang_s / _LOOKS, _LONGEST_S)
+        self._every_s = min(silence_s / _LOOKS, hang_s / _LOOKS, _MAX_INTERVAL_S)
         self._excused = 0.0
         self._last_look: float | None = None
         self._task: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class Watchdog:
                 self.executor.kill(worker, reason)
 
     def stalled(self, worker: Worker) -> str | None:
-        """That a worker has not got on with its task for seconds; None: it has, or has none."""
+        """Return that a worker has not got on with its task for seconds; None: it has, or has none."""
         task: Task | None = next(iter(worker.tasks.values()), None)
         still_s = time.monotonic() - max(worker.moved, self._excused)
         if task is None or still_s <= _PATIENCE_S + task.expected_s:

@@ -70,11 +70,6 @@ class WriteBack:
         self._stopping = asyncio.Event()
         store.on_pending_released(self._released)
 
-    @property
-    def recomputations(self) -> list[Task]:
-        """Tasks that compute results again."""
-        return [recomputation.task for recomputation in self._recomputations.values()]
-
     # -- what happens to results ------------------------------------------------------------------------------------
 
     def track(self, task: Task, worker: Worker, algorithm: str) -> None:
@@ -254,7 +249,7 @@ class WriteBack:
         _, worker = self._held[pending.job]
         if self._stopping.is_set():
             return
-        self._executor.tell(worker, order)
+        self._executor.send(worker, order)
         if order.first:
             worker.asked = worker.asked or time.monotonic()
 

@@ -107,32 +107,6 @@ class ArrayStore:
 
     # -- the facade -------------------------------------------------------------------------------------------------
 
-    async def reserve(
-        self,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        order: str,
-        *,
-        ttl_s: float | None,
-        byteswap: bool = False,
-        scratch: bool = False,
-        owner: str = "",
-    ) -> Upload:
-        """Space for an array; costs no memory, however large. Raises TooLarge, StoreFull, QuotaExceeded.
-
-        `ttl_s`: None takes the server's default. `byteswap`: the bytes come big-endian.
-        `owner`: whose array it will be (the id of an API key).
-        """
-        return self.allocate(
-            dtype,
-            shape,
-            order,
-            ttl_s=ttl_s,
-            byteswap=byteswap,
-            scratch=scratch,
-            owner=owner,
-        )
-
     def allocate(
         self,
         dtype: np.dtype[Any],
@@ -146,8 +120,11 @@ class ArrayStore:
         granted: bool = False,
         memory: Memory | None = None,
     ) -> Upload:
-        """`reserve`, for callers that cannot await. `granted`: a recovered job's result, whose limits were asked.
-        `memory`: a client's, sealed, that holds the scratch array already.
+        """Reserve space for an array; costs no memory, however large. Raises TooLarge, StoreFull, QuotaExceeded.
+
+        `ttl_s`: None takes the server's default. `byteswap`: the bytes come big-endian. `owner`: whose array it will be
+        (the id of an API key). `granted`: a recovered job's result, whose limits were asked. `memory`: a client's,
+        sealed, that holds the scratch array already.
         """
         nbytes = math.prod(shape) * dtype.itemsize
         if not granted:
@@ -328,7 +305,7 @@ class ArrayStore:
             expires_at=None if spec.ttl_s is None else created + timedelta(seconds=spec.ttl_s),
             owner=spec.owner,
         )
-        self.expiry.coming(info)
+        self.expiry.track(info)
         return info
 
     @staticmethod
@@ -338,7 +315,7 @@ class ArrayStore:
 
     def index(self, info: ArrayInfo, extent: Extent | None) -> Record:
         """Shows an array whose row is committed."""
-        record = Record(self.expiry.come(info), extent)
+        record = Record(self.expiry.commit(info), extent)
         self._catalog.add(record)
         if info.expires_at is not None:
             self.expiry.wake()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels.problem.vocabulary import Order
     from gemmserve_service.store.array_store import ArrayStore
-    from gemmserve_service.store.upload import Upload
+    from gemmserve_service.store.upload import Body, Upload
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Declared:
         owner: str = "",
     ) -> Upload:
         """Space for exactly the declared bytes. Raises TooLarge, StoreFull, QuotaExceeded."""
-        return await store.reserve(
+        return store.allocate(
             self.dtype.newbyteorder("<"),
             self.shape,
             self.order,
@@ -71,3 +71,13 @@ class NpyHead:
     def close(self) -> None:
         """To be called when the stream ends without a whole header. Raises NpyError."""
         raise NpyError(f"the body ends after {len(self._head)} bytes, within the .npy header")
+
+
+async def read_npy_head(body: Body) -> tuple[Declared, bytes]:
+    """Return what the .npy header of `body` declares, and the data bytes that were read with it. Raises NpyError."""
+    head = NpyHead()
+    while piece := await body.piece():
+        if found := head.feed(piece):
+            return found
+    head.close()
+    raise AssertionError  # close always raises

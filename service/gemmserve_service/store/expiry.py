@@ -40,23 +40,23 @@ class Expiry:
         self._settle = settle
         self._history_s = history_s
         self._unrecorded: list[Record] = []
-        self._coming: WeakValueDictionary[str, ArrayInfo] = WeakValueDictionary()
+        self._tracked: WeakValueDictionary[str, ArrayInfo] = WeakValueDictionary()
         self._moved: dict[str, float] = {}
-        """By how many seconds those that are coming are to be moved."""
+        """Seconds by which tracked ones are to be moved, by id."""
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
         """There is an array that may expire before all others."""
         self._wake.set()
 
-    def coming(self, info: ArrayInfo) -> None:
-        """It is put on record, and in the catalog after that; or nobody has it any more."""
+    def track(self, info: ArrayInfo) -> None:
+        """Follow the clock for an array that is being put on record, as long as anybody has its info."""
         if info.expires_at is not None:
-            self._coming[info.id] = info
+            self._tracked[info.id] = info
 
-    def come(self, info: ArrayInfo) -> ArrayInfo:
-        """Its row is committed: the same, moved along with a clock that has jumped meanwhile."""
-        self._coming.pop(info.id, None)
+    def commit(self, info: ArrayInfo) -> ArrayInfo:
+        """Return the info of an array whose row is committed, moved along with a clock that has jumped meanwhile."""
+        self._tracked.pop(info.id, None)
         seconds = self._moved.pop(info.id, None)
         if seconds is None or info.expires_at is None:
             return info
@@ -97,7 +97,7 @@ class Expiry:
             return
         log.warning("the system's clock jumped by %.1f s; expiries and deadlines move along", jump)
         self._catalog.shift(jump)
-        self._moved = {array: self._moved.get(array, 0.0) + jump for array in self._coming}
+        self._moved = {array: self._moved.get(array, 0.0) + jump for array in self._tracked}
         arrays = self._database.write(lambda db: db.execute(_SQL["shift"], {"seconds": jump}))
         await asyncio.gather(arrays, *(tell(jump) for tell in self.on_jump))
 

@@ -77,7 +77,7 @@ class Quotas:
     def check_bytes(self, owner: str, nbytes: int, *, scratch: bool) -> None:
         """Raises QuotaExceeded if `nbytes` more of that kind are too many: stored ones, or those of one request."""
         if scratch:
-            self._check_moving(owner, nbytes)
+            self._check_in_flight(owner, nbytes)
             return
         limit = self._quota_of(owner).stored_bytes
         used = self._stored.get(owner, 0)
@@ -95,16 +95,16 @@ class Quotas:
         _add(self._scratch if scratch else self._stored, owner, nbytes)
 
     @contextlib.contextmanager
-    def moving(self, owner: str, nbytes: int) -> Iterator[None]:
+    def in_flight(self, owner: str, nbytes: int) -> Iterator[None]:
         """Counts a body as in flight while it is read. Raises QuotaExceeded."""
-        self._check_moving(owner, nbytes)
+        self._check_in_flight(owner, nbytes)
         _add(self._bodies, owner, nbytes)
         try:
             yield
         finally:
             _add(self._bodies, owner, -nbytes)
 
-    def _check_moving(self, owner: str, nbytes: int) -> None:
+    def _check_in_flight(self, owner: str, nbytes: int) -> None:
         limit = self._quota_of(owner).inflight_bytes
         if limit is not None and (used := self.inflight_bytes(owner)) + nbytes > limit:
             raise QuotaExceeded(

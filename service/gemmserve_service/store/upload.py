@@ -180,19 +180,18 @@ class Upload:
 
     def abort(self) -> None:
         """Gives the space back; idempotent. A committed scratch array is released, a committed stored one stays."""
-        self._open = False
-        self._view = None
-        if self._held:
-            self._held = False
-            self._store.release(self, reusable=not self.named)
+        self._release(reusable=not self.named)
 
     def discard(self) -> None:
         """Like `abort`, for when a process that may still write to the space has been lost track of."""
+        self._release(reusable=False)
+
+    def _release(self, *, reusable: bool) -> None:
         self._open = False
         self._view = None
         if self._held:
             self._held = False
-            self._store.release(self, reusable=False)
+            self._store.release(self, reusable=reusable)
 
     def seal(self) -> None:
         """No more writes; the store keeps the space from here on (results, whose row belongs to their job)."""

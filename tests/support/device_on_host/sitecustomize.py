@@ -45,7 +45,7 @@ def prepare(array, side, compute="auto", *, trans="N", layout="interleaved"):
 
 def find_on_device(params, operands, results, seed):
     """What the check's kernels find, on arrays of the stand-in."""
-    from gemmserve_service.executor.worker import verification
+    from gemmserve_service.executor.worker.checks import verification
 
     sides = ({name: array.get(order="K") for name, array in side.items()} for side in (operands, results))
     return verification.find(params, *sides, seed)
@@ -54,7 +54,7 @@ def find_on_device(params, operands, results, seed):
 _REPLACED = {
     "gemmserve_service.executor.worker.cuda.backend": call,
     "gemmserve_service.executor.worker.cuda.copies": prepare,
-    "gemmserve_service.executor.worker.verification": find_on_device,
+    "gemmserve_service.executor.worker.checks.verification": find_on_device,
 }
 
 

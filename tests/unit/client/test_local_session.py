@@ -64,13 +64,13 @@ class Sent:
     def __init__(self, monkeypatch) -> None:
         self.up = 0
         self.refused = 0
-        inner = gemmserve._io._Connection._sent
+        inner = gemmserve._connection.Connection._sent
 
         def count(connection, body, label):
             self.up += body.nbytes
             return inner(connection, body, label)
 
-        monkeypatch.setattr(gemmserve._io._Connection, "_sent", count)
+        monkeypatch.setattr(gemmserve._connection.Connection, "_sent", count)
 
 
 @pytest.fixture

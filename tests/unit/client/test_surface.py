@@ -74,6 +74,11 @@ def test_gemm_has_the_published_keywords_and_defaults() -> None:
     }  # fmt: skip
 
 
+def test_a_keyword_that_there_is_not() -> None:
+    with gemmserve.Client() as client, pytest.raises(TypeError, match=r"'gamma'.*alpha, beta"):
+        client.gemm([[1.0]], [[1.0]], gamma=1)  # type: ignore[call-overload]
+
+
 def test_errors_name_the_package_and_can_be_pickled() -> None:
     error = gemmserve.QueueFull("later", status=429, retry_after=3.0)
     again = pickle.loads(pickle.dumps(error))

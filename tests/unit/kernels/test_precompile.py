@@ -96,7 +96,7 @@ def test_common_products_need_no_compiler_afterwards(arch):
 
 def test_the_first_product_of_a_worker_is_among_them():
     """Every worker verifies a product before it is ready: that one above all must not wait for a compiler."""
-    from gemmserve_service.executor.worker import selftest
+    from gemmserve_service.executor.worker.checks import selftest
     from gemmserve_service.schemas import GemmParams
 
     class Asked(Exception):  # noqa: N818 (carries what was asked for)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from works import unpacked
 
 from gemmserve_kernels import Operand
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service import products
 from gemmserve_service.executor.port import Worker, spec_adapter
-from gemmserve_service.executor.protocol import Done, Failed, Hello, Run, Written
+from gemmserve_service.executor.protocol import Cancel, Done, Failed, Hello, RunBatch, Written
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.runtime import clock
 from gemmserve_service.scheduling.scheduler import Scheduler
@@ -35,7 +37,8 @@ class FakeExecutor:
 
     def __init__(self, *names: str) -> None:
         self.fleet = {name: Worker(name) for name in names or ("cpu",)}
-        self.sent: list[tuple[Worker, Run]] = []
+        self.sent: list[tuple[Worker, list[Any]]] = []
+        """Of each message its tasks."""
         self.forgotten: list[str] = []
         self.cancelled: list[tuple[str, str]] = []
         self.killed: list[tuple[str, str]] = []
@@ -57,24 +60,20 @@ class FakeExecutor:
     def workers(self):
         return list(self.fleet.values())
 
-    def send(self, worker, task):
-        self.sent.append((worker, task))
-
-    def cancel(self, worker, task):
-        self.cancelled.append((worker.id, task))
-
-    def tell(self, worker, message):
-        self.told.append((worker.id, message))
+    def send(self, worker, message):
+        if isinstance(message, RunBatch):
+            self.sent.append((worker, unpacked(message)))
+        elif isinstance(message, Cancel):
+            self.cancelled.append((worker.id, message.task))
+        else:
+            self.told.append((worker.id, message))
 
     def kill(self, worker, reason):
         self.killed.append((worker.id, reason))
         self.lose(worker.id)
 
-    def forget(self, extent):
-        self.forgotten.append(extent)
-
-    def forget_array(self, array):
-        self.forgotten.append(array)
+    def forget(self, message):
+        self.forgotten += [*message.extents, *message.arrays]
 
     def hello(self, name="cpu"):
         worker = self.fleet[name]
@@ -229,7 +228,7 @@ def idle(core, held, eventually):
     async def check():
         await eventually(lambda: not core.jobs._live)
         assert held(core.store) == (0, 0, 0)
-        assert (core.scheduler.queued, core.scheduler.running, core.jobs._room.taken) == (0, 0, 0)
+        assert (core.scheduler.queued, core.scheduler.running, core.scheduler.admissions.steps) == (0, 0, 0)
 
     return check
 
@@ -323,7 +322,7 @@ def put():
 
     async def store_array(store, array, *, ttl_s=None, scratch=False):
         order = "C" if array.flags.c_contiguous else "F"
-        upload = await store.reserve(array.dtype, array.shape, order, ttl_s=ttl_s, scratch=scratch)
+        upload = store.allocate(array.dtype, array.shape, order, ttl_s=ttl_s, scratch=scratch)
         upload.write(array.tobytes(order="A"))
         return upload if scratch else await upload.commit()
 

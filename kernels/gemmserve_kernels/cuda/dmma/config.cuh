@@ -1,7 +1,7 @@
 // What a kernel in double precision is compiled for.
 #pragma once
 
-#include "../wgmma/hopper.cuh"
+#include "../common/ptx/hopper.cuh"
 #include "operand.cuh"
 
 struct Config {

@@ -6,6 +6,8 @@
 // are kept in shared memory. Every tile, and either way of copying, adds in the same order: none shows in a result's bits.
 #pragma once
 
+#include "../common/ptx/again.cuh"
+#include "../common/ptx/mma.cuh"
 #include "../epilogue/store.cuh"
 #include "config.cuh"
 #if GEMM_ENGINE

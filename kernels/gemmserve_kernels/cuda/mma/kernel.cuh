@@ -1,6 +1,8 @@
 // One block's product: the configuration of the prelude as one type, its share of the work, the pipeline over k.
 #pragma once
 
+#include "../common/ptx/again.cuh"
+#include "../common/ptx/mma.cuh"
 #include "../common/verdict.cuh"
 #include "store.cuh"
 

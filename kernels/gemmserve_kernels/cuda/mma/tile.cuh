@@ -1,9 +1,9 @@
 // An operand's tile in shared memory, as it lies in global memory, and the asynchronous copy that brings it there.
 #pragma once
 
+#include "../common/ptx/cp_async.cuh"
 #include "../common/raster.cuh"
 #include "../common/types.cuh"
-#include "instructions.cuh"
 
 // EXTENT rows of the operand by DEPTH steps of k, ELEMENT bytes each. ALONG_K: a line of shared memory is a row and runs
 // along k, and a lane of a fragment reads LANE bytes of it: 4 lanes, t = 0 .. 3, take 4 LANE neighbouring bytes of row g.

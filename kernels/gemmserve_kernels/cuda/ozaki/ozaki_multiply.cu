@@ -4,10 +4,10 @@
 //
 // The accumulators begin at a multiple of p that keeps them positive, below 2^31; after every 65,536 steps of k they are
 // reduced. Only bytes are written, in the order of the registers (layout.cuh).
+#include "../common/ptx/wgmma.cuh"
 #include "../common/raster.cuh"
 #include "layout.cuh"
 #include "params.cuh"
-#include "wgmma.cuh"
 
 constexpr int PARTS = GEMM_PARTS, PLANES = GEMM_MODULI * PARTS;
 constexpr int STAGES = GEMM_STAGES, RASTER = GEMM_RASTER;
@@ -32,7 +32,7 @@ GEMM_DEVICE Place place_of(const MultiplyParams& params, Long number) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     ozaki_multiply(const __grid_constant__ MultiplyParams params) {
     GEMM_DYNAMIC_SHARED(raw);
-    __shared__ __align__(8) Word64 full[STAGES], empty[STAGES];
+    __shared__ __align__(8) Barrier full[STAGES], empty[STAGES];
     const unsigned base = (shared_address(raw) + 1023u) & ~1023u;
     const int group = static_cast<int>(threadIdx.x) / 128, thread = static_cast<int>(threadIdx.x) % 128;
     if (threadIdx.x == 0) {
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 for (int step = 0; step < steps; ++step) {
                     barrier_wait(shared_address(&empty[stage]), parity);
                     const unsigned barrier = shared_address(&full[stage]), to = base + stage * STAGE_BYTES;
-                    barrier_expect(barrier, STAGE_BYTES);
+                    barrier_arrive_expecting(barrier, STAGE_BYTES);
                     copy_bytes(to, a, A_BYTES, barrier);
                     copy_bytes(to + A_BYTES, b, B_BYTES / 2, barrier);
                     copy_bytes(to + A_BYTES + B_BYTES / 2, b + row, B_BYTES / 2, barrier);
@@ -95,17 +95,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     barrier_wait(shared_address(&full[stage]), parity);
                     const unsigned a = base + stage * STAGE_BYTES + group * (64 * STEP);
                     const unsigned b = base + stage * STAGE_BYTES + A_BYTES;
-                    const Word64 a_matrix = matrix_descriptor(a), b_matrix = matrix_descriptor(b);
-                    multiply_fence();
+                    const Descriptor a_matrix = describe<STEP>(a), b_matrix = describe<STEP>(b);
+                    wgmma_fence();
 #pragma unroll
                     for (int q = 0; q < STEP / 32; ++q) multiply_bytes(acc, a_matrix + 2 * q, b_matrix + 2 * q);
-                    multiply_commit();
-                    multiply_wait<1>();
+                    wgmma_commit();
+                    wgmma_wait<1>();
                     if (before >= 0 && thread == 0) barrier_arrive(shared_address(&empty[before]));
                     before = stage;
                     if (++stage == STAGES) stage = 0, parity ^= 1;
                 }
-                multiply_wait<0>();
+                wgmma_wait<0>();
                 if (thread == 0) barrier_arrive(shared_address(&empty[before]));
                 if (step == steps) break;
 #pragma unroll

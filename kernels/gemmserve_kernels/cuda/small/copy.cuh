@@ -1,14 +1,9 @@
 // Groups of small matrices from global to shared memory and back, neighbouring threads at neighbouring addresses.
 #pragma once
 
+#include "../common/ptx/cp_async.cuh"
 #include "../common/types.cuh"
 #include "params.cuh"
-
-#if defined(GEMM_CUDA) && defined(__CUDA_ARCH__)
-#if __CUDA_ARCH__ >= 800
-#define GEMM_ASYNC_COPY 1
-#endif
-#endif
 
 // N elements from global to shared memory. From sm_80 on they do not pass through registers and arrive later
 // (cp.async takes 4, 8 or 16 bytes); elsewhere the copy is done when the statement is.
@@ -17,31 +12,11 @@ GEMM_DEVICE void copy_in(T* shared, const T* global) {
 #if defined(GEMM_ASYNC_COPY)
     constexpr int BYTES = static_cast<int>(sizeof(T)) * N;
     if constexpr (BYTES >= 4) {
-        const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-        if constexpr (BYTES == 16) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
-        } else {
-            asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(BYTES) : "memory");
-        }
+        copy_async<BYTES>(shared, global);
         return;
     }
 #endif
     *reinterpret_cast<Vector<T, N>*>(shared) = *reinterpret_cast<const Vector<T, N>*>(global);
-}
-
-// Closes a stage: whatever was copied in since the last one.
-GEMM_DEVICE void commit_stage() {
-#if defined(GEMM_ASYNC_COPY)
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-// Until all stages of this thread but the `PENDING` youngest have arrived.
-template <int PENDING>
-GEMM_DEVICE void wait_for_stages() {
-#if defined(GEMM_ASYNC_COPY)
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-#endif
 }
 
 // How an operand lies: SLOW lines of FAST elements in global memory; in shared memory a line every LEADING elements and

@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) smal
             fetch(params, stages + stage * Config::BYTES_STAGE, ahead * Config::GROUP, products_of(params, ahead), thread);
         }
         ahead += stride;
-        commit_stage();
+        copy_commit();
     };
     fetch_kept(params, shared, thread);
 #pragma unroll
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) smal
     int stage = 0;
     for (Long group = static_cast<Long>(blockIdx.x); group < groups; group += stride) {
         if constexpr (STAGES == 1) bring(0);
-        wait_for_stages<(STAGES > 1 ? STAGES - 2 : 0)>();
+        copy_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
         __syncthreads();
         // Every thread has left the stage before this one: it is free.
         if constexpr (STAGES > 1) bring(stage == 0 ? STAGES - 1 : stage - 1);

@@ -8,6 +8,7 @@
 // element below 2^-100 (0 excepted), or a result that is not finite, computes its tile again with plain multiply-adds.
 #pragma once
 
+#include "../common/ptx/mma.cuh"
 #include "store.cuh"
 
 #if GEMM_TENSOR
@@ -15,28 +16,6 @@
 struct Split {
     unsigned big, small;
 };
-
-#if defined(GEMM_CUDA)
-
-GEMM_DEVICE unsigned to_tf32(float x) {
-    unsigned y;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-    return y;
-}
-
-// d += A B for 16 x 8 x 8. A: rows g and g + 8, steps t and t + 4 of k; B: steps t and t + 4, column g; d: rows g and
-// g + 8, columns 2 t and 2 t + 1, where g = lane / 4, t = lane % 4 (PTX ISA, mma.m16n8k8).
-GEMM_DEVICE void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    asm(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-#else
-using namespace simt::ampere;  // the CPU shim has both
-#endif
 
 // Rounding by hand costs less than a conversion. It would lose the NaN of all ones, but the small part does not.
 GEMM_DEVICE Split split(float x) {
@@ -75,6 +54,7 @@ GEMM_DEVICE void look_at(unsigned& least, float x) {
 
 struct WarpTile {
     using Acc = Config::Acc;
+    using Multiply = MultiplyTf32<8>;
     static constexpr int TILES_M = THREAD_M / 16, TILES_N = THREAD_N / 8;
     static constexpr int TOGETHER = TILES_N % 2 == 0 ? 2 : 1;
     static_assert(THREAD_M % 16 == 0 && THREAD_N % 8 == 0, "whole instructions");
@@ -182,8 +162,9 @@ struct WarpTile {
                 for (int j = 0; j < TOGETHER; ++j) {
 #pragma unroll
                     for (int i = 0; i < TILES_M; ++i) {
-                        mma(sum_re[j][i], half ? a_im[i][x] : a_re[i][x], half ? b_minus[j][y] : b_re[j][y]);
-                        mma(sum_im[j][i], half ? a_im[i][x] : a_re[i][x], half ? b_re[j][y] : b_im[j][y]);
+                        const auto& a = half ? a_im[i][x] : a_re[i][x];
+                        Multiply::run(sum_re[j][i], a, half ? b_minus[j][y] : b_re[j][y], sum_re[j][i]);
+                        Multiply::run(sum_im[j][i], a, half ? b_re[j][y] : b_im[j][y], sum_im[j][i]);
                     }
                 }
             }

@@ -37,7 +37,7 @@ struct Split {
     const int thread, lane, warp, rank;
 
     GEMM_DEVICE Split(const SplitOperand& o, Shared& s, int t)
-        : operand(o), shared(s), thread(t), lane(t % 32), warp(t / 32), rank(cluster_rank()) {}
+        : operand(o), shared(s), thread(t), lane(t % 32), warp(t / 32), rank(block_rank()) {}
 
     GEMM_DEVICE int first_k(int tile, int h) const { return tile * TILE + ((rank * HELD + h) * WARPS + warp) * PATCH; }
     // The same piece of steps that are RUN apart lies in different banks.
@@ -47,7 +47,7 @@ struct Split {
     GEMM_DEVICE void begin(int unit, int tile, bool exists) const {
         if (exists) {
             const Place at = place_of(operand, unit, COLUMNS);
-            const int lane = afresh(this->lane), piece = lane % ROW, column = at.row + piece * WIDTH;
+            const int lane = once_more(this->lane), piece = lane % ROW, column = at.row + piece * WIDTH;
             const int left = column < operand.rows ? static_cast<int>(operand.rows) - column : 0;
             const Long stride = VECTOR ? 1 : operand.source.row_stride, down = operand.source.column_stride;
             const Long base = offset_of(operand, at) + piece * WIDTH * stride;
@@ -73,7 +73,7 @@ struct Split {
                 }
             }
         }
-        commit_async();
+        copy_commit();
     }
 
     GEMM_DEVICE void run(bool first, int group, int* status, int* counter) {
@@ -91,7 +91,7 @@ struct Split {
             Piece most = {};
             for (int tile = 0; tile < tiles; ++tile) {
                 if constexpr (!WHOLE) begin(unit, tile, true);
-                wait_async<0>();
+                copy_wait<0>();
                 __syncwarp();
                 look_at(most);
                 if constexpr (!WHOLE) __syncwarp();
@@ -110,7 +110,7 @@ struct Split {
                 if constexpr (!WHOLE) {
                     if (tile + 1 < tiles) {
                         begin(unit, tile, true);
-                        wait_async<0>();
+                        copy_wait<0>();
                         __syncwarp();
                     }
                 }
@@ -119,7 +119,7 @@ struct Split {
             }
             if constexpr (WHOLE) begin(units.current(), 0, !units.done());
         }
-        wait_async<0>();
+        copy_wait<0>();
         if (step == 0) return;
         __syncthreads();
         gather_tally((step - 1) & 1);
@@ -130,7 +130,7 @@ struct Split {
 
     // The largest magnitudes of what this thread has fetched.
     GEMM_DEVICE void look_at(Piece& most) const {
-        const int lane = afresh(this->lane);
+        const int lane = once_more(this->lane);
 #pragma unroll
         for (int h = 0; h < HELD; ++h) {
 #pragma unroll

@@ -48,7 +48,7 @@ struct Split {
         Piece* const to = unit[stage];
         if (ASYNC<VECTOR> && rows == VECTORS && k == LANES * RUN) {
             fetch_whole(to, base, ALONG ? across : along);
-            commit_async();
+            copy_commit();
             return;
         }
 #pragma unroll 4
@@ -65,7 +65,7 @@ struct Split {
             const Source source(operand.source, count > 0 ? base + vector * across + step * along : base);
             fetch<VECTOR>(to + slot(piece), source, 0, ALONG ? along : across, count);
         }
-        commit_async();
+        copy_commit();
     }
 
     // A unit of which nothing lies outside, by addresses that differ by constants and multiples of `stride`.
@@ -90,18 +90,18 @@ struct Split {
             const Place next = place_of(operand, number + 1, VECTORS);
             if constexpr (STAGES > 1) {
                 if (number + 1 < last) begin(next, (stage + 1) % STAGES);
-                else commit_async();
-                wait_async<1>();
+                else copy_commit();
+                copy_wait<1>();
             } else {
                 begin(at, 0);
-                wait_async<0>();
+                copy_wait<0>();
             }
             __syncwarp();
             convert(at, stage, status);
             __syncwarp();  // all lanes have read the unit
             at = next;
         }
-        wait_async<0>();
+        copy_wait<0>();
     }
 
     GEMM_DEVICE void convert(const Place& at, int stage, int* status) const {

@@ -31,9 +31,9 @@ struct Split {
 
     GEMM_DEVICE Split(const SplitOperand& o, Shared& s, int thread)
         : operand(o), shared(s), lane(thread % 32), warp(thread / 32), team(thread / TEAM + teams_before()),
-          rank(RANKS > 1 ? cluster_rank() % RANKS : 0) {}
+          rank(RANKS > 1 ? block_rank() % RANKS : 0) {}
 
-    static GEMM_DEVICE int teams_before() { return RANKS > 1 ? cluster_rank() / RANKS : 0; }
+    static GEMM_DEVICE int teams_before() { return RANKS > 1 ? block_rank() / RANKS : 0; }
 
     // Where run `h` of lane 0 begins.
     GEMM_DEVICE int chunk(int tile, int h) const {
@@ -71,13 +71,13 @@ struct Split {
                 }
             }
         }
-        commit_async();
+        copy_commit();
     }
 
     GEMM_DEVICE void run(bool first, int group, int* status, int* counter) {
         using Units = Queue<WHOLE ? GEMM_STAGES : 1, (RANKS > 1)>;
         const bool together = RANKS > 1;
-        const int own = together ? group : group * CLUSTER + cluster_rank();
+        const int own = together ? group : group * CLUSTER + block_rank();
         const int groups = operand.groups * (together ? 1 : CLUSTER);
         Units units(operand.units * operand.matrices, operand.chunk, first, own, groups, counter, shared.next, warp * 32 + lane);
         const int tiles = WHOLE ? 1 : static_cast<int>((operand.pitch + TILE - 1) / TILE);
@@ -95,7 +95,7 @@ struct Split {
             Piece most = {};
             for (int tile = 0; tile < tiles; ++tile) {
                 if constexpr (!WHOLE) begin(at, tile, 0, true);
-                wait_async<STAGES - 1>();
+                copy_wait<STAGES - 1>();
                 __syncwarp();
 #pragma unroll
                 for (int h = 0; h < HELD; ++h) {
@@ -117,7 +117,7 @@ struct Split {
                 if constexpr (!WHOLE) {
                     if (tile + 1 < tiles) {
                         begin(at, tile, 0, true);
-                        wait_async<0>();
+                        copy_wait<0>();
                         __syncwarp();
                     }
                 }
@@ -132,7 +132,7 @@ struct Split {
             const int sum = sum_of_lanes<32>(tally, lane);
             if (lane < COUNTS) shared.tally[parity][warp][lane] = sum;
         }
-        wait_async<0>();
+        copy_wait<0>();
         if (step == 0) return;
         Units::barrier();
         finish(before, largest, (step - 1) & 1, status);
@@ -159,7 +159,7 @@ struct Split {
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) largest[p] = 0.0f;
         if constexpr (RANKS > 1) {
-            const int base = cluster_rank() / RANKS * RANKS;
+            const int base = block_rank() / RANKS * RANKS;
 #pragma unroll
             for (int i = 0; i < (RANKS * WARPS + 31) / 32; ++i) {
                 const int w = i * 32 + lane;
@@ -214,7 +214,7 @@ struct Split {
 
     GEMM_DEVICE void finish(const Place& at, const float (&largest)[PARTS], int parity, int* status) const {
         if (lane != 0 || warp % TEAM_WARPS != 0 || rank != 0 || at.row >= operand.rows) return;
-        const int base = RANKS > 1 ? cluster_rank() / RANKS * RANKS : 0;
+        const int base = RANKS > 1 ? block_rank() / RANKS * RANKS : 0;
         int counts[COUNTS];
         unsigned bits[PARTS];
 #pragma unroll

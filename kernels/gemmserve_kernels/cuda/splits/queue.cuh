@@ -1,6 +1,7 @@
 // Which blocks work together, and on what next.
 #pragma once
 
+#include "../common/ptx/hopper.cuh"
 #include "source.cuh"
 
 constexpr int CLUSTER = GEMM_CLUSTER;
@@ -9,37 +10,25 @@ constexpr int CLUSTER = GEMM_CLUSTER;
 // One block of the shim stands for a cluster: all of its barriers are the cluster's.
 GEMM_DEVICE int block_thread() { return static_cast<int>(threadIdx.x) % THREADS; }
 GEMM_DEVICE int cluster_number() { return static_cast<int>(blockIdx.x); }
-GEMM_DEVICE int cluster_rank() { return static_cast<int>(threadIdx.x) / THREADS; }
+GEMM_DEVICE int block_rank() { return static_cast<int>(threadIdx.x) / THREADS; }
 GEMM_DEVICE void cluster_barrier() { __syncthreads(); }
 GEMM_DEVICE unsigned remote_word(const void* word, int rank) {
-    return *reinterpret_cast<const unsigned*>(static_cast<const char*>(word) + (rank - cluster_rank()) * GEMM_SHARED_BYTES);
+    return *reinterpret_cast<const unsigned*>(static_cast<const char*>(word) + (rank - block_rank()) * GEMM_SHARED_BYTES);
 }
-GEMM_DEVICE unsigned char* block_shared(unsigned char* all) { return all + cluster_rank() * GEMM_SHARED_BYTES; }
+GEMM_DEVICE unsigned char* block_shared(unsigned char* all) { return all + block_rank() * GEMM_SHARED_BYTES; }
 #else
 GEMM_DEVICE int block_thread() { return static_cast<int>(threadIdx.x); }
 GEMM_DEVICE int cluster_number() { return static_cast<int>(blockIdx.x) / CLUSTER; }
 GEMM_DEVICE unsigned char* block_shared(unsigned char* all) { return all; }
 #if GEMM_CLUSTER > 1
-GEMM_DEVICE int cluster_rank() {
-    unsigned rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return static_cast<int>(rank);
-}
-GEMM_DEVICE void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
+GEMM_DEVICE int block_rank() { return static_cast<int>(cluster_rank()); }
+GEMM_DEVICE void cluster_barrier() { cluster_sync_aligned(); }
 // The same word of shared memory in another block of the cluster.
 GEMM_DEVICE unsigned remote_word(const void* word, int rank) {
-    unsigned address, value;
-    asm volatile(
-        "mapa.shared::cluster.u32 %0, %1, %2;"
-        : "=r"(address)
-        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(word))), "r"(rank));
-    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
+    return bits_of(load_remote(shared_address(word), static_cast<unsigned>(rank)));
 }
 #else
-GEMM_DEVICE int cluster_rank() { return 0; }
+GEMM_DEVICE int block_rank() { return 0; }
 GEMM_DEVICE void cluster_barrier() { __syncthreads(); }
 GEMM_DEVICE unsigned remote_word(const void* word, int) { return *static_cast<const unsigned*>(word); }
 #endif
@@ -74,7 +63,7 @@ struct Queue {
     // `first`: whether this is what the group begins with; `group` of `groups` that do.
     GEMM_DEVICE Queue(Long units, int each, bool first, int group, int groups, int* count, int* slots, int thread)
         : all(static_cast<int>(units)), chunk(each), shared_out((each > 1 ? 1 : AHEAD) * groups), counter(count),
-          next(slots), taken(0), leads(thread == 0 && (!TOGETHER || cluster_rank() == 0)) {
+          next(slots), taken(0), leads(thread == 0 && (!TOGETHER || block_rank() == 0)) {
 #pragma unroll
         for (int step = 0; step < AHEAD; ++step) {
             number[step] = !first ? all : chunk > 1 ? group * chunk + step : group + step * groups;

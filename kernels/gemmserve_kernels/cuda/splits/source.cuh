@@ -1,6 +1,8 @@
 // From an operand of any strides to shared memory, 16 bytes at a time.
 #pragma once
 
+#include "../common/ptx/again.cuh"
+#include "../common/ptx/cp_async.cuh"
 #include "place.cuh"
 
 constexpr int WIDTH = COMPLEX ? 2 : 4;  // elements of a piece
@@ -103,11 +105,6 @@ GEMM_DEVICE void copy_async(Piece* to, const float* from, int bytes) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
     asm volatile(GEMM_COPY("[%0], [%1], 16, %2") ::"r"(address), "l"(from), "r"(bytes) GEMM_COPY_POLICY : "memory");
 }
-GEMM_DEVICE void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-GEMM_DEVICE void wait_async() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
 #elif defined(GEMM_SHIM)
 template <bool VECTOR>
 constexpr bool ASYNC = VECTOR && !(COMPLEX && PLANAR);
@@ -117,27 +114,12 @@ GEMM_DEVICE void copy_async(Piece* to, const float* from, int bytes) {
     for (int i = 0; i < bytes / 4; ++i) to->at[i] = from[i];
 }
 GEMM_DEVICE void copy_async(Piece* to, const float* from) { copy_async(to, from, 16); }
-GEMM_DEVICE void commit_async() {}
-template <int PENDING>
-GEMM_DEVICE void wait_async() {}
 #else
 template <bool VECTOR>
 constexpr bool ASYNC = false;
 GEMM_DEVICE void copy_async(Piece*, const float*) {}
 GEMM_DEVICE void copy_async(Piece*, const float*, int) {}
-GEMM_DEVICE void commit_async() {}
-template <int PENDING>
-GEMM_DEVICE void wait_async() {}
 #endif
-
-// The same number, worked out anew where it is used: addresses that the compiler would keep through a loop otherwise take
-// more registers than there are.
-GEMM_DEVICE int afresh(int x) {
-#if defined(GEMM_CUDA)
-    asm volatile("" : "+r"(x));
-#endif
-    return x;
-}
 
 // WIDTH elements into shared memory, some time before the wait that covers it.
 template <bool VECTOR>

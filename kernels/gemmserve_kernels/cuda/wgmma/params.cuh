@@ -3,7 +3,7 @@
 
 #include "../common/counters.cuh"
 #include "../common/params.cuh"
-#include "hopper.cuh"
+#include "../common/ptx/hopper.cuh"
 
 // The planes of one operand: a tensor (k, row, plane, matrix), and for each row the exponent that scales it back. Or an
 // operand as it is: (k, row, 1, matrix), or (row, k, 1, matrix) where rows lie next to each other, without exponents.

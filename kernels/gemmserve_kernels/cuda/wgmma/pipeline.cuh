@@ -2,6 +2,7 @@
 // multiply what is in them.
 #pragma once
 
+#include "../common/ptx/wgmma.cuh"
 #include "schedule.cuh"
 
 struct Pipeline {

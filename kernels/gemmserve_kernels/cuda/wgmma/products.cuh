@@ -1,8 +1,8 @@
 // Products of planes in shared memory, and how their sums leave the tensor core.
 #pragma once
 
+#include "../common/ptx/wgmma.cuh"
 #include "../common/types.cuh"
-#include "instructions.cuh"
 
 // The consumer's sums: COMPONENTS (re, im) of 64 x BLOCK_N, in PARTS instructions side by side.
 template <class Config>

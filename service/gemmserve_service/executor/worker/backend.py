@@ -1,4 +1,4 @@
-"""DeviceBackend: what a worker can do with host arrays on its device."""
+"""DeviceBackend: operations of a worker on its device, on host arrays."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class DeviceBackend(Protocol):
         """Bytes of device memory taken by this process."""
 
     def read_counts(self) -> Reading | None:
-        """How elements of results were computed, up to what this thread has enqueued; None: it does not count."""
+        """Read how elements of results were computed, up to what this thread has enqueued; None: it does not count."""
 
     def run(
         self,
@@ -107,8 +107,8 @@ class DeviceBackend(Protocol):
         """Returns when the bytes of those arrays are in host memory."""
 
     def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
-        """What `run` returns, called with where the program's values are to live; called again, if memory ran out, with
-        another place.
+        """Return what `run` returns, called with where the program's values are to live; called again, if memory ran
+        out, with another place.
         """
 
 
@@ -208,10 +208,10 @@ class CpuBackend:
         return run
 
     def forget(self, array: str) -> None:
-        """It keeps nothing."""
+        """Has no effect: it keeps nothing."""
 
     def flush(self, arrays: Iterable[str | None]) -> None:
-        """They are."""
+        """Has no effect: they are in host memory."""
 
     def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
         from gemmserve_service.executor.worker.host.values import HostValues

@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from gemmserve_service.executor.worker.backend import HostArray
-from gemmserve_service.schemas import Timings
+from gemmserve_service.schemas import ProgramParams, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from gemmserve_service.executor.protocol import ExtentTable, Part, RunBatch, Stack
+    from gemmserve_service.executor.protocol import ExtentRow, Kind, Part, Places, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.mappings import Mappings
-    from gemmserve_service.executor.worker.verification import Verdict
+    from gemmserve_service.executor.worker.unpack import Form, Forms
 
     Array = np.ndarray[Any, Any]
+
+
+class Stack(NamedTuple):
+    """Arrays of one kind, one a product."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    places: Places
 
 
 class Products:
     """The products of one part, on arrays over the extents' mappings."""
 
-    def __init__(self, part: Part, extents: ExtentTable, buffers: list[Any], *, verify: bool = False) -> None:
-        self.params = part.params
+    def __init__(
+        self, part: Part, form: Form, extents: list[ExtentRow], buffers: list[Any], *, verify: bool = False
+    ) -> None:
+        """`buffers`: the extents' mappings. Raises ValueError for a program, which is no part of a batch."""
+        if isinstance(form.params, ProgramParams):
+            raise ValueError("a program among the products of a batch")  # noqa: TRY004 (as pydantic would)
+        self.params = form.params
         self.algorithm = part.algorithm
         self.verify = verify
         """Whether they are to be checked."""
         self.verdicts: list[Verdict] | None = None
         """Of each product, once that was done where they are on a device."""
-        self._part = part
+        self._operands, self._results = _stacks(form.operands, part.operands), _stacks(form.results, part.results)
         self._extents = extents
         self._buffers = buffers
 
     def __len__(self) -> int:
-        """How many there are, at least one."""
-        return len(next(iter(self._part.results.values())).places)
+        """Return the number of products, at least one."""
+        return len(next(iter(self._results.values())).places)
 
     def __iter__(self) -> Iterator[tuple[dict[str, HostArray], dict[str, Array]]]:
         """Operands and results of each."""
@@ -45,7 +60,7 @@ class Products:
         for index in range(len(self)):
             yield (
                 {
-                    name: HostArray(arrays[index], self._cache_id(self._part.operands[name], index))
+                    name: HostArray(arrays[index], self._cache_id(self._operands[name], index))
                     for name, arrays in operands.items()
                 },
                 {name: arrays[index] for name, arrays in results.items()},
@@ -54,20 +69,20 @@ class Products:
     def first(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """Operands and results of the first of them."""
         return (
-            {name: self._array(stack, stack.places[0], writable=False) for name, stack in self._part.operands.items()},
-            {name: self._array(stack, stack.places[0], writable=True) for name, stack in self._part.results.items()},
+            {name: self._array(stack, stack.places[0], writable=False) for name, stack in self._operands.items()},
+            {name: self._array(stack, stack.places[0], writable=True) for name, stack in self._results.items()},
         )
 
     def columns(self) -> tuple[dict[str, list[Array]], dict[str, list[Array]]]:
         """Operands and results by name, in the order of the products."""
         return (
-            {name: self._arrays(stack, writable=False) for name, stack in self._part.operands.items()},
-            {name: self._arrays(stack, writable=True) for name, stack in self._part.results.items()},
+            {name: self._arrays(stack, writable=False) for name, stack in self._operands.items()},
+            {name: self._arrays(stack, writable=True) for name, stack in self._results.items()},
         )
 
     def aligned(self) -> bool:
         """Whether every array begins at a multiple of its elements' size."""
-        stacks = (*self._part.operands.values(), *self._part.results.values())
+        stacks = (*self._operands.values(), *self._results.values())
         sizes = [np.dtype(stack.dtype).itemsize for stack in stacks]
         return not any(offset % size for stack, size in zip(stacks, sizes, strict=True) for _, offset in stack.places)
 
@@ -76,14 +91,14 @@ class Products:
         operands, results = (
             {name: array for name, array in side.items() if array is not None} for side in self.each_stack()
         )
-        whole = len(operands) == len(self._part.operands) and len(results) == len(self._part.results)
+        whole = len(operands) == len(self._operands) and len(results) == len(self._results)
         return (operands, results) if whole else None
 
     def each_stack(self) -> tuple[dict[str, Array | None], dict[str, Array | None]]:
         """`stacks`, with None for those that do not lie so."""
         return (
-            {name: self._stack(stack, writable=False) for name, stack in self._part.operands.items()},
-            {name: self._stack(stack, writable=True) for name, stack in self._part.results.items()},
+            {name: self._stack(stack, writable=False) for name, stack in self._operands.items()},
+            {name: self._stack(stack, writable=True) for name, stack in self._results.items()},
         )
 
     def _stack(self, stack: Stack, *, writable: bool) -> Array | None:
@@ -122,14 +137,17 @@ class Products:
 
     def _cache_id(self, stack: Stack, index: int) -> str | None:
         number = stack.places[index][0]
-        return None if number < 0 else self._extents.cache_ids[number]
+        return None if number < 0 else self._extents[number][-1]
 
 
-def parts_of(message: RunBatch, mappings: Mappings) -> list[Products]:
-    """A batch's parts. Raises OSError if an extent is gone."""
-    table = message.extents
-    buffers = [mappings.of(*each) for each in zip(table.names, table.paths, table.capacities, strict=True)]
-    return [Products(part, message.extents, buffers, verify=message.verify) for part in message.parts]
+def parts_of(work: Work, forms: Forms, mappings: Mappings) -> list[Products]:
+    """A batch's parts. Raises OSError if an extent is gone, ValueError for a form that is none."""
+    buffers = [mappings.of(name, path, capacity)[start:] for name, path, capacity, start, _ in work.extents]
+    return [Products(part, forms.of(part.form), work.extents, buffers, verify=work.verify) for part in work.parts]
+
+
+def _stacks(kinds: Mapping[str, Kind], places: Mapping[str, Places]) -> dict[str, Stack]:
+    return {name: Stack(kind.dtype, kind.shape, kind.order, places[name]) for name, kind in kinds.items()}
 
 
 def run_parts(parts: list[Products], backend: DeviceBackend, checkpoint: Callable[[], None]) -> Timings:

@@ -22,12 +22,11 @@ from gemmserve_service.executor.protocol import (
     Decoder,
     Done,
     Forget,
-    Group,
     Hello,
     Kept,
     Prefetch,
+    RunBatch,
     Stop,
-    Work,
     WriteOrder,
     Written,
     encode,
@@ -39,23 +38,23 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from gemmserve_service.executor.protocol import Failed
+    from gemmserve_service.executor.protocol import Failed, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.executor.worker.memory.write_queue import Outcome, WriteQueue
     from gemmserve_service.executor.worker.runner import Runner
 
-Message = Work | Group | Forget | WriteOrder | Prefetch | Stop
+Message = RunBatch | Forget | WriteOrder | Prefetch | Stop
 _RETRY_S: Final = 0.05
 _PIECE: Final = 1 << 16
 _BEATS: Final = 6  # in the time after which a silent worker is taken for hung
-_LONGEST_BEAT_S: Final = 1.0  # readiness tells by them within seconds that a task does not get on
+_MAX_BEAT_S: Final = 1.0  # readiness tells by them within seconds that a task does not get on
 _LOOK_S: Final = 1e-3  # a call of the system costs up to a hundredth of that
 _ACCOUNT_S: Final = 0.1
 """Between two accounts of the device's copies that say nothing but how often they were used: each costs as much as the
 rest of an answer."""
-_LONGEST_HOLD_S: Final = 1e-3  # for which an answer waits for those of the tasks behind it, so that they go as one
+_MAX_HOLD_S: Final = 1e-3  # for which an answer waits for those of the tasks behind it, so that they go as one
 _AHEAD: Final = 3
-"""Tasks, or groups of them, that a worker is sent before it is idle: one in each stage, and one that waits."""
+"""Messages of tasks that a worker is sent before it is idle: one in each stage, and one that waits."""
 BROKEN_CONTEXT: Final = 70
 """Exit status (EX_SOFTWARE) of a worker whose device context cannot be used any more."""
 
@@ -68,7 +67,7 @@ def serve(path: Path, name: str, runner: Runner, verified_error: float, heartbea
     Ends only by the supervisor's pipe or by a broken device context.
     """
     backend = runner.backend
-    beat_s = min(heartbeat_timeout_s / _BEATS, _LONGEST_BEAT_S)
+    beat_s = min(heartbeat_timeout_s / _BEATS, _MAX_BEAT_S)
     while True:
         with _connect(path) as connection:
             hello = Hello(
@@ -173,13 +172,14 @@ class _Line:
 
     def handle(self, message: Message) -> bool:
         """Does what a message says; False: stop."""
-        if self.overlap is not None and isinstance(message, Work | Group):
-            for task in message.tasks if isinstance(message, Group) else [message]:
-                self.overlap.start(self._runner.spread(task))
-        elif isinstance(message, Work):
-            self.send(self._run(message))
-        elif isinstance(message, Group):
-            self._run_group(message)
+        if isinstance(message, RunBatch):
+            if self.overlap is not None:
+                for work in message.tasks:
+                    self.overlap.start(self._runner.unpacked(work))
+            elif len(message.tasks) == 1:
+                self.send(self._run(message.tasks[0]))
+            else:
+                self._run_group(message.tasks)
         elif isinstance(message, Forget):
             if self.overlap is not None:
                 self.overlap.gone(message.arrays)
@@ -190,8 +190,8 @@ class _Line:
             self.overlap.prefetch(message)
         return not isinstance(message, Stop)
 
-    def _run(self, message: Work) -> Done | Failed:
-        return self._sound(self._runner.run(message))
+    def _run(self, work: Work) -> Done | Failed:
+        return self._sound(self._runner.run(work))
 
     def _answer(self, answer: Done | Failed) -> None:
         """Called by a thread of `overlap`."""
@@ -236,19 +236,19 @@ class _Line:
             os._exit(BROKEN_CONTEXT)
         return answer
 
-    def _run_group(self, group: Group) -> None:
-        """One after the other. None of them is long, so what comes meanwhile waits for the last."""
+    def _run_group(self, works: list[Work]) -> None:
+        """Run short tasks one after the other; what comes meanwhile waits for the last."""
         passing, self._passing = self._passing, True
         began = held_since = time.perf_counter()
         answers: list[Done | Failed] = []
         try:
-            for message in group.tasks:
+            for work in works:
                 waited_s = time.perf_counter() - began
-                answer = self._run(message)
+                answer = self._run(work)
                 if isinstance(answer, Done):
                     answer.timings.queue_s = waited_s
                 answers.append(answer)
-                if time.perf_counter() - held_since > _LONGEST_HOLD_S:
+                if time.perf_counter() - held_since > _MAX_HOLD_S:
                     self.send(*answers)
                     answers.clear()
                     held_since = time.perf_counter()

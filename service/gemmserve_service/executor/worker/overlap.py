@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.errors import JobCancelled, describe
-from gemmserve_service.executor.protocol import Done, Run
-from gemmserve_service.executor.worker.memory.prefetch import Coming, Prefetches
+from gemmserve_service.executor.protocol import Done
+from gemmserve_service.executor.worker.memory.prefetch import ArrayPrefetch, Prefetches
 from gemmserve_service.executor.worker.memory.write_queue import Result
 from gemmserve_service.executor.worker.pipeline import Pipeline
 from gemmserve_service.executor.worker.runner import failed
+from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import ProgramParams, Timings
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gemmserve_service.executor.protocol import ArrayRef, Failed, Prefetch, RunBatch
+    from gemmserve_service.executor.protocol import ArrayRef, Failed, Prefetch, Work
     from gemmserve_service.executor.worker.backend import HostArray
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.runner import Runner
-    from gemmserve_service.executor.worker.verification import Verdict
     from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams
 
 _BRIEF: Final = 1 << 18
@@ -60,7 +61,7 @@ class StagedProduct(Protocol):
 
 @runtime_checkable
 class OverlappingBackend(Protocol):
-    """What a device offers beyond `DeviceBackend`."""
+    """Device that computes in stages: its methods beyond `DeviceBackend`."""
 
     out_of_memory: tuple[type[BaseException], ...]
 
@@ -112,7 +113,7 @@ class Overlap:
         oldest = next(iter(self._pipeline.under_way), None)
         return None if oldest is None else oldest.name, self._steps + self._runner.progress
 
-    def start(self, message: Run | RunBatch) -> None:
+    def start(self, message: Run | Work) -> None:
         """Takes a task on."""
         runner, backend = self._runner, self._backend
         if isinstance(message, Run) and not isinstance(message.params, ProgramParams):
@@ -130,15 +131,15 @@ class Overlap:
         copies = getattr(self._backend, "copies", None)
         if copies is not None:
             ref = message.array
-            self._prefetches.add(Coming(ref, lambda: self._runner.stored(ref), copies))
+            self._prefetches.add(ArrayPrefetch(ref, lambda: self._runner.stored(ref), copies))
             self._use_the_pause(None)
 
     def gone(self, arrays: list[str]) -> None:
-        """Those arrays are."""
+        """Drop prefetches of arrays that are gone."""
         self._prefetches.drop(arrays)
 
     def abandon(self) -> None:
-        """Nobody wants what is under way; returns when it has ended."""
+        """Cancel what is under way; return when it has ended."""
         for task in self._pipeline.under_way:
             self._runner.cancel(task.name)
         self.close()
@@ -155,17 +156,17 @@ class Overlap:
         """Goes on with a prefetch if nothing is under way but what has just ended."""
         if not self._prefetches or any(task is not ended for task in self._pipeline.under_way):
             return
-        coming = self._prefetches.take()
-        if coming is not None:
-            task = _PrefetchTask(self._runner, coming, self._pipeline, self._backend.out_of_memory)
+        prefetch = self._prefetches.take()
+        if prefetch is not None:
+            task = _PrefetchTask(self._runner, prefetch, self._pipeline, self._backend.out_of_memory)
             self._pipeline.put(task, self._prefetched)
 
     def _prefetched(self, task: _Task, error: BaseException | None) -> None:
-        prefetch = cast("_PrefetchTask", task)
+        run = cast("_PrefetchTask", task)
         if error is not None:
-            log.warning("array %s was not brought ahead of its use: %s", prefetch.coming.array, error)
-        self._prefetches.stopped(prefetch.coming, finished=prefetch.finished or error is not None)
-        if prefetch.finished:
+            log.warning("array %s was not brought ahead of its use: %s", run.prefetch.array, error)
+        self._prefetches.stopped(run.prefetch, finished=run.finished or error is not None)
+        if run.finished:
             self._news()
         self._use_the_pause(task)
 
@@ -216,19 +217,19 @@ class _Task:
         """Nothing."""
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Has no effect: nothing is held."""
 
 
 class _WholeTask(_Task):
     """A program or a batch: everything where others compute."""
 
-    def __init__(self, runner: Runner, message: Run | RunBatch, pipeline: Pipeline[_Task]) -> None:
+    def __init__(self, runner: Runner, message: Run | Work, pipeline: Pipeline[_Task]) -> None:
         super().__init__(runner, message.task)
         self.message = message
         self._pipeline = pipeline
 
     def compute(self) -> None:
-        """All of it; again, alone, if what others hold left it too little memory."""
+        """Compute all of it; again, alone, if what others hold left it too little memory."""
         self.answer = self.runner.run(self.message)
         if self.answer.kind == "failed" and self.answer.slug == describe(OutOfDeviceMemory("")).slug:
             self._pipeline.alone(self, self._again)
@@ -245,22 +246,22 @@ class _PrefetchTask(_Task):
     def __init__(
         self,
         runner: Runner,
-        coming: Coming,
+        prefetch: ArrayPrefetch,
         pipeline: Pipeline[_Task],
         out_of_memory: tuple[type[BaseException], ...],
     ) -> None:
-        super().__init__(runner, f"prefetch of {coming.array}")
-        self.coming = coming
+        super().__init__(runner, f"prefetch of {prefetch.array}")
+        self.prefetch = prefetch
         self.finished = False
         self._pipeline = pipeline
         self._passing: tuple[type[BaseException], ...] = (*out_of_memory, OSError)
 
     def load(self) -> None:
-        """As much of it as goes before a task comes."""
+        """Load as much of it as goes before a task comes."""
         try:
-            self.finished = self.coming.go_on(lambda: len(self._pipeline.under_way) > 1)
+            self.finished = self.prefetch.go_on(lambda: len(self._pipeline.under_way) > 1)
         except self._passing as error:  # no room after all, or the array is gone
-            log.info("array %s is not brought ahead of its use: %s", self.coming.array, error)
+            log.info("array %s is not brought ahead of its use: %s", self.prefetch.array, error)
             self.finished = True
 
 

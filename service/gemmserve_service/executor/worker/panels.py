@@ -22,7 +22,7 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Along which of the product's axes, and where: `edges` are the panels' borders."""
+    """Cut of a product along one of its axes; `edges` are the panels' borders."""
 
     axis: str
     """"batch" (its first axis that is longer than 1), "m" or "n"."""

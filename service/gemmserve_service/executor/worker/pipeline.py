@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Staged(Protocol):
-    """Something to do, in stages. What a stage raises ends it."""
+    """Work in stages. What a stage raises ends it."""
 
     def load(self) -> None:
         """Brings what is needed."""
@@ -94,7 +94,7 @@ class Pipeline(Generic[W]):
 
     @property
     def under_way(self) -> list[W]:
-        """What has not come to its end, oldest first."""
+        """Work that has not come to its end, oldest first."""
         with self._changed:
             return [entry.work for entry in self._entries()]
 

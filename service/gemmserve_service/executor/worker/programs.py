@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels import DeviceSpec
     from gemmserve_service.executor.worker.backend import HostArray
-    from gemmserve_service.executor.worker.verification import Verdict
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.products import Product
     from gemmserve_service.schemas import GemmParams, GemmReduceParams, GemmReduceStep, GemmStep, ProgramParams
 
 
 class Values(Protocol):
-    """Where the values of a program live while it runs."""
+    """Values of a program while it runs."""
 
     away: bool
     """Whether results are made elsewhere than at their place, which `deliver` brings them to."""
@@ -58,7 +58,7 @@ class Values(Protocol):
         made: Mapping[str, Any],
         what: str,
     ) -> Verdict:
-        """Of what `run` has made; where that is wrong, something else is there then."""
+        """Check what `run` has made; a wrong result is replaced."""
 
     def finish(self) -> Timings:
         """Waits for the end; seconds by phase, checks excluded."""
@@ -66,7 +66,7 @@ class Values(Protocol):
 
 @dataclass
 class Outcome:
-    """What became of a program."""
+    """Outcome of a program."""
 
     timings: Timings
     steps: list[StepInfo]
@@ -75,17 +75,17 @@ class Outcome:
 
     @property
     def algorithm(self) -> str:
-        """Those of all steps."""
+        """Algorithms of all steps."""
         return ", ".join(dict.fromkeys(step.algorithm for step in self.steps))
 
     @property
     def residual(self) -> float | None:
-        """The worst step's."""
+        """Largest residual of the steps."""
         return max((step.residual for step in self.steps if step.residual is not None), default=None)
 
     @property
     def mismatch(self) -> float | None:
-        """Likewise."""
+        """Largest mismatch of the steps."""
         return max((step.mismatch for step in self.steps if step.mismatch is not None), default=None)
 
 
@@ -165,13 +165,13 @@ class _Run:
         return Outcome(timings, [info for info, *_ in self.done], self.replaced)
 
     def _out(self, step: GemmStep | GemmReduceStep, result: str) -> np.ndarray[Any, Any] | None:
-        """Where a result of the step belongs that is a result of the program."""
+        """Return the place of a result of the step that is a result of the program."""
         return self.results.get(value_name(step, result)[1:])
 
     def _check(
         self, info: StepInfo, step: GemmStep | GemmReduceStep, given: Mapping[str, Any], made: Mapping[str, Any]
     ) -> None:
-        """Before any other step uses it, so that a wrong value goes no further."""
+        """Check a step's results before any other step uses them, so that a wrong value goes no further."""
         began = time.perf_counter()
         found = self.values.check(step, given, made, f"step {info.id}")
         info.residual, info.mismatch = found.residual, found.mismatch

@@ -1,4 +1,4 @@
-"""One task: from a Run message to Done or Failed. An error of a task never ends the worker."""
+"""One task: from `Work`, as the front sent it, to Done or Failed. An error of a task never ends the worker."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
-from gemmserve_service.executor.protocol import Done, Failed, RunBatch, RunBundle
-from gemmserve_service.executor.worker import element_counts, verification
+from gemmserve_service.executor.protocol import Done, Failed
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.batches import parts_of, run_parts
-from gemmserve_service.executor.worker.host.forms import Forms
+from gemmserve_service.executor.worker.checks import element_counts, verification
 from gemmserve_service.executor.worker.memory.mappings import Mappings
 from gemmserve_service.executor.worker.memory.write_queue import Result
 from gemmserve_service.executor.worker.programs import run_program
+from gemmserve_service.executor.worker.unpack import Forms, Run, count_of
 from gemmserve_service.schemas import ProgramParams, Timings
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_kernels.device.element_counts import Reading
-    from gemmserve_service.executor.protocol import ArrayRef, Run, Work
+    from gemmserve_service.executor.protocol import ArrayRef, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.executor.worker.batches import Products
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
-    from gemmserve_service.executor.worker.verification import Verdict
     from gemmserve_service.schemas import Elements
 
 log = logging.getLogger(__name__)
@@ -53,10 +53,10 @@ class Runner:
         self._cancelled: set[str] = set()
 
     def cancel(self, task: str) -> None:
-        """That task's result is wanted no more. May be called from another thread."""
+        """Cancel a task. May be called from another thread."""
         self._cancelled.add(task)
 
-    def run(self, message: Work) -> Done | Failed:
+    def run(self, message: Work | Run) -> Done | Failed:
         """Computes and answers. Raises ConnectionError if the front is gone.
 
         May be called by `look`, in the middle of another task, which then stands still.
@@ -64,10 +64,11 @@ class Runner:
         outer, began = (self.task, self.progress, self._paused_s), time.perf_counter()
         self.task, self.progress, self._paused_s = message.task, 0, 0.0
         try:
-            if isinstance(message, RunBundle):
-                return self._run_bundle(message)
+            if not isinstance(message, Run) and (short := self._run_small(message)) is not None:
+                return short
             before = self.backend.read_counts()
-            done = self._run_batch(message) if isinstance(message, RunBatch) else self._run(message)
+            unpacked = self.unpacked(message)
+            done = self._run(unpacked) if isinstance(unpacked, Run) else self._run_batch(unpacked)
             found = self.elements_since(before)
             return done if found is None else done.model_copy(update={"elements": found})
         except ConnectionError:
@@ -83,7 +84,7 @@ class Runner:
             self._paused_s += time.perf_counter() - began
 
     def elements_since(self, before: Reading | None) -> Elements | None:
-        """How the elements were computed that the device has made since that reading."""
+        """Return how the elements were computed that the device has made since that reading."""
         return None if before is None else element_counts.between(before, self.backend.read_counts())
 
     def _checkpoint(self) -> None:
@@ -97,7 +98,7 @@ class Runner:
         return task in self._cancelled
 
     def over(self, task: str) -> None:
-        """That task has ended, by whomever it was run."""
+        """Forget the cancellation of a task that has ended."""
         self._cancelled.discard(task)
 
     def arrays(self, message: Run) -> tuple[dict[str, HostArray], dict[str, np.ndarray[Any, Any]]]:
@@ -106,7 +107,7 @@ class Runner:
         return operands, {name: self._mappings.array(ref, writable=True) for name, ref in message.results.items()}
 
     def stored(self, ref: ArrayRef) -> np.ndarray[Any, Any]:
-        """One array, over its mapping. Raises OSError if its extent is gone."""
+        """Return one array, over its mapping. Raises OSError if its extent is gone."""
         return self._mappings.array(ref)
 
     def answer(
@@ -121,8 +122,8 @@ class Runner:
         checked: Verdict | None = None,
         counted: Elements | None = None,
     ) -> Done:
-        """Of a product that was computed; checks it where that was asked for. `checked`: it has been. `counted`: how
-        its elements were computed.
+        """Return the answer of a product that was computed; check it where that was requested. `checked`: it has been.
+        `counted`: how its elements were computed.
         """
         done = Done(
             task=message.task,
@@ -158,31 +159,37 @@ class Runner:
             timings = timings.model_copy(update={"kernel_s": max(timings.kernel_s - self._paused_s, 0.0)})
         return self.answer(message, operands, results, timings, self._checkpoint)
 
-    def spread(self, message: Work) -> Run | RunBatch:
-        """The same task, without a form. Raises ValueError for a form that is none."""
-        return message.spread(self._forms.of(message.form).fields) if isinstance(message, RunBundle) else message
+    def unpacked(self, message: Work | Run) -> Run | Work:
+        """Return a task of one product as a `Run`, others as they are. Raises ValueError for a form that is none."""
+        if isinstance(message, Run) or len(message.parts) > 1 or count_of(message.parts[0]) > 1:
+            return message
+        return self._forms.of(message.parts[0].form).run(message)
 
-    def _run_bundle(self, message: RunBundle) -> Done:
-        form = self._forms.of(message.form)
-        mapping = self._mappings.of(message.extent, message.path, message.capacity)
-        row = form.row(mapping[message.offset :] if message.offset else mapping)
+    def _run_small(self, message: Work) -> Done | None:
+        """Run a product whose arrays lie in one extent by the function that its form has for it; None: it has none."""
+        if message.verify or len(message.extents) != 1 or len(message.parts) > 1 or count_of(message.parts[0]) > 1:
+            return None
+        ((name, path, capacity, start, _),), (part,) = message.extents, message.parts
+        form = self._forms.of(part.form)
+        mapping = self._mappings.of(name, path, capacity)
+        row = form.row(part, mapping[start:] if start else mapping)
         product = form.product(row)
-        if message.verify or product is None:
-            return self._run(message.spread(form.fields))
+        if product is None:
+            return None
         # Without a look at what has come meanwhile: that takes as long as the product.
         if message.task in self._cancelled:
             raise JobCancelled("the job was cancelled")
-        start = time.perf_counter()
+        began = time.perf_counter()
         product(*row)
-        timings = Timings(kernel_s=time.perf_counter() - start)
+        timings = Timings(kernel_s=time.perf_counter() - began)
         return Done(
-            task=message.task, algorithm=message.algorithm, timings=timings, memory_used=self.backend.memory_used()
+            task=message.task, algorithm=part.algorithm, timings=timings, memory_used=self.backend.memory_used()
         )
 
-    def _run_batch(self, message: RunBatch) -> Done:
-        """One answer for all: with the largest residual, if they are checked."""
-        parts = parts_of(message, self._mappings)
-        self.backend.flush(message.extents.cache_ids)  # it reads them where they lie together
+    def _run_batch(self, message: Work) -> Done:
+        """Return one answer for all products: with the largest residual, if they are checked."""
+        parts = parts_of(message, self._forms, self._mappings)
+        self.backend.flush(row[-1] for row in message.extents)  # it reads them where they lie together
         timings = run_parts(parts, self.backend, self._checkpoint)
         timings.kernel_s = max(timings.kernel_s - self._paused_s, 0.0)
         names = ", ".join(dict.fromkeys(part.algorithm for part in parts))
@@ -199,7 +206,7 @@ class Runner:
         return done.model_copy(update={"residual": of_all.residual, "mismatch": of_all.mismatch})
 
     def _verdict(
-        self, message: RunBatch, part: Products, operands: dict[str, HostArray], results: dict[str, Any]
+        self, message: Work, part: Products, operands: dict[str, HostArray], results: dict[str, Any]
     ) -> Verdict:
         self._checkpoint()
         with interruptible(self._checkpoint):
@@ -269,7 +276,7 @@ class Runner:
         return done.model_copy(update={"timings": timings, "residual": found.residual, "mismatch": found.mismatch})
 
 
-def failed(message: Work, error: Exception) -> Failed:
+def failed(message: Work | Run, error: Exception) -> Failed:
     description = describe(error)
     if description.slug == ServiceError.slug:
         log.error("task %s failed", message.task, exc_info=error)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from gemmserve_service.http.transfer.pool import Movers
+    from gemmserve_service.http.transfer.pool import TransferPool
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.jobs.observers import DeviceInfo
     from gemmserve_service.jobs.one_shot import EndedJob
@@ -135,9 +135,9 @@ class Metrics:
         """Counts one; `problem` is the slug of the reason."""
         self._refused_connections.add(problem)
 
-    def watch(self, movers: Movers) -> None:
+    def watch(self, transfers: TransferPool) -> None:
         """Shows what the transfer processes do."""
-        self.registry.register(_Moves(movers))
+        self.registry.register(_Transfers(transfers))
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """The exposition and its content type: OpenMetrics where `accept` asks for it, else Prometheus text."""
@@ -195,29 +195,29 @@ class _Gauges(Collector):
         yield from (used, total, running)
 
 
-class _Moves(Collector):
+class _Transfers(Collector):
     """What transfer processes have done and are at."""
 
-    def __init__(self, movers: Movers) -> None:
-        self._movers = movers
+    def __init__(self, transfers: TransferPool) -> None:
+        self._transfers = transfers
 
     def collect(self) -> Iterator[Metric]:
         """One snapshot."""
-        movers = self._movers
+        transfers = self._transfers
         moved = CounterMetricFamily(
             "gemmserve_transfer_bytes", "Bytes of bodies that transfer processes moved.", labels=["direction"]
         )
         for direction in ("in", "out"):
-            moved.add_metric([direction], movers.moved_bytes[direction])
+            moved.add_metric([direction], transfers.transferred_bytes[direction])
         yield moved
         for name, text, value in (
-            ("transfers_running", "Bodies that transfer processes are at.", movers.under_way),
-            ("transfer_processes", "Transfer processes that are there.", movers.ready),
+            ("transfers_running", "Bodies that transfer processes are at.", transfers.under_way),
+            ("transfer_processes", "Transfer processes that are there.", transfers.ready),
         ):
             yield GaugeMetricFamily(f"gemmserve_{name}", text, value=value)
         for name, text, value in (
-            ("transfer_process_restarts", "Transfer processes started again.", movers.restarts),
-            ("transfer_processes_killed", "Transfer processes killed because they hung.", movers.killed),
+            ("transfer_process_restarts", "Transfer processes started again.", transfers.restarts),
+            ("transfer_processes_killed", "Transfer processes killed because they hung.", transfers.killed),
         ):
             yield CounterMetricFamily(f"gemmserve_{name}", text, value=value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 
 from gemmserve.wire import (
@@ -18,7 +19,6 @@ from gemmserve_service.errors import (
     InvalidParameters,
     InvalidRequest,
     LengthRequired,
-    TooLarge,
     UnsupportedMediaType,
 )
 from gemmserve_service.http.headers.content_coding import is_coded, refuse_coding
@@ -26,7 +26,7 @@ from gemmserve_service.http.headers.digests import parse_content_digest
 from gemmserve_service.http.requests.body import RequestBody
 from gemmserve_service.http.requests.coded_body import CodedBody, check_coded_length, decoding
 from gemmserve_service.http.requests.shared_memory import SharedRequest, receive_shared
-from gemmserve_service.store.declared import Declared, NpyHead
+from gemmserve_service.store.declared import Declared, read_npy_head
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -50,6 +50,11 @@ def content_length(request: Request) -> int:
     return int(value)
 
 
+def media_type_of(request: Request) -> str:
+    """Return the body's media type, without parameters; "" where there is none."""
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
 async def receive_array(
     request: Request,
     core: Core,
@@ -67,52 +72,23 @@ async def receive_array(
     """
     expected = parse_content_digest(request.headers.get("content-digest"))
     length = content_length(request)
-    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    media_type = media_type_of(request)
     codings = request.headers.getlist("content-encoding")
     if media_type == NPY_HEADER:
         refuse_coding(codings)
-    elif is_coded(codings):
-        with decoding(request, expected, owner) as coded:
-            return await _receive(core, coded, media_type, length, None, dtype, shape, order, ttl_s, owner)
-    body = RequestBody(request)
-    if media_type == NPY_HEADER:
-        return await _receive_shared(request, core, body, length, expected, ttl_s=ttl_s, owner=owner)
-    return await _receive(core, body, media_type, length, expected, dtype, shape, order, ttl_s, owner)
-
-
-async def _receive(
-    core: Core,
-    body: RequestBody,
-    media_type: str,
-    length: int,
-    expected: bytes | None,
-    dtype: str | None,
-    shape: str | None,
-    order: Order | None,
-    ttl_s: float | None,
-    owner: str,
-) -> ArrayInfo:
-    """`receive_array` once the headers are read. `expected`: the digest of what `body` gives, if any."""
-    if media_type == NPY:
-        if dtype is not None or shape is not None or order is not None:
-            raise InvalidParameters(f"dtype, shape and order belong to {OCTET_STREAM}; a .npy body says them itself")
-        limit = core.settings.max_array_bytes
-        # A .npy header adds at most 64 KiB: a body past that cannot fit whatever its header says.
-        if length > limit + (1 << 16) + 12:
-            raise TooLarge(f"the body has {length} bytes, an array at most {limit}")
-        declared, first = await _read_npy_head(body)
-    elif media_type == OCTET_STREAM:
-        declared, first = declare_bare(dtype, shape, order), b""
-    else:
-        raise UnsupportedMediaType(
-            f"Content-Type is {media_type or 'missing'}; an array is {NPY} "
-            f"(curl -H 'Content-Type: {NPY}' --data-binary @a.npy) or {OCTET_STREAM} with ?dtype= and ?shape="
-        )
-    if isinstance(body, CodedBody):
-        check_coded_length(len(declared.header) + declared.nbytes, length)
-    else:
-        _check_length(declared, length)
-    with core.quotas.moving(owner, declared.nbytes):
+        return await _receive_shared(request, core, length, expected, ttl_s=ttl_s, owner=owner)
+    with ExitStack() as stack:
+        body = RequestBody(request)
+        if is_coded(codings):  # its digest is that of what was sent
+            body, expected = stack.enter_context(decoding(request, expected, owner)), None
+        declared, first = declare(media_type, dtype, shape, order), b""
+        if declared is None:
+            declared, first = await read_npy_head(body)
+        if isinstance(body, CodedBody):
+            check_coded_length(len(declared.header) + declared.nbytes, length)
+        else:
+            _check_length(declared, length)
+        stack.enter_context(core.quotas.in_flight(owner, declared.nbytes))
         upload = await declared.reserve(core.store, ttl_s=ttl_s, owner=owner)
         try:
             upload.write(first)
@@ -126,14 +102,7 @@ async def _receive(
 
 
 async def _receive_shared(
-    request: Request,
-    core: Core,
-    body: RequestBody,
-    length: int,
-    expected: bytes | None,
-    *,
-    ttl_s: float | None,
-    owner: str,
+    request: Request, core: Core, length: int, expected: bytes | None, *, ttl_s: float | None, owner: str
 ) -> ArrayInfo:
     """`receive_array` of a body that is a .npy header alone: the data are copied from shared memory."""
     shared = SharedRequest(request, owner)
@@ -142,10 +111,10 @@ async def _receive_shared(
     finally:
         shared.close()  # an upload has no result to put anywhere
     try:
-        declared, first = await _read_npy_head(body)
+        declared, first = await read_npy_head(RequestBody(request))
         if first or length != len(declared.header):
             raise BodyTooLong(f"{NPY_HEADER} is a header alone, its data are in shared memory")
-        with core.quotas.moving(owner, declared.nbytes):
+        with core.quotas.in_flight(owner, declared.nbytes):
             upload = await receive_shared(memory, declared, core.store, ttl_s=ttl_s, owner=owner)
             return cast("ArrayInfo", await upload.commit(expected, prefix=declared.header))
     finally:
@@ -158,8 +127,20 @@ async def receive_rest(body: RequestBody, upload: Upload) -> None:
         await body.fill(upload.view[upload.filled :], upload.advance, upload.place(upload.filled))
 
 
-def declare_bare(dtype: str | None, shape: str | None, order: Order | None) -> Declared:
-    """What the query says of bare bytes. Raises InvalidParameters, NpyError."""
+def declare(media_type: str, dtype: str | None, shape: str | None, order: Order | None) -> Declared | None:
+    """Return what the query says of bare bytes; None for a .npy file, whose header says it.
+
+    Raises UnsupportedMediaType, InvalidParameters, NpyError.
+    """
+    if media_type == NPY:
+        if dtype is not None or shape is not None or order is not None:
+            raise InvalidParameters(f"dtype, shape and order belong to {OCTET_STREAM}; a .npy body says them itself")
+        return None
+    if media_type != OCTET_STREAM:
+        raise UnsupportedMediaType(
+            f"Content-Type is {media_type or 'missing'}; an array is {NPY} "
+            f"(curl -H 'Content-Type: {NPY}' --data-binary @a.npy) or {OCTET_STREAM} with ?dtype= and ?shape="
+        )
     if dtype is None or shape is None:
         raise InvalidParameters(f"{OCTET_STREAM} needs ?dtype= and ?shape=, as in ?dtype=complex64&shape=1024,1024")
     kind, extents = parse_dtype(dtype), parse_shape(shape)
@@ -169,17 +150,8 @@ def declare_bare(dtype: str | None, shape: str | None, order: Order | None) -> D
     return Declared(kind, extents, order or "C", nbytes)
 
 
-async def _read_npy_head(body: RequestBody) -> tuple[Declared, bytes]:
-    head = NpyHead()
-    while piece := await body.piece():
-        if found := head.feed(piece):
-            return found
-    head.close()
-    raise AssertionError  # close always raises
-
-
 def _check_length(declared: Declared, length: int) -> None:
-    """What is declared against what Content-Length says, before any space is taken."""
+    """Compares what is declared with Content-Length, before any space is taken."""
     present = length - len(declared.header)
     if present == declared.nbytes:
         return

@@ -10,12 +10,12 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from gemmserve.wire import NPY, OCTET_STREAM
-from gemmserve_service.errors import BodyTooLong, CompletedUpload, InvalidParameters, UnsupportedMediaType
+from gemmserve_service.errors import BodyTooLong, CompletedUpload, UnsupportedMediaType
 from gemmserve_service.http.headers.digests import parse_content_digest
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.problems import problem_response
 from gemmserve_service.http.requests.body import RequestBody
-from gemmserve_service.http.requests.ingest import content_length, declare_bare
+from gemmserve_service.http.requests.ingest import content_length, declare, media_type_of
 from gemmserve_service.http.requests.queries import Integer  # noqa: TC001 (FastAPI resolves it at run time)
 from gemmserve_service.http.routes.arrays import UploadQuery  # noqa: TC001 (FastAPI resolves it at run time)
 from gemmserve_service.http.routes.common import ViewQuery, caller_of, core_of, render, view_of
@@ -78,14 +78,8 @@ async def create(request: Request, query: Annotated[UploadQuery, Query()]) -> Re
     space is reserved now; that of a .npy file when its header has come, at the beginning of the part at offset 0.
     """
     core, owner = core_of(request), caller_of(request).owner
-    media_type = _media_type(request)
-    declared = None
-    if media_type == OCTET_STREAM:
-        declared = declare_bare(query.dtype, query.shape, query.order)
-    elif media_type != NPY:
-        raise UnsupportedMediaType(f"Content-Type is {media_type or 'missing'}; an array is {NPY} or {OCTET_STREAM}")
-    elif query.dtype is not None or query.shape is not None or query.order is not None:
-        raise InvalidParameters(f"dtype, shape and order belong to {OCTET_STREAM}; a .npy body says them itself")
+    media_type = media_type_of(request)
+    declared = declare(media_type, query.dtype, query.shape, query.order)
     if await RequestBody(request).piece():
         raise BodyTooLong("an upload begins without a body: PUT its bytes to .../parts/0 and on")
     record = await core.uploads.create(owner, media_type, declared, ttl_s=query.ttl_s)
@@ -138,7 +132,7 @@ async def part(
     """
     core = core_of(request)
     record = core.uploads.get(upload_id, view_of(request, query))
-    media_type = _media_type(request)
+    media_type = media_type_of(request)
     if media_type != OCTET_STREAM:
         raise UnsupportedMediaType(f"Content-Type is {media_type or 'missing'}; a part is {OCTET_STREAM}")
     count = content_length(request)
@@ -186,10 +180,6 @@ async def cancel(request: Request, upload_id: UploadPath, query: Annotated[ViewQ
     core = core_of(request)
     await core.uploads.cancel(core.uploads.get(upload_id, view_of(request, query)))
     return Response(status_code=204)
-
-
-def _media_type(request: Request) -> str:
-    return request.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 def _info(core: Core, record: ResumableUpload) -> UploadInfo:

@@ -15,14 +15,23 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import ValidationError
 
-from gemmserve_service.http.transfer.protocol import MAX_PACKET, TO_FRONT, End, Forget, Hello, Move, Moved, Stop
+from gemmserve_service.http.transfer.protocol import (
+    MAX_PACKET,
+    TO_FRONT,
+    End,
+    Forget,
+    Hello,
+    Stop,
+    Transfer,
+    Transferred,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gemmserve_service.store.extents.extents import Extent, Place
 
-_MOST_EACH: Final = 64  # moves under way of one process; beyond them the front moves bytes itself
+_MAX_EACH: Final = 64  # transfers under way of one process; beyond them the front moves bytes itself
 _GRACE_S: Final = 1.0  # for an answer that is there, where it was this process that stood still
 _PAUSE_S: Final = 1.0  # when there are no descriptors left
 
@@ -31,19 +40,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Job:
-    move: Move
-    done: asyncio.Future[Moved | None]
+    order: Transfer
+    done: asyncio.Future[Transferred | None]
     """None: the process is gone. How many bytes it moved nobody knows, so the connection cannot be used on."""
     hold: memoryview
-    """Of the extent: as long as the mover may touch it, no other array gets it (`Extent.quiescent`)."""
+    """Of the extent: as long as the process may touch it, no other array gets it (`Extent.quiescent`)."""
 
 
-class Movers:
+class TransferPool:
     """Every transfer process of one front; belongs to the event loop's thread."""
 
     def __init__(self, listener: socket.socket, *, silence_s: float) -> None:
         """`listener` is the supervisor's. A process that is `silence_s` late with an answer is killed."""
-        self.moved_bytes: Counter[str] = Counter()
+        self.transferred_bytes: Counter[str] = Counter()
         """By direction, "in" and "out"."""
         self.restarts = 0
         self.killed = 0
@@ -60,7 +69,7 @@ class Movers:
 
     @property
     def under_way(self) -> int:
-        """Moves that a process is at."""
+        """Transfers that a process is at."""
         return sum(len(link.jobs) for link in self._links)
 
     def start(self) -> None:
@@ -83,26 +92,26 @@ class Movers:
             link.forget(extent)
 
     def free(self) -> bool:
-        """Whether a process could take one more move."""
-        return any(link.name and len(link.jobs) < _MOST_EACH for link in self._links)
+        """Whether a process could take one more transfer."""
+        return any(link.name and len(link.jobs) < _MAX_EACH for link in self._links)
 
-    async def move(
+    async def transfer(
         self,
         direction: Literal["in", "out"],
         connection: int,
         place: Place,
         count: int,
         patience_s: float,
-        over: Callable[[Moved | None], None],
+        over: Callable[[Transferred | None], None],
     ) -> bool:
         """Has `count` bytes moved between the socket `connection` and `place`. False: no process took that on.
 
         Else `over` hears what came of it, None if the process died, which leaves the connection in an unknown state.
         When it is called nothing touches connection and extent any more: a caller that is cancelled meanwhile is held
-        until the mover has let go, or is dead.
+        until the process has let go, or is dead.
         """
         link = min(
-            (one for one in self._links if one.name and len(one.jobs) < _MOST_EACH),
+            (one for one in self._links if one.name and len(one.jobs) < _MAX_EACH),
             key=lambda one: len(one.jobs),
             default=None,
         )
@@ -111,7 +120,7 @@ class Movers:
         loop = asyncio.get_running_loop()
         self._next_id += 1
         extent = place.extent
-        move = Move(
+        order = Transfer(
             id=self._next_id,
             direction=direction,
             extent=extent.name,
@@ -119,7 +128,7 @@ class Movers:
             count=count,
             patience_s=patience_s,
         )
-        job = _Job(move, loop.create_future(), extent.view(extent.capacity))
+        job = _Job(order, loop.create_future(), extent.view(extent.capacity))
         try:
             link.begin(job, connection, extent)
         except OSError as error:  # no descriptors left
@@ -138,14 +147,14 @@ class Movers:
                     await asyncio.wait([job.done])
                 except asyncio.CancelledError as error:
                     cancelled = error
-                    link.stop(move)
+                    link.stop(order)
         finally:
             for timer in timers:
                 timer.cancel()
             job.hold.release()
         moved = job.done.result()
         if moved is not None:
-            self.moved_bytes[direction] += moved.count
+            self.transferred_bytes[direction] += moved.count
             if moved.end is End.FAILED:
                 log.error("a transfer process could not move %d bytes: %s", count, moved.detail)
         over(moved)
@@ -190,7 +199,7 @@ class Movers:
             "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         )
         if user != os.getuid():
-            log.error("a process of another user connected to the movers' socket: closed")
+            log.error("a process of another user connected to the transfer processes' socket: closed")
             connection.close()
             return
         self._links.append(_Link(self, connection, pid))
@@ -199,11 +208,11 @@ class Movers:
 class _Link:
     """One transfer process."""
 
-    def __init__(self, movers: Movers, connection: socket.socket, pid: int) -> None:
+    def __init__(self, transfers: TransferPool, connection: socket.socket, pid: int) -> None:
         self.name = ""
         self.jobs: dict[int, _Job] = {}
         self._known: set[str] = set()  # extents that it may have mapped
-        self._movers = movers
+        self._transfers = transfers
         self._connection: socket.socket | None = connection
         self._pid = pid
         self._process = _process(pid)
@@ -212,7 +221,7 @@ class _Link:
         asyncio.get_running_loop().add_reader(connection.fileno(), self._read)
 
     def begin(self, job: _Job, connection: int, extent: Extent) -> None:
-        """Hands a move over. Raises OSError when a descriptor cannot be had."""
+        """Hands a transfer over. Raises OSError when a descriptor cannot be had."""
         fds: list[int] = []
         try:
             fds.append(os.dup(connection))
@@ -220,13 +229,13 @@ class _Link:
         except OSError:
             _close_all(fds)
             raise
-        self.jobs[job.move.id] = job
+        self.jobs[job.order.id] = job
         self._known.add(extent.name)
-        self._put(job.move.model_dump_json().encode(), fds)
+        self._put(job.order.model_dump_json().encode(), fds)
 
-    def stop(self, move: Move) -> None:
-        """Tells the process to end a move."""
-        self._put(Stop(id=move.id).model_dump_json().encode(), [])
+    def stop(self, order: Transfer) -> None:
+        """Tells the process to end a transfer."""
+        self._put(Stop(id=order.id).model_dump_json().encode(), [])
 
     def forget(self, extent: str) -> None:
         """Tells the process that an extent is gone, if it ever had it."""
@@ -235,10 +244,10 @@ class _Link:
             self._put(Forget(extent=extent).model_dump_json().encode(), [])
 
     def kill(self, reason: str) -> None:
-        """SIGKILL. Its moves are over when its end of the connection closes, which is when it is dead: not before."""
+        """SIGKILL. Its transfers are over when its end of the connection closes: when it is dead, not before."""
         if self._connection is not None:
             log.error("transfer process %s is killed: %s", self.name or "without a name", reason)
-            self._movers.killed += 1
+            self._transfers.killed += 1
             with contextlib.suppress(ProcessLookupError):
                 if self._process is not None:
                     signal.pidfd_send_signal(self._process, signal.SIGKILL)
@@ -260,7 +269,7 @@ class _Link:
         for _, fds in self._unsent:
             _close_all(fds)
         self._unsent.clear()
-        self._movers.lost(self)
+        self._transfers.lost(self)
         jobs, self.jobs = self.jobs, {}
         for job in jobs.values():
             job.done.set_result(None)
@@ -312,7 +321,7 @@ class _Link:
                 return
             if isinstance(message, Hello):
                 self.name = message.name
-                self._movers.greeted(message.name)
+                self._transfers.greeted(message.name)
             elif (job := self.jobs.pop(message.id, None)) is not None and not job.done.done():
                 job.done.set_result(message)
 

@@ -1,8 +1,8 @@
 """A transfer process: one thread that moves bytes for the front, for as many connections at a time as it is told.
 
 A connection's socket does not block, whichever process reads it: what cannot go on waits in a selector, and those that
-can take turns. Bytes go from and to a mapping, which is kept from one move to the next: touching the pages of a new one
-costs two thirds of what the copy does. `sendfile` was no faster, and leaves pages of the extent in the socket's queue
+can take turns. Bytes go from and to a mapping, which is kept from one transfer to the next: touching fresh pages costs
+two thirds of what the copy does. `sendfile` was no faster, and leaves pages of the extent in the socket's queue
 after it has returned: an extent that was freed and filled anew would then be sent to the wrong client.
 """
 
@@ -20,13 +20,13 @@ from typing import Final
 from gemmserve_service.http.transfer.protocol import (
     DESCRIPTORS,
     MAX_PACKET,
-    TO_MOVER,
+    TO_PROCESS,
     End,
     Forget,
     Hello,
-    Move,
-    Moved,
     Stop,
+    Transfer,
+    Transferred,
 )
 
 _AT_ONCE: Final = 1 << 20  # bytes of one system call
@@ -53,7 +53,7 @@ class Mappings:
         return memoryview(known)[offset : offset + count]
 
     def forget(self, name: str) -> None:
-        """Drops it; a move that is under way keeps it for as long."""
+        """Drops it; a transfer that is under way keeps it for as long."""
         self._maps.pop(name, None)
 
     def __len__(self) -> int:
@@ -61,16 +61,16 @@ class Mappings:
 
 
 class _Running:
-    """A move and its connection."""
+    """A transfer and its connection."""
 
-    __slots__ = ("connection", "count", "deadline", "inward", "move", "view", "waiting")
+    __slots__ = ("connection", "count", "deadline", "inward", "order", "view", "waiting")
 
-    def __init__(self, move: Move, connection: socket.socket, view: memoryview) -> None:
-        self.move = move
+    def __init__(self, order: Transfer, connection: socket.socket, view: memoryview) -> None:
+        self.order = order
         self.connection = connection
         self.view = view
-        self.inward = move.direction == "in"
-        self.deadline = time.monotonic() + move.patience_s
+        self.inward = order.direction == "in"
+        self.deadline = time.monotonic() + order.patience_s
         self.count = 0
         self.waiting = False
 
@@ -93,7 +93,7 @@ class _Running:
         return End.DONE if self.count == len(self.view) else None
 
 
-class Mover:
+class TransferProcess:
     """The process's work, on its connection to the front."""
 
     def __init__(self, control: socket.socket, name: str) -> None:
@@ -113,7 +113,7 @@ class Mover:
             self._wait()
             for _ in range(len(self._turns)):
                 running = self._turns.popleft()
-                if running.move.id in self._running:
+                if running.order.id in self._running:
                     self._turn(running)
             now = time.monotonic()
             for running in [one for one in self._running.values() if one.deadline <= now]:
@@ -138,7 +138,7 @@ class Mover:
             self._read_orders()
         for key, _ in ready:
             running = key.data
-            if running is not None and running.move.id in self._running and running.waiting:
+            if running is not None and running.order.id in self._running and running.waiting:
                 self._selector.unregister(running.connection)
                 running.waiting = False
                 self._turns.append(running)
@@ -160,9 +160,9 @@ class Mover:
                     return
                 if flags & socket.MSG_CTRUNC:  # this process may open no more files
                     fds = []
-                self._order(TO_MOVER.validate_json(data), fds)
+                self._order(TO_PROCESS.validate_json(data), fds)
 
-    def _order(self, order: Move | Stop | Forget, fds: list[int]) -> None:
+    def _order(self, order: Transfer | Stop | Forget, fds: list[int]) -> None:
         if isinstance(order, Forget):
             self._mappings.forget(order.extent)
         elif isinstance(order, Stop):
@@ -171,13 +171,13 @@ class Mover:
                 self._end(running, End.STOPPED)
         else:
             if len(fds) != DESCRIPTORS:
-                self._tell(Moved(id=order.id, count=0, end=End.FAILED, detail=f"{len(fds)} descriptors came"))
+                self._tell(Transferred(id=order.id, count=0, end=End.FAILED, detail=f"{len(fds)} descriptors came"))
                 return
             try:
                 view = self._mappings.view(order.extent, fds[1], order.offset, order.count)
                 connection = socket.socket(fileno=os.dup(fds[0]))
             except (OSError, ValueError) as error:
-                self._tell(Moved(id=order.id, count=0, end=End.FAILED, detail=str(error)[:500]))
+                self._tell(Transferred(id=order.id, count=0, end=End.FAILED, detail=str(error)[:500]))
                 return
             connection.setblocking(False)  # as it is: the flag is the connection's, not the descriptor's
             self._running[order.id] = running = _Running(order, connection, view)
@@ -199,15 +199,15 @@ class Mover:
 
     def _end(self, running: _Running, end: End, detail: str = "") -> None:
         """Lets go of connection and extent first, then says so."""
-        del self._running[running.move.id]
+        del self._running[running.order.id]
         if running.waiting:
             self._selector.unregister(running.connection)
             running.waiting = False
         running.connection.close()
         running.view.release()
-        self._tell(Moved(id=running.move.id, count=running.count, end=end, detail=detail[:500]))
+        self._tell(Transferred(id=running.order.id, count=running.count, end=end, detail=detail[:500]))
 
-    def _tell(self, moved: Moved) -> None:
+    def _tell(self, moved: Transferred) -> None:
         packet = moved.model_dump_json().encode()
         try:
             try:

@@ -1,8 +1,8 @@
 """What the front and a transfer process say to each other: packets (SOCK_SEQPACKET), each a JSON object.
 
-A mover says hello, once. Every `Move` brings two descriptors (SCM_RIGHTS), the connection's and the extent's, and is
-answered by one `Moved`; by then the mover has closed both and touches neither the connection nor the extent any more.
-A move is short: it ends when its patience does, whatever has come, so that the front hears often enough of every body
+A transfer process says hello, once. Every `Transfer` brings two descriptors (SCM_RIGHTS), the connection's and the
+extent's, and is answered by one `Transferred`; by then the process has closed both and touches neither any more. A
+transfer is short: it ends when its patience does, whatever has come, so that the front hears often enough of every body
 for its rates, offsets and deadlines, and holds all of their state itself.
 """
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 MAX_PACKET: Final = 16 << 10
 DESCRIPTORS: Final = 2
-"""That a `Move` brings: the connection, then the extent."""
+"""That a `Transfer` brings: the connection, then the extent."""
 
 
 class _Message(BaseModel):
@@ -23,14 +23,14 @@ class _Message(BaseModel):
 
 
 class Hello(_Message):
-    """The mover's first packet."""
+    """A transfer process's first packet."""
 
     kind: Literal["hello"] = "hello"
     name: str = Field(max_length=16)
 
 
 class End(StrEnum):
-    """Why a move is over."""
+    """Why a transfer is over."""
 
     DONE = "done"
     """All bytes were moved."""
@@ -42,10 +42,10 @@ class End(StrEnum):
     """Something else; `detail` says what."""
 
 
-class Move(_Message):
-    """Front to mover: bytes [offset, offset + count) of an extent, from the connection ("in") or to it ("out")."""
+class Transfer(_Message):
+    """Front to process: bytes [offset, offset + count) of an extent, from the connection ("in") or to it ("out")."""
 
-    kind: Literal["move"] = "move"
+    kind: Literal["transfer"] = "transfer"
     id: int
     direction: Literal["in", "out"]
     extent: str
@@ -56,30 +56,32 @@ class Move(_Message):
 
 
 class Stop(_Message):
-    """Front to mover: that move is to end. It is answered as any other, if it was not before."""
+    """Front to process: that transfer is to end. It is answered as any other, if it was not before."""
 
     kind: Literal["stop"] = "stop"
     id: int
 
 
 class Forget(_Message):
-    """Front to mover: that extent is gone; its pages are given back when the mover's mapping goes too."""
+    """Front to process: that extent is gone; its pages are given back when the process's mapping goes too."""
 
     kind: Literal["forget"] = "forget"
     extent: str
 
 
-class Moved(_Message):
-    """Mover to front: a move is over, and `count` bytes were moved."""
+class Transferred(_Message):
+    """Process to front: a transfer is over, and `count` bytes were moved."""
 
-    kind: Literal["moved"] = "moved"
+    kind: Literal["transferred"] = "transferred"
     id: int
     count: int = Field(ge=0)
     end: End
     detail: str = Field("", max_length=500)
 
 
-TO_MOVER: Final[TypeAdapter[Move | Stop | Forget]] = TypeAdapter(
-    Annotated[Move | Stop | Forget, Field(discriminator="kind")]
+TO_PROCESS: Final[TypeAdapter[Transfer | Stop | Forget]] = TypeAdapter(
+    Annotated[Transfer | Stop | Forget, Field(discriminator="kind")]
 )
-TO_FRONT: Final[TypeAdapter[Hello | Moved]] = TypeAdapter(Annotated[Hello | Moved, Field(discriminator="kind")])
+TO_FRONT: Final[TypeAdapter[Hello | Transferred]] = TypeAdapter(
+    Annotated[Hello | Transferred, Field(discriminator="kind")]
+)

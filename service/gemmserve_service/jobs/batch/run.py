@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gemmserve.wire import RESULT_DTYPES
-from gemmserve_service.errors import InvalidParameters, JobCancelled, ServiceError, TooLarge
+from gemmserve_service.errors import InvalidParameters, ServiceError, TooLarge
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.jobs.batch.task import (
     BatchProblem,
@@ -23,7 +23,7 @@ from gemmserve_service.jobs.batch.task import (
     place,
     sort,
 )
-from gemmserve_service.jobs.one_shot import Waiter, summary
+from gemmserve_service.jobs.one_shot import Waiter, outcome_of
 from gemmserve_service.jobs.small.bundles import reserve
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.runtime.yielding import Turns
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from gemmserve_service.executor.protocol import Done
     from gemmserve_service.jobs.batch.task import Failures, Item
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.store.array_store import ArrayStore
@@ -47,7 +48,7 @@ Results = Literal["inline", "packed", "each"]
 
 @dataclass(frozen=True)
 class Options:
-    """What a batch is asked for beside its products."""
+    """Options of a batch, beside its products."""
 
     results: Results = "inline"
     verify: bool = False
@@ -58,7 +59,7 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What a batch came to. `release` when its results have been sent."""
+    """Outcome of a batch. `release` when its results have been sent."""
 
     failures: Failures
     groups: list[Group] = field(default_factory=list)
@@ -128,21 +129,9 @@ async def run_batch(
             await task.prepare([worker.spec for worker in core.executor.workers() if worker.spec is not None])
         undo.pop_all()
     scheduler.submit(task, soon=True)
-    try:
-        with _watching(gone, lambda: scheduler.cancel(task)):
-            ended = await waiter.outcome
-    except asyncio.CancelledError:
-        if not task.over:
-            scheduler.cancel(task)
-        elif not waiter.outcome.cancelled() and isinstance(waiter.outcome.result(), Done):
-            task.close()
-        core.observe(summary(task, JobCancelled("the client hung up")), task.size)
-        raise
-    core.observe(summary(task, ended), task.size)
-    if isinstance(ended, ServiceError):
-        raise ended
+    with _watching(gone, lambda: scheduler.cancel(task)):
+        outcome.done = await outcome_of(task, waiter, scheduler, core.observe)
     task.unpin()
-    outcome.done = ended
     if options.results != "inline":
         await _publish(core.store, uploads)
         outcome.infos = [upload.info for upload in uploads if isinstance(upload.info, ArrayInfo)]
@@ -220,7 +209,7 @@ async def _reserve(
 
 
 def _not_uniform(failures: Failures) -> Exception:
-    """Why the results cannot be one array."""
+    """Return why the results cannot be one array."""
     if failures:
         return failures[min(failures)]
     return InvalidParameters(
@@ -254,7 +243,9 @@ async def _publish(store: ArrayStore, uploads: Sequence[Upload]) -> None:
 
 
 def inline_results(outcome: Outcome) -> dict[str, tuple[Placed, memoryview]]:
-    """By member, what lies in the bundle: the stacks where all products are alike, else `<result>_<number>`."""
+    """Return the bundle's arrays and bytes by member: the stacks where all products are alike, else
+    `<result>_<number>`.
+    """
     packed, bundle = outcome.packed, outcome.bundle
     assert packed is not None
 

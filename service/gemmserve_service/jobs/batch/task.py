@@ -15,7 +15,8 @@ from gemmserve.wire import RESULT_DTYPES
 from gemmserve_kernels import KernelError, Operand, Plan
 from gemmserve_service import products as operations
 from gemmserve_service.errors import ServiceError
-from gemmserve_service.executor.protocol import ExtentTable, Part, RunBatch, Stack
+from gemmserve_service.executor.packing import ArrayKind, ExtentTable, form_of
+from gemmserve_service.executor.protocol import Part, Work
 from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.scheduling.tasks import Task, plan_of
 
@@ -33,14 +34,11 @@ if TYPE_CHECKING:
     from gemmserve_service.store.pin import Pinned
     from gemmserve_service.store.upload import Upload
 
-Kind = tuple[str, tuple[int, ...], str]
-"""dtype, shape and order of an array."""
-
 
 class Placed(NamedTuple):
     """An array, and where its bytes are."""
 
-    kind: Kind
+    kind: ArrayKind
     extent: Extent | None
     """None: it has none."""
     offset: int = 0
@@ -54,7 +52,7 @@ class Placed(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One product of a batch, as it was asked for."""
+    """Product of a batch, as requested."""
 
     params: GemmParams | GemmReduceParams
     key: Any
@@ -89,11 +87,11 @@ class BatchProblem:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the first ones."""
+        """The dtype of the first group's products."""
         return self.groups[0].problem.dtype
 
     def nbytes(self) -> int:
-        """Of operands and results."""
+        """Bytes of operands and results."""
         return sum(group.size[0] * len(group.items) for group in self.groups)
 
     def flops(self) -> int:
@@ -164,11 +162,11 @@ class BatchTask(Task):
         self._held = held
         self._planned: dict[int, tuple[DeviceSpec, list[Plan | KernelError]]] = {}
         """The groups' plans, by the identity of the device's description, which is held."""
-        self._table = _Table()
+        self._table = ExtentTable()
         self._parts: list[Part] = []
 
     async def prepare(self, specs: Iterable[DeviceSpec]) -> None:
-        """Works out in turns with others what `plan` and `message` would work out in one."""
+        """Prepare the results of `plan` and `message`, in turns with other tasks of the event loop."""
         turns = Turns()
         for spec in specs:
             plans = self._planned[id(spec)] = spec, []
@@ -184,7 +182,7 @@ class BatchTask(Task):
         plans = self._plans(spec)
         return next((plan for plan in plans if isinstance(plan, KernelError)), plans[0])
 
-    def message(self, chosen: Plan, *, verify: bool) -> RunBatch:
+    def message(self, chosen: Plan, *, verify: bool) -> Work:
         """See `Task`."""
         del chosen
         assert self.worker is not None
@@ -196,7 +194,7 @@ class BatchTask(Task):
             assert isinstance(plan, Plan)  # `plan` saw to it
             same = part.algorithm == plan.algorithm
             parts.append(part if same else part.model_copy(update={"algorithm": plan.algorithm}))
-        return RunBatch(task=self.id, extents=self._table.extents, parts=parts, verify=verify)
+        return Work(task=self.id, extents=self._table.rows, parts=parts, verify=verify)
 
     def _plans(self, spec: DeviceSpec) -> list[Plan | KernelError]:
         known = self._planned.get(id(spec))
@@ -207,16 +205,22 @@ class BatchTask(Task):
     def _add(self, group: Group) -> None:
         """The part of the message that is this group's, by any device's algorithm."""
         wanted = [item for number in group.items if isinstance(item := self._items[number], Item)]
-        stack = self._table.stack
+        sides = {name: [item.operands[name] for item in wanted] for name in wanted[0].operands}, group.results
+        kinds = [{name: arrays[0].kind for name, arrays in side.items()} for side in sides]
+        places = [{name: self._places(arrays) for name, arrays in side.items()} for side in sides]
         plans = [plans[len(self._parts)] for _, plans in self._planned.values()]
-        self._parts.append(
-            Part(
-                params=group.params,
-                algorithm=next((plan.algorithm for plan in plans if isinstance(plan, Plan)), ""),
-                operands={name: stack([item.operands[name] for item in wanted]) for name in wanted[0].operands},
-                results={name: stack(placed) for name, placed in group.results.items()},
-            )
+        algorithm = next((plan.algorithm for plan in plans if isinstance(plan, Plan)), "")
+        # Without validation, which would look at every place.
+        part = Part.model_construct(
+            form=form_of(group.params, *kinds), algorithm=algorithm, operands=places[0], results=places[1]
         )
+        self._parts.append(part)
+
+    def _places(self, arrays: Sequence[Placed]) -> list[tuple[int, int]]:
+        """Return the places of these arrays."""
+        number, extents = self._table.number, {(array.extent, array.cache_id) for array in arrays}
+        numbers = {extent: number(extent, cache_id) for extent, cache_id in extents}
+        return [(numbers[extent], offset) for _, extent, offset, _ in arrays]
 
     def close(self, *, reusable: bool = True) -> None:
         """See `Task`; idempotent."""
@@ -232,44 +236,6 @@ class BatchTask(Task):
         self._held.close()
 
 
-class _Table:
-    """The extents of a message, by number; those that share a file stand there with its name."""
-
-    def __init__(self) -> None:
-        self.extents = ExtentTable(names=[], paths=[], capacities=[], cache_ids=[])
-        self._numbers: dict[str, int] = {}
-
-    def stack(self, arrays: Sequence[Placed]) -> Stack:
-        """Where these arrays are, which are of one kind."""
-        dtype, shape, order = arrays[0].kind
-        numbers = {None: -1} | {
-            extent: self._number(extent, cache_id)
-            for extent, cache_id in {(array.extent, array.cache_id) for array in arrays}
-            if extent is not None
-        }
-        # Without validation, which would look at every place.
-        return Stack.model_construct(
-            dtype=dtype,
-            shape=shape,
-            order="F" if order == "F" else "C",
-            places=[
-                (numbers[extent], offset + (0 if extent is None else extent.start)) for _, extent, offset, _ in arrays
-            ],
-        )
-
-    def _number(self, extent: Extent, cache_id: str | None) -> int:
-        number = self._numbers.get(extent.name)
-        if number is None:
-            table = self.extents
-            number = self._numbers[extent.name] = len(table.names)
-            name, capacity = extent.file
-            table.names.append(name)
-            table.paths.append(extent.path)
-            table.capacities.append(capacity)
-            table.cache_ids.append(cache_id)
-        return number
-
-
 def placed(pinned: Pinned) -> Placed:
     """A stored array as an operand."""
     info = pinned.info
@@ -281,7 +247,7 @@ _ALIGNED: Final = 64
 
 @dataclass(frozen=True)
 class Packed:
-    """Where results lie in one extent. `uniform`: as one array, the products along the first axis, by name."""
+    """Layout of results in one extent. `uniform`: as one array, the products along the first axis, by name."""
 
     nbytes: int
     offsets: dict[tuple[int, str], int]

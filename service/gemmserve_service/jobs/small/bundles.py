@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_service.executor.protocol import BundleForm, Placed, RunBundle
+from gemmserve_service.executor.protocol import Work
 from gemmserve_service.scheduling.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
 
     from gemmserve_kernels import Plan
+    from gemmserve_service.executor.protocol import Part
     from gemmserve_service.products import Problem
     from gemmserve_service.scheduling.tasks import Listener
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
@@ -65,24 +66,6 @@ def reserve(store: ArrayStore, nbytes: int, *, largest: int, owner: str) -> Uplo
     return store.allocate(_BYTES, (nbytes,), "C", ttl_s=math.inf, scratch=True, owner=owner, granted=True)
 
 
-def form_of(params: GemmParams | GemmReduceParams, operands: Iterable[Slot], results: Iterable[Slot]) -> str:
-    """What a worker is told of a bundle's products, but for the extent."""
-
-    def placed(slots: Iterable[Slot]) -> dict[str, Placed]:
-        return {
-            slot.name: Placed(
-                nbytes=slot.nbytes,
-                dtype=slot.dtype,
-                shape=slot.shape,
-                order="F" if slot.order == "F" else "C",
-                offset=slot.offset,
-            )
-            for slot in slots
-        }
-
-    return BundleForm(params=params, operands=placed(operands), results=placed(results)).model_dump_json()
-
-
 class BundleTask(Task):
     """A task on a bundle; `operands` and `results` are empty."""
 
@@ -94,28 +77,20 @@ class BundleTask(Task):
         listener: Listener,
         *,
         room: Room,
-        form: str,
+        parts: Callable[[str], list[Part]],
         **fields: Any,
     ) -> None:
-        """`form`: of `form_of`; `fields` are those of `Task`."""
+        """`parts`: of its message, by an algorithm; `fields` are those of `Task`."""
         super().__init__(task_id, params, problem, {}, {}, listener, **fields)
         self.room = room
-        self._form = form
+        self._parts = parts
 
-    def message(self, chosen: Plan, *, verify: bool) -> RunBundle:
+    def message(self, chosen: Plan, *, verify: bool) -> Work:
         """See `Task`."""
         extent = self.room.extent
-        name, capacity = extent.file
-        return RunBundle(
-            task=self.id,
-            form=self._form,
-            algorithm=chosen.algorithm,
-            extent=name,
-            path=extent.path,
-            capacity=capacity,
-            offset=extent.start,
-            verify=verify,
-        )
+        name, nbytes = extent.file
+        rows = [(name, extent.path, nbytes, extent.start, None)]
+        return Work(task=self.id, extents=rows, parts=self._parts(chosen.algorithm), verify=verify)
 
     def close(self, *, reusable: bool = True) -> None:
         """See `Task`; idempotent."""

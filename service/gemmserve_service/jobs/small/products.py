@@ -16,7 +16,9 @@ from gemmserve.wire import RESULT_DTYPES, format_npy_header, parse_npy_header
 from gemmserve_kernels import Operand
 from gemmserve_service import products
 from gemmserve_service.errors import ServiceError
-from gemmserve_service.jobs.small.bundles import BundleTask, Layout, Slot, form_of
+from gemmserve_service.executor.packing import form_of
+from gemmserve_service.executor.protocol import Part
+from gemmserve_service.jobs.small.bundles import BundleTask, Layout, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 _NUMBERS: Final = itertools.count(1)
-_MOST_KEPT: Final = 512  # products that are remembered
-_MOST_KEY: Final = 2048  # bytes of the parameters and headers of one that is
-_MOST_RESULT: Final = 1 << 20  # bytes; a column by a row has as many as the square of what was sent
+_MAX_PRODUCTS: Final = 512  # products that are remembered
+_MAX_KEY: Final = 2048  # bytes of the parameters and headers of one that is
+_MAX_RESULT: Final = 1 << 20  # bytes; a column by a row has as many as the square of what was sent
 
 
 @dataclass(eq=False)
@@ -52,12 +54,24 @@ class SmallProduct:
     """Bytes and operations of the problem."""
     models: dict[str, Any] = field(default_factory=dict, init=False)
     """`Task.models` of every task that computes it."""
-    form: str = field(init=False)
-    """What a worker is told of it."""
+    _parts: dict[str, list[Part]] = field(default_factory=dict, init=False)
     _plans: tuple[list[DeviceSpec | None], dict[str, Plan | KernelError]] | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        self.form = form_of(self.params, self.operands, self.results)
+    def parts(self, algorithm: str) -> list[Part]:
+        """Return the parts of its message: all but the extent, and the same every time."""
+        parts = self._parts.get(algorithm)
+        if parts is None:
+            operands = {slot.name: (slot.dtype, slot.shape, slot.order) for slot in self.operands}
+            results = {slot.name: (slot.dtype, slot.shape, slot.order) for slot in self.results}
+            part = Part(
+                form=form_of(self.params, operands, results),
+                algorithm=algorithm,
+                operands={slot.name: [(0, slot.offset)] for slot in self.operands},
+                results={slot.name: [(0, slot.offset)] for slot in self.results},
+            )
+            parts = [part]
+            self._parts[algorithm] = parts
+        return parts
 
     def plans(self, workers: Sequence[Worker], check: Callable[[Product], dict[str, Plan | KernelError]]) -> Any:
         """`Scheduler.check`, asked once for the devices that there are."""
@@ -68,12 +82,12 @@ class SmallProduct:
         return dict(self._plans[1])
 
     def nbytes(self) -> int:
-        """Of operands and result."""
+        """Bytes of operands and result."""
         return self.size[0]
 
 
 class SmallProducts:
-    """Those seen last, by what was sent."""
+    """Small products seen last, by their parameters and headers."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[Any, ...], SmallProduct] = OrderedDict()
@@ -111,9 +125,9 @@ class SmallProducts:
                 product = None
             if product is None:
                 return None
-            if len(text or b"") + sum(map(len, heads.values())) <= _MOST_KEY:
+            if len(text or b"") + sum(map(len, heads.values())) <= _MAX_KEY:
                 self._known[key] = product
-                if len(self._known) > _MOST_KEPT:
+                if len(self._known) > _MAX_PRODUCTS:
                     self._known.popitem(last=False)
         else:
             self._known.move_to_end(key)
@@ -137,7 +151,7 @@ def _describe(params: GemmParams | GemmReduceParams, heads: dict[str, bytes]) ->
     results = tuple(
         layout.place(name, dtype, shape, order) for name, (shape, dtype, order) in products.outputs(problem).items()
     )
-    if len(results) != 1 or results[0].nbytes > _MOST_RESULT or not all(slot.nbytes for slot in (*slots, *results)):
+    if len(results) != 1 or results[0].nbytes > _MAX_RESULT or not all(slot.nbytes for slot in (*slots, *results)):
         return None
     (result,) = results
     answer = format_npy_header(RESULT_DTYPES[result.dtype], result.shape, fortran_order=result.order == "F")
@@ -176,7 +190,7 @@ def begin(
         product.problem,
         listener,
         room=room,
-        form=product.form,
+        parts=product.parts,
         owner=owner,
         timeout_s=scheduler.settings.oneshot_timeout_s if timeout_s is None else timeout_s,
         durable=False,

@@ -59,7 +59,7 @@ def _devices() -> Iterator[Finding]:
 def _verify(device: str) -> Finding:
     from gemmserve_kernels import DeviceError
     from gemmserve_service.executor.worker.backend import DeviceUnavailable, open_backend
-    from gemmserve_service.executor.worker.selftest import verified_error
+    from gemmserve_service.executor.worker.checks.selftest import verified_error
 
     try:
         backend = open_backend(device, cache_share=0.0)

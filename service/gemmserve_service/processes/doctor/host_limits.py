@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_kernels.device.compiler import CACHE_VARIABLE, cache_directory
 from gemmserve_service.processes.doctor.machine import Finding
 from gemmserve_service.runtime.open_files import OpenFiles
-from gemmserve_service.runtime.tuning import cpu_count
+from gemmserve_service.runtime.tuning import cpu_count, transfer_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ def limits(settings: Settings, machine: Machine) -> Iterator[Finding]:
     yield from temporary(settings)
     yield from shared_memory(machine)
     yield from open_files(settings)
-    yield from transfer_processes(settings)
+    yield from transfers(settings)
 
 
 def data_dir(folder: Path, machine: Machine) -> Iterator[Finding]:
@@ -94,9 +94,9 @@ def open_files(settings: Settings) -> Iterator[Finding]:
         yield Finding("ok", "files", str(files))
 
 
-def transfer_processes(settings: Settings) -> Iterator[Finding]:
-    """Whether the transfer processes that are asked for can run, and have processors to run on."""
-    count, processors = settings.transfer_processes, cpu_count()
+def transfers(settings: Settings) -> Iterator[Finding]:
+    """Whether the transfer processes can run, and have processors to run on."""
+    count, processors = transfer_processes(settings.transfer_processes), cpu_count()
     if not count:
         return
     if sys.platform != "linux":

@@ -34,7 +34,7 @@ from gemmserve_service.errors import (
 from gemmserve_service.runtime import clock
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.store.database.database import load_sql
-from gemmserve_service.store.declared import NpyHead
+from gemmserve_service.store.declared import read_npy_head
 from gemmserve_service.store.resumable.byte_ranges import Spans
 from gemmserve_service.store.upload import ArraySpec
 
@@ -193,20 +193,14 @@ class ResumableUpload:
         """Read the .npy header and reserve the array's space. Returns the header."""
         if part.start:
             raise UploadIncomplete("the part at offset 0, with the .npy header, comes first", missing=[])
-        reader = NpyHead()
-        while piece := await body.piece():
-            if (found := reader.feed(piece)) is None:
-                continue
-            declared, data = found
-            length = len(declared.header) + declared.nbytes
-            if part.end > length:
-                raise BodyTooLong(f"{part.end} bytes, and by its header the .npy file has {length}")
-            self.reserved(await self._reserve(store, declared), declared.header)
-            part.received = len(self.head)
-            body.unread(data)
-            return self.head
-        reader.close()
-        raise AssertionError  # close always raises
+        declared, data = await read_npy_head(body)
+        length = len(declared.header) + declared.nbytes
+        if part.end > length:
+            raise BodyTooLong(f"{part.end} bytes, and by its header the .npy file has {length}")
+        self.reserved(await declared.reserve(store, ttl_s=self.ttl_s, owner=self.owner), declared.header)
+        part.received = len(self.head)
+        body.unread(data)
+        return self.head
 
     async def _skip_head(self, body: Body, part: Part) -> bytes:
         """Pass over what of the header comes again, and return it. Raises NpyError where it is another."""
@@ -221,9 +215,6 @@ class ResumableUpload:
         if came != self.head[part.start : part.start + len(came)]:
             raise NpyError("this .npy header is not the one that came before")
         return came
-
-    async def _reserve(self, store: ArrayStore, declared: Declared) -> Upload:
-        return await declared.reserve(store, ttl_s=self.ttl_s, owner=self.owner)
 
     # -- as a row of the table `uploads` -------------------------------------------------------------------------------
 
@@ -408,7 +399,7 @@ class ResumableUploads:
         try:
             if part.unchecked and record.received.meets(part.start, part.end):
                 await self._put(record)  # before what is on record is written over
-            with self._quotas.moving(record.owner, count):
+            with self._quotas.in_flight(record.owner, count):
                 await part.run(record.receive(body, part, expected, self._store))
         finally:
             part.unchecked = False  # `received` says what came of it

@@ -118,9 +118,4 @@ inline unsigned to_tf32(float x) {
     return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & 0xffffe000u;
 }
 
-inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    const float c[4] = {d[0], d[1], d[2], d[3]};
-    MultiplyTf32<8>::run(d, a, b, c);
-}
-
 }  // namespace simt::ampere

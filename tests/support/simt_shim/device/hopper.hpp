@@ -23,7 +23,6 @@ void barrier_arrive(unsigned barrier);
 void barrier_arrive_expecting(unsigned barrier, unsigned bytes);
 void barrier_wait(unsigned barrier, unsigned parity, SIMT_HERE);
 inline void barrier_init_fence() {}
-inline void barrier_expect(unsigned barrier, int bytes) { barrier_arrive_expecting(barrier, unsigned(bytes)); }
 
 // ---- the copy engine
 
@@ -82,12 +81,6 @@ void wgmma_commit();
 void wgmma_wait_for(int pending, Place place);
 template <int PENDING>
 inline void wgmma_wait(SIMT_HERE) {
-    wgmma_wait_for(PENDING, {file, line});
-}
-inline void multiply_fence() { wgmma_fence(); }
-inline void multiply_commit() { wgmma_commit(); }
-template <int PENDING>
-inline void multiply_wait(SIMT_HERE) {
     wgmma_wait_for(PENDING, {file, line});
 }
 

@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from standing import stand_still
+from works import unpacked
 
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service.executor.local import LocalExecutor
 from gemmserve_service.executor.port import spec_adapter
-from gemmserve_service.executor.protocol import TO_WORKER, Beat, Decoder, Done, Failed, Hello, encode
+from gemmserve_service.executor.protocol import TO_WORKER, Beat, Cancel, Decoder, Done, Failed, Hello, RunBatch, encode
 from gemmserve_service.runtime.handoff import WorkerHandoff
 from gemmserve_service.schemas import GemmParams, JobState, Timings
 
@@ -48,7 +49,8 @@ class HandMadeWorker:
             if not data:
                 return None
             for body in self.decoder.feed(data):
-                return TO_WORKER.validate_json(body)
+                message = TO_WORKER.validate_json(body)
+                return unpacked(message)[0] if isinstance(message, RunBatch) else message
 
     def close(self):
         self.writer.close()
@@ -302,13 +304,13 @@ async def test_a_worker_that_reads_late_is_sent_everything_in_order(core, worker
     (one,) = core.executor.workers()
     names = [f"{number}_{'x' * (number * 977 % 60_000)}" for number in range(200)]
     for name in names:
-        core.executor.cancel(one, name)
+        core.executor.send(one, Cancel(task=name))
     found = []
     while len(found) < len(names):
         data = await asyncio.wait_for(worker.reader.read(1 << 16), 60)
         found += [TO_WORKER.validate_json(body).task for body in worker.decoder.feed(data)]
     assert found == names
-    core.executor.cancel(one, "last")  # straight to the socket again
+    core.executor.send(one, Cancel(task="last"))  # straight to the socket again
     assert (await worker.hear()).task == "last"
 
 
@@ -319,4 +321,4 @@ async def test_nothing_is_written_past_a_connection_that_is_gone(core, worker, e
     await eventually(lambda: not core.ready()[0])
     assert link._socket == -1
     link.write(b"nobody reads this")
-    core.executor.cancel(one, "t")
+    core.executor.send(one, Cancel(task="t"))

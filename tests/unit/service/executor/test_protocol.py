@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from works import packed, unpacked
 
 from gemmserve_service.executor import protocol
 from gemmserve_service.executor.protocol import (
@@ -20,20 +21,17 @@ from gemmserve_service.executor.protocol import (
     Forget,
     Hello,
     ProtocolError,
-    Run,
     Stop,
     encode,
 )
+from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import GemmParams, GemmReduceParams, Timings
 
 REF = ArrayRef(extent="e", path="/p", capacity=4096, nbytes=64, dtype="complex64", shape=(2, 4), order="F")
 FIELDS = {"operands": {"a": REF, "b": REF}, "results": {"d": REF}}
-EXTRA = {"algorithm": "numpy"} if "algorithm" in Run.model_fields else {}
 MESSAGES = [
-    Run(task="t", params=GemmParams(alpha=1.5 - 2j, beta=0.1 + 0.2j, trans_a="C"), **FIELDS, **EXTRA),
-    Run(
-        task="t", params=GemmReduceParams(reduce=["sum", "absmax"], axis=["m", "batch"]), verify=True, **FIELDS, **EXTRA
-    ),
+    packed(Run("t", GemmParams(alpha=1.5 - 2j, beta=0.1 + 0.2j, trans_a="C"), "numpy", **FIELDS)),
+    packed(Run("t", GemmReduceParams(reduce=["sum", "absmax"], axis=["m", "batch"]), "numpy", **FIELDS, verify=True)),
     Forget(extents=["a", "b"]),
     Stop(),
 ]
@@ -58,9 +56,11 @@ def test_what_a_worker_answers_arrives(message):
 
 @given(st.complex_numbers(allow_nan=False, allow_infinity=False))
 def test_scalars_arrive_bit_for_bit(alpha):
-    run = Run(task="t", params=GemmParams(alpha=alpha), **FIELDS, **EXTRA)
-    (body,) = Decoder().feed(encode(run))
-    back = TO_WORKER.validate_json(body).params.alpha
+    run = Run("t", GemmParams(alpha=alpha), "numpy", **FIELDS)
+    (body,) = Decoder().feed(encode(packed(run)))
+    (there,) = unpacked(TO_WORKER.validate_json(body))
+    assert there == run
+    back = there.params.alpha
     assert back == alpha
     assert math.copysign(1, back.real) == math.copysign(1, complex(alpha).real)
 

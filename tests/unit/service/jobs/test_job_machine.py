@@ -57,7 +57,7 @@ class JobLife(RuleBasedStateMachine):
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, 120))
 
     async def put(self, *, scratch=False, owner=""):
-        upload = await self.core.store.reserve(np.dtype("f4"), (4, 4), "C", ttl_s=None, scratch=scratch, owner=owner)
+        upload = self.core.store.allocate(np.dtype("f4"), (4, 4), "C", ttl_s=None, scratch=scratch, owner=owner)
         upload.write(bytes(64))
         return upload if scratch else await upload.commit()
 
@@ -347,7 +347,11 @@ class JobLife(RuleBasedStateMachine):
         assert sum(scheduler.queue.waiting(owner) for owner in ("", "alice", "bob")) == len(waiting)
         assert {task for task in waiting if task.durable} == {
             job.task for job in live if job.task is not None and not job.task.over and job.task.worker is None
-        } | {task for task in scheduler.writes.recomputations if not task.over and task.worker is None}
+        } | {
+            each.task
+            for each in scheduler.writes._recomputations.values()
+            if not each.task.over and each.task.worker is None
+        }
 
     def teardown(self):
         async def finish():
@@ -381,7 +385,7 @@ class JobLife(RuleBasedStateMachine):
             await core.store.delete(self.operand.id)
             await self.settle()
             assert (core.store.used_bytes, core.store.scratch_bytes, core.store.count) == (0, 0, 0)
-            assert core.jobs._room.taken == 0
+            assert core.scheduler.admissions.steps == 0
             assert list(core.store._catalog) == []
 
         try:

@@ -70,7 +70,7 @@ async def test_one_shot_that_is_refused_leaves_nothing(core, scratch, idle, put)
         await core.jobs.run(GemmParams(), await scratch(core.store, a=A, b=np.ones((3, 3), "c8")))
     await idle()
     uploads = await scratch(core.store, a=A)
-    uploads["b"] = await core.store.reserve(A.dtype, A.shape, "C", ttl_s=None, scratch=True)
+    uploads["b"] = core.store.allocate(A.dtype, A.shape, "C", ttl_s=None, scratch=True)
     with pytest.raises(BodyTooShort):
         await core.jobs.run(GemmParams(), uploads)
     await idle()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from program_requests import powers, program, step
 from pydantic import TypeAdapter
+from works import packed, unpacked
 
 from gemmserve_kernels.problem.errors import ParameterInvalid
 from gemmserve_service.errors import (
@@ -100,11 +101,11 @@ async def test_the_longest_program_fits_into_a_frame(core, fake, put):
         for n, name in enumerate(names)
     ]
     await core.jobs.submit(program(*steps, keep=[f"{name}.c" for name in names]))
-    (_, message) = fake.sent[-1]
-    frame = encode(message)
-    assert 1 << 20 < len(frame) < 1 << 22
+    (_, (message,)) = fake.sent[-1]
+    frame = encode(packed(message))
+    assert 1 << 19 < len(frame) < 1 << 22
     (body,) = Decoder().feed(frame)
-    back = TO_WORKER.validate_json(body)
+    (back,) = unpacked(TO_WORKER.validate_json(body))
     assert (len(back.operands), len(back.results)) == (2000, 1000)
     assert back.params == message.params
     with pytest.raises(ParameterInvalid, match="10000 results"):
@@ -113,7 +114,7 @@ async def test_the_longest_program_fits_into_a_frame(core, fake, put):
 
 async def test_what_a_worker_is_sent(core, fake, a):
     await core.jobs.submit(powers(a))
-    (_, message) = fake.sent[-1]
+    (_, (message,)) = fake.sent[-1]
     assert list(message.operands) == [a.id]
     assert message.operands[a.id].cache_id == a.id
     assert list(message.results) == ["x3"]
@@ -210,7 +211,7 @@ async def test_a_crash_of_the_server_loses_no_program(core, fake, a, settings, f
         np.testing.assert_allclose(
             fetch(again.store, short.result["x3"]), np.linalg.matrix_power(A.astype("c16"), 8), rtol=1e-3
         )
-        assert again.jobs._room.taken == 0
+        assert again.scheduler.admissions.steps == 0
     finally:
         await again.stop()
 
@@ -227,7 +228,7 @@ async def test_a_program_that_can_run_nowhere_any_more_fails_by_name(core, a, se
         done = await again.jobs.wait(info.id, 60)
         assert (done.state, done.error.type) == (JobState.FAILED, "/problems/not-found")
         assert done.error.model_extra["step"] == "x1"
-        assert again.jobs._room.taken == 0
+        assert again.scheduler.admissions.steps == 0
     finally:
         await again.stop()
 
@@ -303,11 +304,11 @@ async def test_a_check_unasked_counts_what_passes_between_steps(make_core, make_
     small = await put(core.store, A)
     column = await put(core.store, np.ones((1 << 12, 1), "f4"))
     await core.jobs.submit(powers(small))
-    assert fake.sent[-1][1].verify
+    assert fake.sent[-1][1][0].verify
     fake.done()
     large = [step("outer", column, column, trans_b="T"), *(step(f"x{n}", "$outer", column) for n in range(5))]
     await core.jobs.submit(program(*large))
-    assert not fake.sent[-1][1].verify, "its operands and results are small, and what is between them is not"
+    assert not fake.sent[-1][1][0].verify, "its operands and results are small, and what is between them is not"
 
 
 async def test_what_only_unneeded_steps_use_is_not_held(core, fake, a, put):
@@ -315,6 +316,6 @@ async def test_what_only_unneeded_steps_use_is_not_held(core, fake, a, put):
     info, _ = await core.jobs.submit(program(step("u", other, other), step("x", a, a), keep=["x"]))
     assert core.store._catalog.get(other.id).pins == 0
     assert core.store._catalog.get(a.id).pins == 1
-    assert list(fake.sent[-1][1].operands) == [a.id]
+    assert list(fake.sent[-1][1][0].operands) == [a.id]
     fake.done()
     assert (await core.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED

@@ -11,7 +11,6 @@ from program_requests import powers, program, step
 
 from gemmserve_kernels.problem.errors import ParameterInvalid, ShapeMismatch
 from gemmserve_service.errors import NotFound, ProgramTooLarge, QueueFull, StepInvalid, StoreFull, TooLarge, describe
-from gemmserve_service.jobs.program_quota import StepRoom
 from gemmserve_service.runtime.ids import new_id
 
 A = (np.arange(64.0).reshape(8, 8) / 64 + 1j).astype("c8")
@@ -82,7 +81,7 @@ async def test_no_room_for_a_result(make_core, make_settings, fake, put, held):
     with pytest.raises(StoreFull):
         await core.jobs.submit(powers(a, keep=["x1", "x3"]))
     await core.jobs.submit(powers(a, keep=["x3"]))
-    assert core.jobs._room.taken == 3
+    assert core.scheduler.admissions.steps == 3
     fake.fail()
 
 
@@ -94,20 +93,9 @@ async def test_steps_that_wait_are_bounded(make_core, make_settings, fake, put, 
         await core.jobs.submit(powers(a, 1))
     fake.done()
     await core.jobs.wait(first.id, 60)
-    assert core.jobs._room.taken == 0
+    assert core.scheduler.admissions.steps == 0
     for _ in range(2):
         await core.jobs.submit(powers(a, 5))
     with pytest.raises(QueueFull) as caught:
         await core.jobs.submit(powers(a, 1))
     assert caught.value.retry_after_s >= 1
-
-
-def test_an_owner_leaves_room_for_others():
-    room = StepRoom(100)
-    release = room.take("alice", 80)
-    with pytest.raises(QueueFull, match="this key's"):
-        room.take("alice", 5)
-    room.take("bob", 16)
-    room.take("carol", 1000, recovered=True)
-    release()
-    assert room.taken == 1016

@@ -113,3 +113,14 @@ def test_idle_times_are_no_drain_rate(bound, queue, monkeypatch):
     clock[0] += 3600  # nobody waited
     doors.ended()
     assert doors.drain_rate == 0
+
+
+def test_steps_of_programs_leave_room_for_other_owners(bound):
+    doors = bound(max_queued_steps=100)
+    release = doors.take_steps("alice", 80)
+    with pytest.raises(QueueFull, match="this key's"):
+        doors.take_steps("alice", 5)
+    doors.take_steps("bob", 16)
+    doors.take_steps("carol", 1000, recovered=True)
+    release()
+    assert doors.steps == 1016

@@ -25,7 +25,7 @@ def fake(make_fake):
 def slow_link(monkeypatch):
     """Bringing the operands of a job elsewhere takes so long that nobody waits for the end of it."""
     monkeypatch.setattr(module, "_LINK_RATE", 1e-9)
-    monkeypatch.setattr(module, "_LONGEST_S", 3600.0)
+    monkeypatch.setattr(module, "_MAX_WAIT_S", 3600.0)
 
 
 def say(fake, name, *, came=(), went=(), used=0, budget=0):
@@ -163,7 +163,7 @@ async def test_what_is_written_is_estimated_like_what_is_multiplied(make_core, m
     """A product without terms: no operations, and gigabytes of zeros. Others may pass it, and it passes nobody."""
     core = await make_core(make_settings(max_array_bytes=1 << 34), fake)
     tall, wide = [
-        (await (await core.store.reserve(np.dtype("f8"), shape, "C", ttl_s=None)).commit()).id
+        (await core.store.allocate(np.dtype("f8"), shape, "C", ttl_s=None).commit()).id
         for shape in ((1 << 14, 0), (0, 1 << 14))
     ]
     info, _ = await core.jobs.submit(gemm(tall, wide))
@@ -172,4 +172,4 @@ async def test_what_is_written_is_estimated_like_what_is_multiplied(make_core, m
     assert task.problem.flops() == 0
     assert core.scheduler.estimates.seconds(task, worker) > module._LONG_S
     assert task.cost_s > module._LONG_S
-    assert not core.scheduler.placement.may_pass(task, worker)
+    assert not core.scheduler.placement.may_interleave(task, worker)

@@ -134,7 +134,7 @@ async def test_a_check_has_its_time_and_is_not_sampled_of_huge_products(make_sch
         task = await make_task(name, verify=asked)
         task.__dict__["size"] = (nbytes, 0)
         scheduler.submit(task)
-        assert fake.sent[-1][1].verify is checked
+        assert fake.sent[-1][1][0].verify is checked
         limit_s = task.limit_s
         fake.done()
     assert limit_s > 20 * (1 << 40) / 1e8
@@ -190,7 +190,7 @@ async def test_cancelled_while_queued_is_never_run(scheduler, fake, submit, list
     scheduler.cancel(waiting)
     assert isinstance(listener.outcomes["b"], JobCancelled)
     fake.done()
-    assert [run.task for _, run in fake.sent] == ["a"]
+    assert [run.task for _, (run,) in fake.sent] == ["a"]
     assert store.scratch_bytes == 0
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemmserve_service.errors import ArrayLost, Draining, JobTimeout, StoreFull
-from gemmserve_service.executor.protocol import Group, WriteOrder
+from gemmserve_service.executor.protocol import WriteOrder
 from gemmserve_service.schemas import GemmReduceJob, JobState
 
 A = np.arange(16.0).reshape(4, 4)
@@ -30,8 +30,7 @@ async def a(core, put):
 
 def sent(fake):
     """The task that a worker was sent last."""
-    message = fake.sent[-1][1]
-    return message.tasks[-1] if isinstance(message, Group) else message
+    return fake.sent[-1][1][-1]
 
 
 def fill(core, array_id, array):

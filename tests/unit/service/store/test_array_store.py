@@ -141,14 +141,14 @@ async def test_listing_pages_newest_first_and_skips_what_is_gone(store, put):
 async def test_limits(make_store, make_settings):
     store = await make_store(make_settings(max_array_bytes=1000, max_store_bytes=1500))
     with pytest.raises(TooLarge):
-        await store.reserve(np.dtype("u1"), (1001,), "C", ttl_s=None)
+        store.allocate(np.dtype("u1"), (1001,), "C", ttl_s=None)
     with pytest.raises(TooLarge):
-        await store.reserve(np.dtype("u1"), (1 << 40, 1 << 40), "C", ttl_s=None)
-    first = await store.reserve(np.dtype("u1"), (1000,), "C", ttl_s=None)
+        store.allocate(np.dtype("u1"), (1 << 40, 1 << 40), "C", ttl_s=None)
+    first = store.allocate(np.dtype("u1"), (1000,), "C", ttl_s=None)
     with pytest.raises(StoreFull):
-        await store.reserve(np.dtype("u1"), (501,), "C", ttl_s=None)
+        store.allocate(np.dtype("u1"), (501,), "C", ttl_s=None)
     first.abort()
-    await store.reserve(np.dtype("u1"), (1000,), "C", ttl_s=None)
+    store.allocate(np.dtype("u1"), (1000,), "C", ttl_s=None)
 
 
 async def test_scratch_that_spills_to_files_is_bounded_as_they_are(make_store, make_settings, put):
@@ -223,7 +223,7 @@ async def test_a_restart_brings_everything_back(reopen, put, fetch, settings):
     kept, gone = await put(store, ARRAY), await put(store, ARRAY)
     timed = await put(store, ARRAY, ttl_s=1000)
     await store.delete(gone.id)
-    half = await store.reserve(np.dtype("u1"), (5000,), "C", ttl_s=None)  # an upload that never ends
+    half = store.allocate(np.dtype("u1"), (5000,), "C", ttl_s=None)  # an upload that never ends
     half.write(b"abc")
     store = await reopen(crash=True)
     store.finish_recovery()
@@ -325,7 +325,7 @@ async def test_space_whose_row_could_not_be_removed_serves_nobody_else(reopen, m
     """The client hangs up while its array is recorded."""
     store = await reopen()
     store.finish_recovery()
-    upload = await store.reserve(ARRAY.dtype, ARRAY.shape, "C", ttl_s=None, owner="alice")
+    upload = store.allocate(ARRAY.dtype, ARRAY.shape, "C", ttl_s=None, owner="alice")
     upload.write(ARRAY.tobytes())
     fills_up(monkeypatch, store.database)
     commit = asyncio.ensure_future(upload.commit())
@@ -335,7 +335,7 @@ async def test_space_whose_row_could_not_be_removed_serves_nobody_else(reopen, m
     await eventually(lambda: store.used_bytes == 0)
     monkeypatch.undo()
     assert [row[2] for row in await rows(store.database)] == [upload.extent.name]
-    others = await store.reserve(ARRAY.dtype, ARRAY.shape, "C", ttl_s=None, owner="bob")
+    others = store.allocate(ARRAY.dtype, ARRAY.shape, "C", ttl_s=None, owner="bob")
     others.write(b"secret" * 100)
     store = await reopen(crash=True)
     store.finish_recovery()
@@ -357,7 +357,7 @@ async def test_a_row_that_could_not_be_removed_does_not_free_its_successor_s_spa
     assert store._catalog.get(new.id).extent is record.extent
     store = await reopen(crash=True)
     store.finish_recovery()
-    upload = await store.reserve(ARRAY.dtype, ARRAY.shape, "C", ttl_s=None)
+    upload = store.allocate(ARRAY.dtype, ARRAY.shape, "C", ttl_s=None)
     upload.write(bytes(ARRAY.nbytes))
     np.testing.assert_array_equal(fetch(store, new.id), ARRAY * 2)
     assert store.used_bytes == 2 * ARRAY.nbytes

@@ -87,7 +87,7 @@ async def test_a_deletion_ends_it(store, put, passes, eventually):
 
 async def test_what_was_checked_while_it_came_is_known(store):
     for prefix in (b"", HEADER):
-        upload = await store.reserve(ARRAY.dtype, ARRAY.shape, "C", ttl_s=None)
+        upload = store.allocate(ARRAY.dtype, ARRAY.shape, "C", ttl_s=None)
         upload.write(ARRAY.tobytes())
         expected = hashlib.sha256(prefix + ARRAY.tobytes())
         info = await upload.commit(expected.digest(), prefix=prefix)

@@ -64,7 +64,7 @@ class Model:
     async def reserve(self):
         owner, count = self.chance.choice(OWNERS), self.chance.choice([0, 1, 100, 1000])
         try:
-            upload = await self.store.reserve(np.dtype("f8"), (count,), "C", ttl_s=None, owner=owner)
+            upload = self.store.allocate(np.dtype("f8"), (count,), "C", ttl_s=None, owner=owner)
         except QuotaExceeded:
             self.refused += 1
             assert self.quotas.stored_bytes(owner) + 8 * count > LIMIT.stored_bytes

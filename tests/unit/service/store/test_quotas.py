@@ -47,10 +47,10 @@ def test_stored_bytes_up_to_the_limit_and_no_further(quotas):
 
 
 def test_bodies_and_scratch_share_one_quota(quotas):
-    with quotas.moving("a", 20):
+    with quotas.in_flight("a", 20):
         quotas.check_bytes("a", 30, scratch=True)
         quotas.charge_bytes("a", 30, scratch=True)
-        with pytest.raises(QuotaExceeded) as caught, quotas.moving("a", 1):
+        with pytest.raises(QuotaExceeded) as caught, quotas.in_flight("a", 1):
             pass
         assert (caught.value.status, caught.value.retry_after_s) == (429, 1.0)
         assert (quotas.inflight_bytes("a"), quotas.scratch_bytes("a"), quotas.stored_bytes("a")) == (50, 30, 0)
@@ -58,9 +58,9 @@ def test_bodies_and_scratch_share_one_quota(quotas):
 
 
 def test_a_body_that_breaks_off_is_counted_no_more(quotas):
-    with pytest.raises(ConnectionError), quotas.moving("a", 50):
+    with pytest.raises(ConnectionError), quotas.in_flight("a", 50):
         raise ConnectionError
-    with quotas.moving("a", 50):
+    with quotas.in_flight("a", 50):
         pass
 
 

@@ -10,9 +10,9 @@ from gemmserve_kernels import DeviceSpec, Operand, read_element_counts
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_kernels.problem.errors import DeviceError, OutOfDeviceMemory
 from gemmserve_service.executor.port import spec_adapter
-from gemmserve_service.executor.worker import element_counts, verification
 from gemmserve_service.executor.worker.backend import DeviceUnavailable, HostArray, call, go_on
 from gemmserve_service.executor.worker.batches import Products, sum_of
+from gemmserve_service.executor.worker.checks import element_counts, verification
 from gemmserve_service.executor.worker.cuda.batches import run_together
 from gemmserve_service.executor.worker.cuda.copies import DeviceCopies, order_of
 from gemmserve_service.executor.worker.cuda.out_of_memory import within_memory
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_kernels.device.element_counts import Reading
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.programs import Values
-    from gemmserve_service.executor.worker.verification import Verdict
     from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams
 
 T = TypeVar("T")
@@ -256,7 +256,7 @@ class DeviceProduct:
         self.release()
 
     def _check(self, name: str, there: dict[str, Any], made: dict[str, Any]) -> None:
-        """Before the operands are let go, and before the results are anywhere else."""
+        """Check the results, before the operands are released and before the results are anywhere else."""
         began = time.perf_counter()
         self.verdict = verification.on_device(self._params, there, made, lambda plain: call(plain, there, made), name)
         self.timings.verify_s += time.perf_counter() - began
@@ -274,7 +274,7 @@ class DeviceProduct:
         self._there = None
 
     def run(self) -> Timings:
-        """One stage after the other."""
+        """Run one stage after the other."""
         with interruptible(self._checkpoint):
             self.load()
             self.compute()

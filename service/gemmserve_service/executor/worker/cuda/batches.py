@@ -10,7 +10,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gemmserve_service.executor.worker import verification
+from gemmserve_service.executor.worker.checks import verification
 from gemmserve_service.executor.worker.cuda.copies import order_of
 from gemmserve_service.executor.worker.cuda.pinned_ring import flat
 from gemmserve_service.schemas import Timings
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from gemmserve_service.executor.worker.backend import HostArray
     from gemmserve_service.executor.worker.batches import Products
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.cuda.copies import DeviceCopies
-    from gemmserve_service.executor.worker.verification import Verdict
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
     Array = np.ndarray[Any, Any]
@@ -35,7 +35,7 @@ _ALIGNMENT: Final = 256
 
 
 class Backend(Protocol):
-    """What is asked of a device."""
+    """Device, as far as batches use it."""
 
     cupy: Any
     copies: DeviceCopies

@@ -1,4 +1,4 @@
-"""What goes between host and device: copies of operands, forms prepared of those that are used again, results."""
+"""Copies between host and device: copies of operands, forms prepared of those that are used again, results."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class DeviceCopies:
 
 
 def order_of(array: np.ndarray[Any, Any]) -> str:
-    """Of the memory; of a part of an array, that of the whole."""
+    """Return the order of an array's memory; of a part of an array, that of the whole."""
     if array.flags.c_contiguous or array.ndim < 2:
         return "C"
     return "F" if array.flags.f_contiguous or array.strides[-2] < array.strides[-1] else "C"

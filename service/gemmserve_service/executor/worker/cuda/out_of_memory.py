@@ -1,4 +1,4 @@
-"""What to do when a device has no memory left: make room, try again, compute in panels, and only then give up."""
+"""Out of device memory: make room, try again, compute in panels, and only then give up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST_PANELS: Final = 256
+_MAX_PANELS: Final = 256
 
 
 def within_memory(
@@ -20,7 +20,7 @@ def within_memory(
     make_room: Callable[[], None],
     errors: tuple[type[BaseException], ...],
 ) -> T:
-    """What `whole` returns, or `in_panels(count)` for the fewest panels that fit.
+    """Return what `whole` returns, or `in_panels(count)` for the fewest panels that fit.
 
     `errors` say that memory has run out; `make_room` drops every copy that could be made again. `in_panels` returns
     None where the product cannot be cut so far. Raises OutOfDeviceMemory once nothing of this helped.
@@ -34,7 +34,7 @@ def within_memory(
         except errors as error:
             reason = str(error)
     count = 2
-    while count <= _MOST_PANELS:
+    while count <= _MAX_PANELS:
         make_room()
         try:
             done = in_panels(count)

@@ -28,11 +28,11 @@ SLOT_BYTES: Final = 4 << 20
 """Long enough that a link's start-up (some 10 us) does not count, and short enough for a processor's caches."""
 _SLOTS: Final = 2
 _LOOK_S: Final = 0.05  # between two moments at which a copy can be interrupted
-_MOST_THREADS: Final = 8  # of about 10 GB/s each, more than a link takes
+_MAX_THREADS: Final = 8  # of about 10 GB/s each, more than a link takes
 
 
 class Link(Protocol):
-    """What a device's driver does for the ring. Callable from every thread."""
+    """Driver of a device, as far as the ring uses it. Callable from every thread."""
 
     def pinned(self, nbytes: int) -> Bytes:
         """Page-locked memory."""
@@ -44,7 +44,7 @@ class Link(Protocol):
         """Starts a copy from the device's address `source` to pinned memory."""
 
     def event(self) -> Any:
-        """Something with `record(stream)` and `synchronize()`."""
+        """Return an event with `record(stream)` and `synchronize()`."""
 
     def enter(self) -> None:
         """Called once in each of the ring's threads before anything else; its callers have done that themselves."""
@@ -82,7 +82,7 @@ class Staging:
     def __init__(self, link: Link, *, threads: int | None = None, slot_bytes: int = SLOT_BYTES) -> None:
         self.link = link
         self.slot_bytes = slot_bytes
-        self.threads = threads or max(min((os.cpu_count() or 1) // 2, _MOST_THREADS), 1)
+        self.threads = threads or max(min((os.cpu_count() or 1) // 2, _MAX_THREADS), 1)
         self._up = _Lanes(link, "up", self.threads, slot_bytes)
         self._down = _Lanes(link, "down", self.threads, slot_bytes)
 

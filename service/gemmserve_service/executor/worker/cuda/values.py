@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_service.executor.worker import verification
+from gemmserve_service.executor.worker.checks import verification
 from gemmserve_service.executor.worker.cuda.copies import order_of
 from gemmserve_service.schemas import Timings
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_service.executor.worker.backend import HostArray
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.cuda.copies import DeviceCopies
-    from gemmserve_service.executor.worker.verification import Verdict
     from gemmserve_service.programs import Value
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
@@ -61,7 +61,9 @@ class DeviceValues:
         return copy
 
     def empty(self, value: Value) -> Any:
-        """As `load` would have it, had the value been stored: one extent that counts is C order and Fortran order."""
+        """Return room for a value that lies as `load` would have it, had it been stored: one extent that counts is C
+        order and Fortran order.
+        """
         array = self._cupy.empty(value.shape, value.dtype, order=value.order)
         return (
             array if value.order == "C" or not array.flags.c_contiguous else self._cupy.empty(value.shape, value.dtype)

@@ -1,4 +1,4 @@
-"""How many threads NumPy's BLAS uses for one product: few for a small one.
+"""Threads that NumPy's BLAS uses for one product: few for a small one.
 
 OpenBLAS wakes its whole pool for any product past about 48 x 48 x 48, and its threads wait for each other by spinning.
 While anything else wants the processors (the front does, whenever a request arrives), such a product waits for a time
@@ -47,7 +47,7 @@ class BlasThreads:
 
     @contextlib.contextmanager
     def limited(self, flops: int) -> Iterator[int]:
-        """As many threads as a call of `flops` operations keeps busy; afterwards `most` again."""
+        """Use as many threads as a call of `flops` operations keeps busy; afterwards `most` again."""
         threads = max(1, min(self.most, flops // _PER_THREAD))
         if self._set is None or threads == self.most:
             yield self.most

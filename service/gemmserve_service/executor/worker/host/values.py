@@ -8,15 +8,15 @@ import numpy as np
 import psutil
 
 from gemmserve_kernels.device.interruption import interruptible
-from gemmserve_service.executor.worker import verification
 from gemmserve_service.executor.worker.backend import HostArray
+from gemmserve_service.executor.worker.checks import verification
 from gemmserve_service.schemas import Timings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gemmserve_service.executor.worker.backend import DeviceBackend
-    from gemmserve_service.executor.worker.verification import Verdict
+    from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.programs import Value
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
@@ -70,7 +70,7 @@ class HostValues:
         return lambda: spent.kernel_s
 
     def deliver(self, value: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
-        """It is there."""
+        """Has no effect: it is at its place."""
 
     def check(
         self,
@@ -84,5 +84,5 @@ class HostValues:
             return verification.on_host(params, operands, made, lambda plain: self.run(plain, operands, made), what)
 
     def finish(self) -> Timings:
-        """Nothing is under way."""
+        """Return the timings: nothing is under way."""
         return self._timings

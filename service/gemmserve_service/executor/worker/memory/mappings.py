@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-_MOST: Final = most_mappings()
+_MAX_MAPPINGS: Final = most_mappings()
 
 
 class Mappings:
@@ -43,7 +43,7 @@ class Mappings:
             mapping = self._maps.get(extent)
             if mapping is None:
                 mapping = self._maps[extent] = _map(path, capacity)
-                if len(self._maps) > _MOST:
+                if len(self._maps) > _MAX_MAPPINGS:
                     self._maps.popitem(last=False)
             else:
                 self._maps.move_to_end(extent)

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Copies(Protocol):
-    """What is asked of `DeviceCopies`."""
+    """Copies on a device (`DeviceCopies`), as far as prefetches use them."""
 
     resident: Residency
 
@@ -33,8 +33,8 @@ class Copies(Protocol):
         """Copies those bytes; returns when they are there."""
 
 
-class Coming:
-    """One array on its way, piece by piece."""
+class ArrayPrefetch:
+    """Copy of one array, made piece by piece."""
 
     def __init__(self, ref: ArrayRef, data: Callable[[], np.ndarray[Any, Any]], copies: Copies) -> None:
         """`data` maps the array. Raises OSError if its extent is gone."""
@@ -69,49 +69,49 @@ class Coming:
 
 
 class Prefetches:
-    """What is to come, in the order in which it was asked for. Every method may be called from any thread."""
+    """Queue of prefetches, in the order in which they were requested. Every method may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._coming: deque[Coming] = deque()
-        self._under_way: Coming | None = None
+        self._waiting: deque[ArrayPrefetch] = deque()
+        self._under_way: ArrayPrefetch | None = None
 
     def __bool__(self) -> bool:
         """Whether there is anything that nobody has taken."""
-        return bool(self._coming)
+        return bool(self._waiting)
 
-    def add(self, coming: Coming) -> None:
-        """One more."""
+    def add(self, prefetch: ArrayPrefetch) -> None:
+        """Add one."""
         with self._lock:
-            self._coming.append(coming)
+            self._waiting.append(prefetch)
 
-    def take(self) -> Coming | None:
+    def take(self) -> ArrayPrefetch | None:
         """The next one, if none is under way."""
         with self._lock:
-            if self._under_way is None and self._coming:
-                self._under_way = self._coming.popleft()
+            if self._under_way is None and self._waiting:
+                self._under_way = self._waiting.popleft()
                 return self._under_way
             return None
 
-    def stopped(self, coming: Coming, *, finished: bool) -> None:
-        """What was taken is here, or has to go on later."""
+    def stopped(self, prefetch: ArrayPrefetch, *, finished: bool) -> None:
+        """Put what was taken back, unless it is finished."""
         with self._lock:
             self._under_way = None
-            if not finished and not coming.unwanted:
-                self._coming.appendleft(coming)
+            if not finished and not prefetch.unwanted:
+                self._waiting.appendleft(prefetch)
 
     def drop(self, arrays: Iterable[str | None]) -> None:
-        """Those arrays are gone, or come otherwise."""
+        """Drop those arrays: they are gone, or a task brings them."""
         gone = set(arrays)
         with self._lock:
-            for coming in (*self._coming, *([] if self._under_way is None else [self._under_way])):
-                if coming.array in gone:
-                    coming.unwanted = True
-            self._coming = deque(coming for coming in self._coming if not coming.unwanted)
+            for prefetch in (*self._waiting, *([] if self._under_way is None else [self._under_way])):
+                if prefetch.array in gone:
+                    prefetch.unwanted = True
+            self._waiting = deque(prefetch for prefetch in self._waiting if not prefetch.unwanted)
 
     def clear(self) -> None:
-        """The front is gone."""
+        """Drop all: the front is gone."""
         with self._lock:
-            self._coming.clear()
+            self._waiting.clear()
             if self._under_way is not None:
                 self._under_way.unwanted = True

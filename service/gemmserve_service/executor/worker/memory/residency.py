@@ -1,4 +1,4 @@
-"""What a device keeps of immutable arrays: copies of them, and forms that products want of them (planes, residues).
+"""Residency of immutable arrays on a device: copies of them, and forms that products want of them (planes, residues).
 
 Which go when room is needed: those whose loss costs least for the room that they take (GreedyDual-Size-Frequency;
 Cherkasova, Improving WWW Proxies Performance with GreedyDual-Size-Frequency Caching Policy, HP Labs 1998). Each has the
@@ -34,7 +34,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How a `Residency` has fared."""
+    """Counters of a `Residency`."""
 
     used: int
     budget: int
@@ -150,7 +150,7 @@ class Residency:
         return True
 
     def unpin(self, array: str) -> None:
-        """That copy may go like any other."""
+        """Unpin a copy: it may be evicted like any other."""
         with self._lock:
             kept = self._kept.get(array, {}).get(None)
             if kept is not None:
@@ -162,7 +162,7 @@ class Residency:
         return max(self.budget - self.used, 0)
 
     def account(self) -> Account:
-        """What it holds and how often it had what was asked for."""
+        """Return bytes held, hits, misses and evictions."""
         with self._lock:
             return Account(self.used, self.budget, self.hits, self.misses, self.evictions)
 
@@ -182,7 +182,7 @@ class Residency:
             return list(self._kept)
 
     def uses(self, array: str | None, form: Any = None) -> int:
-        """How often that was asked for since it came; 0 where it is not here."""
+        """Return how often that was used since it came; 0 where it is not here."""
         with self._lock:
             kept = None if array is None else self._kept.get(array, {}).get(form)
             return 0 if kept is None else kept.uses

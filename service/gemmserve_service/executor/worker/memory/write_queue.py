@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
     from gemmserve_service.executor.worker.memory.residency import Residency
 
-_SMALLEST: Final = 1 << 18
+_MIN_BYTES: Final = 1 << 18
 """Bytes of results below which the copy takes no longer than the messages about it."""
 _SHARE: Final = 4  # of the copies' budget, a quarter may be unwritten
-_MOST: Final = 1024  # tasks: each is bookkeeping of the front's too
+_MAX_TASKS: Final = 1024  # tasks: each is bookkeeping of the front's too
 _HURRY_SHARE: Final = 2  # from half of what may be unwritten on nothing lingers
 
 log = logging.getLogger(__name__)
 
 
 class Copies(Protocol):
-    """What is asked of `DeviceCopies`."""
+    """Copies on a device (`DeviceCopies`), as far as the queue uses them."""
 
     resident: Residency
 
@@ -51,7 +51,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the front is told: `task`'s results are in the store, or nobody is at them any more; or they are gone."""
+    """Outcome, for the front: `task`'s results are in the store, or nobody is at them any more; or they are gone."""
 
     task: str
     lost: bool = False
@@ -116,7 +116,7 @@ class WriteQueue:
         """Takes the results of a task over if there is room; `start` follows once its end has been told."""
         nbytes = sum(result.out.nbytes for result in results)
         with self._changed:
-            if nbytes < _SMALLEST or self.nbytes + nbytes > self.limit or len(self._entries) >= _MOST:
+            if nbytes < _MIN_BYTES or self.nbytes + nbytes > self.limit or len(self._entries) >= _MAX_TASKS:
                 return False
             resident = self.resident
             for number, result in enumerate(results):

@@ -9,23 +9,24 @@ import threading
 
 import numpy as np
 import pytest
+from works import form_of
 
 from gemmserve_service.executor.protocol import (
     TO_FRONT,
     Cancel,
     Decoder,
-    ExtentTable,
     Part,
     RunBatch,
-    Stack,
     Stop,
+    Work,
     encode,
 )
 from gemmserve_service.executor.worker import backend, loop
 from gemmserve_service.executor.worker.backend import CpuBackend, HostArray
-from gemmserve_service.executor.worker.batches import parts_of
+from gemmserve_service.executor.worker.batches import Stack, parts_of
 from gemmserve_service.executor.worker.memory.mappings import Mappings
 from gemmserve_service.executor.worker.runner import Runner
+from gemmserve_service.executor.worker.unpack import Forms
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 
@@ -36,7 +37,7 @@ class Memory:
         self.fd = os.memfd_create("test")
         os.ftruncate(self.fd, nbytes)
         path = f"/proc/self/fd/{self.fd}"
-        self.ref = ExtentTable(names=["memory"], paths=[path], capacities=[nbytes], cache_ids=[None])
+        self.rows = [("memory", path, nbytes, 0, None)]
         self.mappings = Mappings()
         self.buffer = self.mappings.of("memory", path, nbytes)
         self.end = 0
@@ -52,13 +53,20 @@ class Memory:
             view[...] = array
             self.end += array.nbytes
         self.end += -self.end % 64
-        return Stack(dtype=arrays[0].dtype.name, shape=arrays[0].shape, order=order, places=places)
+        return Stack(arrays[0].dtype.name, arrays[0].shape, order, places)
 
     def read(self, stack):
         return [
             np.ndarray(stack.shape, stack.dtype, self.buffer, offset, order=stack.order).copy()
             for _, offset in stack.places
         ]
+
+
+def part_of(params, algorithm, operands, results):
+    """A part of a batch, of stacks by name."""
+    places = [{name: stack.places for name, stack in side.items()} for side in (operands, results)]
+    form = form_of(params, operands, results)
+    return Part(form=form, algorithm=algorithm, operands=places[0], results=places[1])
 
 
 @pytest.fixture
@@ -111,17 +119,17 @@ def test_every_product_has_its_own_bits(memory, dtype, layout, monkeypatch):
         gap = 64 if layout == "apart" else 0
         operands = {"a": memory.stack(a, gap=gap, skew=layout == "askew"), "b": memory.stack(b)}
         if layout == "shared":
-            operands["b"] = operands["b"].model_copy(update={"places": [operands["b"].places[0]] * count})
+            operands["b"] = operands["b"]._replace(places=[operands["b"].places[0]] * count)
             b = [b[0]] * count
         if layout == "apart":  # and in no order
             turned = operands["a"].places[::-1]
-            operands["a"] = operands["a"].model_copy(update={"places": turned})
+            operands["a"] = operands["a"]._replace(places=turned)
             a.reverse()
         if c is not None:
             operands["c"] = memory.stack(c)
         results = memory.stack(out)
-        part = Part(params=params, algorithm="numpy", operands=operands, results={"d": results})
-        message = RunBatch(task="t", extents=memory.ref, parts=[part], verify=True)
+        part = part_of(params=params, algorithm="numpy", operands=operands, results={"d": results})
+        message = Work(task="t", extents=memory.rows, parts=[part], verify=True)
         done = Runner(CpuBackend()).run(message)
         assert done.kind == "done", done
         assert done.residual < 0.01
@@ -134,8 +142,8 @@ def test_stacks_are_found_where_they_are(memory):
     x = [np.ones((3, 4), "f4") for _ in range(3)]
 
     def found(**stacks):
-        part = Part(params=GemmParams(), algorithm="numpy", operands=stacks, results={"d": memory.stack(x)})
-        (products,) = parts_of(RunBatch(task="t", extents=memory.ref, parts=[part]), memory.mappings)
+        part = part_of(params=GemmParams(), algorithm="numpy", operands=stacks, results={"d": memory.stack(x)})
+        (products,) = parts_of(Work(task="t", extents=memory.rows, parts=[part]), Forms(CpuBackend()), memory.mappings)
         return products.stacks()
 
     stacked, apart = memory.stack(x), memory.stack(x, gap=64)
@@ -143,9 +151,9 @@ def test_stacks_are_found_where_they_are(memory):
     assert operands["b"].strides == (112, 16, 4)
     assert not operands["a"].flags.writeable
     assert results["d"].flags.writeable
-    backwards = stacked.model_copy(update={"places": stacked.places[::-1]})
-    shared = stacked.model_copy(update={"places": stacked.places[:1] * 3})
-    uneven = stacked.model_copy(update={"places": [*stacked.places[:2], (0, stacked.places[2][1] + 64)]})
+    backwards = stacked._replace(places=stacked.places[::-1])
+    shared = stacked._replace(places=stacked.places[:1] * 3)
+    uneven = stacked._replace(places=[*stacked.places[:2], (0, stacked.places[2][1] + 64)])
     for other in (backwards, shared, uneven, memory.stack(x, skew=1)):
         assert found(a=stacked, b=other) is None
 
@@ -153,9 +161,9 @@ def test_stacks_are_found_where_they_are(memory):
 def test_empty_products_and_reductions(memory):
     a = [np.empty((0, 4), "f8")] * 2
     b = [np.ones((4, 3))] * 2
-    empty = Stack(dtype="float64", shape=(0, 3), order="C", places=[(-1, 0)] * 2)
+    empty = Stack("float64", (0, 3), "C", [(-1, 0)] * 2)
     parts = [
-        Part(
+        part_of(
             params=GemmParams(),
             algorithm="numpy",
             operands={"a": memory.stack(a), "b": memory.stack(b)},
@@ -166,14 +174,14 @@ def test_empty_products_and_reductions(memory):
     y = [random(np.random.default_rng(9 + i), (4, 6), "complex64") for i in range(3)]
     sums = memory.stack([np.zeros(6, "f4")] * 3)
     parts.append(
-        Part(
+        part_of(
             params=GemmReduceParams(reduce="sumsq"),
             algorithm="numpy",
             operands={"a": memory.stack(x), "b": memory.stack(y)},
             results={"sumsq": sums},
         )
     )
-    done = Runner(CpuBackend()).run(RunBatch(task="t", extents=memory.ref, parts=parts))
+    done = Runner(CpuBackend()).run(Work(task="t", extents=memory.rows, parts=parts))
     assert done.kind == "done", done
     for i, found in enumerate(memory.read(sums)):
         np.testing.assert_allclose(found, (abs(x[i] @ y[i]) ** 2).sum(0), rtol=1e-4)
@@ -195,9 +203,9 @@ def test_a_cancelled_batch_stops_between_its_products(memory, monkeypatch):
     monkeypatch.setattr(backend, "_PANEL_FLOPS", 1)  # each product by itself
     a = memory.stack([np.ones((4, 4))] * 5)
     results = {"d": memory.stack([np.ones((4, 4))] * 5)}
-    part = Part(params=GemmParams(), algorithm="numpy", operands={"a": a, "b": a}, results=results)
+    part = part_of(params=GemmParams(), algorithm="numpy", operands={"a": a, "b": a}, results=results)
     with near, far:
-        near.sendall(encode(RunBatch(task="t", extents=memory.ref, parts=[part])))
+        near.sendall(encode(RunBatch(tasks=[Work(task="t", extents=memory.rows, parts=[part])])))
         thread = threading.Thread(target=loop._converse, args=(far, Runner(Backend()), 3600))
         thread.start()
         near.settimeout(60)

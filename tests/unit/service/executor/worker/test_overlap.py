@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from works import encode, form_of, packed
 
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.executor.protocol import (
@@ -16,19 +19,16 @@ from gemmserve_service.executor.protocol import (
     ArrayRef,
     Cancel,
     Decoder,
-    ExtentTable,
     Forget,
-    Group,
     Part,
-    Run,
     RunBatch,
-    Stack,
     Stop,
-    encode,
+    Work,
 )
 from gemmserve_service.executor.worker import loop
 from gemmserve_service.executor.worker.backend import CpuBackend, go_on
 from gemmserve_service.executor.worker.runner import Runner
+from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import GemmParams, ProgramParams, Timings
 from gemmserve_service.store.extents.extents import ExtentPool
 
@@ -187,7 +187,7 @@ def front(backend):
 
 def test_answers_come_in_order_and_results_are_right(front, backend, task):
     tasks = [task(f"t{number}", 1.0 + number) for number in range(6)]
-    front.send(*[message for message, _ in tasks[:3]], Group(tasks=[message for message, _ in tasks[3:]]))
+    front.send(*[message for message, _ in tasks[:3]], packed(*[message for message, _ in tasks[3:]]))
     answers = front.answers(6)
     assert [(answer.kind, answer.task) for answer in answers] == [("done", f"t{number}") for number in range(6)]
     for number, (_, result) in enumerate(tasks):
@@ -256,12 +256,11 @@ def test_a_check_and_a_program_go_the_same_way(front, task, place):
     whole, _ = task("whole", 1.0)
     out, view = place(np.zeros((3, 3)))
     step = {"id": "x", "op": "gemm", "a": "arr_" + "0" * 26, "b": "arr_" + "0" * 26, "trans_b": "T"}
-    program = whole.model_copy(
-        update={
-            "params": ProgramParams(steps=[step]),
-            "operands": {"arr_" + "0" * 26: whole.operands["a"]},
-            "results": {"x": out},
-        }
+    program = dataclasses.replace(
+        whole,
+        params=ProgramParams(steps=[step]),
+        operands={"arr_" + "0" * 26: whole.operands["a"]},
+        results={"x": out},
     )
     front.send(checked, program)
     first, second = front.answers(2)
@@ -284,12 +283,11 @@ def test_a_program_that_others_left_too_little_memory_runs_again_alone(front, ba
     out, view = place(np.zeros((3, 3)))
     name = "arr_" + "0" * 26
     step = {"id": "x", "op": "gemm", "a": name, "b": name, "trans_b": "T"}
-    program = whole.model_copy(
-        update={
-            "params": ProgramParams(steps=[step]),
-            "operands": {name: whole.operands["a"]},
-            "results": {"x": out},
-        }
+    program = dataclasses.replace(
+        whole,
+        params=ProgramParams(steps=[step]),
+        operands={name: whole.operands["a"]},
+        results={"x": out},
     )
     after, result = task("after", 2.0)
     front.send(program, after)
@@ -344,7 +342,7 @@ def test_progress_is_that_of_the_oldest(backend, task):
         line = loop._Line(far, runner)
         assert line.at == (None, 0)
         for number in range(3):
-            line.handle(task(f"t{number}", float(number))[0])
+            line.handle(packed(task(f"t{number}", float(number))[0]))
         assert reached.wait(WAIT_S)
         name, progress = line.at
         go.set()
@@ -367,21 +365,18 @@ def test_one_thread_alone_reads_what_the_front_sends(front, place, monkeypatch):
     monkeypatch.setattr(loop._Line, "_take", noting)
     ref, _ = place(A)
     out, view = place(np.zeros((50, 3, 3)))
-    table = ExtentTable(
-        names=[ref.extent, out.extent], paths=[ref.path, out.path], capacities=[ref.capacity, out.capacity],
-        cache_ids=[None, None],
-    )  # fmt: skip
-    operand = Stack(dtype="float64", shape=A.shape, order="C", places=[(0, ref.offset)])
+    rows = [(each.extent, each.path, each.capacity, each.offset, None) for each in (ref, out)]
+    one = SimpleNamespace(dtype="float64", shape=(3, 3), order="C")
     parts = [
         Part(
-            params=GemmParams(trans_b="T", alpha=number),
+            form=form_of(GemmParams(trans_b="T", alpha=number), {"a": ref, "b": ref}, {"d": one}),
             algorithm="numpy",
-            operands={"a": operand, "b": operand},
-            results={"d": Stack(dtype="float64", shape=(3, 3), order="C", places=[(1, out.offset + 72 * number)])},
+            operands={"a": [(0, 0)], "b": [(0, 0)]},
+            results={"d": [(1, 72 * number)]},
         )
         for number in range(50)
     ]
-    front.send(RunBatch(task="batch", extents=table, parts=parts))
+    front.send(RunBatch(tasks=[Work(task="batch", extents=rows, parts=parts)]))
     for _ in range(20):
         front.send(Forget(extents=["e" * 1000]))
     (answer,) = front.answers(1)

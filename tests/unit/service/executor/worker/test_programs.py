@@ -9,15 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
+from works import packed, unpacked
 
 from gemmserve_kernels import Operand
 from gemmserve_service import products
-from gemmserve_service.executor.protocol import ArrayRef, Run
+from gemmserve_service.executor.protocol import ArrayRef, RunBatch
 from gemmserve_service.executor.worker.backend import CpuBackend, HostArray
 from gemmserve_service.executor.worker.host import values as host_values
 from gemmserve_service.executor.worker.host.values import HostValues
 from gemmserve_service.executor.worker.programs import run_program
 from gemmserve_service.executor.worker.runner import Runner
+from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.jobs.compile_program import compile_program
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.schemas import JobRequest
@@ -288,7 +290,7 @@ def test_a_task(message, random):
     arrays = {A: random(8, 8)}
     program = compiled(arrays, gemm("x2", A, A), reduction("y", "$x2", A, reduce=["absmax", "argmax"]))
     task, places = message(program, arrays, verify=True)
-    done = Runner(CpuBackend()).run(Run.model_validate_json(task.model_dump_json()))
+    done = Runner(CpuBackend()).run(unpacked(RunBatch.model_validate_json(packed(task).model_dump_json()))[0])
     assert (done.kind, done.algorithm) == ("done", "numpy")
     assert [(step.id, step.algorithm) for step in done.steps] == [("x2", "numpy"), ("y", "numpy")]
     assert done.timings.kernel_s == pytest.approx(sum(step.kernel_s for step in done.steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import threading
@@ -11,13 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from works import encode, packed
 
-from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Cancel, Decoder, Forget, Group, Run, Stop, encode
+from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Cancel, Decoder, Forget, Stop
 from gemmserve_service.executor.worker import loop
 from gemmserve_service.executor.worker.backend import CpuBackend, DeviceUnavailable, HostArray, go_on, open_backend
+from gemmserve_service.executor.worker.checks.selftest import verified_error
 from gemmserve_service.executor.worker.memory.mappings import Mappings
 from gemmserve_service.executor.worker.runner import Runner
-from gemmserve_service.executor.worker.selftest import verified_error
+from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 from gemmserve_service.store.extents.extents import ExtentPool
 
@@ -103,7 +106,7 @@ def test_mappings_are_kept_until_they_are_forgotten(place, own_files):
 
 
 def test_the_number_of_mappings_is_bounded(place, own_files, monkeypatch):
-    monkeypatch.setattr("gemmserve_service.executor.worker.memory.mappings._MOST", 2)
+    monkeypatch.setattr("gemmserve_service.executor.worker.memory.mappings._MAX_MAPPINGS", 2)
     mappings = Mappings()
     refs = [place(A)[0] for _ in range(3)]
     for ref in refs:
@@ -181,7 +184,7 @@ def conversation(tmp_path):
 def test_a_conversation(conversation, run):
     near, runner, thread = conversation
     message, _ = run(GemmParams(trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A)
-    frames = encode(message) + encode(message.model_copy(update={"task": "u"})) + encode(Forget(extents=["x"]))
+    frames = encode(message) + encode(dataclasses.replace(message, task="u")) + encode(Forget(extents=["x"]))
     for byte in frames[:9]:
         near.sendall(bytes([byte]))
     near.sendall(frames[9:])
@@ -267,7 +270,7 @@ def test_a_cancelled_task_stops_at_its_next_panel_and_the_next_one_runs(slow):
     answer = ear.next("failed")
     assert (answer.task, answer.slug, answer.status) == ("t", "cancelled", 409)
     assert backend.panels == 2
-    near.sendall(encode(message.model_copy(update={"task": "next"})))
+    near.sendall(encode(dataclasses.replace(message, task="next")))
     backend.turns.release(100)
     assert ear.next("done").task == "next"
 
@@ -291,7 +294,7 @@ def test_a_short_task_passes_between_the_panels_of_a_long_one(run):
     runner = Runner(Backend())
     long, out = run(GemmParams(trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A)
     short, short_out = run(GemmParams(trans_b="T", alpha=2), {"d": np.zeros((3, 3))}, a=A, b=A)
-    short = short.model_copy(update={"task": "short"})
+    short = dataclasses.replace(short, task="short")
     with near, far:
         near.sendall(encode(long))
         thread = threading.Thread(target=loop._converse, args=(far, runner, 3600))
@@ -379,10 +382,10 @@ def test_a_group_is_answered_one_by_one_and_what_fails_or_is_cancelled_touches_n
             return super().run(params, operands, results, checkpoint)
 
     made = [run(GemmParams(trans_b="T", alpha=i), {"d": np.zeros((3, 3))}, a=A, b=A) for i in (1, 2, 3, 4, 5)]
-    messages = [message.model_copy(update={"task": f"t{i}"}) for i, (message, _) in enumerate(made, 1)]
+    messages = [dataclasses.replace(message, task=f"t{i}") for i, (message, _) in enumerate(made, 1)]
     later = messages.pop()
     with near, far:
-        near.sendall(encode(Group(tasks=messages)))
+        near.sendall(encode(packed(*messages)))
         thread = threading.Thread(target=loop._converse, args=(far, Runner(Backend()), 3600))
         thread.start()
         near.settimeout(60)

@@ -12,7 +12,7 @@ import pytest
 from raw_connection import Raw, answer_of, closed, eventually, read_all, until, upload_head
 
 from gemmserve_service.errors import ServiceError
-from gemmserve_service.http.protocol import connections
+from gemmserve_service.http.protocol import half_close
 from gemmserve_service.http.protocol.request_heads import check_head, describe_parser_error
 from gemmserve_service.tenancy.keyring import create_key
 
@@ -155,7 +155,7 @@ class TestHalfClosed:
     @pytest.mark.parametrize("patience_s", [0.01, 5.0])
     def test_gets_a_long_answer(self, live, version, patience_s, monkeypatch, npy):
         """However long it takes once it has begun."""
-        monkeypatch.setattr(connections, "_PATIENCE_S", patience_s)
+        monkeypatch.setattr(half_close, "_PATIENCE_S", patience_s)
         content = npy(np.zeros(4 << 20))
         with live.http() as http:
             sent = http.post("/v1/arrays", content=content, headers={"Content-Type": "application/x-npy"})

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from gemmserve_service.errors import StoreFull
-from gemmserve_service.executor.protocol import Group
 from gemmserve_service.http.requests import batch_bodies, batch_items
 from gemmserve_service.http.requests.batch_items import StoredItems, parse_params
 from gemmserve_service.runtime import yielding
@@ -256,27 +255,27 @@ class TestStored:
         large = b" " * (17 << 20)
         problem(await client.post("/v1/batch", content=large, headers=headers), 413, "too-large")
 
-    async def test_a_large_document_is_read_where_it_landed(self, client, put, monkeypatch):
+    async def test_a_large_document_is_read_where_it_was_received(self, client, put, monkeypatch):
         """A copy of sixteen megabytes took 8 ms of everybody's time, and stayed with the process."""
-        landed, read = [], []
-        land, read_items = batch_bodies.land, StoredItems.read
+        received, read = [], []
+        receive, read_items = batch_bodies.receive_whole, StoredItems.read
 
-        async def watch_landing(*args):
-            landed.append(await land(*args))
-            read.append(np.frombuffer(landed[-1].view, np.uint8))
-            return landed[-1]
+        async def watch_receiving(*args):
+            received.append(await receive(*args))
+            read.append(np.frombuffer(received[-1].view, np.uint8))
+            return received[-1]
 
         async def watch_reading(body, settings):
             assert np.shares_memory(np.frombuffer(body, np.uint8), read.pop())
             return await read_items(body, settings)
 
-        monkeypatch.setattr(batch_bodies, "land", watch_landing)
+        monkeypatch.setattr(batch_bodies, "receive_whole", watch_receiving)
         monkeypatch.setattr(StoredItems, "read", watch_reading)
         a_id = await put(np.eye(3))
         document = json.dumps({"items": [{"a": a_id, "b": a_id}]}).encode() + b" " * (1 << 20)
         answer = await client.post("/v1/batch", content=document, headers={"Content-Type": "application/json"})
         assert answer.status_code == 200, answer.text
-        assert landed
+        assert received
         assert not read
 
 
@@ -396,8 +395,9 @@ async def test_a_batch_of_one_product_goes_to_a_worker_with_others(sent, spy, co
     spy.release()
     async with asyncio.timeout(60):
         assert [answer.status_code for answer in await asyncio.gather(*requests)] == [200] * len(paths)
-    kinds = {each.kind for message in spy.sent if isinstance(message, Group) for each in message.tasks}
-    assert kinds == {"run", "run_batch"}
+    together = [message.tasks for message in spy.sent if len(message.tasks) > 1]
+    extents = {len(work.extents) for works in together for work in works}
+    assert extents == {2, 3}, "a batch's operands lie in one extent"
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])

@@ -47,7 +47,7 @@ def everything_stored(core):
 
 async def test_the_extent_does_come_back_with_the_secret_in_it(bob, core, secret):
     """Else the other tests of this file prove nothing."""
-    upload = await core.store.reserve(np.dtype("f8"), (8192,), "C", ttl_s=None)
+    upload = core.store.allocate(np.dtype("f8"), (8192,), "C", ttl_s=None)
     assert upload.extent.name == bob.recycled
     assert holds_secret(bytes(upload.view))
     upload.abort()
@@ -74,7 +74,7 @@ async def test_a_short_part_is_no_operand(bob, npy, form, problem):
 @pytest.mark.parametrize("filled", [0, 10, 65535])
 async def test_an_upload_cannot_be_published_before_it_is_full(bob, core, filled):
     """Whoever calls commit, and however the bytes came."""
-    upload = await core.store.reserve(np.dtype("f8"), (8192,), "C", ttl_s=None, owner=bob.key_id)
+    upload = core.store.allocate(np.dtype("f8"), (8192,), "C", ttl_s=None, owner=bob.key_id)
     upload.write(bytes(filled))
     with pytest.raises(Exception, match="ended after"):
         await upload.commit()

@@ -1,197 +1,187 @@
-"""A transfer process: what it moves, where it stops, and what it says of it."""
+"""Bodies that transfer processes move: byte for byte what the front alone would do, whatever clients do."""
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
+import asyncio
+import hashlib
 import threading
-from pathlib import Path
+from base64 import b64encode
 
+import httpx
+import numpy as np
 import pytest
-
-from gemmserve_service.http.transfer.process import Mover
-from gemmserve_service.http.transfer.protocol import MAX_PACKET, TO_FRONT, End, Forget, Hello, Move, Stop
-
-LONG_S = 600.0
-SIZE = 1 << 20
+import uvloop
+from raw_connection import GET, until, upload_head
+from transfer_processes import TransferThreads
+from transfers import BARE, F64, MIB, OCTETS, A, download, metric, read_answer, same, store, transferred_by
 
 
-class Scene:
-    """A mover in a thread, an extent, and a connection whose far end is `client`."""
-
-    def __init__(self) -> None:
-        self.front, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.front.settimeout(60)
-        self.mover = Mover(theirs, "0")
-        self.thread = threading.Thread(target=self.mover.run, daemon=True)
-        self.thread.start()
-        self.extent = os.memfd_create("extent")
-        os.ftruncate(self.extent, SIZE)
-        self.connection, self.client = socket.socketpair()
-        self.connection.setblocking(False)
-        self.client.settimeout(60)
-
-    def tell(self, order, *fds):
-        socket.send_fds(self.front, [order.model_dump_json().encode()], fds)
-
-    def move(self, direction, offset, count, *, patience_s=LONG_S, name="x", number=1, fds=None):
-        move = Move(id=number, direction=direction, extent=name, offset=offset, count=count, patience_s=patience_s)
-        self.tell(move, *((self.connection.fileno(), self.extent) if fds is None else fds))
-
-    def said(self):
-        return TO_FRONT.validate_json(self.front.recv(MAX_PACKET))
-
-    def close(self):
-        self.front.close()
-        self.thread.join(60)
-        assert not self.thread.is_alive()
-        self.mover.close()
-        self.connection.close()
-        self.client.close()
-        os.close(self.extent)
+@pytest.fixture(params=["asyncio", "uvloop"])
+def served_by_loop(request, serve):
+    """served_by_loop(count, **settings) -> the app with so many transfer processes, on either event loop."""
+    factory = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}[request.param]
+    return lambda count=1, **fields: transferred_by(TransferThreads, serve, count, loop_factory=factory, **fields)
 
 
 @pytest.fixture
-def scene():
-    scene = Scene()
-    assert scene.said() == Hello(name="0")
-    yield scene
-    scene.close()
+def served(serve):
+    """The same, on the loop that is used."""
+    return lambda count=1, **fields: transferred_by(TransferThreads, serve, count, **fields)
 
 
-def test_what_comes_lands_at_its_offset_and_not_a_byte_more(scene):
-    scene.client.sendall(b"0123456789GET / HTTP/1.1")
-    scene.move("in", 100, 10)
-    said = scene.said()
-    assert (said.id, said.count, said.end) == (1, 10, End.DONE)
-    assert os.pread(scene.extent, 12, 99) == b"\x000123456789\x00"
-    assert scene.connection.recv(100) == b"GET / HTTP/1.1"  # of the next request, which is the front's to read
+# -- up ---------------------------------------------------------------------------------------------------------------
 
 
-def test_what_goes_is_the_stretch(scene):
-    os.pwrite(scene.extent, b"0123456789", 50)
-    scene.move("out", 51, 8)
-    said = scene.said()
-    assert (said.count, said.end) == (8, End.DONE)
-    assert scene.client.recv(100) == b"12345678"
+def test_an_upload_and_the_request_right_behind_it(served_by_loop):
+    """They come in one stream: a process that read a byte too much would take it from the second, and one less ..."""
+    with served_by_loop() as (live, processes):
+        body = A.tobytes()
+        with live.connect() as connection, connection.makefile("rb") as file:
+            sender = threading.Thread(target=connection.sendall, args=((upload_head(len(body)) + body) * 2 + GET,))
+            sender.start()
+            stored = []
+            for _ in range(2):
+                status, info = read_answer(file)
+                assert status == 201, info
+                stored.append(httpx.Response(200, content=info).json()["id"])
+            assert read_answer(file)[0] == 200
+            sender.join(60)
+        assert processes.transfers.transferred_bytes["in"]
+        assert metric(live, "gemmserve_http_received_bytes_total") == 2 * len(body)
+        with live.http() as http:
+            for array_id in stored:
+                found = http.get(f"/v1/arrays/{array_id}/data", headers=BARE).content
+                assert found == body
 
 
-@pytest.mark.parametrize("count", [0, 5])
-def test_patience_ends_it_with_what_came(scene, count):
-    scene.client.sendall(b"x" * count)
-    scene.move("in", 0, 10, patience_s=0.05)
-    said = scene.said()
-    assert (said.count, said.end) == (count, End.PATIENCE)
-    scene.client.sendall(b"y" * 10)  # and it reads no more
-    scene.move("in", 20, 10, number=2)
-    assert scene.said().count == 10
-    assert os.pread(scene.extent, 10, count) == bytes(10)
+def test_npy_digest_and_100_continue(served, npy):
+    with served() as (live, processes), live.http() as http:
+        body = npy(A.reshape(1024, -1))
+        digest = {"Content-Digest": f"sha-256=:{b64encode(hashlib.sha256(body).digest()).decode()}:"}
+        kind = {"Content-Type": "application/x-npy", **digest}
+        assert http.post("/v1/arrays", content=body, headers=kind).status_code == 201
+        assert http.post("/v1/arrays", content=body[:-1] + b"x", headers=kind).json()["type"].endswith("mismatch")
+        with live.connect() as connection, connection.makefile("rb") as file:
+            connection.sendall(upload_head(A.nbytes, Expect="100-continue"))
+            assert file.readline().startswith(b"HTTP/1.1 100")
+            file.readline()
+            connection.sendall(A.tobytes())
+            assert read_answer(file)[0] == 201
+        assert processes.transfers.transferred_bytes["in"]
 
 
-def test_a_client_that_takes_nothing(scene):
-    scene.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    scene.move("out", 0, SIZE, patience_s=0.05)
-    said = scene.said()
-    assert said.end is End.PATIENCE
-    assert 0 < said.count < SIZE
+def test_parts_and_where_they_broke(served_by_loop):
+    with served_by_loop() as (live, processes), live.http() as http:
+        body = A.tobytes()
+        url = http.post("/v1/uploads", params=F64, headers=OCTETS).headers["location"]
+        assert http.put(f"{url}/parts/{4 * MIB}", content=body[4 * MIB :], headers=OCTETS).status_code == 204
+        assert processes.transfers.transferred_bytes["in"]
+        head = (
+            f"PUT {url}/parts/0 HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\n"
+            f"Content-Length: {4 * MIB}\r\n\r\n"
+        )
+        with live.connect() as connection:
+            connection.sendall(head.encode() + body[: 3 * MIB])
+            until(lambda: any(one.received for one in next(iter(live.core.uploads._uploads.values())).parts))
+        until(lambda: live.tasks == 0)
+        offset = http.get(url).json()["received"][0][1]
+        assert 0 < offset <= 3 * MIB
+        answer = http.put(f"{url}/parts/{offset}", content=body[offset : 4 * MIB], headers=OCTETS)
+        assert answer.status_code == 204
+        done = http.post(f"{url}/complete")
+        found = http.get(f"/v1/arrays/{done.json()['id']}/data", headers=BARE)
+        assert found.content == body
 
 
-@pytest.mark.parametrize("direction", ["in", "out"])
-def test_a_client_that_hangs_up(scene, direction):
-    scene.client.close()
-    scene.move(direction, 0, 10)
-    assert scene.said().end is End.HANGUP
+def test_a_client_that_stops_in_the_middle_is_answered_408(served):
+    with served(min_body_rate=1 << 20, body_window_s=0.5) as (live, processes):
+        with live.connect() as connection, connection.makefile("rb") as file:
+            connection.sendall(upload_head(64 * MIB) + bytes(2 * MIB))
+            status, problem = read_answer(file)
+        assert (status, b"request-timeout" in problem) == (408, True)
+        until(lambda: live.core.store.used_bytes == 0)
+        assert processes.transfers.under_way == 0
 
 
-def test_a_client_that_breaks_its_connection_in_the_middle(scene):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = socket.create_connection(listener.getsockname())
-        connection, _ = listener.accept()
-    connection.setblocking(False)
-    with connection:
-        scene.move("in", 0, 10, fds=(connection.fileno(), scene.extent))
-        client.sendall(b"abc")
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.close()
-        assert scene.said().end is End.HANGUP
+def test_a_client_that_hangs_up_leaves_nothing(served_by_loop):
+    with served_by_loop() as (live, _):
+        with live.connect() as connection:
+            connection.sendall(upload_head(64 * MIB) + bytes(2 * MIB))
+            until(lambda: live.core.store.used_bytes)
+        until(lambda: live.tasks == 0)
+        assert live.core.store.used_bytes == 0
+        assert live.core.store.count == 0
 
 
-def test_it_stops_when_it_is_told(scene):
-    scene.client.sendall(b"abc")
-    scene.move("in", 0, 10)
-    scene.tell(Stop(id=1))
-    said = scene.said()
-    assert (said.id, said.end) == (1, End.STOPPED)
-    scene.tell(Stop(id=1))  # crossed the answer on its way
-    scene.client.sendall(b"z" * 10)
-    scene.move("in", 100, 10, number=2)
-    assert scene.said().id == 2
-    assert os.pread(scene.extent, 97, 3) == bytes(97)
+# -- down -------------------------------------------------------------------------------------------------------------
 
 
-def test_many_at_a_time_and_a_still_one_holds_nobody_up(scene):
-    pairs = [socket.socketpair() for _ in range(20)]
-    for number, (near, _) in enumerate(pairs):
-        near.setblocking(False)
-        scene.move("in", 100 * number, 100, number=number, fds=(near.fileno(), scene.extent))
-    for number, (_, far) in enumerate(pairs[1:], 1):
-        far.sendall(bytes([number]) * 100)
-    assert {scene.said().id for _ in range(19)} == set(range(1, 20))
-    pairs[0][1].sendall(bytes([99]) * 100)
-    assert scene.said().id == 0
-    data = os.pread(scene.extent, 2000, 0)
-    assert [data[100 * n : 100 * n + 100] for n in range(20)] == [bytes([n or 99]) * 100 for n in range(20)]
-    for pair in pairs:
-        for end in pair:
-            end.close()
+def test_a_download_a_range_and_what_follows(served_by_loop, read_npy):
+    with served_by_loop() as (live, processes):
+        path, body = f"/v1/arrays/{store(live)}/data", A.tobytes()
+        get = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        bare = f"{get}Accept: application/octet-stream\r\n"
+        with live.connect() as connection, connection.makefile("rb") as file:
+            connection.sendall(f"{get}\r\n{bare}\r\n{bare}Range: bytes=100-{5 * MIB}\r\n\r\n".encode() + GET)
+            status, whole = read_answer(file)
+            assert status == 200
+            assert np.array_equal(read_npy(whole), A)
+            assert same(read_answer(file), 200, body)
+            assert same(read_answer(file), 206, body[100 : 5 * MIB + 1])
+            assert read_answer(file)[0] == 200
+        assert processes.transfers.transferred_bytes["out"]
+        sent = len(whole) + len(body) + 5 * MIB - 99
+        assert sent <= metric(live, "gemmserve_http_sent_bytes_total") < sent + (1 << 16)
 
 
-@pytest.mark.parametrize(("offset", "count"), [(SIZE - 9, 10), (SIZE, 1), (1 << 60, 1)])
-def test_past_the_end_of_the_extent(scene, offset, count):
-    scene.move("in", offset, count)
-    said = scene.said()
-    assert (said.end, said.count) == (End.FAILED, 0)
-    assert "of an extent of" in said.detail
+def test_a_slow_reader_gets_every_byte(served):
+    """It goes to and fro between process and front."""
+    with served() as (live, processes):
+        array_id = store(live, np.tile(A, 4))
+        with live.connect(receive_buffer=1 << 16) as connection:
+            connection.sendall(
+                f"GET /v1/arrays/{array_id}/data HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                "Accept: application/octet-stream\r\n\r\n".encode()
+            )
+            until(lambda: processes.transfers.transferred_bytes["out"])  # a transfer has ended by its patience
+            until(lambda: live.stalled == 1)
+            with connection.makefile("rb") as file:
+                assert same(read_answer(file), 200, A.tobytes() * 4)
 
 
-def test_what_is_no_extent_or_no_connection(scene):
-    scene.move("in", 0, 10, fds=(scene.connection.fileno(),))
-    assert scene.said().end is End.FAILED
-    scene.move("in", 0, 10, number=2, name="y", fds=(scene.extent, scene.extent))
-    assert scene.said().end is End.FAILED
-    scene.client.sendall(b"0123456789")  # and it goes on
-    scene.move("in", 0, 10, number=3)
-    assert scene.said().end is End.DONE
+def test_a_reader_that_hangs_up(served_by_loop):
+    with served_by_loop() as (live, processes):
+        array_id = store(live, np.tile(A, 4))
+        with live.connect(receive_buffer=1 << 16) as connection:
+            connection.sendall(download(array_id))
+            assert connection.recv(1000)
+        until(lambda: live.tasks == 0)
+        assert processes.transfers.under_way == 0
 
 
-def test_a_mapping_is_kept_until_its_extent_is_gone(scene):
-    scene.client.sendall(b"0123456789")
-    scene.move("in", 0, 5)
-    scene.said()
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 (the descriptor alone is wanted): it looks at the name
-        scene.move("in", 5, 5, number=2, fds=(scene.connection.fileno(), nothing.fileno()))
-        assert scene.said().end is End.DONE
-        assert os.pread(scene.extent, 10, 0) == b"0123456789"
-        scene.tell(Forget(extent="x"))
-        scene.tell(Forget(extent="never seen"))
-        scene.move("in", 5, 5, number=3, fds=(scene.connection.fileno(), nothing.fileno()))
-        assert scene.said().end is End.FAILED
+def test_a_reader_that_takes_nothing_is_cut_off(served):
+    with served(send_stall_s=0.5) as (live, _):
+        array_id = store(live, np.tile(A, 4))
+        with live.connect(receive_buffer=1 << 16) as connection:
+            connection.sendall(download(array_id))
+            assert connection.recv(1)
+            until(lambda: live.tasks == 0)
 
 
-def test_it_keeps_no_descriptor_of_what_is_over(scene):
-    def kept():
-        return sum(_is(path, connection) for path in Path("/proc/self/fd").iterdir())
+def test_a_product(served, npy, form, read_npy):
+    a, b = np.ones((1024, 2048)), np.full((2048, 1024), 2.0)
+    with served() as (live, processes), live.http() as http:
+        body, headers = form([("a", npy(a)), ("b", npy(b))])
+        answer = http.post("/v1/gemm", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert np.array_equal(read_npy(answer.content), a @ b)
+        assert processes.transfers.transferred_bytes["in"]
+        assert processes.transfers.transferred_bytes["out"]
+        until(lambda: live.core.store.scratch_bytes == 0)
 
-    connection = os.fstat(scene.connection.fileno())
-    scene.client.sendall(b"0123456789")
-    scene.move("in", 0, 10)
-    scene.said()
-    assert kept() == 1
 
-
-def _is(path, status):
-    try:
-        return os.path.samestat(path.stat(), status)
-    except OSError:  # closed since, as the folder's own
-        return False
+def test_without_a_process_the_front_does_it(served):
+    with served(0) as (live, processes), live.http() as http:
+        found = http.get(f"/v1/arrays/{store(live)}/data", headers=BARE)
+        assert found.content == A.tobytes()
+        assert not processes.transfers.transferred_bytes

@@ -119,5 +119,5 @@ def test_open_files(tmp_path, monkeypatch, hard, connections, allowed):
 def test_transfer_processes(tmp_path, monkeypatch, count, platform, level):
     monkeypatch.setattr(host_limits, "cpu_count", lambda: 4)
     monkeypatch.setattr(host_limits.sys, "platform", platform)
-    found = list(host_limits.transfer_processes(Settings(data_dir=tmp_path, transfer_processes=count)))
+    found = list(host_limits.transfers(Settings(data_dir=tmp_path, transfer_processes=count)))
     assert [finding.level for finding in found] == ([] if level is None else [level])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import socket
 import threading
 
 import numpy as np
 import pytest
+from works import encode
 
 from gemmserve_service.executor.protocol import (
     TO_FRONT,
@@ -16,18 +18,17 @@ from gemmserve_service.executor.protocol import (
     Decoder,
     Forget,
     Prefetch,
-    Run,
     Stop,
     WriteOrder,
-    encode,
 )
 from gemmserve_service.executor.worker import loop
 from gemmserve_service.executor.worker.backend import CpuBackend, call, go_on
+from gemmserve_service.executor.worker.checks.verification import Verdict
 from gemmserve_service.executor.worker.memory import write_queue
 from gemmserve_service.executor.worker.memory.residency import Residency
 from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
 from gemmserve_service.executor.worker.runner import Runner
-from gemmserve_service.executor.worker.verification import Verdict
+from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import GemmParams, Timings
 from gemmserve_service.store.extents.extents import ExtentPool
 
@@ -39,7 +40,7 @@ ROOM = 4
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(write_queue, "_SMALLEST", A.nbytes)
+    monkeypatch.setattr(write_queue, "_MIN_BYTES", A.nbytes)
 
 
 class Copies:
@@ -340,7 +341,7 @@ def test_how_often_copies_were_used_is_told_now_and_then_and_what_came_at_once(f
     ref, _ = place(A, "a")
     out, _ = place(np.zeros((3, 3)), None)
     message, _, _ = product(ref, defer=False)
-    unnamed = [message.model_copy(update={"task": f"u{number}", "results": {"d": out}}) for number in range(4)]
+    unnamed = [dataclasses.replace(message, task=f"u{number}", results={"d": out}) for number in range(4)]
     front.hear("kept")
     front.send(unnamed[0])
     (came,) = front.hear("kept", skip=())

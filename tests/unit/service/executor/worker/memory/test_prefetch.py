@@ -7,7 +7,7 @@ import pytest
 
 from gemmserve_service.executor.protocol import ArrayRef
 from gemmserve_service.executor.worker.memory import prefetch as module
-from gemmserve_service.executor.worker.memory.prefetch import Coming, Prefetches
+from gemmserve_service.executor.worker.memory.prefetch import ArrayPrefetch, Prefetches
 from gemmserve_service.executor.worker.memory.residency import Residency
 
 DATA = np.arange(100, dtype=np.uint8)
@@ -38,7 +38,7 @@ def copies():
 
 def coming(copies, name="a"):
     ref = ArrayRef(extent="e", path="", capacity=100, nbytes=100, dtype="uint8", shape=(100,), order="C", cache_id=name)
-    return Coming(ref, lambda: DATA, copies)
+    return ArrayPrefetch(ref, lambda: DATA, copies)
 
 
 def kept(copies, name):

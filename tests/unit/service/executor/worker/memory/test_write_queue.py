@@ -37,7 +37,7 @@ class Copies:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(module, "_SMALLEST", SIZE)
+    monkeypatch.setattr(module, "_MIN_BYTES", SIZE)
 
 
 class Bench:

@@ -8,6 +8,7 @@ import socket
 import numpy as np
 import pytest
 from memory_peer import GROW, NEEDS_MEMFD, SHRINK, WRITE, A, B, array_of, memory, open_memory, refused
+from works import unpacked
 
 pytestmark = NEEDS_MEMFD
 
@@ -18,7 +19,7 @@ def test_memory_of_clients_counts_against_the_memory_for_scratch(make, peers):
     numbers = [peer.share(memory(A, seals=SHRINK | GROW | WRITE)) for _ in range(2)]
     answer = peer.gemm(shared={"a": (A, numbers[0]), "b": (A, numbers[1])})
     np.testing.assert_allclose(array_of(answer), A @ A, rtol=1e-4, atol=1e-4)
-    operands = app.executor.sent[0].operands
+    operands = unpacked(app.executor.sent[0])[0].operands
     assert operands["a"].path.startswith("/proc/"), "in place"
     assert "extents" in operands["b"].path, "no memory left: a copy in a file"
 
@@ -58,7 +59,7 @@ def test_thousands_of_descriptors_end_the_session_and_are_closed(app, peer):
 def test_the_longest_idle_session_makes_way(app, peers, monkeypatch):
     from gemmserve_service.http.requests import descriptors
 
-    monkeypatch.setattr(descriptors, "_MOST_SESSIONS", 2)
+    monkeypatch.setattr(descriptors, "_MAX_SESSIONS", 2)
     one, two = peers(app), peers(app)
     array_of(one.gemm(shared={"a": (A, one.share(memory(A)))}, plain={"b": B}))
     three = peers(app)
@@ -71,7 +72,7 @@ def test_the_longest_idle_session_makes_way(app, peers, monkeypatch):
 def test_connections_that_say_nothing(make, monkeypatch):
     from gemmserve_service.http.requests import descriptors
 
-    monkeypatch.setattr(descriptors, "_MOST_SESSIONS", 2)
+    monkeypatch.setattr(descriptors, "_MAX_SESSIONS", 2)
     app = make(head_timeout_s=0.2)
     silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
     for each in silent:

@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 from memory_peer import FUTURE_WRITE, GROW, NEEDS_MEMFD, SEAL, SHRINK, WRITE, A, B, N, array_of, head, memory, refused
+from works import unpacked
 
 from gemmserve.wire import DATA_HEADER, NPY_HEADER, SESSION_HEADER
 
@@ -20,7 +21,7 @@ pytestmark = NEEDS_MEMFD
 def test_an_operand_is_used_where_it_lies_only_if_nobody_can_change_it(app, peer, seals):
     number = peer.share(memory(A, seals=seals))
     np.testing.assert_array_equal(array_of(peer.gemm(shared={"a": (A, number)}, plain={"b": B})), A * 2)
-    path = app.executor.sent[0].operands["a"].path
+    path = unpacked(app.executor.sent[0])[0].operands["a"].path
     in_place = seals & (SHRINK | GROW | WRITE) == SHRINK | GROW | WRITE
     app.until(lambda: app.core.store.scratch_bytes == 0)
     recycled = app.core.store._memory._free

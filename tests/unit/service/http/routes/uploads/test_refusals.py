@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from upload_parts import BARE, NPY, A, raw
 
@@ -77,6 +79,19 @@ class TestLimits:
         await begin()
         answer = await client.post("/v1/uploads", params={"dtype": "complex64", "shape": "61,1000"}, headers=BARE)
         refused(answer, 507, "store-full")
+
+
+class TestIdle:
+    @pytest.fixture
+    def settings(self, make_settings):
+        return make_settings(upload_idle_s=0.4)
+
+    async def test_one_that_nobody_goes_on_with(self, client, begin, core, refused):
+        url = await begin()
+        async with asyncio.timeout(60):
+            while core.store.used_bytes:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        refused(await client.get(url), 410, "gone")
 
 
 async def test_of_others_nothing_is_seen(as_, make_key, begin, refused, core):

@@ -1,0 +1,130 @@
+"""From what the front sent to what is run: forms, read once, and tasks of one product."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gemmserve_service.executor import protocol
+from gemmserve_service.executor.protocol import ArrayRef
+from gemmserve_service.schemas import ProgramParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gemmserve_service.executor.protocol import ExtentRow, Part, Places, Work
+    from gemmserve_service.executor.worker.backend import DeviceBackend
+    from gemmserve_service.schemas import GemmParams, GemmReduceParams
+
+_MAX_FORMS: Final = 512  # as many as the front remembers (`small.SmallProducts`)
+_MAX_TEXT: Final = 1 << 12  # characters of a form that is kept: programs may have millions
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A task of one product, or of a program."""
+
+    task: str
+    params: GemmParams | GemmReduceParams | ProgramParams
+    algorithm: str
+    operands: dict[str, ArrayRef]
+    results: dict[str, ArrayRef]
+    verify: bool = False
+    defer: bool = False
+
+
+class Form:
+    """A form, and the function that computes small products of it."""
+
+    def __init__(self, text: str, backend: DeviceBackend) -> None:
+        """Raises ValueError for a text that is no form."""
+        fields = protocol.Form.model_validate_json(text)
+        self.params = fields.params
+        self.operands, self.results = fields.operands, fields.results
+        self._backend = backend
+        self._product: Callable[..., None] | None = None
+        self._looked = False
+
+    def product(self, row: list[np.ndarray[Any, Any]]) -> Callable[..., None] | None:
+        """Return what computes `row`, to be called with its arrays; None: it has to be run as any other product."""
+        if not self._looked and not isinstance(self.params, ProgramParams):
+            self._looked = True
+            count = len(self.operands)
+            operands = dict(zip(self.operands, row[:count], strict=True))
+            results = dict(zip(self.results, row[count:], strict=True))
+            self._product = self._backend.repeated(self.params, operands, results)
+        return self._product
+
+    def row(self, part: Part, extent: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        """Return operands and results of the part's first product, all in one extent."""
+        row = []
+        for kinds, places, writable in ((self.operands, part.operands, False), (self.results, part.results, True)):
+            for name, kind in kinds.items():
+                array: np.ndarray[Any, Any] = np.ndarray(
+                    kind.shape, kind.dtype, extent, places[name][0][1], None, kind.order
+                )
+                if not writable:
+                    array.flags.writeable = False
+                row.append(array)
+        return row
+
+    def run(self, work: Work) -> Run:
+        """Return a task of one product of this form."""
+        (part,) = work.parts
+        operands = _refs(work.extents, self.operands, part.operands)
+        results = _refs(work.extents, self.results, part.results)
+        return Run(work.task, self.params, part.algorithm, operands, results, work.verify, work.defer)
+
+
+class Forms:
+    """The forms that came last, by their text."""
+
+    def __init__(self, backend: DeviceBackend) -> None:
+        self._backend = backend
+        self._known: OrderedDict[str, Form] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, text: str) -> Form:
+        """Return the form. May be called from any thread. Raises ValueError for a text that is none."""
+        with self._lock:
+            form = self._known.get(text)
+            if form is not None:
+                self._known.move_to_end(text)
+                return form
+            form = Form(text, self._backend)
+            if len(text) <= _MAX_TEXT:
+                self._known[text] = form
+                if len(self._known) > _MAX_FORMS:
+                    self._known.popitem(last=False)
+            return form
+
+
+def count_of(part: Part) -> int:
+    """Return how many products a part has."""
+    return len(next(iter(part.results.values())))
+
+
+def _refs(
+    extents: list[ExtentRow], kinds: Mapping[str, protocol.Kind], places: Mapping[str, Places]
+) -> dict[str, ArrayRef]:
+    refs = {}
+    for name, kind in kinds.items():
+        number, offset = places[name][0]
+        extent, path, capacity, start, cache_id = (None, "", 0, 0, None) if number < 0 else extents[number]
+        refs[name] = ArrayRef(
+            extent=extent,
+            path=path,
+            capacity=capacity,
+            nbytes=math.prod(kind.shape) * np.dtype(kind.dtype).itemsize,
+            dtype=kind.dtype,
+            shape=kind.shape,
+            order=kind.order,
+            cache_id=cache_id,
+            offset=start + offset,
+        )
+    return refs

@@ -1,0 +1,327 @@
+"""Short tasks that waited go to a worker together: in the queue's order, each with its own fate."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gemmserve_kernels import Operand
+from gemmserve_service import products
+from gemmserve_service.errors import JobCancelled, JobFailed, WorkerCrashed
+from gemmserve_service.executor.protocol import Done
+from gemmserve_service.scheduling import scheduler as scheduler_module
+from gemmserve_service.scheduling.estimates import Estimates
+from gemmserve_service.scheduling.tasks import Task
+from gemmserve_service.schemas import GemmParams, Timings
+
+A = np.ones((4, 4), "c8")
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.outcomes: dict[str, object] = {}
+        self.requeues: list[str] = []
+
+    def started(self, task):
+        pass
+
+    def requeued(self, task):
+        self.requeues.append(task.id)
+
+    def ended(self, task, outcome):
+        assert task.id not in self.outcomes, "told twice"
+        self.outcomes[task.id] = outcome
+        if isinstance(outcome, Done):
+            task.close()
+
+
+@pytest.fixture
+def listener():
+    return Listener()
+
+
+@pytest.fixture
+def submit(store, put, listener):
+    async def make_and_submit(scheduler, name, **fields):
+        operands = {}
+        for key in ("a", "b"):
+            upload = await put(store, A, scratch=True)
+            await upload.commit()
+            operands[key] = store.pin_upload(upload)
+        problem = products.build(GemmParams(), {"a": Operand.of(A), "b": Operand.of(A)})
+        results = {"d": store.allocate(A.dtype, A.shape, "C", ttl_s=None, scratch=True)}
+        task = Task(name, GemmParams(), problem, operands, results, listener, **fields)
+        scheduler.submit(task)
+        return task
+
+    return make_and_submit
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """What each task is estimated at, by name; a microsecond where nothing else is said."""
+    table: dict[str, float] = {}
+    monkeypatch.setattr(Estimates, "seconds", lambda _, task, __: table.get(task.id, 1e-6))
+    return table
+
+
+def last_group(fake):
+    """Names of what was sent last."""
+    return [run.task for run in fake.sent[-1][1]]
+
+
+async def test_an_idle_worker_gets_a_task_at_once_and_what_gathered_then_goes_as_one(scheduler, fake, submit, store):
+    sizes = []
+    scheduler.group_sent = sizes.append
+    await submit(scheduler, "a")
+    assert last_group(fake) == ["a"]
+    for name in "bcd":
+        await submit(scheduler, name)
+    assert len(fake.sent) == 1
+    fake.done()
+    assert last_group(fake) == ["b", "c", "d"]
+    assert len(fake.sent) == 2
+    assert sizes == [1, 3]
+    for _ in range(3):
+        fake.done()
+    assert (scheduler.queued, scheduler.running, store.scratch_bytes) == (0, 0, 0)
+
+
+async def test_a_group_keeps_the_queue_s_order(scheduler, fake, submit):
+    await submit(scheduler, "runs")
+    for name, owner, priority in (("a1", "a", 0), ("a2", "a", 5), ("a3", "a", 0), ("b1", "b", 0)):
+        await submit(scheduler, name, owner=owner, priority=priority)
+    fake.done()
+    assert last_group(fake) == ["a2", "b1", "a1", "a3"]
+
+
+async def test_owners_are_served_in_turn_within_a_group_and_each_pays_for_its_own(scheduler, fake, submit, seconds):
+    await submit(scheduler, "runs", owner="x")
+    for i in range(6):
+        await submit(scheduler, f"flood{i}", owner="flood")
+    await submit(scheduler, "one", owner="other")
+    fake.done()
+    assert last_group(fake).index("one") <= 1
+    flows = scheduler.queue._flows
+    before = {name: flows[name].tag for name in ("flood", "other")}
+    for name in list(fake.running()):
+        fake.owner.task_ended(fake.fleet["cpu"], Done(task=name, algorithm="numpy", timings=Timings(kernel_s=1.0)))
+        if name == "flood0":
+            assert flows["flood"].tag - before["flood"] == pytest.approx(1.0, abs=1e-3)
+            assert flows["other"].tag - before["other"] in (pytest.approx(0.0), pytest.approx(1.0, abs=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("costs", "groups"),
+    [
+        ({}, [["b", "c", "d", "e"]]),
+        ({"c": 0.02}, [["b"], ["c"], ["d", "e"]]),  # a longer one goes alone, and nobody overtakes it
+        ({"b": 0.006, "c": 0.006, "d": 0.006}, [["b"], ["c"], ["d", "e"]]),
+        ({"b": 5.0}, [["b"], ["c", "d", "e"]]),
+    ],
+)
+async def test_a_group_is_short(scheduler, fake, submit, seconds, costs, groups):
+    seconds.update(costs)
+    await submit(scheduler, "a")
+    for name in "bcde":
+        await submit(scheduler, name)
+    fake.done()
+    for group in groups:
+        assert last_group(fake) == group
+        for _ in group:
+            fake.done()
+
+
+async def test_a_group_has_a_most_number_and_bytes(make_scheduler, fake, submit):
+    scheduler = await make_scheduler(fake, max_grouped_jobs=3)
+    await submit(scheduler, "a")
+    tasks = [await submit(scheduler, name) for name in "bcdef"]
+    tasks[4].__dict__["size"] = (1 << 30, 0)
+    fake.done()
+    assert last_group(fake) == ["b", "c", "d"]
+    for _ in range(3):
+        fake.done()
+    assert last_group(fake) == ["e"]
+
+
+async def test_idle_workers_share_what_there_is(make_scheduler, make_fake, submit):
+    fake = make_fake("cuda:0", "cuda:1")
+    scheduler = await make_scheduler(fake)
+    fake.lose("cuda:0")
+    fake.lose("cuda:1")
+    for name in "abcd":
+        await submit(scheduler, name)
+    fake.fleet["cuda:1"].ready = True
+    fake.hello("cuda:0")
+    assert [len(fake.running(name)) for name in ("cuda:0", "cuda:1")] == [2, 2]
+
+
+async def test_cancel_deadline_and_failure_touch_one_alone(scheduler, fake, submit, listener, store, eventually):
+    await submit(scheduler, "runs")
+    cancelled = await submit(scheduler, "cancelled")
+    for name in ("fails", "good"):
+        await submit(scheduler, name)
+    await submit(scheduler, "late", timeout_s=0.05)
+    fake.done()
+    assert last_group(fake) == ["cancelled", "fails", "good", "late"]
+    scheduler.cancel(cancelled)
+    assert fake.cancelled == [("cpu", "cancelled")]
+    await eventually(lambda: "late" in listener.outcomes)
+    assert fake.cancelled[1:] == [("cpu", "late")]
+    fake.fail(task="fails")
+    assert fake.running() == ["cancelled", "good", "late"]
+    for name in ("cancelled", "good", "late"):
+        fake.done(task=name)
+    assert isinstance(listener.outcomes["cancelled"], JobCancelled)
+    assert isinstance(listener.outcomes["fails"], JobFailed)
+    assert isinstance(listener.outcomes["good"], Done)
+    assert store.scratch_bytes == 0
+
+
+async def test_a_group_that_killed_a_worker_is_run_singly(make_scheduler, fake, submit, listener, store):
+    scheduler = await make_scheduler(fake, max_attempts=3)
+    await submit(scheduler, "runs")
+    names = ["a", "poison", "b", "c"]
+    for name in names:
+        await submit(scheduler, name)
+    fake.done()
+    assert last_group(fake) == names
+    fake.done(task="a")
+    fake.lose()
+    assert listener.requeues == ["poison", "b", "c"]
+    await submit(scheduler, "new")
+    fake.hello()
+    for _ in range(20):
+        running = fake.running()
+        if not running:
+            break
+        assert len(running) == 1 or not {"poison", "b", "c"} & set(running), "a suspect takes nobody along"
+        if "poison" in running:
+            fake.lose()
+            fake.hello()
+        else:
+            fake.done()
+    assert isinstance(listener.outcomes.pop("poison"), WorkerCrashed)
+    assert sorted(listener.outcomes) == ["a", "b", "c", "new", "runs"]
+    assert all(isinstance(outcome, Done) for outcome in listener.outcomes.values())
+    assert store.scratch_bytes == 0
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time that the scheduler goes by; it stands still."""
+    monkeypatch.setattr(scheduler_module, "time", SimpleNamespace(monotonic=lambda: 10_000.0))
+    return 10_000.0
+
+
+async def test_time_that_a_lost_group_took_is_charged_once(scheduler, fake, submit, seconds, monkeypatch, now):
+    await submit(scheduler, "runs")
+    tasks = [await submit(scheduler, name) for name in "abcd"]
+    fake.done()
+    for task in tasks:
+        task.began = now - 100
+    fake.fleet["cpu"].answered = 0.0
+    charged = []
+    monkeypatch.setattr(scheduler.quotas, "charge_device", lambda owner, seconds, durable: charged.append(seconds))
+    fake.lose()
+    assert sum(charged) == pytest.approx(100)
+
+
+async def test_what_a_task_waited_for_in_its_group_counts_as_queueing(scheduler, fake, submit, listener):
+    await submit(scheduler, "runs")
+    await submit(scheduler, "a")
+    task = await submit(scheduler, "b")
+    fake.done()
+    worker = fake.fleet["cpu"]
+    fake.owner.task_ended(worker, Done(task="b", algorithm="numpy", timings=Timings(queue_s=50.0, kernel_s=0.001)))
+    assert task.queue_s > 0
+    assert listener.outcomes["b"].timings.queue_s == pytest.approx(50 + task.queue_s)
+
+
+async def test_workers_drop_an_array_once_nobody_uses_it(scheduler, fake, store, put):
+    info = await put(store, A)
+    pinned = store.pin(info)
+    await store.delete(info.id)
+    assert info.id not in fake.forgotten
+    pinned.release()
+    assert info.id in fake.forgotten
+
+
+# -- ahead ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ahead(fake):
+    """A worker that takes on two tasks before it has answered the first."""
+    fake.ahead = 2
+    return fake
+
+
+async def test_a_worker_that_runs_several_at_once_is_sent_more_before_it_is_idle(
+    ahead, scheduler, submit, seconds, store
+):
+    seconds.update(dict.fromkeys("abcdef", 0.1))
+    for name in "abcdef":
+        await submit(scheduler, name)
+    assert [last.task for _, (last,) in ahead.sent] == ["a", "b", "c"]
+    assert scheduler.running == 3
+    ahead.done()
+    assert [last.task for _, (last,) in ahead.sent] == ["a", "b", "c", "d"]
+    for _ in range(5):
+        ahead.done()
+    assert (scheduler.queued, scheduler.running, store.scratch_bytes) == (0, 0, 0)
+
+
+async def test_not_when_it_has_work_for_a_while(ahead, scheduler, submit, seconds):
+    seconds.update({"a": 0.3, "b": 0.3, "c": 0.3})
+    for name in "abc":
+        await submit(scheduler, name)
+    assert [last.task for _, (last,) in ahead.sent] == ["a", "b"]
+
+
+async def test_idle_workers_come_first(make_scheduler, make_fake, submit, seconds):
+    fake = make_fake("cuda:0", "cuda:1")
+    fake.ahead = 2
+    scheduler = await make_scheduler(fake)
+    seconds.update(dict.fromkeys("abcdefgh", 0.1))
+    for name in "abcdefgh":
+        await submit(scheduler, name)
+    assert [worker.id[-1] for worker, _ in fake.sent] == ["0", "1", "0", "0", "1", "1"]
+    fake.done("cuda:0")
+    fake.done("cuda:1")
+    assert [worker.id[-1] for worker, _ in fake.sent[6:]] == ["0", "1"]
+
+
+async def test_what_was_on_a_worker_that_is_lost_runs_alone_afterwards(ahead, scheduler, submit, seconds, listener):
+    seconds.update(dict.fromkeys("abcd", 0.1))
+    for name in "abcd":
+        await submit(scheduler, name)
+    assert len(ahead.sent) == 3
+    ahead.lose()
+    assert listener.requeues == ["a", "b", "c"]
+    ahead.hello()
+    assert [last.task for _, (last,) in ahead.sent[3:]] == ["a"]
+    for name in "bcd":
+        ahead.done()
+        assert ahead.sent[-1][1][0].task == name
+        assert scheduler.running == 1
+
+
+async def test_a_worker_that_is_lost_with_tasks_sent_ahead_is_paid_for_once(
+    make_scheduler, fake, submit, seconds, monkeypatch, now
+):
+    fake.ahead = 3
+    scheduler = await make_scheduler(fake)
+    tasks = [await submit(scheduler, name, owner=name) for name in "abc"]
+    assert [task.worker for task in tasks] == [fake.fleet["cpu"]] * 3
+    for task in tasks:
+        task.began = now - 100
+    bills = {}
+    monkeypatch.setattr(
+        scheduler.quotas, "charge_device", lambda owner, spent, *, durable: bills.update({owner: spent})
+    )
+    fake.lose()
+    assert sum(bills.values()) == pytest.approx(100)
+    assert bills.keys() == {"a", "b", "c"}
