@@ -62,7 +62,7 @@ class State(StrEnum):
             follows waits until that is answered
     LAST    behind a request after which its       ENDED                                           ENDED
             client wants the connection to end
-    ENDED   what comes is ignored                                         ENDED                    ENDED
+    ENDED   what comes is ignored                  ENDED                  ENDED                    ENDED
     ======  =====================================  ==========  =========  ==========  ===========  ==========
 
     LAST instead of IDLE where the request's head says so. ENDED is entered by refusals, by answers that close the
@@ -372,7 +372,7 @@ class HttpProtocol(asyncio.Protocol):
             self.state = _REQUEST_ENDS[self.state]
 
     def _follow(self, data: bytes) -> None:
-        """Keeps what has come behind a request past the parser until that is answered; reads it if it was handed over."""
+        """Keeps what has come behind a request past the parser until that is answered; or was handed over."""
         if data and self.state is State.SMALL:
             self._behind += data
             self.flow.pause_reading()
