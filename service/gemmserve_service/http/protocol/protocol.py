@@ -62,7 +62,7 @@ class State(StrEnum):
             follows waits until that is answered
     LAST    behind a request after which its       ENDED                                           ENDED
             client wants the connection to end
-    ENDED   what comes is ignored                                         ENDED                    ENDED
+    ENDED   what comes is ignored                  ENDED                  ENDED                    ENDED
     ======  =====================================  ==========  =========  ==========  ===========  ==========
 
     LAST instead of IDLE where the request's head says so. ENDED is entered by refusals, by answers that close the

@@ -190,6 +190,24 @@ class TestSplitting:
         found = split(b"head" + FORM, b"XbX", 4)
         assert {name: (b"head" + FORM)[start:end] for name, (start, end) in found.items()} == dict(PARTS)
 
+    def test_what_is_split_is_what_is_decoded(self):
+        chance = random.Random(7)
+        agreed = 0
+        for _ in range(3000):
+            sent = bytearray(FORM)
+            for _ in range(chance.choice([1, 1, 3])):
+                at = chance.randrange(len(sent))
+                piece = chance.choice(
+                    [b"", b"\r\n", b"--XbX", b"\r\n--XbX", b"--", b'"', bytes([chance.randrange(256)])]
+                )
+                sent[at : at + chance.choice([0, 1, 2, 9])] = piece
+            found = split(bytes(sent), b"XbX", 0)
+            if found is not None:
+                parts = [(name, bytes(sent[start:end])) for name, (start, end) in found.items()]
+                assert decode([bytes(sent)]) == (parts, True), bytes(sent)
+                agreed += 1
+        assert agreed > 300
+
     @pytest.mark.parametrize(
         "sent",
         [
