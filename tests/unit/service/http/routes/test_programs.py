@@ -137,7 +137,7 @@ async def test_refused(client, put, core, spy, steps, fields, status, slug, extr
     if "step" in extra:
         assert problem["detail"].startswith(f"step {extra['step']}: ")
     assert len(spy.sent) == sent
-    assert core.jobs._room.taken == 0
+    assert core.scheduler.admissions.steps == 0
 
 
 async def test_too_many_steps_are_refused_before_they_are_looked_at(client, core):
