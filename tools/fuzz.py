@@ -73,7 +73,7 @@ def inside_atheris(target: str, arguments: list[str]) -> None:
     """The process that libFuzzer runs in."""
     import atheris
 
-    with atheris.instrument_imports(include=["gemmserve", "gemmserve_service", "python_multipart"]):
+    with atheris.instrument_imports(include=["gemmserve", "gemmserve_service"]):
         from fuzz_targets import TARGETS
     atheris.Setup([sys.argv[0], *arguments], TARGETS[target])
     atheris.Fuzz()

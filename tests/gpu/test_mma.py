@@ -8,7 +8,7 @@ from framed import Framed
 from mma_cases import BOUNDS, build, check, check_not_finite, check_planes, planes_of, run
 from simt_cases import CupyMachine, random, strided
 
-from gemmserve_kernels.algorithms.mma import gemm as mma_sync
+from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.mma import plan
 from gemmserve_kernels.algorithms.mma.tile import check_device
 from gemmserve_kernels.device.launch import CupyLauncher
@@ -145,7 +145,7 @@ def test_within_the_models_bound_at_the_headline(machine):
     a, b = ((rng.standard_normal(s) + 1j * rng.standard_normal(s)).astype("c8") for s in [(m, k), (k, n)])
     problem = build(a, b, compute="3xtf32")
     out = cupy.full((m, n), cupy.nan, "c8")
-    mma_sync.run_gemm(machine.launcher, problem, None, a, b, None, out)
+    mma.run_gemm(machine.launcher, problem, None, a, b, None, out)
     exact = a[:256].astype("c16") @ b.astype("c16")
     error = float(cupy.linalg.norm(out[:256] - exact) / cupy.linalg.norm(exact))
     assert error <= BOUNDS["3xtf32"]
@@ -167,7 +167,7 @@ def test_nothing_is_written_beside_the_result(machine, dtype, shape, order):
     problem = build(a, b, c, compute="3xtf32", alpha=2, beta=-1)
     for config in (None, GemmConfig(split_k=2)):
         out = Framed((2, m, n), dtype, order=order).fill(c)
-        mma_sync.run_gemm(machine.launcher, problem, config, *(x.array for x in held), out.array, out.array)
+        mma.run_gemm(machine.launcher, problem, config, *(x.array for x in held), out.array, out.array)
         found = reference.errors(out.get(), reference.oracle_gemm(problem, a, b, c))
         assert found.rel_fro <= (4 if k < 50 else 1) * BOUNDS["3xtf32"]
 
@@ -193,10 +193,10 @@ def test_results_and_operands_of_more_than_two_to_the_31_elements(machine):
     tall, wide = (rng.standard_normal(shape, dtype=cupy.float32) for shape in [(long, 8), (8, n)])
     problem = build(tall, wide, compute="3xtf32")
     out = cupy.full((long, n), cupy.nan, cupy.float32)
-    mma_sync.run_gemm(machine.launcher, problem, None, tall, wide, None, out)
+    mma.run_gemm(machine.launcher, problem, None, tall, wide, None, out)
     narrow = rng.standard_normal((n, 8), dtype=cupy.float32)
     back = cupy.full((long, 8), cupy.nan, cupy.float32)
-    mma_sync.run_gemm(machine.launcher, build(out, narrow, compute="3xtf32"), None, out, narrow, None, back)
+    mma.run_gemm(machine.launcher, build(out, narrow, compute="3xtf32"), None, out, narrow, None, back)
     for first in (0, long // 2, long - 64):
         here = slice(first, first + 64)
         exact = tall[here].astype("f8") @ wide.astype("f8")
@@ -216,9 +216,9 @@ def test_each_part_of_planes_is_as_accurate_as_the_vendors_float32(machine, dtyp
         a, b = ((np.abs(x.real) + (1j * np.abs(x.imag) if x.dtype.kind == "c" else 0)).astype(dtype) for x in (a, b))
     left, right = (planes_of(machine, x, "3xfp16", side) for x, side in ((a, "a"), (b, "b")))
     problem = build(a[0], b[0].T, compute="auto")
-    tile = mma_sync.resolve_planes(None, problem, "3xfp16", machine.launcher.spec)
+    tile = mma.resolve_planes(None, problem, "3xfp16", machine.launcher.spec)
     out = cupy.full((512, 512), cupy.nan, dtype)
-    mma_sync.multiply(machine.launcher, problem, tile, left, right, None, out)
+    mma.multiply(machine.launcher, problem, tile, left, right, None, out)
     expected = a[0].astype("c16") @ b[0].T.astype("c16")
     expected = expected if dtype == "complex64" else expected.real
     found = reference.errors(out, expected)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import logging
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,8 @@ from gemmserve_service.errors import ServiceError
 from gemmserve_service.http.headers.digests import parse_content_digest
 from gemmserve_service.http.headers.preferences import choose_media_type, parse_prefer
 from gemmserve_service.http.headers.ranges import UnsatisfiableError, parse_range
-from gemmserve_service.http.protocol.connections import Connections, limited
+from gemmserve_service.http.protocol.connections import Connections
+from gemmserve_service.http.protocol.protocol import protocol_class
 from gemmserve_service.http.requests.long_json import read_object
 from gemmserve_service.http.requests.multipart import OneShotForm
 from gemmserve_service.http.requests.strict_json import parse_object
@@ -37,8 +37,6 @@ from gemmserve_service.store.declared import NpyHead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it reports each malformed body
 
 EXPECTED = (ServiceError, KernelError, NpyError)
 BOUNDARY = b"XbX"
@@ -249,7 +247,7 @@ async def _taken(data: bytes) -> list[tuple[str, bytes]]:
     config.load()
     state = ServerState()
     settings = Settings(data_dir=Path("/nowhere"), head_timeout_s=1e6)
-    protocol = limited(Connections(settings))(config=config, server_state=state, app_state={})
+    protocol = protocol_class(Connections(settings))(config=config, server_state=state, app_state={})
     wire = _Wire()
     protocol.connection_made(wire)
     cuts = random.Random(len(data))

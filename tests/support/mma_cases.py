@@ -8,7 +8,7 @@ import numpy as np
 from simt_cases import random
 
 from gemmserve_kernels.algorithms.common.splits import PITCH, PLANES, Planes
-from gemmserve_kernels.algorithms.mma import gemm as mma_sync
+from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.numerics import reference
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
@@ -26,7 +26,7 @@ def run(machine, compute, a, b, c=None, *, config=None, order="C", **options):
     problem = build(a, b, c, compute=compute, **options)
     out = np.full(problem.result_shape, np.nan, problem.result_dtype, order=order)
     on = [machine.put(x) if x is not None else None for x in (a, b, c, out)]
-    mma_sync.run_gemm(machine.launcher, problem, config, *on)
+    mma.run_gemm(machine.launcher, problem, config, *on)
     return problem, machine.get(on[3])
 
 
@@ -86,10 +86,10 @@ def check_planes(machine, dtype, scheme, order, config=None):
     c = random(3, dtype, 2, 70, 90)
     options = {"alpha": 2, "beta": -1}
     problem = build(a, b, c, compute="auto", **options)
-    tile = mma_sync.resolve_planes(config, problem, scheme, machine.launcher.spec)
+    tile = mma.resolve_planes(config, problem, scheme, machine.launcher.spec)
     planes = planes_of(machine, a, scheme, "a", (1,)), planes_of(machine, b.T[None], scheme, "b", (0,))
     out = machine.put(np.full(problem.result_shape, np.nan, dtype, order=order))
-    mma_sync.multiply(machine.launcher, problem, tile, *planes, machine.put(c), out)
+    mma.multiply(machine.launcher, problem, tile, *planes, machine.put(c), out)
     expected = reference.oracle_gemm(problem, a, b, c)
     difference = np.abs(machine.get(out) - expected)
     norms = np.linalg.norm(a.astype("c16"), axis=-1), np.linalg.norm(b.astype("c16"), axis=0)

@@ -1,6 +1,4 @@
-"""Is a product right? Freivalds' check with random signs and a few elements computed again, on the device where the
-arrays are, or with NumPy.
-"""
+"""Checks of results: Freivalds' with random signs, and a few elements computed again, where the arrays are."""
 
 from gemmserve_kernels.freivalds.check import freivalds_check
 from gemmserve_kernels.freivalds.finding import Element, Finding, rounding

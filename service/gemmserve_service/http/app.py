@@ -17,8 +17,8 @@ from gemmserve_service.http.middleware.audit import Audit, AuditLog
 from gemmserve_service.http.middleware.body_limits import BodyLimit
 from gemmserve_service.http.middleware.body_rate import BodyRate
 from gemmserve_service.http.middleware.content_digests import ContentDigests
+from gemmserve_service.http.middleware.direct_routes import DirectRoutes
 from gemmserve_service.http.middleware.head_requests import HeadRequests
-from gemmserve_service.http.middleware.hot import HotRoutes
 from gemmserve_service.http.middleware.observe import Observe
 from gemmserve_service.http.openapi import documentation
 from gemmserve_service.http.requests.descriptors import Descriptors
@@ -67,7 +67,7 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
     for module in (oneshot, batch, arrays, uploads, jobs, devices, health):
         app.include_router(module.router)
     # The last one added is the outermost.
-    app.add_middleware(HotRoutes, endpoints={**oneshot.HOT, **batch.HOT, **jobs.HOT})
+    app.add_middleware(DirectRoutes, endpoints={**oneshot.DIRECT, **batch.DIRECT, **jobs.DIRECT})
     app.add_middleware(ContentDigests)
     app.add_middleware(HeadRequests, own=partial(_knows_head, app))
     app.add_middleware(BodyLimit, settings=settings)

@@ -38,8 +38,12 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
     from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
+
+SLUG: Final = "gemmserve.problem"
+"""Key in the ASGI scope's `state`, of the slug of the problem that is answered."""
 
 MAX_ERRORS: Final = 20
 """Fields that one problem tells of."""
@@ -145,7 +149,22 @@ class TooManyConnections(ServiceError):
     title = "Too many connections"
 
 
-def problem_response(error: BaseException, headers: Mapping[str, str] | None = None) -> Response:
+class ProblemResponse(Response):
+    """A problem's document. Its slug goes into the state of the request that it answers, for the audit."""
+
+    media_type = PROBLEM
+
+    def __init__(self, slug: str, content: bytes, status_code: int, headers: Mapping[str, str]) -> None:
+        super().__init__(content, status_code, headers)
+        self.slug = slug
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        scope.setdefault("state", {})[SLUG] = self.slug
+        await super().__call__(scope, receive, send)
+
+
+def problem_response(error: BaseException, headers: Mapping[str, str] | None = None) -> ProblemResponse:
     """The answer to an exception: its document, and Retry-After where the client may come back."""
     description = describe(error)
     sent = dict(headers or {})
@@ -165,7 +184,7 @@ def problem_response(error: BaseException, headers: Mapping[str, str] | None = N
         sent.setdefault("Accept-Encoding", error.accepted)  # RFC 9110, section 15.5.16
     # ASCII, so that a lone surrogate quoted from a request cannot break the answer.
     document = json.dumps(description.problem().model_dump(exclude_none=True))
-    return Response(document.encode("ascii"), description.status, sent, media_type=PROBLEM)
+    return ProblemResponse(description.slug, document.encode("ascii"), description.status, sent)
 
 
 def describe_validation(errors: Sequence[Any], *, skip: Sequence[str] = ()) -> tuple[str, list[dict[str, str]]]:
@@ -231,7 +250,7 @@ def install(app: FastAPI) -> None:
 
 
 def catalogue() -> dict[str, dict[str, Any]]:
-    """Every problem type by slug: title, status and what it means, from the classes that raise it."""
+    """Problem types by slug: title, status and what it means, from the classes that raise it."""
     entries: dict[str, dict[str, Any]] = {}
     kinds: list[type[ServiceError | KernelError | DeviceError]] = [ServiceError, DeviceError]
     for root in (ServiceError, KernelError, DeviceError):
@@ -251,7 +270,7 @@ def catalogue() -> dict[str, dict[str, Any]]:
 
 
 def statuses(slug: str) -> set[int]:
-    """Every status that goes with a slug: one, but for quota-exceeded."""
+    """Statuses that go with a slug: one, but for quota-exceeded."""
     return {kind.status for kind in _subclasses(ServiceError) if kind.slug == slug}
 
 

@@ -13,9 +13,9 @@ import uvicorn
 
 from gemmserve_service.http.middleware.access import SidePort
 from gemmserve_service.http.middleware.observe import request_done
-from gemmserve_service.http.protocol.connections import Connections, limited
-from gemmserve_service.http.small.exchange import FastPath
-from gemmserve_service.http.small.protocol import fast
+from gemmserve_service.http.protocol.connections import Connections
+from gemmserve_service.http.protocol.protocol import protocol_class
+from gemmserve_service.http.small.exchange import SmallRequests
 
 if TYPE_CHECKING:
     import socket
@@ -50,7 +50,7 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; with TLS it listens itself, for uvicorn passes no time limit of the handshake on."""
+        """Starts as uvicorn's; with TLS it listens itself, for uvicorn passes no time limit of the handshake on."""
         config = self.config
         await super().startup([] if config.ssl is not None else sockets)
         loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
         return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's."""
+        """Ends as uvicorn's."""
         if self._renewal is not None:
             self._renewal.cancel()
         await super().shutdown(sockets)
@@ -109,11 +109,9 @@ def main_server(app: FastAPI, settings: Settings, transfers: TransferPool | None
                 app.state.metrics, unread, context, error.status, seconds=0.0, received=0, sent=0, complete=True
             )
 
-    connection_class = fast(Connections(settings, refused), FastPath(app, settings))
-    connection_class.transfers = transfers
     config = uvicorn.Config(
         app,
-        http=connection_class,
+        http=protocol_class(Connections(settings, refused), SmallRequests(app, settings), transfers),
         lifespan="on",
         ws="none",
         access_log=False,
@@ -121,7 +119,6 @@ def main_server(app: FastAPI, settings: Settings, transfers: TransferPool | None
         server_header=False,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies,
-        timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # given to loop.call_later as it is
         timeout_graceful_shutdown=_CLOSE_S,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
@@ -134,7 +131,7 @@ def side_server(app: FastAPI, settings: Settings) -> Server:
     """The server of the second port: the same app, seen through `SidePort`, without TLS."""
     config = uvicorn.Config(
         SidePort(app),
-        http=limited(Connections(settings)),
+        http=protocol_class(Connections(settings)),
         lifespan="off",
         ws="none",
         access_log=False,

@@ -82,8 +82,6 @@ def configure(settings: Settings) -> None:
         logger.handlers[:] = []
         logger.propagate = True
         logger.disabled = name == "uvicorn.access"  # the access line is `middleware.Observe`'s
-    # python-multipart warns of each malformed body; the sender is told, and the access line has the status.
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 class RequestLines:

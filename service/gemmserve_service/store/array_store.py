@@ -107,6 +107,12 @@ class ArrayStore:
 
     # -- the facade -------------------------------------------------------------------------------------------------
 
+    async def reserve(
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], order: str, *, ttl_s: float | None, **options: Any
+    ) -> Upload:
+        """`allocate`, awaited."""
+        return self.allocate(dtype, shape, order, ttl_s=ttl_s, **options)
+
     def allocate(
         self,
         dtype: np.dtype[Any],

@@ -40,7 +40,7 @@ class Declared:
         owner: str = "",
     ) -> Upload:
         """Space for exactly the declared bytes. Raises TooLarge, StoreFull, QuotaExceeded."""
-        return store.allocate(
+        return await store.reserve(
             self.dtype.newbyteorder("<"),
             self.shape,
             self.order,

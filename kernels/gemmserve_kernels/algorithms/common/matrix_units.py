@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from gemmserve_kernels.algorithms.common.operands import TYPES
 from gemmserve_kernels.algorithms.common.partials import Partials, combine
 from gemmserve_kernels.algorithms.common.splits import PLANES
-from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES
 from gemmserve_kernels.algorithms.common.verdict import GROUP_WORDS, groups
 from gemmserve_kernels.device.struct_params import GemmParams, MatrixView, StoredArray, launches, matrix_view
 from gemmserve_kernels.problem.problem import GemmReduceProblem

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, flag
+from gemmserve_kernels.algorithms.common.operands import TYPES, flag
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import CombineParams, PartialParams
 from gemmserve_kernels.problem.operand import real_dtype

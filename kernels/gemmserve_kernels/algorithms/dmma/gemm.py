@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels.algorithms.common.tiled_kernel import Operands
+from gemmserve_kernels.algorithms.common.operands import Operands
 from gemmserve_kernels.algorithms.dmma.kernel import Kernel
 from gemmserve_kernels.algorithms.dmma.tile import DmmaTile, Kind, choose
 from gemmserve_kernels.algorithms.mma.tile import check_device

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, flag
+from gemmserve_kernels.algorithms.common.operands import TYPES, flag
 from gemmserve_kernels.algorithms.dmma.engine import Source
 from gemmserve_kernels.algorithms.dmma.tile import DmmaTile, run_of
 from gemmserve_kernels.device.compiler import KernelSource

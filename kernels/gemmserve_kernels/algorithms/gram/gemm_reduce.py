@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
 from gemmserve_kernels.algorithms.common.partials import Partials, combine, combine_source
-from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, Operands, TiledKernel, flag, gemm_params
 from gemmserve_kernels.algorithms.gram.plan import (
     DEPTH,
     FORM_TILES,
@@ -33,6 +33,7 @@ from gemmserve_kernels.algorithms.gram.plan import (
     wide_dtype,
 )
 from gemmserve_kernels.algorithms.gram.seconds import gram_seconds
+from gemmserve_kernels.algorithms.simt.tiled_kernel import TiledKernel, gemm_params
 from gemmserve_kernels.algorithms.splits import reduce_fallback
 from gemmserve_kernels.algorithms.splits.flags import Flags
 from gemmserve_kernels.algorithms.sums import gemm_reduce as sums

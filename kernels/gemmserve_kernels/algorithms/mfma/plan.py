@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels.algorithms.common import matrix_units
 from gemmserve_kernels.algorithms.common.matrix_units import rebase, set_exponents, written
+from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag, runs_along_rows
 from gemmserve_kernels.algorithms.common.partials import Partials, epilogue_defines, local_bytes
-from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, Operands, flag
 from gemmserve_kernels.algorithms.mfma.tile import ARCHITECTURES, Arithmetic, MfmaTile, resolve_tile
-from gemmserve_kernels.algorithms.simt.gemm import runs_along_rows
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
     BATCH_DIMS,

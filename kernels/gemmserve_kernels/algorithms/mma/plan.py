@@ -11,12 +11,11 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.common import matrix_units
 from gemmserve_kernels.algorithms.common.matrix_units import rebase, set_exponents, written
+from gemmserve_kernels.algorithms.common.operands import Operands, flag, runs_along_rows
 from gemmserve_kernels.algorithms.common.partials import Partials, epilogue_defines
 from gemmserve_kernels.algorithms.common.splits import is_wide
-from gemmserve_kernels.algorithms.common.tiled_kernel import Operands, flag
 from gemmserve_kernels.algorithms.common.verdict import TILES, most_deficit
 from gemmserve_kernels.algorithms.mma.tile import ARITHMETIC, MmaTile, resolve_tile
-from gemmserve_kernels.algorithms.simt.gemm import runs_along_rows
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import BATCH_DIMS, GemmParams, MatrixView, RowReduceParams, StoredArray
 from gemmserve_kernels.problem.config import GemmConfig

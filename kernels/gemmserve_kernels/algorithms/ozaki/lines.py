@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, flag
+from gemmserve_kernels.algorithms.common.operands import TYPES, flag
 from gemmserve_kernels.algorithms.ozaki.bound import LINES, QUARTERS, WORDS
 from gemmserve_kernels.algorithms.ozaki.params import (
     ConvertParams,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, Operands, TiledKernel, flag
+from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
 from gemmserve_kernels.algorithms.dmma import gemm as dmma
 from gemmserve_kernels.algorithms.ozaki.bound import limit
 from gemmserve_kernels.algorithms.ozaki.lines import (
@@ -32,6 +32,7 @@ from gemmserve_kernels.algorithms.ozaki.params import (
     multiply_constants,
 )
 from gemmserve_kernels.algorithms.simt.tile import SimtTile
+from gemmserve_kernels.algorithms.simt.tiled_kernel import TiledKernel
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import GemmParams, MatrixView, StoredArray, launches, matrix_view
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from gemmserve_kernels.algorithms.common.tiled_kernel import Operands, Piece, TiledKernel, pieces
+from gemmserve_kernels.algorithms.common.operands import Operands, runs_along_rows
 from gemmserve_kernels.algorithms.simt.gemm_reduce import run_gemm_reduce
 from gemmserve_kernels.algorithms.simt.tile import resolve_simt
-from gemmserve_kernels.device.struct_params import MatrixView, StoredArray, matrix_view
+from gemmserve_kernels.algorithms.simt.tiled_kernel import Piece, TiledKernel, pieces
+from gemmserve_kernels.device.struct_params import StoredArray, matrix_view
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.simt.tile import SimtTile
@@ -80,10 +81,3 @@ def _plan(
     alpha, beta = complex(problem.alpha), complex(problem.beta)
     parts = pieces(kernel, operands, problem.batch_shape, [c_view, d_view], alpha, beta)
     return _SimtPlan(kernel, tuple(parts), swapped)
-
-
-def runs_along_rows(d: MatrixView) -> bool:
-    """Whether neighbours in memory are neighbours in a column of D: then the transposed product is computed."""
-    if d.rows == 1 or d.columns == 1:
-        return d.columns == 1 and d.rows > 1
-    return abs(d.row_stride) < abs(d.column_stride)

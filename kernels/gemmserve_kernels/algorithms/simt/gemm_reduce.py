@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from gemmserve_kernels.algorithms.common.operands import Operands
 from gemmserve_kernels.algorithms.common.partials import Partials, combine, epilogue_defines, local_bytes, outputs_of
-from gemmserve_kernels.algorithms.common.tiled_kernel import Operands, Piece, TiledKernel, pieces
 from gemmserve_kernels.algorithms.simt.tile import resolve_simt
+from gemmserve_kernels.algorithms.simt.tiled_kernel import Piece, TiledKernel, pieces
 from gemmserve_kernels.device.struct_params import GemmReduceParams, StoredArray, matrix_view
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels.algorithms.common.tiled_kernel import flag
+from gemmserve_kernels.algorithms.common.operands import flag
 from gemmserve_kernels.algorithms.dmma.kernel import Kernel
 from gemmserve_kernels.algorithms.dmma.tile import COPIED_TILES, DmmaTile, choose
 from gemmserve_kernels.algorithms.splits.flags import FlagParams, Flags, Oriented

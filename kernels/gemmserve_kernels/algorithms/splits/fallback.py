@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels.algorithms.common.tiled_kernel import TiledKernel, gemm_params
 from gemmserve_kernels.algorithms.simt.tile import SimtTile
+from gemmserve_kernels.algorithms.simt.tiled_kernel import TiledKernel, gemm_params
 from gemmserve_kernels.algorithms.splits import dmma_fallback
 from gemmserve_kernels.algorithms.splits.flags import FlagParams, Flags, Oriented
 from gemmserve_kernels.device.struct_params import GemmParams, StoredArray, launches

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.common.tiled_kernel import Operands
+from gemmserve_kernels.algorithms.common.operands import Operands, runs_along_rows
 from gemmserve_kernels.algorithms.common.verdict import GROUP_WORDS, groups, most_deficit
-from gemmserve_kernels.algorithms.simt.gemm import runs_along_rows
 from gemmserve_kernels.device.struct_params import MatrixParams, MatrixView, matrix_view
 
 if TYPE_CHECKING:

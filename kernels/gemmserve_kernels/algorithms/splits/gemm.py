@@ -27,7 +27,7 @@ import numpy as np
 from gemmserve_kernels.algorithms.common.prepared_operand import source_of
 from gemmserve_kernels.algorithms.common.splits import SCHEMES, WIDE
 from gemmserve_kernels.algorithms.mfma import gemm as mfma
-from gemmserve_kernels.algorithms.mma import gemm as mma_sync
+from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.splits import fallback, prepass
 from gemmserve_kernels.algorithms.splits.flags import Flags
 from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
@@ -68,7 +68,7 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
         return mfma.supports_planes(problem, scheme, spec)
     if wgmma.supports(problem, spec) is None:
         return None
-    return mma_sync.supports_planes(problem, scheme, spec)
+    return mma.supports_planes(problem, scheme, spec)
 
 
 def _pair_axes(problem: GemmProblem) -> tuple[int, ...]:
@@ -219,4 +219,4 @@ def _run(
 
 def module_of(config: GemmConfig | None, spec: DeviceSpec) -> Any:
     """The module that multiplies planes."""
-    return {"wgmma": wgmma, "mfma": mfma}.get(_algorithm(config, spec), mma_sync)
+    return {"wgmma": wgmma, "mfma": mfma}.get(_algorithm(config, spec), mma)

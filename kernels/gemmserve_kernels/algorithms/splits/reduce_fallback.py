@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from gemmserve_kernels.algorithms.common.operands import Operands
 from gemmserve_kernels.algorithms.common.partials import Partials, epilogue_defines, local_bytes
-from gemmserve_kernels.algorithms.common.tiled_kernel import Operands, TiledKernel, gemm_params
 from gemmserve_kernels.algorithms.simt.tile import SimtTile
+from gemmserve_kernels.algorithms.simt.tiled_kernel import TiledKernel, gemm_params
 from gemmserve_kernels.algorithms.splits.fallback import BLOCKS
 from gemmserve_kernels.algorithms.splits.flags import FlagParams, Flags
 from gemmserve_kernels.device.struct_params import GemmReduceParams, StoredArray, launches

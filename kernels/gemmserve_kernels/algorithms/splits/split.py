@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
+from gemmserve_kernels.algorithms.common.operands import flag
 from gemmserve_kernels.algorithms.common.splits import DEPTHS, PITCH, PLANES, Planes, is_wide
-from gemmserve_kernels.algorithms.common.tiled_kernel import flag
 from gemmserve_kernels.algorithms.splits.geometry import Geometry, geometry_of
 from gemmserve_kernels.algorithms.splits.work_split import deal
 from gemmserve_kernels.device.compiler import KernelSource

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from gemmserve_kernels.algorithms.common.operands import TYPES, flag
 from gemmserve_kernels.algorithms.common.partials import epilogue_defines
-from gemmserve_kernels.algorithms.common.splits import is_wide
-from gemmserve_kernels.algorithms.common.tiled_kernel import TYPES, flag
 from gemmserve_kernels.algorithms.common.verdict import TILES, most_deficit
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
@@ -320,7 +319,6 @@ def defines(
     """
     found = {
         "SCHEME": str(_SCHEMES[tile.scheme]),
-        "BFLOAT": flag(is_wide(tile.scheme)),
         "COMPLEX": flag(tile.complex),
         "BLOCK_M": str(tile.block_m),
         "BLOCK_N": str(tile.block_n),

@@ -6,11 +6,15 @@
 // lose is less. Where the sum's last three bits are 0 nothing was cut, most likely: small integers stay exact.
 #pragma once
 
-#include "platform.cuh"
+#include "types.cuh"
 
 // `ACCUMULATIONS`: instructions that add products of high parts to one partial sum.
 template <int ACCUMULATIONS>
 GEMM_DEVICE float restored(float x) {
     constexpr float SHARE = (ACCUMULATIONS <= 4 ? 1 : ACCUMULATIONS / 2) * 5.9604644775390625e-8f;  // 2^-24
     return (__builtin_bit_cast(unsigned, x) & 7u) != 0 ? fmaf(x, SHARE, x) : x;
+}
+template <int ACCUMULATIONS>
+GEMM_DEVICE Complex<float> restored(Complex<float> x) {
+    return {restored<ACCUMULATIONS>(x.re), restored<ACCUMULATIONS>(x.im)};
 }

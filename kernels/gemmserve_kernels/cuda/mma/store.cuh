@@ -1,6 +1,7 @@
 // D = alpha sums + beta C, element by element of one warp's accumulators.
 #pragma once
 
+#include "../common/element.cuh"
 #include "../common/power.cuh"
 #include "../common/truncation.cuh"
 #include "multiply.cuh"
@@ -14,25 +15,6 @@ GEMM_DEVICE bool finite_element(Acc x) {
         return finite(x.re) && finite(x.im);
     } else {
         return finite(x);
-    }
-}
-
-template <class Stored, class Acc, bool PLANAR>
-GEMM_DEVICE Acc read_element(const MatrixParams& matrix, Long offset) {
-    if constexpr (PLANAR) {
-        return widen<Acc>(static_cast<const Stored*>(matrix.re)[offset], static_cast<const Stored*>(matrix.im)[offset]);
-    } else {
-        return widen<Acc>(static_cast<const Stored*>(matrix.re)[offset]);
-    }
-}
-
-template <class Stored, bool PLANAR, class Acc>
-GEMM_DEVICE void write_element(const MatrixParams& matrix, Long offset, Acc value) {
-    if constexpr (PLANAR) {
-        static_cast<Stored*>(matrix.re)[offset] = static_cast<Stored>(value.re);
-        static_cast<Stored*>(matrix.im)[offset] = static_cast<Stored>(value.im);
-    } else {
-        static_cast<Stored*>(matrix.re)[offset] = Narrow<Stored>::from(value);
     }
 }
 
@@ -199,7 +181,7 @@ class Store {
     GEMM_DEVICE Acc finished(Acc value, Long row, Long column) const {
         if constexpr (Config::PLANES) {
             const int exponent = a_exponents_[row] + b_exponents_[column];
-            if constexpr (Config::PARTS == 2 && !Config::BFLOAT) value = whole(value);
+            if constexpr (Config::PARTS == 2 && !Config::BFLOAT) value = restored<Config::A::GROUP / 16>(value);
             if constexpr (Config::BFLOAT) {
                 value = Power(exponent).times(value);
             } else if constexpr (is_complex<Acc>) {
@@ -215,15 +197,6 @@ class Store {
             value = add(value, scale(c, static_cast<float>(gemm_.beta[0]), static_cast<float>(gemm_.beta[1])));
         }
         return value;
-    }
-
-    static GEMM_DEVICE Acc whole(Acc sum) {
-        constexpr int ACCUMULATIONS = Config::A::GROUP / 16;
-        if constexpr (is_complex<Acc>) {
-            return Acc{restored<ACCUMULATIONS>(sum.re), restored<ACCUMULATIONS>(sum.im)};
-        } else {
-            return restored<ACCUMULATIONS>(sum);
-        }
     }
 
     GEMM_DEVICE Long d_offset(Long row, Long column) const {
@@ -285,8 +258,8 @@ class Store {
                 const int bit = word * 32 + __ffs(static_cast<int>(left)) - 1;
                 left &= left - 1;
                 const int p = bit % 4, j = bit / 4 % PAIRS, r = bit / 4 / PAIRS % 2, i = bit / 4 / PAIRS / 2;
-                const int offset = Config::B::ALONG_K ? first_column(p & 2, t) + (p & 1) : first_column(0, t) + p;
-                const Long here = row + fragment_row<Config::A::ALONG_K>(16 * i, r, g), there = column + 16 * j + offset;
+                const Long here = row + fragment_row<Config::A::ALONG_K>(16 * i, r, g);
+                const Long there = column + 16 * j + column_of(p, t);
                 if (there >= gemm_.n) continue;
                 write_element<typename Config::D, Config::PLANAR>(
                     gemm_.d, d_offset(here, there), finished(plain(here, there), here, there));

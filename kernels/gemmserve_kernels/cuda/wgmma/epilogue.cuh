@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../common/bits.cuh"
+#include "../common/element.cuh"
 #include "../common/lanes.cuh"
 #include "../common/power.cuh"
 #include "../common/truncation.cuh"
@@ -123,7 +124,7 @@ struct Store {
     }
 
     GEMM_DEVICE Value finished(Value sum, const Row& row, Long column, int exponent) const {
-        if constexpr (Config::ACCUMULATIONS > 0) sum = whole(sum);
+        if constexpr (Config::ACCUMULATIONS > 0) sum = restored<Config::ACCUMULATIONS>(sum);
         Value value = sum;
         if constexpr (!Config::DIRECT) {
             if constexpr (PLAIN) {
@@ -136,24 +137,9 @@ struct Store {
         if (!PLAIN && scales) value = scale(value, alpha_re, alpha_im);
         if (Config::ADDS_C && reads_c) {
             const Long offset = row.c + column * params.c.column_stride;
-            Value c;
-            if constexpr (Config::PLANAR) {
-                c = widen<Value>(
-                    static_cast<const C*>(params.c.re)[offset], static_cast<const C*>(params.c.im)[offset]);
-            } else {
-                c = widen<Value>(static_cast<const C*>(params.c.re)[offset]);
-            }
-            value = add(value, scale(c, beta_re, beta_im));
+            value = add(value, scale(read_element<C, Value, Config::PLANAR>(params.c, offset), beta_re, beta_im));
         }
         return value;
-    }
-
-    static GEMM_DEVICE Value whole(Value sum) {
-        if constexpr (Config::COMPONENTS == 2) {
-            return {restored<Config::ACCUMULATIONS>(sum.re), restored<Config::ACCUMULATIONS>(sum.im)};
-        } else {
-            return restored<Config::ACCUMULATIONS>(sum);
-        }
     }
 
     // Two neighbouring columns, and whether they lie inside.
@@ -172,27 +158,17 @@ struct Store {
 
     GEMM_DEVICE void pair(const Row& row, const Columns& columns, Value first, Value second) const {
         if (!row.inside || !columns.any) return;
-        first = finished(first, row, columns.first, columns.exponents[0]);
-        if (columns.both) second = finished(second, row, columns.first + 1, columns.exponents[1]);
-        const Long stride = Config::VECTOR_D ? 1 : params.d.column_stride, offset = row.d + columns.first * stride;
-        if constexpr (Config::PLANAR) {
-            put(static_cast<D*>(params.d.re) + offset, stride, columns.both, first.re, second.re);
-            put(static_cast<D*>(params.d.im) + offset, stride, columns.both, first.im, second.im);
-        } else {
-            put(static_cast<D*>(params.d.re) + offset, stride, columns.both, first, second);
-        }
+        Value values[2] = {finished(first, row, columns.first, columns.exponents[0]), second};
+        if (columns.both) values[1] = finished(second, row, columns.first + 1, columns.exponents[1]);
+        const Long stride = Config::VECTOR_D ? 1 : params.d.column_stride;
+        write_piece<D, Config::PLANAR, Config::VECTOR_D>(
+            params.d, row.d + columns.first * stride, stride, values, columns.both ? 2 : 1);
     }
 
     GEMM_DEVICE void one(Long index, Long column, Value sum) const {
         const Row at = row(index, 0);
         const Value value = finished(sum, at, column, columns(column, 0).exponents[0]);
-        const Long offset = at.d + column * params.d.column_stride;
-        if constexpr (Config::PLANAR) {
-            static_cast<D*>(params.d.re)[offset] = value.re;
-            static_cast<D*>(params.d.im)[offset] = value.im;
-        } else {
-            static_cast<D*>(params.d.re)[offset] = Narrow<D>::from(value);
-        }
+        write_element<D, Config::PLANAR>(params.d, at.d + column * params.d.column_stride, value);
     }
 
     // Float16 results of 32 columns from `first` on, `left` of them inside: a quad of lanes has two in each eight, and
@@ -224,19 +200,6 @@ struct Store {
         for (int e = 0; e < 8; ++e) {
             if (column + e < left) target[e] = Half{static_cast<unsigned short>(words[e / 2] >> (16 * (e % 2)))};
         }
-    }
-
-    template <class T>
-    static GEMM_DEVICE void put(D* target, Long stride, bool both, T first, T second) {
-        if constexpr (Config::VECTOR_D) {
-            if (both) {
-                *reinterpret_cast<Vector<D, 2>*>(target) =
-                    Vector<D, 2>{{Narrow<D>::from(first), Narrow<D>::from(second)}};
-                return;
-            }
-        }
-        target[0] = Narrow<D>::from(first);
-        if (both) target[stride] = Narrow<D>::from(second);
     }
 };
 

@@ -53,7 +53,6 @@ struct Config {
     static_assert(PROMOTE == 0 || BLOCK_K % PROMOTE == 0, "sums are promoted within a stage");
 };
 
-static_assert(Config::BFLOAT == GEMM_BFLOAT, "the host names the operands of the instruction");
 static_assert(sizeof(WgmmaParams) == GEMM_PARAMS_BYTES, "the host mirrors the structure");
 
 constexpr int ALIGNMENT = 1024;  // of a 128-byte swizzle

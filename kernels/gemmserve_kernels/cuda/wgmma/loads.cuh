@@ -25,10 +25,9 @@ struct PlaneLoad {
     static GEMM_DEVICE void load(
         const WgmmaParams& params, const Source& from, const Target& to, int block, int phase, unsigned rank) {
         const int x = block * Config::BLOCK_K;
-        copy_box(
-            to.stage, params.map_left, x, from.row_left, first_plane(phase, !Config::SWAPPED), from.matrix_left, to.full);
+        const int left_plane = first_plane(phase, !Config::SWAPPED), plane = first_plane(phase, Config::SWAPPED);
+        copy_box(to.stage, params.map_left, x, from.row_left, left_plane, from.matrix_left, to.full);
         const Address to_right = to.stage + Config::LEFT_BYTES;
-        const int plane = first_plane(phase, Config::SWAPPED);
         if constexpr (Config::CLUSTER == 1) {
             copy_box(to_right, params.map_right, x, from.row_right, plane, from.matrix_right, to.full);
         } else {  // every block of the cluster fetches its share for all of them

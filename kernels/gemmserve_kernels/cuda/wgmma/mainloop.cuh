@@ -32,8 +32,8 @@ GEMM_DEVICE void produce(
     });
 }
 
-// Multiplies all units of this block; `begin_unit(work)` hears of each, `finish_unit(work, sums)` gets its result. `group`
-// counts the consumers.
+// Multiplies all units of this block; `begin_unit(work)` hears of each, `finish_unit(work, sums)` gets its result.
+// `group` counts the consumers.
 template <class Config, class Begin, class Finish>
 GEMM_DEVICE void consume(
     const WgmmaParams& params, const Verdicts<Config>& verdicts, const Pipeline& pipeline, unsigned rank, int group,

@@ -9,8 +9,9 @@ struct Pipeline {
     Address stages, full, empty;  // `full` and `empty`: a barrier for each stage
     Work* work;                   // of the unit that is being finished, and of as many that follow as there are stages
 
-    GEMM_DEVICE Address full_barrier(int stage) const { return full + stage * static_cast<unsigned>(sizeof(Barrier)); }
-    GEMM_DEVICE Address empty_barrier(int stage) const { return empty + stage * static_cast<unsigned>(sizeof(Barrier)); }
+    static constexpr unsigned BARRIER_BYTES = sizeof(Barrier);
+    GEMM_DEVICE Address full_barrier(int stage) const { return full + stage * BARRIER_BYTES; }
+    GEMM_DEVICE Address empty_barrier(int stage) const { return empty + stage * BARRIER_BYTES; }
 };
 
 // Steps through the stages, round and round.

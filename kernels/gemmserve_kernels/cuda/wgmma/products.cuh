@@ -8,6 +8,10 @@
 template <class Config>
 using Sums = float[Config::COMPONENTS][Config::PARTS][Config::VALUES];
 
+// What one instruction adds up, between promotions.
+template <class Config>
+using Partial = float[Config::VALUES];
+
 // Of a stage: from step `step` of 16 columns of k on; the columns of instruction `part`.
 struct Piece {
     int step, part;
@@ -15,7 +19,8 @@ struct Piece {
 
 // d += SIGN left[LEFT] right[RIGHT], planes of the stage, over STEPS steps; d = where `fresh`.
 template <class Config, int LEFT, int RIGHT, int SIGN>
-GEMM_DEVICE void product(float (&d)[Config::VALUES], Descriptor left, Descriptor right, Piece piece, bool fresh) {
+GEMM_DEVICE void product(Partial<Config>& d, Descriptor left, Descriptor right, Piece piece, bool fresh) {
+    const int columns = piece.part * Config::INSTRUCTION_N * Config::ROW_BYTES;
 #pragma unroll
     for (int step = 0; step < Config::STEPS; ++step) {
         const int steps = (piece.step + step) * 16;  // 2 bytes further along k each, or a row of 64 neighbours
@@ -24,7 +29,7 @@ GEMM_DEVICE void product(float (&d)[Config::VALUES], Descriptor left, Descriptor
         Instruction<Config::INSTRUCTION_N>::template multiply<
             SIGN, Config::LEFT_ACROSS, Config::RIGHT_ACROSS, Config::BFLOAT>(
             d, left + (LEFT * Config::LEFT_PLANE + in_left) / 16,
-            right + (RIGHT * Config::RIGHT_PLANE + piece.part * Config::INSTRUCTION_N * Config::ROW_BYTES + in_right) / 16,
+            right + (RIGHT * Config::RIGHT_PLANE + columns + in_right) / 16,
             fresh && step == 0 ? 0 : 1);
     }
 }

@@ -60,7 +60,7 @@ struct Accumulated {
 // time. `phase` says which product has the stage; `release` is called when it has read its planes.
 template <class Config, class Products>
 struct Promoted {
-    float temporary[Config::VALUES];
+    Partial<Config> temporary;
 
     GEMM_DEVICE void multiply(Sums<Config>& sums, FilledStages<Config>& stages, int block) {
         constexpr int ROUNDS = Config::BLOCK_K / Config::PROMOTE;
@@ -74,10 +74,10 @@ struct Promoted {
                 for (int part = 0; part < Config::PARTS; ++part) {
                     const bool last = round == ROUNDS - 1 && part == Config::PARTS - 1;
                     wgmma_fence();
-                    Products::multiply(
-                        sums, temporary, left, right, {round * Config::STEPS, part}, block * ROUNDS + round, phase, [&] {
-                            if (last) stages.release(stages.turn.stage);
-                        });
+                    const Piece piece{round * Config::STEPS, part};
+                    Products::multiply(sums, temporary, left, right, piece, block * ROUNDS + round, phase, [&] {
+                        if (last) stages.release(stages.turn.stage);
+                    });
                 }
             }
             stages.turn.next();
@@ -89,8 +89,7 @@ struct Promoted {
 // Real numbers of 1, 2 or 3 parts, which are the planes in this order.
 template <class Config>
 struct RealProducts {
-    static GEMM_DEVICE void multiply_parts(
-        float (&temporary)[Config::VALUES], Descriptor left, Descriptor right, Piece piece) {
+    static GEMM_DEVICE void multiply_parts(Partial<Config>& temporary, Descriptor left, Descriptor right, Piece piece) {
         bool fresh = true;
         for_small_products<Config>([&](auto i, auto j) {
             product<Config, decltype(i)::VALUE, decltype(j)::VALUE, 1>(temporary, left, right, piece, fresh);
@@ -102,7 +101,7 @@ struct RealProducts {
 
     template <class Release>
     static GEMM_DEVICE void multiply(
-        Sums<Config>& sums, float (&temporary)[Config::VALUES], Descriptor left, Descriptor right, Piece piece, int, int,
+        Sums<Config>& sums, Partial<Config>& temporary, Descriptor left, Descriptor right, Piece piece, int, int,
         Release release) {
         multiply_parts(temporary, left, right, piece);
         release();
@@ -116,7 +115,7 @@ template <class Config>
 struct GaussProducts {
     template <class Release>
     static GEMM_DEVICE void multiply(
-        Sums<Config>& sums, float (&temporary)[Config::VALUES], Descriptor left, Descriptor right, Piece piece, int,
+        Sums<Config>& sums, Partial<Config>& temporary, Descriptor left, Descriptor right, Piece piece, int,
         int phase, Release release) {
         RealProducts<Config>::multiply_parts(temporary, left, right, piece);
         release();
@@ -128,7 +127,7 @@ struct GaussProducts {
 
 // Complex numbers of two parts by four real products. Operands: ComplexPlanes or Quarters.
 template <class Config, class Operands>
-GEMM_DEVICE void multiply_halves(Sums<Config>& sums, float (&temporary)[Config::VALUES], Operands& operands, Piece piece) {
+GEMM_DEVICE void multiply_halves(Sums<Config>& sums, Partial<Config>& temporary, Operands& operands, Piece piece) {
     const auto small_products = [&](auto sign, Descriptor left, Descriptor right, bool fresh) {
         for_small_products<Config>([&](auto i, auto j) {
             constexpr int LEFT = decltype(i)::VALUE * Operands::APART, RIGHT = decltype(j)::VALUE * Operands::APART;
@@ -158,8 +157,9 @@ GEMM_DEVICE void multiply_halves(Sums<Config>& sums, float (&temporary)[Config::
 
 // The same of three parts. Small products are promoted by themselves: x0 y0 of one term is then cut once, not twice.
 template <class Config, class Operands>
-GEMM_DEVICE void multiply_thirds(Sums<Config>& sums, float (&temporary)[Config::VALUES], Operands& operands, Piece piece) {
-    const auto small_products = [&](auto sign, Descriptor left, Descriptor right, Descriptor other_left, Descriptor other_right) {
+GEMM_DEVICE void multiply_thirds(Sums<Config>& sums, Partial<Config>& temporary, Operands& operands, Piece piece) {
+    const auto small_products = [&](auto sign, Descriptor left, Descriptor right, Descriptor other_left,
+                                    Descriptor other_right) {
         bool fresh = true;
         for_small_products<Config>([&](auto i, auto j) {
             constexpr int LEFT = decltype(i)::VALUE * Operands::APART, RIGHT = decltype(j)::VALUE * Operands::APART;
@@ -189,7 +189,7 @@ GEMM_DEVICE void multiply_thirds(Sums<Config>& sums, float (&temporary)[Config::
 }
 
 template <class Config, class Operands>
-GEMM_DEVICE void multiply_complex(Sums<Config>& sums, float (&temporary)[Config::VALUES], Operands& operands, Piece piece) {
+GEMM_DEVICE void multiply_complex(Sums<Config>& sums, Partial<Config>& temporary, Operands& operands, Piece piece) {
     if constexpr (Config::DEPTH == 3) multiply_thirds<Config>(sums, temporary, operands, piece);
     else multiply_halves<Config>(sums, temporary, operands, piece);
 }
@@ -205,7 +205,7 @@ struct ComplexProducts {
         float sign;
         Release release;
 
-        GEMM_DEVICE void finish_last(float (&temporary)[Config::VALUES]) {
+        GEMM_DEVICE void finish_last(Partial<Config>& temporary) {
             finish(temporary);
             release();
         }
@@ -213,7 +213,7 @@ struct ComplexProducts {
 
     template <class Release>
     static GEMM_DEVICE void multiply(
-        Sums<Config>& sums, float (&temporary)[Config::VALUES], Descriptor left, Descriptor right, Piece piece, int turn,
+        Sums<Config>& sums, Partial<Config>& temporary, Descriptor left, Descriptor right, Piece piece, int turn,
         int, Release release) {
         constexpr int LEFT_PLANE = Config::LEFT_PLANE / 16, RIGHT_PLANE = Config::RIGHT_PLANE / 16;
         const int im_first = turn & 1;
@@ -224,11 +224,11 @@ struct ComplexProducts {
     }
 };
 
-// Complex numbers by quarters, each in a stage of its own that is free as soon as its own products are done: four planes
-// of 64 columns of both operands would fill shared memory with one stage, six of 32 columns with two.
+// Complex numbers by quarters, each in a stage of its own that is free as soon as its own products are done: four
+// planes of 64 columns of both operands would fill shared memory with one stage, six of 32 columns with two.
 template <class Config>
 struct Quarters {
-    float temporary[Config::VALUES];
+    Partial<Config> temporary;
 
     // Those of one block of k, in the order in which they are fetched.
     struct Operands {
@@ -250,7 +250,7 @@ struct Quarters {
         }
 
         // The last product but one is committed apart: two stages are free before the other two.
-        GEMM_DEVICE void finish_last(float (&values)[Config::VALUES]) {
+        GEMM_DEVICE void finish_last(Partial<Config>& values) {
             wgmma_commit();
             wgmma_wait<1>();
             stages.release(left_1_stage);

@@ -12,7 +12,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gemmserve.wire import PIECE
-from gemmserve_service.http.protocol.landing import SENDING
+from gemmserve_service.http.protocol.body_receiver import SENDER
+from gemmserve_service.http.requests.body import until_disconnect
 from gemmserve_service.store import catalog
 from gemmserve_service.store.extents.extents import Place
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from gemmserve_service.http.protocol.landing import Landing
+    from gemmserve_service.http.protocol.body_receiver import BodySender
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.pin import Pinned
 
@@ -31,7 +32,7 @@ Buffer = bytes | memoryview
 
 
 def npy_header(pinned: Pinned) -> bytes:
-    """That of the .npy file of a pinned array."""
+    """Header of the .npy file of a pinned array."""
     info = pinned.info
     return catalog.npy_header(info.dtype, info.shape, info.order)
 
@@ -72,14 +73,14 @@ class Pieces:
         raise StopIteration
 
     def ahead(self) -> tuple[Place, int] | None:
-        """Where the next bytes lie, and how many of them, if they all lie in the extent."""
+        """Place of the next bytes, and their number, if they all lie in the extent."""
         before = sum(map(len, self._parts[:-1]))
         if self._extent is None or self._position < before:
             return None
         return Place(self._extent, self._position - before), self._stop - self._position
 
     def skip(self, count: int) -> None:
-        """So many bytes of those ahead were sent."""
+        """Passes over bytes of those ahead, which were sent."""
         self._position += count
 
 
@@ -152,7 +153,7 @@ class PiecesResponse(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if scope["method"] != "HEAD":
-                sender: Landing | None = (scope.get("extensions") or {}).get(SENDING)
+                sender: BodySender | None = (scope.get("extensions") or {}).get(SENDER)
                 if sender is not None and isinstance(self._content, Pieces) and _movable(self._content, sender):
                     await send({"type": "http.response.body", "body": b"", "more_body": True})  # has the head written
                     await _moved(self._content, sender, hangup)
@@ -173,13 +174,13 @@ class PiecesResponse(Response):
             self._release()
 
 
-def _movable(content: Pieces, sender: Landing) -> tuple[Place, int] | None:
+def _movable(content: Pieces, sender: BodySender) -> tuple[Place, int] | None:
     ahead = content.ahead()
     return ahead if ahead is not None and sender.sendable(ahead[1]) else None
 
 
-async def _moved(content: Pieces, sender: Landing, hangup: asyncio.Future[None]) -> None:
-    """Has a transfer process send what lies ahead, as long as that goes on well."""
+async def _moved(content: Pieces, sender: BodySender, hangup: asyncio.Future[None]) -> None:
+    """Lets a transfer process send what lies ahead, as long as that goes on well."""
     while (ahead := _movable(content, sender)) is not None and not hangup.done():
         count = await sender.send_from(*ahead, _PATIENCE_S)
         if not count:
@@ -194,9 +195,3 @@ async def _in_turn(content: Iterator[Buffer] | AsyncIterator[Buffer]) -> AsyncIt
     else:
         for piece in content:
             yield piece
-
-
-async def until_disconnect(receive: Receive) -> None:
-    """Returns when the client has hung up; to be started once the body has been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -35,7 +35,7 @@ def zstd() -> Any:
 
 @cache
 def pool() -> ThreadPoolExecutor:
-    """Where bodies are coded and decoded: two threads, a piece at a time, so that many bodies take turns."""
+    """Threads that code and decode bodies: two, a piece at a time, so that many bodies take turns."""
     return ThreadPoolExecutor(2, thread_name_prefix="gemmserve-coding")
 
 
@@ -64,7 +64,7 @@ def is_coded(values: Sequence[str]) -> bool:
 
 
 def chosen_coding(accept: str | None) -> Literal["no", "may", "must"]:
-    """What Accept-Encoding says of zstd (RFC 9110, section 12.5.3); `must`: the bytes as they are will not do."""
+    """Verdict of Accept-Encoding on zstd (RFC 9110, section 12.5.3); `must`: the bytes as they are will not do."""
     if not accept or zstd() is None:
         return "no"
     weights = dict(_weighted(entry) for entry in accept.split(",") if entry.strip())

@@ -1,4 +1,4 @@
-"""What a client would like: Accept (RFC 9110, section 12.5.1) and Prefer (RFC 7240). Pure functions."""
+"""Preferences of clients: Accept (RFC 9110, section 12.5.1) and Prefer (RFC 7240). Pure functions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _parse_entry(entry: str) -> tuple[str, float]:
 
 
 def _quality(offer: str, entries: list[tuple[str, float]]) -> float:
-    """Of the entries that match `offer`, the most specific one's quality."""
+    """Quality of the most specific entry that matches `offer`."""
     for pattern in (offer, offer.partition("/")[0] + "/*", "*/*"):
         matching = [quality for media, quality in entries if media == pattern]
         if matching:

@@ -1,4 +1,4 @@
-"""Who may come in, as plain ASGI: Host and Origin while there are no keys, a valid key and its scope once there are."""
+"""Access control as plain ASGI: Host and Origin while there are no keys, a valid key and its scope once there are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HEALTH: Final = frozenset({"/healthz", "/livez", "/readyz"})
 
 
 class Gate:
-    """Whom to let in, by what a request's head says, and by the keys as they are at that moment."""
+    """Decides whom to let in, by a request's head, and by the keys as they are at that moment."""
 
     def __init__(self, settings: Settings, keyring: KeyringWatch) -> None:
         self._keyring = keyring
@@ -52,7 +52,7 @@ class Gate:
         return True
 
     def caller(self, scope: AsgiScope, values: Callable[[str], Sequence[str]]) -> Caller:
-        """Who sends the request; also in the scope's state, for the audit of a refusal. Raises ServiceError.
+        """Sender of the request; also in the scope's state, for the audit of a refusal. Raises ServiceError.
 
         `values(name)`: those of each header of that name, in lower case.
         """

@@ -5,19 +5,16 @@ Never a secret: paths without their query, ids of keys, and nothing of a request
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from gemmserve.wire import PROBLEM
+from gemmserve_service.http.problems import SLUG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 _LOOKING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 # Somebody was turned away: no key, no scope, too slow, too much, too large a head, no room in a quota or the store.
 _REFUSALS: Final = frozenset({401, 403, 408, 429, 431, 507})
-_MOST_OF_A_PROBLEM: Final = 1 << 14
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +51,11 @@ class AuditLog:
         self,
         scope: Scope,
         status: int,
-        problem: Callable[[], str | None],
+        problem: str | None,
         location: str | None = None,
         **context: str,
     ) -> None:
-        """What became of a request, if that is anything for the audit. `problem`: the slug of what was answered."""
+        """Writes what became of a request, if that is for the audit. `problem`: the slug of what was answered."""
         caller: Caller | None = scope.get("state", {}).get("caller")
         known = caller is not None and bool(caller.key_id)
         refused = status in _REFUSALS
@@ -73,7 +69,7 @@ class AuditLog:
             created=location,
             status=status or None,
             outcome="refused" if refused else "done" if 0 < status < 400 else "failed",
-            problem=problem(),
+            problem=problem,
             key=caller.key_id if caller is not None and known else None,
             key_name=caller.name if caller is not None and known else None,
             owner=caller.owner if caller is not None and known else None,
@@ -148,18 +144,16 @@ class Audit:
         try:
             await self._app(scope, receive, answer)
         finally:
-            self._log.request(scope, answer.status, answer.problem, answer.location)
+            self._log.request(scope, answer.status, scope.get("state", {}).get(SLUG), answer.location)
 
 
 class _Answer:
     """`send` of one request, remembering what the audit wants."""
 
-    __slots__ = ("_body", "_is_problem", "_send", "location", "status")
+    __slots__ = ("_send", "location", "status")
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._is_problem = False
-        self._body = b""
         self.status = 0
         self.location: str | None = None
 
@@ -169,17 +163,4 @@ class _Answer:
             for name, value in message["headers"]:
                 if name == b"location":
                     self.location = value.decode("latin-1")
-                elif name == b"content-type":
-                    self._is_problem = value.startswith(PROBLEM.encode())
-        elif self._is_problem and len(self._body) < _MOST_OF_A_PROBLEM:
-            self._body += message.get("body", b"")
         await self._send(message)
-
-    def problem(self) -> str | None:
-        """The slug of a problem that was answered."""
-        if not self._is_problem:
-            return None
-        try:
-            return re.split("[/#]", str(json.loads(self._body)["type"]))[-1]
-        except (ValueError, KeyError, TypeError):
-            return None

@@ -1,4 +1,4 @@
-"""How long a body may be, by route: what is longer is refused by its head, whatever the route would do with it."""
+"""Limits of bodies' lengths, by route: what is longer is refused by its head, whatever the route would do with it."""
 
 from __future__ import annotations
 

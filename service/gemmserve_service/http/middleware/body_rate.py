@@ -10,12 +10,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gemmserve_service.http.problems import RequestTimeout
-from gemmserve_service.http.protocol.landing import EXTENSION
+from gemmserve_service.http.protocol.body_receiver import RECEIVER
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from gemmserve_service.http.protocol.landing import Lander
+    from gemmserve_service.http.protocol.body_receiver import Receiver
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.extents.extents import Place
 
@@ -33,16 +33,16 @@ class BodyRate:
         if scope["type"] == "http" and self._least:
             receive = timed = _Timed(receive, self._window_s, self._least)
             extensions = scope.get("extensions") or {}
-            if EXTENSION in extensions:
-                timed.lander = extensions[EXTENSION]
-                scope["extensions"] = {**extensions, EXTENSION: timed}
+            if RECEIVER in extensions:
+                timed.receiver = extensions[RECEIVER]
+                scope["extensions"] = {**extensions, RECEIVER: timed}
         await self._app(scope, receive, send)
 
 
 class _Timed:
-    """`receive` and `Lander` of one request, under the clock until the body is whole."""
+    """`receive` and `Receiver` of one request, under the clock until the body is whole."""
 
-    __slots__ = ("_came", "_least", "_receive", "_waited", "_whole", "_window_s", "lander")
+    __slots__ = ("_came", "_least", "_receive", "_waited", "_whole", "_window_s", "receiver")
 
     def __init__(self, receive: Receive, window_s: float, least: float) -> None:
         self._receive = receive
@@ -51,28 +51,28 @@ class _Timed:
         self._whole = False
         self._waited = 0.0
         self._came = 0
-        self.lander: Lander | None = None
+        self.receiver: Receiver | None = None
 
     async def read_into(self, view: memoryview, patience_s: float) -> int:
-        """See `landing.Lander`."""
-        assert self.lander is not None
+        """See `body_receiver.Receiver`."""
+        assert self.receiver is not None
         began = asyncio.get_running_loop().time()
-        count = await self.lander.read_into(view, min(patience_s, self._window_s - self._waited))
+        count = await self.receiver.read_into(view, min(patience_s, self._window_s - self._waited))
         self._waited += asyncio.get_running_loop().time() - began
         self._came += count
         self._judge()
         return count
 
     def movable(self, count: int) -> bool:
-        """See `landing.Lander`."""
-        assert self.lander is not None
-        return self.lander.movable(count)
+        """See `body_receiver.Receiver`."""
+        assert self.receiver is not None
+        return self.receiver.movable(count)
 
     async def move_into(self, place: Place, count: int, patience_s: float) -> int:
-        """See `landing.Lander`."""
-        assert self.lander is not None
+        """See `body_receiver.Receiver`."""
+        assert self.receiver is not None
         began = asyncio.get_running_loop().time()
-        moved = await self.lander.move_into(place, count, min(patience_s, self._window_s - self._waited))
+        moved = await self.receiver.move_into(place, count, min(patience_s, self._window_s - self._waited))
         self._waited += asyncio.get_running_loop().time() - began
         self._came += moved
         self._judge()

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from gemmserve_service.errors import DigestMismatch, InvalidRequest
 from gemmserve_service.http.headers.digests import digest_field, parse_content_digest, wants_sha256
 from gemmserve_service.http.problems import problem_response
-from gemmserve_service.http.protocol.landing import EXTENSION
+from gemmserve_service.http.protocol.body_receiver import RECEIVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,9 +50,9 @@ class ContentDigests:
                     await problem_response(error)(scope, receive, send)
                     return
                 if expected is not None:
-                    # Every byte is to pass here: none lands past `receive`.
+                    # Every byte is to pass here: none is received past `receive`.
                     extensions = scope.get("extensions") or {}
-                    scope["extensions"] = {key: each for key, each in extensions.items() if key != EXTENSION}
+                    scope["extensions"] = {key: each for key, each in extensions.items() if key != RECEIVER}
                     receive = _Body(receive, expected, headers.get("content-length", "")).receive
         await self._app(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""What every request passes first, as plain ASGI: its id, its log line, its count, and the answer to unexpected errors.
+"""Observation of every request, as plain ASGI: its id, its log line, its count, and the answer to unexpected errors.
 
 `audit`, `body_rate` and `access` follow.
 """
@@ -15,18 +15,22 @@ from starlette.datastructures import Headers
 
 from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN
 from gemmserve_service.http.problems import problem_response
-from gemmserve_service.http.protocol.landing import EXTENSION
+from gemmserve_service.http.protocol.body_receiver import RECEIVER, SENDER
 from gemmserve_service.runtime.logs import REQUESTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from gemmserve_service.http.metrics.metrics import Metrics
-    from gemmserve_service.http.protocol.landing import Landing
 
 log = structlog.get_logger("gemmserve.access")
+
+CONTEXT: Final = "gemmserve.context"
+"""Key in the ASGI scope's `state`, of the request's id and trace (`context_of`), once they are known."""
+REFUSED: Final = "gemmserve.refused"
+"""Key likewise, of the status that the connection has answered with in the app's place, the body being malformed."""
 
 EXCHANGE: Final = EXCHANGE_HEADER.lower().encode("ascii")
 _EXCHANGE: Final = re.compile(EXCHANGE_PATTERN)
@@ -77,7 +81,7 @@ class Observe:
             self._metrics,
             exchange.scope,
             exchange.context,
-            exchange.refused or exchange.status,
+            exchange.scope["state"].get(REFUSED) or exchange.status,
             seconds=time.perf_counter() - exchange.began,
             received=exchange.received,
             sent=exchange.sent,
@@ -125,15 +129,22 @@ def request_done(
 
 
 def context_of(request_id: str, traceparent: str) -> dict[str, str]:
-    """What every log line of a request carries: its id, which is made up unless it is well-formed, and its trace."""
+    """Fields of every log line of a request: its id, which is made up unless it is well-formed, and its trace."""
     context = {"request_id": request_id if _REQUEST_ID.fullmatch(request_id) else f"{_MADE_UP.getrandbits(128):032x}"}
     if traceparent and (match := _TRACEPARENT.fullmatch(traceparent)):
         context |= {"trace_id": match[1], "parent_id": match[2]}
     return context
 
 
+def context_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """`context_of` a request with these headers, their names in lower case."""
+    fields = dict(headers)
+    request_id, traceparent = (fields.get(name, b"").decode("latin-1") for name in (b"x-request-id", b"traceparent"))
+    return context_of(request_id, traceparent)
+
+
 def exchange_of(value: str) -> bytes:
-    """What the answer repeats of its request, so that the client knows it for that one's; empty: nothing."""
+    """Value that the answer repeats of its request, so that the client knows it for that one's; empty: nothing."""
     return value.encode("ascii") if _EXCHANGE.fullmatch(value) else b""
 
 
@@ -152,22 +163,15 @@ class _Exchange:
         self._receive, self._send = receive, send
         self._asked = False
         headers = Headers(scope=scope)
-        landing: Landing | None = (scope.get("extensions") or {}).get(EXTENSION)
-        self._landing = landing
-        self.context = (landing and landing.context) or context_of(
-            headers.get("x-request-id", ""), headers.get("traceparent", "")
-        )
+        state = scope.setdefault("state", {})
+        self.context: dict[str, str] = state.get(CONTEXT) or context_of_headers(scope["headers"])
+        state[CONTEXT] = self.context
         self._repeats = exchange_of(headers.get(EXCHANGE_HEADER, ""))
         self._expects_continue = headers.get("expect", "").lower() == "100-continue"
-        if landing is not None:
-            landing.context = self.context
-            landing.on_landed.append(self._landed)
-            landing.on_sent.append(self._sent)
-
-    @property
-    def refused(self) -> int:
-        """The status that the connection has answered with in the app's place; 0: it has not."""
-        return 0 if self._landing is None else self._landing.refused
+        extensions = scope.get("extensions") or {}
+        if RECEIVER in extensions:
+            extensions[RECEIVER].on_bytes = self._received
+            extensions[SENDER].on_bytes = self._sent
 
     async def receive(self) -> Message:
         """Counts the body."""
@@ -176,7 +180,7 @@ class _Exchange:
         self.received += len(message.get("body", b""))
         return message
 
-    def _landed(self, count: int) -> None:
+    def _received(self, count: int) -> None:
         """Counts what did not pass `receive`."""
         self._asked = True
         self.received += count

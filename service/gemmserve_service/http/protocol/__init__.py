@@ -1,1 +1,1 @@
-"""Connections: the byte protocol under the ASGI application, its limits and timeouts."""
+"""HTTP/1.1 on sockets, under the ASGI application: one protocol class, with its limits, parser and body receiver."""

@@ -1,4 +1,4 @@
-"""What a request's head must be beyond what the parser demands, so that nobody in front of us can read it otherwise.
+"""Checks of a request's head beyond the parser's, so that no proxy in front of the server can read it otherwise.
 
 llhttp refuses most of what RFC 9112 calls malformed: both lengths, folded and bare lines, spaces before a colon. Of
 what it lets pass the rest is refused here: other versions, codings before `chunked`, targets that name another host,
@@ -8,6 +8,7 @@ and RTSP, which it reads as HTTP and tells nobody.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.errors import TooLarge
@@ -22,6 +23,27 @@ _VERSIONS: Final = frozenset({"1.0", "1.1"})
 _TUNNELS: Final = frozenset({"CONNECT", "SOURCE"})  # SOURCE is ICE's
 _RTSP: Final = b"RTSP/"
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?]*)(.*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A request's line and fields."""
+
+    method: str
+    target: bytes
+    """Origin form: path and query."""
+    version: str
+    headers: list[tuple[bytes, bytes]]
+    """Names in lower case."""
+    keeps_alive: bool
+    """Whether the client wants the connection to stay."""
+
+    @property
+    def content_length(self) -> int | None:
+        """Bytes of the body; None for chunks, and where there is none. What is no number has been refused."""
+        found = dict(self.headers)
+        length = None if b"transfer-encoding" in found else found.get(b"content-length")
+        return None if length is None else int(length)
 
 
 def check_head(method: str, target: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -79,7 +101,7 @@ def _unspoken(version: str) -> ServiceError:
 
 
 def _origin_form(target: bytes, hosts: Sequence[bytes]) -> bytes:
-    """Of a target in absolute form, which may not name another host than Host does (RFC 9112, section 3.2.2)."""
+    """Origin form of a target in absolute form, which may not name another host than Host (RFC 9112, 3.2.2)."""
     found = _ABSOLUTE.fullmatch(target)
     if found is None or b"#" in target:
         raise MalformedRequest("a request's target is a path, or a whole URL of this server without a fragment")

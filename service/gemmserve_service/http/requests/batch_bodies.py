@@ -1,4 +1,4 @@
-"""Operands of a batch in one body: landed whole in an extent, and used where they lie.
+"""Operands of a batch in one body: received whole in an extent, and used where they lie.
 
 A part a, b or c is a .npy file, or several one behind the other, as `numpy.save` writes them into one open file. One
 file of three dimensions or more is a stack along its first axis; one matrix is used by every product.
@@ -13,14 +13,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from python_multipart.multipart import parse_options_header
 
-from gemmserve.wire import NPY_HEADER, NpyError, NpyHeader, parse_npy_header
+from gemmserve.wire import NpyError, NpyHeader, parse_npy_header
 from gemmserve_service.errors import BodyTooShort, InvalidNpy, InvalidParameters, TooLarge, UnsupportedMediaType
 from gemmserve_service.http.problems import MalformedMultipart
+from gemmserve_service.http.requests import multipart_decoder
 from gemmserve_service.http.requests.body import RequestBody
 from gemmserve_service.http.requests.ingest import content_length
-from gemmserve_service.http.requests.multipart import MAX_PARAMS, MAX_PART_HEADER_BYTES
+from gemmserve_service.http.requests.multipart import MAX_PARAMS
+from gemmserve_service.http.requests.multipart_decoder import END, NEED_DATA, MultipartDecoder, Part
 from gemmserve_service.jobs.batch.task import Placed
 from gemmserve_service.jobs.small.bundles import reserve
 from gemmserve_service.runtime.yielding import Turns
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _THREAD_FROM: Final = 1 << 20  # bytes that are moved or swapped in a thread
 _PARTS: Final = 3  # a, b and c, of which each product may come in parts of its own
-_MOST_NPY_HEAD: Final = (1 << 16) + 12
+_MAX_NPY_HEAD: Final = (1 << 16) + 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ class Found:
 
     header: NpyHeader
     offset: int
-    """Of its data."""
+    """Offset of its data, bytes."""
 
 
-async def land(request: Request, store: ArrayStore, settings: Settings, owner: str) -> Upload:
+async def receive_whole(request: Request, store: ArrayStore, settings: Settings, owner: str) -> Upload:
     """The whole body, in an extent. Raises LengthRequired, TooLarge, StoreFull, QuotaExceeded, ClientDisconnect."""
     length = content_length(request)
     if length > settings.max_batch_bytes:
@@ -67,15 +68,8 @@ async def land(request: Request, store: ArrayStore, settings: Settings, owner: s
 
 def boundary_of(request: Request) -> bytes:
     """From the Content-Type. Raises UnsupportedMediaType, MalformedMultipart."""
-    kind, options = parse_options_header(request.headers.get("content-type", ""))
-    if kind != b"multipart/form-data":
-        raise UnsupportedMediaType(
-            f"Content-Type is {kind.decode('latin-1') or 'missing'}; a batch is application/json or multipart/form-data"
-        )
-    boundary = options.get(b"boundary", b"")
-    if not 1 <= len(boundary) <= 70:  # RFC 2046, section 5.1.1
-        raise MalformedMultipart("Content-Type names no boundary of 1 to 70 characters")
-    return bytes(boundary)
+    hint = "a batch is application/json or multipart/form-data"
+    return multipart_decoder.boundary_of(request.headers.get("content-type", ""), hint)
 
 
 async def cut(body: memoryview, boundary: bytes, most: int) -> tuple[bytes | None, dict[str, list[Found]]]:
@@ -84,86 +78,63 @@ async def cut(body: memoryview, boundary: bytes, most: int) -> tuple[bytes | Non
 
     Raises MalformedMultipart, InvalidParameters, NpyError, TooLarge, UnsupportedMediaType.
     """
-    delimiter = b"\r\n--" + boundary
-    if body[: len(delimiter) - 2] != delimiter[2:]:
-        raise MalformedMultipart("the body does not begin with its boundary")
+    decoder = MultipartDecoder(boundary, body)
     params: bytes | None = None
     arrays: dict[str, list[Found]] = {}
-    position = len(delimiter) - 2
     turns = Turns()
     parts = 0
-    while (follows := bytes(body[position : position + 2])) != b"--":
-        if follows != b"\r\n":
+    while (event := decoder.next_event()) is not END:
+        if event is NEED_DATA:
             raise MalformedMultipart("the body breaks off before its closing boundary")
+        if not isinstance(event, Part):  # of params: what other parts hold is skipped
+            assert params is not None
+            params += bytes(event)
+            if len(params) > MAX_PARAMS:
+                raise TooLarge(f"params has more than {MAX_PARAMS} bytes, or does not end")
+            continue
         parts += 1
         if parts > _PARTS * most + 1:
             raise TooLarge(f"the body has more than {_PARTS * most + 1} parts")
-        head = bytes(body[position : position + MAX_PART_HEADER_BYTES])
-        length = head.find(b"\r\n\r\n")
-        if length < 0:
-            raise MalformedMultipart(f"a part's headers do not end within {MAX_PART_HEADER_BYTES} bytes")
-        name = _name(head[:length])
-        position += length + 4
-        if name == "params":
-            if params is not None:
-                raise InvalidParameters("part params is sent twice")
-            text = bytes(body[position : position + MAX_PARAMS + len(delimiter)])
-            end = text.find(delimiter)
-            if end < 0:
-                raise TooLarge(f"params has more than {MAX_PARAMS} bytes, or does not end")
-            params = text[:end]
-            position += end
+        if event.name not in {"a", "b", "c", "params"}:
+            raise InvalidParameters(f"unknown part {event.name[:40]!r}; the parts are a, b, c and params")
+        if event.shared is not None:
+            raise UnsupportedMediaType("operands of a batch are not taken from shared memory")
+        if event.name != "params":
+            await _files(event.name, body, decoder, arrays.setdefault(event.name, []), most, turns)
+        elif params is not None:
+            raise InvalidParameters("part params is sent twice")
         else:
-            position = await _files(name, body, position, delimiter, arrays.setdefault(name, []), most, turns)
+            params = b""
         await turns.pause()
-        position += len(delimiter)
     return params, arrays
 
 
-def _name(head: bytes) -> str:
-    fields: dict[bytes, bytes] = {}
-    for line in head.split(b"\r\n"):
-        field, colon, value = line.partition(b":")
-        if colon:
-            fields[field.strip().lower()] = value.strip()
-    kind, options = parse_options_header(fields.get(b"content-disposition", b""))
-    name = bytes(options.get(b"name", b"")).decode("utf-8", "backslashreplace")
-    if kind != b"form-data" or not name:
-        raise MalformedMultipart("a part lacks Content-Disposition: form-data; name=...")
-    if name not in {"a", "b", "c", "params"}:
-        raise InvalidParameters(f"unknown part {name[:40]!r}; the parts are a, b, c and params")
-    if fields.get(b"content-type", b"").lower().startswith(NPY_HEADER.encode()):
-        raise UnsupportedMediaType("operands of a batch are not taken from shared memory")
-    return name
-
-
 async def _files(
-    name: str, body: memoryview, position: int, delimiter: bytes, found: list[Found], most: int, turns: Turns
-) -> int:
-    """Notes the .npy files from `position` on; returns where the part ends."""
-    while body[position : position + len(delimiter)] != delimiter:
+    name: str, body: memoryview, decoder: MultipartDecoder, found: list[Found], most: int, turns: Turns
+) -> None:
+    """Notes the .npy files of a part, to its end."""
+    while not decoder.at_delimiter():
         await turns.pause()
         if len(found) >= most:
             raise TooLarge(f"part {name} has more than {most} arrays")
         try:
-            header = _header(body, position)
+            header = _header(body, decoder.position)
         except NpyError as error:
             raise type(error)(f"part {name}, array {len(found)}: {error}") from error
-        start = position + header.data_offset
+        start = decoder.position + header.data_offset
         if header.nbytes > len(body) - start:
             raise BodyTooShort(
                 f"part {name}, array {len(found)}: its header says {header.nbytes} bytes of data, the body has "
                 f"{len(body) - start} left"
             )
         found.append(Found(header, start))
-        position = start + header.nbytes
-    return position
+        decoder.skip(header.data_offset + header.nbytes)
 
 
 def _header(body: memoryview, position: int) -> NpyHeader:
     prefix = 10 if bytes(body[position + 6 : position + 7]) == b"\x01" else 12
     length = int.from_bytes(body[position + 8 : position + prefix], "little")
-    header = _parsed(bytes(body[position : position + min(prefix + length, _MOST_NPY_HEAD)]))
+    header = _parsed(bytes(body[position : position + min(prefix + length, _MAX_NPY_HEAD)]))
     if header is None:
         raise InvalidNpy("the body ends within the .npy header")
     return header
@@ -176,7 +147,7 @@ def _parsed(head: bytes) -> NpyHeader | None:
 
 @lru_cache(64)
 def _name_of(dtype: np.dtype) -> str:
-    """Without the order of its bytes."""
+    """Name of a dtype without the order of its bytes."""
     return str(dtype.newbyteorder("=").name)
 
 
@@ -232,7 +203,7 @@ def _swapped(dtype: np.dtype) -> bool:
 def operands(
     upload: Upload, arrays: dict[str, list[Found]], *, planar: bool, most: int
 ) -> tuple[int, dict[str, list[Placed]]]:
-    """How many products there are, and of every operand the one of each. Raises InvalidParameters, TooLarge."""
+    """Number of products, and of every operand the one of each product. Raises InvalidParameters, TooLarge."""
     missing = [name for name in ("a", "b") if not arrays.get(name)]
     if missing:
         raise InvalidParameters(f"part {' and '.join(missing)} missing: send .npy files as parts a and b")

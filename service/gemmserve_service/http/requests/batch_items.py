@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.pin import Pinned
 
-_MOST_ERRORS: Final = 4  # that are told of one product: there may be ten thousand that are wrong
+_MAX_ERRORS: Final = 4  # that are told of one product: there may be ten thousand that are wrong
 _ID: Final = re.compile(r"arr_[0-9a-z]{26}")
 _KINDS: Final[dict[object, type[GemmParams | GemmReduceParams]]] = {
     "gemm": GemmParams,
@@ -176,12 +176,12 @@ class StoredItems:
             raise InvalidParameters("op is the same for every product of a batch")
         fields = type(self._params[""][1]).model_fields
         # More would not be told of them, and to complain of sixty takes a tenth of a millisecond.
-        for name in [name for name in overrides if name not in fields][_MOST_ERRORS:]:
+        for name in [name for name in overrides if name not in fields][_MAX_ERRORS:]:
             del overrides[name]
         try:
             return json.dumps(overrides, sort_keys=True), parse_params(self.envelope.params | overrides)
         except InvalidParameters as error:
-            listed = error.extra.get("errors", [])[:_MOST_ERRORS]
+            listed = error.extra.get("errors", [])[:_MAX_ERRORS]
             said = [f"{entry['field']}: {entry['message']}" for entry in listed] or [error.detail]
             raise InvalidParameters("; ".join(said), listed) from None
 

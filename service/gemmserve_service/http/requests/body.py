@@ -1,22 +1,27 @@
-"""A request's body as routes read it: in pieces, or straight into the memory where its bytes belong."""
+"""A request's body as routes read it: in pieces, or straight into the memory where its bytes belong; and behind it,
+whether its client is still there.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect
 
-from gemmserve_service.http.protocol.landing import EXTENSION
+from gemmserve_service.http.protocol.body_receiver import RECEIVER
 from gemmserve_service.store.extents.prefault import Prefault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.requests import Request
+    from starlette.types import Receive
 
-    from gemmserve_service.http.protocol.landing import Lander
+    from gemmserve_service.http.protocol.body_receiver import Receiver
     from gemmserve_service.store.extents.extents import Place
 
+_LOOK_S: Final = 0.005  # a product that is done sooner is not worth a look
 _PATIENCE_S: Final = 0.1  # after which others see how far a slow client's body has come
 
 
@@ -25,7 +30,7 @@ class RequestBody:
 
     def __init__(self, request: Request) -> None:
         self._receive = request.receive
-        self._lander: Lander | None = request.scope.get("extensions", {}).get(EXTENSION)
+        self._receiver: Receiver | None = request.scope.get("extensions", {}).get(RECEIVER)
         self._rest = memoryview(b"")
         self._more = True
 
@@ -57,8 +62,8 @@ class RequestBody:
         ahead = Prefault(view)
         while position < len(view):
             if place is not None and self._movable(len(view) - position):
-                assert self._lander is not None
-                count = await self._lander.move_into(place.at(position), len(view) - position, _PATIENCE_S)
+                assert self._receiver is not None
+                count = await self._receiver.move_into(place.at(position), len(view) - position, _PATIENCE_S)
                 if count:
                     position += count
                     advance(count)
@@ -75,20 +80,52 @@ class RequestBody:
         return True
 
     def _movable(self, count: int) -> bool:
-        return self._lander is not None and self._more and not self._rest and self._lander.movable(count)
+        return self._receiver is not None and self._more and not self._rest and self._receiver.movable(count)
 
     async def _read_into(self, view: memoryview) -> int:
-        """Some of the next bytes; 0 at the end."""
+        """Reads some of the next bytes; returns their number, 0 at the end."""
         while True:
-            if self._rest or self._lander is None or not self._more:
+            if self._rest or self._receiver is None or not self._more:
                 piece = memoryview(await self.piece())
                 count = min(len(piece), len(view))
                 view[:count] = piece[:count]
                 self._rest = piece[count:]
                 return count
-            if count := await self._lander.read_into(view, _PATIENCE_S):
+            if count := await self._receiver.read_into(view, _PATIENCE_S):
                 return count
             # Nothing for a while, or the end: `piece` knows, and waits for more if it is not.
             self._rest = memoryview(await self.piece())
             if not self._rest:
                 return 0
+
+
+async def until_disconnect(receive: Receive) -> None:
+    """Returns when the client has hung up; to be started once the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Hangup:
+    """Looks after a while whether the client is still there; `gone` is called when it is not."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, gone: Callable[[], None]) -> None:
+        self.seen = False
+        self._receive = receive
+        self._gone = gone
+        self._watch: asyncio.Task[None] | None = None
+        self._timer = loop.call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._watch = asyncio.ensure_future(until_disconnect(self._receive))
+        self._watch.add_done_callback(self._ended)
+
+    def _ended(self, watch: asyncio.Task[None]) -> None:
+        if not watch.cancelled() and watch.exception() is None:
+            self.seen = True
+            self._gone()
+
+    def stop(self) -> None:
+        """Looks no more."""
+        self._timer.cancel()
+        if self._watch is not None:
+            self._watch.cancel()

@@ -27,14 +27,14 @@ _INPUT: Final = 1 << 17  # coded bytes of one step
 _FIRST: Final = 1 << 13  # of a frame's first: what follows a short frame is copied
 _OUTPUT: Final = 1 << 20  # decoded bytes of one step
 _INLINE: Final = 1 << 16  # decoded bytes that come faster than a thread is woken; of one step as well
-_MOST_FRAMES: Final = 10_000  # each costs some 10 microseconds, however little is in it
-_MOST_BODIES: Final = 64  # at one time: each may keep a window of 8 MiB
-_MOST_OF_ONE: Final = 16  # of them, of one key's owner
+_MAX_FRAMES: Final = 10_000  # each costs some 10 microseconds, however little is in it
+_MAX_BODIES: Final = 64  # at one time: each may keep a window of 8 MiB
+_MAX_OF_ONE: Final = 16  # of them, of one key's owner
 _EXPANSION: Final = 15  # log2 of the most that a byte can become: a block of 4 bytes holds 128 KiB at most
 _SLACK: Final = 1 << 16  # bytes of headers, empty blocks and what else carries nothing
 
 _open: Final[Counter[str]] = Counter()
-"""By owner."""
+"""Bodies that are being decoded, by owner."""
 
 
 class CodedBody(RequestBody):
@@ -60,7 +60,7 @@ class CodedBody(RequestBody):
         return bytes(target[: await self._decode(target)])
 
     async def fill(self, view: memoryview, advance: Callable[[int], None], place: Place | None = None) -> bool:  # noqa: ARG002
-        """As of a plain body."""
+        """Decodes into `view`; returns as for a plain body."""
         position = 0
         while position < len(view):
             count = await self._decode(view[position : position + _OUTPUT])
@@ -104,7 +104,7 @@ class CodedBody(RequestBody):
         return self._wanting and self._position == len(self._coded)
 
     def _steps(self, target: memoryview) -> int:
-        """As many as it takes until there is something, or nothing left: frames may hold nothing."""
+        """Runs steps until one has output, or no input is left: frames may hold nothing."""
         while not self._starved:
             if count := self._step(target):
                 return count
@@ -118,8 +118,8 @@ class CodedBody(RequestBody):
         size = (_INPUT if self._decoder is not None else _FIRST) if self._wanting else 0
         if self._decoder is None:
             self._frames += 1
-            if self._frames > _MOST_FRAMES:
-                raise MalformedCoding(f"the body has more than {_MOST_FRAMES} zstd frames")
+            if self._frames > _MAX_FRAMES:
+                raise MalformedCoding(f"the body has more than {_MAX_FRAMES} zstd frames")
             self._decoder = module.ZstdDecompressor(options={module.DecompressionParameter.window_log_max: WINDOW_LOG})
         chunk = self._coded[self._position : self._position + size]
         self._position += len(chunk)
@@ -137,8 +137,8 @@ class CodedBody(RequestBody):
 @contextlib.contextmanager
 def decoding(request: Request, digest: bytes | None, owner: str) -> Iterator[CodedBody]:
     """The decoded body of a request of `owner`. Raises QuotaExceeded when too many are being decoded."""
-    of_one = _MOST_OF_ONE if owner else _MOST_BODIES  # without keys everybody is one
-    for limit, used in ((of_one, _open[owner]), (_MOST_BODIES, _open.total())):
+    of_one = _MAX_OF_ONE if owner else _MAX_BODIES  # without keys everybody is one
+    for limit, used in ((of_one, _open[owner]), (_MAX_BODIES, _open.total())):
         if used >= limit:
             raise QuotaExceeded(
                 f"{used} bodies are being decoded; send it as it is, or later",

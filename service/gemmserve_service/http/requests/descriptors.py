@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from gemmserve_service.tenancy.keyring import KeyringWatch
 
 _MAX_PACKET: Final = 16 << 10
-_MOST_SESSIONS: Final = 256  # beyond them the one that has done nothing for longest ends
-_MOST_OF_SESSION: Final = 64  # pieces that one session may have passed and not used; a request uses four at most
-_MOST_AT_ONCE: Final = 64  # connections that are taken before others have their turn
+_MAX_SESSIONS: Final = 256  # beyond them the one that has done nothing for longest ends
+_MAX_OF_SESSION: Final = 64  # pieces that one session may have passed and not used; a request uses four at most
+_MAX_AT_ONCE: Final = 64  # connections that are taken before others have their turn
 _PAUSE_S: Final = 1.0  # when there are no descriptors left, as asyncio's own servers do
-_MOST_RECEIVED: Final = 4  # descriptors that are taken from one packet; it should have one
+_MAX_RECEIVED: Final = 4  # descriptors that are taken from one packet; it should have one
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Descriptors:
         self._greeting.pop(id(session), None)
         secret = secrets.token_hex(32)
         self._sessions[secret] = session
-        if len(self._sessions) > _MOST_SESSIONS:
+        if len(self._sessions) > _MAX_SESSIONS:
             next(iter(self._sessions.values())).close()
         return secret
 
@@ -131,7 +131,7 @@ class Descriptors:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        for _ in range(_MOST_AT_ONCE):
+        for _ in range(_MAX_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
@@ -144,7 +144,7 @@ class Descriptors:
                 return
             session = Session(self, connection, self._settings.head_timeout_s)
             self._greeting[id(session)] = session
-            if len(self._greeting) > _MOST_SESSIONS:
+            if len(self._greeting) > _MAX_SESSIONS:
                 next(iter(self._greeting.values())).close()
 
 
@@ -198,7 +198,7 @@ class Session:
         while self._connection is not None:
             try:
                 data, fds, flags, _ = socket.recv_fds(
-                    self._connection, _MAX_PACKET, _MOST_RECEIVED, socket.MSG_CMSG_CLOEXEC
+                    self._connection, _MAX_PACKET, _MAX_RECEIVED, socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
                 return
@@ -230,10 +230,10 @@ class Session:
         return False
 
     def _keep(self, frame: _Memory, fd: int) -> bool:
-        if self.held >= 2 * _MOST_OF_SESSION:  # refusals too take memory
+        if self.held >= 2 * _MAX_OF_SESSION:  # refusals too take memory
             self.close()
             return False
-        if self.held >= _MOST_OF_SESSION or not self._registry.room():
+        if self.held >= _MAX_OF_SESSION or not self._registry.room():
             self._memory[frame.number] = DescriptorRefused("too many descriptors wait for their requests")
             return False
         try:

@@ -151,7 +151,7 @@ def declare(media_type: str, dtype: str | None, shape: str | None, order: Order 
 
 
 def _check_length(declared: Declared, length: int) -> None:
-    """What is declared against what Content-Length says, before any space is taken."""
+    """Compares what is declared with Content-Length, before any space is taken."""
     present = length - len(declared.header)
     if present == declared.nbytes:
         return

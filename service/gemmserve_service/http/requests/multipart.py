@@ -1,11 +1,8 @@
 """multipart/form-data for the one-shot routes: .npy parts go straight into scratch extents, `params` is small JSON.
 
-python-multipart finds the boundaries; its callbacks are gathered for one piece of the body at a time, because space is
-reserved with an await between a part's header and its data. Nothing is kept of a piece but copies in the extents.
-
-How many bytes a .npy part has its header says, so once that is known the rest of its data lands in its extent without
-being looked at; the search goes on behind it. Only when what follows there is no boundary is it searched for in what
-landed, to say what was wrong.
+How many bytes a .npy part has its header says, so once that is known the rest of its data is received in its extent
+without being looked at; the search goes on behind it. Only when what follows there is no boundary is it searched for in
+what was received so, to say what was wrong.
 """
 
 from __future__ import annotations
@@ -13,10 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
-
-from gemmserve.wire import DATA_HEADER, NPY_HEADER, NpyError
+from gemmserve.wire import NPY_HEADER, NpyError
 from gemmserve_service.errors import (
     BodyTooLong,
     BodyTooShort,
@@ -24,16 +18,16 @@ from gemmserve_service.errors import (
     InvalidNpy,
     InvalidParameters,
     TooLarge,
-    UnsupportedMediaType,
 )
 from gemmserve_service.http.problems import MalformedMultipart
 from gemmserve_service.http.requests.body import RequestBody
 from gemmserve_service.http.requests.ingest import content_length
+from gemmserve_service.http.requests.multipart_decoder import END, NEED_DATA, MultipartDecoder, Part, boundary_of
 from gemmserve_service.http.requests.shared_memory import receive_shared
 from gemmserve_service.store.declared import NpyHead
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from starlette.requests import Request
 
@@ -43,12 +37,8 @@ if TYPE_CHECKING:
     from gemmserve_service.store.upload import Upload
 
 MAX_PARAMS: Final = 1 << 13
-MAX_PART_HEADERS: Final = 8
-MAX_PART_HEADER_BYTES: Final = 4096
-_LAND_FROM: Final = 1 << 16  # bytes of a part that are worth leaving the parser for
+_DIRECT_FROM: Final = 1 << 16  # bytes of a part that are worth leaving the decoder for
 _SEARCH_STEP: Final = 1 << 20
-
-Event = tuple[str, memoryview]
 
 
 class OneShotForm:
@@ -75,35 +65,23 @@ class OneShotForm:
         self.operands: dict[str, Upload] = {}
         self.declared: dict[str, Declared] = {}
         self.params: bytes | None = None
-        self._events: list[Event] = []
         self._part: _Part | None = None
         self._seen: set[str] = set()
         self._budget = 0
-        self._ended = False
         self._boundary = b""
-        self._piece = b""
-        self._within_data = False
-        self._landed: tuple[str, Upload, int] | None = None
-        self._behind = b""
-        self._handlers: dict[str, Callable[[memoryview], Awaitable[None] | None]] = {
-            "begin": self._begin,
-            "field": self._field,
-            "value": self._value,
-            "headers": self._headers,
-            "data": self._data,
-            "part_end": self._part_end,
-            "end": self._end,
-        }
+        self._direct: tuple[str, Upload, int] | None = None  # what was received past the decoder last
+        self._behind = b""  # what came behind that
 
     async def read(self, request: Request) -> None:
         """Reads the whole body. Raises MalformedMultipart, InvalidParameters, NpyError, TooLarge, StoreFull...
 
         The caller aborts in any case (`abort` is idempotent).
         """
-        parser = self._parser(request)
+        hint = "send multipart/form-data (curl -F a=@a.npy -F b=@b.npy)"
+        self._boundary = boundary_of(request.headers.get("content-type", ""), hint)
         self._budget = content_length(request)
         try:
-            await self._read_parts(parser, RequestBody(request))
+            await self._read_parts(RequestBody(request))
         except (BodyTooLong, MalformedMultipart) as error:
             await self._look_for_lost_boundary(error)
             raise
@@ -111,39 +89,41 @@ class OneShotForm:
         if missing:
             raise InvalidParameters(f"part {' and '.join(missing)} missing: send .npy files as parts a and b")
 
-    async def _read_parts(self, parser: MultipartParser, body: RequestBody) -> None:
-        try:
-            while piece := bytes(await body.piece()):
-                self._piece = piece
-                self._behind = self._behind or piece
-                parser.write(piece)
-                for kind, data in self._events:
-                    handled = self._handlers[kind](data)
-                    if handled is not None:
-                        await handled
-                self._events.clear()
-                await self._land(body)
-            parser.finalize()
-        except FormParserError as error:
-            raise MalformedMultipart(f"the multipart body cannot be read: {error}") from error
-        if not self._ended:
+    async def _read_parts(self, body: RequestBody) -> None:
+        decoder, ended = MultipartDecoder(self._boundary), False
+        while piece := bytes(await body.piece()):
+            self._behind = self._behind or piece
+            decoder.feed(piece)
+            while (event := decoder.next_event()) is not NEED_DATA:
+                if isinstance(event, memoryview):
+                    await self._data(event)
+                    continue
+                self._part_end()
+                if isinstance(event, Part):
+                    self._part_begin(event)
+                ended = event is END
+            if decoder.skippable:
+                decoder.skip(await self._receive_directly(body))
+        if not ended:
             raise MalformedMultipart("the multipart body breaks off before its closing boundary")
 
-    async def _land(self, body: RequestBody) -> None:
-        """Reads the rest of a large part's data past the parser, which is within these data now."""
+    async def _receive_directly(self, body: RequestBody) -> int:
+        """Receives the rest of a large part's data in its place; returns how many bytes came."""
         upload = None if self._part is None else self._part.upload
-        if upload is None or not self._within_data or upload.nbytes - upload.filled < _LAND_FROM:
-            return
-        self._landed, self._behind = (self._current.name, upload, upload.filled), b""
-        await body.fill(upload.view[upload.filled :], upload.advance, upload.place(upload.filled))
+        if upload is None or self._part is None or upload.nbytes - upload.filled < _DIRECT_FROM:
+            return 0
+        start = upload.filled
+        self._direct, self._behind = (self._part.name, upload, start), b""
+        await body.fill(upload.view[start:], upload.advance, upload.place(start))
+        return upload.filled - start
 
     async def _look_for_lost_boundary(self, error: Exception) -> None:
-        """Raises BodyTooShort if the boundary lies within what landed last: its header had promised too much."""
-        if self._landed is None:
+        """Raises BodyTooShort if the boundary lies within what was received past the decoder: its header was wrong."""
+        if self._direct is None:
             return
-        name, upload, start = self._landed
-        landed = upload.view[start : upload.filled]
-        found = await asyncio.to_thread(_find, landed, self._behind, b"\r\n--" + self._boundary)
+        name, upload, start = self._direct
+        received = upload.view[start : upload.filled]
+        found = await asyncio.to_thread(_find, received, self._behind, b"\r\n--" + self._boundary)
         if found is not None:
             raise BodyTooShort(
                 f"part {name}: its header says {upload.nbytes} bytes of data, {start + found} came"
@@ -154,74 +134,21 @@ class OneShotForm:
         for upload in self.operands.values():
             upload.abort()
 
-    def _parser(self, request: Request) -> MultipartParser:
-        kind, options = parse_options_header(request.headers.get("content-type", ""))
-        if kind != b"multipart/form-data":
-            raise UnsupportedMediaType(
-                f"Content-Type is {kind.decode('latin-1') or 'missing'}; send multipart/form-data "
-                "(curl -F a=@a.npy -F b=@b.npy)"
-            )
-        boundary = options.get(b"boundary", b"")
-        # RFC 2046, section 5.1.1: 1 to 70 characters.
-        if not 1 <= len(boundary) <= 70:
-            raise MalformedMultipart("Content-Type names no boundary of 1 to 70 characters")
-        self._boundary = boundary
-
-        def note(kind: str) -> Callable[[], None]:
-            def callback() -> None:
-                self._within_data = False
-                self._events.append((kind, memoryview(b"")))
-
-            return callback
-
-        def gather(kind: str) -> Callable[[bytes, int, int], None]:
-            def callback(data: bytes, start: int, end: int) -> None:
-                # To the piece's last byte: the parser holds back nothing that could be the start of a boundary.
-                self._within_data = kind == "data" and data is self._piece and end == len(data)
-                self._events.append((kind, memoryview(data)[start:end]))
-
-            return callback
-
-        return MultipartParser(
-            boundary,
-            {
-                "on_part_begin": note("begin"),
-                "on_header_field": gather("field"),
-                "on_header_value": gather("value"),
-                "on_headers_finished": note("headers"),
-                "on_part_data": gather("data"),
-                "on_part_end": note("part_end"),
-                "on_end": note("end"),
-            },
-            max_header_count=MAX_PART_HEADERS,
-            max_header_size=MAX_PART_HEADER_BYTES,
-        )
-
-    def _begin(self, _: memoryview) -> None:
+    def _part_begin(self, found: Part) -> None:
         if len(self._seen) > len(self._names):
             raise InvalidParameters(f"too many parts: {', '.join(self._names)} and params are read")
-        self._part = _Part()
-
-    def _field(self, data: memoryview) -> None:
-        self._current.field(bytes(data))
-
-    def _value(self, data: memoryview) -> None:
-        self._current.value += bytes(data)
-
-    def _headers(self, _: memoryview) -> None:
-        part = self._current
-        part.name = part.disposition_name()
-        if part.name not in {*self._names, "params"}:
+        if found.name not in {*self._names, "params"}:
             raise InvalidParameters(
-                f"unknown part {part.name[:40]!r}; the parts are {', '.join(self._names)} and params"
+                f"unknown part {found.name[:40]!r}; the parts are {', '.join(self._names)} and params"
             )
-        if part.name in self._seen:
-            raise InvalidParameters(f"part {part.name} is sent twice")
-        self._seen.add(part.name)
-        part.shared = part.shared_number()
+        if found.name in self._seen:
+            raise InvalidParameters(f"part {found.name} is sent twice")
+        self._seen.add(found.name)
+        self._part = _Part(found)
 
     async def _data(self, data: memoryview) -> None:
-        part = self._current
+        part = self._part
+        assert part is not None  # the decoder gives data of parts alone
         if part.name == "params":
             if len(part.text) + len(data) > MAX_PARAMS:
                 raise TooLarge(f"params has more than {MAX_PARAMS} bytes")
@@ -269,8 +196,10 @@ class OneShotForm:
         part.upload = await receive_shared(memory, declared, self._store, scratch=True, owner=self._owner)
         self.operands[part.name] = part.upload
 
-    def _part_end(self, _: memoryview) -> None:
-        part = self._current
+    def _part_end(self) -> None:
+        part = self._part
+        if part is None:
+            return
         if part.name == "params":
             self.params = bytes(part.text)
         elif part.upload is None:
@@ -282,56 +211,17 @@ class OneShotForm:
             raise BodyTooShort(
                 f"part {part.name}: its header says {part.upload.nbytes} bytes of data, {part.upload.filled} came"
             )
-        self._part = self._landed = None
-
-    def _end(self, _: memoryview) -> None:
-        self._ended = True
-
-    @property
-    def _current(self) -> _Part:
-        if self._part is None:
-            raise MalformedMultipart("data outside any part")
-        return self._part
+        self._part = self._direct = None
 
 
 class _Part:
     """One part while it is being read."""
 
-    def __init__(self) -> None:
-        self.name = ""
-        self.value = b""
+    def __init__(self, found: Part) -> None:
+        self.name, self.shared = found.name, found.shared
         self.head = NpyHead()
         self.upload: Upload | None = None
-        self.shared: str | None = None
         self.text = bytearray()
-        self._field = b""
-        self._headers: dict[bytes, bytes] = {}
-
-    def field(self, data: bytes) -> None:
-        """A (piece of a) header name: the value so far belongs to the name before."""
-        if self.value:
-            self._store_header()
-        self._field += data
-
-    def _store_header(self) -> None:
-        self._headers[self._field.strip().lower()] = self.value
-        self._field, self.value = b"", b""
-
-    def disposition_name(self) -> str:
-        """The name in Content-Disposition. Raises MalformedMultipart."""
-        self._store_header()
-        kind, options = parse_options_header(self._headers.get(b"content-disposition", b""))
-        name = options.get(b"name")
-        if kind != b"form-data" or not name:
-            raise MalformedMultipart("a part lacks Content-Disposition: form-data; name=...")
-        return bytes(name).decode("utf-8", "backslashreplace")
-
-    def shared_number(self) -> str | None:
-        """The number of the shared memory that holds the data; None: they follow. Known after `disposition_name`."""
-        kind = self._headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if kind != NPY_HEADER.encode():
-            return None
-        return self._headers.get(DATA_HEADER.lower().encode(), b"").decode("latin-1")
 
 
 def _write(part: _Part, data: memoryview) -> None:
@@ -343,7 +233,7 @@ def _write(part: _Part, data: memoryview) -> None:
 
 
 def _find(view: memoryview, behind: bytes, wanted: bytes) -> int | None:
-    """Where `wanted` first begins in `view`, which `behind` follows."""
+    """Offset at which `wanted` first begins in `view`, which `behind` follows."""
     reach = len(wanted) - 1
     for start in range(0, len(view), _SEARCH_STEP):
         piece = bytes(view[start : start + _SEARCH_STEP + reach])

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 
 from gemmserve_service.errors import InvalidParameters
 
-_MOST: Final = 64  # parameters of a query; no route knows as many as ten
+_MAX: Final = 64  # parameters of a query; no route knows as many as ten
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
@@ -31,8 +31,8 @@ def check_query(query: bytes) -> None:
     """Raises InvalidParameters for a name that is given twice, and for more parameters than there could be."""
     if not query:
         return
-    if query.count(b"&") >= _MOST:
-        raise InvalidParameters(f"a query has at most {_MOST} parameters")
+    if query.count(b"&") >= _MAX:
+        raise InvalidParameters(f"a query has at most {_MAX} parameters")
     seen: set[str] = set()
     for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         if name in seen:

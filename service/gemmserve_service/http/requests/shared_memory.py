@@ -1,4 +1,4 @@
-"""What a request has in shared memory, by its headers: operands that are not in its body, and room for the result."""
+"""A request's shared memory, by its headers: operands that are not in its body, and room for the result."""
 
 from __future__ import annotations
 

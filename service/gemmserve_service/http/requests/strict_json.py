@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_MEMBERS: Final = 64
-"""Of one object. The largest that means anything has some twenty."""
+"""Members of one object. The largest that means anything has some twenty."""
 MAX_DEPTH: Final = 32
 """Levels of arrays and objects. A program's step with its configuration has four."""
 
@@ -101,7 +101,7 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique_names, parse_consta
 
 
 def json_type(value: object) -> str:
-    """What JSON calls it."""
+    """Name of a value's type in JSON."""
     if value is None:
         return "null"
     return {list: "an array", str: "a string", bool: "a boolean"}.get(type(value), "a number")

@@ -17,13 +17,14 @@ from starlette.responses import Response
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ, format_npy_header
 from gemmserve_service.errors import InvalidParameters, InvalidRequest, JobCancelled, TooLarge, describe
-from gemmserve_service.http.answers.pieces import PiecesResponse, pieces, until_disconnect
+from gemmserve_service.http.answers.pieces import PiecesResponse, pieces
 from gemmserve_service.http.headers.preferences import choose_media_type
 from gemmserve_service.http.middleware.content_digests import digest_of
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.problems import NotAcceptable
 from gemmserve_service.http.requests import batch_bodies
 from gemmserve_service.http.requests.batch_items import BatchRequest, StoredItems, parse_params
+from gemmserve_service.http.requests.body import until_disconnect
 from gemmserve_service.http.requests.strict_json import parse_object
 from gemmserve_service.http.routes.common import caller_of, core_of, elements_header, server_timing
 from gemmserve_service.http.routes.oneshot import OneShotQuery
@@ -118,8 +119,8 @@ async def _plain_batch(request: Request) -> Response:
     return await batch(request, OneShotQuery())
 
 
-HOT: Final = {"/v1/batch": _plain_batch}
-"""For `hot.HotRoutes`."""
+DIRECT: Final = {"/v1/batch": _plain_batch}
+"""Routes for `direct_routes.DirectRoutes`."""
 
 
 def _check_accept(request: Request, options: Options) -> None:
@@ -135,7 +136,7 @@ async def _stored_items(request: Request, core: Core, owner: str) -> StoredItems
     if declared.isdecimal() and int(declared) > _SMALL_BODY:
         if int(declared) > MAX_BODY:
             raise TooLarge(f"the JSON of a batch has at most {MAX_BODY} bytes")
-        upload = await batch_bodies.land(request, core.store, core.settings, owner)
+        upload = await batch_bodies.receive_whole(request, core.store, core.settings, owner)
         try:
             return await StoredItems.read(upload.view, core.settings)
         finally:
@@ -154,7 +155,7 @@ async def _sent(request: Request, core: Core, held: contextlib.ExitStack, owner:
     """Products whose operands are in the body."""
     boundary = batch_bodies.boundary_of(request)
     most = core.settings.max_batch_items
-    upload = await batch_bodies.land(request, core.store, core.settings, owner)
+    upload = await batch_bodies.receive_whole(request, core.store, core.settings, owner)
     held.callback(upload.abort)
     text, arrays = await batch_bodies.cut(upload.view, boundary, most)
     params = parse_params({} if text is None else parse_object(text))

@@ -168,8 +168,8 @@ async def _plain_submit(request: Request) -> Response | None:
     return await submit(request, keys[0] if keys else None, request.headers.getlist("prefer"))
 
 
-HOT: Final = {"/v1/jobs": _plain_submit}
-"""For `hot.HotRoutes`."""
+DIRECT: Final = {"/v1/jobs": _plain_submit}
+"""Routes for `direct_routes.DirectRoutes`."""
 
 
 @router.get(

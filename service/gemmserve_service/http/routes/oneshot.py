@@ -15,11 +15,12 @@ from starlette.responses import Response
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ
 from gemmserve_kernels import Operand
 from gemmserve_service import products
-from gemmserve_service.http.answers.pieces import PiecesResponse, npy_parts, npz_pieces, pieces, until_disconnect
+from gemmserve_service.http.answers.pieces import PiecesResponse, npy_parts, npz_pieces, pieces
 from gemmserve_service.http.headers.preferences import choose_media_type
 from gemmserve_service.http.middleware.content_digests import digest_of
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.problems import NotAcceptable
+from gemmserve_service.http.requests.body import until_disconnect
 from gemmserve_service.http.requests.multipart import OneShotForm
 from gemmserve_service.http.requests.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
 from gemmserve_service.http.requests.shared_memory import SharedRequest
@@ -104,8 +105,8 @@ async def _plain_reduce(request: Request) -> Response:
     return await _one_shot(request, GemmReduceParams, ("a", "b"), None)
 
 
-HOT: Final = {"/v1/gemm": _plain_gemm, "/v1/gemm-reduce": _plain_reduce}
-"""For `hot.HotRoutes`: the routes above, of a request without a query."""
+DIRECT: Final = {"/v1/gemm": _plain_gemm, "/v1/gemm-reduce": _plain_reduce}
+"""Routes for `direct_routes.DirectRoutes`: the routes above, of a request without a query."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import time
 from functools import partial
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -19,12 +18,15 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NpyError
 from gemmserve_kernels.problem.errors import DeviceError, KernelError
-from gemmserve_service.errors import JobCancelled, ServiceError, describe
+from gemmserve_service.errors import JobCancelled, ServiceError
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.http.middleware.observe import EXCHANGE, POLICY, SECURITY, context_of, request_done
 from gemmserve_service.http.problems import problem_response
+from gemmserve_service.http.protocol.response_writer import STATUS_LINES, field_lines
+from gemmserve_service.http.requests.multipart import MAX_PARAMS
+from gemmserve_service.http.requests.multipart_decoder import split
 from gemmserve_service.http.routes.common import elements_header, server_timing
-from gemmserve_service.http.small.forms import cut
+from gemmserve_service.http.small import heads
 from gemmserve_service.http.small.heads import KnownHeads
 from gemmserve_service.jobs.one_shot import summary
 from gemmserve_service.jobs.small import products
@@ -34,38 +36,33 @@ if TYPE_CHECKING:
     import asyncio
 
     from fastapi import FastAPI
-    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from gemmserve_service.http.metrics.metrics import Metrics
     from gemmserve_service.http.middleware.access import Gate
     from gemmserve_service.http.middleware.audit import AuditLog
+    from gemmserve_service.http.protocol.asgi_cycle import AsgiCycle
+    from gemmserve_service.http.protocol.protocol import HttpProtocol
     from gemmserve_service.http.small.heads import Head
-    from gemmserve_service.http.small.protocol import FastProtocol
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.scheduling.tasks import Task
     from gemmserve_service.settings import Settings
 
 _PATIENCE_S: Final = 0.02
 """For the rest of a body. Who sends less at once is left to the app, which has clocks for slow bodies."""
-_MOST_GATHERED: Final = 64 << 20  # bytes of all bodies that are being gathered
+_MAX_GATHERED: Final = 64 << 20  # bytes of all bodies that are being gathered
 _ALGORITHM: Final = ALGORITHM_HEADER.lower()
 
 log = structlog.get_logger(__name__)
 
 
-def lines(headers: Any) -> bytes:
-    return b"".join([b"%s: %s\r\n" % header for header in headers])
-
-
 Body = tuple[bytes | memoryview, ...]
-"""Of an answer, in pieces."""
+"""Answer's body, in pieces."""
 
-_GUARDS: Final = lines((*SECURITY, POLICY))
-_STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus}
+_GUARDS: Final = field_lines((*SECURITY, POLICY))
 
 
-class FastPath:
-    """What the exchanges of one server have in common; belongs to the event loop's thread."""
+class SmallRequests:
+    """State that the exchanges of one server share; belongs to the event loop's thread."""
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         self.core: Core = app.state.core
@@ -80,9 +77,20 @@ class FastPath:
         self._ended: list[Exchange] = []
         self._answered: list[Exchange] = []
 
-    def accept(self, protocol: FastProtocol, head: Head, cycle: RequestResponseCycle | None) -> Exchange | None:
-        """The exchange of a request whose head has come; None: it is the app's. `cycle`: uvicorn's, if it has one."""
-        if protocol.flow.write_paused or self.gathered + head.size > _MOST_GATHERED:
+    def begin(self, protocol: HttpProtocol, cycle: AsgiCycle) -> Exchange | None:
+        """The exchange of a request whose head the parser has read; None: it is the app's."""
+        head = heads.read(cycle.scope)
+        return None if head is None else self.accept(protocol, head, 0, head.repeats, cycle)
+
+    def accept(
+        self, protocol: HttpProtocol, head: Head, start: int, repeats: bytes, cycle: AsgiCycle | None = None
+    ) -> Exchange | None:
+        """The exchange of a request with that head; None: it is the app's.
+
+        Without a `cycle` the request comes past the parser, and the first `start` bytes that are fed are its head's.
+        `repeats`: what the answer says again of the request.
+        """
+        if protocol.flow.write_paused or self.gathered + head.size > _MAX_GATHERED:
             return None
         connection = {"client": protocol.client, "scheme": protocol.scheme}
         scope: Any = {**head.scope, **connection} if cycle is None else cycle.scope
@@ -95,14 +103,14 @@ class FastPath:
             with contextlib.suppress(StopIteration):  # it awaits nothing before the app, nor does that
                 self._proxies(scope, None, None).send(None)  # type: ignore[arg-type]
         scope["route"] = head.route
-        return Exchange(self, protocol, head, scope, cycle)
+        return Exchange(self, protocol, head, start, repeats, scope, cycle)
 
     def ended(self, exchange: Exchange, *, now: bool) -> None:
-        """Has it answered: later in this turn of the event loop, when the workers have been given what follows; `now`,
+        """Answers it: later in this turn of the event loop, when the workers have been given what follows; `now`,
         where nothing follows.
         """
         if now and not self._ended and not self.core.scheduler.queued:
-            self._answer(exchange)
+            exchange.answer()
             return
         if not self._ended:
             exchange.protocol.loop.call_soon(self._answer_all)
@@ -111,17 +119,10 @@ class FastPath:
     def _answer_all(self) -> None:
         ended, self._ended = self._ended, []
         for exchange in ended:
-            self._answer(exchange)
-
-    def _answer(self, exchange: Exchange) -> None:
-        try:
             exchange.answer()
-        except Exception:
-            log.exception("unexpected error")
-            exchange.protocol.transport.abort()
 
     def answered(self, exchange: Exchange) -> None:
-        """Has it counted in the next turn of the event loop: what was written goes out at the end of this one."""
+        """Counts it in the next turn of the event loop: what was written goes out at the end of this one."""
         if not self._answered:
             exchange.protocol.loop.call_soon(self._record_all)
         self._answered.append(exchange)
@@ -139,8 +140,9 @@ class Exchange:
     """One request and its answer; the scheduler's listener for its product."""
 
     def __init__(
-        self, path: FastPath, protocol: FastProtocol, head: Head, scope: Any, cycle: RequestResponseCycle | None
-    ) -> None:
+        self, path: SmallRequests, protocol: HttpProtocol, head: Head, start: int, repeats: bytes, scope: Any,
+        cycle: AsgiCycle | None,
+    ) -> None:  # fmt: skip
         self._began = time.perf_counter()
         self.protocol = protocol
         self.head = head
@@ -152,12 +154,11 @@ class Exchange:
         """Whether the body is still coming."""
         self._path = path
         self._scope = scope
-        self.repeats = head.repeats
-        """What the answer says again of the request."""
+        self._repeats = repeats
         self._context = context_of(head.request_id, head.traceparent)
         self._pieces: list[bytes] = []
-        self._start = 0
-        """Where the body begins in the pieces."""
+        self._start = start
+        """Offset of the body in the pieces."""
         self._patience: asyncio.TimerHandle | None = None
         self._received_s = 0.0
         self._gone = False
@@ -165,19 +166,16 @@ class Exchange:
         self._task: BundleTask | None = None
         self._outcome: Done | Exception | None = None
         self._ended_s = 0.0
+        self._slug: str | None = None
+        """Slug of the problem that was answered."""
         self._sent = (0, 0, 0)
         """Status, bytes that came and bytes that went; status 0: there was no answer."""
         path.gathered += head.size
 
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the connection stays."""
-        return self.stays if self.cycle is None else self.cycle.keep_alive
-
     # -- the body ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Takes up what uvicorn has of the body, and waits for the rest."""
+        """Takes up what the cycle has of the body, and waits for the rest."""
         cycle, protocol = self.cycle, self.protocol
         assert cycle is not None
         if cycle.body:
@@ -187,22 +185,15 @@ class Exchange:
             self.complete()
             return
         protocol.flow.resume_reading()
-        if cycle.waiting_for_100_continue:
-            cycle.waiting_for_100_continue = False
-            protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        cycle.send_continue()
         self._wait()
 
     def feed(self, piece: bytes) -> None:
         """The body's next piece."""
         self._pieces.append(piece)
 
-    def start_raw(self, data: bytes, start: int) -> bytes:
-        """Takes up what has come past the parser: a head of `start` bytes and what follows, as `feed_raw`."""
-        self._start = start
-        return self.feed_raw(data)
-
     def feed_raw(self, data: bytes) -> bytes:
-        """What has come next; returns what is not this request's."""
+        """Takes what has come past the parser; returns what is not this request's."""
         pieces = self._pieces
         missing = self._start + self.head.size - sum(map(len, pieces))
         rest = b""
@@ -218,17 +209,17 @@ class Exchange:
     def complete(self) -> None:
         """The body is whole: its product is queued."""
         arrived = time.monotonic()
-        path, head, pieces = self._path, self.head, self._pieces
+        path, head = self._path, self.head
         self._received_s = time.perf_counter() - self._began
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        parts = cut(body, head.boundary, self._start)
+        body = self._gathered()
+        parts = split(body, head.boundary, self._start)
         product = None
-        if parts is not None and parts.keys() <= head.route.names:
+        begin, end = (0, 0) if parts is None else parts.get("params", (0, 0))
+        if parts is not None and parts.keys() <= head.route.names and end - begin <= MAX_PARAMS:
             product = path.products.get(head.route.kind, head.route.parse, body, parts)
         if parts is None or product is None:
-            self._hand_over()
+            self._hand_over(body)
             return
-        self._gather_no_more()
         self._product = product
         try:
             self._task = products.begin(
@@ -246,24 +237,28 @@ class Exchange:
             path.ended(self, now=False)
 
     def _wait(self) -> None:
-        self._patience = self.protocol.loop.call_later(_PATIENCE_S, self._hand_over)
+        self._patience = self.protocol.loop.call_later(_PATIENCE_S, self._give_up)
 
-    def _hand_over(self) -> None:
+    def _give_up(self) -> None:
+        """The rest of the body does not come in time."""
+        self._hand_over(self._gathered())
+
+    def _hand_over(self, data: bytes) -> None:
         """Gives the request to the app, as if it had been the app's from the start."""
-        data = b"".join(self._pieces)
-        self._gather_no_more()
         if self.cycle is None:
-            self.protocol.hand_over_raw(data)
+            self.protocol.hand_over(data)
         else:
-            self.cycle.body += data
-            self.protocol.hand_over(self.cycle)
+            self.protocol.hand_over_cycle(self.cycle, data)
 
-    def _gather_no_more(self) -> None:
+    def _gathered(self) -> bytes:
+        """Ends gathering; returns what has come."""
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self.gathering = False
         self._pieces = []
         self._path.gathered -= self.head.size
         if self._patience is not None:
             self._patience.cancel()
+        return data
 
     # -- the scheduler's listener -----------------------------------------------------------------------------------
 
@@ -276,7 +271,7 @@ class Exchange:
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """See `tasks.Listener`."""
         assert isinstance(task, BundleTask)
-        # Not while it is being queued, nor where uvicorn would begin with the next request at once.
+        # Not while it is being queued, nor where the answer to a cycle begins with the next request at once.
         now = self._task is not None and self.cycle is None
         self._task, self._outcome = task, outcome
         self._path.ended(self, now=now)
@@ -287,9 +282,7 @@ class Exchange:
         """The client hung up."""
         self._gone = True
         if self.gathering:
-            received = max(sum(map(len, self._pieces)) - self._start, 0)
-            self._gather_no_more()
-            self._sent = (0, received, 0)
+            self._sent = (0, max(len(self._gathered()) - self._start, 0), 0)
             self.record()
         elif self._task is not None:
             self._path.core.scheduler.cancel(self._task)
@@ -304,7 +297,14 @@ class Exchange:
             if not gone:
                 status, head, body = self._result(outcome) if isinstance(outcome, Done) else self._problem(outcome)
                 sent = sum(map(len, body))
-                self.protocol.reply(self, _STATUS[status], head + self._names() + _GUARDS, body)
+                names = b"x-request-id: %b\r\n" % self._context["request_id"].encode("ascii")
+                if self._repeats:
+                    names += b"%b: %b\r\n" % (EXCHANGE, self._repeats)
+                self.protocol.reply(self, STATUS_LINES[status], head + names + _GUARDS, body)
+        except Exception:
+            log.exception("unexpected error")
+            self.protocol.transport.abort()
+            return
         finally:
             if isinstance(outcome, Done):
                 assert task is not None
@@ -334,12 +334,8 @@ class Exchange:
         if not isinstance(error, ServiceError | KernelError | DeviceError | NpyError):
             log.error("unexpected error", exc_info=error, **self._context)
         response = problem_response(error)
-        return response.status_code, lines(response.raw_headers), (bytes(response.body),)
-
-    def _names(self) -> bytes:
-        """The answer's lines that say which request it belongs to."""
-        line = b"x-request-id: %s\r\n" % self._context["request_id"].encode("ascii")
-        return line + b"%s: %s\r\n" % (EXCHANGE, self.repeats) if self.repeats else line
+        self._slug = response.slug
+        return response.status_code, field_lines(response.raw_headers), (bytes(response.body),)
 
     def record(self) -> None:
         """Count, log line and audit."""
@@ -356,9 +352,6 @@ class Exchange:
         )  # fmt: skip
         path.audit.request(scope, status, self._slug, **self._context)
         self._task = None  # which has this as its listener: nothing is left to the garbage collector
-
-    def _slug(self) -> str | None:
-        return describe(self._outcome).slug if isinstance(self._outcome, Exception) else None
 
 
 async def _nobody(scope: Any, receive: Any, send: Any) -> None:

@@ -14,24 +14,28 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN, NPY, NPZ, SESSION_HEADER
+from gemmserve_service.errors import ServiceError
 from gemmserve_service.http.headers.preferences import choose_media_type
 from gemmserve_service.http.middleware.observe import EXCHANGE, exchange_of
+from gemmserve_service.http.requests.multipart_decoder import boundary_of
 from gemmserve_service.http.routes.oneshot import SMALL, SmallRoute
-from gemmserve_service.http.small.forms import MOST_BYTES, boundary_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MAX_BYTES: Final = 1 << 18
+"""Bytes of a small body: it is gathered before it is looked at, and several may be at one time."""
+
 _TIMEOUT: Final = re.compile(rb"timeout_s=((?:0|[1-9]\d{0,4})(?:\.\d{1,6})?)")
-_LONGEST_S: Final = 86_400.0
+_MAX_S: Final = 86_400.0
 _UNUSUAL: Final = frozenset(
     {
         *(b"transfer-encoding", b"content-encoding", b"content-digest", b"want-content-digest", b"upgrade"),
         SESSION_HEADER.lower().encode("ascii"),
     }
 )
-_MOST_KEPT: Final = 256
-_MOST_BYTES: Final = 2048
+_MAX_KEPT: Final = 256
+_MAX_BYTES: Final = 2048
 _BEGINNING: Final = b"POST /"
 _END: Final = b"\r\n\r\n"
 _EXCHANGE: Final = re.compile(rf"\r\n{EXCHANGE_HEADER}: ({EXCHANGE_PATTERN})(?=\r\n)".encode("ascii"))
@@ -39,7 +43,7 @@ _EXCHANGE: Final = re.compile(rf"\r\n{EXCHANGE_HEADER}: ({EXCHANGE_PATTERN})(?=\
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """What a plain head says."""
+    """Contents of a plain head."""
 
     route: SmallRoute
     fields: dict[bytes, bytes]
@@ -51,13 +55,13 @@ class Head:
     request_id: str
     traceparent: str
     repeats: bytes
-    """What the answer says again, of the request that was parsed."""
+    """Value that the answer says again, of the request that was parsed."""
     scope: dict[str, Any]
-    """Of ASGI's, what the head alone decides."""
+    """Part of the ASGI scope that the head alone decides."""
 
 
 def read(scope: Mapping[str, Any]) -> Head | None:
-    """What a parsed head says; None: it is not plain, or wrong."""
+    """Contents of a parsed head; None: it is not plain, or wrong."""
     route = SMALL.get(scope["path"])
     if route is None or scope["method"] != "POST":
         return None
@@ -65,17 +69,18 @@ def read(scope: Mapping[str, Any]) -> Head | None:
     if scope["query_string"]:
         match = _TIMEOUT.fullmatch(scope["query_string"])
         timeout_s = float(match[1]) if match else 0.0
-        if not 0 < timeout_s <= _LONGEST_S:
+        if not 0 < timeout_s <= _MAX_S:
             return None
     fields: dict[bytes, bytes] = dict(scope["headers"])
     if len(fields) != len(scope["headers"]) or not fields.keys().isdisjoint(_UNUSUAL):
         return None
     length = fields.get(b"content-length", b"")
-    size = int(length) if length.isdigit() and len(length) < 8 else MOST_BYTES + 1
-    if size > MOST_BYTES or not _acceptable(fields.get(b"accept", b"")):
+    size = int(length) if length.isdigit() and len(length) < 8 else MAX_BYTES + 1
+    if size > MAX_BYTES or not _acceptable(fields.get(b"accept", b"")):
         return None
-    boundary = boundary_of(_text(fields.get(b"content-type")))
-    if boundary is None:
+    try:
+        boundary = boundary_of(_text(fields.get(b"content-type")), hint="")
+    except ServiceError:
         return None
     kept = {name: scope[name] for name in ("type", "method", "path", "query_string", "headers")}
     request_id, traceparent = _text(fields.get(b"x-request-id")), _text(fields.get(b"traceparent"))
@@ -84,7 +89,7 @@ def read(scope: Mapping[str, Any]) -> Head | None:
 
 
 class KnownHeads:
-    """Those seen last, by their bytes. All of HTTP/1.1, on connections that stay, and not waiting for a word."""
+    """Heads seen last, by their bytes. All of HTTP/1.1, on connections that stay, and not waiting for a word."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Head] = OrderedDict()
@@ -93,35 +98,35 @@ class KnownHeads:
         """The head that `data` begins with, its bytes, and what the answer repeats of it; None: it is not known, or not
         whole.
         """
-        raw = _raw(data)
-        key, repeats = _without_exchange(raw)
+        length, key, repeats = _key(data)
         head = self._known.get(key)
         if head is None:
             return None
         self._known.move_to_end(key)
-        return head, len(raw), repeats
+        return head, length, repeats
 
     def learn(self, data: bytes, head: Head) -> None:
         """A parser has read `head` at the beginning of `data`."""
-        raw = _raw(data)
-        if raw and b"expect" not in head.fields:
-            self._known[_without_exchange(raw)[0]] = head
-            if len(self._known) > _MOST_KEPT:
+        length, key, _ = _key(data)
+        if length and b"expect" not in head.fields:
+            self._known[key] = head
+            if len(self._known) > _MAX_KEPT:
                 self._known.popitem(last=False)
 
 
-def _raw(data: bytes) -> bytes:
-    """The head's bytes; none where it is not whole, too long, or begins otherwise."""
-    end = data.find(_END, 0, _MOST_BYTES) if data.startswith(_BEGINNING) else -1
-    return data[: end + len(_END)] if end >= 0 else b""
-
-
-def _without_exchange(raw: bytes) -> tuple[bytes, bytes]:
-    """A head without the value that is another every time, and that value. Whatever the value, a parser makes the same
-    of the rest.
+def _key(data: bytes) -> tuple[int, bytes, bytes]:
+    """Key of the head that `data` begins with: its length in bytes, the head without the value that is another every
+    time, and that value. Whatever the value, a parser makes the same of the rest. The length is 0 where the head is not
+    whole, too long, or begins otherwise.
     """
-    found = _EXCHANGE.search(raw)
-    return (raw, b"") if found is None else (raw[: found.start(1)] + raw[found.end(1) :], found[1])
+    end = data.find(_END, 0, _MAX_BYTES) if data.startswith(_BEGINNING) else -1
+    if end < 0:
+        return 0, b"", b""
+    length = end + len(_END)
+    found = _EXCHANGE.search(data, 0, length)
+    if found is None:
+        return length, data[:length], b""
+    return length, data[: found.start(1)] + data[found.end(1) : length], found[1]
 
 
 @lru_cache(256)

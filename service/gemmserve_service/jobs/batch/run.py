@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gemmserve.wire import RESULT_DTYPES
 from gemmserve_service.errors import InvalidParameters, ServiceError, TooLarge
+from gemmserve_service.executor.protocol import Done
 from gemmserve_service.jobs.batch.task import (
     BatchProblem,
     BatchTask,

@@ -14,7 +14,7 @@ from raw_connection import until
 
 from gemmserve import Client, _direct
 from gemmserve_service.http import server
-from gemmserve_service.http.protocol.landing import LandingProtocol
+from gemmserve_service.http.protocol.body_receiver import BodyReceiver
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ def test_large_bodies_land_and_leave(serve, issue, tmp_path, monkeypatch, loop_f
     issue("localhost")
     live = serve(loop_factory=loop_factory, tls_certificate=tmp_path / "certificate.pem", tls_key=tmp_path / "key.pem")
     landed, received = [], []
-    land, direct = LandingProtocol.land, _direct.landed
+    receive, direct = BodyReceiver.receive_directly, _direct.landed
 
     async def spy(self, view, patience_s):
-        landed.append(await land(self, view, patience_s))
+        landed.append(await receive(self, view, patience_s))
         return landed[-1]
 
     def watch(*arguments):
@@ -72,7 +72,7 @@ def test_large_bodies_land_and_leave(serve, issue, tmp_path, monkeypatch, loop_f
             received.append(count)
             yield count
 
-    monkeypatch.setattr(LandingProtocol, "land", spy)
+    monkeypatch.setattr(BodyReceiver, "receive_directly", spy)
     monkeypatch.setattr(_direct, "landed", watch)
     array = (np.arange(1 << 20) % 251).astype("c8").reshape(1024, 1024)
     with Client(f"https://127.0.0.1:{live.port}", verify=False, progress=False) as client:

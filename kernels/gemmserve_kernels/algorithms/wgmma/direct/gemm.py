@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.common.tiled_kernel import Operands
+from gemmserve_kernels.algorithms.common.operands import Operands
 from gemmserve_kernels.algorithms.wgmma import candidates
 from gemmserve_kernels.algorithms.wgmma.direct.operand import DirectSide, direct_side, unfit
 from gemmserve_kernels.algorithms.wgmma.direct.pack import MAX_BYTES, Packing

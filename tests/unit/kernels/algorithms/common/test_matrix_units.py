@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemmserve_kernels.algorithms.common.matrix_units import Layout, pieces, rebase, run_stored, set_exponents, written
-from gemmserve_kernels.algorithms.common.tiled_kernel import Operands
+from gemmserve_kernels.algorithms.common.operands import Operands
 from gemmserve_kernels.algorithms.mfma.plan import MfmaParams
 from gemmserve_kernels.algorithms.mfma.tile import MfmaTile
 from gemmserve_kernels.device.struct_params import BATCH_DIMS, StoredArray

@@ -8,7 +8,7 @@ from mma_cases import build, check, check_not_finite, check_planes, planes_of, r
 from simt_cases import ShimMachine, random, strided
 from simt_shim import ShimLauncher
 
-from gemmserve_kernels.algorithms.mma import gemm as mma_sync
+from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.mma import plan
 from gemmserve_kernels.algorithms.splits import models as plane_models
 from gemmserve_kernels.device.spec import KNOWN
@@ -93,12 +93,12 @@ def test_every_access_is_inside_and_ordered():
 def test_supports():
     a, b = random(1, "f4", 8, 8), random(2, "f4", 8, 8)
     problem = build(a, b, compute="3xtf32")
-    assert mma_sync.supports(problem, KNOWN["A100"]) is None
-    assert "NVIDIA" in mma_sync.supports(problem, KNOWN["MI300X"])
-    assert "fp32" in mma_sync.supports(build(a, b, compute="fp32"), KNOWN["A100"])
-    assert "float64" in mma_sync.supports(build(a.astype("f8"), b.astype("f8"), compute="3xtf32"), KNOWN["A100"])
-    assert mma_sync.supports_planes(problem, "3xfp16", KNOWN["A100"]) is None
-    assert "3m" in mma_sync.supports_planes(problem, "3xfp16-3m", KNOWN["A100"])
+    assert mma.supports(problem, KNOWN["A100"]) is None
+    assert "NVIDIA" in mma.supports(problem, KNOWN["MI300X"])
+    assert "fp32" in mma.supports(build(a, b, compute="fp32"), KNOWN["A100"])
+    assert "float64" in mma.supports(build(a.astype("f8"), b.astype("f8"), compute="3xtf32"), KNOWN["A100"])
+    assert mma.supports_planes(problem, "3xfp16", KNOWN["A100"]) is None
+    assert "3m" in mma.supports_planes(problem, "3xfp16-3m", KNOWN["A100"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
@@ -119,8 +119,8 @@ def test_the_models_bits_of_planes(machine, dtype, scheme):
     left, right = (planes_of(machine, x, scheme, side) for x, side in ((a, "a"), (b, "b")))
     problem = build(a[0], b[0].T, compute="auto")
     out = machine.put(np.full((m, n), np.nan, dtype))
-    tile = mma_sync.resolve_planes(SMALL_PLANES, problem, scheme, machine.launcher.spec)
-    mma_sync.multiply(machine.launcher, problem, tile, left, right, None, out)
+    tile = mma.resolve_planes(SMALL_PLANES, problem, scheme, machine.launcher.spec)
+    mma.multiply(machine.launcher, problem, tile, left, right, None, out)
     order = np.arange(k).reshape(-1, 4, 2, 4).swapaxes(1, 2).reshape(-1)
     found = plane_models.multiply(left.data[0][..., order], right.data[0][..., order], scheme, kernel="mma")
     exponents = np.add.outer(left.exponents[0], right.exponents[0])

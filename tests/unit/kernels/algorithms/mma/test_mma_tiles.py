@@ -10,7 +10,7 @@ from kernel_sources import SourceRecorder, compiled, matrix
 from mma_cases import build
 
 from gemmserve_kernels.algorithms.common.splits import PLANES, Planes
-from gemmserve_kernels.algorithms.mma import gemm as mma_sync
+from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.mma.tile import _CANDIDATES, ARITHMETIC, MmaTile, resolve_tile
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.problem.config import GemmConfig
@@ -40,13 +40,13 @@ def source_of(arithmetic, is_complex, tile):
     x = matrix("c8" if is_complex else "f4")
     if not ARITHMETIC[arithmetic].planes:
         problem = build(x, x, compute=arithmetic)
-        mma_sync.run_gemm(recorder, problem, tile, x, x, None, x)
+        mma.run_gemm(recorder, problem, tile, x, x, None, x)
     else:
         problem = build(x, x, compute="auto")
         count = len(PLANES[arithmetic, is_complex, "a"])
         data, exponents = np.empty((1, count, 1, 1), "f2"), np.empty((1, 1), "i4")
         a, b = (Planes(arithmetic, is_complex, side, data, exponents, 1, 4096, 4096, 4096, ()) for side in ("a", "b"))
-        mma_sync.multiply(recorder, problem, tile, a, b, None, x)
+        mma.multiply(recorder, problem, tile, a, b, None, x)
     ((source, _, options),) = recorder.launched
     assert options["grid"] == -(-4096 // tile.block_m) * -(-4096 // tile.block_n)
     return source
@@ -137,7 +137,7 @@ def test_the_grid_of_a_split_product():
     recorder = SourceRecorder(KNOWN["H200"])
     a, b = matrix("c8", rows=256, columns=1024), matrix("c8", rows=1024, columns=256)
     tile = MmaTile(64, 64, 32, 64, 16, 3, 32, split_k=4)
-    mma_sync.run_gemm(recorder, build(a, b, compute="3xtf32"), tile, a, b, None, matrix("c8", rows=256, columns=256))
+    mma.run_gemm(recorder, build(a, b, compute="3xtf32"), tile, a, b, None, matrix("c8", rows=256, columns=256))
     ((_, _, options),) = recorder.launched
     assert options["grid"] == 4 * 4 * 4
     assert (options["params"].splits, options["params"].k_part) == (4, 256)

@@ -15,7 +15,7 @@ from wgmma_cases import planes_of
 from gemmserve_kernels.algorithms.common import verdict
 from gemmserve_kernels.algorithms.common.splits import PLANES, Planes
 from gemmserve_kernels.algorithms.common.verdict import Judged
-from gemmserve_kernels.algorithms.mma import gemm as mma_sync
+from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.splits import gemm as product
 from gemmserve_kernels.algorithms.splits import gemm_reduce
 from gemmserve_kernels.algorithms.splits import models as plane_models
@@ -54,9 +54,9 @@ def run(machine, a, b, *, compute="3xfp16", config=None, c=None, **options):
 
 def multiplied(machine, problem, scheme, planes, *, config=SMALL, c=None, judged=None):
     """By the kernel alone, into memory full of NaN."""
-    tile = mma_sync.resolve_planes(config, problem, scheme, machine.launcher.spec)
+    tile = mma.resolve_planes(config, problem, scheme, machine.launcher.spec)
     out = machine.put(np.full(problem.result_shape, np.nan, problem.result_dtype))
-    mma_sync.multiply(machine.launcher, problem, tile, *planes, c, out, judged)
+    mma.multiply(machine.launcher, problem, tile, *planes, c, out, judged)
     return machine.get(out)
 
 
@@ -356,4 +356,4 @@ def test_tiles_that_no_group_holds_are_refused():
     a, b = random(1, "f4", 8, 8), random(2, "f4", 8, 8)
     problem = build(a, b, compute="auto")
     with pytest.raises(ConfigInfeasible, match="block_n"):
-        mma_sync.resolve_planes(replace(SMALL, block_n=96, warp_n=32), problem, "3xfp16", KNOWN["A100"])
+        mma.resolve_planes(replace(SMALL, block_n=96, warp_n=32), problem, "3xfp16", KNOWN["A100"])

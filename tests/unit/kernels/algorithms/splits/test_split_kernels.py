@@ -12,7 +12,7 @@ from simt_shim.module import Order
 
 from gemmserve_kernels.algorithms.common import verdict
 from gemmserve_kernels.algorithms.common.splits import is_wide
-from gemmserve_kernels.algorithms.mma import gemm as mma_sync
+from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.splits import gemm as tensor_core
 from gemmserve_kernels.algorithms.splits import models as plane_models
 from gemmserve_kernels.algorithms.splits import split
@@ -247,7 +247,7 @@ def _multiply(launcher, problem, tile, a, b, c, out):
 
 @pytest.fixture
 def numpy_multiply(monkeypatch):
-    monkeypatch.setattr(mma_sync, "multiply", _multiply)
+    monkeypatch.setattr(mma, "multiply", _multiply)
     monkeypatch.setattr(tensor_core, "widens_for", lambda *_: False)
 
 

@@ -173,7 +173,7 @@ async def test_a_window_of_more_than_8_mib_is_refused(client, sparse, space):
 
 
 async def test_endless_empty_frames_end(client, monkeypatch, space):
-    monkeypatch.setattr(coded_body, "_MOST_FRAMES", 50)
+    monkeypatch.setattr(coded_body, "_MAX_FRAMES", 50)
     query = {"dtype": "float32", "shape": "0"}
     answer = await client.post("/v1/arrays", params=query, content=EMPTY * 50, headers=BARE)
     assert answer.status_code == 201, answer.text
@@ -185,7 +185,7 @@ async def test_endless_empty_frames_end(client, monkeypatch, space):
 def test_one_owner_has_a_part_of_the_places_and_everybody_is_one_without_keys():
     request = Request({"type": "http", "headers": []})
     with contextlib.ExitStack() as stack:
-        for _ in range(coded_body._MOST_OF_ONE):
+        for _ in range(coded_body._MAX_OF_ONE):
             stack.enter_context(coded_body.decoding(request, None, "alice"))
         with pytest.raises(QuotaExceeded), coded_body.decoding(request, None, "alice"):
             pass
@@ -195,7 +195,7 @@ def test_one_owner_has_a_part_of_the_places_and_everybody_is_one_without_keys():
 
 
 async def test_no_more_than_so_many_at_a_time(client, monkeypatch):
-    monkeypatch.setattr(coded_body, "_MOST_BODIES", 0)
+    monkeypatch.setattr(coded_body, "_MAX_BODIES", 0)
     answer = await client.post("/v1/arrays", params=bare(ZEROS), content=zstd.compress(ZEROS), headers=BARE)
     assert problem(answer) == (429, "quota-exceeded")
     assert answer.headers["retry-after"]

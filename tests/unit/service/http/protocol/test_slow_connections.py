@@ -20,6 +20,7 @@ from raw_connection import GET, Raw, answer_of, closed, read_all, until, upload_
 
 from gemmserve_service.http.protocol import connections
 from gemmserve_service.http.protocol.connections import Connections
+from gemmserve_service.http.protocol.protocol import State
 from gemmserve_service.tenancy.api_keys import Quota
 from gemmserve_service.tenancy.keyring import create_key
 
@@ -37,7 +38,7 @@ def patiently(live, connection, step_s, trickle=b""):
 
 def in_head(live):
     """Whether a connection is in the middle of a head."""
-    return any(one._in_head for one in tuple(live.connection_class.registry._idle))
+    return any(one.state is State.HEAD for one in tuple(live.connection_class.registry._idle))
 
 
 class TestHeads:
@@ -98,7 +99,7 @@ def test_many_trickling_heads_are_cut_off_some_at_a_time(serve_stepped, monkeypa
         slow = [stack.enter_context(live.connect()) for _ in range(50)]
         for connection in slow:
             connection.sendall(GET[:5])
-        until(lambda: sum(one._in_head for one in tuple(live.connection_class.registry._idle)) == len(slow))
+        until(lambda: sum(one.state is State.HEAD for one in tuple(live.connection_class.registry._idle)) == len(slow))
         live.advance(1.2)
         for _ in range(-(-len(slow) // connections._ENDED_AT_ONCE)):
             live.advance(connections._BREATH_S)
@@ -111,13 +112,13 @@ def test_many_trickling_heads_are_cut_off_some_at_a_time(serve_stepped, monkeypa
 
 def watched(live):
     """Every upload for which there is space from now on."""
-    uploads, reserve = [], live.core.store.reserve
+    uploads, allocate = [], live.core.store.allocate
 
-    async def watch(*args, **fields):
-        uploads.append(await reserve(*args, **fields))
+    def watch(*args, **fields):
+        uploads.append(allocate(*args, **fields))
         return uploads[-1]
 
-    live.core.store.reserve = watch
+    live.core.store.allocate = watch
     return uploads
 
 

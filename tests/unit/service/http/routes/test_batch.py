@@ -255,27 +255,27 @@ class TestStored:
         large = b" " * (17 << 20)
         problem(await client.post("/v1/batch", content=large, headers=headers), 413, "too-large")
 
-    async def test_a_large_document_is_read_where_it_landed(self, client, put, monkeypatch):
+    async def test_a_large_document_is_read_where_it_was_received(self, client, put, monkeypatch):
         """A copy of sixteen megabytes took 8 ms of everybody's time, and stayed with the process."""
-        landed, read = [], []
-        land, read_items = batch_bodies.land, StoredItems.read
+        received, read = [], []
+        receive, read_items = batch_bodies.receive_whole, StoredItems.read
 
-        async def watch_landing(*args):
-            landed.append(await land(*args))
-            read.append(np.frombuffer(landed[-1].view, np.uint8))
-            return landed[-1]
+        async def watch_receiving(*args):
+            received.append(await receive(*args))
+            read.append(np.frombuffer(received[-1].view, np.uint8))
+            return received[-1]
 
         async def watch_reading(body, settings):
             assert np.shares_memory(np.frombuffer(body, np.uint8), read.pop())
             return await read_items(body, settings)
 
-        monkeypatch.setattr(batch_bodies, "land", watch_landing)
+        monkeypatch.setattr(batch_bodies, "receive_whole", watch_receiving)
         monkeypatch.setattr(StoredItems, "read", watch_reading)
         a_id = await put(np.eye(3))
         document = json.dumps({"items": [{"a": a_id, "b": a_id}]}).encode() + b" " * (1 << 20)
         answer = await client.post("/v1/batch", content=document, headers={"Content-Type": "application/json"})
         assert answer.status_code == 200, answer.text
-        assert landed
+        assert received
         assert not read
 
 

@@ -83,7 +83,7 @@ def test_a_body_in_pieces(raw, plain):
 def test_a_body_that_comes_late_is_the_app_s(live, raw, plain, counted, monkeypatch):
     monkeypatch.setattr(exchange, "_PATIENCE_S", 0.02)
     content, headers, expected = plain
-    path = live.connection_class.path
+    path = live.connection_class.small
     for cut in (0, 100):
         assert eventually(lambda: not live.tasks)
         raw.socket.sendall(raw.head(content, headers) + content[:cut])
@@ -143,13 +143,13 @@ def test_heads_that_are_refused(live, plain, counted):
 
 def test_bodies_are_gathered_within_bounds(live, raw, plain, counted, monkeypatch):
     content, headers, expected = plain
-    monkeypatch.setattr(exchange, "_MOST_GATHERED", len(content) - 1)
+    monkeypatch.setattr(exchange, "_MAX_GATHERED", len(content) - 1)
     raw.send(content, headers)
     assert (raw.answer()[2], len(counted)) == (expected, 0)
-    monkeypatch.setattr(exchange, "_MOST_GATHERED", len(content))
+    monkeypatch.setattr(exchange, "_MAX_GATHERED", len(content))
     raw.send(content, headers)
     assert (raw.answer()[2], len(counted)) == (expected, 1)
-    assert live.connection_class.path.gathered == 0
+    assert live.connection_class.small.gathered == 0
 
 
 def test_who_hangs_up_in_the_middle_of_a_body_leaves_nothing(live, plain):
@@ -162,7 +162,7 @@ def test_who_hangs_up_in_the_middle_of_a_body_leaves_nothing(live, plain):
             connection.close()
         assert eventually(lambda: len(requests(lines)) == 3)
     assert {line["status"] for line in requests(lines)} == {499}
-    assert eventually(lambda: live.connection_class.path.gathered == 0)
+    assert eventually(lambda: live.connection_class.small.gathered == 0)
     assert eventually(lambda: live.core.store.scratch_bytes == 0)
 
 

@@ -16,6 +16,7 @@ from raw_connection import GET, Raw, closed, eventually, until
 from gemmserve import Client
 from gemmserve.wire import format_npy_header
 from gemmserve_kernels import gemm
+from gemmserve_service.http.protocol.protocol import State
 from gemmserve_service.http.small import exchange, heads
 from gemmserve_service.tenancy.keyring import create_key, revoke_key
 
@@ -26,13 +27,15 @@ pytestmark = pytest.mark.usefixtures("counted")  # for its patience: a slow mach
 def past(monkeypatch):
     """The requests that passed the parser by."""
     seen = []
-    start = exchange.Exchange.start_raw
+    accept = exchange.SmallRequests.accept
 
-    def note(exchange, data, begin):
-        seen.append(exchange)
-        return start(exchange, data, begin)
+    def note(*arguments):
+        found = accept(*arguments)
+        if found is not None and found.cycle is None:
+            seen.append(found)
+        return found
 
-    monkeypatch.setattr(exchange.Exchange, "start_raw", note)
+    monkeypatch.setattr(exchange.SmallRequests, "accept", note)
     return seen
 
 
@@ -63,7 +66,7 @@ def warm(live, products):
 
 
 def known(live):
-    return live.connection_class.path.heads._known
+    return live.connection_class.small.heads._known
 
 
 def test_the_second_one_on_any_connection(live, warm, products, past, counted):
@@ -94,7 +97,8 @@ def test_what_is_delivered_although_reading_is_paused_keeps_its_place(live, warm
     (protocol,) = live.connection_class.registry._idle
 
     def deliver() -> None:
-        protocol._wait_behind(warm.request(1))
+        protocol.state = State.SMALL
+        protocol.data_received(warm.request(1))
         protocol.data_received(warm.request(2))
         protocol._take_up()
 
@@ -168,7 +172,7 @@ def test_a_body_that_is_wrong_is_answered_as_the_first_time(live, warm, products
         assert answers[0] == answers[1]
         assert answers[0][0] == 400
     assert len(past) == 3
-    assert live.connection_class.path.gathered == 0
+    assert live.connection_class.small.gathered == 0
 
 
 def test_a_body_that_comes_late_is_the_app_s(live, warm, products, past, counted, monkeypatch):
@@ -179,7 +183,7 @@ def test_a_body_that_comes_late_is_the_app_s(live, warm, products, past, counted
     for cut in (head, head + 100):
         assert eventually(lambda: not live.tasks)
         warm.socket.sendall(whole[:cut])
-        assert eventually(lambda: live.connection_class.path.gathered == 0 and live.tasks)
+        assert eventually(lambda: live.connection_class.small.gathered == 0 and live.tasks)
         warm.socket.sendall(whole[cut:] + GET)
         assert warm.answer()[::2] == (200, made[1][1])
         assert warm.answer()[0] == 200
@@ -193,10 +197,10 @@ def test_who_hangs_up_leaves_nothing(live, warm, past):
         for cut in (head, head + 10, len(whole) - 1):
             connection = Raw(live)
             connection.socket.sendall(whole[:cut])
-            assert eventually(lambda: live.connection_class.path.gathered)
+            assert eventually(lambda: live.connection_class.small.gathered)
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             connection.close()
-            assert eventually(lambda: not live.connection_class.path.gathered)
+            assert eventually(lambda: not live.connection_class.small.gathered)
         live.executor.hold = True
         connection = Raw(live)
         connection.socket.sendall(whole)
@@ -295,7 +299,7 @@ def test_heads_that_are_not_kept(live, products, past):
 
 
 def test_those_seen_last_are_kept(live, products, monkeypatch):
-    monkeypatch.setattr(heads, "_MOST_KEPT", 3)
+    monkeypatch.setattr(heads, "_MAX_KEPT", 3)
     headers, made = products
     with contextlib.closing(Raw(live)) as connection:
         for number in (0, 1, 2, 0, 3):
@@ -328,7 +332,7 @@ def test_whatever_comes_in_whatever_pieces(live, warm, products, monkeypatch, se
         status, _, body = warm.answer()
         assert status == kinds[kind][1], kind
         assert kinds[kind][2] in {None, body}, kind
-    assert eventually(lambda: live.connection_class.path.gathered == 0 and not live.core.store.scratch_bytes)
+    assert eventually(lambda: live.connection_class.small.gathered == 0 and not live.core.store.scratch_bytes)
 
 
 def test_what_a_client_calls_an_exchange_is_repeated_and_makes_no_head_a_new_one(live, products, past):

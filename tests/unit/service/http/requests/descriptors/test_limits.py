@@ -59,7 +59,7 @@ def test_thousands_of_descriptors_end_the_session_and_are_closed(app, peer):
 def test_the_longest_idle_session_makes_way(app, peers, monkeypatch):
     from gemmserve_service.http.requests import descriptors
 
-    monkeypatch.setattr(descriptors, "_MOST_SESSIONS", 2)
+    monkeypatch.setattr(descriptors, "_MAX_SESSIONS", 2)
     one, two = peers(app), peers(app)
     array_of(one.gemm(shared={"a": (A, one.share(memory(A)))}, plain={"b": B}))
     three = peers(app)
@@ -72,7 +72,7 @@ def test_the_longest_idle_session_makes_way(app, peers, monkeypatch):
 def test_connections_that_say_nothing(make, monkeypatch):
     from gemmserve_service.http.requests import descriptors
 
-    monkeypatch.setattr(descriptors, "_MOST_SESSIONS", 2)
+    monkeypatch.setattr(descriptors, "_MAX_SESSIONS", 2)
     app = make(head_timeout_s=0.2)
     silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
     for each in silent:

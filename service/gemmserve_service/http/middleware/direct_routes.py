@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _PROBLEMS: Final = (ServiceError, KernelError, DeviceError, NpyError)
 
 
-class HotRoutes:
+class DirectRoutes:
     """Answers POST at the paths of `endpoints` where there is no query; passes everything else on.
 
     So it does with what an endpoint returns None for, having read nothing.
@@ -54,7 +54,7 @@ class HotRoutes:
 
 
 class _Route:
-    """What the log and the metrics want to know of a route."""
+    """Route as the log and the metrics know it: by its path."""
 
     __slots__ = ("path",)
 

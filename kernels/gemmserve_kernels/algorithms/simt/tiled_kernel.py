@@ -1,4 +1,4 @@
-"""Plans of the portable kernels: operands turned the right way, a source made concrete, argument structures.
+"""Plans of the portable kernels: a source made concrete, argument structures.
 
 A plan depends on shapes, strides, dtypes and the alignment of addresses, not on the addresses: the same product on
 other arrays of the same kind finds its plan in a cache, and only adds where its arrays lie.
@@ -10,15 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
     Access,
     GemmParams,
     MatrixView,
-    StoredArray,
     choose_access,
     launches,
-    matrix_view,
     piece_of,
 )
 
@@ -30,75 +29,9 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels.algorithms.simt.tile import SimtTile
     from gemmserve_kernels.device.launch import Launcher
-    from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
-
-TYPES: Final = {
-    "float16": "Half",
-    "float32": "float",
-    "float64": "double",
-    "complex64": "Complex<float>",
-    "complex128": "Complex<double>",
-}
-"""Device types by dtype name, from cuda/common/platform.cuh and types.cuh."""
 
 _RASTER_GROUP: Final = 8
 """Rows of tiles that blocks walk down together; 8 as in Triton's tutorial."""
-
-
-@dataclass(frozen=True)
-class Operands:
-    """op(A) as m x k, op(B) as k x n, and how they are multiplied."""
-
-    a: MatrixView
-    b: MatrixView
-    conjugate_a: bool
-    conjugate_b: bool
-    accumulate: np.dtype[Any]
-    planar: bool
-
-    @classmethod
-    def of(cls, problem: GemmProblem | GemmReduceProblem, a: StoredArray, b: StoredArray) -> Operands:
-        """The views that `trans_a` and `trans_b` ask for."""
-
-        def view(array: StoredArray, trans: str) -> MatrixView:
-            shape = (*problem.batch_shape, *array.shape[-2:])
-            stored = matrix_view(array, shape, planar=problem.planar)
-            return stored.transposed() if trans in {"T", "C"} else stored
-
-        return cls(
-            view(a, problem.trans_a),
-            view(b, problem.trans_b),
-            problem.trans_a in {"C", "R"},
-            problem.trans_b in {"C", "R"},
-            problem.accumulate,
-            problem.planar,
-        )
-
-    @property
-    def m(self) -> int:
-        """Rows of the product."""
-        return self.a.rows
-
-    @property
-    def n(self) -> int:
-        """Columns of the product."""
-        return self.b.columns
-
-    @property
-    def k(self) -> int:
-        """Length of the sums."""
-        return self.a.columns
-
-    def transposed(self) -> Operands:
-        """(op(A) op(B))^T = op(B)^T op(A)^T."""
-        return Operands(
-            self.b.transposed(),
-            self.a.transposed(),
-            self.conjugate_b,
-            self.conjugate_a,
-            self.accumulate,
-            self.planar,
-        )
 
 
 @dataclass(frozen=True)
@@ -219,11 +152,6 @@ def gemm_params(
     params.alpha[:] = alpha.real, alpha.imag
     params.beta[:] = beta.real, beta.imag
     return params, tiles_m * tiles_n * math.prod(inner)
-
-
-def flag(value: bool) -> str:
-    """A bool as the preprocessor has it."""
-    return str(int(value))
 
 
 def _access(operand: str, access: Access) -> dict[str, str]:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gemmserve_service.http.protocol.corking import Corked
+from gemmserve_service.http.protocol.response_writer import ResponseWriter
 
 
 class Wire:
@@ -36,44 +36,42 @@ async def wire():
 
 
 @pytest.fixture
-async def corked(wire):
-    return Corked(wire, asyncio.get_running_loop(), wire.close)
+async def writer(wire):
+    return ResponseWriter(wire, asyncio.get_running_loop())
 
 
 @pytest.mark.parametrize("size", [0, 10, 1 << 20])
-async def test_a_head_goes_with_what_follows_it(wire, corked, size):
-    corked.write(b"HTTP/1.1 200 OK\r\n\r\n")
+async def test_a_head_goes_with_what_follows_it(wire, writer, size):
+    writer.head(b"HTTP/1.1 200 OK\r\n\r\n")
     assert wire.written == []
-    corked.write(b"x" * size)
-    corked.write(b"y")
+    writer.body(b"x" * size)
+    writer.body(b"y")
     assert wire.written == [b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * size, b"y"]
     await asyncio.sleep(0)
     assert len(wire.written) == 2
 
 
-async def test_a_head_alone_waits_for_the_turn_of_the_loop(wire, corked):
-    corked.write(b"HTTP/1.1 200 OK\r\n\r\n")
+async def test_a_head_alone_waits_for_the_turn_of_the_loop(wire, writer):
+    writer.head(b"HTTP/1.1 200 OK\r\n\r\n")
     await asyncio.sleep(0)
     assert wire.written == [b"HTTP/1.1 200 OK\r\n\r\n"]
-    corked.write(b"later")
+    writer.body(b"later")
     assert wire.written[1:] == [b"later"]
 
 
-async def test_interim_answers_and_the_end_are_not_held_back(wire, corked):
-    corked.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+async def test_interim_answers_and_the_end_are_not_held_back(wire, writer):
+    writer.interim(b"HTTP/1.1 100 Continue\r\n\r\n")
     assert wire.written == [b"HTTP/1.1 100 Continue\r\n\r\n"]
-    corked.write(b"HTTP/1.1 204 No Content\r\n\r\n")
-    corked.close()
+    writer.head(b"HTTP/1.1 204 No Content\r\n\r\n")
+    writer.flush()
     assert wire.written[1:] == [b"HTTP/1.1 204 No Content\r\n\r\n"]
-    assert wire.closed
-    assert corked.is_closing()
 
 
-async def test_what_comes_when_the_connection_is_gone_goes_nowhere(wire, corked):
+async def test_what_comes_when_the_connection_is_gone_goes_nowhere(wire, writer):
     """Whatever of an answer has been written: a transport that is closed must not be written to."""
-    corked.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    writer.head(b"HTTP/1.1 200 OK\r\n\r\n")
     wire.closed = True
     await asyncio.sleep(0)
     for _ in range(2):
-        corked.write(b"x" * (1 << 17))
+        writer.body(b"x" * (1 << 17))
     assert wire.written == []

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from raw_connection import until
 
-from gemmserve_service.http.protocol.landing import LandingProtocol
+from gemmserve_service.http.protocol.body_receiver import BodyReceiver
 
 A = (np.arange(1 << 20) % 251).astype("c8").reshape(1024, 1024)  # 8 MiB: many reads
 
@@ -26,17 +26,17 @@ def server(request, serve):
 
 
 @pytest.fixture
-def landed(monkeypatch):
+def direct(monkeypatch):
     """How many bytes came past the parser, by read."""
     counts = []
-    original = LandingProtocol.land
+    original = BodyReceiver.receive_directly
 
-    async def land(self, view, patience_s):
+    async def receive(self, view, patience_s):
         count = await original(self, view, patience_s)
         counts.append(count)
         return count
 
-    monkeypatch.setattr(LandingProtocol, "land", land)
+    monkeypatch.setattr(BodyReceiver, "receive_directly", receive)
     return counts
 
 
@@ -79,7 +79,7 @@ def stored(live, array_id):
         return bytes(pinned.view)
 
 
-def test_an_array_lands_and_the_connection_goes_on(server, landed, npy):
+def test_an_array_lands_and_the_connection_goes_on(server, direct, npy):
     live = server()
     body = npy(A)
     with live.connect() as connection:
@@ -90,10 +90,10 @@ def test_an_array_lands_and_the_connection_goes_on(server, landed, npy):
             assert stored(live, json.loads(data)["id"]) == A.tobytes()
         connection.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert answer(connection)[0] == 200
-    assert sum(landed) > 2 * A.nbytes, "most of three arrays did not pass the parser"
+    assert sum(direct) > 2 * A.nbytes, "most of three arrays did not pass the parser"
 
 
-def test_the_next_request_may_follow_at_once(server, landed, npy):
+def test_the_next_request_may_follow_at_once(server, direct, npy):
     """Pipelined: its first bytes come in the same segment as the body's last."""
     live = server()
     body = npy(A)
@@ -121,16 +121,16 @@ def test_the_next_request_may_follow_at_once(server, landed, npy):
             rest = rest[length:]
         sender.join(60)
     assert all(stored(live, array_id) == expected.tobytes() for array_id, expected in found)
-    assert landed
+    assert direct
 
 
-def test_a_request_in_the_same_segment_as_the_end_of_a_body(server, landed, npy):
-    """The end is too short to be landed, and comes past the parser together with what the parser is to read."""
+def test_a_request_in_the_same_segment_as_the_end_of_a_body(server, direct, npy):
+    """The end is too short to be direct, and comes past the parser together with what the parser is to read."""
     live = server()
     body = npy(A)
     with live.connect() as connection:
         connection.sendall(head("POST", "/v1/arrays", len(body)) + body[:-30_000])
-        until(lambda: sum(landed) > A.nbytes // 2)
+        until(lambda: sum(direct) > A.nbytes // 2)
         time.sleep(0.3)  # the last read is over by then; were it not, this test would be easier to pass
         connection.sendall(body[-30_000:] + b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         status, _, data, rest = answer(connection)
@@ -142,7 +142,7 @@ def test_a_request_in_the_same_segment_as_the_end_of_a_body(server, landed, npy)
             rest += more
 
 
-def test_bare_bytes_after_100_continue(server, landed):
+def test_bare_bytes_after_100_continue(server, direct):
     live = server()
     with live.connect() as connection:
         path = "/v1/arrays?dtype=complex64&shape=1024,1024"
@@ -155,10 +155,10 @@ def test_bare_bytes_after_100_continue(server, landed):
         assert status == 201
         assert "connection" not in headers
         assert stored(live, json.loads(data)["id"]) == A.tobytes()
-    assert sum(landed) == A.nbytes
+    assert sum(direct) == A.nbytes
 
 
-def test_a_client_that_hangs_up_leaves_nothing(server, landed, npy):
+def test_a_client_that_hangs_up_leaves_nothing(server, direct, npy):
     live = server()
     body = npy(A)
     with live.connect() as connection:
@@ -168,7 +168,7 @@ def test_a_client_that_hangs_up_leaves_nothing(server, landed, npy):
     assert live.core.store.count == 0
 
 
-def test_a_client_that_stops_is_answered_408(server, landed, npy):
+def test_a_client_that_stops_is_answered_408(server, direct, npy):
     live = server(body_window_s=0.5)
     body = npy(A)
     with live.connect() as connection:
@@ -180,7 +180,7 @@ def test_a_client_that_stops_is_answered_408(server, landed, npy):
     until(lambda: live.core.store.used_bytes == 0)
 
 
-def test_a_client_that_trickles_is_answered_408(server, landed, npy):
+def test_a_client_that_trickles_is_answered_408(server, direct, npy):
     """Something comes all the time, and less than the least rate."""
     live = server(body_window_s=0.5)
     body = npy(A)
@@ -202,35 +202,35 @@ def test_a_client_that_trickles_is_answered_408(server, landed, npy):
         finally:
             over.set()
             thread.join()
-    assert landed
+    assert direct
 
 
-def test_a_slow_client_that_keeps_the_rate_is_served(serve_stepped, landed, npy):
+def test_a_slow_client_that_keeps_the_rate_is_served(serve_stepped, direct, npy):
     """What lands counts as what came."""
     live = serve_stepped(body_window_s=0.3, min_body_rate=2 << 20)  # more than what passes the parser
-    uploads, reserve = [], live.core.store.reserve
+    uploads, allocate = [], live.core.store.allocate
 
-    async def watch(*args, **fields):
-        uploads.append(await reserve(*args, **fields))
+    def watch(*args, **fields):
+        uploads.append(allocate(*args, **fields))
         return uploads[-1]
 
-    live.core.store.reserve = watch
+    live.core.store.allocate = watch
     body = npy(A)
     step = len(body) // 8 + 1
     with live.connect() as connection:
         connection.sendall(head("POST", "/v1/arrays", len(body)))
         for start in range(0, len(body), step):
-            landings = len(landed)
+            reads = len(direct)
             connection.sendall(body[start : start + step])
             # A read ends when a tenth of a second has passed: what came is counted then, in three windows all in all.
-            until(lambda before=landings: live.advance(0.02) or len(landed) > before)
+            until(lambda before=reads: live.advance(0.02) or len(direct) > before)
         status, _, data, _ = answer(connection)
         assert status == 201
         assert stored(live, json.loads(data)["id"]) == A.tobytes()
-    assert landed
+    assert direct
 
 
-def test_what_landed_is_counted(server, landed, npy):
+def test_what_landed_is_counted(server, direct, npy):
     live = server()
     body = npy(A)
     with live.connect() as connection:
@@ -243,7 +243,7 @@ def received(live):
     return live.app.state.metrics.registry.get_sample_value("gemmserve_http_received_bytes_total")
 
 
-def test_a_product_lands_in_its_parts(server, landed, npy, form_of, read_npy):
+def test_a_product_lands_in_its_parts(server, direct, npy, form_of, read_npy):
     live = server()
     b = np.full((1, 1), 2, "c8")
     column = A.reshape(-1, 1)
@@ -254,11 +254,11 @@ def test_a_product_lands_in_its_parts(server, landed, npy, form_of, read_npy):
             status, _, data, _ = answer(connection)
             assert status == 200, data
             assert np.array_equal(read_npy(data), 3 * column)
-    assert sum(landed) > 2 * A.nbytes
+    assert sum(direct) > 2 * A.nbytes
 
 
 @pytest.mark.parametrize(("lacking", "after"), [(1000, b"tail"), (1, b""), (1 << 19, b"x" * 3000)])
-def test_a_part_that_is_shorter_than_its_header_says(server, landed, npy, form_of, lacking, after):
+def test_a_part_that_is_shorter_than_its_header_says(server, direct, npy, form_of, lacking, after):
     live = server()
     cut = npy(A)[:-lacking]
     body, kind = form_of([("a", cut), ("b", npy(np.ones((1024, 200), "c8"))), ("params", b"{}" + after)])
@@ -271,7 +271,7 @@ def test_a_part_that_is_shorter_than_its_header_says(server, landed, npy, form_o
     assert live.core.store.scratch_bytes == 0
 
 
-def test_a_part_that_is_longer_than_its_header_says(server, landed, npy, form_of):
+def test_a_part_that_is_longer_than_its_header_says(server, direct, npy, form_of):
     live = server()
     body, kind = form_of([("a", npy(A) + b"x"), ("b", npy(np.ones((1024, 2), "c8")))])
     with live.connect() as connection:

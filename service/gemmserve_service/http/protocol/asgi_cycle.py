@@ -1,0 +1,213 @@
+"""One request and its answer, as an ASGI app sees them: scope, receive, send, and HTTP's framing of what is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+from gemmserve_service.http.problems import MalformedRequest
+from gemmserve_service.http.protocol.body_receiver import RECEIVER, SENDER, BodyReceiver, BodySender
+from gemmserve_service.http.protocol.response_writer import STATUS_LINES, ResponseWriter
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message
+
+    from gemmserve_service.http.protocol.protocol import HttpProtocol
+    from gemmserve_service.http.protocol.request_heads import RequestHead
+
+_MAX_BUFFERED: Final = 1 << 16  # bytes of a body that the app has not taken; then no more are read
+_NAME: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.6.2
+_VALUE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
+_BODILESS: Final = frozenset({204, 304})
+
+log = logging.getLogger(__name__)
+
+
+def asgi_scope(head: RequestHead, connection: HttpProtocol) -> dict[str, Any]:
+    """The scope of a request. Raises MalformedRequest."""
+    path, _, query = head.target.partition(b"?")
+    config = connection.config
+    try:
+        text = path.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise MalformedRequest("a request's target has ASCII characters alone") from error
+    return {
+        "type": "http",
+        "asgi": {"version": config.asgi_version, "spec_version": "2.3"},
+        "http_version": head.version,
+        "server": connection.server,
+        "client": connection.client,
+        "scheme": connection.scheme,
+        "root_path": config.root_path,
+        "headers": head.headers,
+        "state": connection.app_state.copy(),
+        "method": head.method,
+        "path": config.root_path + (unquote(text) if "%" in text else text),
+        "raw_path": config.root_path.encode("ascii") + path,
+        "query_string": query,
+    }
+
+
+class AsgiCycle:
+    """A request that was read, or is being read, and its answer."""
+
+    def __init__(self, connection: HttpProtocol, head: RequestHead) -> None:
+        """Raises MalformedRequest."""
+        self._connection = connection
+        self.scope = asgi_scope(head, connection)
+        self.scope["extensions"] = {RECEIVER: BodyReceiver(connection, self), SENDER: BodySender(connection, self)}
+        self.writer = ResponseWriter(connection.transport, connection.loop)
+        self.keep_alive = head.keeps_alive
+        """Whether the connection stays once this request is answered."""
+        self.expects_continue = any(
+            name == b"expect" and value.lower() == b"100-continue" for name, value in head.headers
+        )
+        """Whether the client waits for 100 (Continue) before it sends the body."""
+        self.disconnected = False
+        """Whether the client is gone, or hears of the request's end from the connection itself."""
+        # -- the request
+        self.body = bytearray()
+        """The body's bytes that have come and the app has not taken."""
+        self.more_body = True
+        self.changed = asyncio.Event()
+        """Set when there is something for `receive`."""
+        # -- the answer
+        self.started = False
+        self.complete = False
+        self.remaining: int | None = None
+        """Bytes of the answer that its Content-Length still promises; None: it promises none."""
+        self._chunked = False
+
+    # -- for the connection -----------------------------------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        """Takes the body's next bytes in; they are dropped once the answer is complete."""
+        if not self.complete:
+            self.body += data
+            if len(self.body) > _MAX_BUFFERED:
+                self._connection.flow.pause_reading()
+            self.changed.set()
+
+    def feed_end(self) -> None:
+        """The body has come whole."""
+        if not self.complete:
+            self.more_body = False
+            self.changed.set()
+
+    def disconnect(self) -> None:
+        """The client is gone: `receive` says so, and what is sent goes nowhere."""
+        self.disconnected = True
+        self.changed.set()
+
+    def complete_elsewhere(self) -> None:
+        """The answer was sent whole past `send`."""
+        self.started = self.complete = True
+
+    def send_continue(self) -> bool:
+        """Asks a client that waits for it to send its body; returns whether it did wait."""
+        if not self.expects_continue:
+            return False
+        self.expects_continue = False
+        self.writer.interim(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
+
+    async def run(self, app: ASGIApp) -> None:
+        """Runs the app. Whatever goes wrong in it is answered with 500, or breaks the answer off."""
+        try:
+            await app(self.scope, self.receive, self.send)
+        except BaseException:
+            log.exception("Exception in ASGI application")
+        if self.complete or self.disconnected:
+            return
+        log.error("an answer was not completed")
+        if self.started:
+            self._connection.transport.close()
+            return
+        text = b"Internal Server Error"
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(text))]
+        headers.append((b"connection", b"close"))
+        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
+        await self.send({"type": "http.response.body", "body": text})
+
+    # -- ASGI -------------------------------------------------------------------------------------------------------
+
+    async def receive(self) -> Message:
+        """The next piece of the body, or that the client is gone."""
+        self.send_continue()
+        if not self.disconnected and not self.complete:
+            self._connection.flow.resume_reading()
+            await self.changed.wait()
+            self.changed.clear()
+        if self.disconnected or self.complete:
+            return {"type": "http.disconnect"}
+        body, self.body = bytes(self.body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    async def send(self, message: Message) -> None:
+        """Sends the answer's head, or a piece of its body. Raises RuntimeError for what HTTP cannot frame."""
+        flow = self._connection.flow
+        if flow.write_paused and not self.disconnected:
+            await flow.drain()
+        if self.disconnected:
+            return
+        expected = "http.response.body" if self.started else "http.response.start"
+        if self.complete or message["type"] != expected:
+            raise RuntimeError(f"an ASGI message {message['type']!r} where none or {expected!r} belongs")
+        if not self.started:
+            self._send_head(message["status"], message.get("headers", ()))
+        else:
+            self._send_body(message.get("body", b""), last=not message.get("more_body", False))
+
+    def _send_head(self, status: int, headers: Any) -> None:
+        self.started = True
+        self.expects_continue = False
+        lines = [STATUS_LINES[status]]
+        says_close = framed = False
+        for name, value in (*self._connection.server_state.default_headers, *headers):
+            if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+                raise RuntimeError(f"{name!r} or its value cannot be sent in a header")
+            lowered = name.lower()
+            if lowered == b"content-length" and not framed:
+                self.remaining, framed = int(value), True
+            elif lowered == b"transfer-encoding" and value.lower() == b"chunked":
+                self.remaining, self._chunked, framed = None, True, True
+            elif lowered == b"connection" and b"close" in [token.strip() for token in value.lower().split(b",")]:
+                self.keep_alive, says_close = False, True
+            lines.append(b"%b: %b\r\n" % (lowered, value))
+        # A body of unknown length ends with the connection for HTTP/1.0, as every connection does there.
+        if not framed and self.scope["method"] != "HEAD" and status not in _BODILESS:
+            self._chunked = self.scope["http_version"] != "1.0"
+            if self._chunked:
+                lines.append(b"transfer-encoding: chunked\r\n")
+        elif not framed:
+            self.remaining = 0
+        if not self.keep_alive and not says_close:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        self.writer.head(b"".join(lines))
+
+    def _send_body(self, body: bytes | memoryview, *, last: bool) -> None:
+        if self.scope["method"] == "HEAD":
+            self.remaining = 0
+        elif self._chunked:
+            pieces = (b"%x\r\n" % len(body), body, b"\r\n") if len(body) else ()
+            if last:
+                pieces = (*pieces, b"0\r\n\r\n")
+            if pieces:
+                self.writer.body(*pieces)
+        else:
+            if self.remaining is not None:
+                if len(body) > self.remaining:
+                    raise RuntimeError("the answer is longer than its Content-Length")
+                self.remaining -= len(body)
+            self.writer.body(body)
+        if last:
+            if self.remaining:
+                raise RuntimeError("the answer is shorter than its Content-Length")
+            self.complete = True
+            self.changed.set()
+            self.writer.flush()
+            self._connection.answered(self)
