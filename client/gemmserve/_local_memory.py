@@ -278,7 +278,6 @@ def freeze(array: AnyArray, pool: Pool) -> AnyArray:
         except OSError:  # a process that shares the mapping, say
             pass
     block = pool.take(array.nbytes)
-    order = "F" if is_fortran(array) else "C"
     native = array.dtype.newbyteorder("<")
     np.copyto(block.array(array.shape, native, order, None), array)
     block.seal()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from gemmserve import _errors
+from gemmserve import _errors, _parts
 from gemmserve._arrays import is_fortran
 from gemmserve._compression import ZSTD
 from gemmserve._digests import field_value
 from gemmserve._model import ArrayInfo, JobInfo
 from gemmserve._params import gemm_nbytes
-from gemmserve._parts import PART, PartBody
+from gemmserve._parts import PartBody
 from gemmserve._transfer import (
     Body,
     JsonBody,
@@ -162,7 +162,7 @@ def begin_upload(array: AnyArray, *, ttl_s: float | None) -> Request[Begun]:
 def _begun(value: Any) -> Begun:
     try:
         received = tuple((int(start), int(end)) for start, end in value["received"])
-        return Begun(segment(value["id"]), max(1, min(PART, int(value["max_part_bytes"]))), received)
+        return Begun(segment(value["id"]), max(1, min(_parts.PART, int(value["max_part_bytes"]))), received)
     except (KeyError, TypeError, ValueError) as error:
         raise _errors.ProtocolError(f"the answer describes no upload: {error!r}") from error
 
