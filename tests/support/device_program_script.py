@@ -20,10 +20,11 @@ from gemmserve_kernels import Operand
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service import products
 from gemmserve_service.errors import JobCancelled
-from gemmserve_service.executor.worker.backend import CpuBackend, HostArray, call
+from gemmserve_service.executor.worker.backend import HostArray, call
 from gemmserve_service.executor.worker.checks import verification
 from gemmserve_service.executor.worker.cuda import backend as cuda
 from gemmserve_service.executor.worker.cuda import values as device_values
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.host.values import HostValues
 from gemmserve_service.executor.worker.programs import run_program
 from gemmserve_service.jobs.compile_program import compile_program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmserve_service.executor import protocol
 from gemmserve_service.executor.protocol import Form, Kind, Part, RunBatch, Work
-from gemmserve_service.executor.worker.backend import CpuBackend
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Run
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import TO_FRONT, TO_WORKER, Cancel, Hello, RunBatch
-from gemmserve_service.executor.worker.backend import CpuBackend
 from gemmserve_service.executor.worker.checks.selftest import verified_error
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.runner import Runner
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from gemmserve_service.jobs.recovery import recover
 from gemmserve_service.jobs.retention import purge
 from gemmserve_service.runtime import clock
 from gemmserve_service.runtime.background import Background, report
+from gemmserve_service.runtime.clock import now
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.schemas import GemmParams, GemmReduceParams, JobInfo, JobState, ProgramJob
 from gemmserve_service.store.catalog import to_row
-from gemmserve_service.store.upload import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ from gemmserve_service.errors import NotFound
 from gemmserve_service.jobs.prepare import understood
 from gemmserve_service.scheduling.recomputation import Lineage
 from gemmserve_service.schemas import ArrayInfo
-from gemmserve_service.store.upload import ArraySpec
+from gemmserve_service.store.record import ArraySpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

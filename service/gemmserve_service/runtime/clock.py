@@ -8,6 +8,7 @@ the wall clock, nothing here expires earlier or later. `Clock.adjust` notices su
 from __future__ import annotations
 
 import time as system
+from datetime import UTC, datetime
 from typing import Final
 
 _JUMP_S: Final = 5.0  # less is the wall clock being slewed; it is adopted once it has added up
@@ -44,3 +45,8 @@ CLOCK: Final = Clock()
 def time() -> float:
     """Now, by this process's clock."""
     return CLOCK.time()
+
+
+def now() -> datetime:
+    """Return the service's time, in UTC."""
+    return datetime.fromtimestamp(time(), UTC)

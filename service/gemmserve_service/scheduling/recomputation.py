@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gemmserve_service.schemas import GemmParams, GemmReduceParams, ProgramParams
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.pin import Pinned
-    from gemmserve_service.store.upload import ArraySpec
+    from gemmserve_service.store.record import ArraySpec
 
 _PRIORITY: Final = 100  # the highest: whoever waits for such an array waits for a job that has ended
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import Written
     from gemmserve_service.scheduling.tasks import Task
     from gemmserve_service.store.array_store import ArrayStore
-    from gemmserve_service.store.catalog import Record
     from gemmserve_service.store.pin import Pinned
+    from gemmserve_service.store.record import Record
 
 _MIN_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 5.0

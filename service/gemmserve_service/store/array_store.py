@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from gemmserve_service.errors import NotFound
 from gemmserve_service.runtime.background import report
+from gemmserve_service.runtime.clock import now
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.schemas import ArrayInfo
 from gemmserve_service.store import recovery
-from gemmserve_service.store.catalog import Catalog, Record, to_row
+from gemmserve_service.store.catalog import Catalog, to_row
 from gemmserve_service.store.database.database import load_sql
 from gemmserve_service.store.digests import Digests
 from gemmserve_service.store.expiry import Expiry
 from gemmserve_service.store.extents.space import Room, Space
 from gemmserve_service.store.pin import Pinned
 from gemmserve_service.store.quotas import Quotas
-from gemmserve_service.store.upload import ArraySpec, ScratchArray, Upload, now
+from gemmserve_service.store.record import ArraySpec, Record, ScratchArray
+from gemmserve_service.store.upload import Upload
 
 if TYPE_CHECKING:
     import sqlite3

@@ -6,11 +6,9 @@ import bisect
 import heapq
 import json
 from collections import OrderedDict
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from gemmserve.wire import RESULT_DTYPES, format_npy_header
 from gemmserve_service.errors import Gone, NotFound
 from gemmserve_service.runtime import clock
 from gemmserve_service.schemas import ArrayInfo
@@ -20,36 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gemmserve_service.store.extents.extents import Extent
-    from gemmserve_service.store.pending import PendingResults
-    from gemmserve_service.store.upload import ScratchArray
-
-State = Literal["live", "deleted", "expired"]
+    from gemmserve_service.store.record import Record
 
 _MOST_TOMBSTONES: Final = 100_000  # expired ids remembered in memory, about 10 MB
-
-
-@dataclass(slots=True)
-class Record:
-    """One array."""
-
-    info: ArrayInfo | ScratchArray
-    extent: Extent | None
-    state: State = "live"
-    pins: int = 0
-    hidden: bool = False
-    """Committed as deleted or expired: the extent may go with the last pin."""
-    freed: bool = False
-    npy_sha256: str | None = None
-    """Of the .npy file; None: not known."""
-    pending: PendingResults | None = None
-    """The pending results that it is one of; None: its bytes are in the extent."""
-    tainted: bool = False
-    """Whether a process that was lost may still write to the extent: it serves no other array."""
-
-    def expired(self, now: float | None = None) -> bool:
-        """Whether its time has passed."""
-        expires = self.info.expires_at
-        return expires is not None and expires.timestamp() <= (clock.time() if now is None else now)
 
 
 class Catalog:
@@ -172,11 +143,6 @@ class Catalog:
                 self.hide(record, "expired")
                 found.append(record)
         return found
-
-
-def npy_header(dtype: str, shape: tuple[int, ...], order: str) -> bytes:
-    """That of an array's .npy file."""
-    return format_npy_header(RESULT_DTYPES[dtype], shape, fortran_order=order == "F")
 
 
 def to_row(info: ArrayInfo, extent: Extent | None, job: str | None = None) -> dict[str, Any]:

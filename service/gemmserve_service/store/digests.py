@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from gemmserve_service.errors import NotFound
 from gemmserve_service.runtime.background import report
 from gemmserve_service.schemas import ArrayInfo
-from gemmserve_service.store.catalog import npy_header
 from gemmserve_service.store.database.database import load_sql
+from gemmserve_service.store.record import npy_header
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

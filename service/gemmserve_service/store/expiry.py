@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from gemmserve_service.schemas import ArrayInfo
-    from gemmserve_service.store.catalog import Catalog, Record
+    from gemmserve_service.store.catalog import Catalog
     from gemmserve_service.store.database.database import Database
+    from gemmserve_service.store.record import Record
 
 _SQL: Final = load_sql("arrays")
 _LOOK_AT_LEAST_S: Final = 60.0  # at the wall clock: it may have jumped

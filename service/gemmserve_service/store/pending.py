@@ -48,7 +48,7 @@ from gemmserve_service.errors import ArrayLost
 
 if TYPE_CHECKING:
     from gemmserve_service.errors import ServiceError
-    from gemmserve_service.store.catalog import Record
+    from gemmserve_service.store.record import Record
 
 
 class State(Enum):

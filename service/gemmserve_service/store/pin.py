@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
-    from gemmserve_service.store.array_store import ArrayStore
-    from gemmserve_service.store.catalog import Record
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.pending import PendingResults
+    from gemmserve_service.store.record import Record
+
+
+class Keeper(Protocol):
+    """The store, as far as pins need it; called in the event loop's thread."""
+
+    def touch(self, extent: Extent) -> None:
+        """Note that an extent's bytes are used."""
+
+    def settle(self, record: Record) -> None:
+        """Free a hidden array once nothing holds it."""
 
 
 class Pinned:
@@ -16,7 +25,7 @@ class Pinned:
 
     __slots__ = ("_record", "_store", "_view", "info")
 
-    def __init__(self, store: ArrayStore, record: Record) -> None:
+    def __init__(self, store: Keeper, record: Record) -> None:
         self.info = record.info
         self._store = store
         self._record: Record | None = record

@@ -6,9 +6,10 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_service.store.catalog import Catalog, Record, from_row
+from gemmserve_service.store.catalog import Catalog, from_row
 from gemmserve_service.store.database.database import load_sql
 from gemmserve_service.store.pending import PendingResults, State, lost
+from gemmserve_service.store.record import Record
 
 if TYPE_CHECKING:
     import sqlite3

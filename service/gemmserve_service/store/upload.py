@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from gemmserve_service.errors import BodyTooLong, BodyTooShort, DigestMismatch
-from gemmserve_service.runtime import clock
-from gemmserve_service.store.catalog import npy_header
 from gemmserve_service.store.extents.extents import Place
+from gemmserve_service.store.record import ScratchArray, npy_header
 
 if TYPE_CHECKING:
     import sqlite3
@@ -21,39 +18,10 @@ if TYPE_CHECKING:
     from gemmserve_service.schemas import ArrayInfo
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.extents.extents import Extent
+    from gemmserve_service.store.record import ArraySpec
 
 _SWAP_CHUNK: Final = 1 << 18  # elements; keeps a chunk in the second-level cache
 _SWAP_INLINE: Final = 1 << 16  # bytes that are swapped faster than a thread is woken
-
-
-@dataclass(frozen=True, slots=True)
-class ScratchArray:
-    """Like `ArrayInfo`, for an array of one request: no row, no expiry, gone when released."""
-
-    id: str
-    dtype: str
-    shape: tuple[int, ...]
-    order: str
-    nbytes: int
-    created_at: datetime
-    sha256: str | None = None
-    expires_at: datetime | None = None
-    owner: str = ""
-    scratch: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ArraySpec:
-    """What was reserved: `dtype` is a name of `wire.DTYPES`, `order` "C" or "F", `ttl_s` None for ever."""
-
-    id: str
-    dtype: str
-    shape: tuple[int, ...]
-    order: str
-    nbytes: int
-    ttl_s: float | None
-    scratch: bool
-    owner: str = ""
 
 
 class Body(Protocol):
@@ -213,8 +181,3 @@ async def _byteswap(view: memoryview, dtype: str) -> None:
 def _swap_chunks(parts: np.ndarray) -> None:
     for start in range(0, len(parts), _SWAP_CHUNK):
         parts[start : start + _SWAP_CHUNK].byteswap(inplace=True)
-
-
-def now() -> datetime:
-    """The service's time, in UTC."""
-    return datetime.fromtimestamp(clock.time(), UTC)

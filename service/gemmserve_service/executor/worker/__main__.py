@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 from gemmserve_kernels.device.shipped_kernels import seed_cache
-from gemmserve_service.executor.worker.backend import DeviceUnavailable, open_backend
+from gemmserve_service.executor.worker.backend import DeviceUnavailable
 from gemmserve_service.executor.worker.checks.selftest import verified_error
 from gemmserve_service.executor.worker.loop import serve
+from gemmserve_service.executor.worker.open_backend import open_backend
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.runtime import logs
 from gemmserve_service.runtime.handoff import WorkerHandoff

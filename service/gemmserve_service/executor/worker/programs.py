@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gemmserve_kernels import Operand, plan
 from gemmserve_service.products import build, outputs
@@ -22,46 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_kernels import DeviceSpec
-    from gemmserve_service.executor.worker.backend import HostArray
-    from gemmserve_service.executor.worker.checks.verification import Verdict
+    from gemmserve_service.executor.worker.backend import HostArray, Values
     from gemmserve_service.products import Product
-    from gemmserve_service.schemas import GemmParams, GemmReduceParams, GemmReduceStep, GemmStep, ProgramParams
-
-
-class Values(Protocol):
-    """Values of a program while it runs."""
-
-    away: bool
-    """Whether results are made elsewhere than at their place, which `deliver` brings them to."""
-
-    def load(self, operand: HostArray) -> Any:
-        """A stored array."""
-
-    def empty(self, value: Value) -> Any:
-        """Room for a value that is no result."""
-
-    def result(self, out: np.ndarray[Any, Any]) -> Any:
-        """Room for a value that is one."""
-
-    def run(
-        self, params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], made: Mapping[str, Any]
-    ) -> Callable[[], float]:
-        """Does a step, or sets it going; returns what tells the seconds that it took, once it is over."""
-
-    def deliver(self, value: Any, out: np.ndarray[Any, Any]) -> None:
-        """Brings a result to its place."""
-
-    def check(
-        self,
-        params: GemmParams | GemmReduceParams,
-        operands: Mapping[str, Any],
-        made: Mapping[str, Any],
-        what: str,
-    ) -> Verdict:
-        """Check what `run` has made; a wrong result is replaced."""
-
-    def finish(self) -> Timings:
-        """Waits for the end; seconds by phase, checks excluded."""
+    from gemmserve_service.schemas import GemmReduceStep, GemmStep, ProgramParams
 
 
 @dataclass

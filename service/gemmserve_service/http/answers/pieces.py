@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gemmserve.wire import PIECE
 from gemmserve_service.http.protocol.body_receiver import SENDER
 from gemmserve_service.http.requests.body import until_disconnect
-from gemmserve_service.store import catalog
+from gemmserve_service.store import record
 from gemmserve_service.store.extents.extents import Place
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Buffer = bytes | memoryview
 def npy_header(pinned: Pinned) -> bytes:
     """Header of the .npy file of a pinned array."""
     info = pinned.info
-    return catalog.npy_header(info.dtype, info.shape, info.order)
+    return record.npy_header(info.dtype, info.shape, info.order)
 
 
 def npy_parts(pinned: Pinned) -> tuple[bytes, memoryview]:

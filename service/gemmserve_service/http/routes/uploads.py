@@ -19,8 +19,8 @@ from gemmserve_service.http.requests.ingest import content_length, declare, medi
 from gemmserve_service.http.requests.queries import Integer  # noqa: TC001 (FastAPI resolves it at run time)
 from gemmserve_service.http.routes.arrays import UploadQuery  # noqa: TC001 (FastAPI resolves it at run time)
 from gemmserve_service.http.routes.common import ViewQuery, caller_of, core_of, render, view_of
+from gemmserve_service.runtime.clock import now
 from gemmserve_service.schemas import ArrayInfo
-from gemmserve_service.store.upload import now
 
 if TYPE_CHECKING:
     from gemmserve_service.jobs.core import Core

@@ -58,8 +58,9 @@ def _devices() -> Iterator[Finding]:
 
 def _verify(device: str) -> Finding:
     from gemmserve_kernels import DeviceError
-    from gemmserve_service.executor.worker.backend import DeviceUnavailable, open_backend
+    from gemmserve_service.executor.worker.backend import DeviceUnavailable
     from gemmserve_service.executor.worker.checks.selftest import verified_error
+    from gemmserve_service.executor.worker.open_backend import open_backend
 
     try:
         backend = open_backend(device, cache_share=0.0)

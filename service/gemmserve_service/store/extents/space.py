@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.quotas import Quotas
-    from gemmserve_service.store.upload import ArraySpec, ScratchArray
+    from gemmserve_service.store.record import ArraySpec, ScratchArray
 
 log = logging.getLogger(__name__)
 

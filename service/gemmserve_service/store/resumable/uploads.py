@@ -35,8 +35,8 @@ from gemmserve_service.runtime import clock
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.store.database.database import load_sql
 from gemmserve_service.store.declared import read_npy_head
+from gemmserve_service.store.record import ArraySpec
 from gemmserve_service.store.resumable.byte_ranges import Spans
-from gemmserve_service.store.upload import ArraySpec
 
 if TYPE_CHECKING:
     import sqlite3

@@ -99,7 +99,7 @@ def test_kill_9_of_the_supervisor_leaves_no_process_and_the_next_start_finishes_
 FAULTS = """
 import os, signal, sys, time
 if "gemmserve_service.executor.worker" in sys.orig_argv:
-    from gemmserve_service.executor.worker.backend import CpuBackend
+    from gemmserve_service.executor.worker.host.backend import CpuBackend
     run = CpuBackend.run
     def faulty(self, params, *rest):
         if params.alpha == 666:

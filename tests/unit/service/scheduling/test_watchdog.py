@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gemmserve_service.executor.inline import InlineExecutor
-from gemmserve_service.executor.worker.backend import CpuBackend
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.watchdog import Watchdog
 from gemmserve_service.schemas import JobState, Timings

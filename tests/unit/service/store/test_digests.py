@@ -11,7 +11,7 @@ import pytest
 
 from gemmserve_service.errors import NotFound
 from gemmserve_service.store import digests
-from gemmserve_service.store.catalog import npy_header
+from gemmserve_service.store.record import npy_header
 
 ARRAY = np.arange(3_000_000, dtype="f4")
 HEADER = npy_header("float32", ARRAY.shape, "C")

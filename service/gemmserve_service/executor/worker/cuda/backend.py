@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_kernels.device.element_counts import Reading
+    from gemmserve_service.executor.worker.backend import Values
     from gemmserve_service.executor.worker.checks.verification import Verdict
-    from gemmserve_service.executor.worker.programs import Values
     from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams
 
 T = TypeVar("T")

@@ -21,9 +21,11 @@ from gemmserve_service.executor.protocol import (
     Work,
     encode,
 )
-from gemmserve_service.executor.worker import backend, loop
-from gemmserve_service.executor.worker.backend import CpuBackend, HostArray
+from gemmserve_service.executor.worker import loop
+from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.batches import Stack, parts_of
+from gemmserve_service.executor.worker.host import backend
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.memory.mappings import Mappings
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Forms

@@ -17,8 +17,9 @@ from gemmserve_kernels import Operand
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_kernels.problem.errors import KernelError
 from gemmserve_service.errors import JobCancelled
-from gemmserve_service.executor.worker.backend import CpuBackend, HostArray
+from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.checks.verification import find
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.products import build, outputs
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 

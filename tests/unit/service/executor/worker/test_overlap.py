@@ -26,7 +26,8 @@ from gemmserve_service.executor.protocol import (
     Work,
 )
 from gemmserve_service.executor.worker import loop
-from gemmserve_service.executor.worker.backend import CpuBackend, go_on
+from gemmserve_service.executor.worker.backend import go_on
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import GemmParams, ProgramParams, Timings

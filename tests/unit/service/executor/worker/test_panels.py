@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from gemmserve_kernels import Operand
-from gemmserve_service.executor.worker import backend
-from gemmserve_service.executor.worker.backend import CpuBackend, HostArray, call
+from gemmserve_service.executor.worker.backend import HostArray, call
+from gemmserve_service.executor.worker.host import backend
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.panels import grid, panels, plan_cut, plan_grid
 from gemmserve_service.products import build, outputs
 from gemmserve_service.schemas import GemmParams, GemmReduceParams

@@ -14,8 +14,9 @@ from works import packed, unpacked
 from gemmserve_kernels import Operand
 from gemmserve_service import products
 from gemmserve_service.executor.protocol import ArrayRef, RunBatch
-from gemmserve_service.executor.worker.backend import CpuBackend, HostArray
+from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.host import values as host_values
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.host.values import HostValues
 from gemmserve_service.executor.worker.programs import run_program
 from gemmserve_service.executor.worker.runner import Runner

@@ -13,7 +13,7 @@ from gemmserve_kernels import Operand
 from gemmserve_service import products
 from gemmserve_service.executor.protocol import TO_WORKER, Decoder, Part, RunBatch, Work, encode
 from gemmserve_service.executor.worker import unpack
-from gemmserve_service.executor.worker.backend import CpuBackend
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Forms, Run
 from gemmserve_service.jobs.small.bundles import Layout
@@ -64,7 +64,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_bits_of_any_other_task(bundle, case, monkeypatch):
     if case == "large":
-        monkeypatch.setattr("gemmserve_service.executor.worker.backend._PANEL_FLOPS", 1)
+        monkeypatch.setattr("gemmserve_service.executor.worker.host.backend._PANEL_FLOPS", 1)
     params, dtype, with_c = CASES[case]
     rng = np.random.default_rng(1)
 

@@ -16,9 +16,11 @@ from works import encode, packed
 
 from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Cancel, Decoder, Forget, Stop
 from gemmserve_service.executor.worker import loop
-from gemmserve_service.executor.worker.backend import CpuBackend, DeviceUnavailable, HostArray, go_on, open_backend
+from gemmserve_service.executor.worker.backend import DeviceUnavailable, HostArray, go_on
 from gemmserve_service.executor.worker.checks.selftest import verified_error
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.memory.mappings import Mappings
+from gemmserve_service.executor.worker.open_backend import open_backend
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import GemmParams, GemmReduceParams

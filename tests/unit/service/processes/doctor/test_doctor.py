@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gemmserve_service.executor.worker.backend import CpuBackend
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.processes.doctor import doctor
 from gemmserve_service.processes.doctor.machine import Finding, Machine
 from gemmserve_service.settings import Settings

@@ -10,8 +10,8 @@ from upload_parts import A, Body, raw
 
 from gemmserve_service.errors import DigestMismatch, NotFound, StoreFull
 from gemmserve_service.jobs.core import Core
-from gemmserve_service.store.catalog import npy_header
 from gemmserve_service.store.declared import Declared
+from gemmserve_service.store.record import npy_header
 from gemmserve_service.store.resumable import uploads
 
 NPY = npy_header(A.dtype.name, A.shape, "C") + raw(A)

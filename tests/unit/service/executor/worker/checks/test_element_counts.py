@@ -8,8 +8,8 @@ import pytest
 from gemmserve_kernels import ElementCounts
 from gemmserve_kernels.device.element_counts import Reading
 from gemmserve_service.executor.inline import InlineExecutor
-from gemmserve_service.executor.worker.backend import CpuBackend
 from gemmserve_service.executor.worker.checks import element_counts
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.http.metrics.metrics import Metrics
 from gemmserve_service.schemas import Elements, GemmJob, JobInfo, ProgramJob
 

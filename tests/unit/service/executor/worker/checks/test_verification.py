@@ -10,8 +10,9 @@ from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, needed
 from gemmserve_kernels.freivalds import Element, Finding
 from gemmserve_kernels.numerics import models
 from gemmserve_service.executor.inline import InlineExecutor
-from gemmserve_service.executor.worker.backend import CpuBackend, call
+from gemmserve_service.executor.worker.backend import call
 from gemmserve_service.executor.worker.checks import verification
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.schemas import GemmParams, GemmReduceParams, JobState
 
 RNG = np.random.default_rng(9)

@@ -22,8 +22,9 @@ from gemmserve_service.executor.protocol import (
     WriteOrder,
 )
 from gemmserve_service.executor.worker import loop
-from gemmserve_service.executor.worker.backend import CpuBackend, call, go_on
+from gemmserve_service.executor.worker.backend import call, go_on
 from gemmserve_service.executor.worker.checks.verification import Verdict
+from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.memory import write_queue
 from gemmserve_service.executor.worker.memory.residency import Residency
 from gemmserve_service.executor.worker.memory.write_queue import WriteQueue

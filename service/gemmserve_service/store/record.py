@@ -1,0 +1,77 @@
+"""Record: one array as the store keeps it in memory, and the descriptions of arrays that are not stored yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from gemmserve.wire import RESULT_DTYPES, format_npy_header
+from gemmserve_service.runtime import clock
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from gemmserve_service.schemas import ArrayInfo
+    from gemmserve_service.store.extents.extents import Extent
+    from gemmserve_service.store.pending import PendingResults
+
+State = Literal["live", "deleted", "expired"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchArray:
+    """Like `ArrayInfo`, for an array of one request: no row, no expiry, gone when released."""
+
+    id: str
+    dtype: str
+    shape: tuple[int, ...]
+    order: str
+    nbytes: int
+    created_at: datetime
+    sha256: str | None = None
+    expires_at: datetime | None = None
+    owner: str = ""
+    scratch: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """What was reserved: `dtype` is a name of `wire.DTYPES`, `order` "C" or "F", `ttl_s` None for ever."""
+
+    id: str
+    dtype: str
+    shape: tuple[int, ...]
+    order: str
+    nbytes: int
+    ttl_s: float | None
+    scratch: bool
+    owner: str = ""
+
+
+@dataclass(slots=True)
+class Record:
+    """One array."""
+
+    info: ArrayInfo | ScratchArray
+    extent: Extent | None
+    state: State = "live"
+    pins: int = 0
+    hidden: bool = False
+    """Committed as deleted or expired: the extent may go with the last pin."""
+    freed: bool = False
+    npy_sha256: str | None = None
+    """Of the .npy file; None: not known."""
+    pending: PendingResults | None = None
+    """The pending results that it is one of; None: its bytes are in the extent."""
+    tainted: bool = False
+    """Whether a process that was lost may still write to the extent: it serves no other array."""
+
+    def expired(self, now: float | None = None) -> bool:
+        """Whether its time has passed."""
+        expires = self.info.expires_at
+        return expires is not None and expires.timestamp() <= (clock.time() if now is None else now)
+
+
+def npy_header(dtype: str, shape: tuple[int, ...], order: str) -> bytes:
+    """Return the header of an array's .npy file."""
+    return format_npy_header(RESULT_DTYPES[dtype], shape, fortran_order=order == "F")
