@@ -1,4 +1,4 @@
-"""Every tile of the portable kernels beside the vendor's BLAS, in one run: what the rates in config.py come from.
+"""Every tile of the portable kernels beside the vendor's BLAS, in one run: the source of the rates in simt/tile.py.
 
     python benchmarks/simt_tiles.py [--sizes 512 1024 4096] [--dtypes complex64 ...] [--json FILE]
 

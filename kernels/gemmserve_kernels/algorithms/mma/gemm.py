@@ -5,7 +5,7 @@ stored (any strides, interleaved or planar) and split in registers: `3xtf32` int
 products, `1xtf32` (and `tf32`) with one. `multiply` multiplies planes (`common.splits.Planes`): of float16 (`3xfp16`,
 `1xfp16`) and of bfloat16 (`6xbf16`, `9xbf16`, `3xbf16`), of all tiles or of those that one of them serves.
 
-Source of the split and of staged accumulation: NVIDIA CUTLASS, examples 27 to 29; errors are modelled in `models`.
+Source of the split and of staged accumulation: NVIDIA CUTLASS, examples 27 to 29; errors: `numerics.models`.
 Elements of a TF32 product that come out infinite or NaN are computed again in plain float32, so that data which are not
 finite, or overflow, give what plain float32 gives.
 """

@@ -8,7 +8,7 @@
     tiles    those that the counts do not let pass, in double precision on tensor cores (`dmma`)
 
 Sources: K. Ozaki, Y. Uchino, T. Imamura, arXiv 2504.08009; Y. Uchino et al., GEMMul8, for the complex variant. Unlike
-both, the scale of a row depends on that row alone (see ozaki_moduli), so that a prepared operand serves any partner,
+both, the scale of a row depends on that row alone (see `moduli`), so that a prepared operand serves any partner,
 and products are reduced before they are written.
 
 What the counts promise of every element is a theorem (`ozaki.bound`); the device decides by it tile by tile, without a
@@ -16,7 +16,7 @@ look from the host, and makes those that do not pass natively, and only so. Sing
 a tile is done once more in plain arithmetic where a row or column has an element that is not finite, and where the
 product is so small beside the norms that the rounding to integers may show.
 
-Workspace: at most `ozaki_plan.WORKSPACE` bytes for the residues of operands and products, or what the smallest panel
+Workspace: at most `plan.WORKSPACE` bytes for the residues of operands and products, or what the smallest panel
 takes; larger problems go panel by panel. Results do not depend on panels.
 """
 

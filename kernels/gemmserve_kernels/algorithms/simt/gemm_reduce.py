@@ -39,7 +39,7 @@ def run_gemm_reduce(
             results[name] = launcher.empty(shape, dtype)
     if problem.extent == 0:
         for name in problem.reductions:
-            results[name][...] = 0  # sums alone come here: problem.py refuses the others
+            results[name][...] = 0  # sums alone come here: `problem` refuses the others
     elif 0 not in problem.outputs_shape:
         _execute(launcher, problem, config, a, b, results)
     return {name: results[name] for name in problem.results}

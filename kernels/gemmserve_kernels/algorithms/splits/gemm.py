@@ -37,14 +37,13 @@ from gemmserve_kernels.problem.errors import ConfigInfeasible
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gemmserve_kernels.algorithms.splits.multiplier import PlanesAlgorithm, WideningAlgorithm
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.problem.config import GemmConfig
     from gemmserve_kernels.problem.operand import Operand
     from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
-_WIDENING: Final = ("wgmma", "mma")
-"""The kernels that multiply bfloat16 planes."""
 _WORKSPACE: Final = 384 << 20
 """Bytes of planes of one turn through a batch, of bfloat16 ones where there may be; a single pair of matrices is never
 cut."""
@@ -66,7 +65,7 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
         return f"the operands' batches have more than {BATCH_DIMS} axes of their own"
     if spec.kind == "rocm":
         return mfma.supports_planes(problem, scheme, spec)
-    if wgmma.supports(problem, spec) is None:
+    if wgmma.supports_planes(problem, scheme, spec) is None:
         return None
     return mma.supports_planes(problem, scheme, spec)
 
@@ -86,10 +85,6 @@ def _pair_axes(problem: GemmProblem) -> tuple[int, ...]:
 def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> Any:
     """The tile of the multiplying kernel: a WgmmaTile, an MmaTile or an MfmaTile. Raises ConfigInfeasible."""
     scheme = SCHEMES[problem.compute]
-    if _algorithm(config, spec) == "wgmma":
-        if reason := wgmma.supports(problem, spec):
-            raise ConfigInfeasible(reason)
-        return wgmma.resolve(config, problem, spec, scheme)
     module = module_of(config, spec)
     if reason := module.supports_planes(problem, scheme, spec):
         raise ConfigInfeasible(reason)
@@ -114,14 +109,9 @@ def run_gemm(
     """
     if c is not None and (problem.beta == 0 or launcher.pointer(c) == launcher.pointer(out)):
         c = None if problem.beta == 0 else c.copy()
-    widens = widens_for(problem, config, launcher.spec)
-    for part in parts_of(problem, a, b, c, out, widens=widens):
-        _run(launcher, part[0], config, *part[1:], widens=widens)
-
-
-def widens_for(problem: GemmProblem | GemmReduceProblem, config: GemmConfig | None, spec: DeviceSpec) -> bool:
-    """Whether tiles that float16 planes do not serve go the wide way."""
-    return SCHEMES[problem.compute] in WIDE and _algorithm(config, spec) in _WIDENING
+    widening = widening_module(problem, config, launcher.spec)
+    for part in parts_of(problem, a, b, c, out, widens=widening is not None):
+        _run(launcher, part[0], config, *part[1:], widening)
 
 
 def parts_of(
@@ -195,28 +185,36 @@ def _run(
     b: Any,
     c: Any,
     out: Any,
-    *,
-    widens: bool,
+    widening: WideningAlgorithm | None,
 ) -> None:
     scheme = SCHEMES[problem.compute]
-    ready = prepass.run(launcher, problem, scheme, a, b, widens=widens)
-    module = module_of(config, launcher.spec)
+    ready = prepass.run(launcher, problem, scheme, a, b, widens=widening is not None)
     tile = resolve(config, problem, launcher.spec)
     counters = launcher.counters(problem.batch * problem.m * problem.n)
     wide = None
-    if widens:
+    if widening is not None:
         judged = prepass.judged(launcher, ready, counters)
-        of_wide = module.wide_tile(problem, WIDE[scheme], launcher.spec)
-        module.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out, judged)
+        of_wide = widening.wide_tile(problem, WIDE[scheme], launcher.spec)
+        widening.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out, judged)
         wide = prepass.widen(launcher, ready)
         rest = judged._replace(tiles="rest")
-        module.multiply(launcher, problem, of_wide, wide.a.planes, wide.b.planes, c, out, rest)
+        widening.multiply(launcher, problem, of_wide, wide.a.planes, wide.b.planes, c, out, rest)
     else:
-        module.multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out)
+        module_of(config, launcher.spec).multiply(launcher, problem, tile, ready.a.planes, ready.b.planes, c, out)
     flags = Flags.of(launcher, ready, wide, counters)
     fallback.run(launcher, problem, source_of(a), source_of(b), c, out, flags)
 
 
-def module_of(config: GemmConfig | None, spec: DeviceSpec) -> Any:
-    """The module that multiplies planes."""
-    return {"wgmma": wgmma, "mfma": mfma}.get(_algorithm(config, spec), mma)
+def module_of(config: GemmConfig | None, spec: DeviceSpec) -> PlanesAlgorithm:
+    """Return the module that multiplies planes."""
+    algorithm = _algorithm(config, spec)
+    return mfma if algorithm == "mfma" else wgmma if algorithm == "wgmma" else mma
+
+
+def widening_module(
+    problem: GemmProblem | GemmReduceProblem, config: GemmConfig | None, spec: DeviceSpec
+) -> WideningAlgorithm | None:
+    """Return the module that multiplies planes where tiles that float16 planes do not serve go the wide way."""
+    if SCHEMES[problem.compute] not in WIDE:
+        return None
+    return {"wgmma": wgmma, "mma": mma}.get(_algorithm(config, spec))

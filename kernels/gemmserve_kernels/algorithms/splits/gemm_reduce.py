@@ -40,9 +40,8 @@ def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceS
     given = config or GemmConfig()
     tile = product.resolve(config, problem.product, spec)
     if not isinstance(tile, WgmmaTile):
-        if product.widens_for(problem, config, spec):
-            scheme = WIDE[SCHEMES[problem.compute]]
-            product.module_of(config, spec).wide_tile(problem.product, scheme, spec, tile)
+        if widening := product.widening_module(problem, config, spec):
+            widening.wide_tile(problem.product, WIDE[SCHEMES[problem.compute]], spec, tile)
         return tile
     if tile.block_n > _MAX_COLUMNS:
         if given.block_n is not None:
@@ -75,22 +74,24 @@ def run_gemm_reduce(
     tile = resolve(config, problem, launcher.spec)
     parts = module.partials_length(problem, tile)
     partials = Partials.allocate(launcher, problem, parts * (problem.batch if problem.over_batch else 1))
-    widens = product.widens_for(problem, config, launcher.spec)
+    widening = product.widening_module(problem, config, launcher.spec)
+    widens = widening is not None
     scheme = SCHEMES[problem.compute]
     first = 0
     for part, a_part, b_part, _, c in product.parts_of(problem.product, a, b, None, results.get("c"), widens=widens):
         reduced = replace(problem, a=part.a, b=part.b, batch_shape=part.batch_shape)
         ready = prepass.run(launcher, part, scheme, a_part, b_part, widens=widens)
         counters = launcher.counters(part.batch * part.m * part.n)
+        planes = ready.a.planes, ready.b.planes
         wide = None
-        if widens:
+        if widening is not None:
             judged = prepass.judged(launcher, ready, counters)
-            module.multiply_reduce(launcher, reduced, tile, ready.a.planes, ready.b.planes, partials, first, c, judged)
+            widening.multiply_reduce(launcher, reduced, tile, *planes, partials, first, c, judged)
             wide = prepass.widen(launcher, ready)
-            of_wide, rest = module.wide_tile(part, WIDE[scheme], launcher.spec, tile), judged._replace(tiles="rest")
-            module.multiply_reduce(launcher, reduced, of_wide, wide.a.planes, wide.b.planes, partials, first, c, rest)
+            of_wide, rest = widening.wide_tile(part, WIDE[scheme], launcher.spec, tile), judged._replace(tiles="rest")
+            widening.multiply_reduce(launcher, reduced, of_wide, wide.a.planes, wide.b.planes, partials, first, c, rest)
         else:
-            module.multiply_reduce(launcher, reduced, tile, ready.a.planes, ready.b.planes, partials, first, c)
+            module.multiply_reduce(launcher, reduced, tile, *planes, partials, first, c)
         sources = source_of(a_part), source_of(b_part)
         flags = Flags.of(launcher, ready, wide, counters)
         reduce_fallback.run(launcher, reduced, *sources, flags, partials, parts, first)

@@ -1,7 +1,7 @@
 """NumPy models of products from planes: the pre-pass, what is counted, which tiles are served, the products.
 
-`split` makes the very bits that the kernels make (cuda/splits); products are modelled as in `models`, whose docstring
-gives the sources. Vectors are rows of op(A) and columns of op(B), k along the last axis.
+`split` makes the very bits that the kernels make (cuda/splits); products are modelled as in
+`numerics.models`, which names the sources. Vectors are rows of op(A) and columns of op(B), k along the last axis.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.wgmma.candidates import resolve, supports
 from gemmserve_kernels.algorithms.wgmma.plan import Source, plan
-from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
 from gemmserve_kernels.device.struct_params import MatrixView, StoredArray
 from gemmserve_kernels.device.tensor_map import Box
 from gemmserve_kernels.problem.config import GemmConfig
@@ -21,11 +20,10 @@ if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.common.partials import Partials
     from gemmserve_kernels.algorithms.common.splits import Planes, Scheme
     from gemmserve_kernels.algorithms.common.verdict import Judged
+    from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
-
-__all__ = ["WgmmaTile", "multiply", "resolve", "supports"]
 
 
 class PlaneSide(NamedTuple):
@@ -75,6 +73,17 @@ def _sources(launcher: Launcher, a: Planes, b: Planes, judged: Judged | None) ->
         for planes, address in zip((a, b), deficits, strict=True)
     )
     return left, right
+
+
+def supports_planes(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec) -> str | None:
+    """Return why `multiply` cannot compute `problem` on `spec`, or None; it knows every scheme."""
+    del scheme
+    return supports(problem, spec)
+
+
+def resolve_planes(config: GemmConfig | None, problem: GemmProblem, scheme: Scheme, spec: DeviceSpec) -> WgmmaTile:
+    """The tile of `multiply`. Raises ConfigInfeasible naming the limit."""
+    return resolve(config, problem, spec, scheme)
 
 
 def wide_tile(problem: GemmProblem, scheme: Scheme, spec: DeviceSpec, alike: WgmmaTile | None = None) -> WgmmaTile:

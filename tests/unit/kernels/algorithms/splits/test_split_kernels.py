@@ -248,7 +248,7 @@ def _multiply(launcher, problem, tile, a, b, c, out):
 @pytest.fixture
 def numpy_multiply(monkeypatch):
     monkeypatch.setattr(mma, "multiply", _multiply)
-    monkeypatch.setattr(tensor_core, "widens_for", lambda *_: False)
+    monkeypatch.setattr(tensor_core, "widening_module", lambda *_: None)
 
 
 def run(launcher, a, b, c=None, *, compute="3xfp16", prepare=False, **options):
