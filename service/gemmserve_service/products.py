@@ -7,19 +7,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gemmserve_kernels import GemmConfig, GemmProblem, GemmReduceProblem, Operand
-from gemmserve_kernels import plan as plan_product
 from gemmserve_kernels.device.caching import cached
-from gemmserve_service.programs import Program
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gemmserve_kernels import DeviceSpec, Plan
     from gemmserve_service.schemas import GemmConfigFields
 
 Product = GemmProblem | GemmReduceProblem
-Problem = Product | Program
 
 
 class Stored(Protocol):
@@ -85,15 +81,8 @@ def operand_of(array: Stored) -> Operand:
     return Operand.contiguous(array.shape, np.dtype(array.dtype), array.order)
 
 
-def plan(problem: Problem, spec: DeviceSpec) -> Plan:
-    """How the device runs it. Raises KernelError."""
-    return problem.plan(spec) if isinstance(problem, Program) else plan_product(problem, spec)
-
-
-def outputs(problem: Problem) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], str]]:
-    """Shape, dtype and memory order of every result, by name."""
-    if isinstance(problem, Program):
-        return {name: (value.shape, value.dtype, value.order) for name, value in problem.results.items()}
+def outputs(problem: Product) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], str]]:
+    """Return shape, dtype and memory order of every result, by name."""
     if isinstance(problem, GemmProblem):
         return {"d": (problem.result_shape, problem.result_dtype, problem.order)}
     return {name: (shape, dtype, "C") for name, (shape, dtype) in problem.results.items()}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from gemmserve_kernels import GemmProblem, GemmReduceProblem, Plan, plan
 from gemmserve_kernels.dispatch.routes import available
 from gemmserve_kernels.problem.errors import KernelError
+from gemmserve_service import products
 from gemmserve_service.errors import ProgramTooLarge, StepInvalid
 from gemmserve_service.schemas import GemmStep
 
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels import DeviceSpec
     from gemmserve_kernels.problem.vocabulary import AlgorithmName
+    from gemmserve_service.products import Product
     from gemmserve_service.schemas import GemmReduceStep, ProgramParams
-
-    Product = GemmProblem | GemmReduceProblem
 
 _PLAIN_MODES: Final = ("auto", "fp32", "fp64")  # without a configuration nothing but the mode itself can be missing
 
@@ -166,3 +166,18 @@ def _plan_step(place: int, step: GemmStep | GemmReduceStep, product: Product, sp
 
 _PLANNED: Final = Plan(cast("AlgorithmName", "program"))
 """Stands for the plans of the steps, which the worker makes."""
+
+
+Problem = GemmProblem | GemmReduceProblem | Program
+
+
+def plan_problem(problem: Problem, spec: DeviceSpec) -> Plan:
+    """Return how the device runs a product or a program. Raises KernelError."""
+    return problem.plan(spec) if isinstance(problem, Program) else plan(problem, spec)
+
+
+def outputs(problem: Problem) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], str]]:
+    """Return shape, dtype and memory order of every result of a product or a program, by name."""
+    if isinstance(problem, Program):
+        return {name: (value.shape, value.dtype, value.order) for name, value in problem.results.items()}
+    return products.outputs(problem)

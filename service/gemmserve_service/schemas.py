@@ -379,3 +379,31 @@ class DeviceList(BaseModel):
     """Every device."""
 
     devices: list[Device]
+
+
+class BatchItem(BaseModel):
+    """One product. Fields of `params` may follow that differ for this one."""
+
+    model_config = ConfigDict(extra="allow")
+
+    a: ArrayId
+    b: ArrayId
+    c: ArrayId | None = None
+
+
+class BatchRequest(Strict):
+    """Many products of stored arrays. What is wrong with one of them is told of it; the others are computed."""
+
+    params: GemmParams | GemmReduceParams = Field(GemmParams(), description="of every product", discriminator="op")
+    items: list[BatchItem] = Field(min_length=1)
+    results: Literal["inline", "packed", "each"] = Field(
+        "inline",
+        description="inline: in the answer, as .npy or .npz; packed: one stored array, the products along its first "
+        "axis, if their results have one shape; each: a stored array for every product",
+    )
+    verify: bool = Field(default=False, description="check every product, and report the largest residual")
+    priority: int = Field(0, ge=-100, le=100, description="higher runs first")
+    timeout_s: float | None = Field(None, gt=0, le=86_400, description="covers queue and run")
+    ttl_s: float | None = Field(
+        None, gt=0, le=31_536_000, description="life of stored results; null: the server's default"
+    )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from gemmserve_service.jobs.job_queue import JobQueue, Unfinished
     from gemmserve_service.jobs.observers import Observer
-    from gemmserve_service.products import Problem
+    from gemmserve_service.programs import Problem
     from gemmserve_service.scheduling.scheduler import Scheduler
     from gemmserve_service.scheduling.tasks import Task
     from gemmserve_service.schemas import GemmJob, GemmReduceJob

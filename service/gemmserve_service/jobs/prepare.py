@@ -15,14 +15,14 @@ from gemmserve_service import products
 from gemmserve_service.errors import JobCancelled, JobFailed, JobTimeout, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.jobs.compile_program import arrays_of, compile_program, step_errors
+from gemmserve_service.programs import outputs
 from gemmserve_service.scheduling.tasks import Task
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobState, ProgramJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gemmserve_service.products import Problem
-    from gemmserve_service.programs import Program
+    from gemmserve_service.programs import Problem, Program
     from gemmserve_service.scheduling.scheduler import Scheduler
     from gemmserve_service.scheduling.tasks import Listener
     from gemmserve_service.schemas import GemmReduceJob, ProgramParams
@@ -144,7 +144,7 @@ async def reserve_results(
     Others have their turns meanwhile: a file is made for each. `granted`: limits were asked when the job was accepted.
     """
     results: dict[str, Upload] = {}
-    for name, (shape, dtype, order) in products.outputs(problem).items():
+    for name, (shape, dtype, order) in outputs(problem).items():
         upload = store.allocate(dtype, shape, order, ttl_s=ttl_s, scratch=scratch, owner=owner, granted=granted)
         undo.callback(upload.abort)
         results[name] = upload

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gemmserve_service.errors import ServiceError
-    from gemmserve_service.products import Problem
+    from gemmserve_service.programs import Problem
     from gemmserve_service.schemas import GemmParams, GemmReduceParams, ProgramParams
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.pin import Pinned

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels import Plan
     from gemmserve_service.executor.port import Executor, Worker
     from gemmserve_service.executor.protocol import Work, Written
-    from gemmserve_service.products import Problem
+    from gemmserve_service.programs import Problem
     from gemmserve_service.scheduling.tasks import Task
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.array_store import ArrayStore

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gemmserve_kernels import KernelError
 from gemmserve_service.executor.packing import ExtentTable, form_of
 from gemmserve_service.executor.protocol import Part, Work
-from gemmserve_service.products import plan
-from gemmserve_service.programs import Program
+from gemmserve_service.programs import Program, plan_problem
 from gemmserve_service.schemas import ArrayInfo, ProgramParams
 
 if TYPE_CHECKING:
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.packing import ArrayKind
     from gemmserve_service.executor.port import Worker
     from gemmserve_service.executor.protocol import Done
-    from gemmserve_service.products import Problem, Product
+    from gemmserve_service.products import Product
+    from gemmserve_service.programs import Problem
     from gemmserve_service.scheduling.deadlines import Deadline
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.store.pending import PendingResults
@@ -164,7 +164,7 @@ def plan_of(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
     """Return how a device would run a problem, or why it cannot; worked out once for products that come again."""
     try:
         # A program knows what it found, and no other is equal to it: here it would only be kept for longer.
-        return plan(problem, spec) if isinstance(problem, Program) else _plan(problem, spec)
+        return plan_problem(problem, spec) if isinstance(problem, Program) else _plan(problem, spec)
     except KernelError as error:
         return error
 
@@ -172,4 +172,4 @@ def plan_of(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
 @lru_cache(4096)
 def _plan(product: Product, spec: DeviceSpec) -> Plan:
     """To choose among the algorithms of an accelerator takes up to a millisecond."""
-    return plan(product, spec)
+    return plan_problem(product, spec)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, Self
 
+from gemmserve_service.store import record as records
+
 if TYPE_CHECKING:
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.pending import PendingResults
@@ -57,6 +59,15 @@ class Pinned:
                 self._store.touch(extent)
                 self._view = extent.view(self.info.nbytes).toreadonly()
         return self._view
+
+    @property
+    def npy_header(self) -> bytes:
+        """Header of the array's .npy file."""
+        return records.npy_header(self.info.dtype, self.info.shape, self.info.order)
+
+    def npy_parts(self) -> tuple[bytes, memoryview]:
+        """Return the array's .npy file: the header, and the data in place."""
+        return self.npy_header, self.view
 
     def share(self) -> Pinned:
         """Another hold on the same array."""

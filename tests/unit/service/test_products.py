@@ -24,13 +24,13 @@ def stored(*shape, dtype="complex64", order="C"):
 def counted(monkeypatch):
     """Every plan that is made."""
     made = []
-    plan = tasks.plan
+    plan = tasks.plan_problem
 
     def count(problem, spec):
         made.append(problem)
         return plan(problem, spec)
 
-    monkeypatch.setattr(tasks, "plan", count)
+    monkeypatch.setattr(tasks, "plan_problem", count)
     tasks._plan.cache_clear()
     yield made
     tasks._plan.cache_clear()

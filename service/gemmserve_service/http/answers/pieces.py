@@ -12,9 +12,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gemmserve.wire import PIECE
-from gemmserve_service.http.protocol.body_receiver import SENDER
+from gemmserve_service.http.extensions import SENDER
 from gemmserve_service.http.requests.body import until_disconnect
-from gemmserve_service.store import record
 from gemmserve_service.store.extents.extents import Place
 
 if TYPE_CHECKING:
@@ -22,24 +21,13 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from gemmserve_service.http.protocol.body_receiver import BodySender
+    from gemmserve_service.http.extensions import Sender
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.pin import Pinned
 
 _PATIENCE_S: Final = 0.1  # as with bodies that come
 
 Buffer = bytes | memoryview
-
-
-def npy_header(pinned: Pinned) -> bytes:
-    """Header of the .npy file of a pinned array."""
-    info = pinned.info
-    return record.npy_header(info.dtype, info.shape, info.order)
-
-
-def npy_parts(pinned: Pinned) -> tuple[bytes, memoryview]:
-    """The .npy file of a pinned array: the header, and the data in place."""
-    return npy_header(pinned), pinned.view
 
 
 class Pieces:
@@ -94,7 +82,7 @@ def npz_pieces(arrays: Mapping[str, Pinned]) -> Iterator[bytes]:
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
         for name, pinned in arrays.items():
-            parts = npy_parts(pinned)
+            parts = pinned.npy_parts()
             large = sum(map(len, parts)) >= zipfile.ZIP64_LIMIT
             # The date of the DOS epoch: equal results give equal files.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=large) as member:
@@ -153,7 +141,7 @@ class PiecesResponse(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if scope["method"] != "HEAD":
-                sender: BodySender | None = (scope.get("extensions") or {}).get(SENDER)
+                sender: Sender | None = (scope.get("extensions") or {}).get(SENDER)
                 if sender is not None and isinstance(self._content, Pieces) and _movable(self._content, sender):
                     await send({"type": "http.response.body", "body": b"", "more_body": True})  # has the head written
                     await _moved(self._content, sender, hangup)
@@ -174,12 +162,12 @@ class PiecesResponse(Response):
             self._release()
 
 
-def _movable(content: Pieces, sender: BodySender) -> tuple[Place, int] | None:
+def _movable(content: Pieces, sender: Sender) -> tuple[Place, int] | None:
     ahead = content.ahead()
     return ahead if ahead is not None and sender.sendable(ahead[1]) else None
 
 
-async def _moved(content: Pieces, sender: BodySender, hangup: asyncio.Future[None]) -> None:
+async def _moved(content: Pieces, sender: Sender, hangup: asyncio.Future[None]) -> None:
     """Lets a transfer process send what lies ahead, as long as that goes on well."""
     while (ahead := _movable(content, sender)) is not None and not hangup.done():
         count = await sender.send_from(*ahead, _PATIENCE_S)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from gemmserve_service.http.extensions import RECEIVER
 from gemmserve_service.http.problems import RequestTimeout
-from gemmserve_service.http.protocol.body_receiver import RECEIVER
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from gemmserve_service.http.protocol.body_receiver import Receiver
+    from gemmserve_service.http.extensions import Receiver
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.extents.extents import Place
 

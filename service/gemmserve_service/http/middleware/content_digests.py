@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from starlette.datastructures import Headers
 
 from gemmserve_service.errors import DigestMismatch, InvalidRequest
+from gemmserve_service.http.extensions import RECEIVER
 from gemmserve_service.http.headers.digests import digest_field, parse_content_digest, wants_sha256
 from gemmserve_service.http.problems import problem_response
-from gemmserve_service.http.protocol.body_receiver import RECEIVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -14,8 +14,8 @@ import structlog
 from starlette.datastructures import Headers
 
 from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN
+from gemmserve_service.http.extensions import RECEIVER, SENDER
 from gemmserve_service.http.problems import problem_response
-from gemmserve_service.http.protocol.body_receiver import RECEIVER, SENDER
 from gemmserve_service.runtime.logs import REQUESTS
 
 if TYPE_CHECKING:

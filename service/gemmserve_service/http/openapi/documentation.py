@@ -11,8 +11,15 @@ from pydantic.json_schema import models_json_schema
 
 from gemmserve.wire import ALGORITHM_HEADER, ELEMENTS_HEADER, NPY, NPZ, OCTET_STREAM, PROBLEM
 from gemmserve_service.http.problems import catalogue, statuses
-from gemmserve_service.http.requests.batch_items import BatchRequest
-from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceJob, GemmReduceParams, Problem, ProgramJob
+from gemmserve_service.schemas import (
+    BatchRequest,
+    GemmJob,
+    GemmParams,
+    GemmReduceJob,
+    GemmReduceParams,
+    Problem,
+    ProgramJob,
+)
 from gemmserve_service.tenancy.identity import needed_scope
 
 if TYPE_CHECKING:

@@ -8,14 +8,15 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
+from gemmserve_service.http.extensions import RECEIVER, SENDER
 from gemmserve_service.http.problems import MalformedRequest
-from gemmserve_service.http.protocol.body_receiver import RECEIVER, SENDER, BodyReceiver, BodySender
+from gemmserve_service.http.protocol.body_receiver import BodyReceiver, BodySender
 from gemmserve_service.http.protocol.response_writer import STATUS_LINES, ResponseWriter
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
 
-    from gemmserve_service.http.protocol.protocol import HttpProtocol
+    from gemmserve_service.http.protocol.connection import Connection
     from gemmserve_service.http.protocol.request_heads import RequestHead
 
 _MAX_BUFFERED: Final = 1 << 16  # bytes of a body that the app has not taken; then no more are read
@@ -26,7 +27,7 @@ _BODILESS: Final = frozenset({204, 304})
 log = logging.getLogger(__name__)
 
 
-def asgi_scope(head: RequestHead, connection: HttpProtocol) -> dict[str, Any]:
+def asgi_scope(head: RequestHead, connection: Connection) -> dict[str, Any]:
     """The scope of a request. Raises MalformedRequest."""
     path, _, query = head.target.partition(b"?")
     config = connection.config
@@ -54,7 +55,7 @@ def asgi_scope(head: RequestHead, connection: HttpProtocol) -> dict[str, Any]:
 class AsgiCycle:
     """A request that was read, or is being read, and its answer."""
 
-    def __init__(self, connection: HttpProtocol, head: RequestHead) -> None:
+    def __init__(self, connection: Connection, head: RequestHead) -> None:
         """Raises MalformedRequest."""
         self._connection = connection
         self.scope = asgi_scope(head, connection)

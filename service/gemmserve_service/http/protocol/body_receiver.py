@@ -12,7 +12,7 @@ it, a stretch at a time; this process keeps the connection, and looks after slow
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 from starlette.requests import ClientDisconnect
 
@@ -22,14 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gemmserve_service.http.protocol.asgi_cycle import AsgiCycle
-    from gemmserve_service.http.protocol.protocol import HttpProtocol
+    from gemmserve_service.http.protocol.connection import Connection
     from gemmserve_service.http.transfer.protocol import Transferred
     from gemmserve_service.store.extents.extents import Place
-
-RECEIVER: Final = "gemmserve.body_receiver"
-"""Key in the ASGI scope's `extensions`, of a `Receiver`."""
-SENDER: Final = "gemmserve.body_sender"
-"""Key likewise, of a `BodySender`."""
 
 _DIRECT_FROM: Final = 1 << 16  # bytes that must be outstanding; below, changing protocols costs more than it saves
 _MAX_READ: Final = 1 << 19  # bytes of one read: others' turn comes after at most a third of a millisecond
@@ -40,25 +35,10 @@ _SLOW: Final = 1 << 20  # bytes; a client of whom no more came, or who took no m
 _BY_HAND: Final = 4 << 20  # ... and so many bytes go by this process before the next try
 
 
-class Receiver(Protocol):
-    """A request's body as an app finds it in its scope."""
-
-    async def read_into(self, view: memoryview, patience_s: float) -> int:
-        """Reads the body's next bytes to the start of `view`; returns how many came, when it is full, the body has
-        ended, or `patience_s` have passed. Raises ClientDisconnect.
-        """
-
-    def movable(self, count: int) -> bool:
-        """Whether a transfer process might be given the body's next `count` bytes just now."""
-
-    async def move_into(self, place: Place, count: int, patience_s: float) -> int:
-        """Like `read_into`, by a transfer process; 0 also when it is better not asked now: then read."""
-
-
 class _Direction:
     """One body's way past ASGI. `on_bytes` is told how many bytes took it; it is the middleware's to set."""
 
-    def __init__(self, connection: HttpProtocol, cycle: AsgiCycle) -> None:
+    def __init__(self, connection: Connection, cycle: AsgiCycle) -> None:
         self._connection = connection
         self._cycle = cycle
         self._by_hand = 0  # bytes that this process moves before it asks another
@@ -229,7 +209,7 @@ class BodySender(_Direction):
 class _Sink(asyncio.BufferedProtocol):
     """Stands in for a connection's protocol while `view` fills."""
 
-    def __init__(self, connection: HttpProtocol, view: memoryview) -> None:
+    def __init__(self, connection: Connection, view: memoryview) -> None:
         self._connection = connection
         self._view = view
         self._inside = False

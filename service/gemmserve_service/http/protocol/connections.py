@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gemmserve_service.errors import ServiceError
-    from gemmserve_service.http.protocol.protocol import HttpProtocol
+    from gemmserve_service.http.protocol.connection import Connection
     from gemmserve_service.settings import Settings
 
     Refused = Callable[[ServiceError, tuple[str, int] | None, Mapping[str, str], bool], None]
@@ -43,8 +43,8 @@ class Connections:
         self._refused = refused or (lambda *_: None)
         self._proxies = [ipaddress.ip_network(text, strict=False) for text in settings.trusted_proxies]
         self._by_address: Counter[str] = Counter()
-        self._idle: dict[HttpProtocol, float] = {}  # in the order in which they became idle
-        self._stalled: dict[HttpProtocol, float] = {}
+        self._idle: dict[Connection, float] = {}  # in the order in which they became idle
+        self._stalled: dict[Connection, float] = {}
         self._sweep_s = min(_SWEEP_S, settings.keep_alive_s / _SWEEPS)
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -58,7 +58,7 @@ class Connections:
         """Connections that are not in the middle of a request."""
         return len(self._idle)
 
-    def open(self, connection: HttpProtocol) -> bool:
+    def open(self, connection: Connection) -> bool:
         """Takes a new connection in; False: there is no place for it."""
         limits = self.settings
         address = connection.address
@@ -73,7 +73,7 @@ class Connections:
             self._sweeper = connection.loop.call_later(self._sweep_s, self._sweep)
         return True
 
-    def close(self, connection: HttpProtocol) -> None:
+    def close(self, connection: Connection) -> None:
         """Forgets a connection; idempotent by `connection.counted`."""
         self._idle.pop(connection, None)
         self._stalled.pop(connection, None)
@@ -81,26 +81,24 @@ class Connections:
         if not self._by_address[connection.address]:
             del self._by_address[connection.address]
 
-    def became_idle(self, connection: HttpProtocol) -> None:
+    def became_idle(self, connection: Connection) -> None:
         """It waits for a request, or for the rest of one that is answered already."""
         self._idle.pop(connection, None)
         self._idle[connection] = connection.loop.time()
 
-    def became_busy(self, connection: HttpProtocol) -> None:
+    def became_busy(self, connection: Connection) -> None:
         """It has a request that the app works on."""
         self._idle.pop(connection, None)
 
-    def stalled(self, connection: HttpProtocol) -> None:
+    def stalled(self, connection: Connection) -> None:
         """Its client does not take what is sent to it."""
         self._stalled.setdefault(connection, connection.loop.time())
 
-    def flows(self, connection: HttpProtocol) -> None:
+    def flows(self, connection: Connection) -> None:
         """Its client has taken some."""
         self._stalled.pop(connection, None)
 
-    def report(
-        self, error: ServiceError, connection: HttpProtocol, context: Mapping[str, str], *, logged: bool
-    ) -> None:
+    def report(self, error: ServiceError, connection: Connection, context: Mapping[str, str], *, logged: bool) -> None:
         """Tells metrics and audit of a refusal. `context`: the request's id; `logged`: it has a line elsewhere, or is
         no request.
         """
@@ -130,7 +128,7 @@ class Connections:
                 connection.transport.abort()
         self._end_late(deque(self._idle), loop)
 
-    def _end_late(self, idle: deque[HttpProtocol], loop: asyncio.AbstractEventLoop) -> None:
+    def _end_late(self, idle: deque[Connection], loop: asyncio.AbstractEventLoop) -> None:
         """Ends those of `idle` that owe something and are late, or have been idle for too long, and sweeps again in a
         while. Only some at a time: to refuse hundreds with log and audit takes as many tenths of a millisecond.
         """

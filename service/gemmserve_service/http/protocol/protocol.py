@@ -23,6 +23,7 @@ from gemmserve_service.http.middleware.observe import (
 )
 from gemmserve_service.http.problems import HeadTooSlow, TooManyConnections, problem_response
 from gemmserve_service.http.protocol.asgi_cycle import AsgiCycle
+from gemmserve_service.http.protocol.connection import Connection
 from gemmserve_service.http.protocol.connections import LOCAL_USER
 from gemmserve_service.http.protocol.half_close import HalfClose
 from gemmserve_service.http.protocol.request_parser import RequestParser
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
     import uvicorn
     from uvicorn.server import ServerState
 
+    from gemmserve_service.http.protocol.connection import Body
     from gemmserve_service.http.protocol.connections import Connections
     from gemmserve_service.http.protocol.request_heads import RequestHead
-    from gemmserve_service.http.small.exchange import Body, Exchange, SmallRequests
+    from gemmserve_service.http.small.exchange import Exchange, SmallRequests
     from gemmserve_service.http.transfer.pool import TransferPool
 
 _LINGER_S: Final = 1.0  # for what a refused client is still sending
@@ -87,13 +89,12 @@ _UNFINISHED: Final = frozenset({State.NEW, State.HEAD, State.BODY})
 _INCOMPLETE: Final = frozenset({State.HEAD, State.BODY})
 
 
-class HttpProtocol(asyncio.Protocol):
+class HttpProtocol(Connection):
     """One connection. Made by `protocol_class`, which sets the attributes of the class."""
 
     registry: Connections
     small: SmallRequests | None = None
     transfers: TransferPool | None = None
-    """The transfer processes, where there are any."""
 
     def __init__(
         self,
@@ -108,13 +109,10 @@ class HttpProtocol(asyncio.Protocol):
         self.server_state = server_state
         self.app_state = app_state
         self.loop = _loop or asyncio.get_running_loop()
-        self.transport: asyncio.Transport
-        self.flow: FlowControl
         self.client: tuple[str, int] | None = None
         self.server: tuple[str, int | None] | None = None
         self.scheme = "http"
         self.address = ""
-        """Key by which connections are counted: the client's address or user."""
         self.counted = False
         self.lost = False
         self.state = State.NEW

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from gemmserve_service.errors import InvalidParameters, ServiceError, TooLarge
 from gemmserve_service.http.problems import MAX_ERRORS
@@ -14,7 +14,7 @@ from gemmserve_service.http.requests.long_json import LONG, read_object
 from gemmserve_service.http.requests.strict_json import parse_object, validate
 from gemmserve_service.jobs.batch.task import Item, Placed, placed
 from gemmserve_service.runtime.yielding import Turns
-from gemmserve_service.schemas import ArrayId, GemmParams, GemmReduceParams, Strict
+from gemmserve_service.schemas import GemmParams, GemmReduceParams, Strict
 
 if TYPE_CHECKING:
     import contextlib
@@ -30,34 +30,6 @@ _KINDS: Final[dict[object, type[GemmParams | GemmReduceParams]]] = {
     "gemm": GemmParams,
     "gemm_reduce": GemmReduceParams,
 }
-
-
-class BatchItem(BaseModel):
-    """One product. Fields of `params` may follow that differ for this one."""
-
-    model_config = ConfigDict(extra="allow")
-
-    a: ArrayId
-    b: ArrayId
-    c: ArrayId | None = None
-
-
-class BatchRequest(Strict):
-    """Many products of stored arrays. What is wrong with one of them is told of it; the others are computed."""
-
-    params: GemmParams | GemmReduceParams = Field(GemmParams(), description="of every product", discriminator="op")
-    items: list[BatchItem] = Field(min_length=1)
-    results: Literal["inline", "packed", "each"] = Field(
-        "inline",
-        description="inline: in the answer, as .npy or .npz; packed: one stored array, the products along its first "
-        "axis, if their results have one shape; each: a stored array for every product",
-    )
-    verify: bool = Field(default=False, description="check every product, and report the largest residual")
-    priority: int = Field(0, ge=-100, le=100, description="higher runs first")
-    timeout_s: float | None = Field(None, gt=0, le=86_400, description="covers queue and run")
-    ttl_s: float | None = Field(
-        None, gt=0, le=31_536_000, description="life of stored results; null: the server's default"
-    )
 
 
 class _Entry(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect
 
-from gemmserve_service.http.protocol.body_receiver import RECEIVER
+from gemmserve_service.http.extensions import RECEIVER
 from gemmserve_service.store.extents.prefault import Prefault
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive
 
-    from gemmserve_service.http.protocol.body_receiver import Receiver
+    from gemmserve_service.http.extensions import Receiver
     from gemmserve_service.store.extents.extents import Place
 
 _LOOK_S: Final = 0.005  # a product that is done sooner is not worth a look

@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from gemmserve.wire import NPY_HEADER, RESULT_HEADER, SESSION_HEADER
 from gemmserve_service.errors import DescriptorRefused, InvalidRequest, StoreFull
-from gemmserve_service.http.answers.pieces import npy_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +57,7 @@ class SharedRequest:
         try:
             if not result.takes(pinned.info.nbytes):
                 return None
-            header, view = npy_parts(pinned)
+            header, view = pinned.npy_parts()
             await result.write(view)
         except OSError:  # sealed, or opened for reading only
             return None

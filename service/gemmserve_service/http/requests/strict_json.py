@@ -18,6 +18,8 @@ from gemmserve_service.http.problems import MalformedJson, describe_validation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gemmserve_service.schemas import GemmParams, GemmReduceParams
+
 T = TypeVar("T")
 
 MAX_MEMBERS: Final = 64
@@ -105,3 +107,12 @@ def json_type(value: object) -> str:
     if value is None:
         return "null"
     return {list: "an array", str: "a string", bool: "a boolean"}.get(type(value), "a number")
+
+
+def one_shot_params(kind: type[GemmParams | GemmReduceParams], text: bytes | None) -> GemmParams | GemmReduceParams:
+    """Return the parameters that the params part of a one-shot says; without one, the defaults.
+
+    Raises MalformedJson, InvalidParameters.
+    """
+    params: GemmParams | GemmReduceParams = validate(kind, {} if text is None else parse_object(text))
+    return params

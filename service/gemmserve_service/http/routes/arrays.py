@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gemmserve.wire import NPY, OCTET_STREAM
 from gemmserve_kernels.problem.vocabulary import Dtype
 from gemmserve_service.http.answers.coded import coded, worth_coding
-from gemmserve_service.http.answers.pieces import PiecesResponse, npy_header, pieces
+from gemmserve_service.http.answers.pieces import PiecesResponse, pieces
 from gemmserve_service.http.headers.content_coding import ZSTD, chosen_coding
 from gemmserve_service.http.headers.digests import digest_field, wants_sha256
 from gemmserve_service.http.headers.preferences import choose_media_type
@@ -225,7 +225,7 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
             return Response(status_code=304, headers=headers | {"ETag": tag})
     with ExitStack() as stack:
         pinned = stack.enter_context(core.store.pin(info))
-        header = npy_header(pinned) if media_type == NPY else b""
+        header = pinned.npy_header if media_type == NPY else b""
         size = len(header) + info.nbytes
         parts: tuple[bytes | memoryview, ...] = ()
         wanted = wants_sha256(request.headers.get("want-repr-digest"))

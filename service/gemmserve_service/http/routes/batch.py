@@ -23,7 +23,7 @@ from gemmserve_service.http.middleware.content_digests import digest_of
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.problems import NotAcceptable
 from gemmserve_service.http.requests import batch_bodies
-from gemmserve_service.http.requests.batch_items import BatchRequest, StoredItems, parse_params
+from gemmserve_service.http.requests.batch_items import StoredItems, parse_params
 from gemmserve_service.http.requests.body import until_disconnect
 from gemmserve_service.http.requests.strict_json import parse_object
 from gemmserve_service.http.routes.common import caller_of, core_of, elements_header, server_timing
@@ -31,7 +31,7 @@ from gemmserve_service.http.routes.oneshot import OneShotQuery
 from gemmserve_service.jobs.batch.run import Options, Outcome, inline_results, result_dtype, run_batch
 from gemmserve_service.jobs.batch.task import Item
 from gemmserve_service.runtime.yielding import Turns
-from gemmserve_service.schemas import GemmParams, GemmReduceParams
+from gemmserve_service.schemas import BatchRequest, GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

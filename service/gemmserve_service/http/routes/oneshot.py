@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import APIRouter, Query, Request
@@ -15,7 +14,7 @@ from starlette.responses import Response
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ
 from gemmserve_kernels import Operand
 from gemmserve_service import products
-from gemmserve_service.http.answers.pieces import PiecesResponse, npy_parts, npz_pieces, pieces
+from gemmserve_service.http.answers.pieces import PiecesResponse, npz_pieces, pieces
 from gemmserve_service.http.headers.preferences import choose_media_type
 from gemmserve_service.http.middleware.content_digests import digest_of
 from gemmserve_service.http.openapi import documentation as doc
@@ -24,7 +23,7 @@ from gemmserve_service.http.requests.body import until_disconnect
 from gemmserve_service.http.requests.multipart import OneShotForm
 from gemmserve_service.http.requests.queries import Number  # noqa: TC001 (pydantic resolves it at run time)
 from gemmserve_service.http.requests.shared_memory import SharedRequest
-from gemmserve_service.http.requests.strict_json import parse_object, validate
+from gemmserve_service.http.requests.strict_json import one_shot_params
 from gemmserve_service.http.routes.common import caller_of, core_of, elements_header, server_timing
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
@@ -109,29 +108,6 @@ DIRECT: Final = {"/v1/gemm": _plain_gemm, "/v1/gemm-reduce": _plain_reduce}
 """Routes for `direct_routes.DirectRoutes`: the routes above, of a request without a query."""
 
 
-@dataclass(frozen=True, slots=True)
-class SmallRoute:
-    """What `fast_path` has to know of one of these routes; for the log and the metrics it stands for the route."""
-
-    path: str
-    kind: type[GemmParams | GemmReduceParams]
-    names: frozenset[str]
-    """Of the parts that a body may have."""
-
-    def parse(self, text: bytes | None) -> GemmParams | GemmReduceParams:
-        """The params part. Raises MalformedJson, InvalidParameters."""
-        return _params(self.kind, text)
-
-
-SMALL: Final = {
-    route.path: route
-    for route in (
-        SmallRoute("/v1/gemm", GemmParams, frozenset({"a", "b", "c", "params"})),
-        SmallRoute("/v1/gemm-reduce", GemmReduceParams, frozenset({"a", "b", "params"})),
-    )
-}
-
-
 async def _one_shot(
     request: Request,
     kind: type[GemmParams | GemmReduceParams],
@@ -147,25 +123,19 @@ async def _one_shot(
     form = OneShotForm(
         core.store,
         names=names,
-        check=lambda text, declared: _check(_params(kind, text), declared),
+        check=lambda text, declared: _check(one_shot_params(kind, text), declared),
         owner=owner,
         shared=shared,
     )
     try:
         await form.read(request)
         received_s = time.perf_counter() - began
-        params = _params(kind, form.params)
+        params = one_shot_params(kind, form.params)
         done = await _run_while_connected(request, core, params, form, timeout_s)
         return await _answer(request, done, began, received_s, shared)
     finally:
         form.abort()
         shared.close()
-
-
-def _params(kind: type[GemmParams | GemmReduceParams], text: bytes | None) -> GemmParams | GemmReduceParams:
-    """The params part; without one, the defaults."""
-    params: GemmParams | GemmReduceParams = validate(kind, {} if text is None else parse_object(text))
-    return params
 
 
 def _check(params: GemmParams | GemmReduceParams, declared: Mapping[str, Declared]) -> None:
@@ -218,7 +188,7 @@ async def _answer(request: Request, done: OneShot, began: float, received_s: flo
             if answer is not None:
                 done.release()
                 return answer
-            parts = npy_parts(result)
+            parts = result.npy_parts()
             size = sum(map(len, parts))
             headers |= await digest_of(request, lambda: parts, size=size)
             headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gemmserve_service.http.middleware.access import Gate
     from gemmserve_service.http.middleware.audit import AuditLog
     from gemmserve_service.http.protocol.asgi_cycle import AsgiCycle
-    from gemmserve_service.http.protocol.protocol import HttpProtocol
+    from gemmserve_service.http.protocol.connection import Body, Connection
     from gemmserve_service.http.small.heads import Head
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.scheduling.tasks import Task
@@ -54,9 +54,6 @@ _ALGORITHM: Final = ALGORITHM_HEADER.lower()
 
 log = structlog.get_logger(__name__)
 
-
-Body = tuple[bytes | memoryview, ...]
-"""Answer's body, in pieces."""
 
 _GUARDS: Final = field_lines((*SECURITY, POLICY))
 
@@ -77,13 +74,13 @@ class SmallRequests:
         self._ended: list[Exchange] = []
         self._answered: list[Exchange] = []
 
-    def begin(self, protocol: HttpProtocol, cycle: AsgiCycle) -> Exchange | None:
+    def begin(self, protocol: Connection, cycle: AsgiCycle) -> Exchange | None:
         """The exchange of a request whose head the parser has read; None: it is the app's."""
         head = heads.read(cycle.scope)
         return None if head is None else self.accept(protocol, head, 0, head.repeats, cycle)
 
     def accept(
-        self, protocol: HttpProtocol, head: Head, start: int, repeats: bytes, cycle: AsgiCycle | None = None
+        self, protocol: Connection, head: Head, start: int, repeats: bytes, cycle: AsgiCycle | None = None
     ) -> Exchange | None:
         """The exchange of a request with that head; None: it is the app's.
 
@@ -140,7 +137,7 @@ class Exchange:
     """One request and its answer; the scheduler's listener for its product."""
 
     def __init__(
-        self, path: SmallRequests, protocol: HttpProtocol, head: Head, start: int, repeats: bytes, scope: Any,
+        self, path: SmallRequests, protocol: Connection, head: Head, start: int, repeats: bytes, scope: Any,
         cycle: AsgiCycle | None,
     ) -> None:  # fmt: skip
         self._began = time.perf_counter()

@@ -18,7 +18,8 @@ from gemmserve_service.errors import ServiceError
 from gemmserve_service.http.headers.preferences import choose_media_type
 from gemmserve_service.http.middleware.observe import EXCHANGE, exchange_of
 from gemmserve_service.http.requests.multipart_decoder import boundary_of
-from gemmserve_service.http.routes.oneshot import SMALL, SmallRoute
+from gemmserve_service.http.requests.strict_json import one_shot_params
+from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +40,29 @@ _MAX_BYTES: Final = 2048
 _BEGINNING: Final = b"POST /"
 _END: Final = b"\r\n\r\n"
 _EXCHANGE: Final = re.compile(rf"\r\n{EXCHANGE_HEADER}: ({EXCHANGE_PATTERN})(?=\r\n)".encode("ascii"))
+
+
+@dataclass(frozen=True, slots=True)
+class SmallRoute:
+    """A one-shot route as small requests need it; for the log and the metrics it stands for the route."""
+
+    path: str
+    kind: type[GemmParams | GemmReduceParams]
+    names: frozenset[str]
+    """Parts that a body may have."""
+
+    def parse(self, text: bytes | None) -> GemmParams | GemmReduceParams:
+        """Return the params part. Raises MalformedJson, InvalidParameters."""
+        return one_shot_params(self.kind, text)
+
+
+SMALL: Final = {
+    route.path: route
+    for route in (
+        SmallRoute("/v1/gemm", GemmParams, frozenset({"a", "b", "c", "params"})),
+        SmallRoute("/v1/gemm-reduce", GemmReduceParams, frozenset({"a", "b", "params"})),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

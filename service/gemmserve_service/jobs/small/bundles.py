@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels import Plan
     from gemmserve_service.executor.protocol import Part
-    from gemmserve_service.products import Problem
+    from gemmserve_service.programs import Problem
     from gemmserve_service.scheduling.tasks import Listener
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.store.array_store import ArrayStore

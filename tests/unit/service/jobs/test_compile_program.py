@@ -11,10 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 from gemmserve_kernels import DeviceSpec, Operand
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.problem.errors import ComputeUnsupported, ConfigInfeasible, ParameterInvalid, ShapeMismatch
-from gemmserve_service import products
 from gemmserve_service.errors import ProgramTooLarge, StepInvalid, TooLarge, describe
 from gemmserve_service.jobs.compile_program import arrays_of, compile_program
-from gemmserve_service.programs import last_uses
+from gemmserve_service.programs import last_uses, outputs
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.schemas import JobRequest, ProgramJob, ProgramParams
 
@@ -62,7 +61,7 @@ def test_shapes_and_dtypes_pass_from_step_to_step():
     assert values["$y.absmax"] == ((6,), "float64", "C")
     assert values["$y.argmax"] == ((6,), "int64", "C")
     assert values["$y.c"] == ((6, 4), "complex128", "C")
-    assert list(products.outputs(found)) == ["p", "y.absmax", "y.argmax", "y.c"]
+    assert list(outputs(found)) == ["p", "y.absmax", "y.argmax", "y.c"]
     assert found.flops() == 8 * 6 * 6 * 6 + 2 * 8 * 6 * 6 * 4
     assert found.dtype == np.complex64
     stored = 6 * 6 * 8 + 6 * 4 * 4 + 6 * 4 * 16
