@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from gemmserve_service.http.extensions import RECEIVER, SENDER
-from gemmserve_service.http.problems import MalformedRequest
 from gemmserve_service.http.protocol.body_receiver import BodyReceiver, BodySender
 from gemmserve_service.http.protocol.response_writer import STATUS_LINES, ResponseWriter
 
@@ -28,13 +27,10 @@ log = logging.getLogger(__name__)
 
 
 def asgi_scope(head: RequestHead, connection: Connection) -> dict[str, Any]:
-    """The scope of a request. Raises MalformedRequest."""
+    """The scope of a request."""
     path, _, query = head.target.partition(b"?")
     config = connection.config
-    try:
-        text = path.decode("ascii")
-    except UnicodeDecodeError as error:
-        raise MalformedRequest("a request's target has ASCII characters alone") from error
+    text = path.decode("ascii")
     return {
         "type": "http",
         "asgi": {"version": config.asgi_version, "spec_version": "2.3"},
@@ -56,7 +52,6 @@ class AsgiCycle:
     """A request that was read, or is being read, and its answer."""
 
     def __init__(self, connection: Connection, head: RequestHead) -> None:
-        """Raises MalformedRequest."""
         self._connection = connection
         self.scope = asgi_scope(head, connection)
         self.scope["extensions"] = {RECEIVER: BodyReceiver(connection, self), SENDER: BodySender(connection, self)}

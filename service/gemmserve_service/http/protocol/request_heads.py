@@ -71,6 +71,8 @@ def check_head(method: str, target: bytes, version: str, headers: Sequence[tuple
         raise MalformedRequest("Content-Length is a number of bytes, in digits")
     if codings and (version == "1.0" or codings[0].lower() != b"chunked"):
         raise MalformedRequest("the one Transfer-Encoding that is read is chunked, in HTTP/1.1")
+    if not target.isascii():
+        raise MalformedRequest("a request's target is of ASCII characters; others are percent-encoded")
     return target if target.startswith(b"/") and b"#" not in target else _origin_form(target, hosts)
 
 

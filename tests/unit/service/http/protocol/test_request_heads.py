@@ -26,7 +26,17 @@ class TestTargets:
         assert check_head("GET", target, "1.1", HOST) == found
 
     @pytest.mark.parametrize(
-        "target", [b"*", b"/a#b", b"http://127.0.0.1/", b"http://127.0.0.1:8000/#", b"ftp://127.0.0.1:8000/", b"a/b"]
+        "target",
+        [
+            b"*",
+            b"/a#b",
+            b"http://127.0.0.1/",
+            b"http://127.0.0.1:8000/#",
+            b"ftp://127.0.0.1:8000/",
+            b"a/b",
+            b"/\xff",
+            b"/?\xff",
+        ],
     )
     def test_refused(self, target):
         with pytest.raises(ServiceError):
