@@ -14,6 +14,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from inline_executor import InlineExecutor
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
@@ -64,7 +65,7 @@ def service(request, tmp_path_factory):
     servers = []
 
     async def serve():
-        server = main_server(create_app(options, Core(options)), options)
+        server = main_server(create_app(options, Core(options, InlineExecutor())), options)
         server.config.timeout_graceful_shutdown = 1
         servers.append(server)
         serving = asyncio.ensure_future(server.serve([listener]))
@@ -127,7 +128,7 @@ def existing(service):
 def document():
     """The OpenAPI document of an app that never starts."""
     options = Settings()
-    return create_app(options, Core(options)).openapi()
+    return create_app(options, Core(options, InlineExecutor())).openapi()
 
 
 schema = schemathesis.openapi.from_dict(document())

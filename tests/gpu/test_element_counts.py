@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kernel_models import splits as plane_models
 from simt_cases import random
 
 from gemmserve_kernels import (
@@ -19,7 +20,6 @@ from gemmserve_kernels import (
     read_element_counts,
 )
 from gemmserve_kernels.algorithms.ozaki.bound import LINES
-from gemmserve_kernels.algorithms.splits import models as plane_models
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

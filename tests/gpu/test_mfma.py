@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reduce_cases
+from kernel_models import mfma as model
 from mfma_cases import BOTH, check, run
 from simt_cases import CupyMachine, random, strided
 
-from gemmserve_kernels.algorithms.mfma import model
 from gemmserve_kernels.algorithms.mfma.gemm_reduce import run_gemm_reduce
 from gemmserve_kernels.algorithms.mfma.tile import CANDIDATES, candidates_of, check_device, dense_arithmetic
 from gemmserve_kernels.device.launch import CupyLauncher

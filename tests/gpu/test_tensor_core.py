@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kernel_models import splits as plane_models
 from simt_cases import CupyMachine, random
 
 from gemmserve_kernels import read_element_counts
@@ -11,7 +12,6 @@ from gemmserve_kernels.algorithms.common import verdict
 from gemmserve_kernels.algorithms.common.splits import is_wide
 from gemmserve_kernels.algorithms.simt import gemm as simt
 from gemmserve_kernels.algorithms.splits import gemm as tensor_core
-from gemmserve_kernels.algorithms.splits import models as plane_models
 from gemmserve_kernels.algorithms.splits import split
 from gemmserve_kernels.device.launch import CupyLauncher
 from gemmserve_kernels.device.struct_params import StoredArray

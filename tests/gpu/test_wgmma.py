@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 from framed import Framed
+from kernel_models import splits as plane_models
 from simt_cases import CupyMachine, random
 from wgmma_cases import IDS, LIMIT, SCHEMES, Case, check, planes_of, run
 
 from gemmserve_kernels.algorithms.common.splits import PLANES, Planes
-from gemmserve_kernels.algorithms.splits import models as plane_models
 from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
 from gemmserve_kernels.algorithms.wgmma.candidates import _CANDIDATES
 from gemmserve_kernels.device.launch import CupyLauncher

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from direct_cases import Case, check, run
 from framed import Framed
+from kernel_models import direct as model
 from reduce_cases import REAL, check_exact, exact
 from reduce_cases import check as check_reduce
 from simt_cases import CupyMachine, random, strided
@@ -16,7 +17,6 @@ from simt_cases import CupyMachine, random, strided
 from gemmserve_kernels import gemm, gemm_reduce
 from gemmserve_kernels.algorithms.wgmma.candidates import _CANDIDATES
 from gemmserve_kernels.algorithms.wgmma.direct import gemm as direct
-from gemmserve_kernels.algorithms.wgmma.direct import model
 from gemmserve_kernels.algorithms.wgmma.direct.gemm_reduce import run_gemm_reduce
 from gemmserve_kernels.device.launch import CupyLauncher
 from gemmserve_kernels.numerics import reference

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from inline_executor import InlineExecutor
 
 from gemmserve_service.http.problems import catalogue
 from gemmserve_service.settings import Settings
@@ -36,7 +37,7 @@ def routes() -> set[tuple[str, str]]:
     from gemmserve_service.jobs.core import Core
 
     settings = Settings()
-    schema = create_app(settings, Core(settings)).openapi()
+    schema = create_app(settings, Core(settings, InlineExecutor())).openapi()
     return {(method.upper(), path) for path, methods in schema["paths"].items() for method in methods}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from gemmserve_service.executor.inline import InlineExecutor
+from inline_executor import InlineExecutor
+
 from gemmserve_service.executor.protocol import RunBatch
 
 

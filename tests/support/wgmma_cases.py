@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from kernel_models import splits as plane_models
 from simt_cases import random, strided
 
 from gemmserve_kernels.algorithms.common.splits import PITCH, Planes, is_wide
-from gemmserve_kernels.algorithms.splits import models as plane_models
 from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
 from gemmserve_kernels.algorithms.wgmma.candidates import _CANDIDATES
 from gemmserve_kernels.numerics import reference

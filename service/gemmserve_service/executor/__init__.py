@@ -1,1 +1,1 @@
-"""Executors run planned products on devices: `local` in worker processes, `inline` in a thread of this one."""
+"""Executors: products run on devices, `local` in worker processes of this machine; `port` is what others implement."""

@@ -33,11 +33,7 @@ class Core:
     `observers` are told each change of a job; `snapshot()` gives the gauges.
     """
 
-    def __init__(self, settings: Settings, executor: Executor | None = None) -> None:
-        if executor is None:
-            from gemmserve_service.executor.inline import InlineExecutor
-
-            executor = InlineExecutor()
+    def __init__(self, settings: Settings, executor: Executor) -> None:
         self.settings = settings
         self.executor = executor
         self.observers: list[Observer] = []

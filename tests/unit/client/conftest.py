@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 from fake_service import FakeService
+from inline_executor import InlineExecutor
 
 from gemmserve import AsyncClient, Client, RetryPolicy
 from gemmserve._flows import Flows
@@ -83,7 +84,9 @@ def app_url(tmp_path_factory) -> Iterator[str]:
     from gemmserve_service.settings import Settings
 
     settings = Settings(data_dir=tmp_path_factory.mktemp("data"), verify_share=0)
-    config = uvicorn.Config(create_app(settings, Core(settings)), port=0, log_level="warning", access_log=False)
+    config = uvicorn.Config(
+        create_app(settings, Core(settings, InlineExecutor())), port=0, log_level="warning", access_log=False
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

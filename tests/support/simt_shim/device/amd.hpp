@@ -21,7 +21,7 @@ inline double floor_of(double x) {
 
 // The products, cut to 24 bits below the largest one's binary point, towards zero; their sum cut to 31 and the
 // accumulator to 24 bits below the larger of both, towards minus infinity; the sum of these rounded to nearest.
-// gemmserve_kernels.algorithms.mfma.model, bit for bit.
+// tests/support/kernel_models/mfma.py, bit for bit.
 // `least`: the exponent of a subnormal number.
 inline float fused(float accumulator, const float* x, const float* y, int count, int least) {
     constexpr int NOTHING = -126;

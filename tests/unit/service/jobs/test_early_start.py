@@ -13,6 +13,7 @@ import threading
 
 import numpy as np
 import pytest
+from inline_executor import InlineExecutor
 
 from gemmserve_service.errors import IdempotencyConflict, IdempotencyMismatch, NotFound, StoreFull
 from gemmserve_service.jobs import jobs
@@ -204,7 +205,7 @@ async def test_a_crash_in_between_leaves_nothing_and_nobody_was_told(core, fake,
     # What kill -9 would leave: the files as they are.
     shutil.copytree(settings.data_dir, tmp_path / "after")
     assert not submission.done()
-    second = Core(settings.model_copy(update={"data_dir": tmp_path / "after"}))
+    second = Core(settings.model_copy(update={"data_dir": tmp_path / "after"}), InlineExecutor())
     await second.start()
     try:
         assert (await second.jobs.list(state=None, limit=9, cursor=None))[0] == []
@@ -280,7 +281,7 @@ async def test_a_drain_in_between_keeps_the_job(core, begun, writer, settings):
     writer.go_on()
     assert (await submission)[0].id == job_id
     await core.stop()
-    second = Core(settings)
+    second = Core(settings, InlineExecutor())
     await second.start()
     try:
         assert (await second.jobs.wait(job_id, 60)).state == JobState.SUCCEEDED

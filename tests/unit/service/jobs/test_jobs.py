@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from inline_executor import InlineExecutor
 
 from gemmserve_kernels.problem.errors import ShapeMismatch
 from gemmserve_service.errors import (
@@ -129,7 +130,7 @@ async def test_an_end_that_could_not_be_recorded_before_the_server_stopped_comes
     await eventually(lambda: not core.ready()[0])
     assert (await core.jobs.wait(info.id, 0.01)).state == JobState.RUNNING
     await core.stop()
-    second = Core(settings)
+    second = Core(settings, InlineExecutor())
     await second.start()
     try:
         assert (await second.jobs.wait(info.id, 60)).state == JobState.SUCCEEDED

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from inline_executor import InlineExecutor
 from program_requests import powers, program, step
 from pydantic import TypeAdapter
 from works import packed, unpacked
@@ -202,7 +203,10 @@ async def test_a_crash_of_the_server_loses_no_program(core, fake, a, settings, f
     waiting, _ = await core.jobs.submit(powers(a, 3))
     await core.store.delete(a.id)
     await core.stop()
-    again = Core(settings.model_copy(update={"max_program_steps": 2, "max_queued_steps": 2, "max_array_bytes": 8}))
+    again = Core(
+        settings.model_copy(update={"max_program_steps": 2, "max_queued_steps": 2, "max_array_bytes": 8}),
+        InlineExecutor(),
+    )
     await again.start()
     try:
         long, short = await again.jobs.wait(info.id, 60), await again.jobs.wait(waiting.id, 60)
@@ -222,7 +226,7 @@ async def test_a_program_that_can_run_nowhere_any_more_fails_by_name(core, a, se
     await core.stop()
     for path in (settings.data_dir / "extents").iterdir():
         path.unlink()
-    again = Core(settings)
+    again = Core(settings, InlineExecutor())
     await again.start()
     try:
         done = await again.jobs.wait(info.id, 60)

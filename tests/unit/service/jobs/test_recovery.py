@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from inline_executor import InlineExecutor
 
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.schemas import JobState
@@ -121,7 +122,7 @@ async def test_results_not_yet_on_record_leave_no_space_behind(
 async def test_a_core_that_cannot_start_leaves_nothing_open(settings):
     settings.data_dir.mkdir()
     (settings.data_dir / "gemmserve.sqlite").write_bytes(b"no database" * 1000)
-    core = Core(settings)
+    core = Core(settings, InlineExecutor())
     with pytest.raises(DatabaseError, match="cannot be opened"):
         await core.start()
     assert not core.database.is_open

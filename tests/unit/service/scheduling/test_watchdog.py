@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from inline_executor import InlineExecutor
 
-from gemmserve_service.executor.inline import InlineExecutor
 from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.watchdog import Watchdog

@@ -7,15 +7,15 @@ import dataclasses
 import numpy as np
 import pytest
 import reduce_cases
+from kernel_models import mfma as model
+from kernel_models.splits import split
 from mfma_cases import SMALL, check, run
 from simt_cases import ShimMachine, random, strided
 from simt_shim import ORDERS, ShimLauncher, compile_source
 
-from gemmserve_kernels.algorithms.mfma import model
 from gemmserve_kernels.algorithms.mfma.gemm_reduce import run_gemm_reduce
 from gemmserve_kernels.algorithms.splits import gemm as planes
 from gemmserve_kernels.algorithms.splits import gemm_reduce as planes_reduce
-from gemmserve_kernels.algorithms.splits.models import split
 from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import reference

@@ -7,15 +7,15 @@ import dataclasses
 import numpy as np
 import pytest
 import reduce_cases
+from kernel_models import mfma as model
+from kernel_models.splits import split
 from mma_cases import planes_of
 from simt_cases import ShimMachine, random
 from simt_shim import ShimLauncher
 
 from gemmserve_kernels.algorithms.mfma import gemm as mfma
-from gemmserve_kernels.algorithms.mfma import model
 from gemmserve_kernels.algorithms.splits import gemm as planes
 from gemmserve_kernels.algorithms.splits import gemm_reduce as planes_reduce
-from gemmserve_kernels.algorithms.splits.models import split
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import reference
 from gemmserve_kernels.problem.config import GemmConfig

@@ -6,12 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from kernel_models import mfma as model
 from mfma_cases import BOTH, SMALL, SMALL_DOUBLE, check, run
 from simt_cases import ShimMachine, assert_within, random, strided
 from simt_shim import ORDERS, ShimLauncher
 
 from gemmserve_kernels.algorithms.mfma import gemm as mfma
-from gemmserve_kernels.algorithms.mfma import model
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import reference
 from gemmserve_kernels.problem.problem import GemmProblem, Operand

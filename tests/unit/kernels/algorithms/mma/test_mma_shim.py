@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kernel_models import splits as plane_models
 from mma_cases import build, check, check_not_finite, check_planes, planes_of, run
 from simt_cases import ShimMachine, random, strided
 from simt_shim import ShimLauncher
 
 from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.mma import plan
-from gemmserve_kernels.algorithms.splits import models as plane_models
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import models
 from gemmserve_kernels.problem.config import GemmConfig

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_models import splits as plane_models
 from mma_cases import build
 from reduce_cases import check as check_reduction
 from simt_cases import ShimMachine, random
@@ -18,7 +19,6 @@ from gemmserve_kernels.algorithms.common.verdict import Judged
 from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.splits import gemm as product
 from gemmserve_kernels.algorithms.splits import gemm_reduce
-from gemmserve_kernels.algorithms.splits import models as plane_models
 from gemmserve_kernels.device.element_counts import ElementCounts
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import reference

@@ -7,9 +7,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from kernel_models import ozaki as ozaki_model
 
 from gemmserve_kernels.algorithms.ozaki import bound
-from gemmserve_kernels.algorithms.ozaki import model as ozaki_model
 from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, needed
 
 U = Fraction(1, 2**53)

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from kernel_models import ozaki as ozaki_model
 
-from gemmserve_kernels.algorithms.ozaki import model as ozaki_model
 from gemmserve_kernels.algorithms.ozaki.gemm import resolve, supports
 from gemmserve_kernels.algorithms.ozaki.moduli import DIGIT, LIMB, MODULI, Moduli, limbs, needed
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE, panels

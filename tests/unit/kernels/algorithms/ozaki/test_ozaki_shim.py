@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_models import ozaki as ozaki_model
 from ozaki_cases import CASES, Case, run
 from simt_shim import ORDERS, ShimLauncher
 
 from gemmserve_kernels.algorithms.dmma import gemm as dmma
 from gemmserve_kernels.algorithms.ozaki import bound
 from gemmserve_kernels.algorithms.ozaki import gemm as ozaki
-from gemmserve_kernels.algorithms.ozaki import model as ozaki_model
 from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, needed
 from gemmserve_kernels.algorithms.simt import gemm as simt
 from gemmserve_kernels.device.spec import KNOWN

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_models import splits as plane_models
 from simt_cases import random
 from simt_shim import ShimLauncher
 from simt_shim.module import Order
 
 from gemmserve_kernels.algorithms.common import verdict
-from gemmserve_kernels.algorithms.splits import models as plane_models
 from gemmserve_kernels.algorithms.splits import split
 from gemmserve_kernels.algorithms.splits.geometry import Geometry, geometry_of
 from gemmserve_kernels.device.spec import KNOWN

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_models import splits as plane_models
 from simt_cases import ShimMachine, random, strided
 from simt_shim import ShimLauncher
 from simt_shim.module import Order
@@ -14,7 +15,6 @@ from gemmserve_kernels.algorithms.common import verdict
 from gemmserve_kernels.algorithms.common.splits import is_wide
 from gemmserve_kernels.algorithms.mma import gemm as mma
 from gemmserve_kernels.algorithms.splits import gemm as tensor_core
-from gemmserve_kernels.algorithms.splits import models as plane_models
 from gemmserve_kernels.algorithms.splits import split
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.device.struct_params import StoredArray

@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import simt_shim.launcher
+from kernel_models import splits as plane_models
 from simt_cases import ShimMachine
 from simt_shim import FORWARD, REVERSE, Order, ShimLauncher
 from simt_shim.module import ShimError
 from wgmma_cases import IDS, SCHEMES, Case, check, planes_of, run
 
 from gemmserve_kernels.algorithms.common.splits import PLANES, Planes, is_wide
-from gemmserve_kernels.algorithms.splits import models as plane_models
 from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
 from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
 from gemmserve_kernels.device.spec import KNOWN

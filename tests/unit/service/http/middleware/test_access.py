@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import httpx
 import numpy as np
 import pytest
+from inline_executor import InlineExecutor
 
 from gemmserve_service.http.app import create_app
 from gemmserve_service.jobs.core import Core
@@ -240,7 +241,7 @@ async def test_the_audit_has_every_mutation_and_refusal(app, as_, client, npy, a
 
 async def test_the_audit_file_is_json_lines_without_secrets(make_settings, tmp_path, npy):
     settings = make_settings(audit_log=tmp_path / "audit.jsonl")
-    core = Core(settings)
+    core = Core(settings, InlineExecutor())
     app = create_app(settings, core)
     async with app.router.lifespan_context(app):
         key_id, text = create_key(settings.data_dir, "ali\nce")
@@ -266,16 +267,16 @@ async def test_the_audit_file_is_json_lines_without_secrets(make_settings, tmp_p
 async def test_lost_keys_do_not_open_what_was_made_under_them(make_settings, npy, caplog):
     settings = make_settings()
     _, text = create_key(settings.data_dir, "alice")
-    first = create_app(settings, Core(settings))
+    first = create_app(settings, Core(settings, InlineExecutor()))
     async with first.router.lifespan_context(first):
         transport = httpx.ASGITransport(app=first)
         async with httpx.AsyncClient(transport=transport, base_url="http://x", headers={"X-API-Key": text}) as client:
             await put(client, npy(np.eye(3)))
     (settings.data_dir / "keys.json").unlink()
-    exposed = Core(make_settings(host="0.0.0.0", allow_unauthenticated=True))
+    exposed = Core(make_settings(host="0.0.0.0", allow_unauthenticated=True), InlineExecutor())
     with pytest.raises(KeyringError, match=r"keys\.json is gone"):
         await exposed.start()
-    at_home = Core(settings)
+    at_home = Core(settings, InlineExecutor())
     await at_home.start()
     await at_home.stop()
     assert "keys.json is gone" in caplog.text

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from inline_executor import InlineExecutor
 from prometheus_client.parser import text_string_to_metric_families
 
 
@@ -94,7 +95,7 @@ async def test_each_app_has_its_own_metrics(make_settings, tmp_path, client):
     from gemmserve_service.jobs.core import Core
 
     settings = make_settings(data_dir=tmp_path / "other")
-    other = create_app(settings, Core(settings))
+    other = create_app(settings, Core(settings, InlineExecutor()))
     assert other.state.metrics.registry is not client._transport.app.state.metrics.registry
 
 

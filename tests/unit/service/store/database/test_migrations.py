@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from inline_executor import InlineExecutor
 
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.schemas import GemmJob, JobState
@@ -66,7 +67,7 @@ def version_1(settings):
 
 
 async def test_a_database_of_version_1_goes_on_with_all_its_rows(version_1, fetch):
-    core = Core(version_1)
+    core = Core(version_1, InlineExecutor())
     await core.start()
     try:
         waiting = await core.jobs.wait(JOB, 60)

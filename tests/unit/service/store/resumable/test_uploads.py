@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 
 import pytest
+from inline_executor import InlineExecutor
 from upload_parts import A, Body, raw
 
 from gemmserve_service.errors import DigestMismatch, NotFound, StoreFull
@@ -20,7 +21,7 @@ NPY = npy_header(A.dtype.name, A.shape, "C") + raw(A)
 async def test_what_was_acknowledged_survives_the_process(settings):
     """A core stopped without a word to its uploads, and another on the same folder."""
     data = raw(A)
-    core = Core(settings)
+    core = Core(settings, InlineExecutor())
     await core.start()
     declared = Declared(A.dtype, A.shape, "C", A.nbytes)
     one = await core.uploads.create("", "application/octet-stream", declared, ttl_s=None)
@@ -30,7 +31,7 @@ async def test_what_was_acknowledged_survives_the_process(settings):
     info = await core.uploads.complete(done, None)
     await core.stop()
 
-    core = Core(settings)
+    core = Core(settings, InlineExecutor())
     await core.start()
     try:
         assert core.store.used_bytes == 2 * A.nbytes
@@ -60,7 +61,7 @@ async def test_bytes_that_a_broken_repetition_has_overwritten_are_not_on_record(
             written.set()
             await never.wait()
 
-    core = Core(settings)
+    core = Core(settings, InlineExecutor())
     await core.start()
     declared = Declared(A.dtype, A.shape, "C", A.nbytes)
     upload = await core.uploads.create("", "application/octet-stream", declared, ttl_s=None)
@@ -75,7 +76,7 @@ async def test_bytes_that_a_broken_repetition_has_overwritten_are_not_on_record(
     again.cancel()
     await asyncio.wait([again])
 
-    core = Core(settings)
+    core = Core(settings, InlineExecutor())
     await core.start()
     try:
         assert list(core.uploads.get(upload.id, "").received) == [(1000, len(data))]
@@ -86,7 +87,7 @@ async def test_bytes_that_a_broken_repetition_has_overwritten_are_not_on_record(
 async def test_space_that_a_row_still_names_serves_nobody_else(settings, monkeypatch):
     """The digest is wrong, the disk too full for the row to go, and then the process is killed."""
     data = raw(A)
-    core = Core(settings)
+    core = Core(settings, InlineExecutor())
     await core.start()
     declared = Declared(A.dtype, A.shape, "C", A.nbytes)
     upload = await core.uploads.create("alice", "application/octet-stream", declared, ttl_s=None)
@@ -103,7 +104,7 @@ async def test_space_that_a_row_still_names_serves_nobody_else(settings, monkeyp
     others.write(b"secret" * 100)
     await core.database.stop()
 
-    core = Core(settings)
+    core = Core(settings, InlineExecutor())
     await core.start()
     try:
         with pytest.raises(NotFound):
@@ -115,7 +116,7 @@ async def test_space_that_a_row_still_names_serves_nobody_else(settings, monkeyp
 
 async def test_a_part_that_comes_while_its_upload_is_given_up_is_refused(make_settings, monkeypatch):
     """Not taken in by an upload whose space goes a moment later."""
-    core = Core(make_settings(upload_idle_s=0.5))
+    core = Core(make_settings(upload_idle_s=0.5), InlineExecutor())
     await core.start()
     write = core.database.write
     removing, go = asyncio.Event(), asyncio.Event()

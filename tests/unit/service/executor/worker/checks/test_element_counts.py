@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from inline_executor import InlineExecutor
 
 from gemmserve_kernels import ElementCounts
 from gemmserve_kernels.device.element_counts import Reading
-from gemmserve_service.executor.inline import InlineExecutor
 from gemmserve_service.executor.worker.checks import element_counts
 from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.http.metrics.metrics import Metrics

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from inline_executor import InlineExecutor
+from kernel_models import ozaki as ozaki_model
 
-from gemmserve_kernels.algorithms.ozaki import model as ozaki_model
 from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, needed
 from gemmserve_kernels.freivalds import Element, Finding
 from gemmserve_kernels.numerics import models
-from gemmserve_service.executor.inline import InlineExecutor
 from gemmserve_service.executor.worker.backend import call
 from gemmserve_service.executor.worker.checks import verification
 from gemmserve_service.executor.worker.host.backend import CpuBackend

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kernel_models import splits as plane_models
 from simt_cases import random
 
 from gemmserve_kernels.algorithms.common import verdict
-from gemmserve_kernels.algorithms.splits import models as plane_models
 from gemmserve_kernels.numerics import models
 from gemmserve_kernels.numerics.reference import errors
 

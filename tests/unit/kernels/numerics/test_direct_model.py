@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kernel_models import direct as model
 
 from gemmserve_kernels.algorithms.wgmma.candidates import promotion
-from gemmserve_kernels.algorithms.wgmma.direct import model
 
 
 def operands(k, *, one_sign):

@@ -1,0 +1,1 @@
+"""NumPy models of the kernels' arithmetic, step by step: what a kernel must return, bit for bit or within a bound."""
