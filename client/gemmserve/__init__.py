@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from gemmserve._model import ArrayInfo, JobInfo
     from gemmserve._program import AsyncProgram, AsyncProgramArray, Program, ProgramArray
     from gemmserve._remote import AsyncRemoteArray, RemoteArray
-    from gemmserve._retry import RetryPolicy
+    from gemmserve._transport.retry import RetryPolicy
 
     __version__: str
 
@@ -121,7 +121,7 @@ _HOME = {
     "Program": "_program",
     "ProgramArray": "_program",
     "RemoteArray": "_remote",
-    "RetryPolicy": "_retry",
+    "RetryPolicy": "_transport.retry",
 }
 """The private module of each name; every other one is an error."""
 

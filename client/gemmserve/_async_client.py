@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 import httpx
 
-from gemmserve import _batch, _requests
-from gemmserve._arrays import as_array
-from gemmserve._async_io import AsyncIO
 from gemmserve._base import ClientBase
-from gemmserve._flows import Flow, prepare, submission
-from gemmserve._job import AsyncJob
-from gemmserve._model import ArrayInfo, JobInfo
-from gemmserve._params import (
+from gemmserve._calls import batch, requests
+from gemmserve._calls.flows import Flow, prepare, submission
+from gemmserve._calls.params import (
     GemmManyOptions,
     GemmOptions,
     ReduceManyOptions,
@@ -21,15 +17,19 @@ from gemmserve._params import (
     keywords,
     params_of,
 )
+from gemmserve._job import AsyncJob
+from gemmserve._model import ArrayInfo, JobInfo
 from gemmserve._program import AsyncProgram
 from gemmserve._remote import AsyncRemoteArray
+from gemmserve._transfer.arrays import as_array
+from gemmserve._transport.async_io import AsyncIO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TypeAlias, Unpack
 
-    from gemmserve._arrays import AnyArray, LocalArray
-    from gemmserve._params import OneReduction
+    from gemmserve._calls.params import OneReduction
+    from gemmserve._transfer.arrays import AnyArray, LocalArray
 
     Operand: TypeAlias = AsyncRemoteArray | LocalArray
 
@@ -57,7 +57,7 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport]):
     async def _run(self, flow: Flow[T]) -> T:
         return await self._io.drive(flow)
 
-    async def _call(self, request: _requests.Request[T]) -> T:
+    async def _call(self, request: requests.Request[T]) -> T:
         return await self._run(self._flows.call(request))
 
     @overload
@@ -125,9 +125,9 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport]):
 
     async def _many(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> list[Any]:
         params, others = params_of(kind, options)
-        results = await self._run(_batch.run_batch(self._flows, op, operands, params, timeout=others["timeout"]))
-        _batch.check(results, others["errors"])
-        return [_batch.with_handles(result, lambda info: AsyncRemoteArray(self, info.id, info)) for result in results]
+        results = await self._run(batch.run_batch(self._flows, op, operands, params, timeout=others["timeout"]))
+        batch.check(results, others["errors"])
+        return [batch.with_handles(result, lambda info: AsyncRemoteArray(self, info.id, info)) for result in results]
 
     async def _product(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> Any:
         params, others = params_of(kind, options)
@@ -163,7 +163,7 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport]):
 
     async def delete(self, array_id: str) -> None:
         """Deletes an array: it is hidden at once and freed after the last job that uses it. Raises NotFound."""
-        await self._call(_requests.delete_array(array_id))
+        await self._call(requests.delete_array(array_id))
 
     def program(
         self, *, priority: int = 0, timeout: float | None = None, ttl_s: float | None = None, verify: bool = False
@@ -173,7 +173,7 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport]):
 
     async def job(self, job_id: str) -> AsyncJob:
         """A job by its id. Raises NotFound."""
-        return AsyncJob(self, await self._call(_requests.job_info(job_id)))
+        return AsyncJob(self, await self._call(requests.job_info(job_id)))
 
     async def jobs(self, *, state: str | None = None, limit: int | None = None) -> list[AsyncJob]:
         """The jobs, newest first; only those in `state` if given."""
@@ -182,22 +182,22 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport]):
 
     async def devices(self) -> list[dict[str, Any]]:
         """The server's devices: what each is, its memory, its compute modes."""
-        return _requests.device_list(await self._call(_requests.document("/v1/devices")))
+        return requests.device_list(await self._call(requests.document("/v1/devices")))
 
     async def usage(self) -> dict[str, Any]:
         """Quotas and what is used of them."""
-        return cast("dict[str, Any]", await self._call(_requests.document("/v1/usage")))
+        return cast("dict[str, Any]", await self._call(requests.document("/v1/usage")))
 
     async def health(self) -> dict[str, Any]:
         """The server's own account of its health."""
-        return cast("dict[str, Any]", await self._call(_requests.document("/healthz")))
+        return cast("dict[str, Any]", await self._call(requests.document("/healthz")))
 
     async def ready(self) -> bool:
         """Whether the server takes work: False while it starts or drains. Raises TransportError if it is not there."""
         return await self._run(self._flows.ready())
 
     async def _array_info(self, array_id: str) -> ArrayInfo:
-        return await self._call(_requests.array_info(array_id))
+        return await self._call(requests.array_info(array_id))
 
     async def _download(self, array_id: str, nbytes: int = 0) -> AnyArray:
-        return _requests.single_array(await self._run(self._flows.download(array_id, nbytes=nbytes)))
+        return requests.single_array(await self._run(self._flows.download(array_id, nbytes=nbytes)))

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from gemmserve._arrays import as_array
-from gemmserve._compression import check
-from gemmserve._connection import Connection
-from gemmserve._digests import check_digests
-from gemmserve._flows import Flows
+from gemmserve._calls.flows import Flows
 from gemmserve._pickling import made_of, reduced_client
-from gemmserve._retry import RetryPolicy
-from gemmserve._urls import server_url
+from gemmserve._transfer.arrays import as_array
+from gemmserve._transport.connection import Connection
+from gemmserve._transport.content_coding import check
+from gemmserve._transport.digests import check_digests
+from gemmserve._transport.retry import RetryPolicy
+from gemmserve._transport.urls import server_url
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from gemmserve._arrays import AnyArray, LocalArray
-    from gemmserve._digests import Digests
-    from gemmserve._params import Order
+    from gemmserve._calls.params import Order
+    from gemmserve._transfer.arrays import AnyArray, LocalArray
+    from gemmserve._transport.digests import Digests
 
 IO = TypeVar("IO", bound=Connection)
 Transport = TypeVar("Transport")

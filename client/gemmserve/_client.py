@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 import httpx
 
-from gemmserve import _batch, _requests
-from gemmserve._arrays import as_array
 from gemmserve._base import ClientBase
-from gemmserve._flows import Flow, prepare, submission
-from gemmserve._job import Job
-from gemmserve._model import ArrayInfo, JobInfo
-from gemmserve._params import (
+from gemmserve._calls import batch, requests
+from gemmserve._calls.flows import Flow, prepare, submission
+from gemmserve._calls.params import (
     GemmManyOptions,
     GemmOptions,
     ReduceManyOptions,
@@ -20,16 +17,19 @@ from gemmserve._params import (
     keywords,
     params_of,
 )
+from gemmserve._job import Job
+from gemmserve._model import ArrayInfo, JobInfo
 from gemmserve._program import Program
 from gemmserve._remote import RemoteArray
-from gemmserve._sync_io import SyncIO
+from gemmserve._transfer.arrays import as_array
+from gemmserve._transport.sync_io import SyncIO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TypeAlias, Unpack
 
-    from gemmserve._arrays import AnyArray, LocalArray
-    from gemmserve._params import OneReduction
+    from gemmserve._calls.params import OneReduction
+    from gemmserve._transfer.arrays import AnyArray, LocalArray
 
     Operand: TypeAlias = RemoteArray | LocalArray
 
@@ -72,7 +72,7 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport]):
     def _run(self, flow: Flow[T]) -> T:
         return self._io.drive(flow)
 
-    def _call(self, request: _requests.Request[T]) -> T:
+    def _call(self, request: requests.Request[T]) -> T:
         return self._run(self._flows.call(request))
 
     @overload
@@ -157,9 +157,9 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport]):
 
     def _many(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> list[Any]:
         params, others = params_of(kind, options)
-        results = self._run(_batch.run_batch(self._flows, op, operands, params, timeout=others["timeout"]))
-        _batch.check(results, others["errors"])
-        return [_batch.with_handles(result, lambda info: RemoteArray(self, info.id, info)) for result in results]
+        results = self._run(batch.run_batch(self._flows, op, operands, params, timeout=others["timeout"]))
+        batch.check(results, others["errors"])
+        return [batch.with_handles(result, lambda info: RemoteArray(self, info.id, info)) for result in results]
 
     def _product(self, op: str, operands: Mapping[str, Any], kind: type, options: Mapping[str, Any]) -> Any:
         params, others = params_of(kind, options)
@@ -204,7 +204,7 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport]):
 
     def delete(self, array_id: str) -> None:
         """Deletes an array: it is hidden at once and freed after the last job that uses it. Raises NotFound."""
-        self._call(_requests.delete_array(array_id))
+        self._call(requests.delete_array(array_id))
 
     def program(
         self, *, priority: int = 0, timeout: float | None = None, ttl_s: float | None = None, verify: bool = False
@@ -227,7 +227,7 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport]):
 
     def job(self, job_id: str) -> Job:
         """A job by its id. Raises NotFound."""
-        return Job(self, self._call(_requests.job_info(job_id)))
+        return Job(self, self._call(requests.job_info(job_id)))
 
     def jobs(self, *, state: str | None = None, limit: int | None = None) -> list[Job]:
         """The jobs, newest first; only those in `state` if given."""
@@ -236,22 +236,22 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport]):
 
     def devices(self) -> list[dict[str, Any]]:
         """The server's devices: what each is, its memory, its compute modes."""
-        return _requests.device_list(self._call(_requests.document("/v1/devices")))
+        return requests.device_list(self._call(requests.document("/v1/devices")))
 
     def usage(self) -> dict[str, Any]:
         """Quotas and what is used of them."""
-        return cast("dict[str, Any]", self._call(_requests.document("/v1/usage")))
+        return cast("dict[str, Any]", self._call(requests.document("/v1/usage")))
 
     def health(self) -> dict[str, Any]:
         """The server's own account of its health."""
-        return cast("dict[str, Any]", self._call(_requests.document("/healthz")))
+        return cast("dict[str, Any]", self._call(requests.document("/healthz")))
 
     def ready(self) -> bool:
         """Whether the server takes work: False while it starts or drains. Raises TransportError if it is not there."""
         return self._run(self._flows.ready())
 
     def _array_info(self, array_id: str) -> ArrayInfo:
-        return self._call(_requests.array_info(array_id))
+        return self._call(requests.array_info(array_id))
 
     def _download(self, array_id: str, nbytes: int = 0) -> AnyArray:
-        return _requests.single_array(self._run(self._flows.download(array_id, nbytes=nbytes)))
+        return requests.single_array(self._run(self._flows.download(array_id, nbytes=nbytes)))

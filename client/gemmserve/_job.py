@@ -5,19 +5,20 @@ from __future__ import annotations
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from gemmserve import _errors, _requests
-from gemmserve._flows import Watch
+from gemmserve import _errors
+from gemmserve._calls import requests
+from gemmserve._calls.flows import Watch
 from gemmserve._pickling import PickledByClient
 from gemmserve._remote import ArraySession, AsyncArraySession, AsyncRemoteArray, RemoteArray
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
-    from gemmserve._arrays import LocalArray
-    from gemmserve._async_io import AsyncIO
-    from gemmserve._flows import Flow, Flows
+    from gemmserve._calls.flows import Flow, Flows
     from gemmserve._model import JobInfo
-    from gemmserve._sync_io import SyncIO
+    from gemmserve._transfer.arrays import LocalArray
+    from gemmserve._transport.async_io import AsyncIO
+    from gemmserve._transport.sync_io import SyncIO
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -31,7 +32,7 @@ class Session(ArraySession, Protocol):
     @property
     def _io(self) -> SyncIO: ...
     def _run(self, flow: Flow[T]) -> T: ...
-    def _call(self, request: _requests.Request[T]) -> T: ...
+    def _call(self, request: requests.Request[T]) -> T: ...
     def put(self, a: LocalArray, ttl_s: float | None = None) -> RemoteArray: ...
 
 
@@ -43,7 +44,7 @@ class AsyncSession(AsyncArraySession, Protocol):
     @property
     def _io(self) -> AsyncIO: ...
     async def _run(self, flow: Flow[T]) -> T: ...
-    async def _call(self, request: _requests.Request[T]) -> T: ...
+    async def _call(self, request: requests.Request[T]) -> T: ...
     async def put(self, a: LocalArray, ttl_s: float | None = None) -> AsyncRemoteArray: ...
 
 
@@ -105,7 +106,7 @@ class Job(JobHandle[Session]):
 
     def refresh(self) -> Self:
         """Asks for the present state; returns the job itself."""
-        self.info = self._client._call(_requests.job_info(self.id))
+        self.info = self._client._call(requests.job_info(self.id))
         return self
 
     def wait(self, timeout: float | None = None) -> Self:
@@ -134,7 +135,7 @@ class Job(JobHandle[Session]):
 
     def cancel(self) -> Self:
         """Cancels the job unless it is final already; returns the job itself, its state as of now."""
-        info = self._client._call(_requests.cancel_job(self.id))
+        info = self._client._call(requests.cancel_job(self.id))
         if info is None:
             return self.refresh()
         self.info = info
@@ -151,7 +152,7 @@ class Job(JobHandle[Session]):
                         if info is None:
                             continue
                         if info.final and watch.unchecked:
-                            info = self._client._call(_requests.job_info(self.id))
+                            info = self._client._call(requests.job_info(self.id))
                         self.info = info
                         yield info
                         if info.final:
@@ -170,7 +171,7 @@ class AsyncJob(JobHandle[AsyncSession]):
 
     async def refresh(self) -> Self:
         """Asks for the present state; returns the job itself."""
-        self.info = await self._client._call(_requests.job_info(self.id))
+        self.info = await self._client._call(requests.job_info(self.id))
         return self
 
     async def wait(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109 (the same signature as Job's)
@@ -202,7 +203,7 @@ class AsyncJob(JobHandle[AsyncSession]):
 
     async def cancel(self) -> Self:
         """Cancels the job unless it is final already; returns the job itself, its state as of now."""
-        info = await self._client._call(_requests.cancel_job(self.id))
+        info = await self._client._call(requests.cancel_job(self.id))
         if info is None:
             return await self.refresh()
         self.info = info
@@ -219,7 +220,7 @@ class AsyncJob(JobHandle[AsyncSession]):
                         if info is None:
                             continue
                         if info.final and watch.unchecked:
-                            info = await self._client._call(_requests.job_info(self.id))
+                            info = await self._client._call(requests.job_info(self.id))
                         self.info = info
                         yield info
                         if info.final:

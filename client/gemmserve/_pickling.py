@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from gemmserve._retry import RetryPolicy
+    from gemmserve._transport.retry import RetryPolicy
 
 _SHARED: Final = 16
 """Clients that are kept for handles that may yet arrive."""

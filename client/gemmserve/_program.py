@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
-from gemmserve._flows import TEMPORARY_TTL_S
+from gemmserve._calls.flows import TEMPORARY_TTL_S
+from gemmserve._calls.params import GemmStep, ReduceStep, keywords, params_of
 from gemmserve._job import AsyncJob, AsyncSession, Job, Session
-from gemmserve._params import GemmStep, ReduceStep, keywords, params_of
 from gemmserve._recording import Recording, Slot
 from gemmserve._remote import ArrayHandle, AsyncRemoteArray, RemoteArray
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gemmserve._arrays import LocalArray
     from gemmserve._model import ArrayInfo, JobInfo
+    from gemmserve._transfer.arrays import LocalArray
 
 S = TypeVar("S")
 J = TypeVar("J")

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve import _errors, _params
-from gemmserve._flows import prepare
+from gemmserve import _errors
+from gemmserve._calls import params as _params
+from gemmserve._calls.flows import prepare
 from gemmserve._remote import ArrayHandle, plain_id
 
 if TYPE_CHECKING:

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from gemmserve import _errors, _params
+from gemmserve import _errors
+from gemmserve._calls import params
 from gemmserve._pickling import PickledByClient
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from gemmserve._arrays import AnyArray, LocalArray
     from gemmserve._model import ArrayInfo
+    from gemmserve._transfer.arrays import AnyArray, LocalArray
 
 
 S = TypeVar("S")
@@ -142,7 +143,7 @@ class ArrayHandle(PickledByClient, Generic[S]):
 
     def _compose(self, trans: str) -> str:
         """The letter for op(stored array) that means `trans` of this view."""
-        return _params.compose(trans, transposed=self._transposed, conjugated=self._conjugated)
+        return params.compose(trans, transposed=self._transposed, conjugated=self._conjugated)
 
     def _apply_flags(self, stored: AnyArray) -> AnyArray:
         """The view's elements from the stored ones; a transposed view shares their memory."""

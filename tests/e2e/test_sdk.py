@@ -15,7 +15,7 @@ from fake_service import nobody_s_address
 
 import gemmserve
 from gemmserve import AsyncClient, Client
-from gemmserve._pool import IN_FLIGHT
+from gemmserve._transport.pool import IN_FLIGHT
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])

@@ -15,7 +15,9 @@ from cutting_proxy import CuttingProxy
 from live_server import LiveServer, until
 
 import gemmserve
-from gemmserve import AsyncClient, Client, RetryPolicy, _flows, _parts
+from gemmserve import AsyncClient, Client, RetryPolicy
+from gemmserve._calls import flows
+from gemmserve._transfer import parts
 
 A = (np.arange(1 << 19) % 997).astype("c8").reshape(512, 1024)  # 4 MiB: sixteen parts here
 PATIENT = RetryPolicy(attempts=8, base_s=0.01, cap_s=0.05)
@@ -23,9 +25,9 @@ PATIENT = RetryPolicy(attempts=8, base_s=0.01, cap_s=0.05)
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(_flows, "PARTS_FROM", 1 << 20)
-    monkeypatch.setattr(_flows, "PART", 1 << 18)
-    monkeypatch.setattr(_parts, "PART", 1 << 18)
+    monkeypatch.setattr(flows, "PARTS_FROM", 1 << 20)
+    monkeypatch.setattr(flows, "PART", 1 << 18)
+    monkeypatch.setattr(parts, "PART", 1 << 18)
 
 
 def requests(server):
@@ -146,18 +148,18 @@ def test_a_download_goes_on_where_it_broke(server, known, awaited):
 
 def test_a_download_into_its_place(server, monkeypatch):
     """Past httpx, which is not used below 8 MiB; also when that connection breaks."""
-    from gemmserve import _direct
+    from gemmserve._transport import direct
 
     landed = []
-    original = _direct.landed
+    original = direct.landed
 
     def spy(*arguments):
         for count in original(*arguments):
             landed.append(count)
             yield count
 
-    monkeypatch.setattr(_direct, "DIRECT_FROM", 1 << 16)
-    monkeypatch.setattr(_direct, "landed", spy)
+    monkeypatch.setattr(direct, "DIRECT_FROM", 1 << 16)
+    monkeypatch.setattr(direct, "landed", spy)
     with Client(server.url, progress=False) as client:
         array_id = client.put(A).id
         assert np.array_equal(client.array(array_id).numpy(), A)
@@ -185,14 +187,14 @@ def test_a_failed_upload_leaves_nothing(server, monkeypatch):
     server.wait_quiet()
     with Client(server.url) as client:
         before = client.usage()["store_bytes"]
-    original = _flows._requests.send_part
+    original = flows.requests.send_part
 
     def send(upload_id, offset, data, **options):
         if offset == 1 << 19:
             data = memoryview(b"x" * (A.nbytes + 1))
         return original(upload_id, offset, data, **options)
 
-    monkeypatch.setattr(_flows._requests, "send_part", send)
+    monkeypatch.setattr(flows.requests, "send_part", send)
     with Client(server.url, progress=False) as client:
         with pytest.raises(gemmserve.InvalidRequest) as caught:
             client.put(A)

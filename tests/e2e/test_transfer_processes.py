@@ -14,7 +14,9 @@ import pytest
 from live_server import LiveServer, until
 from standing import stand_still
 
-from gemmserve import Client, RetryPolicy, _flows, _parts
+from gemmserve import Client, RetryPolicy
+from gemmserve._calls import flows
+from gemmserve._transfer import parts
 
 A = np.random.default_rng(3).standard_normal((1 << 10, 1 << 11)).astype("c8")  # 16 MiB
 OCTETS = {"Content-Type": "application/octet-stream"}
@@ -34,11 +36,11 @@ def server(folder):
 
 
 @pytest.fixture(autouse=True)
-def parts(monkeypatch):
+def small_parts(monkeypatch):
     """Of 4 MiB, four of them."""
-    monkeypatch.setattr(_flows, "PARTS_FROM", 1 << 20)
-    monkeypatch.setattr(_flows, "PART", 4 << 20)
-    monkeypatch.setattr(_parts, "PART", 4 << 20)
+    monkeypatch.setattr(flows, "PARTS_FROM", 1 << 20)
+    monkeypatch.setattr(flows, "PART", 4 << 20)
+    monkeypatch.setattr(parts, "PART", 4 << 20)
 
 
 def metric(server, name):

@@ -17,10 +17,11 @@ import pytest
 from gates import Gate
 from live_server import LiveServer, until
 
-from gemmserve import Client, RetryPolicy, _local_memory
-from gemmserve._local_memory import find
-from gemmserve._local_session import Session
-from gemmserve._transfer import MultipartBody
+from gemmserve import Client, RetryPolicy
+from gemmserve._local import memory
+from gemmserve._local.memory import find
+from gemmserve._local.session import Session
+from gemmserve._transfer.bodies import MultipartBody
 from gemmserve.wire import RESULT_HEADER, SESSION_HEADER
 
 
@@ -71,7 +72,7 @@ def test_products_through_every_process(client, operands) -> None:
     frozen = client.freeze(a)
     np.testing.assert_array_equal(client.gemm(frozen, b), d)
     np.testing.assert_array_equal(client.gemm(client.put(frozen), b).numpy(), d)
-    if _local_memory.supported():
+    if memory.supported():
         assert find(d) is not None
 
 

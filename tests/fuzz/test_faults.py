@@ -20,7 +20,9 @@ from faulty_proxy import KINDS, Faults, FaultyProxy
 from live_server import LiveServer
 
 import gemmserve
-from gemmserve import Client, RetryPolicy, _flows, _parts
+from gemmserve import Client, RetryPolicy
+from gemmserve._calls import flows
+from gemmserve._transfer import parts as _parts
 from gemmserve_service.tenancy.keyring import create_key
 
 if TYPE_CHECKING:
@@ -112,8 +114,8 @@ class Tenant:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of some hundred KB go as those of some hundred MB do."""
-    monkeypatch.setattr(_flows, "PARTS_FROM", 1 << 17)
-    for module in (_flows, _parts):
+    monkeypatch.setattr(flows, "PARTS_FROM", 1 << 17)
+    for module in (flows, _parts):
         monkeypatch.setattr(module, "PART", 1 << 16)
 
 

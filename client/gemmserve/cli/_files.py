@@ -11,14 +11,14 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve import _errors
-from gemmserve._arrays import npy_header, pieces
+from gemmserve._transfer.arrays import npy_header, pieces
 from gemmserve.cli._context import UsageError
 from gemmserve.wire import NpyDtypeError, NpyError, NpyHeader, parse_npy_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gemmserve._arrays import AnyArray
+    from gemmserve._transfer.arrays import AnyArray
 
 STANDARD: Final = "-"
 _HEAD: Final = (1 << 16) + 12

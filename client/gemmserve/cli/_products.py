@@ -8,7 +8,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from gemmserve._params import Axis, Compute, Layout, Order, PreOp, Reduction, Trans
+from gemmserve._calls.params import Axis, Compute, Layout, Order, PreOp, Reduction, Trans
 from gemmserve.cli._arrays import size_text
 from gemmserve.cli._context import UsageError, add_connection
 from gemmserve.cli._files import STANDARD, check_output, read_array, write_array, write_arrays

@@ -13,7 +13,7 @@ from fake_service import FakeService
 from inline_executor import InlineExecutor
 
 from gemmserve import AsyncClient, Client, RetryPolicy
-from gemmserve._flows import Flows
+from gemmserve._calls.flows import Flows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -124,7 +124,7 @@ async def test_arrays(call, service) -> None:
 
 
 async def test_listings_are_read_to_the_last_page(call, service, monkeypatch) -> None:
-    monkeypatch.setattr("gemmserve._flows.PAGE", 2)
+    monkeypatch.setattr("gemmserve._calls.flows.PAGE", 2)
     for size in range(5):
         await call("put", np.eye(size))
     service.requests.clear()

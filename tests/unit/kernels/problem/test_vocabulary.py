@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 import gemmserve_kernels
-from gemmserve import _params
+from gemmserve._calls import params
 from gemmserve_kernels.algorithms.common.splits import SCHEMES, Scheme
 from gemmserve_kernels.algorithms.common.verdict import TILES
 from gemmserve_kernels.algorithms.wgmma import plan
@@ -50,7 +50,7 @@ def test_every_reduction_has_its_partials():
 
 @pytest.mark.parametrize("name", ["Trans", "Order", "Layout", "Compute", "Reduction", "Axis", "PreOp"])
 def test_the_client_has_the_same_words(name):
-    assert get_args(getattr(_params, name)) == get_args(getattr(vocabulary, name))
+    assert get_args(getattr(params, name)) == get_args(getattr(vocabulary, name))
 
 
 def test_modes_of_devices_are_compute_modes():

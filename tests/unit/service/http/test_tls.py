@@ -12,7 +12,8 @@ import pytest
 import uvloop
 from raw_connection import until
 
-from gemmserve import Client, _direct
+from gemmserve import Client
+from gemmserve._transport import direct
 from gemmserve_service.http import server
 from gemmserve_service.http.protocol.body_receiver import BodyReceiver
 
@@ -57,23 +58,23 @@ def test_a_renewed_certificate_is_used_without_a_restart(serve, issue, tmp_path,
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_large_bodies_land_and_leave(serve, issue, tmp_path, monkeypatch, loop_factory):
     """Through TLS, too, the server reads into the array, and the client into its result."""
-    monkeypatch.setattr(_direct, "DIRECT_FROM", 1 << 16)
+    monkeypatch.setattr(direct, "DIRECT_FROM", 1 << 16)
     issue("localhost")
     live = serve(loop_factory=loop_factory, tls_certificate=tmp_path / "certificate.pem", tls_key=tmp_path / "key.pem")
     landed, received = [], []
-    receive, direct = BodyReceiver.receive_directly, _direct.landed
+    receive, land = BodyReceiver.receive_directly, direct.landed
 
     async def spy(self, view, patience_s):
         landed.append(await receive(self, view, patience_s))
         return landed[-1]
 
     def watch(*arguments):
-        for count in direct(*arguments):
+        for count in land(*arguments):
             received.append(count)
             yield count
 
     monkeypatch.setattr(BodyReceiver, "receive_directly", spy)
-    monkeypatch.setattr(_direct, "landed", watch)
+    monkeypatch.setattr(direct, "landed", watch)
     array = (np.arange(1 << 20) % 251).astype("c8").reshape(1024, 1024)
     with Client(f"https://127.0.0.1:{live.port}", verify=False, progress=False) as client:
         for _ in range(2):

@@ -1,0 +1,1 @@
+"""Calls: parameters, one request a route, and flows of several exchanges; no I/O."""

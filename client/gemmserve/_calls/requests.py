@@ -1,0 +1,287 @@
+"""One function a route: what to send and what reads the answer. No I/O; both clients send what is built here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from gemmserve import _errors
+from gemmserve._calls.params import gemm_nbytes
+from gemmserve._model import ArrayInfo, JobInfo
+from gemmserve._transfer import parts
+from gemmserve._transfer.arrays import is_fortran
+from gemmserve._transfer.bodies import (
+    Body,
+    JsonBody,
+    MultipartBody,
+    NpyBody,
+    Receiver,
+    Whole,
+    parse_json,
+    receive_arrays,
+)
+from gemmserve._transfer.parts import PartBody
+from gemmserve._transport.content_coding import ZSTD
+from gemmserve._transport.digests import field_value
+from gemmserve.wire import IDEMPOTENCY_HEADER, NPY, NPZ
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+    from gemmserve._transfer.arrays import AnyArray
+    from gemmserve._transfer.parts import Span
+    from gemmserve._transport.content_coding import CompressedBody
+
+T = TypeVar("T")
+
+LONG_POLL_S = 30.0
+"""One long poll's length: below the minute after which common proxies drop a silent connection (nginx
+proxy_read_timeout 60 s)."""
+
+ONE_SHOT_WAIT_S = 3600.0
+"""How long a one-shot product may keep silent when no timeout is given: no computed figure, but a server that vanished
+without closing its connection must not hold a client for ever."""
+
+
+@dataclass(frozen=True)
+class Request(Generic[T]):
+    """One exchange: `receiver` makes, from the answer's headers, what takes its body and gives its value."""
+
+    method: str
+    path: str
+    receiver: Callable[[Mapping[str, str]], Receiver[T]]
+    query: Mapping[str, str | int | float] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Body | None = None
+    label: str = ""
+    """What the transfer is called beside its progress bar."""
+    wait_s: float = 0.0
+    """How long the server may rightly keep silent, on top of the client's own timeout."""
+    limit_s: float | None = None
+    """At most this many seconds of silence, whatever the client's timeout."""
+    digest: Literal["content", "repr", "none"] = "content"
+    """Which digest the answer can have (RFC 9530): of what is sent, or of the whole that it is part of."""
+    idle: bool = False
+    """Whether the server does nothing for it but wait: such requests do not count among those at one time."""
+    result_nbytes: int = 0
+    """Bytes of the array that is the answer, where that is known beforehand; shared memory for it is then at hand."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """Flows that run at the same time, at most `limit` of them; the first error ends the others.
+
+    `label` and `nbytes` are those of their common progress bar.
+    """
+
+    flows: Sequence[Generator[Any, Any, Any]]
+    limit: int
+    label: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Work(Generic[T]):
+    """Nothing to send either: something to compute that takes its time."""
+
+    call: Callable[[], T]
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Nothing to send for so many seconds."""
+
+    seconds: float
+
+
+def _json(parse: Callable[[Any], T]) -> Callable[[Mapping[str, str]], Receiver[T]]:
+    return lambda _headers: Whole(lambda data: parse(parse_json(data)))
+
+
+def _nothing(_headers: Mapping[str, str]) -> Receiver[None]:
+    return Whole(lambda _data: None)
+
+
+def put_array(
+    array: AnyArray,
+    *,
+    ttl_s: float | None = None,
+    digest: bool = False,
+    label: str = "put",
+    compressed: CompressedBody | None = None,
+) -> Request[ArrayInfo]:
+    """Stores an array, as `compressed` if there is that; with `digest` after a pass over the body for its
+    Content-Digest (RFC 9530).
+    """
+    query: dict[str, str | int | float] = {} if ttl_s is None else {"ttl_s": ttl_s}
+    body = compressed or NpyBody(array)
+    headers = {"Content-Digest": field_value(body.pieces())} if digest else {}
+    if compressed is not None:
+        headers["Content-Encoding"] = ZSTD
+    return Request("POST", "/v1/arrays", _json(ArrayInfo.parse), query=query, headers=headers, body=body, label=label)
+
+
+def array_info(array_id: str) -> Request[ArrayInfo]:
+    """What is known of an array."""
+    return Request("GET", f"/v1/arrays/{segment(array_id)}", _json(ArrayInfo.parse))
+
+
+def array_data(array_id: str, *, nbytes: int = 0, compression: bool = False) -> Request[AnyArray | dict[str, AnyArray]]:
+    """An array's elements; `nbytes` where they are known. `compression`: they may come compressed."""
+    path = f"/v1/arrays/{segment(array_id)}/data"
+    headers = {"Accept": NPY} | ({"Accept-Encoding": ZSTD} if compression else {})
+    return Request("GET", path, receive_arrays, headers=headers, label="get", digest="repr", result_nbytes=nbytes)
+
+
+def array_part(array_id: str, span: Span) -> Request[int]:
+    """What is missing of a span of an array's .npy file; the value is where it ends."""
+    path = f"/v1/arrays/{segment(array_id)}/data"
+    return Request("GET", path, span.answer, headers={"Accept": NPY, **span.headers()}, label="get", digest="repr")
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An upload in parts."""
+
+    id: str
+    part: int
+    """Bytes of a part."""
+    received: tuple[tuple[int, int], ...] = ()
+
+
+def begin_upload(array: AnyArray, *, ttl_s: float | None) -> Request[Begun]:
+    """An upload in parts of an array that is `divisible`."""
+    query: dict[str, str | int | float] = {} if ttl_s is None else {"ttl_s": ttl_s}
+    query |= {
+        "dtype": array.dtype.name,
+        "shape": ",".join(map(str, array.shape)),
+        "order": "F" if is_fortran(array) else "C",
+    }
+    return Request("POST", "/v1/uploads", _json(_begun), query=query, body=PartBody(memoryview(b"")))
+
+
+def _begun(value: Any) -> Begun:
+    try:
+        received = tuple((int(start), int(end)) for start, end in value["received"])
+        return Begun(segment(value["id"]), max(1, min(parts.PART, int(value["max_part_bytes"]))), received)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _errors.ProtocolError(f"the answer describes no upload: {error!r}") from error
+
+
+def upload_info(upload_id: str) -> Request[Begun]:
+    """What of an upload has come."""
+    return Request("GET", f"/v1/uploads/{upload_id}", _json(_begun))
+
+
+def send_part(upload_id: str, offset: int, data: memoryview, *, digest: bool, label: str) -> Request[None]:
+    """The array's bytes from `offset` on."""
+    body = PartBody(data)
+    headers = {"Content-Digest": body.digest()} if digest else {}
+    path = f"/v1/uploads/{upload_id}/parts/{offset}"
+    return Request("PUT", path, _nothing, headers=headers, body=body, label=label)
+
+
+def complete_upload(upload_id: str) -> Request[ArrayInfo]:
+    """Makes an upload an array; may be repeated."""
+    return Request("POST", f"/v1/uploads/{upload_id}/complete", _json(ArrayInfo.parse))
+
+
+def cancel_upload(upload_id: str, *, limit_s: float | None = None) -> Request[None]:
+    """Gives an upload up."""
+    return Request("DELETE", f"/v1/uploads/{upload_id}", _nothing, limit_s=limit_s)
+
+
+def delete_array(array_id: str) -> Request[None]:
+    """Hides an array at once; its bytes go when no job needs them."""
+    return Request("DELETE", f"/v1/arrays/{segment(array_id)}", _nothing)
+
+
+def page(path: str, query: Mapping[str, str | int | float]) -> Request[dict[str, Any]]:
+    """One page of a listing."""
+    return Request("GET", path, _json(_object), query=query)
+
+
+def submit(job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, limit_s: float | None = None) -> Request[JobInfo]:
+    """Submits a job; with `wait_s` the answer comes when it is done, or after that time."""
+    headers = {IDEMPOTENCY_HEADER: key}
+    if wait_s > 0:
+        headers["Prefer"] = f"wait={max(1, round(wait_s))}"
+    body = JsonBody(job)
+    return Request("POST", "/v1/jobs", _json(JobInfo.parse), headers=headers, body=body, wait_s=wait_s, limit_s=limit_s)
+
+
+def job_info(job_id: str, *, wait_s: float = 0.0) -> Request[JobInfo]:
+    """A job's state; with `wait_s` once it is final, or after that time."""
+    query: dict[str, str | int | float] = {"wait": round(wait_s, 3)} if wait_s > 0 else {}
+    path = f"/v1/jobs/{segment(job_id)}"
+    return Request("GET", path, _json(JobInfo.parse), query=query, wait_s=wait_s, idle=wait_s > 0)
+
+
+def cancel_job(job_id: str, *, limit_s: float | None = None) -> Request[JobInfo | None]:
+    """Cancels a job that is not final yet."""
+    return Request(
+        "DELETE",
+        f"/v1/jobs/{segment(job_id)}",
+        lambda _headers: Whole(lambda data: JobInfo.parse(parse_json(data)) if data else None),
+        limit_s=limit_s,
+    )
+
+
+def job_events(job_id: str, *, last_id: str | None = None) -> Request[None]:
+    """A job's changes as server-sent events; the answer is read as it comes, not by the receiver. `last_id`: of the
+    event that came last, if one did.
+    """
+    path = f"/v1/jobs/{segment(job_id)}/events"
+    headers = {"Accept": "text/event-stream"} | ({} if last_id is None else {"Last-Event-ID": last_id})
+    return Request("GET", path, _nothing, headers=headers, wait_s=LONG_POLL_S, digest="none", idle=True)
+
+
+def one_shot(
+    op: str, params: Mapping[str, Any], arrays: Mapping[str, AnyArray], *, timeout_s: float | None
+) -> Request[AnyArray | dict[str, AnyArray]]:
+    """A product whose operands go with the request and whose result is the answer, within `timeout_s` seconds."""
+    path = "/v1/gemm" if op == "gemm" else "/v1/gemm-reduce"
+    return Request(
+        "POST",
+        path,
+        receive_arrays,
+        query={} if timeout_s is None else {"timeout_s": timeout_s},
+        headers={"Accept": f"{NPY}, {NPZ}"},
+        body=MultipartBody(params, arrays),
+        label=op,
+        wait_s=ONE_SHOT_WAIT_S if timeout_s is None else timeout_s,
+        result_nbytes=gemm_nbytes(params, arrays) if op == "gemm" else 0,
+    )
+
+
+def document(path: str) -> Request[Any]:
+    """A JSON document such as /v1/usage."""
+    return Request("GET", path, _json(lambda value: value))
+
+
+def device_list(answer: Any) -> list[dict[str, Any]]:
+    """The devices in the answer of /v1/devices. Raises ProtocolError."""
+    devices = _object(answer).get("devices")
+    if not isinstance(devices, list):
+        raise _errors.ProtocolError("the answer lists no devices")
+    return devices
+
+
+def single_array(received: AnyArray | dict[str, AnyArray]) -> AnyArray:
+    """What was received, if it is one array. Raises ProtocolError."""
+    if isinstance(received, dict):
+        raise _errors.ProtocolError("the answer holds several arrays where one was asked for")
+    return received
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _errors.ProtocolError(f"the answer is no JSON object but a {type(value).__name__}")
+    return value
+
+
+def segment(identifier: str) -> str:
+    """An id as a path segment. Raises NotFound for what can be no id: it must never reach another route."""
+    if not isinstance(identifier, str) or not identifier.replace("_", "").replace("-", "").isalnum():
+        raise _errors.NotFound(f"{identifier!r} is no id")
+    return identifier

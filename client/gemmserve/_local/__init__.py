@@ -1,0 +1,1 @@
+"""Servers on this machine: their addresses, and arrays in shared memory."""

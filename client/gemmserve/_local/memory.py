@@ -1,0 +1,305 @@
+"""Memory that can be passed to a server on this machine, and NumPy arrays in it.
+
+A block is a memfd and its mapping. Fresh pages cost more than copying into them, so blocks whose arrays are gone serve
+again. A frozen block is sealed: neither its size nor its bytes can change any more, for anybody, so the server may
+compute on it where it lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+import os
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gemmserve._transfer.arrays import is_fortran
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gemmserve._transfer.arrays import AnyArray
+
+_F_ADD_SEALS: Final = 1033
+_SEALS: Final = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE of linux/fcntl.h
+_MAP_FIXED: Final = 0x10
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+_POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0)
+
+LIMIT_BYTES: Final = 512 << 20
+"""Memory that a client uses for transfers on its own account and keeps for the next ones: the operands and the result
+of a product of 4096 x 4096 complex64 matrices, and some more. No measurement behind the figure."""
+
+_LARGEST: Final = 0.25
+"""Share of that for one array."""
+
+_forks = 0
+_results_lock = threading.Lock()
+_results: weakref.WeakSet[Block] = weakref.WeakSet()
+"""Blocks that hold results: ordinary arrays to whoever has them, which no fork makes shared ones."""
+
+
+def _forking() -> None:
+    """Holds the lock over the fork, so that a child does not find it taken by a thread that it has not."""
+    global _forks
+    _results_lock.acquire()
+    _forks += 1
+    for block in _results:
+        with contextlib.suppress(OSError):  # no memory for another mapping: then it stays shared
+            block.part()
+    _results.clear()
+
+
+def _forked() -> None:
+    _results_lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_forking, after_in_parent=_forked, after_in_child=_forked)
+
+
+def supported() -> bool:
+    """Linux has memfds with seals."""
+    return hasattr(os, "memfd_create") and hasattr(os, "MFD_ALLOW_SEALING")
+
+
+class Block:
+    """A memfd, mapped. Raises OSError where the system has no more memory or descriptors."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.sealed = False
+        self.shareable = True
+        """Whether the mapping still shows the memfd's own pages."""
+        self.fd = os.memfd_create("gemmserve-client", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, capacity)
+            # All pages at once, which is cheaper than one fault after the other; and so they are counted as ours.
+            self.mapping = mmap.mmap(self.fd, capacity, flags=mmap.MAP_SHARED | _POPULATE)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.address = _address(self.mapping)
+        self.forks = _forks
+
+    def __del__(self) -> None:
+        if "address" in self.__dict__:  # else the constructor has closed it
+            os.close(self.fd)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether its memory is this process's alone: since a fork another may still look at it."""
+        return self.shareable and not self.sealed and self.forks == _forks
+
+    def array(self, shape: Sequence[int], dtype: np.dtype[Any], order: str, pool: Pool | None) -> AnyArray:
+        """An array at the block's start; when it and every view of it are gone, the block returns to `pool`."""
+        lease = _Lease(self)
+        if pool is not None:
+            weakref.finalize(lease, pool.give, self).atexit = False
+        flat = np.asarray(lease)[: math.prod(shape) * dtype.itemsize]
+        return flat.view(dtype).reshape(tuple(shape), order="F" if order == "F" else "C")
+
+    def own(self) -> None:
+        """Its arrays are the program's own: they are parted from those of a child when one is forked."""
+        with _results_lock:
+            _results.add(self)
+
+    def part(self) -> None:
+        """What is mapped at the address becomes a private copy (page by page, when it is written): arrays that lie
+        there keep working and are no longer seen through the descriptor, nor by a process that is forked after this.
+        Raises OSError.
+        """
+        _map_privately(self.address, self.capacity, self.fd)
+        self.shareable = False
+
+    def seal(self) -> None:
+        """Makes the memory unchangeable, parted from its arrays. Raises OSError if another process has it mapped for
+        writing too.
+        """
+        import fcntl  # not everywhere, and this module is imported everywhere
+
+        self.part()
+        fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
+
+    def frozen(self) -> Block:
+        """A block for reading over the same, sealed memory."""
+        twin = Block.__new__(Block)
+        twin.capacity, twin.sealed, twin.shareable, twin.forks = self.capacity, True, True, _forks
+        # Before Linux 6.7 a mapping by a descriptor that may write counts as one that writes.
+        fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            twin.mapping = mmap.mmap(fd, self.capacity, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
+        except BaseException:
+            os.close(fd)
+            raise
+        twin.fd = fd
+        twin.address = _address(twin.mapping)
+        return twin
+
+
+class _Lease:
+    """What an array in a block refers to as its owner."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (block.capacity,),
+            "typestr": "|u1",
+            "data": (block.address, block.sealed),
+        }
+
+
+class Pool:
+    """Blocks that wait for their next use; safe to share between threads.
+
+    What a client uses on its own account is limited: past that, fresh pages would cost more than the socket does.
+    """
+
+    def __init__(self, limit: int = LIMIT_BYTES) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._free: list[Block] = []  # the longest unused first
+        self._own: weakref.WeakSet[Block] = weakref.WeakSet()
+        self._returned: deque[Block] = deque()  # a finalizer may run at any moment, also while the lock is held
+        self._closed = False
+
+    def take(self, nbytes: int) -> Block:
+        """A block of at least `nbytes` > 0 for somebody who asks for one. Raises OSError."""
+        with self._lock:
+            found = self._fitting(nbytes)
+            if found is not None:
+                self._own.discard(found)
+                return found
+        return Block(_rounded(nbytes))
+
+    def spare(self, nbytes: int) -> Block | None:
+        """The same for the client's own account; None where that is beyond the limit. Raises OSError."""
+        with self._lock:
+            found = self._fitting(nbytes)
+            if found is not None:
+                return found
+            capacity = _rounded(nbytes)
+            if capacity > self.limit * _LARGEST:
+                return None
+            while self._free and self._own_bytes + capacity > self.limit:
+                self._own.discard(self._free.pop(0))
+            if self._own_bytes + capacity > self.limit:
+                return None
+            block = Block(capacity)
+            self._own.add(block)
+            return block
+
+    def give(self, block: Block) -> None:
+        """Takes a block back, or lets it go."""
+        if block.reusable and not self._closed:
+            self._returned.append(block)
+            if sum(each.capacity for each in tuple(self._returned)) > self.limit:  # nobody has come for a while
+                self._returned.popleft()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory that waits."""
+        with self._lock:
+            self._collect()
+            return sum(block.capacity for block in self._free)
+
+    def close(self) -> None:
+        """Lets everything go."""
+        self._closed = True
+        with self._lock:
+            self._free.clear()
+            self._returned.clear()
+
+    @property
+    def _own_bytes(self) -> int:
+        return sum(block.capacity for block in self._own)
+
+    def _fitting(self, nbytes: int) -> Block | None:
+        self._collect()
+        fitting = [block for block in self._free if nbytes <= block.capacity <= 2 * _rounded(nbytes)]
+        block = min(fitting, key=lambda each: each.capacity, default=None)
+        if block is not None:
+            self._free.remove(block)
+        return block
+
+    def _collect(self) -> None:
+        while self._returned:
+            block = self._returned.popleft()
+            self._free.append(block)
+            self._own.add(block)
+        self._free = [block for block in self._free if block.reusable]
+        while self._free and self._own_bytes > self.limit:
+            self._own.discard(self._free.pop(0))
+
+
+def find(array: AnyArray) -> tuple[Block, int] | None:
+    """The block that holds all of a contiguous little-endian array, and where in it; None for other arrays."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    contiguous = array.flags.c_contiguous or array.flags.f_contiguous
+    if not isinstance(base, _Lease) or not base.block.shareable or not contiguous:
+        return None
+    if array.dtype != array.dtype.newbyteorder("<"):
+        return None
+    return base.block, array.__array_interface__["data"][0] - base.block.address
+
+
+def empty(shape: Sequence[int], dtype: np.dtype[Any], order: str, pool: Pool) -> AnyArray:
+    """An array to be filled, as numpy.empty's. Raises OSError."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not nbytes:
+        return np.empty(tuple(shape), dtype, order="F" if order == "F" else "C")
+    return pool.take(nbytes).array(shape, dtype, order, pool)
+
+
+def freeze(array: AnyArray, pool: Pool) -> AnyArray:
+    """A read-only array with the same elements in sealed memory; that of `empty` is taken over, other is copied.
+
+    Raises OSError.
+    """
+    if not array.nbytes:
+        return array.copy(order="A")
+    order = "F" if is_fortran(array) else "C"
+    found = find(array)
+    if found is not None and found[0].sealed:
+        return array
+    if found is not None and found[1] == 0 and found[0].reusable:
+        try:
+            found[0].seal()
+            return found[0].frozen().array(array.shape, array.dtype, order, None)
+        except OSError:  # a process that shares the mapping, say
+            pass
+    block = pool.take(array.nbytes)
+    native = array.dtype.newbyteorder("<")
+    np.copyto(block.array(array.shape, native, order, None), array)
+    block.seal()
+    return block.frozen().array(array.shape, native, order, None)
+
+
+def _rounded(nbytes: int) -> int:
+    """Whole pages, at most an eighth more than asked for, so that blocks of nearly equal size serve each other."""
+    step = max(mmap.PAGESIZE, 1 << max(nbytes.bit_length() - 4, 0))
+    return -(-nbytes // step) * step
+
+
+def _address(mapping: mmap.mmap) -> int:
+    found: int = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+    return found
+
+
+def _map_privately(address: int, length: int, fd: int) -> None:
+    """Puts a private mapping of `fd` in the place of a shared one."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    flags = mmap.MAP_PRIVATE | _MAP_FIXED
+    if libc.mmap(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) == _MAP_FAILED:
+        raise OSError(ctypes.get_errno(), "mmap")

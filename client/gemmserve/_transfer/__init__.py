@@ -1,0 +1,1 @@
+"""Transfers of arrays: bodies, receivers, parts, progress; no I/O."""

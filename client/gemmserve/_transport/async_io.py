@@ -1,0 +1,199 @@
+"""I/O on asyncio: what `_sync_io` does, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+
+from gemmserve import _errors
+from gemmserve._calls.requests import Pause, Request, Together, Work
+from gemmserve._local.session import REFUSED
+from gemmserve._transfer.progress import SharedBar
+from gemmserve._transport.answers import length_of
+from gemmserve._transport.connection import ELSEWHERE, Connection
+from gemmserve._transport.pool import AsyncPool
+from gemmserve._transport.sse import Event, EventParser
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+
+    from gemmserve._calls.flows import Flow
+
+T = TypeVar("T")
+
+
+class AsyncIO(Connection):
+    """I/O over an httpx.AsyncClient, on asyncio."""
+
+    def __init__(self, url: str, *, transport: httpx.AsyncBaseTransport | None, **options: Any) -> None:
+        super().__init__(url, own_transport=transport is not None, **options)
+        self._transport = transport
+        self._sleep = asyncio.sleep
+
+    def _make(self) -> httpx.AsyncClient:
+        local = None if self.socket is None else httpx.AsyncHTTPTransport(uds=self.socket)
+        return httpx.AsyncClient(transport=self._transport or local, **self.made_of)
+
+    def pool(self) -> AsyncPool:
+        """The connections of this process and event loop: another loop's are of no use in this one. Raises
+        TransportError where there can be none.
+        """
+        self.own()
+        loop = asyncio.get_running_loop()
+        found: AsyncPool | None = self._pools.get(loop)
+        if found is None:
+            for ended in [each for each in self._pools if each.is_closed()]:
+                del self._pools[ended]
+            found = self._pools[loop] = AsyncPool(self._make, None if self._transport is None else self._make())
+            found.closed = self._closed
+        return found
+
+    async def close(self) -> None:
+        self._closed = True
+        loop = asyncio.get_running_loop()
+        for owner, pool in list(self._pools.items()):
+            if owner is loop:
+                await pool.close()
+            pool.closed = True
+        if self._shared is not None:
+            self._shared.close()
+
+    async def drive(self, flow: Flow[T], bar: SharedBar | None = None) -> T:
+        """Runs a flow to its end: sends what it yields and throws into it what goes wrong, cancellation too.
+
+        `bar` shows its transfers.
+        """
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    answer = await self._perform(step, bar)
+                except GeneratorExit:  # the event loop is gone: nothing can be awaited any more
+                    flow.close()
+                    raise
+                except BaseException as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(answer)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+
+    async def _perform(self, step: Request[Any] | Pause | Together | Work[Any], bar: SharedBar | None) -> Any:
+        if isinstance(step, Request):
+            return await self.send(step, bar)
+        if isinstance(step, Together):
+            return await self._together(step)
+        if isinstance(step, Work):
+            return await asyncio.to_thread(step.call)
+        await self._sleep(step.seconds)
+        return None
+
+    async def _together(self, step: Together) -> list[Any]:
+        bar = SharedBar(self.progress.bar(step.label, step.nbytes))
+        places = asyncio.Semaphore(step.limit)
+
+        async def one(flow: Flow[Any]) -> Any:
+            async with places:
+                return await self.drive(flow, bar)
+
+        running = [asyncio.ensure_future(one(flow)) for flow in step.flows]
+        try:
+            return list(await asyncio.gather(*running))
+        finally:
+            bar.stop()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def send(self, request: Request[T], bar: SharedBar | None = None) -> T:
+        """One exchange, with arrays in shared memory where there is any. Raises GemmserveError."""
+        shared = self.shared
+        # In a thread: it may have to copy large arrays.
+        worth = shared is not None and shared.worth(request)
+        staged = await asyncio.to_thread(shared.stage, request) if shared is not None and worth else None
+        if shared is None or staged is None:
+            return await self._exchange(request, bar)
+        try:
+            with staged:
+                value: T = await self._exchange(staged.request)
+                return value
+        except _errors.APIError as error:
+            if error.slug != REFUSED:
+                raise
+            shared.refused(staged, error)
+        return await self._exchange(request)
+
+    async def _exchange(self, request: Request[T], bar: SharedBar | None = None) -> T:
+        with self.errors():
+            async with self._open(request, bar) as response:
+                receiver = self.receiver(request, response)
+                shown = bar or self.progress.bar(f"receiving {request.label}", length_of(response))
+                try:
+                    async for piece in _apieces(response):
+                        receiver.feed(piece)
+                        if shown is not None:
+                            shown.advance(len(piece))
+                finally:
+                    if shown is not None:
+                        shown.close()
+            return receiver.finish()
+
+    @contextlib.asynccontextmanager
+    async def _open(self, request: Request[Any], bar: SharedBar | None = None) -> AsyncIterator[httpx.Response]:
+        sent = self.content_of(request, bar)
+        content = None if sent is None else _awaited(sent)
+        pool = self.pool()
+        # In a thread where it goes through the body: that may be large.
+        headers = (
+            await asyncio.to_thread(self.headers_of, request) if self.digested(request) else self.headers_of(request)
+        )
+        async with (
+            pool.connection(idle=request.idle) as http,
+            http.stream(
+                request.method,
+                request.path,
+                params=request.query or None,
+                headers=headers,
+                content=content,  # type: ignore[arg-type]  # as above
+                timeout=self.timeout_of(request),
+            ) as response,
+        ):
+            pool.note(http, response)
+            yield response
+
+    async def events(self, request: Request[None]) -> AsyncGenerator[Event]:
+        """Each server-sent event as it comes. Raises GemmserveError."""
+        parser = EventParser()
+        pid = os.getpid()
+        with self.errors():
+            async with self._open(request) as response:
+                receiver = self.receiver(request, response)
+                async with aclosing(_apieces(response)) as pieces:
+                    async for piece in pieces:
+                        if not response.is_success:
+                            receiver.feed(piece)
+                            continue
+                        for event in parser.feed(piece):
+                            yield event
+                            if os.getpid() != pid:
+                                raise _errors.TransportError(ELSEWHERE)
+                receiver.finish()
+
+
+async def _apieces(response: httpx.Response) -> AsyncGenerator[bytes]:
+    if response.is_stream_consumed:
+        yield response.content
+        return
+    async for piece in response.aiter_raw():
+        yield piece
+
+
+async def _awaited(pieces: Iterator[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+    for piece in pieces:
+        yield piece

@@ -1,0 +1,216 @@
+"""What a client's connections have in common: headers, timeouts, digests, and what belongs to one process.
+
+`_sync_io` and `_async_io` send a Request through httpx with this and feed its receiver; they differ in `await` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import secrets
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+import numpy as np
+
+from gemmserve import _errors
+from gemmserve._local import memory
+from gemmserve._local.addresses import HTTP_BASE, socket_path
+from gemmserve._local.session import SharedMemory
+from gemmserve._transfer.progress import Progress, SharedBar, watched
+from gemmserve._transport.answers import check_exchange, receiver_of
+from gemmserve._transport.auth import auth_of
+from gemmserve._transport.digests import WANTED, field_value
+from gemmserve._transport.urls import context_of, is_loopback, normal_url
+from gemmserve.wire import EXCHANGE_HEADER, SESSION_HEADER
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterator, Sequence
+
+    from gemmserve._calls.requests import Request
+    from gemmserve._transfer.arrays import AnyArray
+    from gemmserve._transfer.bodies import Body, Receiver
+    from gemmserve._transport.digests import Digests
+
+T = TypeVar("T")
+
+_HTTPX_ERRORS = _errors.httpx_errors()
+
+ELSEWHERE = "this stream of events was begun in another process"
+
+lock = threading.Lock()
+"""Held while what belongs to a process is made anew."""
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In a child process: a thread of the parent may have held the lock, and the sockets are the parent's."""
+    global lock
+    lock = threading.Lock()
+    for connection in _connections:
+        connection.leave()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+class Connection:
+    """The base URL, the headers of every request, timeouts, and how a Request becomes httpx's arguments.
+
+    Connections, shared memory and progress bars belong to one process and are made anew where that changed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None,
+        verify: bool | str | ssl.SSLContext,
+        timeout: float,
+        progress: bool,
+        digests: Digests,
+        own_transport: bool,
+    ) -> None:
+        self.socket = socket_path(url)
+        """Path of the server's Unix socket, where that is the way to it."""
+        self.url = normal_url(url) if self.socket is None else f"unix:{self.socket}"
+        self.base = self.url if self.socket is None else HTTP_BASE
+        """What httpx is told."""
+        self.verify = context_of(self.base, verify)
+        self.timeout = timeout
+        self.digests = digests
+        self.answered = False
+        """Whether the server has ever answered."""
+        self.headers = {
+            "User-Agent": f"gemmserve/{importlib.metadata.version('gemmserve')}",
+            "Accept": "application/json",
+            # Most arrays hardly compress, and their bytes are copied as they come; a request may say otherwise.
+            "Accept-Encoding": "identity",
+        }
+        self.auth = auth_of(api_key, self.base)
+        self.made_of: dict[str, Any] = {
+            "base_url": self.base, "headers": self.headers, "auth": self.auth, "verify": self.verify,
+            "trust_env": not is_loopback(self.base),
+        }  # fmt: skip
+        """The arguments of httpx's clients."""
+        self._show_progress = progress
+        self._own_transport = own_transport
+        self._made_in = os.getpid()
+        self._closed = False
+        self._renew()
+        _connections.add(self)
+
+    def _renew(self) -> None:
+        """What belongs to this process."""
+        self._pid = os.getpid()
+        self._progress = Progress(enabled=self._show_progress)
+        key = None if self.auth is None else self.auth.key
+        self._shared = SharedMemory(self.socket, key) if self.socket is not None else None
+        self._pools: dict[Any, Any] = {}
+
+    def leave(self) -> None:
+        """In a child process: gives up what is the parent's. What was closed there stays closed."""
+        for pool in self._pools.values():
+            pool.leave()
+        if self._shared is not None:
+            self._shared.leave()
+        self._renew()
+        if self._shared is not None and self._closed:
+            self._shared.close()
+
+    def own(self) -> None:
+        """Makes sure that everything belongs to this process. Raises TransportError where it cannot: a transport of the
+        caller's own has connections that nobody else can make anew.
+        """
+        pid = os.getpid()
+        if self._pid != pid:  # a fork past os.fork
+            with lock:
+                if self._pid != pid:
+                    self.leave()
+        if self._own_transport and self._made_in != pid:
+            raise _errors.TransportError(
+                "this client was made in another process, with a transport that belongs to that: make one here",
+                retriable=False,
+            )
+
+    @property
+    def progress(self) -> Progress:
+        """Bars of the process that asks."""
+        self.own()
+        return self._progress
+
+    @property
+    def shared(self) -> SharedMemory | None:
+        """Shared memory of the process that asks."""
+        self.own()
+        return self._shared
+
+    def empty(self, shape: int | Sequence[int], dtype: Any, order: str) -> AnyArray:
+        """An array in memory that can be passed to the server, if there is such; else an ordinary one."""
+        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        made = np.empty(0, dtype)
+        shared = self.shared
+        if shared is not None and memory.supported() and not made.dtype.hasobject:
+            with contextlib.suppress(OSError):  # no more descriptors, say
+                return memory.empty(extents, made.dtype, order, shared.pool)
+        return np.empty(extents, dtype, order="F" if order == "F" else "C")
+
+    def freeze(self, array: AnyArray) -> AnyArray:
+        """A read-only array with the same elements, in sealed memory if that can be passed to the server."""
+        shared = self.shared
+        if shared is not None and memory.supported():
+            with contextlib.suppress(OSError):
+                return memory.freeze(array, shared.pool)
+        frozen = array.copy(order="A")
+        frozen.flags.writeable = False
+        return frozen
+
+    def headers_of(self, request: Request[Any]) -> dict[str, str]:
+        headers = {**request.headers, EXCHANGE_HEADER: secrets.token_urlsafe(12)}
+        if request.body is not None:
+            headers["Content-Type"] = request.body.content_type
+            headers["Content-Length"] = str(request.body.nbytes)
+        if self.digested(request):
+            if request.body is not None and request.body.nbytes:
+                headers.setdefault("Content-Digest", field_value(request.body.pieces()))
+            headers[f"Want-{request.digest.capitalize()}-Digest"] = WANTED
+        return headers
+
+    def digested(self, request: Request[Any]) -> bool:
+        """Whether everything of an exchange has a digest: but for events, and what goes by shared memory."""
+        return self.digests == "always" and request.digest != "none" and SESSION_HEADER not in request.headers
+
+    def timeout_of(self, request: Request[Any]) -> httpx.Timeout:
+        """Silence allowed: the client's timeout, plus what the request lets the server wait."""
+        silence = self.timeout if request.limit_s is None else min(self.timeout, request.limit_s)
+        return httpx.Timeout(silence, read=silence + request.wait_s, pool=None)
+
+    def _sent(self, body: Body, label: str) -> Iterator[bytes | memoryview]:
+        return watched(body.pieces(), self.progress, f"sending {label}", body.nbytes)
+
+    def content_of(self, request: Request[Any], bar: SharedBar | None) -> Iterator[bytes | memoryview] | None:
+        """What is sent, if anything, counted on `bar` or on one of its own."""
+        if request.body is None:
+            return None
+        if bar is None:
+            return self._sent(request.body, request.label)
+        return watched(request.body.pieces(), self.progress, request.label, None, bar)
+
+    def receiver(self, request: Request[T], response: httpx.Response) -> Receiver[T]:
+        """Return what takes this answer's body; see `_answers`. Raises CrossedAnswer, ProtocolError."""
+        check_exchange(response)
+        self.answered = True
+        return receiver_of(request, response, compare=self.digests != "never", required=self.digested(request))
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise what httpx raises as a GemmserveError."""
+        try:
+            yield
+        except _HTTPX_ERRORS as error:
+            raise _errors.from_httpx(error, self.url, answered=self.answered) from error

@@ -1,0 +1,194 @@
+"""Blocking I/O: sends a Request through httpx, feeds its receiver, drives flows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+
+from gemmserve import _errors
+from gemmserve._calls.requests import Pause, Request, Together, Work
+from gemmserve._local.session import REFUSED
+from gemmserve._transfer.bodies import Placing, Receiver
+from gemmserve._transfer.progress import SharedBar
+from gemmserve._transport import connection, direct
+from gemmserve._transport.answers import length_of
+from gemmserve._transport.connection import ELSEWHERE, Connection
+from gemmserve._transport.pool import SyncPool
+from gemmserve._transport.sse import Event, EventParser
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from gemmserve._calls.flows import Flow
+
+T = TypeVar("T")
+
+
+class SyncIO(Connection):
+    """Blocking I/O over an httpx.Client; safe to share between threads, as that is."""
+
+    def __init__(self, url: str, *, transport: httpx.BaseTransport | None, **options: Any) -> None:
+        super().__init__(url, own_transport=transport is not None, **options)
+        self._transport = transport
+        self._sleep = time.sleep
+
+    def _make(self) -> httpx.Client:
+        local = None if self.socket is None else httpx.HTTPTransport(uds=self.socket)
+        return httpx.Client(transport=self._transport or local, **self.made_of)
+
+    def pool(self) -> SyncPool:
+        """Connections of the process that asks. Raises TransportError where it can have none."""
+        self.own()
+        found: SyncPool | None = self._pools.get(None)
+        if found is None:
+            with connection.lock:
+                made = SyncPool(self._make, None if self._transport is None else self._make())
+                made.closed = self._closed
+                found = self._pools.setdefault(None, made)
+        return found
+
+    def close(self) -> None:
+        self._closed = True
+        for pool in self._pools.values():
+            pool.close()
+        if self._shared is not None:
+            self._shared.close()
+
+    def drive(self, flow: Flow[T], bar: SharedBar | None = None) -> T:
+        """Runs a flow to its end: sends what it yields and throws into it what goes wrong.
+
+        `bar` shows its transfers.
+        """
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    answer = self._perform(step, bar)
+                except BaseException as error:  # interruptions too: the flow decides what to tidy up
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(answer)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+
+    def _perform(self, step: Request[Any] | Pause | Together | Work[Any], bar: SharedBar | None) -> Any:
+        if isinstance(step, Request):
+            return self.send(step, bar)
+        if isinstance(step, Together):
+            return self._together(step)
+        if isinstance(step, Work):
+            return step.call()
+        self._sleep(step.seconds)
+        return None
+
+    def _together(self, step: Together) -> list[Any]:
+        bar = SharedBar(self.progress.bar(step.label, step.nbytes))
+        pool = ThreadPoolExecutor(step.limit, thread_name_prefix="gemmserve-part")
+        try:
+            running = [pool.submit(self.drive, flow, bar) for flow in step.flows]
+            wait(running, return_when=FIRST_EXCEPTION)
+            # Of what failed, what failed by itself.
+            errors = [error for one in running if one.done() and not one.cancelled() and (error := one.exception())]
+            if errors:
+                raise errors[0]
+            return [one.result() for one in running]
+        finally:
+            bar.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def send(self, request: Request[T], bar: SharedBar | None = None) -> T:
+        """One exchange, with arrays in shared memory where there is any. Raises GemmserveError."""
+        shared = self.shared
+        staged = shared.stage(request) if shared is not None and shared.worth(request) else None
+        if shared is None or staged is None:
+            return self._exchange(request, bar)
+        try:
+            with staged:
+                value: T = self._exchange(staged.request)
+                return value
+        except _errors.APIError as error:
+            if error.slug != REFUSED:
+                raise
+            shared.refused(staged, error)
+        return self._exchange(request)
+
+    def _exchange(self, request: Request[T], bar: SharedBar | None = None) -> T:
+        with self.errors():
+            with self._open(request, bar) as response:
+                receiver = self.receiver(request, response)
+                shown = bar or self.progress.bar(f"receiving {request.label}", length_of(response))
+                try:
+                    for count in self._received(request, response, receiver):
+                        if shown is not None:
+                            shown.advance(count)
+                finally:
+                    if shown is not None:
+                        shown.close()
+            return receiver.finish()
+
+    def _received(self, request: Request[Any], response: httpx.Response, receiver: Receiver[Any]) -> Iterator[int]:
+        """Gives the body to `receiver`, yielding how many bytes each time. Where the rest of a large one belongs is
+        known after its first piece: it is read there.
+        """
+        length = length_of(response) or 0
+        with closing(_pieces(response)) as pieces:
+            for number, piece in enumerate(pieces):
+                receiver.feed(piece)
+                yield len(piece)
+                rest = length - len(piece)
+                if number == 0 and rest >= direct.DIRECT_FROM and isinstance(receiver, Placing):
+                    place = receiver.place()
+                    source = direct.raw_socket(response) if len(place) == rest else None
+                    if source is not None:
+                        yield from direct.landed(source, place, receiver, self.timeout_of(request).read)
+                        return
+
+    @contextlib.contextmanager
+    def _open(self, request: Request[Any], bar: SharedBar | None = None) -> Iterator[httpx.Response]:
+        content = self.content_of(request, bar)
+        pool = self.pool()
+        with (
+            pool.connection(idle=request.idle) as http,
+            http.stream(
+                request.method,
+                request.path,
+                params=request.query or None,
+                headers=self.headers_of(request),
+                content=content,  # type: ignore[arg-type]  # h11 takes any buffer; httpx's annotation says bytes
+                timeout=self.timeout_of(request),
+            ) as response,
+        ):
+            pool.note(http, response)
+            yield response
+
+    def events(self, request: Request[None]) -> Generator[Event]:
+        """Each server-sent event as it comes. Raises GemmserveError: in another process than it began in, too."""
+        parser = EventParser()
+        pid = os.getpid()
+        with self.errors(), self._open(request) as response:
+            receiver = self.receiver(request, response)
+            with closing(_pieces(response)) as pieces:
+                for piece in pieces:
+                    if not response.is_success:
+                        receiver.feed(piece)
+                        continue
+                    for event in parser.feed(piece):
+                        yield event
+                        if os.getpid() != pid:
+                            raise _errors.TransportError(ELSEWHERE)
+            receiver.finish()
+
+
+def _pieces(response: httpx.Response) -> Generator[bytes]:
+    """The body as it comes; whole if a transport (a test's) handed it over whole."""
+    if response.is_stream_consumed:
+        yield response.content
+    else:
+        yield from response.iter_raw()
