@@ -1,0 +1,1 @@
+"""The service: matrix products of a device behind HTTP. docs/architecture.md draws its rooms."""
