@@ -36,7 +36,7 @@ LIMIT_BYTES: Final = 512 << 20
 """Memory that a client uses for transfers on its own account and keeps for the next ones: the operands and the result
 of a product of 4096 x 4096 complex64 matrices, and some more. No measurement behind the figure."""
 
-_LARGEST: Final = 0.25
+_MAX_SHARE: Final = 0.25
 """Share of that for one array."""
 
 _forks = 0
@@ -186,7 +186,7 @@ class Pool:
             if found is not None:
                 return found
             capacity = _rounded(nbytes)
-            if capacity > self.limit * _LARGEST:
+            if capacity > self.limit * _MAX_SHARE:
                 return None
             while self._free and self._own_bytes + capacity > self.limit:
                 self._own.discard(self._free.pop(0))

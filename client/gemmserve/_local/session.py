@@ -51,7 +51,7 @@ _FROM_BYTES: Final = 256 << 10
 _MAX_PACKET: Final = 16 << 10
 _TIMEOUT_S: Final = 5.0  # of a server that stands still; it answers a hello at once
 _PAUSE_S: Final = 1.0  # before a server that went away is asked again
-_MOST_REFUSALS: Final = 8  # after which nothing more is offered
+_MAX_REFUSALS: Final = 8  # after which nothing more is offered
 
 log = logging.getLogger("gemmserve")
 
@@ -236,7 +236,7 @@ class SharedMemory:
         if staged.session is self._session:
             self._refusals += 1
         self._lost(staged.session, error)
-        if self._refusals >= _MOST_REFUSALS:
+        if self._refusals >= _MAX_REFUSALS:
             self._closed = True
 
     def _pass(self, session: Session, array: AnyArray, staged: Staged) -> int | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "GEMMSERVE_API_KEY"
 
-_LONGEST: Final = 4096  # a proxy in front may want a token of its own kind instead of our 63 characters
+_MAX_LENGTH: Final = 4096  # a proxy in front may want a token of its own kind instead of our 63 characters
 
 
 class KeyAuth(httpx.Auth):
@@ -49,7 +49,7 @@ def auth_of(api_key: str | None, url: str) -> KeyAuth | None:
     key = (os.environ.get(VARIABLE, "") if api_key is None else api_key).strip()
     if not key:
         return None
-    if len(key) > _LONGEST or not all("!" <= character <= "~" for character in key):
+    if len(key) > _MAX_LENGTH or not all("!" <= character <= "~" for character in key):
         raise _errors.ParameterInvalid("the API key has characters that no key has") from None
     return KeyAuth(key, url)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 DIRECT_FROM: Final = 8 << 20
 """Bytes for which a connection is given up to read past httpx, at twice the rate: it costs another handshake."""
-MOST_AT_ONCE: Final = 4 << 20
+MAX_AT_ONCE: Final = 4 << 20
 """Bytes of one read, so that progress is seen."""
 
 
@@ -32,7 +32,7 @@ def landed(source: socket.socket, place: memoryview, receiver: Placing, timeout:
     source.settimeout(timeout)
     while place:
         try:
-            count = source.recv_into(place[:MOST_AT_ONCE])
+            count = source.recv_into(place[:MAX_AT_ONCE])
         except TimeoutError as error:
             raise httpx.ReadTimeout(str(error)) from error
         except OSError as error:

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _CONTROL: Final = "control.sock"
 _TRANSFER: Final = "transfer.sock"
-_FIRST_DELAY_S: Final = 0.1
-_LONGEST_DELAY_S: Final = 10.0
+_MIN_DELAY_S: Final = 0.1
+_MAX_DELAY_S: Final = 10.0
 _STEADY_S: Final = 10.0  # a child that lived this long starts again without delay
 _UNAVAILABLE_DELAY_S: Final = 60.0
 _FRONT_TRIES: Final = 3  # starts of the front before the first success
@@ -79,7 +79,7 @@ class _Child:
             self.delay, self.failures = 0.0, 0
         else:
             self.failures += 1
-            self.delay = min(max(2 * self.delay, _FIRST_DELAY_S), _LONGEST_DELAY_S)
+            self.delay = min(max(2 * self.delay, _MIN_DELAY_S), _MAX_DELAY_S)
         if status == os.EX_UNAVAILABLE:
             self.delay = _UNAVAILABLE_DELAY_S
         self.due = now + self.delay

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _OWN: Final = 256  # databases, logs, workers, files that are opened for a moment; some fifty were counted
 _CONNECTIONS: Final = 0.75  # of what is left, at most; the others are pieces of memory, past which there are files
-_MOST_MEMORY: Final = 8192
+_MAX_MEMORY: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class OpenFiles:
         own = _OWN + settings.max_shared_descriptors
         wanted = own + int(settings.max_connections / _CONNECTIONS) + 1
         if limit == resource.RLIM_INFINITY:
-            return cls(limit, settings.max_connections, _MOST_MEMORY, wanted)
+            return cls(limit, settings.max_connections, _MAX_MEMORY, wanted)
         left = max(limit - own, limit // 4, 2)
         connections = max(min(settings.max_connections, int(left * _CONNECTIONS)), 1)
-        return cls(limit, connections, min(left - connections, _MOST_MEMORY), wanted)
+        return cls(limit, connections, min(left - connections, _MAX_MEMORY), wanted)
 
     def __str__(self) -> str:
         limit = "no limit of open files" if self.limit == resource.RLIM_INFINITY else f"at most {self.limit} open files"

@@ -20,8 +20,8 @@ _BRIEF_S: Final = 0.0005
 of this. Beside turns of five milliseconds they took 150, and 10 in peace."""
 _ABOUT_S: Final = 0.02  # after which somebody who has done something is expected no more
 _NOTHING_S: Final = 0.0001  # a turn of the event loop in which nobody does anything takes a fifth of that
-_MOST_OTHERS_S: Final = 0.001  # what others are given in one go, as long as they have something to do
-_MOST_AT_ONCE: Final = 64  # things of some microseconds each
+_MAX_OTHERS_S: Final = 0.001  # what others are given in one go, as long as they have something to do
+_MAX_AT_ONCE: Final = 64  # things of some microseconds each
 
 
 class Turns:
@@ -44,7 +44,7 @@ class Turns:
             if now - before < _NOTHING_S:
                 break
             Turns._others_at = now
-            if now - began >= _MOST_OTHERS_S:
+            if now - began >= _MAX_OTHERS_S:
                 break
             before = now
         self._begin(now)
@@ -56,6 +56,6 @@ class Turns:
         """All of them, some at a time, with a pause in between when it is due: for many things that take little each,
         with a look at the clock.
         """
-        for low in range(0, len(things), _MOST_AT_ONCE):
+        for low in range(0, len(things), _MAX_AT_ONCE):
             await self.pause()
-            yield things[low : low + _MOST_AT_ONCE]
+            yield things[low : low + _MAX_AT_ONCE]

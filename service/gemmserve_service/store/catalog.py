@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.record import Record
 
-_MOST_TOMBSTONES: Final = 100_000  # expired ids remembered in memory, about 10 MB
+_MAX_TOMBSTONES: Final = 100_000  # expired ids remembered in memory, about 10 MB
 
 
 class Catalog:
@@ -112,7 +112,7 @@ class Catalog:
     def bury(self, array_id: str, owner: str) -> None:
         """Remembers that the id has expired, and whose it was."""
         self._tombstones[array_id] = owner
-        if len(self._tombstones) > _MOST_TOMBSTONES:
+        if len(self._tombstones) > _MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)
 
     def remove(self, record: Record) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _WORD: Final = 2
 _SPAN: Final = 128 // _WORD
-_LARGEST: Final = (1 << 31) - (1 << 12)
+_MAX_EXTENT: Final = (1 << 31) - (1 << 12)
 """Coordinates of a box are 32-bit numbers, also in a tile that reaches beyond the array."""
 
 
@@ -70,7 +70,7 @@ class Source:
             or view.re % VECTOR_BYTES
             or any(stride % VECTOR_BYTES for stride in strides)
             or max(strides) >= MAX_STRIDE
-            or max(fast * item // _WORD, slow, matrices) >= _LARGEST
+            or max(fast * item // _WORD, slow, matrices) >= _MAX_EXTENT
         ):
             return None
         box = (_SPAN, block) if along_k else (_SPAN, block_k)

@@ -20,12 +20,12 @@ _LEVEL: Final = 1
 _SAMPLES: Final = 3
 _SAMPLE: Final = 1 << 17  # bytes
 _WORTH: Final = 7 / 8  # of the bytes; of random mantissas zstd saves a thirteenth, for five times the time
-_SMALLEST: Final = 1 << 10  # bytes that it is done for
+_MIN_BYTES: Final = 1 << 10  # bytes that it is done for
 
 
 async def worth_coding(data: memoryview) -> bool:
     """Whether an array's bytes get an eighth shorter, by three samples of them: always the same for one array."""
-    if len(data) < _SMALLEST:
+    if len(data) < _MIN_BYTES:
         return False
     return await asyncio.get_running_loop().run_in_executor(pool(), _shorter, data)
 

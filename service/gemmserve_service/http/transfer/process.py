@@ -31,7 +31,7 @@ from gemmserve_service.http.transfer.protocol import (
 
 _AT_ONCE: Final = 1 << 20  # bytes of one system call
 _IN_A_TURN: Final = 4 << 20  # bytes of one connection before the next has its turn
-_MOST_MAPPED: Final = 256  # extents; the front keeps no more than some hundreds of free ones either
+_MAX_MAPPED: Final = 256  # extents; the front keeps no more than some hundreds of free ones either
 
 
 class Mappings:
@@ -45,7 +45,7 @@ class Mappings:
         known = self._maps.get(name)
         if known is None:
             known = self._maps[name] = mmap.mmap(fd, os.fstat(fd).st_size)
-            if len(self._maps) > _MOST_MAPPED:
+            if len(self._maps) > _MAX_MAPPED:
                 self._maps.popitem(last=False)
         self._maps.move_to_end(name)
         if offset + count > len(known):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Write = tuple["Callable[[sqlite3.Connection], Any]", "asyncio.Future[Any]"]
 
-_MOST_IN_ONE_COMMIT: Final = 256  # bounds how long the first of a burst waits; no measurement behind the figure
+_MAX_IN_ONE_COMMIT: Final = 256  # bounds how long the first of a burst waits; no measurement behind the figure
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class Database:
             item = self._queue.get()
             while item is not None:
                 batch += item
-                if len(batch) >= _MOST_IN_ONE_COMMIT:
+                if len(batch) >= _MAX_IN_ONE_COMMIT:
                     break
                 try:
                     item = self._queue.get_nowait()

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _PAGE: Final = mmap.PAGESIZE
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
-_MOST_KEPT: Final = 512  # free extents; each costs a mapping, of which Linux allows a process 65,530 by default
-_MOST_MAPPED: Final = most_mappings()  # mappings of live file extents that are kept, for the same reason
+_MAX_KEPT: Final = 512  # free extents; each costs a mapping, of which Linux allows a process 65,530 by default
+_MAX_MAPPED: Final = most_mappings()  # mappings of live file extents that are kept, for the same reason
 _SHARED_BYTES: Final = 1 << 20
 """Of a file that small extents share."""
 _SMALL: Final = 1 << 16
@@ -252,7 +252,7 @@ class ExtentPool:
         self._free[extent.name] = extent
         self._by_class.setdefault(extent.capacity, []).append(extent)
         self.free_bytes += extent.capacity
-        while self.free_bytes > self.keep_bytes or len(self._free) > _MOST_KEPT:
+        while self.free_bytes > self.keep_bytes or len(self._free) > _MAX_KEPT:
             self._drop_oldest()
 
     def touch(self, extent: Extent) -> None:
@@ -261,7 +261,7 @@ class ExtentPool:
             return
         self._mapped[extent.name] = extent
         self._mapped.move_to_end(extent.name)
-        for _ in range(len(self._mapped) - _MOST_MAPPED):
+        for _ in range(len(self._mapped) - _MAX_MAPPED):
             _, oldest = self._mapped.popitem(last=False)
             if oldest.quiescent:
                 oldest.unmap()

@@ -334,7 +334,7 @@ def test_refusals_do_not_go_on_for_ever(make, sent, operands, monkeypatch) -> No
     monkeypatch.setattr(session, "_PAUSE_S", 0.0)
     app = make(max_shared_descriptors=0)
     with Client(app.url) as client:
-        for _ in range(session._MOST_REFUSALS):
+        for _ in range(session._MAX_REFUSALS):
             check(client.gemm(a, b, c, alpha=2, beta=1j), a, b, c)
         assert not client._io.shared.worth(gemmserve._calls.requests.put_array(a))
         check(client.gemm(a, b, c, alpha=2, beta=1j), a, b, c)

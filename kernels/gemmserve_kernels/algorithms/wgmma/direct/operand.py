@@ -24,7 +24,7 @@ _STEP: Final = VECTOR_BYTES // _ITEM
 """Elements that strides are multiples of."""
 _COLUMN: Final = 64
 """Neighbours across k that one box fetches: 128 bytes, the span of the swizzle."""
-_LARGEST: Final = (1 << 31) - _COLUMN
+_MAX_EXTENT: Final = (1 << 31) - _COLUMN
 """Coordinates of a box are 32-bit numbers."""
 
 
@@ -81,7 +81,7 @@ def unfit(view: MatrixView, batch_shape: Sequence[int]) -> str | None:
     if _ITEM * slow >= MAX_STRIDE:
         return f"strides of {_ITEM * slow} bytes: a tensor map has fewer than 2^40"
     largest = max(view.rows, view.columns, side.matrices)
-    return "an extent is too large for a tensor map" if largest >= _LARGEST else None
+    return "an extent is too large for a tensor map" if largest >= _MAX_EXTENT else None
 
 
 def direct_side(view: MatrixView, batch_shape: Sequence[int]) -> DirectSide:

@@ -158,7 +158,7 @@ def test_descriptors_do_not_leak(pool, tmp_path, monkeypatch):
 
 
 def test_mappings_of_live_files_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(extents, "_MOST_MAPPED", 2)
+    monkeypatch.setattr(extents, "_MAX_MAPPED", 2)
     pool = ExtentPool(tmp_path, keep_bytes=0)
     taken = [pool.take(4096) for _ in range(3)]
     for extent in taken:
@@ -313,7 +313,7 @@ def test_flush_waits_for_the_file_and_its_folder_even_when_nothing_is_mapped(tmp
 
 
 def test_a_mapping_that_somebody_still_looks_at_is_not_dropped_for_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(extents, "_MOST_MAPPED", 2)
+    monkeypatch.setattr(extents, "_MAX_MAPPED", 2)
     pool = ExtentPool(tmp_path, keep_bytes=64 * MIB)
     first = pool.take(MIB)
     piece = first.view(MIB)[10:20].toreadonly()  # what a transport holds of a download
