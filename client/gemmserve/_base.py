@@ -1,4 +1,4 @@
-"""What both clients are made of: connections, flows, and the options by which they are pickled."""
+"""Base of both clients: connections, flows, and the options by which they are pickled."""
 
 from __future__ import annotations
 
@@ -81,15 +81,18 @@ class ClientBase(Generic[IO, Transport]):
         )
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """By its URL and options, without the key unless `pickle_key`. Raises TypeError for what belongs to here."""
+        """Pickle the client by its URL and options, without the key unless `pickle_key`.
+
+        Raises TypeError for options that belong to this process.
+        """
         return reduced_client(type(self), self._options)
 
     def __copy__(self) -> Self:
-        """Itself: a client is what it is connected to."""
+        """Return the client itself: a client is what it is connected to."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself."""
+        """Return the client itself."""
         return self
 
     @property

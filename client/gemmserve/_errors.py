@@ -136,7 +136,7 @@ class ShapeMismatch(InvalidRequest):
 
 
 class DtypeUnsupported(InvalidRequest, TypeError):
-    """Not float16, float32, float64, complex64 or complex128."""
+    """The dtype is not float16, float32, float64, complex64 or complex128."""
 
     default_slug = "dtype-unsupported"
 
@@ -199,7 +199,7 @@ class Forbidden(APIError):
 
 
 class NotFound(APIError, LookupError):
-    """No such array, job or route."""
+    """The array, job or route does not exist."""
 
     default_slug = "not-found"
 
@@ -223,7 +223,7 @@ class TooLarge(APIError):
 
 
 class StoreFull(APIError):
-    """No room in the server's store; unexpired arrays are never evicted."""
+    """The server's store has no room; unexpired arrays are never evicted."""
 
     default_slug = "store-full"
 
@@ -247,22 +247,22 @@ class QuotaExceeded(Overloaded):
 
     @property
     def quota(self) -> str | None:
-        """Which: "stored_bytes", "inflight_bytes", "queued_jobs" or "device_seconds_per_day"."""
+        """Name of the quota: "stored_bytes", "inflight_bytes", "queued_jobs" or "device_seconds_per_day"."""
         return self.problem.get("quota")
 
     @property
     def limit(self) -> float | None:
-        """How much there is of it."""
+        """Size of the quota."""
         return self.problem.get("limit")
 
     @property
     def used(self) -> float | None:
-        """How much is used."""
+        """Amount of the quota that is used."""
         return self.problem.get("used")
 
 
 class NotReady(Overloaded):
-    """No worker is ready yet, or the server is draining."""
+    """The server has no worker ready yet, or is draining."""
 
     default_slug = "not-ready"
 
@@ -440,7 +440,7 @@ def from_httpx(error: Exception, url: str, *, answered: bool = False) -> Gemmser
 
 
 def httpx_errors() -> tuple[type[Exception], ...]:
-    """Everything httpx can raise while a request is made or an answer is read."""
+    """Return the exceptions that httpx can raise while a request is made or an answer is read."""
     import httpx
 
     return (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, httpx.CookieConflict)

@@ -25,7 +25,7 @@ S = TypeVar("S")
 
 
 class Session(ArraySession, Protocol):
-    """What jobs and programs ask of the client that made them: `Client` is one."""
+    """Interface of the client as jobs and programs that it made use it: `Client` is one."""
 
     @property
     def _flows(self) -> Flows: ...
@@ -37,7 +37,7 @@ class Session(ArraySession, Protocol):
 
 
 class AsyncSession(AsyncArraySession, Protocol):
-    """What jobs and programs of an AsyncClient ask of it."""
+    """Interface of an AsyncClient as its jobs and programs use it."""
 
     @property
     def _flows(self) -> Flows: ...
@@ -49,7 +49,7 @@ class AsyncSession(AsyncArraySession, Protocol):
 
 
 class JobHandle(PickledByClient, Generic[S]):
-    """What both kinds share: the last state seen (`info`), and the errors that a state stands for."""
+    """Base of both kinds of job: the last state seen (`info`), and the errors that a state stands for."""
 
     def __init__(self, client: S, info: JobInfo) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""What the service says of arrays and jobs, as plain dataclasses. Unknown fields are ignored: servers may be newer."""
+"""Arrays and jobs as the service describes them, as dataclasses. Unknown fields are ignored: servers may be newer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ArrayInfo:
 
     @classmethod
     def parse(cls, fields: Any) -> ArrayInfo:
-        """From the JSON object. Raises ProtocolError."""
+        """Return the array that the JSON object describes. Raises ProtocolError."""
         try:
             return cls(
                 id=str(fields["id"]),
@@ -89,7 +89,7 @@ class JobInfo:
 
     @classmethod
     def parse(cls, fields: Any) -> JobInfo:
-        """From the JSON object. Raises ProtocolError."""
+        """Return the job that the JSON object describes. Raises ProtocolError."""
         try:
             return cls(
                 id=str(fields["id"]),

@@ -23,11 +23,11 @@ _SHARED: Final = 16
 
 @dataclass(frozen=True)
 class Options:
-    """What a client was made with, as far as it can go elsewhere."""
+    """Options that a client was made with, as far as they can go elsewhere."""
 
     url: str
     api_key: str | None = field(repr=False)
-    """None: that of the process; "": none."""
+    """Key to send; None: that of the process; "": none."""
     verify: bool | str
     timeout: float
     retry: RetryPolicy
@@ -53,7 +53,7 @@ def made_of(
 
 
 def reduced_client(kind: type[Any], options: Options | str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What `__reduce__` of a client returns. Raises TypeError."""
+    """Return the value of a client's `__reduce__`. Raises TypeError."""
     return new_client, (kind, options_of(kind, options))
 
 
@@ -91,16 +91,16 @@ class PickledByClient:
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """By its id and its client's options."""
+        """Pickle the handle by its id and its client's options."""
         make, *arguments = self._reduced()
         client: Any = self.__dict__["_client"]
         return new_handle, (make, type(client), options_of(type(client), client._options), *arguments)
 
     def __copy__(self) -> Any:
-        """With the same client, in this process."""
+        """Copy the handle, with the same client, in this process."""
         make, *arguments = self._reduced()
         return make(self.__dict__["_client"], *arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """As `__copy__`: what is on the server is not copied."""
+        """Copy the handle as `__copy__` does: the data on the server are not copied."""
         return self.__copy__()

@@ -27,7 +27,7 @@ class _Lazy(ArrayHandle[Any]):
 
     _slot: Slot
     _plain: type[ArrayHandle[Any]]
-    """What it is once the program has run, elsewhere."""
+    """Class that the handle has elsewhere (unpickled), once the program has run."""
 
     def __init__(self, program: Any, slot: Slot, *, transposed: bool = False, conjugated: bool = False) -> None:
         self._program = program
@@ -142,7 +142,7 @@ def _one_or_all(arrays: dict[str, Any], options: ReduceStep) -> Any:
 
 
 class _Base(Generic[S, J]):
-    """What both programs share."""
+    """Base of both kinds of program."""
 
     def __init__(
         self, client: S, *, priority: int = 0, timeout: float | None = None, ttl_s: float | None = None,
@@ -163,7 +163,10 @@ class _Base(Generic[S, J]):
         return self._recording.state == "open"
 
     def keep(self, *arrays: Any) -> None:
-        """Has results become arrays that other steps use; what none uses becomes one anyway. Raises ProgramError."""
+        """Make results that other steps use into arrays; a result that no step uses becomes one anyway.
+
+        Raises ProgramError.
+        """
         self._recording.keep(arrays)
 
     def _job(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a program is while it is recorded: steps, handles' slots, checks. No I/O; both clients record with this."""
+"""Recording of a program: steps, handles' slots, checks. No I/O; both clients record with this."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Slot:
 
     recording: Recording
     name: str
-    """As the server calls it: "x2", "y.absmax"."""
+    """Name by which the server knows it: "x2", "y.absmax"."""
     shape: tuple[int, ...] | None = None
     dtype: np.dtype[Any] | None = None
-    """None: the server works them out."""
+    """Dtype; where this or the shape is None, the server works it out."""
     used: bool = False
     kept: bool = False
     id: str | None = None
@@ -38,7 +38,7 @@ class Slot:
 
     @property
     def reference(self) -> str:
-        """As a step refers to it."""
+        """Reference by which a step names it."""
         return f"${self.name}"
 
     def resolved(self) -> str:
@@ -126,7 +126,7 @@ class Recording:
         return made
 
     def keep(self, handles: Sequence[Any]) -> None:
-        """Has these become arrays, used or not. Raises ProgramError for what is no result of this program."""
+        """Keep these as arrays, used or not. Raises ProgramError for a handle that is no result of this program."""
         for handle in handles:
             slot = getattr(handle, "_slot", None)
             if slot is None or slot.recording is not self or self.state != "open":
@@ -148,7 +148,7 @@ class Recording:
         self.state = "done"
 
     def why_not(self, slot: Slot) -> str:
-        """Why a slot has no array."""
+        """Return the reason why a slot has no array."""
         if self.state == "done":
             return f"{slot.reference} was used by another step and not kept: p.keep(...) inside the block keeps it"
         if self.state == "failed":

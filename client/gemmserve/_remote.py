@@ -25,7 +25,7 @@ S = TypeVar("S")
 
 
 class ArraySession(Protocol):
-    """What remote arrays ask of the client that made them: `Client` is one."""
+    """Interface of the client as remote arrays that it made use it: `Client` is one."""
 
     def _array_info(self, array_id: str) -> ArrayInfo: ...
     def _download(self, array_id: str, nbytes: int = 0) -> AnyArray: ...
@@ -34,7 +34,7 @@ class ArraySession(Protocol):
 
 
 class AsyncArraySession(Protocol):
-    """What remote arrays of an AsyncClient ask of it."""
+    """Interface of an AsyncClient as its remote arrays use it."""
 
     async def _array_info(self, array_id: str) -> ArrayInfo: ...
     async def _download(self, array_id: str, nbytes: int = 0) -> AnyArray: ...
@@ -43,7 +43,7 @@ class AsyncArraySession(Protocol):
 
 
 class ArrayHandle(PickledByClient, Generic[S]):
-    """What both kinds of handle share: an id, two flags, and what follows from them.
+    """Base of both kinds of handle: an id, two flags, and what follows from them.
 
     `.T` swaps the last two axes, of batched arrays too (NumPy's `.mT`); `.H` also conjugates; `.conj()` only that.
     """
@@ -184,7 +184,7 @@ class RemoteArray(ArrayHandle[ArraySession]):
         return self._apply_flags(self._client._download(self._id, self._nbytes_known))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
-        """For numpy.asarray: downloads. Raises ValueError for copy=False, which cannot be kept."""
+        """Download the array for numpy.asarray. Raises ValueError for copy=False, which cannot be kept."""
         if copy is False:
             raise ValueError("a remote array cannot become a NumPy array without a copy")
         array = self.numpy()

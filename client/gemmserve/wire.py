@@ -1,4 +1,4 @@
-r"""What travels: dtypes, the .npy header, complex scalars, header names. Pure; numpy only.
+r"""Wire format: dtypes, the .npy header, complex scalars, header names. Pure; numpy only.
 
 The service imports this module and nothing else of the client, so both ends read and write the same bytes.
 
@@ -34,25 +34,25 @@ EXCHANGE_HEADER: Final = "Gemmserve-Exchange"
 """The header of a request that its answer repeats, whatever the answer is, so that no other can be taken for it. Not
 X-Request-Id, which proxies such as Envoy replace on the way."""
 EXCHANGE_PATTERN: Final = r"[A-Za-z0-9_-]{1,64}"
-"""What is repeated; of other values the answer says nothing."""
+"""Pattern of the values that are repeated; of other values the answer says nothing."""
 
 NPY_HEADER: Final = "application/x-npy-header"
 """A .npy header alone: the data are in a piece of shared memory (docs/transfer.md)."""
 SESSION_HEADER: Final = "Gemmserve-Session"
 """The secret of the connection by which shared memory was passed."""
 DATA_HEADER: Final = "Gemmserve-Data"
-"""Of a request or a part: the number of the piece that holds the data."""
+"""Header of a request or a part: the number of the piece that holds the data."""
 RESULT_HEADER: Final = "Gemmserve-Result"
-"""Of a request: the number of the piece that may take the result; of an answer: that it did."""
+"""Header of a request: the number of the piece that may take the result; of an answer: that it did."""
 DESCRIPTORS_SUFFIX: Final = ".fds"
-"""What the path of the socket for shared memory has more than the server's."""
+"""Suffix that the path of the socket for shared memory has after the server's."""
 
 DTYPES: Final[dict[str, np.dtype]] = {
     name: np.dtype(name) for name in ("float16", "float32", "float64", "complex64", "complex128")
 }
 
 RESULT_DTYPES: Final[dict[str, np.dtype]] = {**DTYPES, "int64": np.dtype("int64")}
-"""What a stored array or an answer may hold besides: argmax and argmin give int64. Never an operand."""
+"""Dtypes of a stored array or an answer: `DTYPES` and int64, which argmax and argmin give; an operand never has it."""
 
 PIECE: Final = 1 << 20
 """Bytes of one body piece in either direction; 1 MiB was the fastest of the sizes measured (docs/transfer.md)."""
@@ -83,7 +83,7 @@ class NpyDtypeError(NpyError):
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """What a .npy header says: `dtype` (possibly big-endian), `shape`, order, and where the data begins."""
+    """Contents of a .npy header: `dtype` (possibly big-endian), `shape`, order, and where the data begins."""
 
     dtype: np.dtype
     shape: tuple[int, ...]

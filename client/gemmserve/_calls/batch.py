@@ -45,8 +45,8 @@ class Column:
 
     @classmethod
     def of(cls, name: str, value: Any, layout: str) -> Column:
-        """What `value` means: a list or tuple holds one operand a product, an array of more than two dimensions is a
-        stack, anything else is shared.
+        """Return the column that `value` stands for: a list or tuple holds one operand a product, an array of more
+        than two dimensions is a stack, anything else is shared.
         """
         if isinstance(value, ArrayHandle):
             return cls(name, [value], shared=True)
@@ -62,7 +62,7 @@ class Column:
 
 
 def columns(operands: Mapping[str, Any], layout: str) -> tuple[int, dict[str, Column]]:
-    """How many products there are, and their operands. Raises ShapeMismatch where lists differ in length."""
+    """Return the number of products, and their operands. Raises ShapeMismatch where lists differ in length."""
     found = {name: Column.of(name, value, layout) for name, value in operands.items() if value is not None}
     counts = {name: len(column.entries) for name, column in found.items() if not column.shared}
     if len(set(counts.values())) > 1:
@@ -164,7 +164,7 @@ def run_batch(
 
 
 def _result_names(op: str, params: Mapping[str, Any]) -> list[str] | str:
-    """Those of a product's results; a string: there is one, which is answered bare."""
+    """Return the names of a product's results; a string: there is one, which is answered bare."""
     if op == "gemm":
         return "d"
     reduce = params["reduce"]
@@ -207,7 +207,7 @@ def _remote(
     query: Mapping[str, str | int | float],
     wait_s: float,
 ) -> Flow[list[Any]]:
-    """By JSON, local operands stored for the while."""
+    """Compute the products by a JSON request; local operands are stored until it is answered."""
     temporaries: list[str] = []
     try:
         refs: dict[str, list[dict[str, Any]]] = {}

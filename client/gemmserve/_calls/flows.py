@@ -1,4 +1,4 @@
-"""What takes more than one exchange, written once for both clients.
+"""Flows: operations of more than one exchange, written once for both clients.
 
 A flow is a generator: it yields a Request (or a Pause) and is sent the answer, or thrown the error. `Client` drives
 flows with blocking I/O and `AsyncClient` by awaiting; neither knows anything that is decided here. Interruptions
@@ -59,11 +59,11 @@ class Flows:
     clock: Callable[[], float] = time.monotonic
     uniform: Callable[[float, float], float] = random.uniform
     connections: int = 3
-    """Over how many connections a large array goes, in parts; 0: whole, in one request."""
+    """Number of connections over which a large array goes, in parts; 0: whole, in one request."""
     compression: bool = False
     """Whether arrays that get shorter by it go compressed, whole."""
     digests: Digests = "known"
-    """Which transfers' bytes are checked by their digests."""
+    """Transfers whose bytes are checked by their digests."""
 
     def call(self, request: Request[T], *, deadline: float | None = None) -> Flow[T]:
         """One request, repeated as the policy says. Raises the last error."""
@@ -374,11 +374,11 @@ class Watch:
         self._attempts = flows._attempts()
         self._asked = 0.0
         self._heard = False
-        """Whether the stream has told of anything."""
+        """Whether the stream has reported anything."""
         self._last_id: str | None = None
         self._last: JobInfo | None = None
         self._known: JobInfo | None = None
-        """What the stream may begin with, and need not be told again."""
+        """State that the stream may begin with, and that need not be reported again."""
 
     @property
     def unchecked(self) -> bool:
@@ -386,7 +386,7 @@ class Watch:
         return self._flows.digests == "always"
 
     def request(self) -> Request[None]:
-        """What asks for the events that have not come."""
+        """Return the request for the events that have not come."""
         self._known = self._last
         self._asked, self._heard = self._flows.clock(), False
         return requests.job_events(self._job_id, last_id=self._last_id)

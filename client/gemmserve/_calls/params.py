@@ -73,7 +73,7 @@ _CALL_DEFAULTS: Final[dict[str, Any]] = {
 
 
 class GemmParams(TypedDict, total=False):
-    """What a gemm is computed by."""
+    """Parameters by which a gemm is computed."""
 
     alpha: complex
     beta: complex
@@ -98,7 +98,7 @@ class _Reduce(TypedDict, total=False):
 
 
 class ReduceParams(_Reduce, total=False):
-    """What a gemm_reduce is computed by."""
+    """Parameters by which a gemm_reduce is computed."""
 
     reduce: Reduction | Sequence[Reduction]
     return_c: bool

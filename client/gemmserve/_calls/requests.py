@@ -39,8 +39,8 @@ LONG_POLL_S = 30.0
 proxy_read_timeout 60 s)."""
 
 ONE_SHOT_WAIT_S = 3600.0
-"""How long a one-shot product may keep silent when no timeout is given: no computed figure, but a server that vanished
-without closing its connection must not hold a client for ever."""
+"""Seconds that a one-shot product may keep silent when no timeout is given: no computed figure, but a server that
+vanished without closing its connection must not hold a client for ever."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Request(Generic[T]):
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Body | None = None
     label: str = ""
-    """What the transfer is called beside its progress bar."""
+    """Name of the transfer beside its progress bar."""
     wait_s: float = 0.0
-    """How long the server may rightly keep silent, on top of the client's own timeout."""
+    """Seconds that the server may rightly keep silent, on top of the client's own timeout."""
     limit_s: float | None = None
-    """At most this many seconds of silence, whatever the client's timeout."""
+    """Upper bound on the seconds of silence, whatever the client's timeout; None: that timeout alone."""
     digest: Literal["content", "repr", "none"] = "content"
-    """Which digest the answer can have (RFC 9530): of what is sent, or of the whole that it is part of."""
+    """Digest that the answer can have (RFC 9530): of what is sent, or of the whole that it is part of."""
     idle: bool = False
     """Whether the server does nothing for it but wait: such requests do not count among those at one time."""
     result_nbytes: int = 0
@@ -82,14 +82,14 @@ class Together:
 
 @dataclass(frozen=True)
 class Work(Generic[T]):
-    """Nothing to send either: something to compute that takes its time."""
+    """Computation that takes its time; like a pause, it sends nothing."""
 
     call: Callable[[], T]
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Nothing to send for so many seconds."""
+    """Pause of so many seconds, in which nothing is sent."""
 
     seconds: float
 
@@ -122,7 +122,7 @@ def put_array(
 
 
 def array_info(array_id: str) -> Request[ArrayInfo]:
-    """What is known of an array."""
+    """Request the metadata of an array."""
     return Request("GET", f"/v1/arrays/{segment(array_id)}", _json(ArrayInfo.parse))
 
 
@@ -134,7 +134,7 @@ def array_data(array_id: str, *, nbytes: int = 0, compression: bool = False) -> 
 
 
 def array_part(array_id: str, span: Span) -> Request[int]:
-    """What is missing of a span of an array's .npy file; the value is where it ends."""
+    """Request the missing bytes of a span of an array's .npy file; the value is the position where it ends."""
     path = f"/v1/arrays/{segment(array_id)}/data"
     return Request("GET", path, span.answer, headers={"Accept": NPY, **span.headers()}, label="get", digest="repr")
 
@@ -169,7 +169,7 @@ def _begun(value: Any) -> Begun:
 
 
 def upload_info(upload_id: str) -> Request[Begun]:
-    """What of an upload has come."""
+    """Request the state of an upload: the parts of it that have come."""
     return Request("GET", f"/v1/uploads/{upload_id}", _json(_begun))
 
 
@@ -268,7 +268,7 @@ def device_list(answer: Any) -> list[dict[str, Any]]:
 
 
 def single_array(received: AnyArray | dict[str, AnyArray]) -> AnyArray:
-    """What was received, if it is one array. Raises ProtocolError."""
+    """Return the received array. Raises ProtocolError if there are several."""
     if isinstance(received, dict):
         raise _errors.ProtocolError("the answer holds several arrays where one was asked for")
     return received

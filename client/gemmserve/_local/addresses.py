@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from gemmserve import _errors
 
 HTTP_BASE: Final = "http://localhost"
-"""What requests by a Unix socket are addressed to: a name that every server answers to."""
+"""Base URL of requests by a Unix socket: a name that every server answers to."""
 
 _PREFIXES: Final = ("http+unix://", "unix://", "unix:")
 

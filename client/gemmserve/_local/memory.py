@@ -111,8 +111,8 @@ class Block:
             _results.add(self)
 
     def part(self) -> None:
-        """What is mapped at the address becomes a private copy (page by page, when it is written): arrays that lie
-        there keep working and are no longer seen through the descriptor, nor by a process that is forked after this.
+        """Make the mapping at the address a private copy (page by page, when it is written): arrays that lie there
+        keep working and are no longer seen through the descriptor, nor by a process that is forked after this.
         Raises OSError.
         """
         _map_privately(self.address, self.capacity, self.fd)
@@ -144,7 +144,7 @@ class Block:
 
 
 class _Lease:
-    """What an array in a block refers to as its owner."""
+    """Owner that an array in a block refers to."""
 
     def __init__(self, block: Block) -> None:
         self.block = block

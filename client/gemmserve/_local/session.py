@@ -84,7 +84,7 @@ class Session:
 
 
 def _secret(answer: bytes) -> str:
-    """What the server's first packet says. Raises ValueError."""
+    """Return the session's secret from the server's first packet. Raises ValueError."""
     match json.loads(answer or b"null"):
         case {"kind": "welcome", "session": str(secret)}:
             return secret
@@ -150,7 +150,7 @@ class Staged:
 
 
 class _SharedReceiver:
-    """Of an answer that is a .npy header alone."""
+    """Receiver of an answer that is a .npy header alone."""
 
     def __init__(self, staged: Staged) -> None:
         self._staged = staged
@@ -189,7 +189,7 @@ class SharedMemory:
         self.pool.close()
 
     def leave(self) -> None:
-        """In a child process: gives up its copy of the session's socket, which goes on being the parent's. Without the
+        """Give up a child process's copy of the session's socket, which goes on being the parent's. Does not take the
         lock, which a thread of the parent may hold for ever.
         """
         session, self._session, self._closed = self._session, None, True

@@ -1,4 +1,4 @@
-"""From what people have (lists, views, memory maps, big-endian files) to what travels, uncopied where possible."""
+"""Conversion of what people have (lists, views, memory maps, big-endian files) to what travels; no copy if possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     AnyArray = np.ndarray[Any, np.dtype[Any]]
     LocalArray = AnyArray | Sequence[Any]
-    """What the signatures name; at run time anything that `numpy.asarray` takes will do."""
+    """Array as the signatures name it; at run time anything that `numpy.asarray` takes will do."""
 
 
 def as_array(value: Any, name: str = "array") -> AnyArray:

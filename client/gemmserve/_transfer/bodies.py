@@ -1,4 +1,4 @@
-"""What goes over the wire in either direction, without doing any I/O: bodies to send, receivers for what comes back.
+"""Bodies to send and receivers for what comes back: both directions of the wire, without doing any I/O.
 
 A body knows its length and yields its pieces anew for every attempt. A receiver is fed the pieces of one answer and
 gives its value at the end; large arrays are received in the memory that the caller will own.
@@ -40,11 +40,12 @@ _JOIN_BELOW: Final = 1 << 16
 
 _BOUNDARY: Final = secrets.token_hex(16)  # of every request: the server does not parse a head again that it has seen
 _MAX_JSON: Final = 64 << 20
-"""No answer that is not an array comes near this; it bounds what a stray server can make us hold."""
+"""Upper bound in bytes of an answer that is not an array; none comes near it. It bounds what a stray server can make
+us hold."""
 
 
 class Body(Protocol):
-    """What a request sends."""
+    """Body that a request sends."""
 
     @property
     def content_type(self) -> str: ...
@@ -191,11 +192,11 @@ class Placing(Protocol):
     """A receiver that knows where bytes belong before they come."""
 
     def place(self) -> memoryview:
-        """Where the bytes that come next belong; empty while that is not known."""
+        """Return the memory where the next bytes belong; empty while that is not known."""
         ...
 
     def landed(self, count: int) -> None:
-        """So many bytes were read to `place()`."""
+        """Record that `count` bytes were read to `place()`."""
         ...
 
 
@@ -278,18 +279,18 @@ class NpyReceiver:
         self._target[start : start + len(piece)] = piece
 
     def memory(self, position: int, stop: int | None) -> memoryview:
-        """Where the file's bytes [position, stop) belong; empty while that is not known."""
+        """Return the memory where the file's bytes [position, stop) belong; empty while that is not known."""
         if self._array is None:
             return memoryview(b"")
         end = len(self._target) if stop is None else stop - self._offset
         return self._target[position - self._offset : end]
 
     def place(self) -> memoryview:
-        """Where the bytes that come next belong; empty while that is not known."""
+        """Return the memory where the next bytes belong; empty while that is not known."""
         return self.memory(self._position, None)
 
     def landed(self, count: int) -> None:
-        """So many bytes are there."""
+        """Record that `count` more bytes are there."""
         self._position += count
 
     def stored(self, start: int, stop: int) -> memoryview:
@@ -304,7 +305,7 @@ class NpyReceiver:
         return self.array()
 
     def array(self) -> AnyArray:
-        """What was received, in this machine's byte order."""
+        """Return the received array, in this machine's byte order."""
         assert self._array is not None
         return self._array if self._array.dtype.isnative else self._array.astype(self._array.dtype.newbyteorder("="))
 

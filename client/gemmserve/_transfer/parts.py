@@ -122,10 +122,10 @@ class Span:
         self._start = start
         self._stop = stop
         self.position = start
-        """Up to where the bytes have come."""
+        """Position up to which the bytes have come."""
 
     def headers(self) -> dict[str, str]:
-        """Of a request for what is missing."""
+        """Return the headers of a request for what is missing."""
         if self.position == 0 and self._stop is None:
             return {}
         last = "" if self._stop is None else str(self._stop - 1)
@@ -169,16 +169,16 @@ class Span:
         self.position += len(piece)
 
     def place(self) -> memoryview:
-        """Where the next bytes belong; empty while that is not known."""
+        """Return the memory where the next bytes belong; empty while that is not known."""
         assert self.download.receiver is not None
         return self.download.receiver.memory(self.position, self._stop)
 
     def landed(self, count: int) -> None:
-        """So many bytes are there."""
+        """Record that `count` more bytes are there."""
         self.position += count
 
     def finish(self) -> int:
-        """Where the span ends. Raises TransportError when the answer broke off."""
+        """Return the position where the span ends. Raises TransportError when the answer broke off."""
         if self._stop is not None and self.position < self._stop:
             raise _errors.TransportError(f"the answer ended after {self.position} of {self._stop} bytes")
         return self.position

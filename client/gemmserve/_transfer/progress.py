@@ -74,7 +74,7 @@ class SharedBar:
         self._stopped = False
 
     def advance(self, nbytes: int) -> None:
-        """So many more bytes. Raises Stopped."""
+        """Count `nbytes` more bytes. Raises Stopped."""
         with self._lock:
             if self._stopped:
                 raise Stopped
@@ -82,7 +82,7 @@ class SharedBar:
                 self._bar.advance(nbytes)
 
     def close(self) -> None:
-        """Of one transfer: the bar is the others' too."""
+        """Do nothing at the end of one transfer: the bar is the others' too."""
 
     def stop(self) -> None:
         """Ends every transfer at its next piece, and the bar."""

@@ -45,7 +45,10 @@ class KeyAuth(httpx.Auth):
 
 
 def auth_of(api_key: str | None, url: str) -> KeyAuth | None:
-    """What sends `api_key`, or where that is None GEMMSERVE_API_KEY; "" sends none. Raises ParameterInvalid."""
+    """Return the authentication that sends `api_key`, or where that is None GEMMSERVE_API_KEY; "" sends none.
+
+    Raises ParameterInvalid.
+    """
     key = (os.environ.get(VARIABLE, "") if api_key is None else api_key).strip()
     if not key:
         return None

@@ -1,4 +1,4 @@
-"""What a client's connections have in common: headers, timeouts, digests, and what belongs to one process.
+"""Base of a client's connections: headers, timeouts, digests, and the state that belongs to one process.
 
 `_sync_io` and `_async_io` send a Request through httpx with this and feed its receiver; they differ in `await` alone.
 """
@@ -43,12 +43,14 @@ _HTTPX_ERRORS = _errors.httpx_errors()
 ELSEWHERE = "this stream of events was begun in another process"
 
 lock = threading.Lock()
-"""Held while what belongs to a process is made anew."""
+"""Lock that is held while what belongs to a process is made anew."""
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """In a child process: a thread of the parent may have held the lock, and the sockets are the parent's."""
+    """Renew the lock and leave the connections in a child process: a thread of the parent may have held the lock, and
+    the sockets are the parent's.
+    """
     global lock
     lock = threading.Lock()
     for connection in _connections:
@@ -80,7 +82,7 @@ class Connection:
         """Path of the server's Unix socket, where that is the way to it."""
         self.url = normal_url(url) if self.socket is None else f"unix:{self.socket}"
         self.base = self.url if self.socket is None else HTTP_BASE
-        """What httpx is told."""
+        """Base URL that httpx is given."""
         self.verify = context_of(self.base, verify)
         self.timeout = timeout
         self.digests = digests
@@ -106,7 +108,7 @@ class Connection:
         _connections.add(self)
 
     def _renew(self) -> None:
-        """What belongs to this process."""
+        """Make anew what belongs to this process."""
         self._pid = os.getpid()
         self._progress = Progress(enabled=self._show_progress)
         key = None if self.auth is None else self.auth.key
@@ -114,7 +116,7 @@ class Connection:
         self._pools: dict[Any, Any] = {}
 
     def leave(self) -> None:
-        """In a child process: gives up what is the parent's. What was closed there stays closed."""
+        """Give up, in a child process, what is the parent's. What was closed there stays closed."""
         for pool in self._pools.values():
             pool.leave()
         if self._shared is not None:
@@ -194,7 +196,7 @@ class Connection:
         return watched(body.pieces(), self.progress, f"sending {label}", body.nbytes)
 
     def content_of(self, request: Request[Any], bar: SharedBar | None) -> Iterator[bytes | memoryview] | None:
-        """What is sent, if anything, counted on `bar` or on one of its own."""
+        """Return the pieces to send, if any, counted on `bar` or on one of their own."""
         if request.body is None:
             return None
         if bar is None:

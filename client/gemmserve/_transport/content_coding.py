@@ -59,7 +59,7 @@ class CompressedBody:
     parts: tuple[bytes, ...]
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """As sent."""
+        """Return the compressed pieces, as they are sent."""
         return joined(self.parts)
 
 
@@ -78,7 +78,7 @@ def compressed(array: AnyArray) -> CompressedBody | None:
 
 
 def _shorter(array: AnyArray) -> bool:
-    """By its first piece."""
+    """Return whether compression makes the array shorter, judged by its first piece."""
     sample = next(pieces(array), b"")
     return len(module().compress(sample, _LEVEL)) <= _WORTH * len(sample)
 

@@ -61,7 +61,7 @@ class CheckedReceiver:
         self._inner.feed(piece)
 
     def finish(self) -> Any:
-        """What the other made of it. Raises CorruptAnswer."""
+        """Return the other receiver's value. Raises CorruptAnswer."""
         if self._hash.digest() != self._expected:
             raise _errors.CorruptAnswer("the answer changed on its way: it has another SHA-256 than it says")
         return self._inner.finish()

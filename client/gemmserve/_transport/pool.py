@@ -99,7 +99,7 @@ class _Pool(Generic[H]):
             self._sockets[http] = (found.fileno(), status.st_dev, status.st_ino)
 
     def leave(self) -> None:
-        """In a child process: gives its copies of the sockets up. Their numbers stay taken, for there are objects that
+        """Give up, in a child process, its copies of the sockets. Their numbers stay taken, for there are objects that
         know them.
         """
         _inherited.append(self)
@@ -116,7 +116,7 @@ class _Pool(Generic[H]):
 
 
 class SyncPool(_Pool[httpx.Client]):
-    """For threads."""
+    """Pool of connections for threads."""
 
     def __init__(self, make: Callable[[], httpx.Client], shared: httpx.Client | None = None) -> None:
         super().__init__(make, shared)
@@ -143,7 +143,7 @@ class SyncPool(_Pool[httpx.Client]):
 
 
 class AsyncPool(_Pool[httpx.AsyncClient]):
-    """For the tasks of one event loop."""
+    """Pool of connections for the tasks of one event loop."""
 
     def __init__(self, make: Callable[[], httpx.AsyncClient], shared: httpx.AsyncClient | None = None) -> None:
         super().__init__(make, shared)
@@ -151,7 +151,7 @@ class AsyncPool(_Pool[httpx.AsyncClient]):
 
     @contextlib.asynccontextmanager
     async def connection(self, *, idle: bool = False) -> AsyncIterator[httpx.AsyncClient]:
-        """As `SyncPool.connection`."""
+        """Take a client, as `SyncPool.connection` does."""
         async with contextlib.nullcontext() if idle else self._places:
             http = self._take()
             try:
@@ -164,7 +164,7 @@ class AsyncPool(_Pool[httpx.AsyncClient]):
             await _close(self._give(http))
 
     async def close(self) -> None:
-        """As `SyncPool.close`."""
+        """Close every connection, as `SyncPool.close` does."""
         await _close(self._end())
 
 

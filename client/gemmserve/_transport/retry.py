@@ -1,4 +1,4 @@
-"""When another attempt may help, and how long to wait before it. Pure: clocks and chance come from outside.
+"""Retries: when another attempt may help, and how long to wait before it. Pure: clocks and chance come from outside.
 
 Everything the client sends may be repeated: reads and deletes are idempotent, products are pure functions of their
 operands, an upload that was lost half-way leaves nothing, and submissions carry an Idempotency-Key.
@@ -25,7 +25,7 @@ _DOUBLINGS: Final = 60  # of a pause; more would be no float
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long what fails in passing is repeated: until `total_s` seconds after the first failure.
+    """Policy for repeating what fails in passing: until `total_s` seconds after the first failure.
 
     That is longer than a server takes to start again. One that has never answered this client is given up after
     `first_s`: it may not be there at all. `attempts` bounds their number besides (None: it does not);

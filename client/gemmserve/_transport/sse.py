@@ -21,11 +21,11 @@ class Event:
     data: Any
     """The JSON in it."""
     id: str | None = None
-    """What a client that comes back names as its Last-Event-ID; None: no event had one so far."""
+    """Id that a client that comes back names as its Last-Event-ID; None: no event had one so far."""
 
 
 class EventParser:
-    """Fed pieces in any division, yields whole events; comments (keep-alives) and other fields pass by."""
+    """Parser, fed pieces in any division, that yields whole events; comments (keep-alives) and other fields pass by."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -33,9 +33,10 @@ def normal_url(url: str) -> str:
 
 
 def context_of(base: str, verify: bool | str | ssl.SSLContext) -> ssl.SSLContext:
-    """By what httpx believes certificates: one context for all connections, for one takes milliseconds to make.
+    """Return the SSL context by which httpx believes certificates.
 
-    Raises ParameterInvalid for a file that holds no certificates.
+    One serves all connections, for one takes milliseconds to make. Raises ParameterInvalid for a file that holds no
+    certificates.
     """
     if isinstance(verify, ssl.SSLContext):
         return verify

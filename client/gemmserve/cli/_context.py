@@ -1,4 +1,4 @@
-"""What every command is given: a connection on demand and a console."""
+"""Context that every command is given: a connection on demand and a console."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Command(Protocol):
         ...
 
     def run(self, args: argparse.Namespace, context: Context) -> int:
-        """Does the work; returns the exit status. May raise GemmserveError, OSError, UsageError."""
+        """Do the work and return the exit status. May raise GemmserveError, OSError, UsageError."""
         ...
 
 
@@ -101,7 +101,7 @@ class Context:
         )
 
     def _setting(self, name: str) -> str | None:
-        """From the arguments; a command without that flag still honours its variable."""
+        """Return a setting from the arguments; a command without that flag still honours its variable."""
         value = getattr(self._args, name, None)
         return str(value) if value else os.environ.get(PREFIX + name.upper()) or None
 

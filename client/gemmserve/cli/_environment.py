@@ -27,7 +27,7 @@ class EnvironmentParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As argparse's; an ill-formed variable is an error of usage."""
+        """Parse as argparse does; an ill-formed variable is an error of usage."""
         for action in self._actions:
             variable = variable_of(action)
             text = None if variable is None else os.environ.get(variable)

@@ -96,6 +96,6 @@ def _write(path: str, fill: Callable[[IO[bytes]], Any]) -> None:
 
 
 def check_output(path: str | None) -> None:
-    """Before any work is done: binary data is not for terminals. Raises UsageError."""
+    """Check the output before any work is done: binary data is not for terminals. Raises UsageError."""
     if path == STANDARD and sys.stdout.isatty():
         raise UsageError("stdout is a terminal; redirect it, or give -o a file's name")

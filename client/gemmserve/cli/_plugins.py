@@ -35,7 +35,9 @@ def load_plugin(name: str) -> Command:
 
 
 def missing_extra(command: str, error: ModuleNotFoundError) -> MissingExtra | None:
-    """What it means that `command` did not find a module; None for one of ours: no extra, but a broken installation."""
+    """Return the error for a module that `command` did not find, which an extra installs; None for one of ours: no
+    extra, but a broken installation.
+    """
     ours = (error.name or "").startswith("gemmserve")
     return None if ours else MissingExtra(command, error.name or str(error))
 
