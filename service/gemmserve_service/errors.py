@@ -1,5 +1,5 @@
 # ruff: noqa: N818 (the names are the problem slugs and the public contract)
-"""What can go wrong in the service, each with the slug, status and title of its problem (RFC 9457).
+"""Errors of the service, each with the slug, status and title of its problem (RFC 9457).
 
     ServiceError
     ├── BodyLength: BodyTooShort, BodyTooLong     400 body-length
@@ -85,7 +85,7 @@ class DigestMismatch(ServiceError):
 
 
 class InvalidNpy(ServiceError):
-    """No readable .npy."""
+    """Body that is no readable .npy."""
 
     slug = "invalid-npy"
     status = 400
@@ -226,7 +226,7 @@ class UnsupportedMediaType(ServiceError):
 
 
 class UnsupportedCoding(UnsupportedMediaType):
-    """Or a Content-Encoding; the Accept-Encoding of the answer says which it reads."""
+    """A Content-Encoding that this route does not read; the Accept-Encoding of the answer says which it reads."""
 
     def __init__(self, detail: str, accepted: str) -> None:
         super().__init__(detail)
@@ -252,7 +252,7 @@ class IdempotencyMismatch(ServiceError):
 
 
 class QueueFull(ServiceError):
-    """No more jobs now; `retry_after_s` comes from the measured drain rate."""
+    """The queue takes no more jobs now; `retry_after_s` comes from the measured drain rate."""
 
     slug = "queue-full"
     status = 429
@@ -308,7 +308,7 @@ class JobTimeout(ServiceError):
 
 
 class StoreFull(ServiceError):
-    """No room for the array. Unexpired arrays are never evicted to make some."""
+    """The store has no room for the array. Unexpired arrays are never evicted to make some."""
 
     slug = "store-full"
     status = 507

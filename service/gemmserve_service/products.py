@@ -1,4 +1,4 @@
-"""From the fields of a request to the arguments of the kernels: the one place that knows both vocabularies."""
+"""Translation of a request's fields into the arguments of the kernels: the one place that knows both vocabularies."""
 
 from __future__ import annotations
 

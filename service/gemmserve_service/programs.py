@@ -1,4 +1,4 @@
-"""What a program is once it is checked: the steps that run, what they make, and how long each value is needed. Pure.
+"""Programs after their check: the steps that run, what they make, and how long each value is needed. Pure.
 
 Values are named as steps refer to them: an array by its id, the result of a gemm by `$step`, one of a gemm_reduce by
 `$step.name`. Each step is planned where it runs; here only whether a device has what it needs.
@@ -46,18 +46,18 @@ class Value:
 
 
 def operands_of(step: GemmStep | GemmReduceStep) -> dict[str, str]:
-    """What a step refers to, by the operand's name."""
+    """Return the values that a step refers to, by the operand's name."""
     found = {"a": step.a, "b": step.b}
     return found | {"c": step.c} if isinstance(step, GemmStep) and step.c is not None else found
 
 
 def value_name(step: GemmStep | GemmReduceStep, result: str) -> str:
-    """How other steps refer to that result of it; without the $, how a job's result does."""
+    """Return the name by which other steps refer to that result; without the $, it is the job's name for it."""
     return f"${step.id}" if isinstance(step, GemmStep) else f"${step.id}.{result}"
 
 
 def last_uses(steps: Sequence[GemmStep | GemmReduceStep]) -> dict[str, int]:
-    """By value, the number of the last step that needs it: after that one it may go."""
+    """Return the number of the last step that needs each value, by its name: after that one it may go."""
     return {name: number for number, step in enumerate(steps) for name in operands_of(step).values()}
 
 
@@ -68,12 +68,12 @@ class Program:
     params: ProgramParams
     products: tuple[Product, ...]
     values: tuple[Mapping[str, Value], ...]
-    """By step, what it makes, by value name."""
+    """Values that each step makes, by value name."""
     arrays: Mapping[str, int]
     """Bytes of the stored operands, by id."""
     results: Mapping[str, Value]
     places: tuple[int, ...]
-    """Where each step stood in the request: those that no result depends on are left out."""
+    """Position of each step in the request: those that no result depends on are left out."""
     _verdicts: dict[DeviceSpec, KernelError | None] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -89,12 +89,12 @@ class Program:
         return sum(product.nbytes() for product in self.products)
 
     def flops(self) -> int:
-        """Of all steps."""
+        """Operations of all steps."""
         return sum(product.flops() for product in self.products)
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """Of the step with most operations."""
+        """Dtype of the step with most operations."""
         return max(self.products, key=lambda product: product.flops()).dtype
 
     @cached_property
@@ -120,7 +120,7 @@ class Program:
         return peak, scratch_peak
 
     def plan(self, spec: DeviceSpec) -> Plan:
-        """That the device can run it; looked into once. Raises StepInvalid, ProgramTooLarge."""
+        """Return the plan of a program that the device can run; checked once. Raises StepInvalid, ProgramTooLarge."""
         self.warm(spec)
         reason = self._verdicts[spec]
         if reason is not None:
@@ -128,7 +128,7 @@ class Program:
         return _PLANNED
 
     def warm(self, spec: DeviceSpec) -> None:
-        """Looks into it, so that `plan` costs nothing: many different steps take seconds."""
+        """Check the program for a device, so that `plan` costs nothing: many different steps take seconds."""
         if spec not in self._verdicts:
             try:
                 self._check(spec)

@@ -1,4 +1,4 @@
-"""What a request may say and what an answer holds: the pydantic models of HTTP version 1.
+"""Models of what a request may say and an answer holds: the pydantic models of HTTP version 1.
 
 Routes parse into these, the queue stores them, the worker protocol carries them. Shapes and dtypes are checked against
 each other by `gemmserve_kernels.problem.problem`, not here.
@@ -301,7 +301,7 @@ class Elements(BaseModel):
 
 
 class StepInfo(BaseModel):
-    """What became of one step of a program."""
+    """Outcome of one step of a program."""
 
     id: str
     algorithm: str
@@ -342,7 +342,7 @@ class JobInfo(BaseModel):
     @computed_field(description="share of `elements` that took the wide way because of the data, 0 to 1")  # type: ignore[prop-decorator]
     @property
     def wide_share(self) -> float | None:
-        """Of the result's elements."""
+        """Share of the result's elements."""
         return None if self.elements is None else self.elements.share(self.elements.wide)
 
     @computed_field(description="share of `elements` that took plain arithmetic because of the data, 0 to 1")  # type: ignore[prop-decorator]

@@ -1,4 +1,4 @@
-"""From products on arrays of the store to what a worker is sent of them."""
+"""Packing of products on arrays of the store into the messages that a worker is sent."""
 
 from __future__ import annotations
 

@@ -36,36 +36,36 @@ class Worker:
     id: str
     ready: bool = False
     spec: DeviceSpec | None = None
-    """None until it said hello once; kept while it restarts."""
+    """Device, as the first hello described it, None until then; kept while the worker restarts."""
     spec_fields: dict[str, Any] = field(default_factory=dict)
     verified_error: float | None = None
     memory_used: int = 0
     restarts: int = -1
     """Hellos after the first."""
     tasks: dict[str, Any] = field(default_factory=dict)
-    """What it was sent and has not answered, oldest first; the scheduler's bookkeeping."""
+    """Tasks that it was sent and has not answered, oldest first; the scheduler's bookkeeping."""
     interleaves: bool = False
     """Whether it lets a short task pass between the panels of a long one."""
     ahead: int = 0
     """Tasks that it may be sent before it has answered the first."""
     heard: float = 0.0
-    """When its process last gave a sign of life (time.monotonic)."""
+    """Time of its process's last sign of life (time.monotonic)."""
     progress: int = 0
     """Parts of its task that are done, as it said last."""
     moved: float = 0.0
-    """When its task began or last got on, or it answered one (time.monotonic)."""
+    """Time at which its task began or last made progress, or it answered one (time.monotonic)."""
     at: str | None = None
     """The task that it said it is at."""
     answered: float = 0.0
-    """When it last answered one (time.monotonic)."""
+    """Time of its last answer to a task (time.monotonic)."""
     defers: bool = False
     """Whether it keeps copies of arrays, and results that are to be written later."""
     asked: float | None = None
-    """Since when it has written none of the results that somebody waits for (time.monotonic); None: nobody does."""
+    """Time since which it has written no result that somebody waits for (time.monotonic); None: nobody waits."""
     resident: set[str] = field(default_factory=set)
     """Ids of arrays that its device has copies of."""
     kept: Kept | None = None
-    """What it said last about them."""
+    """State of those copies, as it reported it last."""
 
     def greeted(self, hello: Hello) -> None:
         """Takes over what the process said about itself."""

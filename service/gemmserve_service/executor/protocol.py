@@ -64,7 +64,7 @@ class Form(_Message):
 
 
 Places = list[tuple[int, int]]
-"""Where arrays of one kind are, one a product: row of the extent in the table (-1: no bytes), and offset in it."""
+"""Places of arrays of one kind, one a product: row of the extent in the table (-1: no bytes), and offset in it."""
 
 
 class Part(_Message):

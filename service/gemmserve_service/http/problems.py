@@ -110,7 +110,7 @@ class OriginNotAllowed(ServiceError):
 
 
 class MalformedRequest(InvalidRequest):
-    """Or it is no request of HTTP/1.1 that can be read in one way only; the connection ends then."""
+    """A message that is no request of HTTP/1.1 readable in one way only; the connection ends then."""
 
 
 class HttpVersion(ServiceError):
@@ -130,7 +130,7 @@ class RequestTimeout(ServiceError):
 
 
 class HeadTooSlow(RequestTimeout):
-    """Or the head was not whole within GEMMSERVE_HEAD_TIMEOUT_S."""
+    """A head that was not whole within GEMMSERVE_HEAD_TIMEOUT_S."""
 
 
 class HeadTooLarge(ServiceError):
@@ -236,7 +236,7 @@ def _methods_at(request: Request) -> Iterator[str]:
 
 
 async def _render_disconnect(_: Request, __: Exception) -> Response:
-    """Nobody reads this: the client hung up while it was sending. The status is nginx's, for the log and metrics."""
+    """Answer a client that hung up while it was sending. The status is nginx's, for the log and metrics alone."""
     return Response(status_code=499)
 
 

@@ -1,4 +1,4 @@
-"""From the steps of a request to a `Program`: names resolved, every product checked, what nobody needs left out."""
+"""Compilation of a request's steps to a `Program`: names resolved, every product checked, unneeded steps left out."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Compiler:
         self.products: list[Product] = []
         self.values: list[dict[str, Value]] = []
         self.made: dict[str, tuple[int, Value]] = {}
-        """By value name, the step that makes it, and what it is."""
+        """Number of the step that makes a value, and what it is, by value name."""
         self._known = known
         self._ids: dict[str, int] = {}
         self._alike: dict[Product, Product] = {}

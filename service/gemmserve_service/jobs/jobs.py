@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gemmserve_service.store.upload import Upload
 
 _WAITS_WITHIN_S: Final = 0.002
-"""For how long the record of a job whose end is waited for may wait for that end, so that one commit has both."""
+"""Seconds for which the record of a job whose end is waited for may wait for that end, so that one commit has both."""
 
 log = logging.getLogger(__name__)
 

@@ -29,13 +29,13 @@ class LiveJob:
 
     history: list[JobInfo]
     held: contextlib.ExitStack
-    """What is given back at its end."""
+    """Resources that are given back at its end."""
     task: Task | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its end is on record. Not `changed`: that one stays set when the server drains."""
     refused: Exception | None = None
-    """Why the job itself could not be put on record: nobody was told that it was accepted."""
+    """Reason that the job itself could not be put on record: nobody was told that it was accepted."""
 
     @property
     def info(self) -> JobInfo:

@@ -29,7 +29,7 @@ class DeviceInfo:
     """Relative error of the product that the worker checked at its start."""
     restarts: int
     kept: Kept | None = None
-    """What its worker said last of the copies that it keeps of arrays; None: it keeps none."""
+    """State of the copies of arrays that its worker keeps, as it reported it last; None: it keeps none."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Snapshot:
     recycled_bytes: int
     worker_restarts: int
     queue_bytes: int
-    """Of operands and results of the jobs that wait."""
+    """Bytes of operands and results of the jobs that wait."""
     queue_owners: int
     """Owners that have jobs waiting."""
     drain_rate: float
     """Jobs that end in a second while others wait."""
     workers_killed: int
-    """By the watchdog."""
+    """Workers killed by the watchdog."""
     ends_unrecorded: int
     """Jobs that are over and whose end cannot be put on record yet."""
     devices: list[DeviceInfo]

@@ -50,10 +50,10 @@ class Waiter:
     outcome: asyncio.Future[Done | ServiceError]
 
     def started(self, task: Task) -> None:
-        """Has no effect."""
+        """Do nothing."""
 
     def requeued(self, task: Task) -> None:
-        """Has no effect."""
+        """Do nothing."""
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """Wakes the one who waits. One who has just been cancelled cannot take the results over: they go."""

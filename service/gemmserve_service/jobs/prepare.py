@@ -1,5 +1,5 @@
-"""From a job on stored arrays to a task: operands pinned, every product checked, space for its results reserved; and
-from the task's outcome to the job's final fields.
+"""Preparation of a job on stored arrays as a task: operands pinned, every product checked, space for its results
+reserved; and of the task's outcome as the job's final fields.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     class Console(Protocol):
-        """What the command line prints with."""
+        """Output of the command line."""
 
         def print(self, text: str) -> None: ...
         def error(self, text: str) -> None: ...
         def json(self, value: Any) -> None: ...
 
     class Context(Protocol):
-        """What the command line gives to every command."""
+        """Context that the command line gives to every command."""
 
         @property
         def console(self) -> Console: ...

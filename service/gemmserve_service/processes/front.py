@@ -44,18 +44,18 @@ async def _drain(core: Core, server: Server, drain_s: float) -> None:
 async def _pulse(core: Core, pulse_fd: int) -> None:
     """Tells the supervisor every second that this loop turns, and once that the server is ready."""
     os.set_blocking(pulse_fd, False)
-    ready, told = False, 0.0
+    ready, pulsed = False, 0.0
     while True:
         became_ready = not ready and core.ready()[0]
-        if became_ready or time.monotonic() - told >= _PULSE_S:
-            ready, told = ready or became_ready, time.monotonic()
+        if became_ready or time.monotonic() - pulsed >= _PULSE_S:
+            ready, pulsed = ready or became_ready, time.monotonic()
             with contextlib.suppress(BlockingIOError):  # a supervisor that is stopped does not read
                 os.write(pulse_fd, b"1" if became_ready else b".")
         await asyncio.sleep(_PULSE_S if ready else _READY_POLL_S)
 
 
 async def _serve(handoff: FrontHandoff) -> bool:
-    """Until it is told to drain. False: it could not start."""
+    """Serve until it is told to drain. Return False if it could not start."""
     settings = handoff.settings
     executor = LocalExecutor(socket.socket(fileno=handoff.control_fd), handoff.devices)
     core = Core(settings, executor)

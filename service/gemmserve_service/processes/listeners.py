@@ -1,4 +1,4 @@
-"""What the supervisor listens on: the ports, the Unix sockets, and in a private folder the sockets of its children."""
+"""Listening sockets of the supervisor: the ports, the Unix sockets, and in a private folder those of its children."""
 
 from __future__ import annotations
 

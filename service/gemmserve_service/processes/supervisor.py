@@ -115,7 +115,7 @@ class _Supervisor:
     unix: socket.socket | None
     descriptors: socket.socket | None
     folder: Path
-    """Where the sockets are that workers and transfer processes connect to."""
+    """Folder of the sockets that workers and transfer processes connect to."""
     control: socket.socket
     transfer_socket: socket.socket | None
     transfer_count: int
@@ -124,7 +124,7 @@ class _Supervisor:
     ready: tuple[int, int] = field(default_factory=os.pipe)
     announced: bool = False
     heard: float | None = None
-    """When the front that runs now last gave a sign of life; None before its first."""
+    """Time at which the front that runs now last gave a sign of life; None before its first."""
     looked: float = field(default_factory=time.monotonic)
     stopping: float | None = None
     signals: int = 0

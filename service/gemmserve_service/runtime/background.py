@@ -33,5 +33,5 @@ class Background:
         return task
 
     async def wait(self) -> None:
-        """Until all that was started has ended."""
+        """Wait until all that was started has ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -39,7 +39,7 @@ def _steady() -> float:
 
 
 CLOCK: Final = Clock()
-"""This process's."""
+"""Clock of this process."""
 
 
 def time() -> float:

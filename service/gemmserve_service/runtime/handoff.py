@@ -1,4 +1,4 @@
-"""What the supervisor tells a child at its start: settings and inherited descriptors, as JSON on standard input."""
+"""Handoff from the supervisor to a child at its start: settings and inherited descriptors, as JSON on stdin."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Handoff(BaseModel):
 
 
 class FrontHandoff(_Handoff):
-    """For the front process."""
+    """Handoff to the front process."""
 
     listen_fd: int
     side_fd: int | None = None
@@ -50,14 +50,14 @@ class FrontHandoff(_Handoff):
 
 
 class TransferHandoff(_Handoff):
-    """For a transfer process."""
+    """Handoff to a transfer process."""
 
     name: str
     control_path: str
 
 
 class WorkerHandoff(_Handoff):
-    """For the worker of one device."""
+    """Handoff to the worker of one device."""
 
     device: str
     control_path: str

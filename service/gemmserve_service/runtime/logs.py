@@ -95,7 +95,7 @@ class RequestLines:
         self._waiting: list[str] = []
 
     def configure(self, stream: TextIO, render: Any) -> None:
-        """Where lines go, and structlog's last processor, which makes them."""
+        """Set where lines go, and structlog's last processor, which makes them."""
         self._stream, self._render = stream, render
 
     def write(self, level: str, fields: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ class RequestLines:
 
 
 REQUESTS: Final = RequestLines()
-"""This process's."""
+"""Request lines of this process."""
 
 
 def _renderers(*, json: bool) -> list[Any]:

@@ -1,4 +1,4 @@
-"""How the files that the front may open are shared out: connections, memory of requests, and what it needs itself.
+"""Sharing of the files that the front may open: connections, memory of requests, and what it needs itself.
 
 Stored arrays take none, however many there are (`mapping`).
 """
@@ -19,11 +19,11 @@ _MAX_MEMORY: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class OpenFiles:
-    """What a limit allows."""
+    """Shares of the front's uses in a limit of open files."""
 
     limit: int
     connections: int
-    """At one time."""
+    """Connections at one time."""
     memory: int
     """Pieces of memory for operands and results of requests; what goes beyond them lies in files, which need none."""
     wanted: int

@@ -1,4 +1,4 @@
-"""Why a server does not start. By itself, since the supervisor, which starts it, loads as little as it can."""
+"""Errors of a server's start. A module of its own: the supervisor, which starts it, loads as little as it can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every process of the service does to its surroundings: malloc thresholds, limits, the supervisor's pipe."""
+"""Process tuning, the same in every process of the service: malloc thresholds, limits, the supervisor's pipe."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def keep_from_collector() -> None:
 
 
 def share_interpreter() -> None:
-    """Has a thread wait for the interpreter for a tenth of a millisecond, not for five, while another one computes.
+    """Make a thread wait for the interpreter for a tenth of a millisecond, not for five, while another one computes.
 
     A commit takes it thirty times: beside long JSON in the event loop uploads took 50 ms at the 99th percentile, and 10
     with this. The event loop in turn waits for threads of pure Python, such as those that compile programs, each time

@@ -25,10 +25,10 @@ _MAX_AT_ONCE: Final = 64  # things of some microseconds each
 
 
 class Turns:
-    """To be asked for a pause after every part of the work; the pause is made when it is due."""
+    """Source of pauses: asked for one after every part of the work, it makes it when it is due."""
 
     _others_at: ClassVar[float] = -math.inf
-    """When others last did something while anybody paused."""
+    """Time at which others last did something while anybody paused."""
 
     def __init__(self) -> None:
         self._begin(time.perf_counter())

@@ -40,7 +40,7 @@ class Estimates:
         return model_s * self._factors.get(key, 1.0)
 
     def cautious_seconds(self, task: Task, worker: Worker) -> float:
-        """For the watchdog: never less than the model says, however fast the device was with other products."""
+        """Return seconds for the watchdog: at least the model's, however fast the device was with other products."""
         model_s, key = _model(task, worker)
         return model_s * max(self._factors.get(key, 1.0), 1.0)
 

@@ -37,7 +37,7 @@ class _Flow:
     nbytes: int = 0
     heap: list[tuple[tuple[int, int], Task]] = field(default_factory=list)
     stamp: int = 0
-    """Of its valid entry in the heap of flows."""
+    """Stamp of its valid entry in the heap of flows."""
 
 
 class FairQueue:

@@ -33,7 +33,7 @@ class Lineage:
     places: dict[str, tuple[ArraySpec, Extent | None]]
     """Each result's place in the store, by name."""
     algorithm: str | None
-    """None: that of each step of a program, whatever its device takes."""
+    """Algorithm to compute it by; None: that of each step of a program, whatever its device takes."""
     owner: str
     verify: bool
     """Whether they are to be checked, whoever computes them."""
@@ -85,10 +85,10 @@ class Recomputation:
         )
 
     def started(self, task: Task) -> None:
-        """Has no effect: the job whose results these are has ended."""
+        """Do nothing: the job whose results these are has ended."""
 
     def requeued(self, task: Task) -> None:
-        """Has no effect, likewise."""
+        """Do nothing, likewise."""
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """Release the operands of a task that has succeeded, and pass the outcome on."""

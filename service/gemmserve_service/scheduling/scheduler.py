@@ -83,9 +83,9 @@ class Scheduler:
         """Whether `_dispatch` is about to be called."""
         self._chance = random.Random()  # noqa: S311 (whom to check is no secret)
         self._lost_workers: dict[str, tuple[list[str], float]] = {}
-        """By worker that is lost, the owners of the tasks that it had, and since when it is gone."""
+        """Owners of the tasks that a lost worker had, and since when it is gone, by worker."""
         self.group_sent: Callable[[int], None] = lambda _: None
-        """Told how many products a worker was sent together."""
+        """Callback for the number of products that a worker was sent together."""
         store.on_extent_destroyed(lambda extent: self._forget(Forget(extents=[extent])))
         store.on_array_gone(self._forget_array)
 

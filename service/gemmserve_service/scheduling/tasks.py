@@ -56,9 +56,9 @@ class Task:
     """Likewise."""
     listener: Listener
     owner: str = ""
-    """Whose it is: the id of an API key, "" where the server has none."""
+    """Owner: the id of an API key, "" where the server has none."""
     priority: int = 0
-    """Among the tasks of the same owner: the higher goes first."""
+    """Rank among the tasks of the same owner: the higher goes first."""
     timeout_s: float | None = None
     """Seconds after `submitted` at which it expires, wherever it is then."""
     verify: bool = False
@@ -66,44 +66,44 @@ class Task:
     """Whether it computes results once more whose device was lost (`recomputation`): they are written at once, and not
     checked unasked, for plain arithmetic in their place would have other bits than the first time."""
     algorithm: str | None = None
-    """By which it is to be computed; None: by the one that its device takes. No other than that of a device that there
-    is, if none of them has it."""
+    """Algorithm by which it is to be computed; None: the one that its device takes. No other than that of a device that
+    there is, if none of them has it."""
     durable: bool = True
     """Whether it starts again with the server; others are refused when it drains."""
     attempt: int = 0
-    """How often a worker has been sent it."""
+    """Times that a worker has been sent it."""
     crashes: int = 0
-    """How many workers were lost while they had it."""
+    """Workers that were lost while they had it."""
     submitted: float = field(default_factory=time.monotonic)
-    """When its request had arrived (time.monotonic, which no change of the clock touches)."""
+    """Time at which its request had arrived (time.monotonic, which no change of the clock touches)."""
     cost_s: float = 0.0
     """Estimated seconds of a device."""
     queue_s: float = 0.0
     began: float = 0.0
-    """When its worker was sent it (time.monotonic)."""
+    """Time at which its worker was sent it (time.monotonic)."""
     products: int = 1
-    """How many it computes."""
+    """Number of products that it computes."""
     grouped: bool = False
     """Whether it was sent together with others."""
     expected_s: float = 0.0
-    """Of its worker's device, by a cautious estimate, with a check where there is one."""
+    """Seconds of its worker's device, by a cautious estimate, with a check where there is one."""
     limit_s: float = 0.0
-    """For how long its worker may show no progress before it is taken for hung."""
+    """Seconds for which its worker may show no progress before it is taken for hung."""
     stalled: bool = False
     """Whether its worker was killed because it did not get on with this."""
     over: bool = False
     """The listener has been told; a worker may still be at it."""
     worker: Worker | None = None
     passed_over: float | None = None
-    """Since when it has waited for a device that has its operands, while another one was idle (time.monotonic)."""
+    """Time since which it has waited for a device with its operands, while another one was idle (time.monotonic)."""
     pending: PendingResults | None = None
     """Its results, once it has ended and they are not in the store yet: they own the pins of its operands then."""
     order: tuple[int, int] = (0, 0)
     deadline: Deadline | None = None
     plans: dict[str, Plan | KernelError] = field(default_factory=dict)
-    """By worker, how its device runs this, or why it cannot."""
+    """Plan by which a worker's device runs this, or why it cannot, by worker."""
     models: dict[str, tuple[object, Any]] = field(default_factory=dict)
-    """By worker, what `estimates` worked out for its plan."""
+    """Results of `estimates` for a worker's plan, by worker."""
 
     @cached_property
     def size(self) -> tuple[int, int]:
@@ -171,5 +171,5 @@ def plan_of(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
 
 @lru_cache(4096)
 def _plan(product: Product, spec: DeviceSpec) -> Plan:
-    """To choose among the algorithms of an accelerator takes up to a millisecond."""
+    """Return the plan, cached: choosing among the algorithms of an accelerator takes up to a millisecond."""
     return plan_problem(product, spec)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Looks at the workers every second, or more often where settings ask for shorter times."""
+    """Watch over the workers every second, or more often where settings ask for shorter times."""
 
     def __init__(self, executor: Executor, *, silence_s: float, hang_s: float) -> None:
         self.executor = executor
@@ -42,7 +42,7 @@ class Watchdog:
         self._task = asyncio.get_running_loop().create_task(self._watch(), name="watchdog")
 
     async def stop(self) -> None:
-        """Looks no more."""
+        """Stop watching."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

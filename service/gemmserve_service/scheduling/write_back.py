@@ -61,7 +61,7 @@ class WriteBack:
         self._submit = submit
         self._cancel = cancel
         self._held: dict[str, tuple[PendingResults, Worker]] = {}
-        """By job, the results that a device has, and its worker."""
+        """Results that a device has, and its worker, by job."""
         self._lineages: dict[PendingResults, Lineage] = {}
         self._abandoned: dict[PendingResults, Task] = {}
         """Tasks to be closed with their results, which became no arrays."""

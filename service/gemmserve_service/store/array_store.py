@@ -54,7 +54,7 @@ class ArrayStore:
         self.database = database
         self.quotas = quotas or Quotas()
         self.found_pending: dict[str, PendingResults] = {}
-        """By job, the pending results that an earlier process left."""
+        """Pending results that an earlier process left, by job."""
         self._catalog = Catalog()
         self.digests = Digests(self._catalog, database)
         self.expiry = Expiry(self._catalog, database, self.settle, history_s=settings.job_history_s)
@@ -224,7 +224,7 @@ class ArrayStore:
         return Pinned(self, Record(upload.info, upload.extent, state="deleted", hidden=True))
 
     def owners(self) -> set[str]:
-        """Everybody who has an array that can be seen."""
+        """Return the owners of arrays that can be seen."""
         return self._catalog.owners()
 
     def count_of(self, owner: str) -> int:
@@ -282,7 +282,7 @@ class ArrayStore:
         return info
 
     async def secure(self, upload: Upload) -> None:
-        """Has the bytes on the disk before the row that names them, where settings ask for that."""
+        """Put the bytes on the disk before the row that names them, where settings ask for that."""
         if self.settings.durability == "power" and upload.extent is not None:
             await asyncio.to_thread(upload.extent.flush)
 
@@ -318,7 +318,7 @@ class ArrayStore:
 
     @staticmethod
     def insert_row(db: sqlite3.Connection, row: dict[str, Any]) -> None:
-        """For `catalog.to_row`'s row, inside a transaction of the caller's."""
+        """Insert `catalog.to_row`'s row, inside a transaction of the caller's."""
         db.execute(_SQL["insert"], row)
 
     def index(self, info: ArrayInfo, extent: Extent | None) -> Record:

@@ -38,7 +38,7 @@ class Catalog:
         return len(self._ids)
 
     def owners(self) -> set[str]:
-        """Everybody who has an array that can be seen."""
+        """Return the owners of arrays that can be seen."""
         return set(self._owned)
 
     def count(self, owner: str) -> int:

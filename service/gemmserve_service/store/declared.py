@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a body says it holds, known before any of its data is accepted."""
+    """Declaration of a body's content, known before any of its data is accepted."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class NpyHead:
         return declared, head[header.data_offset :]
 
     def close(self) -> None:
-        """To be called when the stream ends without a whole header. Raises NpyError."""
+        """Raise NpyError: the stream ended without a whole header."""
         raise NpyError(f"the body ends after {len(self._head)} bytes, within the .npy header")
 
 

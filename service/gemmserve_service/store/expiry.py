@@ -35,7 +35,7 @@ class Expiry:
         self, catalog: Catalog, database: Database, settle: Callable[[Record], None], *, history_s: float
     ) -> None:
         self.on_jump: list[Callable[[float], Awaitable[object]]] = []
-        """Told by how many seconds the clock jumped: moments on record are to be moved along."""
+        """Callbacks, given the seconds by which the clock jumped: moments on record are to be moved along."""
         self._catalog = catalog
         self._database = database
         self._settle = settle
@@ -47,7 +47,7 @@ class Expiry:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """There is an array that may expire before all others."""
+        """Note that there is an array that may expire before all others."""
         self._wake.set()
 
     def track(self, info: ArrayInfo) -> None:

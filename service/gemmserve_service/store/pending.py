@@ -52,20 +52,20 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """Where pending results are, and who needs them."""
+    """State of pending results: their place, and who needs them."""
 
     UNRECORDED = auto()
-    """On a device; the job's end is not on record yet."""
+    """Results on a device; the job's end is not on record yet."""
     UNRECORDED_WRITTEN = auto()
-    """In the store; the job's end is not on record yet."""
+    """Results in the store; the job's end is not on record yet."""
     UNRECORDED_LOST = auto()
     """Nowhere; the job's end is not on record yet."""
     HELD = auto()
-    """On a device."""
+    """Results on a device."""
     REQUESTED = auto()
-    """On a device, which was told to write them before others: somebody waits for them."""
+    """Results on a device, which was told to write them before others: somebody waits for them."""
     POSTPONED = auto()
-    """On a device, which was told to write others before: nobody can see them, but something was made of them."""
+    """Results on a device, which was told to write others first: hidden, but something was made of them."""
     FOUND = auto()
     """Nowhere: an earlier process left their rows."""
     RECOMPUTING = auto()
@@ -73,7 +73,7 @@ class State(Enum):
     DROPPED = auto()
     """Needed by nobody; a worker may still write to their place."""
     STORED = auto()
-    """In the store, which is not on record yet: after a crash they are computed again."""
+    """Results in the store, which is not on record yet: after a crash they are computed again."""
     FAILED = auto()
     """Lost for good."""
     SETTLED = auto()
@@ -81,12 +81,12 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to pending results."""
+    """Event in the life of pending results."""
 
     RECORDED = auto()
     """The job's end is on record, and they are arrays."""
     ABANDONED = auto()
-    """They become no arrays, or nobody can see them and nothing is made of them."""
+    """The results become no arrays, or nobody can see them and nothing is made of them."""
     REQUESTED = auto()
     """Somebody waits for their bytes."""
     HIDDEN = auto()
@@ -96,19 +96,19 @@ class Event(Enum):
     WRITTEN = auto()
     """Every byte is in the store, and no worker writes any more."""
     NOT_WRITTEN = auto()
-    """They are on no device any more, and no worker writes."""
+    """The results are on no device any more, and no worker writes."""
     WORKER_LOST = auto()
-    """They are on no device any more; the process that was lost may still write for a while."""
+    """The results are on no device any more; the process that was lost may still write for a while."""
     RECOVERABLE = auto()
-    """What they were made of is pinned."""
+    """Everything that they were made of is pinned."""
     UNRECOVERABLE = auto()
-    """They cannot be computed again."""
+    """The results cannot be computed again."""
     ON_RECORD = auto()
-    """That they are in the store is on record."""
+    """Presence in the store is on record."""
 
 
 class Instruction(Enum):
-    """What is to be done about an event."""
+    """Step to take on an event."""
 
     WRITE_FIRST = auto()
     """Tell the worker to write them before others."""
@@ -187,7 +187,7 @@ class PendingResults:
     tainted: bool = False
     """Whether a process that was lost may still write to their place in the store."""
     error: ServiceError | None = None
-    """Why they are lost for good."""
+    """Error for which they are lost for good."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once they are in the store, or lost for good."""
 

@@ -36,7 +36,7 @@ class Pinned:
 
     @property
     def extent(self) -> Extent | None:
-        """Where the bytes are; None for an array of zero bytes."""
+        """Extent that holds the bytes; None for an array of zero bytes."""
         if self._record is None:
             raise ValueError("the pin is released")
         return self._record.extent

@@ -1,4 +1,4 @@
-"""What each owner uses, and the refusal when a quota would be exceeded. One ledger, in the event loop's thread.
+"""Ledger of what each owner uses; refuses what would exceed a quota. One ledger, in the event loop's thread.
 
 Nothing is counted twice or forgotten: stored bytes follow the store's own reservations and are taken up again from the
 rows at a start; waiting jobs are what the scheduler holds; device seconds are on record no later than the job's end.
@@ -190,7 +190,7 @@ class Quotas:
         return self._quota_of(owner)
 
     def owners(self) -> set[str]:
-        """Everybody who uses anything."""
+        """Return the owners that use anything."""
         return {
             *self._stored,
             *self._bodies,

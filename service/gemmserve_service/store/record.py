@@ -36,7 +36,7 @@ class ScratchArray:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """What was reserved: `dtype` is a name of `wire.DTYPES`, `order` "C" or "F", `ttl_s` None for ever."""
+    """Reserved array: `dtype` is a name of `wire.DTYPES`, `order` "C" or "F", `ttl_s` None for ever."""
 
     id: str
     dtype: str
@@ -60,7 +60,7 @@ class Record:
     """Committed as deleted or expired: the extent may go with the last pin."""
     freed: bool = False
     npy_sha256: str | None = None
-    """Of the .npy file; None: not known."""
+    """SHA-256 of the .npy file; None: not known."""
     pending: PendingResults | None = None
     """The pending results that it is one of; None: its bytes are in the extent."""
     tainted: bool = False

@@ -1,4 +1,4 @@
-"""What an earlier process stored, brought back: rows and files that belong together, and nothing else."""
+"""Recovery of what an earlier process stored: rows and files that belong together, and nothing else."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Upload:
 
     @property
     def info(self) -> ArrayInfo | ScratchArray:
-        """What `commit` returned."""
+        """Result of `commit`."""
         if self._info is None:
             raise ValueError("the upload is not committed")
         return self._info
@@ -110,7 +110,7 @@ class Upload:
         self.filled += count
 
     def place(self, position: int) -> Place | None:
-        """Where byte `position` of the array lies."""
+        """Return where byte `position` of the array lies."""
         return None if self.extent is None else Place(self.extent, position)
 
     async def commit(self, expected_sha256: bytes | None = None, *, prefix: bytes = b"") -> ArrayInfo | ScratchArray:
@@ -162,7 +162,7 @@ class Upload:
             self._store.release(self, reusable=reusable)
 
     def seal(self) -> None:
-        """No more writes; the store keeps the space from here on (results, whose row belongs to their job)."""
+        """End writing; the store keeps the space from here on (results, whose row belongs to their job)."""
         self._open = False
         self._view = None
         self._held = False

@@ -33,7 +33,7 @@ _NO_DIGEST: Final = "0" * 64
 
 
 class Scope(StrEnum):
-    """What a key may do."""
+    """Right that a key gives."""
 
     READ = "read"
     """Look at its owner's arrays and jobs, and download them."""
@@ -44,7 +44,7 @@ class Scope(StrEnum):
 
 
 class KeyMalformed(ValueError):  # noqa: N818 (says what is the case)
-    """No key of this form, or one that was mistyped or cut; the message says which, and never quotes it."""
+    """Text of another form than a key's, or mistyped or cut; the message says which, and never quotes it."""
 
 
 class Quota(BaseModel):
@@ -59,7 +59,7 @@ class Quota(BaseModel):
 
 
 class Owner(BaseModel):
-    """Whose arrays and jobs they are: one or several keys act for it. Its id is that of its first key."""
+    """Owner of arrays and jobs: one or several keys act for it. Its id is that of its first key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -108,7 +108,7 @@ def key_id_of(text: str) -> str:
 
 
 def digest_of(text: str) -> str:
-    """What is kept of a key."""
+    """Return what is kept of a key."""
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 

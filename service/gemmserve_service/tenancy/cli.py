@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Console(Protocol):
-        """What the command line prints with."""
+        """Output of the command line."""
 
         def print(self, text: str) -> None: ...
         def note(self, text: str) -> None: ...
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None: ...
 
     class Context(Protocol):
-        """What the command line gives to every command."""
+        """Context that the command line gives to every command."""
 
         @property
         def console(self) -> Console: ...

@@ -1,4 +1,4 @@
-"""Who sends a request, and what that permits. No HTTP framework: headers in, a caller or a refusal out."""
+"""Identity of a request's sender, and what it permits. No HTTP framework: headers in, a caller or a refusal out."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _LOOKING: Final = frozenset({"GET", "HEAD"})
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request."""
+    """Sender of a request."""
 
     key_id: str
     """"" while the server has no keys."""
     owner: str
-    """Whose arrays and jobs the caller makes and sees; "" while the server has no keys: everybody's."""
+    """Owner of the arrays and jobs that the caller makes and sees; "" while the server has no keys: everybody's."""
     name: str
     scopes: frozenset[Scope]
 
@@ -60,7 +60,7 @@ SCRAPER: Final = Caller("", "-", "", frozenset({Scope.READ}))
 
 
 def needed_scope(method: str, path: str) -> Scope | None:
-    """What a request needs beside a valid key; None: not even that. What is not listed needs a key."""
+    """Return the scope that a request needs beside a valid key; None: no key either. What is not listed needs a key."""
     if method in _LOOKING:
         if path in _PUBLIC or path.startswith(_PUBLIC_BELOW):
             return None
@@ -94,7 +94,7 @@ def identify(keyring: Keyring, authorization: Sequence[str], api_key: Sequence[s
 
 
 def _check_state(record: KeyRecord) -> None:
-    """Only who knows the secret learns that it is of no use any more."""
+    """Check that the key is valid, after its secret: only who knows that learns that it is of no use any more."""
     state = record.state(time.time())
     if state != "valid":
         raise Unauthorized(f"this API key is {state}")

@@ -49,7 +49,7 @@ class KeyringError(RuntimeError):
 
 
 class UnknownKey(KeyringError):  # noqa: N818 (says what is the case)
-    """No key or owner of that id."""
+    """Id that no key or owner has."""
 
 
 class Keyring(BaseModel):
@@ -302,7 +302,7 @@ class KeyringWatch:
             await asyncio.gather(task, return_exceptions=True)
 
     def refresh(self) -> None:
-        """Looks at the files now."""
+        """Look at the files now."""
         signatures = [_signature(path) for path in self._paths]
         if signatures == self._signatures:
             return
@@ -337,7 +337,7 @@ def _ended(record: KeyRecord) -> KeyRecord:
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:
-    """What changes when the file does; None where there is none."""
+    """Return what changes when the file does; None where there is none."""
     try:
         status = path.stat()
     except FileNotFoundError:

@@ -58,7 +58,7 @@ class Values(Protocol):
     def run(
         self, params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], made: Mapping[str, Any]
     ) -> Callable[[], float]:
-        """Does a step, or sets it going; returns what tells the seconds that it took, once it is over."""
+        """Do a step, or start it; return a function that gives the seconds that it took, once it is over."""
 
     def deliver(self, value: Any, out: np.ndarray[Any, Any]) -> None:
         """Brings a result to its place."""

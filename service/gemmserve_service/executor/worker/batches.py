@@ -45,7 +45,7 @@ class Products:
         self.verify = verify
         """Whether they are to be checked."""
         self.verdicts: list[Verdict] | None = None
-        """Of each product, once that was done where they are on a device."""
+        """Verdict on each product, once it was checked where the results are on a device."""
         self._operands, self._results = _stacks(form.operands, part.operands), _stacks(form.results, part.results)
         self._extents = extents
         self._buffers = buffers

@@ -50,7 +50,7 @@ _BEATS: Final = 6  # in the time after which a silent worker is taken for hung
 _MAX_BEAT_S: Final = 1.0  # readiness tells by them within seconds that a task does not get on
 _LOOK_S: Final = 1e-3  # a call of the system costs up to a hundredth of that
 _ACCOUNT_S: Final = 0.1
-"""Between two accounts of the device's copies that say nothing but how often they were used: each costs as much as the
+"""Seconds between two accounts of the device's copies that only say how often they were used: each costs as much as the
 rest of an answer."""
 _MAX_HOLD_S: Final = 1e-3  # for which an answer waits for those of the tasks behind it, so that they go as one
 _AHEAD: Final = 3
@@ -114,11 +114,11 @@ class _Line:
         self._looked = 0.0
         backend = runner.backend
         self.overlap = Overlap(runner, backend, self._answer, self._tell_news) if _overlaps(backend) else None
-        """What runs the tasks, where several run at once."""
+        """Runner of the tasks, where several run at once."""
         self.write_queue = _write_queue(backend)
         """Results that are to be written later, where there are such."""
         self._account = Kept()
-        self._told = 0.0
+        self._account_sent = 0.0
         if self.write_queue is not None:
             self.write_queue.begin(self._settled)
             kept = self._kept(self.write_queue.resident.arrays())
@@ -137,8 +137,8 @@ class _Line:
                 came, went = self.write_queue.resident.news()
                 now = time.monotonic()
                 moved = came or went or self.write_queue.nbytes != self._account.unwritten
-                if moved or now - self._told >= _ACCOUNT_S:
-                    self._told = now
+                if moved or now - self._account_sent >= _ACCOUNT_S:
+                    self._account_sent = now
                     kept = self._kept(came, went)
                     if kept != self._account:
                         self._account = kept.model_copy(update={"came": [], "went": []})
@@ -171,7 +171,7 @@ class _Line:
             self._poll()
 
     def handle(self, message: Message) -> bool:
-        """Does what a message says; False: stop."""
+        """Execute a message; return False if it says to stop."""
         if isinstance(message, RunBatch):
             if self.overlap is not None:
                 for work in message.tasks:

@@ -42,9 +42,9 @@ class StagedProduct(Protocol):
     made: Mapping[str, Any]
     """The results on the device, from when they are computed until they are stored; of backends with a write_queue."""
     verdict: Verdict | None
-    """Of the results, if they were to be checked and the device could, from when they are computed."""
+    """Verdict on the results, if they were to be checked and the device could, from when they are computed."""
     elements: Elements | None
-    """How they were computed, likewise, where that depends on the data."""
+    """Counts of the ways in which their elements were computed, likewise, where that depends on the data."""
 
     def load(self) -> None:
         """Brings the operands."""
@@ -208,16 +208,16 @@ class _Task:
         return True
 
     def load(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def compute(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def store(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def release(self) -> None:
-        """Has no effect: nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 class _WholeTask(_Task):
@@ -290,7 +290,7 @@ class _ProductTask(_Task):
         self._waited_s = 0.0
         self._product: StagedProduct | None = None
         self._timings: Timings | None = None
-        """Once it was computed alone, all at once."""
+        """Timings, once it was computed alone, all at once."""
         self._elements: Elements | None = None
         """Likewise."""
 

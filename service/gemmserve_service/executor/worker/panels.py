@@ -27,7 +27,7 @@ class Cut:
     axis: str
     """"batch" (its first axis that is longer than 1), "m" or "n"."""
     position: int
-    """Of a batch axis: how many batch axes come after it."""
+    """Number of batch axes that come after it, where it is one."""
     edges: tuple[int, ...]
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ class Staged(Protocol):
         """Brings what is needed."""
 
     def compute(self) -> None:
-        """Does it."""
+        """Do the work."""
 
     def store(self) -> None:
         """Takes the result away."""
@@ -65,14 +65,14 @@ class Pipeline(Generic[W]):
         self._loaded, self._brief = loaded, brief
         lock = threading.Lock()
         self._turn = tuple(threading.Condition(lock) for _ in _STAGES)
-        """Of each stage's thread: there may be something for it to do."""
+        """Conditions, one for each stage's thread: there may be something for it to do."""
         self._changed = threading.Condition(lock)
-        """Of everybody else."""
+        """Condition for everybody else."""
         self._waiting: tuple[deque[_Entry[W]], ...] = tuple(deque() for _ in _STAGES)
         self._busy: list[_Entry[W] | None] = [None for _ in _STAGES]
         self._alone: _Entry[W] | None = None
         self._parked: list[_Entry[W]] = []
-        """What is alone, or waits to be."""
+        """Work that is alone, or waits to be."""
         self._closed = False
         self._threads = [
             threading.Thread(target=self._run, args=(stage, enter), name=f"gemmserve-{name}", daemon=True)

@@ -89,7 +89,7 @@ class _Run:
     verify: bool
     left: dict[str, Any] | None
     alive: dict[str, Any] = field(default_factory=dict)
-    """What later steps need; nothing else holds on to a value between two steps."""
+    """Values that later steps need; nothing else holds on to a value between two steps."""
     done: list[tuple[StepInfo, Product, Callable[[], float]]] = field(default_factory=list)
     verify_s: float = 0.0
     replaced: bool = False

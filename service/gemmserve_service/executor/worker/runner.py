@@ -47,7 +47,7 @@ class Runner:
         self.progress = 0
         """Its panels that are done."""
         self._paused_s = 0.0
-        """For how long the task has stood still while others passed."""
+        """Seconds for which the task has stood still while others passed."""
         self._mappings = Mappings()
         self._forms = Forms(backend)
         self._cancelled: set[str] = set()

@@ -1,4 +1,4 @@
-"""From what the front sent to what is run: forms, read once, and tasks of one product."""
+"""Unpacking of the front's messages into what is run: forms, read once, and tasks of one product."""
 
 from __future__ import annotations
 

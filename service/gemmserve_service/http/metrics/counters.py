@@ -33,7 +33,7 @@ class Tally(Collector):
         self._counts[labels] = self._counts.get(labels, 0.0) + by
 
     def collect(self) -> Iterator[Metric]:
-        """What was counted so far."""
+        """Yield the metric with the counts so far."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for labels, count in self._counts.copy().items():
             family.add_metric([str(label) for label in labels], count)
@@ -64,7 +64,7 @@ class Distribution(Collector):
         return series
 
     def collect(self) -> Iterator[Metric]:
-        """What was observed so far."""
+        """Yield the metric with the observations so far."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         names = [*map(floatToGoString, self._bounds), "+Inf"]
         for labels, (counts, (total,)) in self._series.copy().items():

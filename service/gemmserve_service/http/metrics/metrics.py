@@ -146,13 +146,13 @@ class Metrics:
 
 
 class _Gauges(Collector):
-    """What the core says of itself when it is scraped."""
+    """State of the core at the moment of a scrape."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     def describe(self) -> list[Metric]:
-        """Nothing to collect at registration: the core may not have started."""
+        """Return nothing at registration: the core may not have started."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -196,7 +196,7 @@ class _Gauges(Collector):
 
 
 class _Transfers(Collector):
-    """What transfer processes have done and are at."""
+    """Counts and state of transfer processes."""
 
     def __init__(self, transfers: TransferPool) -> None:
         self._transfers = transfers
@@ -223,7 +223,7 @@ class _Transfers(Collector):
 
 
 def _caches(devices: list[DeviceInfo]) -> Iterator[Metric]:
-    """What devices keep of arrays, and how often it was there when it was asked for."""
+    """Yield the bytes of arrays that devices keep, and how often an array was there when it was asked for."""
     kept = [(device.id, device.kept) for device in devices if device.kept is not None]
     for name, text, field in (
         ("cache_bytes", "Bytes of copies of arrays and of what was prepared of them.", "used"),

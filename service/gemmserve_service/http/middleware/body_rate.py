@@ -98,7 +98,7 @@ class _Timed:
                 return message
 
     def _judge(self) -> None:
-        """At the end of a window. Raises RequestTimeout."""
+        """Judge the rate at the end of a window. Raises RequestTimeout."""
         if self._waited < self._window_s:
             return
         if self._came < self._least and not self._whole:

@@ -1,4 +1,4 @@
-"""Which Host and Origin are answered while there are no API keys. Pure functions.
+"""Host and Origin values that are answered while there are no API keys. Pure functions.
 
 A web page that the user visits can send requests to loopback addresses, and by DNS rebinding even under a name of its
 own. Names that only this machine resolves to itself, and addresses, cannot be rebound.

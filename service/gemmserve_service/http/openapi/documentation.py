@@ -1,4 +1,4 @@
-"""What FastAPI cannot see for itself: binary and multipart bodies, problems and response headers in the OpenAPI."""
+"""OpenAPI parts that FastAPI cannot see for itself: binary and multipart bodies, problems and response headers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def json_body(*models: type[BaseModel], examples: Mapping[str, Document]) -> Doc
 
 def batch_answer(*, headers: Mapping[str, str]) -> Document:
     """Results in the answer, or their ids."""
-    told = {
+    by_id = {
         "type": "object",
         "required": ["items"],
         "properties": {
@@ -165,7 +165,7 @@ def batch_answer(*, headers: Mapping[str, str]) -> Document:
         "description": "Inline results: a .npy with the products along its first axis where all are alike and none "
         "failed; else an uncompressed .npz of `d_0`, `d_1` ... (`<result>_<number>`), with the problems of those that "
         "failed in its member `problems.json`, by number. Stored results: their ids.",
-        "content": {NPY: {"schema": BINARY}, NPZ: {"schema": BINARY}, "application/json": {"schema": told}},
+        "content": {NPY: {"schema": BINARY}, NPZ: {"schema": BINARY}, "application/json": {"schema": by_id}},
         "headers": header_documents(headers),
     }
 

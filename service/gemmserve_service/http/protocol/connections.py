@@ -39,7 +39,7 @@ class Connections:
     def __init__(self, settings: Settings, refused: Refused | None = None) -> None:
         self.settings = settings
         self.most = OpenFiles.of(settings).connections
-        """At one time, as far as the limit of open files allows what settings ask for."""
+        """Connections at one time, as far as the limit of open files allows what settings ask for."""
         self._refused = refused or (lambda *_: None)
         self._proxies = [ipaddress.ip_network(text, strict=False) for text in settings.trusted_proxies]
         self._by_address: Counter[str] = Counter()
@@ -82,12 +82,12 @@ class Connections:
             del self._by_address[connection.address]
 
     def became_idle(self, connection: Connection) -> None:
-        """It waits for a request, or for the rest of one that is answered already."""
+        """Note that it waits for a request, or for the rest of one that is answered already."""
         self._idle.pop(connection, None)
         self._idle[connection] = connection.loop.time()
 
     def became_busy(self, connection: Connection) -> None:
-        """It has a request that the app works on."""
+        """Note that it has a request that the app works on."""
         self._idle.pop(connection, None)
 
     def stalled(self, connection: Connection) -> None:

@@ -33,7 +33,7 @@ class RequestEvents(Protocol):
 
 
 class _StopError(Exception):
-    """Nothing that follows is wanted."""
+    """End of parsing: nothing that follows is wanted."""
 
 
 class RequestParser:

@@ -67,7 +67,7 @@ async def receive_whole(request: Request, store: ArrayStore, settings: Settings,
 
 
 def boundary_of(request: Request) -> bytes:
-    """From the Content-Type. Raises UnsupportedMediaType, MalformedMultipart."""
+    """Return the boundary from the Content-Type. Raises UnsupportedMediaType, MalformedMultipart."""
     hint = "a batch is application/json or multipart/form-data"
     return multipart_decoder.boundary_of(request.headers.get("content-type", ""), hint)
 

@@ -33,7 +33,7 @@ _KINDS: Final[dict[object, type[GemmParams | GemmReduceParams]]] = {
 
 
 class _Entry(NamedTuple):
-    """What is kept of an item. Of overrides their text: objects made of megabytes of them would hold everybody up
+    """Item of a batch as it is kept. Overrides stay text: objects made of megabytes of them would hold everybody up
     whenever the garbage collector looks at them, and when they go.
     """
 
@@ -41,7 +41,7 @@ class _Entry(NamedTuple):
     b: str
     c: str | None = None
     overrides: str = ""
-    """As JSON; empty: there are none."""
+    """Overrides as JSON; empty: there are none."""
 
 
 class _Envelope(Strict):
@@ -73,13 +73,13 @@ class StoredItems:
         """Raises InvalidParameters for what is wrong with the request apart from its items."""
         self.envelope: _Envelope = validate(_Envelope, document)
         self._params = {"": ("", parse_params(self.envelope.params))}
-        """By the text of overrides: what is equal for equal ones, and the params of such products."""
+        """Pairs by the text of overrides: a key that is equal for equal ones, and the params of such products."""
         self.pins: list[Pinned] = []
         """Holds on the operands, from `pin` on."""
 
     @classmethod
     async def read(cls, body: bytes | bytearray | memoryview, settings: Settings) -> StoredItems:
-        """What the JSON asks for. Others have their turns meanwhile.
+        """Read the items and options from the JSON. Others have their turns meanwhile.
 
         Raises MalformedJson, TooLarge, and InvalidParameters for what is wrong with the request as a whole.
         """
@@ -159,13 +159,13 @@ class StoredItems:
 
 
 def _alone(error: ServiceError) -> ServiceError:
-    """Without what it came of: ten thousand of them would keep as many stacks, with all that was in them."""
+    """Strip an error of its causes: ten thousand of them would keep as many stacks, with all that was in them."""
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
 
 
 class _Entries:
-    """Looks at the items of one request as they come."""
+    """Reader of the items of one request, each as it comes."""
 
     def __init__(self, most: int) -> None:
         self.errors: list[dict[str, str]] = []
@@ -175,7 +175,7 @@ class _Entries:
         """Ids that were looked at, for they come often."""
 
     def keep(self, number: int, entry: object) -> _Entry | None:
-        """What is kept of the item with that number, from 0 on; None: it is none. Raises TooLarge."""
+        """Return what is kept of the item with that number, from 0 on; None where it is no item. Raises TooLarge."""
         if number >= self._most:
             raise TooLarge(f"a batch of more than {self._most} products, which this server takes")
         if not isinstance(entry, dict):

@@ -106,7 +106,7 @@ async def until_disconnect(receive: Receive) -> None:
 
 
 class Hangup:
-    """Looks after a while whether the client is still there; `gone` is called when it is not."""
+    """Watch, begun after a while, for the client's disconnection; `gone` is called when it has hung up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, gone: Callable[[], None]) -> None:
         self.seen = False
@@ -125,7 +125,7 @@ class Hangup:
             self._gone()
 
     def stop(self) -> None:
-        """Looks no more."""
+        """Stop watching."""
         self._timer.cancel()
         if self._watch is not None:
             self._watch.cancel()

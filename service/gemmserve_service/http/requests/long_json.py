@@ -168,7 +168,7 @@ class _Text:
         return value
 
     def malformed(self, why: str) -> MalformedJson:
-        """What to raise here."""
+        """Return the error to raise here."""
         return MalformedJson(f"the JSON cannot be read: {why}, about byte {self._start - len(self._text) + self._at}")
 
     async def _more(self) -> bool:

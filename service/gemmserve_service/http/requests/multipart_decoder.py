@@ -164,7 +164,7 @@ class MultipartDecoder:
 
 
 def boundary_of(content_type: str, hint: str) -> bytes:
-    """From the Content-Type of a form. `hint`: what the client is told to send instead of anything else.
+    """Return the boundary in a form's Content-Type. `hint`: what the client is told to send instead of other types.
 
     Raises UnsupportedMediaType, MalformedMultipart.
     """

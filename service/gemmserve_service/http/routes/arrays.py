@@ -38,7 +38,7 @@ router = APIRouter(tags=["arrays"], default_response_class=Response)
 
 
 class UploadQuery(BaseModel):
-    """How long an upload lives, and what bare bytes mean."""
+    """Lifetime of an upload, and the meaning of bare bytes."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -204,7 +204,7 @@ async def download(request: Request, array_id: ArrayPath, query: Annotated[ViewQ
     openapi_extra=_DATA_PARAMETERS,
 )
 async def head(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
-    """What GET would send, not compressed, without the bytes."""
+    """Return the headers that GET would send, not compressed, without the bytes."""
     return await _data(request, array_id, view_of(request, query))
 
 

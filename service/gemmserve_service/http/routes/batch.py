@@ -129,8 +129,8 @@ def _check_accept(request: Request, options: Options) -> None:
 
 
 async def _stored_items(request: Request, core: Core, owner: str) -> StoredItems:
-    """What the JSON asks for. A large one comes into space of the store's, where it counts, and is read where it lies:
-    unfinished ones would take the memory otherwise, and a copy would take others' time.
+    """Read what the JSON asks for. A large one comes into space of the store's, where it counts, and is read where it
+    lies: unfinished ones would take the memory otherwise, and a copy would take others' time.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > _SMALL_BODY:
@@ -180,7 +180,7 @@ async def _answer(request: Request, outcome: Outcome, count: int, options: Optio
     if outcome.failures:
         headers[FAILED_HEADER] = str(len(outcome.failures))
     if options.results != "inline":
-        return await _told(outcome, count, headers)
+        return await _ids_answer(outcome, count, headers)
     problems = await _problems(outcome)
     members = inline_results(outcome) if outcome.packed is not None else {}
     uniform = outcome.packed is not None and outcome.packed.uniform is not None
@@ -201,7 +201,7 @@ async def _answer(request: Request, outcome: Outcome, count: int, options: Optio
 
 
 async def _problems(outcome: Outcome) -> dict[int, str]:
-    """By product, what is wrong with it, as JSON."""
+    """Return the problem of each product that failed, as JSON, by the product's number."""
     found: dict[int, str] = {}
     turns = Turns()
     for number in sorted(outcome.failures):
@@ -210,7 +210,7 @@ async def _problems(outcome: Outcome) -> dict[int, str]:
     return found
 
 
-async def _told(outcome: Outcome, count: int, headers: dict[str, str]) -> Response:
+async def _ids_answer(outcome: Outcome, count: int, headers: dict[str, str]) -> Response:
     """Ids of stored results."""
     results: dict[int, dict[str, str]] = {}
     for (number, name), array_id in outcome.array_of.items():
@@ -288,7 +288,7 @@ class _Sink(io.RawIOBase):
         return len(self._pieces[-1])
 
     def take(self) -> bytes:
-        """What was written since the last call."""
+        """Return what was written since the last call."""
         taken = b"".join(self._pieces)
         self._pieces.clear()
         self.held = 0

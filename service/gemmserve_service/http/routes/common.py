@@ -1,4 +1,4 @@
-"""What several routes share: the core of the running app, rendered models, paging, timings."""
+"""Parts that several routes share: the core of the running app, rendered models, paging, timings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JobPath = Annotated[str, Path(description="id of a job", examples=["job_01jd2w7m
 
 
 class ViewQuery(BaseModel):
-    """Whose things are looked at."""
+    """Choice between the caller's own things and everybody's."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,7 +36,7 @@ class ViewQuery(BaseModel):
 
 
 class PageQuery(ViewQuery):
-    """Where in a listing."""
+    """Position in a listing."""
 
     limit: Integer = Field(100, ge=1, le=1000, description="entries on a page")
     cursor: str | None = Field(None, max_length=256, description="next_cursor of the page before")
@@ -48,12 +48,12 @@ def core_of(request: Request) -> Core:
 
 
 def caller_of(request: Request) -> Caller:
-    """Who sends the request; `access.Access` found out."""
+    """Return the caller that `access.Access` identified."""
     return cast("Caller", request.state.caller)
 
 
 def view_of(request: Request, query: ViewQuery) -> str:
-    """Whose things the request may see: an owner's, or everybody's (""). Raises Forbidden."""
+    """Return the owner whose things the request may see, or "" for everybody's. Raises Forbidden."""
     return caller_of(request).view(everybody=query.all)
 
 

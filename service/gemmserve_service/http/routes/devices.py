@@ -55,7 +55,7 @@ class Usage(BaseModel):
     responses={200: doc.model(DeviceList, "Every device and its worker."), **doc.problems()},
 )
 async def devices(request: Request) -> Response:
-    """What each device is, its memory, and the compute modes that it has."""
+    """List each device, its memory, and the compute modes that it has."""
     return render(DeviceList(devices=[_device(info) for info in core_of(request).devices()]))
 
 

@@ -70,7 +70,7 @@ async def readyz(request: Request) -> Response:
 
 @router.get("/", include_in_schema=False)
 async def home() -> Response:
-    """To the API's description, for who types the server's address into a browser."""
+    """Redirect to the API's description, for people who type the server's address into a browser."""
     return RedirectResponse("docs", headers={"Cache-Control": "no-store"})
 
 
@@ -113,7 +113,7 @@ async def problem_list() -> Response:
     responses={200: doc.model(Problem, "What it means."), **doc.problems("not-found", "parameter-invalid")},
 )
 async def problem(slug: Annotated[str, Path(description="the last part of a problem's type")]) -> Response:
-    """What one `type` means."""
+    """Describe one `type`."""
     document = catalogue().get(slug)
     if document is None:
         raise NotFound(f"no problem type {slug[:80]!r}; GET /problems lists them")

@@ -92,13 +92,13 @@ _JOB_HEADERS = {"Server-Timing": "queue, h2d, kernel and d2h in milliseconds, on
 
 
 class JobsQuery(PageQuery):
-    """Which jobs."""
+    """Filter of a listing of jobs."""
 
     state: JobState | None = Field(None, description="only jobs in this state")
 
 
 class WaitQuery(ViewQuery):
-    """How long a poll may last."""
+    """Duration of a poll."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

@@ -46,7 +46,7 @@ _PROBLEMS = (
 
 
 class OneShotQuery(BaseModel):
-    """How long the client is ready to wait."""
+    """Time that the client is ready to wait."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

@@ -74,8 +74,9 @@ def _digest_header(name: str, text: str) -> dict[str, Any]:
     },
 )  # fmt: skip
 async def create(request: Request, query: Annotated[UploadQuery, Query()]) -> Response:
-    """Without a body. Content-Type says what the parts will make up: bare bytes need `dtype` and `shape`, and their
-    space is reserved now; that of a .npy file when its header has come, at the beginning of the part at offset 0.
+    """Begin an upload, with no body. Content-Type says what the parts will make up: bare bytes need `dtype` and
+    `shape`, and their space is reserved now; that of a .npy file when its header has come, at the start of the part at
+    offset 0.
     """
     core, owner = core_of(request), caller_of(request).owner
     media_type = media_type_of(request)
@@ -127,8 +128,9 @@ async def part(
     offset: Annotated[Integer, Path(ge=0, lt=1 << 62, description="where in the body the part begins")],
     query: Annotated[ViewQuery, Query()],
 ) -> Response:
-    """In any order, several at a time. A part may be sent again, and parts may overlap: what came last counts. One that
-    is still under way for some of the same bytes is ended. The first of a .npy file holds its whole header.
+    """Take a part, in any order, several at a time. A part may be sent again, and parts may overlap: what came last
+    counts. One that is still under way for some of the same bytes is ended. The first of a .npy file holds its whole
+    header.
     """
     core = core_of(request)
     record = core.uploads.get(upload_id, view_of(request, query))

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from gemmserve_service.settings import Settings
 
 _PATIENCE_S: Final = 0.02
-"""For the rest of a body. Who sends less at once is left to the app, which has clocks for slow bodies."""
+"""Seconds to wait for the rest of a body. Slower clients are left to the app, which has clocks for slow bodies."""
 _MAX_GATHERED: Final = 64 << 20  # bytes of all bodies that are being gathered
 _ALGORITHM: Final = ALGORITHM_HEADER.lower()
 
@@ -144,7 +144,7 @@ class Exchange:
         self.protocol = protocol
         self.head = head
         self.cycle = cycle
-        """None: the request came past the parser."""
+        """ASGI cycle; None: the request came past the parser."""
         self.stays = True
         """Whether the connection does, of a request that came past the parser."""
         self.gathering = True
@@ -260,10 +260,10 @@ class Exchange:
     # -- the scheduler's listener -----------------------------------------------------------------------------------
 
     def started(self, task: Task) -> None:
-        """Nobody asks."""
+        """Do nothing: nobody asks."""
 
     def requeued(self, task: Task) -> None:
-        """Nobody asks."""
+        """Do nothing: nobody asks."""
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
         """See `tasks.Listener`."""
@@ -340,8 +340,8 @@ class Exchange:
         status, received, sent = self._sent
         scope = self._scope
         if task is not None and isinstance(outcome, Done | ServiceError):
-            told = JobCancelled("the client hung up") if self._gone else outcome
-            path.core.observe(summary(task, told), task.size)
+            observed = JobCancelled("the client hung up") if self._gone else outcome
+            path.core.observe(summary(task, observed), task.size)
         seconds = self._ended_s or time.perf_counter() - self._began
         request_done(
             path.metrics, scope, self._context, status,

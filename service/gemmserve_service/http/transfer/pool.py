@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 class _Job:
     order: Transfer
     done: asyncio.Future[Transferred | None]
-    """None: the process is gone. How many bytes it moved nobody knows, so the connection cannot be used on."""
+    """Result; None: the process is gone, and the count of bytes unknown, so the connection cannot be used on."""
     hold: memoryview
-    """Of the extent: as long as the process may touch it, no other array gets it (`Extent.quiescent`)."""
+    """View of the extent: as long as the process may touch it, no other array gets it (`Extent.quiescent`)."""
 
 
 class TransferPool:
@@ -53,7 +53,7 @@ class TransferPool:
     def __init__(self, listener: socket.socket, *, silence_s: float) -> None:
         """`listener` is the supervisor's. A process that is `silence_s` late with an answer is killed."""
         self.transferred_bytes: Counter[str] = Counter()
-        """By direction, "in" and "out"."""
+        """Bytes moved by direction, "in" and "out"."""
         self.restarts = 0
         self.killed = 0
         self._silence_s = silence_s
@@ -104,7 +104,7 @@ class TransferPool:
         patience_s: float,
         over: Callable[[Transferred | None], None],
     ) -> bool:
-        """Has `count` bytes moved between the socket `connection` and `place`. False: no process took that on.
+        """Have `count` bytes moved between the socket `connection` and `place`. False: no process took that on.
 
         Else `over` hears what came of it, None if the process died, which leaves the connection in an unknown state.
         When it is called nothing touches connection and extent any more: a caller that is cancelled meanwhile is held

@@ -108,7 +108,7 @@ class TransferProcess:
         control.setblocking(False)  # `recv_fds` knows no other way before Python 3.12: it drops its flags
 
     def run(self) -> None:
-        """Until the front is gone."""
+        """Move bytes until the front is gone."""
         while self._open:
             self._wait()
             for _ in range(len(self._turns)):
@@ -127,7 +127,7 @@ class TransferProcess:
         self._control.close()
 
     def _wait(self) -> None:
-        """For something to do; orders come before bytes."""
+        """Wait for something to do; orders come before bytes."""
         timeout = None
         if self._turns:
             timeout = 0.0

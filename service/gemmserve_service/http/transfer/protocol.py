@@ -1,4 +1,4 @@
-"""What the front and a transfer process say to each other: packets (SOCK_SEQPACKET), each a JSON object.
+"""Messages between the front and a transfer process: packets (SOCK_SEQPACKET), each a JSON object.
 
 A transfer process says hello, once. Every `Transfer` brings two descriptors (SCM_RIGHTS), the connection's and the
 extent's, and is answered by one `Transferred`; by then the process has closed both and touches neither any more. A
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 MAX_PACKET: Final = 16 << 10
 DESCRIPTORS: Final = 2
-"""That a `Transfer` brings: the connection, then the extent."""
+"""Descriptors that come with a `Transfer`: the connection, then the extent."""
 
 
 class _Message(BaseModel):
@@ -30,7 +30,7 @@ class Hello(_Message):
 
 
 class End(StrEnum):
-    """Why a transfer is over."""
+    """Reason for which a transfer is over."""
 
     DONE = "done"
     """All bytes were moved."""

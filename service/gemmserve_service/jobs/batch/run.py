@@ -64,14 +64,14 @@ class Outcome:
     failures: Failures
     groups: list[Group] = field(default_factory=list)
     done: Done | None = None
-    """None: there was nothing to compute."""
+    """Answer of the worker; None: there was nothing to compute."""
     packed: Packed | None = None
     bundle: Upload | None = None
-    """Where inline results are."""
+    """Upload that holds inline results."""
     arrays: dict[str, str] = field(default_factory=dict)
-    """By result, the id of the array that holds all of them."""
+    """Id of the array that holds all of a result, by result."""
     array_of: dict[tuple[int, str], str] = field(default_factory=dict)
-    """By product and result, the id of its array."""
+    """Id of a result's array, by product and result."""
 
     infos: list[ArrayInfo] = field(default_factory=list)
     """The stored results."""

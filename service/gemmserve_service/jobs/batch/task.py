@@ -40,10 +40,10 @@ class Placed(NamedTuple):
 
     kind: ArrayKind
     extent: Extent | None
-    """None: it has none."""
+    """Extent with its bytes; None: it has none."""
     offset: int = 0
     cache_id: str | None = None
-    """Where the extent holds one immutable array alone."""
+    """Id under which a device may keep it, where the extent holds one immutable array alone."""
 
     @property
     def nbytes(self) -> int:
@@ -72,11 +72,11 @@ class Group:
     items: list[int] = field(default_factory=list)
     """Their numbers in the batch."""
     results: dict[str, list[Placed]] = field(default_factory=dict)
-    """By name, in the order of `items`; set before the batch is sent."""
+    """Results by name, in the order of `items`; set before the batch is sent."""
 
 
 Failures = dict[int, ServiceError | KernelError]
-"""What is wrong, by the number of the product."""
+"""Errors by the number of the product."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Packed:
 
     nbytes: int
     offsets: dict[tuple[int, str], int]
-    """By the product's number and the result's name."""
+    """Offsets by the product's number and the result's name."""
     uniform: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] | None
 
 

@@ -112,13 +112,13 @@ def _amd(machine: Machine) -> Iterator[Finding]:
         yield Finding("error", "amd", "/dev/kfd is there, and no /dev/dri/renderD*", advice)
     refused = [name for name in names if not machine.usable(name)]
     for name in refused:
-        yield Finding("error", "amd", f"no permission on {name}", _join(machine, name))
+        yield Finding("error", "amd", f"no permission on {name}", _group_advice(machine, name))
     if nodes and not refused:
         yield Finding("ok", "amd", f"{', '.join(names)} can be used")
 
 
-def _join(machine: Machine, name: str) -> str:
-    """How to come into the group that a device belongs to."""
+def _group_advice(machine: Machine, name: str) -> str:
+    """Return the advice for joining the group that a device belongs to."""
     number = machine.group_of(name)
     if machine.container:
         return f"start the container with --group-add {number} (compose: GEMMSERVE_RENDER_GROUP={number})"

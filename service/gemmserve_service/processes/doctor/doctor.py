@@ -1,4 +1,4 @@
-"""What is here: versions, drivers, compilers, devices, the data directory, and a verified product on each device."""
+"""Findings on versions, drivers, compilers, devices, the data directory, and a verified product on each device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES: Final = ("gemmserve", "numpy", "httpx", "fastapi", "uvicorn", "uvloop
 
 
 def examine(settings: Settings, machine: Machine | None = None) -> list[Finding]:
-    """Looks at everything; see Finding for what an error is."""
+    """Examine everything; see Finding for what an error is."""
     machine = machine or Machine()
     return [
         *_versions(machine),

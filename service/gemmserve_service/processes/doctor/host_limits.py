@@ -40,7 +40,7 @@ def data_dir(folder: Path, machine: Machine) -> Iterator[Finding]:
     """Whether the server can keep its arrays, and how much room there is."""
     existing = _existing(folder)
     if not _writable(existing):
-        yield Finding("error", "data", f"{folder}: no permission to write {existing}", _let_write(existing, machine))
+        yield Finding("error", "data", f"{folder}: no permission to write {existing}", _write_advice(existing, machine))
         return
     free = shutil.disk_usage(existing).free
     level: Level = "note" if free < _LITTLE else "ok"
@@ -54,7 +54,7 @@ def kernel_cache(machine: Machine) -> Iterator[Finding]:
     existing = _existing(folder)
     if not _writable(existing):
         text = f"{folder}: no permission to write {existing}: kernels are compiled again in every process"
-        advice = f"{_let_write(existing, machine)}; or set {CACHE_VARIABLE}"
+        advice = f"{_write_advice(existing, machine)}; or set {CACHE_VARIABLE}"
         yield Finding("note", "kernels", text, advice)
 
 
@@ -81,7 +81,7 @@ def shared_memory(machine: Machine) -> Iterator[Finding]:
 
 
 def open_files(settings: Settings) -> Iterator[Finding]:
-    """What the limit of open files allows, held against the connections that the server would take."""
+    """Compare what the limit of open files allows with the connections that the server would take."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the server raises its soft limit to it
     files = OpenFiles.of(settings, hard)
     if files.connections < settings.max_connections:
@@ -117,8 +117,8 @@ def _writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
-def _let_write(folder: Path, machine: Machine) -> str:
-    """How to get leave to write there."""
+def _write_advice(folder: Path, machine: Machine) -> str:
+    """Return the advice for making the folder writable."""
     if machine.container:
         return (
             f"the volume is another user's: on the machine, `chown -R {os.getuid()}:{os.getgid()}` its folder, "

@@ -1,4 +1,4 @@
-"""What the doctor's checks say, and the machine that they look at."""
+"""Findings of the doctor's checks, and the machine that they look at."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Finding:
         return f"{mark} {self.subject:<12} {self.text}{advice}"
 
     def as_dict(self) -> dict[str, str]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return asdict(self)
 
 
@@ -70,7 +70,7 @@ class Machine:
         return self.path(name).stat().st_gid
 
     def which(self, program: str) -> str | None:
-        """Where on the path a program lies."""
+        """Return where on the path a program lies."""
         return shutil.which(program, path=self.environment.get("PATH"))
 
     def run(self, *command: str) -> tuple[int, str]:

@@ -36,7 +36,7 @@ _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
 _MAX_KEPT: Final = 512  # free extents; each costs a mapping, of which Linux allows a process 65,530 by default
 _MAX_MAPPED: Final = most_mappings()  # mappings of live file extents that are kept, for the same reason
 _SHARED_BYTES: Final = 1 << 20
-"""Of a file that small extents share."""
+"""Bytes of a file that small extents share."""
 _SMALL: Final = 1 << 16
 """Bytes of an extent, up to which it shares a file with fifteen others or more."""
 
@@ -148,11 +148,11 @@ class SharedFile:
 
     @property
     def nbytes(self) -> int:
-        """Of all slots."""
+        """Bytes of all slots."""
         return self.slot * self.count
 
     def mapping(self) -> Mapping:
-        """Of the whole file, for as long as somebody refers to it. Raises OSError."""
+        """Return the mapping of the whole file, which lasts as long as somebody refers to it. Raises OSError."""
         found = None if self._map is None else self._map()
         if found is None:
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
@@ -171,7 +171,7 @@ class SharedFile:
 
 
 def _parsed(name: str) -> tuple[str, int, int] | None:
-    """Of an extent that shares a file: its file's name, its bytes and its number; None for another's name."""
+    """Parse the name of an extent that shares a file: its file's name, bytes, number. None for another's name."""
     file, *numbers = name.split(".")
     if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
         return None
@@ -179,7 +179,7 @@ def _parsed(name: str) -> tuple[str, int, int] | None:
 
 
 def _unshared_refcount() -> int:
-    """What sys.getrefcount says of a slot that nobody else refers to, on this interpreter."""
+    """Return what sys.getrefcount says of a slot that nobody else refers to, on this interpreter."""
     probe = Extent("probe", "", _PAGE)
     with tempfile.TemporaryFile() as file:
         file.truncate(_PAGE)
@@ -220,7 +220,7 @@ class ExtentPool:
         self._mapped: OrderedDict[str, Extent] = OrderedDict()
         self._shared: dict[str, SharedFile] = {}
         self._with_room: dict[int, dict[str, SharedFile]] = {}
-        """By the size of their slots, files that have vacant ones."""
+        """Files that have vacant slots, by the size of their slots."""
 
     def take(self, nbytes: int) -> Extent:
         """An extent of at least `nbytes` > 0, recycled where possible. Raises StoreFull."""

@@ -44,8 +44,8 @@ class Room:
 class Space:
     """The extents of one data directory."""
 
-    def __init__(self, settings: Settings, quotas: Quotas, told: Sequence[Callable[[str], None]]) -> None:
-        """`told` hear the names of extents that are given back to the system."""
+    def __init__(self, settings: Settings, quotas: Quotas, on_destroyed: Sequence[Callable[[str], None]]) -> None:
+        """`on_destroyed`: called with the names of extents that are given back to the system."""
         self.used_bytes = 0
         """Bytes of stored arrays, of reservations for them, and of scratch arrays that went to files."""
         self._settings = settings
@@ -53,7 +53,7 @@ class Space:
         keep_bytes = settings.recycle_bytes
 
         def on_destroy(name: str) -> None:
-            for callback in told:
+            for callback in on_destroyed:
                 callback(name)
 
         self.files = ExtentPool(settings.data_dir / "extents", keep_bytes=keep_bytes, on_destroy=on_destroy)

@@ -1,4 +1,4 @@
-"""Which bytes have come: a set of integers kept as the half-open spans that make it up."""
+"""Ranges of the bytes that have come: a set of integers kept as the half-open spans that make it up."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Spans:
         return any(low < end and start < high for low, high in self._spans)
 
     def missing(self, length: int) -> list[tuple[int, int]]:
-        """What [0, length) lacks."""
+        """Return what [0, length) lacks."""
         holes = Spans([(0, length)])
         for start, end in self._spans:
             holes.remove(start, end)

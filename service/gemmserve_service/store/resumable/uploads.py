@@ -71,7 +71,7 @@ class Part:
         self.received = start
         """Up to where its bytes have come."""
         self.over = asyncio.Event()
-        """It writes no more, and what came of it is on record."""
+        """Set once it writes no more, and what came of it is on record."""
         self._task: asyncio.Task[None] | None = None
         self._superseded = False
 
@@ -103,10 +103,10 @@ class ResumableUpload:
     owner: str
     media_type: str
     ttl_s: float | None
-    """As it was asked for: None is the server's default."""
+    """Seconds to live as asked for: None is the server's default."""
     created_at: float
     touched: float
-    """When it was heard of last, by time.monotonic."""
+    """Time at which it was heard of last, by time.monotonic."""
     length: int | None = None
     """Bytes of the whole body, once shape and dtype are known."""
     head: bytes = b""
@@ -115,7 +115,7 @@ class ResumableUpload:
     """The reservation, once shape and dtype are known; None again once it is an array."""
     received: Spans = field(default_factory=Spans)
     array: ArrayInfo | None = None
-    """What it became, unless that is gone already."""
+    """Array that it became, unless that is gone already."""
     array_id: str | None = None
     complete: bool = False
     gone: bool = False

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MARGIN: Final = 8.0
-"""What exceeds the rounding that is expected several times is looked at again, which costs time and nothing else."""
+"""Multiple of the expected rounding above which a result is looked at again, which costs time and nothing else."""
 _MUCH_NEARER: Final = 4.0
 _PIECE: Final = 16 << 20  # bytes that are looked through between two moments at which a check can be interrupted
 
@@ -52,8 +52,8 @@ class Verdict:
     residual: float | None = None
     """The relative error; None where it cannot be told."""
     mismatch: float | None = None
-    """That of a first result, which was wrong and is gone; None where there was none. Where the result was not even
-    finite, the largest number that there is."""
+    """Relative error of a first result, which was wrong and is gone; None where there was none. Where the result was
+    not even finite, the largest number that there is."""
     replaced: bool = False
     """Whether plain arithmetic has taken the first result's place, wrong or not: another way would not come to the same
     bits."""

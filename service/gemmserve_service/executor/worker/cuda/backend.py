@@ -174,7 +174,7 @@ class CupyBackend:
         checkpoint: Callable[[], None],
         count: int,
     ) -> Timings | None:
-        """In about `count` panels, one on the device at a time; None if the product cannot be cut into so many."""
+        """Run in about `count` panels, one on the device at a time; None if the product cannot be cut into so many."""
         problem = build(params, {name: Operand.of(operand.data) for name, operand in operands.items()})
         cut, fewer = plan_cut(problem, count), plan_cut(problem, count // 2)
         if cut is None or (fewer is not None and len(fewer) == len(cut)):
@@ -210,9 +210,9 @@ class DeviceProduct:
     ) -> None:
         self.timings = Timings()
         self.verdict: Verdict | None = None
-        """Of the results, if they were to be checked, from when they are computed."""
+        """Verdict on the results, if they were to be checked, from when they are computed."""
         self.elements: Elements | None = None
-        """How they were computed, likewise, where that depends on the data."""
+        """Counts of the ways in which their elements were computed, likewise, where that depends on the data."""
         self._name = check
         self._cupy = backend.cupy
         self._copies = backend.copies

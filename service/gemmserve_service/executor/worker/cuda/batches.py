@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _TURN_BYTES: Final = 256 << 20
-"""Of the operands and results on the device at a time."""
+"""Bytes of the operands and results on the device at a time."""
 _ALIGNMENT: Final = 256
 """Bytes: of what a device allocates (CUDA C++ Programming Guide, device memory accesses)."""
 

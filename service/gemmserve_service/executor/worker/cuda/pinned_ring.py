@@ -138,7 +138,7 @@ class _Slot:
         self.event = link.event()
         self.used = False
         self.full: tuple[Bytes, Bytes] | None = None
-        """Where to, and what: a piece that has come from the device, or will have when `event` is over."""
+        """Destination and source of a piece that has come from the device, or will have when `event` is over."""
 
     def empty(self) -> None:
         """Waits until no copy is at the slot; takes what one has fetched to its place."""

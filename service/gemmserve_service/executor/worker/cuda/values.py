@@ -48,7 +48,7 @@ class DeviceValues:
         self._copies = copies
         self._under_way: deque[tuple[Any, Any, list[Any]]] = deque()
         self._shared: set[int] = set()
-        """Of copies that others may drop, by identity."""
+        """Identities (`id`) of copies that others may drop."""
         self._h2d_s = self._kernel_s = self._d2h_s = 0.0
 
     def load(self, operand: HostArray) -> Any:
@@ -102,7 +102,7 @@ class DeviceValues:
         made: Mapping[str, Any],
         what: str,
     ) -> Verdict:
-        """On the device. What is under way is waited for first, so that it does not count as a part of the check."""
+        """Check on the device, after a wait for what is under way, so that it does not count as a part of the check."""
         self._wait(len(self._under_way))
         return verification.on_device(params, operands, made, lambda plain: self.run(plain, operands, made), what)
 

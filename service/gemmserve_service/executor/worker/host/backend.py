@@ -35,7 +35,7 @@ product, waits for. Square panels of that size are a seventh slower than the who
 twice as large, beside which the 99th percentile of small products was 2.6 times that in peace (1.5 beside these)."""
 
 _PANEL_BYTES: Final = 16 << 20
-"""Of a panel's operands and results, likewise: fresh pages of a file take 20 to 50 ms, however few the operations."""
+"""Bytes of a panel's operands and results, likewise: fresh pages of a file take 20 to 50 ms, for few operations too."""
 _PANEL_PRODUCTS: Final = 1 << 17
 """Matrices of a batch in a panel: NumPy needs a fraction of a microsecond for each, however small."""
 
@@ -43,7 +43,7 @@ _REPEATED_ELEMENTS: Final = 1 << 21
 """Elements of a product that is reduced without a look at who wants the worker: some ten milliseconds."""
 
 _STACKED_BYTES: Final = 8 << 20
-"""Of the operands and results of many small products between two looks whether anybody wants the worker."""
+"""Bytes of the operands and results of many small products between two looks whether anybody wants the worker."""
 _STACKED_PRODUCTS: Final = 1024
 """Those products, at most: some have no bytes."""
 
@@ -136,10 +136,10 @@ class CpuBackend:
         return run
 
     def forget(self, array: str) -> None:
-        """Has no effect: it keeps nothing."""
+        """Do nothing: no copies are kept."""
 
     def flush(self, arrays: Iterable[str | None]) -> None:
-        """Has no effect: they are in host memory."""
+        """Do nothing: results are in host memory."""
 
     def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
         return run(HostValues(self, checkpoint))

@@ -34,7 +34,7 @@ class HostValues:
         self._checkpoint = checkpoint
         self._timings = Timings()
         self._cache_ids: dict[int, str | None] = {}
-        """Of stored arrays by identity; the program's caller holds them all the while."""
+        """Ids of stored arrays by identity; the program's caller holds them all the while."""
 
     def load(self, operand: HostArray) -> np.ndarray[Any, Any]:
         """The mapping itself."""
@@ -70,7 +70,7 @@ class HostValues:
         return lambda: spent.kernel_s
 
     def deliver(self, value: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
-        """Has no effect: it is at its place."""
+        """Do nothing: the value is at its place."""
 
     def check(
         self,

@@ -29,7 +29,7 @@ class _Kept:
     order: int
     uses: int = 1
     pinned: bool = False
-    """It is nowhere else yet: it stays until it is let go."""
+    """Whether it is nowhere else yet: it stays until it is let go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Residency:
         self.used = 0
         self.hits = 0
         self.misses = 0
-        """Of `get` with an array's id."""
+        """Misses of `get` with an array's id."""
         self.evictions = 0
         """Copies and forms that had to go for others."""
         self._came: set[str] = set()

@@ -58,16 +58,16 @@ class Outcome:
 
 
 class Priority(IntEnum):
-    """In which order results are written, or dropped."""
+    """Order in which results are written, or dropped."""
 
     DROP = 0
-    """Nobody needs them."""
+    """Results that nobody needs."""
     FIRST = 1
     """Somebody waits for them."""
     NORMAL = 2
-    """After a delay: they may be deleted by then."""
+    """Results written after a delay: they may be deleted by then."""
     LAST = 3
-    """Nobody can see them: only when there is little room."""
+    """Results that nobody can see, written only when there is little room."""
 
 
 @dataclass(eq=False, slots=True)
@@ -76,13 +76,13 @@ class _Entry:
     results: Sequence[Result]
     nbytes: int
     due: float = 0.0
-    """When it is to be written (time.monotonic)."""
+    """Time at which it is to be written (time.monotonic)."""
     started: bool = False
     """Whether the front has been told of the task's end."""
     priority: Priority = Priority.NORMAL
     writing: bool = False
     outcome: Outcome | None = None
-    """What is to be told once the front knows that the task has ended."""
+    """Outcome to report once the front knows that the task has ended."""
 
 
 class WriteQueue:
