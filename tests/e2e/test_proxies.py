@@ -159,11 +159,13 @@ def test_the_table(service, port, hidden, late):
     assert answered > len(SHAPES) / 2
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def slow_job(service):
-    """A job of alice's that others are before for as long as a test needs it."""
+    """A job of alice's that others are before for as long as a test needs it. Later tests' products may have to wait
+    for one of them, so none is long.
+    """
     with Client(service.url, api_key=service.keys["alice"]) as client:
-        operand = client.put(np.ones((4000, 4000)))
+        operand = client.put(np.ones((2500, 2500)))
         jobs = [client.submit("gemm_reduce", operand, operand, reduce="absmax") for _ in range(20)]
         yield jobs[-1].id
         for job in jobs:
