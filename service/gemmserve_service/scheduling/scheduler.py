@@ -26,7 +26,6 @@ from gemmserve_service.errors import (
     JobTimeout,
     NotReady,
     ServiceError,
-    WorkerCrashed,
     describe,
 )
 from gemmserve_service.executor.protocol import Cancel, Done, Failed, Forget, RunBatch
@@ -35,6 +34,7 @@ from gemmserve_service.scheduling.deadlines import Deadlines
 from gemmserve_service.scheduling.estimates import Estimates, device_seconds
 from gemmserve_service.scheduling.fair_queue import FairQueue
 from gemmserve_service.scheduling.placement import Placement
+from gemmserve_service.scheduling.retries import last_loss, losses
 from gemmserve_service.scheduling.tasks import plan_of
 from gemmserve_service.scheduling.watchdog import Watchdog
 from gemmserve_service.scheduling.write_back import WriteBack, failure_of
@@ -223,19 +223,13 @@ class Scheduler:
             # Which one of them it was at is not known.
             self._settle_cost(task, _since(task, worker) / len(tasks))
             task.worker = None
-            task.crashes += 1
-            if task.stalled:
-                # It lived and did not get on, which it would hardly do otherwise the next time: one more try, behind
-                # what its owner has waiting now. Others come before it by the time that it is charged with.
-                task.crashes = max(task.crashes, self.settings.max_attempts - 1)
+            task.crashes = losses(task, self.settings.max_attempts)
+            if task.stalled:  # others come before it by the time that it is charged with
                 task.order = (self._last_place(task), next(self._sequence))
             if task.over:
                 task.close(reusable=False)
-            elif task.crashes >= self.settings.max_attempts:
-                reason = f"{min(task.crashes, task.attempt)} workers died or hung while they had this job"
-                if task.stalled:
-                    reason = f"its worker did not get on with it, in attempt {task.attempt}, which was the last"
-                self._end(task, WorkerCrashed(reason))
+            elif (error := last_loss(task, self.settings.max_attempts)) is not None:
+                self._end(task, error)
                 task.close(reusable=False)
             elif self.draining and not task.durable:
                 self._end(task, self._draining())

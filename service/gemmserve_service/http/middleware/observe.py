@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 
 from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN
 from gemmserve_service.http.extensions import RECEIVER, SENDER
+from gemmserve_service.http.headers.every_answer import POLICY, SECURITY, request_fields
 from gemmserve_service.http.problems import problem_response
 from gemmserve_service.runtime.logs import REQUESTS
 
@@ -32,7 +33,6 @@ CONTEXT: Final = "gemmserve.context"
 REFUSED: Final = "gemmserve.refused"
 """Key likewise, of the status that the connection has answered with in the app's place, the body being malformed."""
 
-EXCHANGE: Final = EXCHANGE_HEADER.lower().encode("ascii")
 _EXCHANGE: Final = re.compile(EXCHANGE_PATTERN)
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~+/=-]{1,128}")
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags; neither id may be all zeros.
@@ -41,14 +41,6 @@ _TRACEPARENT: Final = re.compile(
 )
 _MADE_UP: Final = random.Random()  # noqa: S311 (seeded by the system; an id is no secret, only nobody else's)
 _QUIET: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
-
-SECURITY: Final = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"x-frame-options", b"DENY"),
-)
-POLICY: Final = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 
 
 class Observe:
@@ -195,9 +187,7 @@ class _Exchange:
             self.started = True
             self.status = message["status"]
             given = message["headers"]
-            headers = [(b"x-request-id", self.context["request_id"].encode("ascii")), *SECURITY]
-            if self._repeats:
-                headers.append((EXCHANGE, self._repeats))
+            headers = [*request_fields(self.context, self._repeats), *SECURITY]
             if not any(name == b"content-security-policy" for name, _ in given):
                 headers.append(POLICY)
             if self._expects_continue and not self._asked and not any(name == b"connection" for name, _ in given):

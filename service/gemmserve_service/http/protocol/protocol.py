@@ -13,11 +13,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service.errors import ServiceError
+from gemmserve_service.http.headers.every_answer import POLICY, SECURITY, request_fields
 from gemmserve_service.http.middleware.observe import (
     CONTEXT,
-    POLICY,
     REFUSED,
-    SECURITY,
     context_of,
     context_of_headers,
 )
@@ -458,7 +457,7 @@ class HttpProtocol(Connection):
         """A whole HTTP/1.1 answer."""
         response = problem_response(error, {"Connection": "close"})
         fields = [*self.server_state.default_headers, *response.raw_headers]
-        fields += [(b"x-request-id", context["request_id"].encode("ascii")), *SECURITY, POLICY]
+        fields += [*request_fields(context), *SECURITY, POLICY]
         return b"".join([STATUS_LINES[response.status_code], field_lines(fields), _END, bytes(response.body)])
 
     def _close(self) -> None:

@@ -20,7 +20,8 @@ from gemmserve.wire import ALGORITHM_HEADER, NPY, NpyError
 from gemmserve_kernels.problem.errors import DeviceError, KernelError
 from gemmserve_service.errors import JobCancelled, ServiceError
 from gemmserve_service.executor.protocol import Done
-from gemmserve_service.http.middleware.observe import EXCHANGE, POLICY, SECURITY, context_of, request_done
+from gemmserve_service.http.headers.every_answer import EXCHANGE, POLICY, SECURITY
+from gemmserve_service.http.middleware.observe import context_of, request_done
 from gemmserve_service.http.problems import problem_response
 from gemmserve_service.http.protocol.response_writer import STATUS_LINES, field_lines
 from gemmserve_service.http.requests.multipart import MAX_PARAMS

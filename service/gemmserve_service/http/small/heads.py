@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN, NPY, NPZ, SESSION_HEADER
 from gemmserve_service.errors import ServiceError
+from gemmserve_service.http.headers.every_answer import EXCHANGE
 from gemmserve_service.http.headers.preferences import choose_media_type
-from gemmserve_service.http.middleware.observe import EXCHANGE, exchange_of
+from gemmserve_service.http.middleware.observe import exchange_of
 from gemmserve_service.http.requests.multipart_decoder import boundary_of
 from gemmserve_service.http.requests.strict_json import one_shot_params
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
