@@ -244,7 +244,6 @@ def as_given(steps: Iterable[GemmStep | GemmReduceStep]) -> list[dict[str, Any]]
 
 
 JobRequest = Annotated[GemmJob | GemmReduceJob | ProgramJob, Field(discriminator="op")]
-OneShotParams = GemmParams | GemmReduceParams
 
 
 class JobState(StrEnum):

@@ -132,3 +132,41 @@ def test_the_tower_is_low(package) -> None:
 
     tower = max((below(number) for number in set(part.values())), key=len)
     assert len(tower) <= MAX_FLOORS[package], " < ".join(tower)
+
+
+PREFIXES = {"K": "kernels/gemmserve_kernels", "S": "service/gemmserve_service", "C": "client/gemmserve"}
+
+
+def test_what_is_to_be_touched_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`([KSC])/([^`]+)`", text)
+    assert len(named) > 30
+    assert not [f"{room}/{path}" for room, path in named if not (ROOT / PREFIXES[room] / path).exists()]
+
+
+def test_the_ways_name_what_there_is() -> None:
+    """A path in docs/architecture.md is a module or a folder of one of the packages."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = {path for path in re.findall(r"`([a-z_]+(?:/[a-z_]+)+)`", text) if not path.startswith("gemmserve_kernels")}
+    roots = [*PACKAGES.values(), ROOT]
+    missing = [
+        path for path in named if not any((root / path).exists() or (root / f"{path}.py").exists() for root in roots)
+    ]
+    assert len(named) > 15
+    assert not missing
+
+
+def test_docstrings_begin_with_their_noun_or_verb() -> None:
+    found = []
+    for root in PACKAGES.values():
+        for path in root.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if (
+                    isinstance(node, ast.Expr)
+                    and isinstance(node.value, ast.Constant)
+                    and isinstance(node.value.value, str)
+                ):
+                    first = node.value.value.split(maxsplit=1)[:1]
+                    if first and first[0] in {"Of", "Nobody", "What", "Who", "Whose", "Everybody"}:
+                        found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not found

@@ -4,7 +4,6 @@ whether its client is still there.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect
@@ -103,29 +102,3 @@ async def until_disconnect(receive: Receive) -> None:
     """Returns when the client has hung up; to be started once the body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-class Hangup:
-    """Watch, begun after a while, for the client's disconnection; `gone` is called when it has hung up."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, gone: Callable[[], None]) -> None:
-        self.seen = False
-        self._receive = receive
-        self._gone = gone
-        self._watch: asyncio.Task[None] | None = None
-        self._timer = loop.call_later(_LOOK_S, self._look)
-
-    def _look(self) -> None:
-        self._watch = asyncio.ensure_future(until_disconnect(self._receive))
-        self._watch.add_done_callback(self._ended)
-
-    def _ended(self, watch: asyncio.Task[None]) -> None:
-        if not watch.cancelled() and watch.exception() is None:
-            self.seen = True
-            self._gone()
-
-    def stop(self) -> None:
-        """Stop watching."""
-        self._timer.cancel()
-        if self._watch is not None:
-            self._watch.cancel()

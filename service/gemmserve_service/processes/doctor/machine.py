@@ -96,10 +96,6 @@ class Machine:
         except importlib.metadata.PackageNotFoundError:
             return None
 
-    def importable(self, module: str) -> bool:
-        """Whether Python finds a module of that name."""
-        return importlib.util.find_spec(module) is not None
-
     @property
     def container(self) -> bool:
         """Whether this is the inside of a container."""
