@@ -28,8 +28,8 @@ from gemmserve_service.http.protocol.connections import Connections
 from gemmserve_service.http.protocol.protocol import protocol_class
 from gemmserve_service.http.requests.long_json import read_object
 from gemmserve_service.http.requests.multipart import OneShotForm
-from gemmserve_service.http.requests.strict_json import parse_object
-from gemmserve_service.http.routes.oneshot import _check, _params
+from gemmserve_service.http.requests.strict_json import one_shot_params, parse_object
+from gemmserve_service.http.routes.oneshot import _check
 from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.schemas import GemmParams
 from gemmserve_service.settings import Settings
@@ -151,7 +151,7 @@ def multipart(data: bytes) -> None:
     """A one-shot's body: only problems come of it, never more is held than was sent, and nothing afterwards."""
     store = _Store()
     form = OneShotForm(
-        store, names=("a", "b", "c"), check=lambda text, declared: _check(_params(GemmParams, text), declared)
+        store, names=("a", "b", "c"), check=lambda text, declared: _check(one_shot_params(GemmParams, text), declared)
     )
     try:
         _run(form.read(_Request(data)))
@@ -169,7 +169,7 @@ def multipart(data: bytes) -> None:
 def json(data: bytes) -> None:
     """The JSON of jobs and params; what is read in turns is what is read at one go."""
     found = []
-    for parse in (parse_object, _in_turns, lambda text: _params(GemmParams, text)):
+    for parse in (parse_object, _in_turns, lambda text: one_shot_params(GemmParams, text)):
         try:
             found.append(repr(parse(data)))
         except EXPECTED:
