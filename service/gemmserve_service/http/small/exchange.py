@@ -30,7 +30,7 @@ from gemmserve_service.http.routes.common import elements_header, server_timing
 from gemmserve_service.http.small import heads
 from gemmserve_service.http.small.heads import KnownHeads
 from gemmserve_service.jobs.one_shot import summary
-from gemmserve_service.jobs.small import products
+from gemmserve_service.jobs.small import small_products
 from gemmserve_service.jobs.small.bundles import BundleTask
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class SmallRequests:
         self.gate: Gate = app.state.gate
         self.metrics: Metrics = app.state.metrics
         self.audit: AuditLog = app.state.audit
-        self.products = products.SmallProducts()
+        self.products = small_products.SmallProducts()
         self.heads = KnownHeads()
         self.gathered = 0
         """Bytes of the bodies that are being gathered, as their heads announce them."""
@@ -160,7 +160,7 @@ class Exchange:
         self._patience: asyncio.TimerHandle | None = None
         self._received_s = 0.0
         self._gone = False
-        self._product: products.SmallProduct | None = None
+        self._product: small_products.SmallProduct | None = None
         self._task: BundleTask | None = None
         self._outcome: Done | Exception | None = None
         self._ended_s = 0.0
@@ -220,7 +220,7 @@ class Exchange:
             return
         self._product = product
         try:
-            self._task = products.begin(
+            self._task = small_products.begin(
                 path.core,
                 product,
                 body,

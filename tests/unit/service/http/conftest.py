@@ -20,7 +20,7 @@ from gemmserve_service.http.app import create_app
 from gemmserve_service.http.server import Server, main_server
 from gemmserve_service.http.small import exchange
 from gemmserve_service.jobs.core import Core
-from gemmserve_service.jobs.small import products
+from gemmserve_service.jobs.small import small_products
 from gemmserve_service.settings import Settings
 from gemmserve_service.tenancy.keyring import create_key
 
@@ -335,11 +335,11 @@ def counted(monkeypatch):
     """
     monkeypatch.setattr(exchange, "_PATIENCE_S", 60.0)
     calls = []
-    begin = products.begin
+    begin = small_products.begin
 
     def count(*args, **fields):
         calls.append(args)
         return begin(*args, **fields)
 
-    monkeypatch.setattr(products, "begin", count)
+    monkeypatch.setattr(small_products, "begin", count)
     return calls

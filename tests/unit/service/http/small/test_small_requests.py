@@ -16,7 +16,7 @@ from raw_connection import Raw, eventually
 from gemmserve_service.errors import QueueFull
 from gemmserve_service.http.requests.multipart import MAX_PARAMS
 from gemmserve_service.http.small import exchange
-from gemmserve_service.jobs.small import products
+from gemmserve_service.jobs.small import small_products
 from gemmserve_service.tenancy.api_keys import Quota
 from gemmserve_service.tenancy.keyring import create_key
 
@@ -256,7 +256,7 @@ def test_an_unexpected_error_is_told_to_the_log_alone(live, http, form, npy, pro
         raise RuntimeError("the secret of line 7")
 
     with structlog.testing.capture_logs() as lines, monkeypatch.context() as patch:
-        patch.setattr(products, "begin", fail)
+        patch.setattr(small_products, "begin", fail)
         answer = http.post("/v1/gemm", content=content, headers=headers)
         problem(answer, 500, "internal")
         assert "secret" not in answer.text
