@@ -42,7 +42,8 @@ StoredDtype = Literal[Dtype, "int64"]
 
 Scalar = Annotated[
     complex,
-    BeforeValidator(lambda value: value if isinstance(value, complex) else complex(decode_scalar(value))),
+    # + 0j: zeros without a sign, for params that are equal are taken for the same.
+    BeforeValidator(lambda value: (value if isinstance(value, complex) else complex(decode_scalar(value))) + 0j),
     PlainSerializer(encode_scalar, when_used="json"),
     WithJsonSchema(
         {

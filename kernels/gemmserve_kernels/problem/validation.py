@@ -152,9 +152,12 @@ def names(value: str | Sequence[str], allowed: Collection[str], parameter: str) 
 
 
 def scalar(value: object, parameter: str, dtype: np.dtype[Any]) -> complex:
-    """`value` as a complex number that the arithmetic dtype can hold. Raises ParameterInvalid."""
+    """Return `value` as a complex number that the arithmetic dtype can hold. Raises ParameterInvalid.
+
+    Zeros lose their sign: problems that are equal share their plans, and must give the same bits.
+    """
     try:
-        number: complex = complex(value)  # type: ignore[call-overload]
+        number: complex = complex(value) + 0j  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
         raise ParameterInvalid(f"{parameter} must be a number, not {value!r}", parameter) from None
     if isinstance(value, str) or not cmath.isfinite(number):

@@ -339,6 +339,9 @@ class Scheduler:
         found = self.queue.take(runs, heads=between, first=ahead)
         for task, failure in failed:
             self._drop(task, failure)
+        if failed and found is None and not self._dispatching:  # others may have waited for what these would have made
+            self._dispatching = True
+            asyncio.get_running_loop().call_soon(self._dispatch_now)
         return found
 
     def _send(self, worker: Worker, tasks: list[Task]) -> None:

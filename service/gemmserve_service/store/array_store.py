@@ -290,7 +290,7 @@ class ArrayStore:
         """`secure`, for arrays whose bytes came after their row."""
         if self.settings.durability == "power":
             for record in records:
-                if record.extent is not None:
+                if record.extent is not None and not record.freed:  # what is deleted meanwhile has no bytes to secure
                     await asyncio.to_thread(record.extent.flush)
 
     def set_written(self, records: Iterable[Record], written: int) -> asyncio.Future[Any]:

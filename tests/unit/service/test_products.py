@@ -84,3 +84,16 @@ def test_stored_operands_and_what_is_asked_make_the_problem(params, other):
         found = products.build_stored(params, changed)
         assert found == expected
         assert found.b == expected.b
+
+
+def test_a_zero_has_no_sign():
+    """Params that are equal share plans and forms: what is computed must not depend on who came first."""
+    negative, zero = GemmParams(alpha=-0.0, beta=complex(-0.0, -0.0)), GemmParams(alpha=0.0)
+    assert negative == zero
+    for value in (negative.alpha.real, negative.alpha.imag, negative.beta.real, negative.beta.imag):
+        assert not np.signbit(value)
+    problem = products.build(
+        GemmParams(alpha=[-0.0, -0.0]), {name: Operand.contiguous((2, 2), np.dtype("c8")) for name in "ab"}
+    )
+    assert not np.signbit(problem.alpha.real)
+    assert not np.signbit(problem.alpha.imag)

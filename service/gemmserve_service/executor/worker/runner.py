@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.schemas import Elements
 
+_MAX_CANCELLED: Final = 1 << 16
+"""Cancellations that are remembered: those that come when their task has ended are nobody's."""
+
 log = logging.getLogger(__name__)
 
 
@@ -50,11 +54,13 @@ class Runner:
         """Seconds for which the task has stood still while others passed."""
         self._mappings = Mappings()
         self._forms = Forms(backend)
-        self._cancelled: set[str] = set()
+        self._cancelled: OrderedDict[str, None] = OrderedDict()
 
     def cancel(self, task: str) -> None:
-        """Cancel a task. May be called from another thread."""
-        self._cancelled.add(task)
+        """Cancel a task. May be called from another thread; a task that has ended is forgotten in its time."""
+        self._cancelled[task] = None
+        if len(self._cancelled) > _MAX_CANCELLED:
+            self._cancelled.popitem(last=False)
 
     def run(self, message: Work | Run) -> Done | Failed:
         """Computes and answers. Raises ConnectionError if the front is gone.
@@ -79,7 +85,7 @@ class Runner:
         except Exception as error:
             return failed(message, error)
         finally:
-            self._cancelled.discard(message.task)
+            self._cancelled.pop(message.task, None)
             self.task, self.progress, self._paused_s = outer
             self._paused_s += time.perf_counter() - began
 
@@ -99,7 +105,7 @@ class Runner:
 
     def over(self, task: str) -> None:
         """Forget the cancellation of a task that has ended."""
-        self._cancelled.discard(task)
+        self._cancelled.pop(task, None)
 
     def arrays(self, message: Run) -> tuple[dict[str, HostArray], dict[str, np.ndarray[Any, Any]]]:
         """Operands and results, over the mappings themselves. Raises OSError if an extent is gone."""

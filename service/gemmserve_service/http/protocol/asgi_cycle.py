@@ -58,10 +58,10 @@ class AsgiCycle:
         self.writer = ResponseWriter(connection.transport, connection.loop)
         self.keep_alive = head.keeps_alive
         """Whether the connection stays once this request is answered."""
-        self.expects_continue = any(
+        self.expects_continue = head.version != "1.0" and any(
             name == b"expect" and value.lower() == b"100-continue" for name, value in head.headers
         )
-        """Whether the client waits for 100 (Continue) before it sends the body."""
+        """Whether the client waits for 100 (Continue) before it sends the body (RFC 9110, section 10.1.1)."""
         self.disconnected = False
         """Whether the client is gone, or hears of the request's end from the connection itself."""
         # -- the request
@@ -134,7 +134,7 @@ class AsgiCycle:
         """The next piece of the body, or that the client is gone."""
         self.send_continue()
         if not self.disconnected and not self.complete:
-            self._connection.flow.resume_reading()
+            self._connection.read_on()
             await self.changed.wait()
             self.changed.clear()
         if self.disconnected or self.complete:

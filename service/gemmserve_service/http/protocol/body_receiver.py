@@ -154,7 +154,7 @@ class BodyReceiver(_Direction):
         """Waits for a piece by way of the parser."""
         changed = self._cycle.changed
         changed.clear()
-        self._connection.flow.resume_reading()
+        self._connection.read_on()
         try:
             async with asyncio.timeout(patience_s):
                 await changed.wait()

@@ -44,6 +44,10 @@ class Connection(asyncio.Protocol, ABC):
         """Whether an idle connection owes something: a first request, the rest of a head, the rest of a body."""
 
     @abstractmethod
+    def read_on(self) -> None:
+        """Read on, unless requests wait in the queue: only the last one's body can be incomplete."""
+
+    @abstractmethod
     def answered(self, cycle: AsgiCycle) -> None:
         """Go on: the answer to the first request in the queue is complete."""
 

@@ -68,7 +68,7 @@ class Connections:
         if self.count >= self.most and not self._displace(None):
             return False
         self._by_address[address] += 1
-        self.became_idle(connection)
+        self._idle[connection] = connection.loop.time()  # its caller counts it from now on
         if self._sweeper is None:
             self._sweeper = connection.loop.call_later(self._sweep_s, self._sweep)
         return True
@@ -84,7 +84,8 @@ class Connections:
     def became_idle(self, connection: Connection) -> None:
         """Note that it waits for a request, or for the rest of one that is answered already."""
         self._idle.pop(connection, None)
-        self._idle[connection] = connection.loop.time()
+        if connection.counted:
+            self._idle[connection] = connection.loop.time()
 
     def became_busy(self, connection: Connection) -> None:
         """Note that it has a request that the app works on."""

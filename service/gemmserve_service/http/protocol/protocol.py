@@ -8,6 +8,7 @@ when their head was seen before. Of uvicorn it takes what the constructor is giv
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -124,6 +125,7 @@ class HttpProtocol(Connection):
         self._ignored = 0  # bytes that came since
         self._refusal: bytes | None = None  # what is said when all that came before is answered
         self._half_closed = False
+        self._context = contextvars.copy_context()
         # -- small requests
         self._exchange: Exchange | None = None
         self._behind = b""  # what has come behind a request that passed the parser by
@@ -287,7 +289,8 @@ class HttpProtocol(Connection):
 
     def run(self, cycle: AsgiCycle) -> None:
         """Starts a task in which the app answers a request."""
-        task = self.loop.create_task(cycle.run(self.config.loaded_app))
+        # Not in the context of the request before, in which this may be called: its id and trace are bound there.
+        task = self.loop.create_task(cycle.run(self.config.loaded_app), context=self._context.copy())
         task.add_done_callback(self.server_state.tasks.discard)
         self.server_state.tasks.add(task)
 
@@ -298,11 +301,16 @@ class HttpProtocol(Connection):
         if not cycle.keep_alive:
             self._close()
         elif not self.transport.is_closing():
-            self.flow.resume_reading()
+            self.read_on()
             if self._cycles:
-                self._begin(self._cycles[0])
+                self._context.copy().run(self._begin, self._cycles[0])
             else:
                 self._all_answered()
+
+    def read_on(self) -> None:
+        """See `Connection`."""
+        if len(self._cycles) <= 1:
+            self.flow.resume_reading()
 
     def _all_answered(self) -> None:
         if self._refusal is not None:
@@ -332,10 +340,13 @@ class HttpProtocol(Connection):
 
     def hand_over(self, data: bytes) -> None:
         """Gives the parser, and then the app, a request that was to pass them by, as it came so far."""
+        stays = self._exchange is None or self._exchange.stays
         self._exchange = None
         self.state = _REQUEST_ENDS[self.state]
         self._handed_over = True
         self._parse(data)
+        if not stays and self._cycles:  # `shutdown` was called meanwhile
+            self._cycles[-1].keep_alive = False
 
     def hand_over_cycle(self, cycle: AsgiCycle, data: bytes) -> None:
         """Gives the app a request that was to pass it by, of whose body `data` have come."""
@@ -397,6 +408,7 @@ class HttpProtocol(Connection):
 
     def drop(self) -> None:
         """Makes room: closes without a word, as HTTP lets a server do with an idle connection."""
+        self._end_reading()
         self._uncount()
         self.transport.close()
 
@@ -426,7 +438,11 @@ class HttpProtocol(Connection):
             return
         self._end_reading()
         context, logged = None, state is State.NEW
-        if state is State.BODY and cycle is not None and not cycle.complete:
+        if state is State.BODY and cycle is not None and cycle.complete:  # answered: another answer would be the next's
+            self.registry.report(error, self, context_of("", ""), logged=True)
+            self._close()
+            return
+        if state is State.BODY and cycle is not None:
             if cycle.started:  # an answer to half a request: nothing may be written into it, nor behind it
                 self.registry.report(error, self, context_of("", ""), logged=True)
                 self.transport.abort()

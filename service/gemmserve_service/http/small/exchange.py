@@ -302,7 +302,7 @@ class Exchange:
         except Exception:
             log.exception("unexpected error")
             self.protocol.transport.abort()
-            return
+            self._gone, status, sent = True, 0, 0
         finally:
             if isinstance(outcome, Done):
                 assert task is not None

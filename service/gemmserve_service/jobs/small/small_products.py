@@ -180,24 +180,28 @@ def begin(
     scheduler.check_admission(product, owner)
     plans = product.plans(core.executor.workers(), scheduler.check)
     room = core.store.room(product.layout.nbytes, largest=product.layout.largest, owner=owner)
-    view, sent = room.extent.view(room.nbytes), memoryview(body)
-    for slot in product.operands:
-        start = parts[slot.name][0] + product.heads[slot.name]
-        view[slot.offset : slot.offset + slot.nbytes] = sent[start : start + slot.nbytes]
-    task = BundleTask(
-        f"small_{next(_NUMBERS)}",
-        product.params,
-        product.problem,
-        listener,
-        room=room,
-        parts=product.parts,
-        owner=owner,
-        timeout_s=scheduler.settings.oneshot_timeout_s if timeout_s is None else timeout_s,
-        durable=False,
-        submitted=arrived,
-        plans=plans,
-        models=product.models,
-    )
+    try:
+        view, sent = room.extent.view(room.nbytes), memoryview(body)
+        for slot in product.operands:
+            start = parts[slot.name][0] + product.heads[slot.name]
+            view[slot.offset : slot.offset + slot.nbytes] = sent[start : start + slot.nbytes]
+        task = BundleTask(
+            f"small_{next(_NUMBERS)}",
+            product.params,
+            product.problem,
+            listener,
+            room=room,
+            parts=product.parts,
+            owner=owner,
+            timeout_s=scheduler.settings.oneshot_timeout_s if timeout_s is None else timeout_s,
+            durable=False,
+            submitted=arrived,
+            plans=plans,
+            models=product.models,
+        )
+    except BaseException:
+        room.give_back()
+        raise
     task.size = product.size
     scheduler.submit(task, soon=True)
     return task

@@ -73,23 +73,26 @@ class Part:
         self.over = asyncio.Event()
         """Set once it writes no more, and what came of it is on record."""
         self._task: asyncio.Task[None] | None = None
-        self._superseded = False
+        self._superseded = asyncio.Event()
 
     async def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for `work`. Raises UploadSuperseded when `supersede` was called meanwhile."""
+        """Wait for `work`. Raises UploadSuperseded when `supersede` was called before or meanwhile."""
+        if self._superseded.is_set():
+            work.close()
+            raise UploadSuperseded("a later request for this upload took this one's place")
         self._task = asyncio.ensure_future(work)
         try:
             await asyncio.wait([self._task])
         finally:
             self._task.cancel()
             await asyncio.wait([self._task])
-        if self._superseded and self._task.cancelled():
+        if self._superseded.is_set() and self._task.cancelled():
             raise UploadSuperseded("a later request for this upload took this one's place")
         self._task.result()
 
     async def supersede(self) -> None:
         """Stop it, and wait until it writes no more."""
-        self._superseded = True
+        self._superseded.set()
         if self._task is not None:
             self._task.cancel()
         await self.over.wait()
@@ -117,6 +120,8 @@ class ResumableUpload:
     array: ArrayInfo | None = None
     """Array that it became, unless that is gone already."""
     array_id: str | None = None
+    stale: Upload | None = None
+    """A reservation that is to be given back."""
     complete: bool = False
     gone: bool = False
     """Cancelled, expired or failed."""
@@ -159,8 +164,10 @@ class ResumableUpload:
     async def receive(self, body: Body, part: Part, expected: bytes | None, store: ArrayStore) -> None:
         """Take the bytes of `part` in. `expected`: their SHA-256. Raises what is wrong with them.
 
-        What came of a part that broke off stays, unless a digest was to be checked: then none of it does.
+        What came of a part that broke off stays, unless a digest was to be checked: then none of it does, nor does the
+        header that it began with.
         """
+        without_head = self.upload is None
         try:
             await self._receive(body, part, expected, store)
         except BaseException:
@@ -168,6 +175,8 @@ class ResumableUpload:
                 self.received.add(part.start, part.received)
             else:
                 self.received.remove(part.start, part.received)
+                if without_head and self.parts == {part} and not len(self.received):
+                    self._forget_head()
             raise
         self.received.add(part.start, part.end)
 
@@ -201,6 +210,11 @@ class ResumableUpload:
         part.received = len(self.head)
         body.unread(data)
         return self.head
+
+    def _forget_head(self) -> None:
+        """Take back what the header said, which may be damaged; `stale` goes once no row names its space any more."""
+        self.stale = self.upload
+        self.upload, self.array_id, self.head, self.length = None, None, b"", None
 
     async def _skip_head(self, body: Body, part: Part) -> bytes:
         """Pass over what of the header comes again, and return it. Raises NpyError where it is another."""
@@ -408,6 +422,9 @@ class ResumableUploads:
                 if not record.gone:
                     await asyncio.shield(self._put(record))
             finally:
+                stale, record.stale = record.stale, None
+                if stale is not None:
+                    stale.abort()
                 record.parts.discard(part)
                 part.over.set()
 

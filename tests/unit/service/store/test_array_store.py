@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -362,3 +363,13 @@ async def test_a_row_that_could_not_be_removed_does_not_free_its_successor_s_spa
     np.testing.assert_array_equal(fetch(store, new.id), ARRAY * 2)
     assert store.used_bytes == 2 * ARRAY.nbytes
     assert [row[0] for row in await rows(store.database)] == [new.id]
+
+
+async def test_what_was_deleted_meanwhile_is_not_secured(make_store, make_settings, put):
+    """Its extent's file may be gone, and those of the same job are to be put on record all the same."""
+    store = await make_store(make_settings(durability="power"))
+    kept, gone = [await put(store, np.ones((1 << 9, 1 << 9), "c8")) for _ in range(2)]
+    records = [store._catalog.get(info.id) for info in (gone, kept)]
+    await store.delete(gone.id)
+    await asyncio.to_thread(Path(records[0].extent.path).unlink, missing_ok=True)
+    await store.secure_all(records)

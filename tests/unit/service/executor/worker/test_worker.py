@@ -404,3 +404,11 @@ def test_a_group_is_answered_one_by_one_and_what_fails_or_is_cancelled_touches_n
     assert 0 <= answers[0].timings.queue_s < answers[3].timings.queue_s
     for i in (0, 3, 4):
         np.testing.assert_array_equal(np.frombuffer(made[i][1]["d"], "f8").reshape(3, 3), (i + 1) * A @ A.T)
+
+
+def test_cancellations_that_come_too_late_are_forgotten(monkeypatch):
+    monkeypatch.setattr("gemmserve_service.executor.worker.runner._MAX_CANCELLED", 3)
+    runner = Runner(CpuBackend())
+    for number in range(10):
+        runner.cancel(f"t{number}")
+    assert [number for number in range(10) if runner.is_cancelled(f"t{number}")] == [7, 8, 9]

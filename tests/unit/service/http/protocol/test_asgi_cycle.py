@@ -51,6 +51,7 @@ def cycle_of(method="GET", version="1.1", target=b"/a%20b?c=%20", headers=()):
         scheme="http",
         finished=[],
     )
+    connection.read_on = connection.flow.resume_reading
     connection.answered = connection.finished.append
     cycle = AsgiCycle(connection, RequestHead(method, target, version, list(headers), version != "1.0"))
     cycle.wire, cycle.finished = wire, connection.finished

@@ -9,7 +9,7 @@ import pytest
 from inline_executor import InlineExecutor
 from upload_parts import A, Body, raw
 
-from gemmserve_service.errors import DigestMismatch, NotFound, StoreFull
+from gemmserve_service.errors import DigestMismatch, NotFound, StoreFull, UploadSuperseded
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.store.declared import Declared
 from gemmserve_service.store.record import npy_header
@@ -138,3 +138,16 @@ async def test_a_part_that_comes_while_its_upload_is_given_up_is_refused(make_se
             await part
     assert core.store.used_bytes == 0
     await core.stop()
+
+
+async def test_a_part_that_is_superseded_before_it_runs_does_not_run():
+    part, ran = uploads.Part(0, 10, unchecked=False), []
+
+    async def work():
+        ran.append(True)
+
+    asyncio.get_running_loop().call_later(0.01, part.over.set)
+    await part.supersede()
+    with pytest.raises(UploadSuperseded):
+        await part.run(work())
+    assert not ran

@@ -117,3 +117,16 @@ async def test_digests_of_a_npy_file(client, begin_npy, put, refused, stored, np
     refused(await put(url, data, 0, first, **{"Content-Digest": digest(b"else")}), 400, "digest-mismatch")
     assert (await client.delete(url)).status_code == 204
     assert (await client.get("/v1/usage")).json()["store_bytes"] == A.nbytes
+
+
+async def test_a_header_that_was_damaged_on_its_way_is_not_kept(client, begin_npy, put, refused, stored, npy):
+    data = npy(A)
+    shape = data.index(b"'shape': (") + len(b"'shape': (")
+    other = bytes([ord("9") if data[shape] != ord("9") else ord("8")])
+    damaged = data[:shape] + other + data[shape + 1 :]
+    url = await begin_npy()
+    refused(await put(url, damaged, 0, 300, **{"Content-Digest": digest(data[:300])}), 400, "digest-mismatch")
+    assert (await put(url, data, 0, 300, **{"Content-Digest": digest(data[:300])})).status_code == 204
+    assert (await put(url, data, 300, None)).status_code == 204
+    assert np.array_equal(await stored(await client.post(f"{url}/complete")), A)
+    assert (await client.get("/v1/usage")).json()["store_bytes"] == A.nbytes
