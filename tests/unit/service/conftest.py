@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inline_executor import InlineExecutor
 from works import unpacked
 
 from gemmserve_kernels import Operand
@@ -199,7 +200,7 @@ async def make_core():
     cores = []
 
     async def make(settings, executor=None):
-        core = Core(settings, executor)
+        core = Core(settings, executor or InlineExecutor())
         await core.start()
         cores.append(core)
         return core

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import simt_shim.launcher
 from direct_cases import Case, check, lying, run
+from kernel_models import direct as model
 from simt_cases import ShimMachine, random, strided
 from simt_shim import FORWARD, REVERSE, Order, ShimLauncher
 from simt_shim.module import ShimError
 
-from gemmserve_kernels.algorithms.wgmma.direct import gemm, model
+from gemmserve_kernels.algorithms.wgmma.direct import gemm
 from gemmserve_kernels.algorithms.wgmma.tile import WgmmaTile
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.dispatch.planned_call import program_of
