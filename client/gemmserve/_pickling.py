@@ -8,6 +8,7 @@ one client share one there.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -83,12 +84,12 @@ def new_handle(make: Callable[..., Any], kind: Hashable, options: Options, *argu
     return make(shared_client(kind, options), *arguments)
 
 
-class PickledByClient:
+class PickledByClient(ABC):
     """A handle: pickled as its client's options and what `_reduced` says. Copies share its client."""
 
+    @abstractmethod
     def _reduced(self) -> tuple[Any, ...]:
-        """A function (a class, say) and what it is called with, after the client, to make the handle anew."""
-        raise NotImplementedError
+        """Return a function (a class, say) and what it is called with, after the client, to make the handle anew."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Pickle the handle by its id and its client's options."""

@@ -226,7 +226,7 @@ class UnsupportedMediaType(ServiceError):
 
 
 class UnsupportedCoding(UnsupportedMediaType):
-    """A Content-Encoding that this route does not read; the Accept-Encoding of the answer says which it reads."""
+    """Also a Content-Encoding that this route does not read; the Accept-Encoding of the answer says which it reads."""
 
     def __init__(self, detail: str, accepted: str) -> None:
         super().__init__(detail)

@@ -33,7 +33,7 @@ PATIENCE = {
 """Of a server that takes no client and no worker for dead because a busy machine let them stand still for a while."""
 
 DETERMINISM = {"GEMMSERVE_VERIFY_SHARE": "0", "GEMMSERVE_TRANSFER_PROCESSES": "0"}
-"""Of a server that does nothing by chance, and the same on every machine."""
+"""Settings of a server that does nothing by chance, and the same on every machine."""
 
 
 class LiveServer(LocalServer):

@@ -19,7 +19,7 @@ def upload_head(nbytes, **headers):
 
 
 class Raw:
-    """Of a `LiveApp`; requests are sent as they are told, answers are read one by one."""
+    """Connection to a `LiveApp`; requests are sent as they are told, answers are read one by one."""
 
     def __init__(self, live) -> None:
         self.port = live.port

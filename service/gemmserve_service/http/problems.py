@@ -110,7 +110,7 @@ class OriginNotAllowed(ServiceError):
 
 
 class MalformedRequest(InvalidRequest):
-    """A message that is no request of HTTP/1.1 readable in one way only; the connection ends then."""
+    """Also what is no request of HTTP/1.1 that can be read in one way only; the connection ends then."""
 
 
 class HttpVersion(ServiceError):
@@ -130,7 +130,7 @@ class RequestTimeout(ServiceError):
 
 
 class HeadTooSlow(RequestTimeout):
-    """A head that was not whole within GEMMSERVE_HEAD_TIMEOUT_S."""
+    """Also a head that was not whole within GEMMSERVE_HEAD_TIMEOUT_S."""
 
 
 class HeadTooLarge(ServiceError):

@@ -39,7 +39,7 @@ class FakeExecutor:
     def __init__(self, *names: str) -> None:
         self.fleet = {name: Worker(name) for name in names or ("cpu",)}
         self.sent: list[tuple[Worker, list[Any]]] = []
-        """Of each message its tasks."""
+        """Tasks of each message."""
         self.forgotten: list[str] = []
         self.cancelled: list[tuple[str, str]] = []
         self.killed: list[tuple[str, str]] = []

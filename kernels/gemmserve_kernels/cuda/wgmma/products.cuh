@@ -12,7 +12,7 @@ using Sums = float[Config::COMPONENTS][Config::PARTS][Config::VALUES];
 template <class Config>
 using Partial = float[Config::VALUES];
 
-// Of a stage: from step `step` of 16 columns of k on; the columns of instruction `part`.
+// Piece of a stage: from step `step` of 16 columns of k on; the columns of instruction `part`.
 struct Piece {
     int step, part;
 };

@@ -424,7 +424,7 @@ class ResumableUploads:
             finally:
                 stale, record.stale = record.stale, None
                 if stale is not None:
-                    stale.abort()
+                    stale.discard()  # the row may still name its space: it serves no other array
                 record.parts.discard(part)
                 part.over.set()
 

@@ -40,7 +40,7 @@ def key(array):
 
 
 def program(run):
-    """Of a function that takes a recorder and one argument."""
+    """Record a function that takes a recorder and one argument."""
 
     def traced(recorder):
         run(recorder, recorder.argument((4, 6), np.float32, (24, 4), 8))

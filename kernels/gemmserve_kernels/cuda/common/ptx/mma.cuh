@@ -15,7 +15,7 @@ GEMM_DEVICE unsigned to_tf32(float x) {
 // d = a b + c for one warp: a is 16 x K, b is K x 8, d and c are 16 x 8. With g = lane / 4 and t = lane % 4, d holds
 // (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1); a TF32 holds (g, t), (g + 8, t), and for K = 8 (g, t + 4),
 // (g + 8, t + 4); b TF32 (t, g), (t + 4, g) (PTX ISA, matrix fragments for mma.m16n8k4, k8, k16).
-// Of float16 and bfloat16 each register holds two that are neighbours in k: a has (g, 2t), (g + 8, 2t), (g, 2t + 8),
+// A register of float16 or bfloat16 holds two elements that are neighbours in k: a has (g, 2t), (g + 8, 2t), (g, 2t + 8),
 // (g + 8, 2t + 8).
 #define GEMM_MULTIPLY(TYPE) \
     static constexpr int A = 4, B = 2; \

@@ -226,7 +226,7 @@ def test_a_transfer_process_hears_of_the_extents_that_it_had_alone_and_of_any_nu
 
 
 def test_an_extent_is_not_free_while_a_transfer_process_has_it(served):
-    """Whoever asked for the transfer, and whether it still wants it: the pool gives the next array another one."""
+    """The next array has another extent, whether the asker of the transfer still wants it or not."""
     with served() as (live, processes):
         stand_still(processes.pids[0])
         near, far = socket.socketpair()
