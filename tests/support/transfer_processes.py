@@ -21,8 +21,9 @@ from gemmserve_service.settings import Settings
 
 
 class TransferProcesses:
-    """Transfer processes of a `LiveApp`, as a context manager. `transfers` is the front's side; `pids` are in the order of their
-    names.
+    """Transfer processes of a `LiveApp`, as a context manager.
+
+    `transfers` is the front's side; `pids` are in the order of their names.
     """
 
     def __init__(self, live, count: int = 1, *, silence_s: float = 600.0) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 _WORD: Final = np.dtype(np.int64)
 """The kernels' words are unsigned and wrap around: what one takes away before another has added it is negative."""
 WORDS: Final = 2
-"""Words of the counters on the device: struct ElementCounters in cuda/common/counters.cuh."""
+"""Words of the counters on the device: struct ElementCounters in cuda/common/judging/counters.cuh."""
 
 
 @dataclass(frozen=True, slots=True)

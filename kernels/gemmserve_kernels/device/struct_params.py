@@ -218,7 +218,7 @@ def choose_access(view: MatrixView, *, k_is_row: bool, block: int, block_k: int)
 
 
 def piece_of(itemsize: int, count: int) -> int:
-    """piece_of in cuda/common/types.cuh: elements of one 16-byte access that divide `count`."""
+    """piece_of in cuda/common/numbers/types.cuh: elements of one 16-byte access that divide `count`."""
     piece = max(1, VECTOR_BYTES // itemsize)
     while count % piece:
         piece //= 2

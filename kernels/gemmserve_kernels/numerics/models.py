@@ -258,7 +258,7 @@ def accumulations(promote: int, products: int = 1) -> int:
 
 
 def restored(x: Array, count: int) -> Array:
-    """float32 or complex64 sums with what truncation takes on average given back (cuda/common/truncation.cuh).
+    """float32 or complex64 sums with what truncation takes on average given back (cuda/common/numbers/truncation.cuh).
 
     `count` as in `accumulations`. Numbers whose last three bits are 0 are taken for exact: small integers stay so.
     """

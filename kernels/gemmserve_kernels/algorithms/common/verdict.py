@@ -58,7 +58,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 GROUP: Final = 256
-"""Vectors of which the largest deficit is kept: the extent of a tile that is judged. As in cuda/common/verdict.cuh."""
+"""Vectors of which the largest deficit is kept: the extent of a tile that is judged. As in cuda/common/judging/verdict.cuh."""
 SPARE: Final = 16
 """Large terms that every sum must have beside those that make up for losses."""
 NEVER: Final = 1 << 30
@@ -72,10 +72,10 @@ DEEP: Final = 1
 SPARSE: Final = 2
 UNFIT: Final = DEEP | SPARSE
 """Flags of a vector of bfloat16 planes, and those of a pair, together, that these must not multiply
-(cuda/common/flag_bits.cuh)."""
+(cuda/common/judging/flag_bits.cuh)."""
 
 TILES: Final = {None: 0, "served": 1, "rest": 2}
-"""enum Tiles in cuda/common/verdict.cuh: what a kernel computes; None: all."""
+"""enum Tiles in cuda/common/judging/verdict.cuh: what a kernel computes; None: all."""
 
 
 def groups(vectors: int) -> int:
@@ -118,7 +118,7 @@ class Judged(NamedTuple):
 def is_served(a: Any, b: Any, k: int) -> Any:
     """Whether planes serve the products of vectors or groups whose counts are `a` and `b`, int64 (..., GROUP_WORDS).
 
-    bool, of their shapes broadcast. As in cuda/common/verdict.cuh.
+    bool, of their shapes broadcast. As in cuda/common/judging/verdict.cuh.
     """
     terms = np.minimum(a[..., 0] + b[..., 1], a[..., 1] + b[..., 0])
     one_part = _has_one_part(a) & _has_one_part(b)

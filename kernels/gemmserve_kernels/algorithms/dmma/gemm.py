@@ -32,7 +32,7 @@ _MAX_TILES: Final = 1 << 30
 """Tiles of one launch."""
 JUDGED_M: Final = 128
 JUDGED_N: Final = 256
-"""Rows and columns of the tiles that `run_tiles` is told of; JUDGED_M, JUDGED_N in cuda/common/judged.cuh."""
+"""Rows and columns of the tiles that `run_tiles` is told of; JUDGED_M, JUDGED_N in cuda/common/judging/judged.cuh."""
 
 
 class DmmaParams(ctypes.Structure):
@@ -112,7 +112,7 @@ def run_tiles(
     failing: int,
     counters: int,
 ) -> None:
-    """Writes those tiles of the product whose numbers lie at `failing` (cuda/common/judged.cuh). `views`: A, B, C and
+    """Writes those tiles of the product whose numbers lie at `failing` (cuda/common/judging/judged.cuh). `views`: A, B, C and
     D, with addresses. `counters`: `Launcher.counters`.
     """
     a, b, c, d = views

@@ -68,7 +68,7 @@ WORDS: Final = 3
 QUARTERS: Final = 4
 """Words of a group of what its lines lack at least by their norms: each of a quarter of its lines."""
 LINES: Final = 128
-"""Lines that are judged together; JUDGED_LINES in cuda/common/judged.cuh."""
+"""Lines that are judged together; JUDGED_LINES in cuda/common/judging/judged.cuh."""
 UNIT: Final = 2.0**-53
 
 

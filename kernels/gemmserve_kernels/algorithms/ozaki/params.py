@@ -74,7 +74,7 @@ class ConvertParams(ctypes.Structure):
 
 
 class JudgedParams(ctypes.Structure):
-    """Mirror of JudgedParams in cuda/common/judged.cuh."""
+    """Mirror of JudgedParams in cuda/common/judging/judged.cuh."""
 
     _fields_ = (
         ("a", ctypes.c_uint64),

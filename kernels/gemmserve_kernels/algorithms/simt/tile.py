@@ -52,7 +52,7 @@ class SimtTile:
         return (self.block_m // self.thread_m) * (self.block_n // self.thread_n)
 
     def stage_bytes(self, itemsize: int, *, pad_a: bool, pad_b: bool) -> int:
-        """Shared memory of one stage; the padding is SharedTile's in cuda/common/layout.cuh."""
+        """Shared memory of one stage; the padding is SharedTile's in cuda/common/memory/layout.cuh."""
         width = max(1, 16 // itemsize)
 
         def leading(extent: int, padded: bool) -> int:

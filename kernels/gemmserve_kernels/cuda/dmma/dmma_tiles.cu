@@ -4,8 +4,8 @@
 // What decides where a block goes is read at one address by all of its threads, and divided in 32 bits alone. Where it came
 // from votes of a warp, or from a division in 64 bits, which is a call, the compiler took the loop over k for one that lanes
 // may leave one by one, at 4 to 17 % of a product's time.
-#include "../common/counters.cuh"
-#include "../common/judged.cuh"
+#include "../common/judging/counters.cuh"
+#include "../common/judging/judged.cuh"
 #include "kernel.cuh"
 
 struct DmmaTilesParams {

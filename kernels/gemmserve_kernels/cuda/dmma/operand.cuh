@@ -12,7 +12,7 @@
 // they are read.
 #pragma once
 
-#include "../common/bits.cuh"
+#include "../common/numbers/bits.cuh"
 #include "../mma/tile.cuh"
 
 template <class Stored>

@@ -1,12 +1,12 @@
 // What must not be taken from tensor cores: flags of rows and columns, and the deficits of groups of them
-// (common/verdict.cuh). Where there are none (null), nothing is flagged by them. Where there is the wide way, which has
+// (common/judging/verdict.cuh). Where there are none (null), nothing is flagged by them. Where there is the wide way, which has
 // the tiles that the deficits name, they say what of that is replaced.
 #pragma once
 
-#include "../common/counters.cuh"
-#include "../common/flag_bits.cuh"
+#include "../common/judging/counters.cuh"
+#include "../common/judging/flag_bits.cuh"
 #include "../common/raster.cuh"
-#include "../common/verdict.cuh"
+#include "../common/judging/verdict.cuh"
 
 struct FlagParams {
     MatrixParams rows;     // of op(A): flags as matrices of one row

@@ -1,7 +1,7 @@
 // What is applied to the product's elements before they are reduced; numpy.abs and numpy.square.
 #pragma once
 
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 
 enum PreOp { IDENTITY, ABS, SQUARE };
 

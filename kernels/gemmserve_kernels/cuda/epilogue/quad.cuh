@@ -2,7 +2,7 @@
 // (PTX ISA, fragments of mma.m16n8 and wgmma.m64nN). Partials go from registers to global memory, by shuffles alone.
 #pragma once
 
-#include "../common/lanes.cuh"
+#include "../common/memory/lanes.cuh"
 #include "pre_op.cuh"
 #include "reductions.cuh"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/raster.cuh"
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 #include "pre_op.cuh"
 #include "reductions.cuh"
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../common/params.cuh"
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 
 // The order of PartialParams::values and CombineParams::result, and the bits of GEMM_REDUCTIONS.
 enum Kind { SUM, SUMSQ, MAX, MIN, ABSMAX, ABSMIN, ARGMAX, ARGMIN, MEAN };

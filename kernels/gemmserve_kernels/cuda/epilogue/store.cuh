@@ -1,7 +1,7 @@
 // Epilogue that writes D = alpha acc + beta C. C is read only where beta is not 0.
 #pragma once
 
-#include "../common/element.cuh"
+#include "../common/memory/element.cuh"
 #include "../common/raster.cuh"
 
 template <class Config>

@@ -5,10 +5,10 @@
 // over, columns are kept. Where columns are neighbours in memory (ACROSS) a thread holds VECTOR of them and LANES threads
 // have a row of the tile; where rows are, a warp walks along HELD columns at once. A block takes `lines` rows, and leaves
 // one partial for each column and vector.
-#include "../common/lanes.cuh"
-#include "../common/neighbours.cuh"
+#include "../common/memory/lanes.cuh"
+#include "../common/memory/neighbours.cuh"
 #include "../common/raster.cuh"
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 
 constexpr int VECTORS = 4, THREADS = 256, WARPS = THREADS / 32;
 

@@ -1,10 +1,10 @@
 // Freivalds' check of a product, around freivalds.cu: vectors of random signs, partial sums added up, and the rows of both
 // sides compared.
-#include "../common/exact.cuh"
-#include "../common/lanes.cuh"
-#include "../common/random.cuh"
+#include "../common/numbers/exact.cuh"
+#include "../common/memory/lanes.cuh"
+#include "../common/numbers/random.cuh"
 #include "../common/raster.cuh"
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 
 constexpr int VECTORS = 4, THREADS = 256, WARPS = THREADS / 32;
 

@@ -3,12 +3,12 @@
 //
 // A block has one element: it looks for it where it is aimed at, and its threads walk along k together. Columns of an
 // operand in rows come in sectors of 32 bytes: 256 elements of k = 4096 read 33 MB, little beside a check of 4096 x 4096.
-#include "../common/exact.cuh"
-#include "../common/lanes.cuh"
-#include "../common/neighbours.cuh"
-#include "../common/random.cuh"
+#include "../common/numbers/exact.cuh"
+#include "../common/memory/lanes.cuh"
+#include "../common/memory/neighbours.cuh"
+#include "../common/numbers/random.cuh"
 #include "../common/raster.cuh"
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 
 constexpr int THREADS = GEMM_THREADS, WARPS = THREADS / 32;
 constexpr bool PLANAR = GEMM_PLANAR, COMPENSATED = GEMM_COMPENSATED, NORMS = GEMM_NORMS;

@@ -9,7 +9,7 @@
 //
 // What is left is twice the matrix above the diagonal of SHARE x SHARE squares, the matrix in them and zeros below:
 // b^H G b is as much.
-#include "../common/copy.cuh"
+#include "../common/memory/copy.cuh"
 #include "../common/ptx/mma.cuh"
 #include "../common/raster.cuh"
 

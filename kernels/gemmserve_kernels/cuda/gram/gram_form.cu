@@ -7,7 +7,7 @@
 // and flags the column where the form is not far above it, or where anything is not finite. reduce_fallback.cu then
 // replaces what was left here.
 #include "../simt/multiply.cuh"
-#include "../common/flag_bits.cuh"
+#include "../common/judging/flag_bits.cuh"
 #include "../epilogue/store.cuh"
 
 struct GramFormParams {

@@ -1,7 +1,7 @@
 // Blockwise copy: an operand's tile from global memory through registers into a PackedTile.
 #pragma once
 
-#include "../common/bits.cuh"
+#include "../common/numbers/bits.cuh"
 #include "../common/params.cuh"
 #include "tile.cuh"
 

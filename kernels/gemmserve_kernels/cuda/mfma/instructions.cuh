@@ -7,7 +7,7 @@
 // AMD's matrix instruction calculator). On the CPU shim the same names come from the shim.
 #pragma once
 
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 
 #if defined(GEMM_HIP)
 

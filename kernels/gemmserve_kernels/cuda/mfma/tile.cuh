@@ -1,7 +1,7 @@
 // An operand's tile in shared memory as matrix instructions read it.
 #pragma once
 
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 
 // EXTENT rows of the operand by DEPTH steps of k, in PLANES planes of real numbers (real and imaginary parts; parts of
 // a split). PACK neighbours in k are one piece of 16 bytes; a line holds the pieces of all rows at the same PACK steps.

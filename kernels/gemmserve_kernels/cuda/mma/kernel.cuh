@@ -3,7 +3,7 @@
 
 #include "../common/ptx/again.cuh"
 #include "../common/ptx/mma.cuh"
-#include "../common/verdict.cuh"
+#include "../common/judging/verdict.cuh"
 #include "store.cuh"
 
 struct Config {

@@ -1,7 +1,7 @@
 // What the host passes: gemmserve_kernels.algorithms.mma.gemm mirrors this structure with ctypes, field by field.
 #pragma once
 
-#include "../common/counters.cuh"
+#include "../common/judging/counters.cuh"
 #include "../common/params.cuh"
 
 struct MmaParams {
@@ -15,7 +15,7 @@ struct MmaParams {
     const int* exponents[2];
     Long exponent_stride[2][BATCH_DIMS];
     Long plane_stride[2];  // elements from one plane to the next
-    // Where tiles are chosen by them (common/verdict.cuh): the words that say whether there is a doubt, and the deficits of
+    // Where tiles are chosen by them (common/judging/verdict.cuh): the words that say whether there is a doubt, and the deficits of
     // groups of A's rows and of B's columns with the step between two matrices of the batch.
     const int* doubt[2];
     const int* deficits[2];

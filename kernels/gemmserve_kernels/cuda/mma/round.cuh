@@ -2,7 +2,7 @@
 // small part of a float32. Bits: the lower 13 of a TF32 are not looked at by the tensor core.
 #pragma once
 
-#include "../common/bits.cuh"
+#include "../common/numbers/bits.cuh"
 
 enum Rounding { NEAREST, TOWARD_ZERO, HALF_ULP_TRUNCATE, HALF_ULP_TRUNCATE_FLUSH };
 

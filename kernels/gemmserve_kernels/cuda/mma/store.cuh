@@ -1,9 +1,9 @@
 // D = alpha sums + beta C, element by element of one warp's accumulators.
 #pragma once
 
-#include "../common/element.cuh"
-#include "../common/power.cuh"
-#include "../common/truncation.cuh"
+#include "../common/memory/element.cuh"
+#include "../common/numbers/power.cuh"
+#include "../common/numbers/truncation.cuh"
 #include "multiply.cuh"
 #include "params.cuh"
 

@@ -3,7 +3,7 @@
 
 #include "../common/ptx/cp_async.cuh"
 #include "../common/raster.cuh"
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 
 // EXTENT rows of the operand by DEPTH steps of k, ELEMENT bytes each. ALONG_K: a line of shared memory is a row and runs
 // along k, and a lane of a fragment reads LANE bytes of it: 4 lanes, t = 0 .. 3, take 4 LANE neighbouring bytes of row g.

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../common/raster.cuh"
-#include "../common/bits.cuh"
-#include "../common/types.cuh"
+#include "../common/numbers/bits.cuh"
+#include "../common/numbers/types.cuh"
 #include "params.cuh"
 
 using Stored = GEMM_TYPE;

@@ -1,6 +1,6 @@
 // The product in plain arithmetic, of those tiles alone that are marked: what residues cannot give as well. In runs of k,
 // or it would be less accurate than a BLAS that splits k.
-#include "../common/counters.cuh"
+#include "../common/judging/counters.cuh"
 #include "../simt/multiply.cuh"
 #include "../epilogue/store.cuh"
 

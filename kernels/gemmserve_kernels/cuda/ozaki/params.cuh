@@ -1,7 +1,7 @@
 // What the host passes to the kernels of the residue scheme: ozaki_params.py mirrors these structures field by field.
 #pragma once
 
-#include "../common/judged.cuh"
+#include "../common/judging/judged.cuh"
 #include "../common/params.cuh"
 
 constexpr int MAX_MODULI = 15;

@@ -1,7 +1,7 @@
 // Blockwise multiply on the plain FMA units, and the loop over k around it.
 #pragma once
 
-#include "../common/copy.cuh"
+#include "../common/memory/copy.cuh"
 #include "../common/raster.cuh"
 
 // ptxas moves the reads of one step under the arithmetic of another as far as registers go; LLVM for AMD moves them all

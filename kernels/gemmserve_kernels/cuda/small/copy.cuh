@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/ptx/cp_async.cuh"
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 #include "params.cuh"
 
 // N elements from global to shared memory. From sm_80 on they do not pass through registers and arrive later

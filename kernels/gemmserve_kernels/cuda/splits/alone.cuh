@@ -6,7 +6,7 @@
 // before those of B.
 #pragma once
 
-#include "../common/lanes.cuh"
+#include "../common/memory/lanes.cuh"
 #include "source.cuh"
 
 namespace alone {

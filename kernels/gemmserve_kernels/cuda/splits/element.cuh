@@ -3,11 +3,11 @@
 
 #include "params.cuh"
 #include "../common/dependent.cuh"
-#include "../common/bits.cuh"
-#include "../common/flag_bits.cuh"
+#include "../common/numbers/bits.cuh"
+#include "../common/judging/flag_bits.cuh"
 #include "../common/raster.cuh"
-#include "../common/types.cuh"
-#include "../common/verdict.cuh"
+#include "../common/numbers/types.cuh"
+#include "../common/judging/verdict.cuh"
 
 constexpr bool COMPLEX = GEMM_COMPLEX;
 constexpr bool PLANAR = GEMM_PLANAR;

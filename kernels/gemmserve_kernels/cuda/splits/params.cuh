@@ -9,8 +9,8 @@ struct SplitOperand {
     Long batch_shape[BATCH_DIMS];
     Half* planes;          // float16 or bfloat16 (matrices, planes, rows, pitch)
     int* exponents;        // (matrices, rows)
-    int* deficits;         // float16 planes: see common/verdict.cuh; zero before the launch
-    int* flags;            // bfloat16 planes: (matrices, rows), see common/flag_bits.cuh
+    int* deficits;         // float16 planes: see common/judging/verdict.cuh; zero before the launch
+    int* flags;            // bfloat16 planes: (matrices, rows), see common/judging/flag_bits.cuh
     Long rows, k, pitch;
     Long units;            // of one matrix: what is taken at a time, see Queue
     Long matrices;

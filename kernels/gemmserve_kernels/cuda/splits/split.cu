@@ -1,5 +1,5 @@
 // The pre-pass of the tensor-core products: both operands as scaled float16 (bfloat16) planes, in one launch.
-#include "../common/lanes.cuh"
+#include "../common/memory/lanes.cuh"
 #include "source.cuh"
 #if GEMM_ALONE
 #include "alone.cuh"

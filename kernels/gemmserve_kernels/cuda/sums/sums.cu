@@ -8,10 +8,10 @@
 // block's other threads other rows, DEPTH of which are on their way at once; where rows are, a warp walks along one column
 // after another.
 #include "../common/dependent.cuh"
-#include "../common/lanes.cuh"
-#include "../common/neighbours.cuh"
+#include "../common/memory/lanes.cuh"
+#include "../common/memory/neighbours.cuh"
 #include "../common/raster.cuh"
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 
 struct SumsParams {
     MatrixParams x;

@@ -1,12 +1,12 @@
 // From the sums in registers to D = alpha 2^(exponents) sum + beta C, or to the workspace where k is split over grids.
 #pragma once
 
-#include "../common/bits.cuh"
-#include "../common/element.cuh"
-#include "../common/lanes.cuh"
-#include "../common/power.cuh"
-#include "../common/truncation.cuh"
-#include "../common/types.cuh"
+#include "../common/numbers/bits.cuh"
+#include "../common/memory/element.cuh"
+#include "../common/memory/lanes.cuh"
+#include "../common/numbers/power.cuh"
+#include "../common/numbers/truncation.cuh"
+#include "../common/numbers/types.cuh"
 #include "mainloop.cuh"
 
 // Where a thread's values lie: of eight columns, rows `row` and `row` + 8, two neighbours each (PTX ISA 9.7.15.5.1.1).

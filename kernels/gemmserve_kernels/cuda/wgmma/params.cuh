@@ -1,7 +1,7 @@
 // What the host passes: gemmserve_kernels.algorithms.wgmma.gemm mirrors these structures with ctypes, field by field.
 #pragma once
 
-#include "../common/counters.cuh"
+#include "../common/judging/counters.cuh"
 #include "../common/params.cuh"
 #include "../common/ptx/hopper.cuh"
 
@@ -9,7 +9,7 @@
 // operand as it is: (k, row, 1, matrix), or (row, k, 1, matrix) where rows lie next to each other, without exponents.
 struct PlaneParams {
     const int* exponents;  // (matrices, rows)
-    const int* deficits;   // common/verdict.cuh, where tiles are chosen by them
+    const int* deficits;   // common/judging/verdict.cuh, where tiles are chosen by them
     Long first_matrix;
     Long batch_stride[BATCH_DIMS];  // matrices
 };

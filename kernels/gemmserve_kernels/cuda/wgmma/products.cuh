@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/ptx/wgmma.cuh"
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 
 // The consumer's sums: COMPONENTS (re, im) of 64 x BLOCK_N, in PARTS instructions side by side.
 template <class Config>

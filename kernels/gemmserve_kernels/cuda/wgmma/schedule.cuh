@@ -1,7 +1,7 @@
 // Which piece of which product a block computes when.
 #pragma once
 
-#include "../common/verdict.cuh"
+#include "../common/judging/verdict.cuh"
 #include "params.cuh"
 
 struct Unit {

@@ -3,7 +3,7 @@
 #include "../common/dependent.cuh"
 #include "../common/params.cuh"
 #include "../common/raster.cuh"
-#include "../common/types.cuh"
+#include "../common/numbers/types.cuh"
 
 constexpr int PIECE = 8;  // elements of one thread, 16 bytes of a row
 constexpr int THREADS = 256;

@@ -31,7 +31,7 @@ def enum(file: str, name: str) -> list[str]:
         ("epilogue/reductions.cuh", "Kind", (*vocabulary.PARTIAL_KINDS, "mean")),
         ("epilogue/pre_op.cuh", "PreOp", vocabulary.PRE_OPS),
         ("mma/round.cuh", "Rounding", vocabulary.ROUNDINGS),
-        ("common/verdict.cuh", "Tiles", [f"tiles_{word or 'all'}" for word in TILES]),
+        ("common/judging/verdict.cuh", "Tiles", [f"tiles_{word or 'all'}" for word in TILES]),
         ("wgmma/kernel.cuh", "Scheme", [f"scheme_{word.replace('-', '_')}" for word in plan._SCHEMES]),
     ],
 )

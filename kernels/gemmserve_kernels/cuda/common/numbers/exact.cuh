@@ -5,7 +5,7 @@
 // a dot product as if it had been computed with twice the bits, and rounded once).
 #pragma once
 
-#include "platform.cuh"
+#include "../platform.cuh"
 
 // high + low.
 struct Exact {

@@ -2,7 +2,7 @@
 // is sparse, or one both, must not be multiplied by them.
 #pragma once
 
-#include "types.cuh"
+#include "../numbers/types.cuh"
 
 enum Flag : int {
     FLAG_DEEP = 1,    // has elements that are too small for the planes

@@ -1,7 +1,7 @@
 // Which tiles of a product its operands allow to be made of residues: gemmserve_kernels.algorithms.ozaki.bound has the theorem.
 #pragma once
 
-#include "raster.cuh"
+#include "../raster.cuh"
 
 constexpr int JUDGED_LINES = 128;  // lines of an operand that are judged together
 constexpr int JUDGED_M = 128, JUDGED_N = 256;

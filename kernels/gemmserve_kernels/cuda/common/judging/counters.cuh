@@ -2,7 +2,7 @@
 // lives; gemmserve_kernels.device.element_counts reads them.
 #pragma once
 
-#include "platform.cuh"
+#include "../platform.cuh"
 
 struct ElementCounters {
     unsigned long long wide;   // from three bfloat16 parts

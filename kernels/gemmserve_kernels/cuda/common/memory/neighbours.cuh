@@ -1,8 +1,8 @@
 // Neighbours along the fast axis of a matrix, read at once: what kernels bound by memory share.
 #pragma once
 
-#include "params.cuh"
-#include "types.cuh"
+#include "../params.cuh"
+#include "../numbers/types.cuh"
 
 // As they are stored; PLANAR: imaginary parts come from an array of their own.
 template <class Stored, int VECTOR, bool PLANAR>

@@ -1,7 +1,7 @@
 // Which tiles of a product may be taken from float16 planes: gemmserve_kernels.algorithms.common.verdict has the proof.
 #pragma once
 
-#include "params.cuh"
+#include "../params.cuh"
 
 constexpr int GROUP = 256;        // vectors of which the largest counts are kept
 constexpr int SPARE = 16;         // large terms that every sum has beside those that make up for losses

@@ -1,7 +1,7 @@
 // Floating-point numbers as their bits, for all three compilers.
 #pragma once
 
-#include "platform.cuh"
+#include "../platform.cuh"
 
 GEMM_DEVICE unsigned bits_of(float x) { return __builtin_bit_cast(unsigned, x); }
 GEMM_DEVICE float float_of(unsigned bits) { return __builtin_bit_cast(float, bits); }

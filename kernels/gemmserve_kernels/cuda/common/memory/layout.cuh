@@ -4,7 +4,7 @@
 // code is our own. A shape or a stride that is known when compiling is an Int<N>, any other a plain integer.
 #pragma once
 
-#include "types.cuh"
+#include "../numbers/types.cuh"
 
 template <int N>
 struct Int {

@@ -1,7 +1,7 @@
 // Random numbers from a counter: the same on any device, and on the host (gemmserve_kernels.freivalds.signs).
 #pragma once
 
-#include "platform.cuh"
+#include "../platform.cuh"
 
 // Bits of number `index` of the generator SplitMix64 whose state is `seed`: G. L. Steele Jr., D. Lea, C. H. Flood, Fast
 // splittable pseudorandom number generators, OOPSLA 2014; constants as in S. Vigna's splitmix64.c (public domain).

@@ -1,7 +1,7 @@
 // What lanes of a warp tell each other.
 #pragma once
 
-#include "platform.cuh"
+#include "../platform.cuh"
 
 // The warp in its block: told by one lane, so that the compiler sees that all lanes have the same, and take the same way.
 GEMM_DEVICE int warp_number() {

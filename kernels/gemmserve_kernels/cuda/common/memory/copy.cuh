@@ -2,7 +2,7 @@
 #pragma once
 
 #include "layout.cuh"
-#include "params.cuh"
+#include "../params.cuh"
 
 // Stored: element type in memory. Acc: element type in shared memory. The tile is EXTENT rows by DEPTH steps of k.
 // VECTOR neighbouring elements are read at once, along k (ALONG_K) or along the rows; neighbouring threads follow the

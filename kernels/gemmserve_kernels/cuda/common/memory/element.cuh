@@ -1,8 +1,8 @@
 // Elements of matrices in memory, read and written as what they are computed in.
 #pragma once
 
-#include "params.cuh"
-#include "types.cuh"
+#include "../params.cuh"
+#include "../numbers/types.cuh"
 
 // An element, of planar complex data one of either plane, `offset` elements from the first one.
 template <class Stored, class Acc, bool PLANAR>

@@ -1,7 +1,7 @@
 // Element types: what is stored, what is accumulated, and the way between them.
 #pragma once
 
-#include "platform.cuh"
+#include "../platform.cuh"
 
 template <class R>
 struct alignas(2 * sizeof(R)) Complex {
