@@ -58,7 +58,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 GROUP: Final = 256
-"""Vectors of which the largest deficit is kept: the extent of a tile that is judged. As in cuda/common/judging/verdict.cuh."""
+"""Vectors of which the largest deficit is kept: the extent of a tile that is judged. As in verdict.cuh."""
 SPARE: Final = 16
 """Large terms that every sum must have beside those that make up for losses."""
 NEVER: Final = 1 << 30

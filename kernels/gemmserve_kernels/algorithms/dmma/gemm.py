@@ -112,7 +112,7 @@ def run_tiles(
     failing: int,
     counters: int,
 ) -> None:
-    """Writes those tiles of the product whose numbers lie at `failing` (cuda/common/judging/judged.cuh). `views`: A, B, C and
+    """Writes those tiles of the product whose numbers lie at `failing` (judging/judged.cuh). `views`: A, B, C and
     D, with addresses. `counters`: `Launcher.counters`.
     """
     a, b, c, d = views

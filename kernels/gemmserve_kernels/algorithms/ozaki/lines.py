@@ -58,7 +58,7 @@ JUDGED: Final = ("float64", "complex128")
 @dataclass(frozen=True)
 class Deficits:
     """Deficits of groups of lines, in an array of uint32: for each of `groups` of each of `matrices` matrices QUARTERS
-    words that are known before lines are counted (`Least` in cuda/common/judging/judged.cuh), then WORDS for each (`Deficits`
+    words that are known before lines are counted (`Least` in judging/judged.cuh), then WORDS for each (`Deficits`
     there), then one word that is not 0 where any is large.
     """
 
