@@ -25,9 +25,11 @@ from gemmserve_kernels.problem.errors import (
     DeviceError,
     DtypeUnsupported,
     KernelError,
+    NotPositiveDefinite,
     OutOfDeviceMemory,
     ParameterInvalid,
     ShapeMismatch,
+    SingularMatrix,
 )
 from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem, Operand
 
@@ -42,12 +44,14 @@ __all__ = [
     "GemmProblem",
     "GemmReduceProblem",
     "KernelError",
+    "NotPositiveDefinite",
     "Operand",
     "OutOfDeviceMemory",
     "ParameterInvalid",
     "Plan",
     "PreparedOperand",
     "ShapeMismatch",
+    "SingularMatrix",
     "gemm",
     "gemm_reduce",
     "plan",

@@ -8,7 +8,8 @@ every problem and are asked nothing; the vendor's BLAS and NumPy (`cpu`) run no 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
@@ -55,63 +56,31 @@ class ReductionAlgorithm(Algorithm[GemmReduceProblem], Protocol):
         """Write the reductions of alpha op(a) op(b) into `results`. Raises ConfigInfeasible, CompileError."""
 
 
+_OWN: Final = {
+    "wgmma": ("wgmma.direct", {"fp16"}),
+    "mma": ("mma", {"1xtf32", "3xtf32"}),
+    "mfma": ("mfma", {"plain", "xf32"}),
+}
+"""Packages of algorithms that multiply operands as they are in these arithmetics, in all others planes (`splits`)."""
+
+
+def _package(name: str, arithmetic: str, others: tuple[str, ...]) -> str:
+    """Return the package of a route, `others` being those of one. Raises KeyError where there is none."""
+    if name in others:
+        return name
+    package, arithmetics = _OWN[name]
+    return package if arithmetic in arithmetics else "splits"
+
+
 @cache
 def product_algorithm(name: str, arithmetic: str) -> ProductAlgorithm:
     """Return the module that does a route's products. Raises KeyError where there is none."""
-    match name, arithmetic:
-        case "small", _:
-            from gemmserve_kernels.algorithms.small import gemm as small
-
-            return small
-        case "wgmma", "fp16":
-            from gemmserve_kernels.algorithms.wgmma.direct import gemm as direct
-
-            return direct
-        case "mma", "1xtf32" | "3xtf32":
-            from gemmserve_kernels.algorithms.mma import gemm as mma
-
-            return mma
-        case "mfma", "plain" | "xf32":
-            from gemmserve_kernels.algorithms.mfma import gemm as mfma
-
-            return mfma
-        case "ozaki", _:
-            from gemmserve_kernels.algorithms.ozaki import gemm as ozaki
-
-            return ozaki
-        case "wgmma" | "mma" | "mfma", _:
-            from gemmserve_kernels.algorithms.splits import gemm as splits
-
-            return splits
-    raise KeyError((name, arithmetic))
+    package = _package(name, arithmetic, ("simt", "small", "ozaki"))
+    return cast("ProductAlgorithm", import_module(f"gemmserve_kernels.algorithms.{package}.gemm"))
 
 
 @cache
 def reduction_algorithm(name: str, arithmetic: str) -> ReductionAlgorithm:
     """Return the module that does a route's reductions. Raises KeyError where there is none."""
-    match name, arithmetic:
-        case "sums", _:
-            from gemmserve_kernels.algorithms.sums import gemm_reduce as sums
-
-            return sums
-        case "gram", _:
-            from gemmserve_kernels.algorithms.gram import gemm_reduce as gram
-
-            return gram
-        case "wgmma", "fp16":
-            from gemmserve_kernels.algorithms.wgmma.direct import gemm_reduce as direct
-
-            return direct
-        case "mma", "1xtf32" | "3xtf32":
-            from gemmserve_kernels.algorithms.mma import gemm_reduce as mma
-
-            return mma
-        case "mfma", "plain" | "xf32":
-            from gemmserve_kernels.algorithms.mfma import gemm_reduce as mfma
-
-            return mfma
-        case "wgmma" | "mma" | "mfma", _:
-            from gemmserve_kernels.algorithms.splits import gemm_reduce as splits
-
-            return splits
-    raise KeyError((name, arithmetic))
+    package = _package(name, arithmetic, ("simt", "sums", "gram"))
+    return cast("ReductionAlgorithm", import_module(f"gemmserve_kernels.algorithms.{package}.gemm_reduce"))

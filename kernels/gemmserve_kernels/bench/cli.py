@@ -13,14 +13,7 @@ import numpy as np
 from gemmserve_kernels.bench.accuracy import MODES, accuracy
 from gemmserve_kernels.bench.cases import INITS, Case
 from gemmserve_kernels.bench.environment import environment
-from gemmserve_kernels.bench.formats import (
-    FORMATS,
-    accuracy_table,
-    grade_table,
-    measurement_table,
-    to_csv,
-    to_json,
-)
+from gemmserve_kernels.bench.formats import FORMATS, accuracy_table, grade_table, measurement_table, to_csv, to_json
 from gemmserve_kernels.bench.grades import MODES as GRADED
 from gemmserve_kernels.bench.grades import grades, worst_of
 from gemmserve_kernels.bench.kinds import KINDS
@@ -81,6 +74,8 @@ class BenchCommand:
 
     def run(self, args: argparse.Namespace, context: Any) -> int:
         """Measures and prints; 1 where the device or the request is at fault."""
+        where = f"the server {args.server}" if args.server else "this machine (--server URL: a server)"
+        context.console.note(f"measuring {where}")  # at once: to open a device takes seconds
         try:
             rows, table, spec = _run_of(args)(args, context)
         except (KernelError, DeviceError) as error:

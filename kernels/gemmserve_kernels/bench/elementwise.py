@@ -37,9 +37,6 @@ MAX_SLICES: Final = 16
 below that stays in the last slice, whose products round as double precision does."""
 PANEL_BYTES: Final = 1 << 29
 """Bytes of one panel of an operand or of the product in double, about; a dozen are held at once."""
-THREAD_SUM: Final = 64
-"""Elements that one thread adds up in the elements' own precision at most, before sums run in double: a quarter of the
-256 columns of the widest tile."""
 
 
 def unit(dtype: Any) -> float:
@@ -352,47 +349,3 @@ class _Worst:
     def found(self) -> Elementwise:
         modulus, real, imag = (value / self.unit for value in (self.modulus, self.real, self.imag))
         return Elementwise(modulus, real, imag, self.at, self.odd)
-
-
-# ---- reductions
-
-
-def reduction_allowance(xp: Any, name: str, r: Array, e: Array, axis: Any, roundoff: float) -> tuple[Array, Array]:
-    """A reduction of R over `axis`, and how far that of D may be from it where |D - R| <= E element by element.
-
-    `r` is double or complex128, `e` double, of one shape; `roundoff` is the unit roundoff u of elements and results.
-    sum: |sum D - sum R| <= sum E. mean: that over the count. sumsq: ||d|**2 - |r|**2| <= 2 |r| E + E**2. Extremes: the
-    largest d is at least the largest r - E and at most the largest r + E, likewise of magnitudes and of the smallest.
-    On top comes what reducing takes: one rounding of the result, and for sums those of the at most `THREAD_SUM`
-    elements that a thread adds up in their own precision (squares are rounded twice, magnitudes a few times).
-    """
-    if name in {"sum", "mean"}:
-        expected, allowed = r.sum(axis=axis), e.sum(axis=axis)
-        allowed = allowed + roundoff * (THREAD_SUM * (abs(r) + e).sum(axis=axis) + abs(expected))
-        count = e.size // max(1, expected.size)
-        return (expected / count, allowed / count) if name == "mean" else (expected, allowed)
-    if name == "sumsq":
-        size = abs(r)
-        expected = (size**2).sum(axis=axis)
-        off = 2 * size * e + e**2
-        rounding = (THREAD_SUM + 3) * roundoff * (size**2 + off).sum(axis=axis)
-        return expected, off.sum(axis=axis) + rounding
-    values = abs(r) if name.startswith("abs") else r
-    largest = name.endswith("max")
-    expected, above, below = (
-        x.max(axis=axis) if largest else x.min(axis=axis) for x in (values, values + e, values - e)
-    )
-    off = xp.maximum(above - expected, expected - below)
-    return expected, off + 4 * roundoff * (abs(expected) + off)
-
-
-def argument_holds(xp: Any, values: Array, e: Array, index: Array, *, largest: bool) -> Array:
-    """Whether `index`, (n,), may be where the largest (smallest) element of each column of `values`, (m, n), is.
-
-    Elements are known to `e`: the one chosen has to reach the best of the others as far as both may be off. Of elements
-    that are nearer to each other than that, any may be chosen.
-    """
-    sign = 1 if largest else -1
-    columns = xp.arange(values.shape[1])
-    chosen = sign * values[index, columns] + e[index, columns]
-    return chosen >= (sign * values - e).max(axis=0)

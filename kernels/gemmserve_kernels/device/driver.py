@@ -20,12 +20,7 @@ _EARLY_START: Final = 6
 class _Attribute(ctypes.Structure):
     """CUlaunchAttribute; of the union its first word."""
 
-    _fields_ = (
-        ("id", ctypes.c_int),
-        ("pad", ctypes.c_char * 4),
-        ("value", ctypes.c_int),
-        ("rest", ctypes.c_char * 60),
-    )
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
 
 
 class LaunchConfig(ctypes.Structure):

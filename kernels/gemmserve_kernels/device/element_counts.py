@@ -5,12 +5,15 @@ Products from float16 planes, residues or Gram matrices have another way for wha
 way add the elements that they compute to two words of device memory, once for each tile; those of the planned way touch
 them not at all. How many elements such products have at all is counted on the host.
 
-The counters grow as long as the process lives. A reading is a copy of 16 bytes on the current stream, and none where
-nothing was counted since the last one; nobody waits before its values are asked for.
+Each thread has counters of its own, so that products beside each other on several streams are told apart. They only
+ever grow. A reading is a copy of 16 bytes on the current stream, and none where nothing was counted since the last one;
+nobody waits before its values are asked for.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Final
@@ -75,7 +78,7 @@ class Reading:
         return self._event is None or bool(self._event.done)
 
     def counts(self) -> ElementCounts:
-        """Since the process began. Waits for the device where it must."""
+        """Return what was counted up to the reading. Waits for the device where it must."""
         if self._memory is None:
             return ElementCounts.of(self._total, 0, 0)
         self._event.synchronize()
@@ -87,7 +90,7 @@ _NOTHING: Final = Reading(0)
 
 
 class DeviceCounters:
-    """The counters of one device. The methods want it to be the current one."""
+    """Counters of one thread on one device. The methods want it to be the current one."""
 
     def __init__(self) -> None:
         import cupy
@@ -123,25 +126,44 @@ class DeviceCounters:
             return self._last
 
 
-_devices: dict[int, DeviceCounters] = {}
-_making: Final = Lock()
+_thread: Final = threading.local()
+_idle: Final[dict[int, list[DeviceCounters]]] = {}
+"""Counters of threads that have ended, by device: kernels may still add to them, so their memory is never freed."""
 
 
 def counters_of(ordinal: int) -> DeviceCounters:
-    """Return the counters of the device of that number, the current one, made when they are first asked for."""
-    found = _devices.get(ordinal)
+    """Return the calling thread's counters on the device of that number, the current one; made when first asked for."""
+    mine = _counters_of_thread()
+    found = mine.get(ordinal)
     if found is None:
-        with _making:
-            if (found := _devices.get(ordinal)) is None:
-                found = _devices[ordinal] = DeviceCounters()
+        # A reading of none says 0, which those of another thread are past.
+        found = DeviceCounters() if ordinal in mine else _adopt(ordinal) or DeviceCounters()
+        mine[ordinal] = found
+        weakref.finalize(threading.current_thread(), _idle.setdefault(ordinal, []).append, found).atexit = False
     return found
 
 
-def read_element_counts() -> Reading:
-    """Return what has been counted on the current CuPy device, behind what is on its current stream.
+def _counters_of_thread() -> dict[int, DeviceCounters | None]:
+    try:
+        mine: dict[int, DeviceCounters | None] = _thread.counters
+    except AttributeError:
+        mine = _thread.counters = {}
+    return mine
 
-    The difference of two readings is what the products between them left the planned way for; exact where all that the
-    process computes on the device meanwhile is on this stream, or was waited for.
+
+def _adopt(ordinal: int) -> DeviceCounters | None:
+    try:
+        return _idle.get(ordinal, []).pop()
+    except IndexError:
+        return None
+
+
+def read_element_counts() -> Reading:
+    """Return what the calling thread's products have counted on the current CuPy device, behind what is on its current
+    stream.
+
+    The difference of two readings is what the products between them left the planned way for; exact where the thread
+    has enqueued them all on this stream, or has waited for the others.
 
         before = read_element_counts()
         d = gemm(a, b)
@@ -153,4 +175,5 @@ def read_element_counts() -> Reading:
     import cupy
 
     ordinal = cupy.cuda.runtime.getDevice()
-    return counters_of(ordinal).read() if ordinal in _devices else _NOTHING
+    found = _counters_of_thread().setdefault(ordinal, None)
+    return _NOTHING if found is None else found.read()

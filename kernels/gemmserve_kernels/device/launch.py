@@ -154,10 +154,19 @@ class CupyLauncher:
         _replay(program, self.spec.arch, cupy.cuda.runtime.getDevice()).run(addresses)
 
 
+_used: Final[dict[tuple[KernelSource, str], None]] = {}
+
+
+def used_kernels() -> list[tuple[KernelSource, str]]:
+    """Return the kernels, source and entry, that this process has launched, in the order of their first launches."""
+    return list(_used)
+
+
 @lru_cache(maxsize=1024)
 def _loaded(source: KernelSource, entry: str, shared: int, arch: str, device: int) -> Any:
     """The kernel, allowed to take that much shared memory."""
     kernel = compiler.load(source, entry, arch, device)
+    _used[source, entry] = None
     if arch.startswith("sm_") and shared > _UNASKED_SHARED and kernel.max_dynamic_shared_size_bytes < shared:
         kernel.max_dynamic_shared_size_bytes = shared
     return kernel
@@ -175,7 +184,7 @@ class _Replay:
 
     def __init__(self, program: Program, arch: str, device: int) -> None:
         self._program = program
-        self._counters = counters_of(device) if program.elements else None
+        self._device = device
         self._lock = Lock()
         self._words = np.zeros(len(program.words), np.uint64)
         self._maps: dict[tuple[Box, int], TensorMap] = {}
@@ -208,11 +217,11 @@ class _Replay:
         # Given back when this returns: what uses it is ahead, on this stream, of whatever gets it next.
         memory = cupy.cuda.alloc(program.workspace)
         workspace = memory.ptr
-        counters = 0 if self._counters is None else self._counters.add(program.elements)
+        counters = counters_of(self._device).add(program.elements) if program.elements else 0
         stream = cupy.cuda.get_current_stream().ptr
         launch, fill = driver.launcher(), driver.filler()
         with self._lock:
-            filled = (*addresses, workspace)
+            filled = (*addresses, workspace, counters)
             if filled != self._filled:
                 self._words[:] = program.filled(addresses, workspace, counters, self._map)
                 self._filled = filled

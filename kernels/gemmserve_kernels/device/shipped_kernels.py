@@ -1,46 +1,38 @@
-"""Brings the kernels that were compiled ahead of time into the kernel cache, where a release or an image ships some.
+"""Folders of kernels that were compiled ahead of time, where a release, an image or a wheel ships some.
 
-Their names are digests of what they were compiled from, so files from several releases lie side by side in a cache that
-lives longer than any of them: what is missing is copied, and nothing is ever replaced.
+Files bear the names by which `compiler` looks them up, digests of what they were compiled from, and are loaded from
+where they lie: a folder of another release is merely of no use.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import shutil
-import tempfile
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
-from gemmserve_kernels.device.compiler import cache_directory
-
 SEED_VARIABLE: Final = "GEMMSERVE_KERNEL_SEED"
-"""Names the folder with kernels compiled ahead of time; unset: there is none."""
+"""Names folders with kernels compiled ahead of time, separated as in PATH; unset: there are none."""
+ENTRY_POINTS: Final = "gemmserve.kernels"
+"""Group of entry points whose values are packages that hold such kernels, as wheels of tools/kernel_wheel.py do."""
+
+log = logging.getLogger(__name__)
 
 
-def seed_cache() -> int:
-    """Copies the kernels of $GEMMSERVE_KERNEL_SEED that the cache lacks; returns how many. Raises OSError where the
-    cache cannot be written, or the seed cannot be read.
-    """
-    named = os.environ.get(SEED_VARIABLE)
-    if not named:
-        return 0
-    cache = cache_directory()
-    cache.mkdir(parents=True, exist_ok=True)
-    present = {path.name for path in cache.iterdir()}
-    missing = [path for path in Path(named).glob("*.cubin") if path.name not in present]
-    for path in missing:
-        _copy(path, cache)
-    return len(missing)
+def folders() -> tuple[Path, ...]:
+    """Return the folders of $GEMMSERVE_KERNEL_SEED, then those of installed wheels."""
+    named = os.environ.get(SEED_VARIABLE, "")
+    return (*(Path(folder) for folder in named.split(os.pathsep) if folder), *_installed())
 
 
-def _copy(source: Path, folder: Path) -> None:
-    """Whole or not at all, whoever else does the same."""
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".cubin")
-    os.close(handle)
-    try:
-        shutil.copyfile(source, temporary)
-        Path(temporary).replace(folder / source.name)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+@cache
+def _installed() -> tuple[Path, ...]:
+    found: list[Path] = []
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda each: each.name):
+        try:
+            found += map(Path, entry.load().__path__)
+        except ImportError as error:
+            log.warning("kernels of %s cannot be used: %s", entry.value, error)
+    return tuple(found)

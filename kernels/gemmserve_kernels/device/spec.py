@@ -26,6 +26,14 @@ _WGMMA_MODES: Final = ("3xfp16-3m", "ozaki")
 """Modes that have kernels for compute capability 9.0 alone."""
 _MFMA_MODES: Final = dict.fromkeys(("gfx942", "gfx950", "gfx1100"), ("tf32", "3xfp16"))
 """Modes of AMD's matrix units beside plain arithmetic (`mfma.tile` says why gfx90a does not)."""
+TENSOR_SPEED: Final = {"sm_80": 0.55, "sm_90a": 1.0, "sm_100": 1.0}
+"""Tensor-core algorithms per multiprocessor, relative to an H200's: data-sheet rates of dense FP16 (NVIDIA A100, H100);
+of a B200 the same is assumed, for mma.sync does not have its new units. On other architectures `auto` stays with plain
+arithmetic: theirs are too slow for three products to pay."""
+
+DOUBLE_SPEED: Final = {"sm_80": 0.35, "sm_90a": 1.0, "sm_100": 0.5}
+"""Double precision per multiprocessor, relative to an H200's, by the data sheets; elsewhere it is 32 or 64 times slower
+than single and nothing is gained by it."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +186,10 @@ _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 
 
-def _cuda(name: str, capability: int, sms: int, shared_kib: int, memory_gib: int, l2_mib: int) -> DeviceSpec:
+def cuda_device(name: str, capability: int, sms: int, shared_kib: int, memory_gib: int, l2_mib: int) -> DeviceSpec:
+    """Return a CUDA device by its data sheet; `capability`: ten times the compute capability, `shared_kib`: of a
+    multiprocessor.
+    """
     # The block's share is 1 KiB below the multiprocessor's (CUDA C++ programming guide, compute capabilities).
     return DeviceSpec(
         "cuda",
@@ -206,11 +217,11 @@ def _rocm(
 
 
 KNOWN: Final = {
-    "A100": _cuda("NVIDIA A100", 80, 108, 164, 80, 40),
-    "H100": _cuda("NVIDIA H100", 90, 132, 228, 80, 50),
-    "H200": _cuda("NVIDIA H200", 90, 132, 228, 141, 60),
-    "B200": _cuda("NVIDIA B200", 100, 148, 228, 180, 126),
-    "RTX5090": _cuda("NVIDIA GeForce RTX 5090", 120, 170, 100, 32, 96),
+    "A100": cuda_device("NVIDIA A100", 80, 108, 164, 80, 40),
+    "H100": cuda_device("NVIDIA H100", 90, 132, 228, 80, 50),
+    "H200": cuda_device("NVIDIA H200", 90, 132, 228, 141, 60),
+    "B200": cuda_device("NVIDIA B200", 100, 148, 228, 180, 126),
+    "RTX5090": cuda_device("NVIDIA GeForce RTX 5090", 120, 170, 100, 32, 96),
     # 512 KiB of vector registers a compute unit; MI250X's two dies are devices of their own; the L2 is one die's
     # (CDNA 2, 3 and 4 white papers). RDNA 3: 192 KiB of registers for each of two vector units.
     "MI250X": _rocm("AMD Instinct MI250X", "gfx90a", 110, 64, 64, 131072, 64, 8),

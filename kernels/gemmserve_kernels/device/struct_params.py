@@ -1,4 +1,4 @@
-"""Arguments of the portable kernels: ctypes mirrors of cuda/common/params.cuh, and strided views that fill them.
+"""Arguments of kernels that many share, and the strided views that fill them.
 
 Strides here count elements. A transposed operand is a view with its strides swapped, a broadcast one has stride 0, a
 Fortran-ordered result is the transposed product: the kernels know none of these words.
@@ -13,96 +13,42 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
+from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
 BATCH_DIMS: Final = 4
 """Batch dimensions of one launch; BATCH_DIMS of cuda/common/params.cuh."""
 VECTOR_BYTES: Final = 16
 
 
+@device_struct("common/params.cuh")
 class MatrixParams(ctypes.Structure):
-    """Mirror of MatrixParams."""
-
-    _fields_ = (
-        ("re", ctypes.c_int64),  # an address; relative to a base, possibly negative, until it is placed
-        ("im", ctypes.c_int64),
-        ("row_stride", ctypes.c_int64),
-        ("column_stride", ctypes.c_int64),
-        ("batch_stride", ctypes.c_int64 * BATCH_DIMS),
-    )
+    """A batched matrix; strides count elements."""
 
 
+@device_struct("common/params.cuh")
 class GemmParams(ctypes.Structure):
-    """Mirror of GemmParams."""
-
-    _fields_ = (
-        ("a", MatrixParams),
-        ("b", MatrixParams),
-        ("c", MatrixParams),
-        ("d", MatrixParams),
-        ("m", ctypes.c_int64),
-        ("n", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
-        ("tiles_m", ctypes.c_int64),
-        ("tiles_n", ctypes.c_int64),
-        ("first_tile", ctypes.c_int64),
-        ("alpha", ctypes.c_double * 2),
-        ("beta", ctypes.c_double * 2),
-        ("conjugate_a", ctypes.c_int32),
-        ("conjugate_b", ctypes.c_int32),
-    )
+    """A product, its operands as views."""
 
 
+@device_struct("common/params.cuh")
 class PartialParams(ctypes.Structure):
-    """Mirror of PartialParams."""
-
-    _fields_ = (("values", ctypes.c_uint64 * len(PARTIAL_KINDS)), ("indices", ctypes.c_uint64 * 2))
+    """Partials of every kind of reduction."""
 
 
-class RowReduceParams(ctypes.Structure):
-    """Mirror of RowReduceParams."""
-
-    _fields_ = (
-        ("partial", PartialParams),
-        ("outputs", ctypes.c_int64),
-        ("first_batch", ctypes.c_int64),
-        ("reduce_batch", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-    )
-
-
+@device_struct("common/params.cuh")
 class GemmReduceParams(ctypes.Structure):
-    """Mirror of GemmReduceParams."""
-
-    _fields_ = (
-        ("gemm", GemmParams),
-        ("partial", PartialParams),
-        ("outputs", ctypes.c_int64),
-        ("first_batch", ctypes.c_int64),
-        ("reduce_batch", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-    )
+    """A product whose tiles leave partials."""
 
 
+@device_struct("common/params.cuh")
 class CombineParams(ctypes.Structure):
-    """Mirror of CombineParams."""
-
-    _fields_ = (
-        ("source", PartialParams),  # `in` in the kernel
-        ("target", PartialParams),  # `out`
-        ("result", ctypes.c_uint64 * (len(PARTIAL_KINDS) + 1)),
-        ("outputs", ctypes.c_int64),
-        ("length", ctypes.c_int64),
-        ("sums_length", ctypes.c_int64),
-        ("group", ctypes.c_int64),
-        ("count", ctypes.c_int64),
-    )
+    """Arguments of the kernels that fold partials."""
 
 
 @dataclass(frozen=True)
@@ -124,17 +70,12 @@ class MatrixView:
     def transposed(self) -> MatrixView:
         """The same elements with rows and columns exchanged."""
         return replace(
-            self,
-            rows=self.columns,
-            columns=self.rows,
-            row_stride=self.column_stride,
-            column_stride=self.row_stride,
+            self, rows=self.columns, columns=self.rows, row_stride=self.column_stride, column_stride=self.row_stride
         )
 
     def shifted(self, elements: int) -> MatrixView:
         """Beginning `elements` further on."""
-        move = elements * self.dtype.itemsize
-        return replace(self, re=self.re + move, im=self.im + move)
+        return self.shifted_by(elements * self.dtype.itemsize)
 
     def shifted_by(self, nbytes: int) -> MatrixView:
         """Beginning `nbytes` further on: where a base of addresses is added."""
@@ -223,6 +164,70 @@ def piece_of(itemsize: int, count: int) -> int:
     while count % piece:
         piece //= 2
     return piece
+
+
+def own_extents(batch_shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The batch without the axes over which an operand is repeated: those have extent 1."""
+    return tuple(1 if step == 0 else extent for extent, step in zip(batch_shape, strides, strict=True))
+
+
+def dense_strides(extents: Sequence[int], step: int) -> tuple[int, ...]:
+    """Strides of matrices in C order that are `step` apart; 0 along axes of extent 1."""
+    strides = []
+    for extent in reversed(extents):
+        strides.append(0 if extent == 1 else step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def place(matrices: Iterable[MatrixParams], bases: Iterable[int]) -> None:
+    """Adds to the addresses of views what they count from."""
+    for matrix, base in zip(matrices, bases, strict=False):
+        matrix.re += base
+        matrix.im += base
+
+
+def place_all(gemm: GemmParams, bases: Iterable[int]) -> None:
+    """The same of a product's views, in the order a, b, c, d."""
+    place((gemm.a, gemm.b, gemm.c, gemm.d), bases)
+
+
+def gemm_params(
+    problem: GemmProblem | GemmReduceProblem,
+    views: Sequence[MatrixView],
+    shape: tuple[int, int],
+    block: tuple[int, int],
+    batch_shape: tuple[int, ...],
+    conjugates: tuple[bool, bool] = (False, False),
+) -> tuple[GemmParams, int]:
+    """Arguments of one launch over `batch_shape`, of m x n products cut into tiles of `block`; and its tiles.
+
+    `views`: A, B, C and D, or the first of them.
+    """
+    (m, n), (block_m, block_n) = shape, block
+    params = GemmParams(m=m, n=n, k=problem.k, tiles_m=-(-m // block_m), tiles_n=-(-n // block_n))
+    for name, view in zip("abcd", views, strict=False):
+        setattr(params, name, view.params())
+    params.batch_shape[:] = batch_shape
+    params.conjugate_a, params.conjugate_b = conjugates
+    set_factors(params, problem)
+    return params, params.tiles_m * params.tiles_n * math.prod(batch_shape)
+
+
+def set_factors(params: Any, problem: GemmProblem | GemmReduceProblem) -> None:
+    """Sets `alpha` and `beta` of arguments that have them; of a reduction beta is 0."""
+    beta = getattr(problem, "beta", 0j)
+    params.alpha[:] = problem.alpha.real, problem.alpha.imag
+    params.beta[:] = beta.real, beta.imag
+
+
+def stored_operands(
+    launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None, out: Any
+) -> tuple[list[StoredArray], list[int]]:
+    """Return how A, B, C and D lie in memory, and the bases of their addresses; D stands for a C that is not read."""
+    arrays = (a, b, out if c is None or problem.beta == 0 else c, out)
+    found = [StoredArray.of(launcher, array) for array in arrays]
+    return [stored for stored, _ in found], [base for _, base in found]
 
 
 def coalesce(shape: Sequence[int], strides: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:

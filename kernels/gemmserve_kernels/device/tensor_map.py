@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gemmserve_kernels.device import driver
+from gemmserve_kernels.device.structures import opaque
 
 MAP_BYTES: Final = 128
 MAX_STRIDE: Final = 1 << 40
@@ -25,6 +26,7 @@ _ZERO_FILL: Final = 0
 CUtensorMapFloatOOBfill of cuda.h."""
 
 
+@opaque
 class TensorMap(ctypes.Structure):
     """Mirror of TensorMap in cuda/common/ptx/hopper.cuh: opaque; the kernel's parameter aligns it to 64 bytes."""
 

@@ -49,13 +49,7 @@ def estimate(
 
 
 def predicted(
-    spec: DeviceSpec,
-    measured: Table,
-    route: Route,
-    shape: Point,
-    *,
-    without: Point | None = None,
-    written: bool = True,
+    spec: DeviceSpec, measured: Table, route: Route, shape: Point, *, without: Point | None = None, written: bool = True
 ) -> float:
     """`estimate` by a table, as if it lacked the point `without`."""
     ratio = correction(measured, *route, shape, without=without)
@@ -112,7 +106,7 @@ class Table:
         spec = measured_device(document)
         found: dict[Route, list[tuple[tuple[float, ...], float]]] = {}
         for point in document["points"]:
-            shape = _shape(point)
+            shape = shape_of(point)
             for who, seconds in point["seconds"].items():
                 algorithm, arithmetic = who.split(":")
                 modelled = model_seconds(spec, algorithm, arithmetic, point["dtype"], shape)
@@ -123,7 +117,8 @@ class Table:
         return cls({key: tuple(entries) for key, entries in found.items()})
 
 
-def _shape(point: dict[str, Any]) -> Point:
+def shape_of(point: dict[str, Any]) -> Point:
+    """Batch, m, n and k of a point of a table."""
     return point["batch"], point["m"], point["n"], point["k"]
 
 
@@ -135,49 +130,6 @@ def measured_device(document: dict[str, Any]) -> DeviceSpec:
         raise ValueError(f"no model of {about['arch']}")
     found = next((spec for spec in alike if about["device"].startswith(spec.name)), alike[0])
     return replace(found, sm_count=about.get("sm_count", found.sm_count))
-
-
-# ---- how good a table is between its points
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A point, the route that the others would choose for it, the best one there, and the best one's time over it."""
-
-    dtype: str
-    mode: str
-    shape: Point
-    chosen: str
-    best: str
-    ratio: float
-
-
-_MODES: Final[dict[str, tuple[str, ...]]] = {
-    "auto": ("plain", "3xfp16", "fp16", "ozaki"),
-    "tf32": ("tf32", "1xfp16", "1xtf32"),
-}
-"""The arithmetic that routes of a mode do."""
-
-
-def left_out(measured: Table, document: dict[str, Any]) -> list[LeftOut]:
-    """For every point of `document`, whose table is `measured`, what the table would choose without it."""
-    spec = measured_device(document)
-    found = []
-    for point in document["points"]:
-        shape, dtype = _shape(point), point["dtype"]
-        for mode, arithmetics in _MODES.items():
-            times = {who: s for who, s in point["seconds"].items() if who.split(":")[1] in arithmetics}
-            if len(times) < 2:
-                continue
-            guesses = {who: _guess(spec, measured, who, dtype, shape) for who in times}
-            chosen, best = min(guesses, key=lambda who: guesses[who]), min(times, key=lambda who: times[who])
-            found.append(LeftOut(dtype, mode, shape, chosen, best, times[best] / times[chosen]))
-    return found
-
-
-def _guess(spec: DeviceSpec, measured: Table, who: str, dtype: str, shape: Point) -> float:
-    algorithm, arithmetic = who.split(":")
-    return predicted(spec, measured, (algorithm, arithmetic, dtype), shape, without=shape)
 
 
 @cache

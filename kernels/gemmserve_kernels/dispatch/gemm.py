@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from gemmserve_kernels.algorithms.common.prepared_operand import source_of
 from gemmserve_kernels.algorithms.cpu import gemm as cpu
 from gemmserve_kernels.device.caching import cached
 from gemmserve_kernels.device.spec import DeviceSpec, device_errors
+from gemmserve_kernels.dispatch.interchange import interchanged
 from gemmserve_kernels.dispatch.planned_call import (
     build_problem,
     operand_key,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.config import GemmConfig
     from gemmserve_kernels.problem.problem import GemmProblem
 
+_OUT: Final = frozenset({"out"})
+
 
 def gemm(
     a: Any,
@@ -31,7 +34,7 @@ def gemm(
     c: Any | None = None,
     *,
     alpha: complex = 1,
-    beta: complex = 0,
+    beta: complex | None = None,
     trans_a: str = "N",
     trans_b: str = "N",
     order: str = "C",
@@ -40,26 +43,34 @@ def gemm(
     config: GemmConfig | None = None,
     out: Any | None = None,
 ) -> Any:
-    """D = alpha * op(A) op(B) + beta * C, an array of the library of `a`: NumPy on the CPU, CuPy on its GPU.
+    """D = alpha * op(A) op(B) + beta * C, an array of the library of `a`: NumPy on the CPU, CuPy on its GPU, or another
+    that shares its memory by DLPack or `__cuda_array_interface__` (torch, JAX), on its stream and without a copy.
 
     `a` is (..., m, k) and `b` is (..., k, n) after `trans_a`, `trans_b`: "N", "T", "C" (conjugate transpose) or "R"
-    (conjugate). Leading dimensions broadcast as in `numpy.matmul`; `c` broadcasts to (..., m, n) and is not read where
-    `beta` is 0. dtypes: float16 (accumulates in float32), float32, float64, complex64, complex128; mixed ones give
-    NumPy's result type. Any strides; big-endian arrays are converted. With layout="planar" all operands and the result
-    are real arrays with a leading axis (re, im). `order` is the memory order of a fresh result; `out`, an array of the
-    result's shape and dtype and any strides, takes the result instead. `compute` is a mode of the device
-    (`DeviceSpec.compute_modes`), `config` overrides the choice of algorithm and tile. `a` and `b` may be what `prepare`
-    made of them; what was prepared for another side, transposition or layout is not used. The bits are the same.
+    (conjugate). Leading dimensions broadcast as in `numpy.matmul`; `c` broadcasts to (..., m, n); it is added unless
+    `beta` says otherwise (None: 1 where there is a c, else 0), and not read where that is 0. dtypes: float16
+    (accumulates in float32), float32, float64, complex64, complex128; mixed ones give NumPy's result type. Any strides;
+    big-endian arrays are converted. With layout="planar" all operands and the result are real arrays with a leading
+    axis (re, im). `order` is the memory order of a fresh result; `out`, an array of the result's shape and dtype and
+    any strides, takes the result instead. `compute` is a mode of the device (`DeviceSpec.compute_modes`), `config`
+    overrides the choice of algorithm and tile. `a` and `b` may be what `prepare` made of them; what was prepared for
+    another side, transposition or layout is not used. The bits are the same.
 
     Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported, ParameterInvalid, ConfigInfeasible, OutOfDeviceMemory,
     DeviceError.
     """
-    if same_library({"a": source_of(a), "b": source_of(b), "c": c, "out": out}) == "numpy":
-        a, b, c = native(source_of(a)), native(source_of(b)), None if c is None else native(c)
-        run = _on_cpu
-    else:
-        run = _on_gpu
-    return run(a, b, c, out, (alpha, beta, trans_a, trans_b, order, layout, compute, config))
+    return _run(a, b, c, out, (alpha, beta, trans_a, trans_b, order, layout, compute, config))
+
+
+def _run(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any:
+    whose = same_library({"a": source_of(a), "b": source_of(b), "c": c, "out": out})
+    if whose == "foreign":
+        with interchanged({"a": a, "b": b, "c": c, "out": out}, written=_OUT) as (arrays, give):
+            result = _run(arrays["a"], arrays["b"], arrays["c"], arrays["out"], options)
+            return give(result) if out is None else out
+    if whose == "numpy":
+        return _on_cpu(native(source_of(a)), native(source_of(b)), None if c is None else native(c), out, options)
+    return _on_gpu(a, b, c, out, options)
 
 
 def _on_cpu(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any:

@@ -10,10 +10,11 @@ from gemmserve_kernels.algorithms.common.prepared_operand import source_of
 from gemmserve_kernels.algorithms.cpu import gemm_reduce as cpu_reduce
 from gemmserve_kernels.device.caching import cached
 from gemmserve_kernels.device.spec import DeviceSpec, device_errors
+from gemmserve_kernels.dispatch.interchange import interchanged
 from gemmserve_kernels.dispatch.planned_call import operand_key, operand_outline, whole_elements
 from gemmserve_kernels.dispatch.planned_reduce import build_problem, plan_reduce_call
 from gemmserve_kernels.dispatch.routes import plan_gemm_reduce
-from gemmserve_kernels.problem.arrays import ArrayKey, check_out, native, on_elements, overlaps, same_library
+from gemmserve_kernels.problem.arrays import ArrayKey, check_out, library, native, on_elements, overlaps, same_library
 from gemmserve_kernels.problem.errors import ParameterInvalid
 
 if TYPE_CHECKING:
@@ -66,7 +67,10 @@ def gemm_reduce(
     axes = axis if isinstance(axis, str) else tuple(axis)
     options = (names, axes, pre_op, alpha, trans_a, trans_b, layout, compute, config, return_c, reproducible)
     arrays = {"a": source_of(a), "b": source_of(b)} | {f"out[{name!r}]": array for name, array in given.items()}
-    if same_library(arrays) == "numpy":
+    whose = same_library(arrays)
+    if whose == "foreign":
+        results = _on_foreign(a, b, given, options)
+    elif whose == "numpy":
         results = _on_cpu(native(source_of(a)), native(source_of(b)), given, options)
     else:
         results = _on_gpu(a, b, given, options)
@@ -88,6 +92,19 @@ def _on_cpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> 
     }
     cpu_reduce.run_gemm_reduce(problem, a, b, results)
     return _deliver(results, given)
+
+
+def _on_foreign(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> dict[str, Any]:
+    into = {f"out[{name!r}]": array for name, array in given.items()}
+    with interchanged({"a": a, "b": b} | into, written=frozenset(into)) as (arrays, give):
+        first, second, *outs = arrays.values()
+        natives = dict(zip(given, outs, strict=True))
+        same_library({"a": source_of(first), "b": source_of(second)} | dict(zip(into, outs, strict=True)))
+        if library(source_of(first)) == "numpy":
+            results = _on_cpu(native(source_of(first)), native(source_of(second)), natives, options)
+        else:
+            results = _on_gpu(first, second, natives, options)
+        return {name: given[name] if name in given else give(result) for name, result in results.items()}
 
 
 def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Everything that does not depend on addresses or data is worked out once for oper
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.algorithms.vendor import gemm as vendor
@@ -20,6 +20,8 @@ from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gemmserve_kernels.algorithms.common.prepared_operand import Outline
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.replay import LaunchRecorder, Program
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 Key = tuple[ArrayKey, int]
 """Layout of an array in memory, and its address modulo VECTOR_BYTES."""
 _OPTIONS: Final = ("alpha", "beta", "trans_a", "trans_b", "order", "layout", "compute", "config")
+_SIDES: Final[tuple[Literal["a", "b"], ...]] = ("a", "b")
 _ALLOCATED: Final = 0
 """Fresh arrays are aligned."""
 
@@ -83,10 +86,7 @@ class Call:
             problem = self.converted
             a, b = source_of(a).astype(problem.a.dtype, order="C"), source_of(b).astype(problem.b.dtype, order="C")
             c = c if c is None or problem.c is None else c.astype(problem.c.dtype, order="C")
-        arrays = [source_of(a), source_of(b), into] if c is None else [source_of(a), source_of(b), into, c]
-        for operand, taken in zip((a, b), self.takes, strict=True):
-            if taken:
-                arrays += operand.arrays
+        arrays = operand_arrays(a, b, [into] if c is None else [into, c], self.takes)
         self.launcher.run(self.program, [array.data.ptr for array in arrays])
 
 
@@ -127,8 +127,7 @@ def plan_call(
         outlines = (None, None)
     if problem.beta == 0:
         c = None
-    taken = taken_of(chosen, outlines[0]), taken_of(chosen, outlines[1])
-    used = (outlines[0] if taken[0] else None, outlines[1] if taken[1] else None)
+    taken, used = taken_of(chosen, outlines)
     program = program_of(launcher, converted or problem, chosen, (a, b, c, into), used)
     return Call(problem, chosen, launcher, program, taken, converted)
 
@@ -145,21 +144,36 @@ def program_of(
     """
 
     def run(recorder: LaunchRecorder) -> int:
-        operands, into = (
-            [key_argument(recorder, keys[0]), key_argument(recorder, keys[1])],
-            key_argument(recorder, keys[3]),
-        )
+        a, b, into = (key_argument(recorder, key) for key in (keys[0], keys[1], keys[3]))
         c = None if keys[2] is None else key_argument(recorder, keys[2])
-        for i, outline in enumerate(outlines):
-            if outline is not None:
-                arrays = [recorder.argument(x.shape, x.dtype, x.strides) for x in outline.payload.arrays]
-                payload = outline.payload.with_arrays(operands[i], arrays)
-                operands[i] = PreparedOperand(operands[i], "b" if i else "a", "N", "interleaved", "auto", payload)
+        a, b = prepared_arguments(recorder, (a, b), outlines)
         arguments = recorder.array_count
-        plan.run_gemm(recorder, problem, operands[0], operands[1], c, into)
+        plan.run_gemm(recorder, problem, a, b, c, into)
         return arguments
 
     return record(launcher.spec, launcher.max_grid, run)
+
+
+def prepared_arguments(recorder: LaunchRecorder, operands: tuple[Any, Any], outlines: Pair) -> list[Any]:
+    """A and B as they are, or with arguments for what was prepared of them."""
+    found: list[Any] = []
+    for source, side, outline in zip(operands, _SIDES, outlines, strict=True):
+        if outline is None:
+            found.append(source)
+            continue
+        arrays = [recorder.argument(x.shape, x.dtype, x.strides) for x in outline.payload.arrays]
+        payload = outline.payload.with_arrays(source, arrays)
+        found.append(PreparedOperand(source, side, "N", "interleaved", "auto", payload))
+    return found
+
+
+def operand_arrays(a: Any, b: Any, between: Sequence[Any], takes: tuple[bool, bool]) -> list[Any]:
+    """Return the arguments of a program: A, B, those `between`, and what was prepared of A and of B if it is taken."""
+    arrays = [source_of(a), source_of(b), *between]
+    for operand, taken in zip((a, b), takes, strict=True):
+        if taken:
+            arrays += operand.arrays
+    return arrays
 
 
 def key_argument(recorder: LaunchRecorder, key: Key) -> Any:
@@ -167,9 +181,13 @@ def key_argument(recorder: LaunchRecorder, key: Key) -> Any:
     return recorder.argument(key[0].shape, key[0].dtype, key[0].strides, key[1])
 
 
-def taken_of(plan: Plan, outline: Outline | None) -> bool:
-    """Whether the algorithm uses what was prepared."""
-    return outline is not None and plan.arithmetic in outline.payload.arithmetics
+def taken_of(plan: Plan, outlines: Pair) -> tuple[tuple[bool, bool], Pair]:
+    """Whether the algorithm uses what was prepared of A and of B, and the outlines that it uses."""
+    a, b = (
+        outline if outline is not None and plan.arithmetic in outline.payload.arithmetics else None
+        for outline in outlines
+    )
+    return (a is not None, b is not None), (a, b)
 
 
 def fresh_key(operand: Operand) -> Key:

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.common.partials import outputs_of, written_dtype
-from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
+from gemmserve_kernels.algorithms.common.prepared_operand import source_of
 from gemmserve_kernels.device.launch import CupyLauncher
 from gemmserve_kernels.device.replay import record
 from gemmserve_kernels.device.spec import DeviceSpec
-from gemmserve_kernels.dispatch.planned_call import Key, fresh_key, key_argument, taken_of
+from gemmserve_kernels.dispatch.planned_call import (
+    Key,
+    fresh_key,
+    key_argument,
+    operand_arrays,
+    prepared_arguments,
+    taken_of,
+)
 from gemmserve_kernels.dispatch.routes import as_uniform, plan_gemm_reduce
 from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmReduceProblem
@@ -62,11 +69,18 @@ class ReduceCall:
         if self.converted is not None:
             a = source_of(a).astype(self.converted.a.dtype, order="C")
             b = source_of(b).astype(self.converted.b.dtype, order="C")
-        arrays = [source_of(a), source_of(b), *(targets[name] for name in self.written)]
-        for operand, taken in zip((a, b), self.takes, strict=True):
-            if taken:
-                arrays += operand.arrays
+        arrays = operand_arrays(a, b, [targets[name] for name in self.written], self.takes)
         self.launcher.run(self.program, [array.data.ptr for array in arrays])
+
+
+def written_of(problem: GemmReduceProblem) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Return shape and dtype of what a kernel writes for each result, as `ReduceCall.written` has them."""
+    written = {}
+    for name, (shape, dtype) in problem.results.items():
+        written[name] = (shape, dtype)
+        if name != "c" and (kernel := written_dtype(problem, name)) != dtype:
+            written[name] = (shape[1:], kernel)
+    return written
 
 
 def plan_reduce_call(ordinal: int, operands: tuple[Key, Key], outlines: Pair, options: tuple[Any, ...]) -> ReduceCall:
@@ -77,18 +91,13 @@ def plan_reduce_call(ordinal: int, operands: tuple[Key, Key], outlines: Pair, op
     spec = DeviceSpec.of(ordinal)
     chosen = plan_gemm_reduce(problem, spec)
     launcher = CupyLauncher(spec)
-    written = {}
-    for name, (shape, dtype) in problem.results.items():
-        written[name] = (shape, dtype)
-        if name != "c" and (kernel := written_dtype(problem, name)) != dtype:
-            written[name] = (shape[1:], kernel)
+    written = written_of(problem)
     if problem.vanishes or outputs_of(problem) == 0:
         return ReduceCall(problem, chosen, launcher, None, (False, False), None, written)
     converted = as_uniform(problem)[0] if chosen.uniform else None
     if converted is not None:
         operands, outlines = (fresh_key(converted.a), fresh_key(converted.b)), (None, None)
-    taken = taken_of(chosen, outlines[0]), taken_of(chosen, outlines[1])
-    used = (outlines[0] if taken[0] else None, outlines[1] if taken[1] else None)
+    taken, used = taken_of(chosen, outlines)
     program = program_of(launcher, converted or problem, chosen, operands, written, used)
     return ReduceCall(problem, chosen, launcher, program, taken, converted, written)
 
@@ -106,17 +115,13 @@ def program_of(
     """
 
     def run(recorder: LaunchRecorder) -> int:
-        operands = [key_argument(recorder, key) for key in keys]
+        operands = key_argument(recorder, keys[0]), key_argument(recorder, keys[1])
         results = {}
         for name, (shape, dtype) in written.items():
             results[name] = key_argument(recorder, fresh_key(Operand.contiguous(shape, dtype)))
-        for i, outline in enumerate(outlines):
-            if outline is not None:
-                arrays = [recorder.argument(x.shape, x.dtype, x.strides) for x in outline.payload.arrays]
-                payload = outline.payload.with_arrays(operands[i], arrays)
-                operands[i] = PreparedOperand(operands[i], "b" if i else "a", "N", "interleaved", "auto", payload)
+        a, b = prepared_arguments(recorder, operands, outlines)
         arguments = recorder.array_count
-        plan.run_gemm_reduce(recorder, problem, operands[0], operands[1], results)
+        plan.run_gemm_reduce(recorder, problem, a, b, results)
         return arguments
 
     return record(launcher.spec, launcher.max_grid, run)

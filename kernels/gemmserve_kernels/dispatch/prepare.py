@@ -9,7 +9,8 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand
 from gemmserve_kernels.algorithms.common.splits import SCHEMES, WIDE
-from gemmserve_kernels.problem.arrays import library, on_elements
+from gemmserve_kernels.dispatch.interchange import interchanged
+from gemmserve_kernels.problem.arrays import is_foreign, library, on_elements
 from gemmserve_kernels.problem.validation import choice
 from gemmserve_kernels.problem.vocabulary import COMPUTE_MODES, LAYOUTS, TRANS
 
@@ -32,6 +33,9 @@ def prepare(
     choice(trans, TRANS, "trans")
     choice(layout, LAYOUTS, "layout")
     choice(compute, COMPUTE_MODES, "compute")
+    if is_foreign(array):
+        with interchanged({side: array}) as (arrays, _):
+            return prepare(arrays[side], side, compute, trans=trans, layout=layout)
     if library(array) != "cupy":
         return _carried(array, side, trans, layout, compute)
     from gemmserve_kernels.device.launch import CupyLauncher

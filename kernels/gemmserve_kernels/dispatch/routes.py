@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from gemmserve_kernels.algorithms.algorithm import product_algorithm, reduction_algorithm
-from gemmserve_kernels.algorithms.simt import gemm as simt_gemm
-from gemmserve_kernels.algorithms.simt import gemm_reduce as simt_reduce
 from gemmserve_kernels.algorithms.simt.tile import resolve_simt
 from gemmserve_kernels.algorithms.vendor.blas import BlasPlan, NotExpressible, copied_bytes, lower
 from gemmserve_kernels.dispatch.estimate import estimate
@@ -111,21 +109,15 @@ class Plan:
 
     def run_gemm(self, launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> None:
         """Launches a plan of products that is neither the vendor's BLAS nor NumPy: see ProductAlgorithm."""
-        simt = self.algorithm == "simt"
-        run = simt_gemm.run_gemm if simt else product_algorithm(self.algorithm, self.arithmetic).run_gemm
-        run(launcher, problem, self.config, a, b, c, out)
+        module = product_algorithm(self.algorithm, self.arithmetic)
+        module.run_gemm(launcher, problem, self.config, a, b, c, out)
 
     def run_gemm_reduce(
         self, launcher: Launcher, problem: GemmReduceProblem, a: Any, b: Any, results: dict[str, Any]
     ) -> None:
         """Launches a plan of reductions that is not NumPy: see ReductionAlgorithm."""
-        simt = self.algorithm == "simt"
-        run = (
-            simt_reduce.run_gemm_reduce
-            if simt
-            else reduction_algorithm(self.algorithm, self.arithmetic).run_gemm_reduce
-        )
-        run(launcher, problem, self.config, a, b, results)
+        module = reduction_algorithm(self.algorithm, self.arithmetic)
+        module.run_gemm_reduce(launcher, problem, self.config, a, b, results)
 
 
 def plan(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> Plan:

@@ -14,12 +14,13 @@ from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
     BATCH_DIMS,
     VECTOR_BYTES,
-    MatrixParams,
     MatrixView,
     StoredArray,
     launches,
     matrix_view,
+    set_factors,
 )
+from gemmserve_kernels.device.structures import device_struct
 from gemmserve_kernels.freivalds.finding import floor_of
 from gemmserve_kernels.freivalds.signs import VECTORS
 
@@ -43,90 +44,29 @@ _WORKSPACE: Final = 64 << 20
 _FIGURES: Final = 3
 
 
+@device_struct("freivalds/freivalds_judge.cu")
 class SignsParams(ctypes.Structure):
-    """Mirror of SignsParams in cuda/freivalds/freivalds_judge.cu."""
-
-    _fields_ = (
-        ("out", ctypes.c_uint64),
-        ("seed_out", ctypes.c_uint64),
-        ("count", ctypes.c_int64),
-        ("seed", ctypes.c_uint64),
-        ("first_block", ctypes.c_int64),
-    )
+    """Arguments of freivalds_signs."""
 
 
+@device_struct("freivalds/freivalds_judge.cu")
 class FoldParams(ctypes.Structure):
-    """Mirror of FoldParams."""
-
-    _fields_ = (
-        ("values", ctypes.c_uint64),
-        ("count", ctypes.c_int64),
-        ("parts", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
-        ("first_block", ctypes.c_int64),
-    )
+    """Arguments of freivalds_fold."""
 
 
+@device_struct("freivalds/freivalds.cu")
 class TimesParams(ctypes.Structure):
-    """Mirror of TimesParams in cuda/freivalds/freivalds.cu."""
-
-    _fields_ = (
-        ("x", MatrixParams),
-        ("rows", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
-        ("weights", ctypes.c_uint64),
-        ("square_weights", ctypes.c_uint64),
-        ("out", ctypes.c_uint64),
-        ("squares", ctypes.c_int64),
-        ("part_stride", ctypes.c_int64),
-        ("first_matrix", ctypes.c_int64),
-        ("matrices", ctypes.c_int64),
-        ("first_block", ctypes.c_int64),
-        ("tiles", ctypes.c_int64),
-        ("parts", ctypes.c_int64),
-        ("lines", ctypes.c_int64),
-        ("own_weights", ctypes.c_int32),
-        ("conjugate", ctypes.c_int32),
-    )
+    """Arguments of freivalds_times."""
 
 
+@device_struct("freivalds/freivalds_judge.cu")
 class SideParams(ctypes.Structure):
-    """Mirror of SideParams."""
-
-    _fields_ = (
-        ("values", ctypes.c_uint64),
-        ("squares", ctypes.c_int64),
-        ("parts", ctypes.c_int64),
-        ("part_stride", ctypes.c_int64),
-    )
+    """Figures that one matrix of each product left."""
 
 
+@device_struct("freivalds/freivalds_judge.cu")
 class JudgeParams(ctypes.Structure):
-    """Mirror of JudgeParams."""
-
-    _fields_ = (
-        ("d", SideParams),
-        ("a", SideParams),
-        ("c", SideParams),
-        ("rows", ctypes.c_int64),
-        ("matrices", ctypes.c_int64),
-        ("blocks", ctypes.c_int64),
-        ("first_block", ctypes.c_int64),
-        ("alpha", ctypes.c_double * 2),
-        ("beta", ctypes.c_double * 2),
-        ("floor", ctypes.c_double),
-        ("out", ctypes.c_uint64),
-    )
-
-
-PARAMS: Final[dict[str, type[ctypes.Structure]]] = {
-    "freivalds_signs": SignsParams,
-    "freivalds_times": TimesParams,
-    "freivalds_fold": FoldParams,
-    "freivalds_judge": JudgeParams,
-}
-"""Argument structure of each kernel."""
+    """Arguments of freivalds_judge."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +121,7 @@ def fill_signs(launcher: Launcher, problem: GemmProblem, vectors: Any, seed: int
     """Makes the vectors, float64 (VECTORS, n), and puts the seed behind them."""
     at = launcher.pointer(vectors)
     params = SignsParams(out=at, seed_out=seed_address(problem, at), count=problem.n, seed=seed)
-    _launch(launcher, _common(problem), "freivalds_signs", -(-problem.n // _THREADS), params)
+    launch_blocks(launcher, _common(problem), "freivalds_signs", -(-problem.n // _THREADS), params)
 
 
 def seed_address(problem: GemmProblem, vectors: int) -> int:
@@ -204,11 +144,26 @@ def _common(problem: GemmProblem) -> KernelSource:
     return KernelSource("freivalds_judge", (("TYPE_ACC", TYPES[_wide(problem).name]),))
 
 
-def _launch(launcher: Launcher, source: KernelSource, entry: str, blocks: int, params: Any) -> None:
+def views_of(
+    launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None, d: Any
+) -> tuple[Operands, list[MatrixView]]:
+    """Return the operands, and views of op(A), op(B), D and of a C that is read, with addresses."""
+    given = [a, b, d] if c is None or problem.beta == 0 else [a, b, d, c]
+    stored = [StoredArray.of(launcher, array) for array in given]
+    operands = Operands.of(problem, stored[0][0], stored[1][0])
+    shape = (*problem.batch_shape, problem.m, problem.n)
+    views = [operands.a, operands.b, *(matrix_view(x, shape, planar=problem.planar) for x, _ in stored[2:])]
+    return operands, [view.shifted_by(base) for view, (_, base) in zip(views, stored, strict=True)]
+
+
+def launch_blocks(
+    launcher: Launcher, source: KernelSource, entry: str, blocks: int, params: Any, threads: int = _THREADS
+) -> None:
+    """Launches a kernel whose arguments have `first_block`, in as many grids as it takes."""
     for first in range(0, blocks, launcher.max_grid):
         params.first_block = first
         grid = min(blocks - first, launcher.max_grid)
-        launcher.launch(source, entry, grid=grid, block=_THREADS, shared=0, params=params)
+        launcher.launch(source, entry, grid=grid, block=threads, shared=0, params=params)
 
 
 class _Check:
@@ -222,12 +177,7 @@ class _Check:
     def figures(self, a: Any, b: Any, c: Any | None, d: Any, vectors: Any, out: int) -> None:
         launcher, problem = self.launcher, self.problem
         blocks = figures_shape(problem)[1]
-        given = [a, b, d] if c is None or problem.beta == 0 else [a, b, d, c]
-        stored = [StoredArray.of(launcher, array) for array in given]
-        operands = Operands.of(problem, stored[0][0], stored[1][0])
-        shape = (*problem.batch_shape, problem.m, problem.n)
-        views = [operands.a, operands.b, *(matrix_view(x, shape, planar=problem.planar) for x, _ in stored[2:])]
-        views = [view.shifted_by(base) for view, (_, base) in zip(views, stored, strict=True)]
+        operands, views = views_of(launcher, problem, a, b, c, d)
         signs = _Weights(launcher.pointer(vectors), 0, own=False)
         a_turned, b_turned = operands.conjugate_a, operands.conjugate_a != operands.conjugate_b
         shared = not any(views[1].batch_strides)
@@ -252,7 +202,7 @@ class _Check:
         if side.parts > 1:
             written = side.squares + count * self.problem.k
             params = FoldParams(values=side.address, count=written, parts=side.parts, stride=side.part_stride)
-            _launch(self.launcher, _common(self.problem), "freivalds_fold", -(-written // _THREADS), params)
+            launch_blocks(self.launcher, _common(self.problem), "freivalds_fold", -(-written // _THREADS), params)
         return side
 
     def _times(
@@ -294,7 +244,7 @@ class _Check:
         )  # fmt: skip
         params.batch_shape[:] = batch
         source = KernelSource("freivalds", tuple(defines.items()))
-        _launch(self.launcher, source, "freivalds_times", tiles * parts * count, params)
+        launch_blocks(self.launcher, source, "freivalds_times", tiles * parts * count, params)
         return side
 
     def _vector(self, view: MatrixView, *, across: bool) -> int:
@@ -311,9 +261,8 @@ class _Check:
             d=of_d.params(), a=of_a.params(), c=of_c.params(), rows=problem.m, matrices=matrices, blocks=blocks,
             floor=floor_of(problem), out=out,
         )  # fmt: skip
-        params.alpha[:] = problem.alpha.real, problem.alpha.imag
-        params.beta[:] = problem.beta.real, problem.beta.imag
-        _launch(self.launcher, _common(problem), "freivalds_judge", matrices * blocks, params)
+        set_factors(params, problem)
+        launch_blocks(self.launcher, _common(problem), "freivalds_judge", matrices * blocks, params)
 
 
 def _lanes(pieces: int) -> int:

@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
+from gemmserve_kernels.algorithms.common.operands import TYPES, flag
 from gemmserve_kernels.device.compiler import KernelSource
-from gemmserve_kernels.device.struct_params import (
-    BATCH_DIMS,
-    MatrixParams,
-    MatrixView,
-    StoredArray,
-    launches,
-    matrix_view,
-)
+from gemmserve_kernels.device.struct_params import MatrixView, launches, set_factors
+from gemmserve_kernels.device.structures import device_struct
+from gemmserve_kernels.freivalds.device import launch_blocks, views_of
 from gemmserve_kernels.freivalds.sampled import FIGURES, Bound, Choice
 
 if TYPE_CHECKING:
@@ -33,56 +28,14 @@ _WORKSPACE: Final = 64 << 20
 """Bytes of what is found of single elements; of batches that would need more, a part is looked at at a time."""
 
 
+@device_struct("freivalds/sampled.cu")
 class SampledParams(ctypes.Structure):
-    """Mirror of SampledParams in cuda/freivalds/sampled.cu."""
-
-    _fields_ = (
-        ("a", MatrixParams),
-        ("b", MatrixParams),
-        ("c", MatrixParams),
-        ("d", MatrixParams),
-        ("m", ctypes.c_int64),
-        ("n", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
-        ("seed", ctypes.c_uint64),
-        ("out", ctypes.c_uint64),
-        ("products", ctypes.c_int64),
-        ("first_product", ctypes.c_int64),
-        ("first_matrix", ctypes.c_int64),
-        ("first_block", ctypes.c_int64),
-        ("sample_bits", ctypes.c_int32),
-        ("row_bits", ctypes.c_int32),
-        ("a_bits", ctypes.c_int32),
-        ("b_bits", ctypes.c_int32),
-        ("has_c", ctypes.c_int32),
-        ("conjugate_a", ctypes.c_int32),
-        ("conjugate_b", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-        ("alpha", ctypes.c_double * 2),
-        ("beta", ctypes.c_double * 2),
-        ("per_root", ctypes.c_double),
-        ("rest", ctypes.c_double),
-        ("floor", ctypes.c_double),
-        ("largest", ctypes.c_double),
-    )
+    """Arguments of sampled_elements."""
 
 
+@device_struct("freivalds/sampled.cu")
 class WorstParams(ctypes.Structure):
-    """Mirror of WorstParams."""
-
-    _fields_ = (
-        ("samples", ctypes.c_uint64),
-        ("out", ctypes.c_uint64),
-        ("products", ctypes.c_int64),
-        ("first_block", ctypes.c_int64),
-        ("sample_bits", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-    )
-
-
-PARAMS: Final[dict[str, type[ctypes.Structure]]] = {"sampled_elements": SampledParams, "sampled_worst": WorstParams}
-"""Argument structure of each kernel."""
+    """Arguments of sampled_worst."""
 
 
 def figures_shape(problem: GemmProblem) -> tuple[int, int]:
@@ -97,12 +50,7 @@ def run(launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None,
     data. Raises CompileError.
     """
     choice, bound = Choice.of(problem), Bound.of(problem)
-    given = [a, b, d] if c is None or problem.beta == 0 else [a, b, d, c]
-    stored = [StoredArray.of(launcher, array) for array in given]
-    operands = Operands.of(problem, stored[0][0], stored[1][0])
-    shape = (*problem.batch_shape, problem.m, problem.n)
-    views = [operands.a, operands.b, *(matrix_view(x, shape, planar=problem.planar) for x, _ in stored[2:])]
-    views = [view.shifted_by(base) for view, (_, base) in zip(views, stored, strict=True)]
+    operands, views = views_of(launcher, problem, a, b, c, d)
     source = _source(problem, bound, views)
     threads = int(dict(source.defines)["THREADS"])
     step = max(1, min(problem.batch, _WORKSPACE // (8 * FIGURES * choice.count)))
@@ -119,17 +67,16 @@ def run(launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None,
         if params.has_c:
             params.c = pieces[3].params()
         params.batch_shape[:] = inner
-        params.alpha[:] = problem.alpha.real, problem.alpha.imag
-        params.beta[:] = problem.beta.real, problem.beta.imag
+        set_factors(params, problem)
         matrices = math.prod(inner)
         for low in range(0, matrices, step):
             some = min(step, matrices - low)
             params.first_product, params.first_matrix = first + low, low
-            _launch(launcher, source, "sampled_elements", threads, some * choice.count, params)
+            launch_blocks(launcher, source, "sampled_elements", some * choice.count, params, threads)
             found = WorstParams(
                 samples=params.out, out=out + 8 * FIGURES * (first + low), products=some, sample_bits=choice.bits
             )
-            _launch(launcher, source, "sampled_worst", threads, -(-some // (threads // 32)), found)
+            launch_blocks(launcher, source, "sampled_worst", -(-some // (threads // 32)), found, threads)
 
 
 def figures(launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any | None, d: Any, seed: Any) -> Any:
@@ -154,10 +101,3 @@ def _source(problem: GemmProblem, bound: Bound, views: list[MatrixView]) -> Kern
         "THREADS": str(32 if problem.batch > _MANY and problem.k < _SHORT else _THREADS),
     }
     return KernelSource("sampled", tuple(defines.items()))
-
-
-def _launch(launcher: Launcher, source: KernelSource, entry: str, threads: int, blocks: int, params: Any) -> None:
-    for first in range(0, blocks, launcher.max_grid):
-        params.first_block = first
-        grid = min(blocks - first, launcher.max_grid)
-        launcher.launch(source, entry, grid=grid, block=threads, shared=0, params=params)

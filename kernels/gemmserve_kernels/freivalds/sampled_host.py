@@ -303,10 +303,7 @@ def _judged(problem: GemmProblem, bound: Bound, sums: _Sums, c: Array | None, d:
     ratio = np.where(error == 0, 0.0, error / (unit * weight + bound.floor))
     error = np.where(error == 0, 0.0, np.where(weight > 0, error / weight, np.inf))
     same = ~np.isfinite(d) if is_complex else np.where(np.isnan(expected), np.isnan(d), d == expected)
-    for wrong, unknown in (
-        (~np.isfinite(d), overflows),
-        (~np.isfinite(expected), overflows | (of_alpha == 0)),
-    ):
+    for wrong, unknown in ((~np.isfinite(d), overflows), (~np.isfinite(expected), overflows | (of_alpha == 0))):
         found = np.where(unknown, np.nan, np.where(same & ~np.isfinite(expected), 0.0, np.inf))
         ratio, error = np.where(wrong, found, ratio), np.where(wrong, found, error)
     return ratio, error

@@ -1,9 +1,8 @@
-"""References of results: an oracle in higher precision, error metrics, an a-priori bound, a cheap check.
+"""References of results: an oracle in higher precision, error metrics, an a-priori bound.
 
 NumPy only, and slow where it must be. Sources: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
 section 3.5 (inner products) and 3.6 (complex arithmetic); K. Ozaki, T. Ogita, S. Oishi, S. M. Rump, Error-free
-transformations of matrix multiplication, Numer. Algorithms 59 (2012); R. Freivalds, Probabilistic machines can use less
-running time (1977).
+transformations of matrix multiplication, Numer. Algorithms 59 (2012).
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_PANEL_BYTES: Final = 32 << 20
 _MAX_SLICES: Final = 16
 """Slices of an operand at most: of 20 bits each, 320 bits below a row's maximum."""
 
@@ -294,47 +292,3 @@ def _one_norm(z: complex) -> float:
 
 def _one_norms(x: Array) -> Array:
     return np.asarray(np.abs(x.real.astype(np.float64)) + np.abs(x.imag.astype(np.float64)))
-
-
-def freivalds(
-    problem: GemmProblem, a: Any, b: Any, c: Any | None, d: Any, rng: np.random.Generator, vectors: int = 4
-) -> float:
-    """Estimates ||D - (alpha op(A) op(B) + beta C)||_F over the norm of D without a product: O(mk + kn + mn).
-
-    Both sides are applied to `vectors` random +-1 vectors in double precision; the ratio of the norms is expected to be
-    the relative Frobenius error, and a wrong element shows with probability one half for each vector at least. NumPy or
-    CuPy arrays, all of the same library.
-    """
-    if library(d) == "cupy":
-        import cupy as xp
-    else:
-        xp = np
-    if d.size == 0:
-        return 0.0
-    signs = xp.asarray(rng.choice(np.array([-1.0, 1.0]), size=(problem.n, vectors)))
-    inner = _times(problem, xp, b, problem.trans_b, signs)
-    expected = problem.alpha * _times(problem, xp, a, problem.trans_a, inner)
-    if c is not None and problem.beta != 0:
-        expected = expected + problem.beta * _times(problem, xp, c, "N", signs)
-    difference = _times(problem, xp, d, "N", signs) - expected
-    return ratio(float(xp.linalg.norm(difference.ravel())), float(xp.linalg.norm(expected.ravel())))
-
-
-def _times(problem: GemmProblem, xp: Any, array: Any, trans: str, vectors: Any) -> Any:
-    """op(array) times a few vectors in double precision, a panel of rows at a time."""
-    planes = list(array) if problem.planar else [array]
-    planes = [plane.swapaxes(-1, -2) if trans in {"T", "C"} else plane for plane in planes]
-    rows, columns = planes[0].shape[-2:]
-    step = max(1, _PANEL_BYTES // (16 * max(1, columns)))
-    wide = np.complex128 if problem.dtype.kind == "c" else np.float64
-    if rows == 0:
-        return xp.zeros((*planes[0].shape[:-1], vectors.shape[-1]), wide)
-    if columns == 1:  # of a C that is broadcast along its rows: each element meets the sum of all
-        vectors = vectors.sum(axis=-2, keepdims=True)
-    pieces = []
-    for start in range(0, rows, step):
-        panel = planes[0][..., start : start + step, :].astype(wide)
-        if problem.planar:
-            panel.imag = planes[1][..., start : start + step, :]
-        pieces.append((panel.conj() if trans in {"C", "R"} else panel) @ vectors)
-    return xp.concatenate(pieces, axis=-2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,19 +12,36 @@ from gemmserve_kernels.problem.errors import ParameterInvalid
 
 
 def library(array: Any) -> str:
-    """Return whose array this is: "cupy", or "numpy" for everything else that NumPy makes an array of."""
-    return _library_of(type(array).__module__)
+    """Return whose array this is: "cupy", "foreign" for one of another library that shares its memory by DLPack or
+    `__cuda_array_interface__`, or "numpy" for everything else that NumPy makes an array of.
+    """
+    kind: Any = type(array)
+    return _library_of(kind)
 
 
-@cache
-def _library_of(module: str) -> str:
-    return "cupy" if module.partition(".")[0] == "cupy" else "numpy"
+def is_foreign(array: Any) -> bool:
+    """Whether an array is neither NumPy's nor CuPy's, and shares its memory."""
+    return library(array) == "foreign"
+
+
+@lru_cache(1024)
+def _library_of(kind: type[object]) -> str:
+    if kind.__module__.partition(".")[0] == "cupy":
+        return "cupy"
+    if issubclass(kind, np.ndarray | np.generic):
+        return "numpy"
+    shares = hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__")
+    return "foreign" if shares else "numpy"
 
 
 def same_library(arrays: dict[str, Any]) -> str:
-    """The library of all of them; None is nobody's. Raises ParameterInvalid where they differ."""
+    """The library of all of them, "foreign" where one is of none of the two; None is nobody's. Raises ParameterInvalid
+    where they differ.
+    """
     libraries = {name: library(array) for name, array in arrays.items() if array is not None}
     chosen = libraries["a"]
+    if "foreign" in libraries.values():
+        return "foreign"
     for name, other in libraries.items():
         if other != chosen:
             raise ParameterInvalid(f"a is a {chosen} array and {name} is a {other} array", name)

@@ -9,6 +9,8 @@
         ComputeUnsupported   a compute mode that the device or the dtype lacks
         ParameterInvalid     alpha, beta, trans, order, layout, reduce, axis, out ...
         ConfigInfeasible     a configuration that breaks a limit of the device
+        SingularMatrix       a system without a solution, or with many
+        NotPositiveDefinite  a matrix that has no Cholesky factor
     RuntimeError
       DeviceError            the device or its driver failed
         OutOfDeviceMemory
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class KernelError(ValueError):
-    """The request is at fault: nothing reached a device, and the same request will fail again."""
+    """The request, or its data, are at fault: the same request will fail again."""
 
     slug: ClassVar[str] = "parameter-invalid"
 
@@ -66,6 +68,26 @@ class ConfigInfeasible(KernelError):
     """A configuration that breaks a limit of the device or of the kernels; the message says which."""
 
     slug: ClassVar[str] = "config-infeasible"
+
+
+class _OfStack(Exception):
+    """Error of one matrix of a stack; `index` is its place in the stack, empty where there is one matrix."""
+
+    def __init__(self, message: str, index: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.index = list(index)
+
+
+class SingularMatrix(_OfStack, KernelError):
+    """A matrix with a pivot of exactly zero, by which a system cannot be solved; `index`: its place in the stack."""
+
+    slug: ClassVar[str] = "singular-matrix"
+
+
+class NotPositiveDefinite(_OfStack, KernelError):
+    """A matrix with a pivot that is not positive, which has no Cholesky factor; `index`: its place in the stack."""
+
+    slug: ClassVar[str] = "not-positive-definite"
 
 
 class DeviceError(RuntimeError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
@@ -92,6 +93,11 @@ class _Product:
         return (8 if self.dtype.kind == "c" else 2) * self.m * self.n * self.k * self.batch
 
 
+def default_beta(has_c: bool) -> int:
+    """Return beta of a product that names none: 1 where it has a C, else 0."""
+    return 1 if has_c else 0
+
+
 @dataclass(frozen=True)
 class GemmProblem(_Product):
     """D = alpha * op(A) op(B) + beta * C."""
@@ -108,7 +114,7 @@ class GemmProblem(_Product):
         c: Operand | None = None,
         *,
         alpha: complex = 1,
-        beta: complex = 0,
+        beta: complex | None = None,
         trans_a: str = "N",
         trans_b: str = "N",
         order: str = "C",
@@ -118,13 +124,14 @@ class GemmProblem(_Product):
     ) -> GemmProblem:
         """Checks everything and returns the problem.
 
-        Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported or ParameterInvalid. `c` counts for shape and dtype
-        also where beta is 0, so that neither depends on a value; only its elements are not read then.
+        `beta` None is 1 where there is a c, else 0. Raises ShapeMismatch, DtypeUnsupported, ComputeUnsupported or
+        ParameterInvalid. `c` counts for shape and dtype also where beta is 0, so that neither depends on a value; only
+        its elements are not read then.
         """
         operands = {"a": a, "b": b} | ({"c": c} if c is not None else {})
         common = check_product(operands, alpha, trans_a, trans_b, layout, compute, config)
         product = _Product(**common)
-        beta = scalar(beta, "beta", common["dtype"])
+        beta = scalar(default_beta(c is not None) if beta is None else beta, "beta", common["dtype"])
         if beta != 0 and c is None:
             raise ParameterInvalid("beta is not 0, but there is no c", "beta")
         shape = (*product.batch_shape, product.m, product.n)
@@ -133,12 +140,12 @@ class GemmProblem(_Product):
         check_size("the result", *product.stored(shape, product.dtype))
         return cls(**common, c=c, beta=beta, order=cast("Order", choice(order, ORDERS, "order")))
 
-    @property
+    @cached_property
     def result_shape(self) -> tuple[int, ...]:
         """Shape of D, with a leading 2 where planar."""
         return self.stored((*self.batch_shape, self.m, self.n), self.dtype)[0]
 
-    @property
+    @cached_property
     def result_dtype(self) -> np.dtype[Any]:
         """The dtype of D as stored: real where planar."""
         return self.stored((), self.dtype)[1]
@@ -150,6 +157,10 @@ class GemmProblem(_Product):
 
     def nbytes(self) -> int:
         """Bytes that must move at least: every operand read once (c where beta is not 0), the result written once."""
+        return self._nbytes
+
+    @cached_property
+    def _nbytes(self) -> int:
         read_c = self.c.nbytes if self.c is not None and self.beta != 0 else 0
         return self.a.nbytes + self.b.nbytes + read_c + self.result.nbytes
 

@@ -42,6 +42,14 @@ PreOp = Literal["identity", "abs", "square"]
 """Functions of an element before it is reduced; enum PreOp in cuda/epilogue/pre_op.cuh."""
 PRE_OPS: Final = get_args(PreOp)
 
+Fill = Literal["both", "lower", "upper"]
+"""Triangles of a Hermitian result that are filled; the other one is zero."""
+FILLS: Final = get_args(Fill)
+
+Assumption = Literal["general", "positive", "lower", "upper"]
+"""Knowledge of a matrix to be solved with: none, Hermitian positive definite, a triangle."""
+ASSUMPTIONS: Final = get_args(Assumption)
+
 Rounding = Literal["nearest", "toward_zero", "half_ulp_truncate", "half_ulp_truncate_flush"]
 """Ways from float32 to TF32: to nearest even; truncated; half a unit added, then truncated (ties away from zero); the
 same with subnormals truncated. CUTLASS rounds big parts towards zero and small ones by half_ulp_truncate. enum Rounding

@@ -6,25 +6,26 @@ addresses that count from the arrays' bases. Here is the way from arrays to such
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
-from gemmserve_kernels.algorithms.common.operands import TYPES
+from gemmserve_kernels.algorithms.common.operands import TYPES, stored_dtype
 from gemmserve_kernels.algorithms.common.partials import Partials, combine
-from gemmserve_kernels.algorithms.common.splits import PLANES
-from gemmserve_kernels.algorithms.common.verdict import GROUP_WORDS, groups
-from gemmserve_kernels.device.struct_params import GemmParams, MatrixView, StoredArray, launches, matrix_view
-from gemmserve_kernels.problem.problem import GemmReduceProblem
+from gemmserve_kernels.device.struct_params import (
+    GemmParams,
+    MatrixView,
+    StoredArray,
+    gemm_params,
+    launches,
+    place_all,
+    stored_operands,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gemmserve_kernels.algorithms.common.splits import Planes, Scheme
+    from gemmserve_kernels.algorithms.common.splits import Planes
     from gemmserve_kernels.device.launch import Launcher
-    from gemmserve_kernels.problem.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
     Problem = GemmProblem | GemmReduceProblem
 
@@ -71,60 +72,14 @@ class Tile(Protocol):
     def raster(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Layout of planes in their arrays."""
-
-    scheme: Scheme
-    complex: bool
-    side: str
-    rows: int
-    k: int
-    pitch: int
-    batch_strides: tuple[int, ...]
-
-    @classmethod
-    def of(cls, planes: Planes) -> Layout:
-        return cls(
-            planes.scheme, planes.complex, planes.side, planes.rows, planes.k, planes.pitch, planes.batch_strides
-        )
-
-    @property
-    def matrix(self) -> int:
-        """Elements of all planes of one matrix."""
-        return len(PLANES[self.scheme, self.complex, self.side]) * self.rows * self.pitch
-
-    def planes(self) -> MatrixView:
-        """The first plane, as rows x k."""
-        strides = tuple(step * self.matrix for step in self.batch_strides)
-        return MatrixView(0, 0, np.dtype(np.float16), self.rows, self.k, self.pitch, 1, strides)
-
-    def exponents(self) -> MatrixView:
-        """The exponents of the rows, as a matrix of one column."""
-        strides = tuple(step * self.rows for step in self.batch_strides)
-        return MatrixView(0, 0, np.dtype(np.int32), self.rows, 1, 1, 0, strides)
-
-    def deficits(self) -> MatrixView:
-        """Deficits of the rows' groups (common.verdict), as a matrix of one row."""
-        count = groups(self.rows) * GROUP_WORDS
-        return MatrixView(0, 0, np.dtype(np.int32), 1, count, 0, 1, tuple(step * count for step in self.batch_strides))
-
-
 # ---- what a plan is made of
-
-
-def written(problem: Problem, c: StoredArray | None, d: StoredArray | None) -> list[MatrixView]:
-    """Views of C and D; of what there is none, one that is never looked at."""
-    shape = (*problem.batch_shape, problem.m, problem.n)
-    nowhere = MatrixView(0, 0, _stored(problem), problem.m, problem.n, 0, 0, (0,) * len(problem.batch_shape))
-    return [nowhere if array is None else matrix_view(array, shape, planar=problem.planar) for array in (c, d)]
 
 
 def defines(problem: Problem, tile: Tile, c: StoredArray | None, d: StoredArray | None) -> dict[str, str]:
     """The types of C and D, and the tile, in the kernels' words."""
     return {
-        "TYPE_C": TYPES[(c.dtype if c else _stored(problem)).name],
-        "TYPE_D": TYPES[(d.dtype if d else _stored(problem)).name],
+        "TYPE_C": TYPES[(c.dtype if c else stored_dtype(problem)).name],
+        "TYPE_D": TYPES[(d.dtype if d else stored_dtype(problem)).name],
         "BLOCK_M": str(tile.block_m),
         "BLOCK_N": str(tile.block_n),
         "BLOCK_K": str(tile.block_k),
@@ -135,25 +90,13 @@ def defines(problem: Problem, tile: Tile, c: StoredArray | None, d: StoredArray 
     }
 
 
-def _stored(problem: Problem) -> np.dtype[Any]:
-    return problem.stored((), problem.dtype)[1]
-
-
 def pieces(
     problem: Problem, tile: Tile, views: Sequence[MatrixView], conjugates: tuple[bool, bool]
 ) -> Iterator[tuple[GemmParams, int, int, Sequence[MatrixView]]]:
     """The pieces of a batch: arguments, tiles, number of the first matrix, and what `views` has after A, B, C, D."""
-    m, n = views[0].rows, views[1].columns
-    tiles_m, tiles_n = -(-m // tile.block_m), -(-n // tile.block_n)
-    alpha, beta = complex(problem.alpha), 0j if isinstance(problem, GemmReduceProblem) else complex(problem.beta)
+    shape, block = (views[0].rows, views[1].columns), (tile.block_m, tile.block_n)
     for first_matrix, inner, cut in launches(problem.batch_shape, views):
-        gemm = GemmParams(m=m, n=n, k=problem.k, tiles_m=tiles_m, tiles_n=tiles_n)
-        gemm.conjugate_a, gemm.conjugate_b = conjugates
-        gemm.a, gemm.b, gemm.c, gemm.d = (view.params() for view in cut[:4])
-        gemm.batch_shape[:] = inner
-        gemm.alpha[:] = alpha.real, alpha.imag
-        gemm.beta[:] = beta.real, beta.imag
-        yield gemm, tiles_m * tiles_n * math.prod(inner), first_matrix, cut[4:]
+        yield *gemm_params(problem, cut[:4], shape, block, inner, conjugates), first_matrix, cut[4:]
 
 
 def set_exponents(params: Any, exponents: Sequence[MatrixView]) -> None:
@@ -166,9 +109,7 @@ def set_exponents(params: Any, exponents: Sequence[MatrixView]) -> None:
 
 def rebase(gemm: Any, params: Any, bases: Sequence[int], exponents: Sequence[int]) -> None:
     """Turns what counts from the arrays' bases into addresses; `gemm` is a part of `params`."""
-    for matrix, base in zip((gemm.a, gemm.b, gemm.c, gemm.d), bases, strict=False):
-        matrix.re += base
-        matrix.im += base
+    place_all(gemm, bases)
     for side in range(2):
         params.exponents[side] += exponents[side]
 
@@ -186,11 +127,8 @@ def run_stored(
     out: Any,
 ) -> None:
     """Writes alpha op(a) op(b) + beta c into `out`, of any strides; `c` is not read where beta is 0."""
-    arrays = [a, b, out if c is None or problem.beta == 0 else c, out]
-    found = [StoredArray.of(launcher, array) for array in arrays]
-    stored_a, stored_b, stored_c, stored_d = (stored for stored, _ in found)
-    plan = plan_of(stored_a, stored_b, stored_c, stored_d)
-    bases = [base for _, base in found]
+    stored, bases = stored_operands(launcher, problem, a, b, c, out)
+    plan = plan_of(*stored)
     if plan.swapped:
         bases[:2] = bases[1::-1]
     plan.launch(launcher, bases)
@@ -217,7 +155,7 @@ def reduce_stored(
 def run_planes(
     launcher: Launcher,
     problem: GemmProblem,
-    plan_of: Callable[[Layout, Layout, StoredArray | None, StoredArray | None], MatrixUnitPlan],
+    plan_of: Callable[[Planes, Planes, StoredArray | None, StoredArray | None], MatrixUnitPlan],
     a: Planes,
     b: Planes,
     c: Any | None,
@@ -229,13 +167,13 @@ def run_planes(
     """
     c_array = out if c is None or problem.beta == 0 else c
     (c_stored, c_base), (d_stored, d_base) = (StoredArray.of(launcher, array) for array in (c_array, out))
-    plan = plan_of(Layout.of(a), Layout.of(b), c_stored, d_stored)
+    plan = plan_of(a.layout(), b.layout(), c_stored, d_stored)
     _launch_planes(launcher, plan, a, b, [c_base, d_base])
 
 
 def reduce_planes(
     launcher: Launcher,
-    plan_of: Callable[[Layout, Layout, StoredArray | None, StoredArray | None], MatrixUnitPlan],
+    plan_of: Callable[[Planes, Planes, StoredArray | None, StoredArray | None], MatrixUnitPlan],
     a: Planes,
     b: Planes,
     partials: Partials,
@@ -244,7 +182,7 @@ def reduce_planes(
 ) -> None:
     """`run_planes`, leaving partials of the problem's batch from `first_matrix` on; the product in `c` if any."""
     stored, base = (None, 0) if c is None else StoredArray.of(launcher, c)
-    plan = plan_of(Layout.of(a), Layout.of(b), stored, stored)
+    plan = plan_of(a.layout(), b.layout(), stored, stored)
     _launch_planes(launcher, plan, a, b, [base, base], partials=partials, first_matrix=first_matrix)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -130,6 +130,13 @@ class Partials:
             params.indices[kind - PARTIAL_KINDS.index("argmax")] = launcher.pointer(array)
         return params
 
+    def place(self, launcher: Launcher, params: Any, first_matrix: int) -> None:
+        """Sets the addresses in a structure that has `partial`, `outputs` and `first_batch`, of matrices from
+        `first_matrix` on.
+        """
+        params.partial, params.outputs = self.params(launcher), self.outputs
+        params.first_batch += first_matrix
+
 
 def combine(launcher: Launcher, problem: GemmReduceProblem, partials: Partials, results: dict[str, Any]) -> None:
     """Folds the partials by groups, level by level, and writes the results, arrays of any strides."""
@@ -143,16 +150,28 @@ def combine(launcher: Launcher, problem: GemmReduceProblem, partials: Partials, 
     while partials.length > _GROUP:
         groups, sums_groups = -(-partials.length // _GROUP), -(-partials.sums_length // _GROUP)
         folded = Partials.allocate(launcher, problem, groups, sums_groups)
-        params.source, params.target = partials.params(launcher), folded.params(launcher)
+        params.in_, params.out = partials.params(launcher), folded.params(launcher)
         params.length, params.sums_length = partials.length, partials.sums_length
         launch("gemm_reduce_combine", groups * outputs)
         partials = folded
-    params.source = partials.params(launcher)
+    params.in_ = partials.params(launcher)
     params.length, params.sums_length = partials.length, partials.sums_length
     with targets(launcher, problem, results) as pointers:
         for name, pointer in pointers.items():
             params.result[len(PARTIAL_KINDS) if name == "mean" else PARTIAL_KINDS.index(name)] = pointer
         launch("gemm_reduce_finish", outputs)
+
+
+def added_up(launcher: Launcher, problem: GemmReduceProblem, values: Any, parts: int) -> Any:
+    """Return the sums over `parts`, which follow each other in `values`, in their order: a fresh array."""
+    outputs = values.shape[0] // parts
+    folded = launcher.empty((outputs,), values.dtype)
+    params = CombineParams(outputs=outputs, group=parts, length=parts, sums_length=parts)
+    kind = PARTIAL_KINDS.index("sum")
+    params.in_.values[kind], params.out.values[kind] = launcher.pointer(values), launcher.pointer(folded)
+    source = combine_source(replace(problem, reductions=("sum",)))
+    launcher.launch(source, "gemm_reduce_combine", grid=-(-outputs // _BLOCK), block=_BLOCK, shared=0, params=params)
+    return folded
 
 
 @contextmanager

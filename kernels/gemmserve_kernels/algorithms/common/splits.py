@@ -12,8 +12,14 @@ that the sums of real and imaginary parts fit; for bfloat16, [2**30, 2**31)).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
+
+import numpy as np
+
+from gemmserve_kernels.algorithms.common.verdict import GROUP_WORDS, groups
+from gemmserve_kernels.device.struct_params import MatrixView
+from gemmserve_kernels.device.tensor_map import Box
 
 Scheme = Literal["3xfp16", "3xfp16-3m", "1xfp16", "6xbf16", "9xbf16", "3xbf16"]
 """Schemes; of bfloat16 three parts of an element and six or nine products of them; or the first two and three products.
@@ -89,3 +95,35 @@ class Planes:
     def count(self) -> int:
         """Planes of one matrix."""
         return len(PLANES[self.scheme, self.complex, self.side])
+
+    def layout(self) -> Planes:
+        """The same without the arrays: plans are kept by it."""
+        return replace(self, data=None, exponents=None)
+
+    def first_plane(self) -> MatrixView:
+        """The first plane, as rows x k; addresses count from `data`."""
+        steps = tuple(step * self.count * self.rows * self.pitch for step in self.batch_strides)
+        return MatrixView(0, 0, np.dtype(np.float16), self.rows, self.k, self.pitch, 1, steps)
+
+    def row_exponents(self) -> MatrixView:
+        """The exponents of the rows, as a matrix of one column."""
+        steps = tuple(step * self.rows for step in self.batch_strides)
+        return MatrixView(0, 0, np.dtype(np.int32), self.rows, 1, 1, 0, steps)
+
+    def group_deficits(self) -> MatrixView:
+        """Deficits of the rows' groups (common.verdict), as a matrix of one row."""
+        count = groups(self.rows) * GROUP_WORDS
+        return MatrixView(0, 0, np.dtype(np.int32), 1, count, 0, 1, tuple(step * count for step in self.batch_strides))
+
+    @property
+    def across(self) -> bool:
+        """See wgmma.plan.WgmmaSide: planes lie along k."""
+        return False
+
+    def view(self) -> MatrixView:
+        """See WgmmaSide."""
+        return MatrixView(0, 0, np.dtype(np.uint8), self.rows, self.k, 0, 0, self.batch_strides)
+
+    def box(self, block_k: int, rows: int, planes: int) -> Box:
+        """See WgmmaSide."""
+        return Box((self.pitch, self.rows, self.count, self.matrices), (block_k, rows, planes, 1))

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gemmserve_kernels.device.spec import TENSOR_SPEED
+
 if TYPE_CHECKING:
     from gemmserve_kernels.device.spec import DeviceSpec
 
@@ -97,14 +99,6 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
 they say no more than that the vendor's BLAS goes first on AMD devices, and the portable kernels come last.
 """
 
-TENSOR_SPEED: Final = {"sm_80": 0.55, "sm_90a": 1.0, "sm_100": 1.0}
-"""Tensor-core algorithms per multiprocessor, relative to an H200's: data-sheet rates of dense FP16 (NVIDIA A100, H100);
-of a B200 the same is assumed, for mma.sync does not have its new units. On other architectures `auto` stays with plain
-arithmetic: theirs are too slow for three products to pay."""
-
-DOUBLE_SPEED: Final = {"sm_80": 0.35, "sm_90a": 1.0, "sm_100": 0.5}
-"""Double precision per multiprocessor, relative to an H200's, by the data sheets; elsewhere it is 32 or 64 times slower
-than single and nothing is gained by it."""
 ITEMSIZE: Final = {"float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
 
 

@@ -55,8 +55,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
-import numpy as np
-
 GROUP: Final = 256
 """Vectors of which the largest deficit is kept: the extent of a tile that is judged. As in verdict.cuh."""
 SPARE: Final = 16
@@ -113,21 +111,6 @@ class Judged(NamedTuple):
     deficits_b: int
     wanted: int
     counters: int
-
-
-def is_served(a: Any, b: Any, k: int) -> Any:
-    """Whether planes serve the products of vectors or groups whose counts are `a` and `b`, int64 (..., GROUP_WORDS).
-
-    bool, of their shapes broadcast. As in cuda/common/judging/verdict.cuh.
-    """
-    terms = np.minimum(a[..., 0] + b[..., 1], a[..., 1] + b[..., 0])
-    one_part = _has_one_part(a) & _has_one_part(b)
-    terms = np.where(one_part, a[..., 0] + b[..., 0], terms)
-    return terms + (a[..., 2] + b[..., 2] + 3) // 4 <= most_deficit(k)
-
-
-def _has_one_part(counts: Any) -> Any:
-    return (counts[..., 3] == 1) | (counts[..., 3] == 2)
 
 
 def is_doubtful(counts: Any, k: int) -> Any:

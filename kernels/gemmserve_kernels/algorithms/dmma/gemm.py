@@ -16,8 +16,8 @@ from gemmserve_kernels.algorithms.common.operands import Operands
 from gemmserve_kernels.algorithms.dmma.kernel import Kernel
 from gemmserve_kernels.algorithms.dmma.tile import DmmaTile, Kind, choose
 from gemmserve_kernels.algorithms.mma.tile import check_device
-from gemmserve_kernels.device.struct_params import GemmParams, StoredArray, launches, matrix_view
-from gemmserve_kernels.device.tensor_map import TensorMap
+from gemmserve_kernels.device.struct_params import launches, matrix_view, stored_operands
+from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,28 +35,14 @@ JUDGED_N: Final = 256
 """Rows and columns of the tiles that `run_tiles` is told of; JUDGED_M, JUDGED_N in cuda/common/judging/judged.cuh."""
 
 
+@device_struct("dmma/dmma_gemm.cu")
 class DmmaParams(ctypes.Structure):
-    """Mirror of DmmaParams in cuda/dmma/dmma_gemm.cu."""
-
-    _fields_ = (("map_a", TensorMap), ("map_b", TensorMap), ("gemm", GemmParams), ("tiles", ctypes.c_int64))
+    """Arguments of dmma_gemm."""
 
 
+@device_struct("dmma/dmma_tiles.cu")
 class DmmaTilesParams(ctypes.Structure):
-    """Mirror of DmmaTilesParams in cuda/dmma/dmma_tiles.cu."""
-
-    _fields_ = (
-        ("map_a", TensorMap),
-        ("map_b", TensorMap),
-        ("gemm", GemmParams),
-        ("failing", ctypes.c_uint64),
-        ("tiles", ctypes.c_int64),
-        ("first", ctypes.c_int64),
-        ("counters", ctypes.c_uint64),
-        ("judged", ctypes.c_uint32),
-        ("judged_m", ctypes.c_uint32),
-        ("judged_n", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32 * 7),  # the maps want whole multiples of 64 bytes
-    )
+    """Arguments of dmma_tiles."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +72,14 @@ def run_gemm(
     launcher: Launcher, problem: GemmProblem, tile: DmmaTile | None, a: Any, b: Any, c: Any | None, out: Any
 ) -> None:
     """Writes alpha op(a) op(b) + beta c into `out`, of any strides; `c` is not read where beta is 0."""
-    found = [StoredArray.of(launcher, array) for array in (a, b, out if c is None or problem.beta == 0 else c, out)]
-    operands = Operands.of(problem, found[0][0], found[1][0])
+    stored, bases = stored_operands(launcher, problem, a, b, c, out)
+    operands = Operands.of(problem, stored[0], stored[1])
     shape = (*problem.batch_shape, problem.m, problem.n)
-    views = [operands.a, operands.b, *(matrix_view(x, shape, planar=problem.planar) for x, _ in found[2:])]
+    views = [operands.a, operands.b, *(matrix_view(x, shape, planar=problem.planar) for x in stored[2:])]
     conjugates = (operands.conjugate_a, operands.conjugate_b)
     tile = tile or _choose(problem, launcher)
     for _, batch_shape, cut in launches(problem.batch_shape, views):
-        placed = [view.shifted_by(base) for view, (_, base) in zip(cut, found, strict=True)]
+        placed = [view.shifted_by(base) for view, base in zip(cut, bases, strict=True)]
         kernel = Kernel.of(launcher.spec, problem, tile, placed, conjugates, batch_shape)
         gemm = kernel.params(problem, placed, (problem.m, problem.n))
         tiles = gemm.tiles_m * gemm.tiles_n * math.prod(batch_shape)

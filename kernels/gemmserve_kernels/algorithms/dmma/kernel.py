@@ -9,7 +9,7 @@ from gemmserve_kernels.algorithms.common.operands import TYPES, flag
 from gemmserve_kernels.algorithms.dmma.engine import Source
 from gemmserve_kernels.algorithms.dmma.tile import DmmaTile, run_of
 from gemmserve_kernels.device.compiler import KernelSource
-from gemmserve_kernels.device.struct_params import VECTOR_BYTES, GemmParams, choose_access
+from gemmserve_kernels.device.struct_params import VECTOR_BYTES, GemmParams, choose_access, gemm_params
 from gemmserve_kernels.problem.operand import real_dtype
 
 if TYPE_CHECKING:
@@ -61,17 +61,9 @@ class Kernel:
         if spec.has_wgmma and tile.kind != "planar" and problem.k > 0:
             sides = [
                 Source.of(
-                    view,
-                    batch_shape,
-                    along_k=access.along_k,
-                    block=block,
-                    block_k=tile.block_k,
-                    planar=problem.planar,
+                    view, batch_shape, along_k=access.along_k, block=block, block_k=tile.block_k, planar=problem.planar
                 )
-                for view, access, block in (
-                    (a, access_a, tile.block_m),
-                    (b.transposed(), access_b, tile.block_n),
-                )
+                for view, access, block in ((a, access_a, tile.block_m), (b.transposed(), access_b, tile.block_n))
             ]
             if sides[0] is not None and sides[1] is not None:
                 sources = sides[0], sides[1]
@@ -107,28 +99,11 @@ class Kernel:
 
     def params(self, problem: GemmProblem, views: Sequence[MatrixView], shape: tuple[int, int]) -> GemmParams:
         """Arguments of an m x n product; batch strides count the maps' matrices where there are maps."""
-        m, n = shape
         if self.sources is not None:
             a, b, *rest = views
             strides = [source.batch_strides for source in self.sources]
             views = [replace(a, batch_strides=strides[0]), replace(b, batch_strides=strides[1]), *rest]
-        a, b, c, d = views
-        params = GemmParams(
-            a=a.params(),
-            b=b.params(),
-            c=c.params(),
-            d=d.params(),
-            m=m,
-            n=n,
-            k=problem.k,
-            tiles_m=-(-m // self.tile.block_m),
-            tiles_n=-(-n // self.tile.block_n),
-        )
-        params.batch_shape[:] = self.batch_shape
-        alpha, beta = complex(problem.alpha), complex(problem.beta)
-        params.alpha[:] = alpha.real, alpha.imag
-        params.beta[:] = beta.real, beta.imag
-        return params
+        return gemm_params(problem, views, shape, (self.tile.block_m, self.tile.block_n), self.batch_shape)[0]
 
     def launch(
         self,

@@ -83,10 +83,7 @@ TILES: Final[dict[Kind, tuple[DmmaTile, ...]]] = {
         DmmaTile("complex128", 64, 64, 32, 16, 5, rate=0.94),
         DmmaTile("complex128", 32, 64, 16, 32, 5, min_blocks=2, rate=0.92),
     ),
-    "planar": (
-        DmmaTile("planar", 64, 64, 32, 16, 4),
-        DmmaTile("planar", 32, 64, 16, 16, 3, rate=0.8),
-    ),
+    "planar": (DmmaTile("planar", 64, 64, 32, 16, 4), DmmaTile("planar", 32, 64, 16, 16, 3, rate=0.8)),
 }
 """Tiles of double precision, from the largest to the smallest. The last ones fit every device of compute capability
 8.0 or more. Rates: an H200, 4096^3. Of 132 tiles that run together, twelve rows have eleven columns: worth 2 to 3 % at

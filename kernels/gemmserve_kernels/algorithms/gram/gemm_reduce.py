@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
-from gemmserve_kernels.algorithms.common.partials import Partials, combine, combine_source
+from gemmserve_kernels.algorithms.common.partials import Partials, added_up, combine
 from gemmserve_kernels.algorithms.gram.plan import (
     DEPTH,
     FORM_TILES,
@@ -33,21 +33,21 @@ from gemmserve_kernels.algorithms.gram.plan import (
     wide_dtype,
 )
 from gemmserve_kernels.algorithms.gram.seconds import gram_seconds
-from gemmserve_kernels.algorithms.simt.tiled_kernel import TiledKernel, gemm_params
+from gemmserve_kernels.algorithms.simt.tiled_kernel import TiledKernel
 from gemmserve_kernels.algorithms.splits import reduce_fallback
 from gemmserve_kernels.algorithms.splits.flags import Flags
 from gemmserve_kernels.algorithms.sums import gemm_reduce as sums
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
-    BATCH_DIMS,
-    CombineParams,
-    GemmParams,
-    MatrixParams,
     MatrixView,
     StoredArray,
     choose_access,
+    dense_strides,
     launches,
+    place,
+    place_all,
 )
+from gemmserve_kernels.device.structures import device_struct
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
 
@@ -60,42 +60,16 @@ if TYPE_CHECKING:
 _SUMS: Final = ("sum", "mean")
 _SUMS_S: Final = 3e-5
 """Seconds of a few more passes over the operands, for sums beside: no measurement."""
-_COMBINE_BLOCK: Final = 256
-"""Ten times the compute capabilities from which on there are matrix instructions in double, and larger ones."""
 
 
+@device_struct("gram/gram.cu")
 class GramParams(ctypes.Structure):
-    """Mirror of GramParams in cuda/gram/gram.cu."""
-
-    _fields_ = (
-        ("a", MatrixParams),
-        ("rows", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
-        ("out", ctypes.c_uint64),
-        ("out_stride", ctypes.c_int64 * BATCH_DIMS),
-        ("part_stride", ctypes.c_int64),
-        ("part_rows", ctypes.c_int64),
-        ("parts", ctypes.c_int64),
-        ("tiles", ctypes.c_int64),
-        ("triangle", ctypes.c_int64),
-        ("first_block", ctypes.c_int64),
-        ("conjugate", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-    )
+    """Arguments of gram."""
 
 
+@device_struct("gram/gram_form.cu")
 class GramFormParams(ctypes.Structure):
-    """Mirror of GramFormParams in cuda/gram/gram_form.cu."""
-
-    _fields_ = (
-        ("gemm", GemmParams),
-        ("values", ctypes.c_uint64),
-        ("flags", ctypes.c_uint64),
-        ("status", ctypes.c_uint64),
-        ("tolerance", ctypes.c_double),
-        ("first_matrix", ctypes.c_int64),
-    )
+    """Arguments of gram_form."""
 
 
 def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
@@ -218,14 +192,10 @@ def _source(operands: Operands, tile: Tile, share: int, instruction_k: int) -> K
 def _turn(problem: GemmReduceProblem, operands: Operands, turn: Turn, cut: Cut, tile: Tile, form: TiledKernel) -> _Turn:
     wide, k = wide_dtype(problem.dtype), operands.k
     inner = math.prod(turn.own) * k * k
-    steps, step = [], k * k
-    for extent in reversed(turn.own):
-        steps.append(0 if extent == 1 else step)
-        step *= extent
-    steps.reverse()
+    steps = dense_strides(turn.own, k * k)
     grams = []
     once = tuple(0 if n == 1 else s for n, s in zip(turn.own, turn.a.batch_strides, strict=True))
-    into = MatrixView(0, 0, wide, k, k, k, 1, tuple(steps))
+    into = MatrixView(0, 0, wide, k, k, k, 1, steps)
     for _, shape, (x, out) in launches(turn.own, [replace(turn.a, batch_strides=once), into]):
         gram = GramParams(
             a=x.params(), rows=operands.m, columns=k, out=out.re, part_stride=inner, part_rows=cut.rows,
@@ -235,10 +205,10 @@ def _turn(problem: GemmReduceProblem, operands: Operands, turn: Turn, cut: Cut, 
         gram.out_stride[:] = out.params().batch_stride[:]
         grams.append((gram, tile.triangle(k) * cut.parts * math.prod(shape)))
     forms = []
-    of = _forms(replace(operands, b=turn.b), wide, tuple(steps))
-    alpha = complex(problem.alpha)
+    of = _forms(replace(operands, b=turn.b), wide, steps)
+    squared = replace(problem, alpha=complex(problem.alpha.real**2 + problem.alpha.imag**2))
     for first, shape, views in launches(turn.batch_shape, [of.a, of.b]):
-        gemm, tiles = gemm_params(form, of, shape, views, complex(alpha.real**2 + alpha.imag**2), 0j)
+        gemm, tiles = form.gemm_params(squared, of, shape, views)
         params = GramFormParams(gemm, tolerance=cut.tolerance(k, wide), first_matrix=turn.first + first)
         forms.append((params, tiles // gemm.tiles_m))
     return _Turn(inner, tuple(grams), tuple(forms))
@@ -274,8 +244,7 @@ def run_gemm_reduce(
         g = _gram(launcher, problem, plan, turn, bases[0])
         for piece, blocks in turn.form:
             params = GramFormParams.from_buffer_copy(piece)
-            _move(params.gemm.a, launcher.pointer(g))
-            _move(params.gemm.b, bases[1])
+            place_all(params.gemm, (launcher.pointer(g), bases[1]))
             params.values, params.flags = launcher.pointer(values), launcher.pointer(flags)
             params.status = status
             plan.form.launch(launcher, "gram_form", params, params.gemm, blocks)
@@ -301,7 +270,7 @@ def _gram(launcher: Launcher, problem: GemmReduceProblem, plan: _GramPlan, turn:
     made = launcher.empty((plan.cut.parts * turn.inner,), wide)
     for piece, blocks in turn.gram:
         params = GramParams.from_buffer_copy(piece)
-        _move(params.a, base)
+        place([params.a], [base])
         params.out += launcher.pointer(made)
         for first in range(0, blocks, launcher.max_grid):
             params.first_block = first
@@ -309,20 +278,7 @@ def _gram(launcher: Launcher, problem: GemmReduceProblem, plan: _GramPlan, turn:
             launcher.launch(plan.gram, "gram", grid=grid, block=plan.threads, shared=0, params=params)
     if plan.cut.parts == 1:
         return made
-    folded = launcher.empty((turn.inner,), wide)
-    fold = CombineParams(outputs=turn.inner, group=plan.cut.parts)
-    fold.length = fold.sums_length = plan.cut.parts
-    fold.source.values[PARTIAL_KINDS.index("sum")] = launcher.pointer(made)
-    fold.target.values[PARTIAL_KINDS.index("sum")] = launcher.pointer(folded)
-    source = combine_source(replace(problem, reductions=("sum",)))
-    grid = -(-turn.inner // _COMBINE_BLOCK)
-    launcher.launch(source, "gemm_reduce_combine", grid=grid, block=_COMBINE_BLOCK, shared=0, params=fold)
-    return folded
-
-
-def _move(matrix: Any, by: int) -> None:
-    matrix.re += by
-    matrix.im += by
+    return added_up(launcher, problem, made, plan.cut.parts)
 
 
 def _steps(batch_shape: tuple[int, ...]) -> tuple[int, ...]:

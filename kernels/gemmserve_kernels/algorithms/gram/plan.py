@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.algorithms.simt.tile import SimtTile
+from gemmserve_kernels.device.struct_params import own_extents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,11 +139,6 @@ class Turn:
     own: tuple[int, ...]
     a: MatrixView
     b: MatrixView
-
-
-def own_extents(batch_shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The batch without the axes over which an operand is repeated: those have extent 1."""
-    return tuple(1 if step == 0 else extent for extent, step in zip(batch_shape, strides, strict=True))
 
 
 def turns(batch_shape: tuple[int, ...], a: MatrixView, b: MatrixView, each: int, first: int = 0) -> Iterator[Turn]:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels.algorithms.common.time_model import (
     BANDWIDTH,
-    DOUBLE_SPEED,
     ITEMSIZE,
     LAUNCH_S,
     MEASURED_SMS,
     MODELS,
     occupancy,
 )
+from gemmserve_kernels.device.spec import DOUBLE_SPEED
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.common.time_model import Point

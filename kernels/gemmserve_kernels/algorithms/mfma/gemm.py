@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gemmserve_kernels.algorithms.common.matrix_units import reduce_planes, run_planes, run_stored
-from gemmserve_kernels.algorithms.mfma.plan import dense_plan, planes_plan
+from gemmserve_kernels.algorithms.mfma.plan import dense_plan, dense_tile, planes_plan
 from gemmserve_kernels.algorithms.mfma.tile import (
     ARCHITECTURES,
     SCHEMES,
@@ -63,13 +63,12 @@ def supports(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str 
     return None
 
 
-def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> MfmaTile:
-    """The tile of `run_gemm`: what `config` asks for, the rest chosen. Raises ConfigInfeasible naming the limit."""
+def resolve(config: GemmConfig | None, problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> MfmaTile:
+    """The tile: what `config` asks for, the rest chosen. Raises ConfigInfeasible naming the limit."""
     arithmetic = dense_arithmetic(problem, spec)
     if arithmetic is None:
         raise ConfigInfeasible(f"algorithm: mfma has no {problem.compute} of {problem.dtype.name} on {spec.arch}")
-    is_complex = problem.dtype.kind == "c"
-    return resolve_tile(config, arithmetic, (problem.m, problem.n), problem.batch, spec, is_complex=is_complex)
+    return dense_tile(spec, problem, arithmetic, config, problem.m, problem.n)
 
 
 def supports_planes(problem: GemmProblem | GemmReduceProblem, scheme: Scheme, spec: DeviceSpec) -> str | None:

@@ -8,26 +8,28 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels.algorithms.common import matrix_units
-from gemmserve_kernels.algorithms.common.matrix_units import rebase, set_exponents, written
-from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag, runs_along_rows
+from gemmserve_kernels.algorithms.common.matrix_units import rebase, set_exponents
+from gemmserve_kernels.algorithms.common.operands import (
+    TYPES,
+    Operands,
+    access_defines,
+    flag,
+    index_type,
+    runs_along_rows,
+    written,
+)
 from gemmserve_kernels.algorithms.common.partials import Partials, epilogue_defines, local_bytes
 from gemmserve_kernels.algorithms.mfma.tile import ARCHITECTURES, Arithmetic, MfmaTile, resolve_tile
 from gemmserve_kernels.device.compiler import KernelSource
-from gemmserve_kernels.device.struct_params import (
-    BATCH_DIMS,
-    Access,
-    GemmReduceParams,
-    MatrixView,
-    StoredArray,
-    choose_access,
-)
+from gemmserve_kernels.device.struct_params import Access, GemmReduceParams, MatrixView, StoredArray, choose_access
+from gemmserve_kernels.device.structures import device_struct
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmserve_kernels.algorithms.common.matrix_units import Layout
+    from gemmserve_kernels.algorithms.common.splits import Planes
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.problem.problem import GemmProblem
@@ -38,15 +40,9 @@ _PLANE_ACCESS: Final = Access(along_k=True, vector=8)
 """Planes lie along k, their rows at multiples of 128 bytes."""
 
 
+@device_struct("mfma/params.cuh")
 class MfmaParams(ctypes.Structure):
-    """Mirror of MfmaParams in cuda/mfma/params.cuh."""
-
-    _fields_ = (
-        ("work", GemmReduceParams),
-        ("exponents", ctypes.c_uint64 * 2),
-        ("exponent_stride", ctypes.c_int64 * BATCH_DIMS * 2),
-        ("plane_stride", ctypes.c_int64 * 2),
-    )
+    """Arguments of mfma_gemm and mfma_reduce."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +71,7 @@ class MfmaPlan:
             gemm = params.work.gemm
             rebase(gemm, params, bases, exponents)
             if partials is not None:
-                params.work.partial, params.work.outputs = partials.params(launcher), partials.outputs
-                params.work.first_batch += first_matrix
+                partials.place(launcher, params.work, first_matrix)
             for first in range(0, tiles, launcher.max_grid):
                 gemm.first_tile = first
                 launcher.launch(
@@ -107,14 +102,14 @@ def dense_plan(
     if swapped:
         operands, c_view, d_view = operands.transposed(), c_view.transposed(), d_view.transposed()
         config = config.transposed() if isinstance(config, GemmConfig) else config
-    tile = config if isinstance(config, MfmaTile) else _tile(spec, problem, arithmetic, config, operands.m, operands.n)
+    m, n = operands.m, operands.n
+    tile = config if isinstance(config, MfmaTile) else dense_tile(spec, problem, arithmetic, config, m, n)
     how = ARCHITECTURES[spec.arch][arithmetic]
     defines = {
         "TYPE_A": TYPES[operands.a.dtype.name],
         "TYPE_B": TYPES[operands.b.dtype.name],
-        **_access("A", _packed(operands.a, tile, how, k_is_row=False)),
-        **_access("B", _packed(operands.b, tile, how, k_is_row=True)),
-        "INDEX": _index_type(operands, tile),
+        **access_defines(_packed(operands.a, tile, how, k_is_row=False), _packed(operands.b, tile, how, k_is_row=True)),
+        "INDEX": index_type(operands, (tile.block_m, tile.block_n, tile.block_k)),
     }
     views = [operands.a, operands.b, c_view, d_view]
     conjugates = (operands.conjugate_a, operands.conjugate_b)
@@ -126,8 +121,8 @@ def planes_plan(
     spec: DeviceSpec,
     problem: Problem,
     tile: MfmaTile,
-    a: Layout,
-    b: Layout,
+    a: Planes,
+    b: Planes,
     c: StoredArray | None,
     d: StoredArray | None,
 ) -> MfmaPlan:
@@ -136,12 +131,11 @@ def planes_plan(
     swapped = _turned(problem, d_view)
     if swapped:
         a, b, c_view, d_view = b, a, c_view.transposed(), d_view.transposed()
-    views = [a.planes(), b.planes().transposed(), c_view, d_view, a.exponents(), b.exponents()]
+    views = [a.first_plane(), b.first_plane().transposed(), c_view, d_view, a.row_exponents(), b.row_exponents()]
     defines = {
         "TYPE_A": "Half",
         "TYPE_B": "Half",
-        **_access("A", _PLANE_ACCESS),
-        **_access("B", _PLANE_ACCESS),
+        **access_defines(_PLANE_ACCESS, _PLANE_ACCESS),
         "INDEX": "int" if max(a.pitch * tile.block_m, b.pitch * tile.block_n) < 2**31 else "long long",
     }
     strides = (a.rows * a.pitch, b.rows * b.pitch)
@@ -149,7 +143,10 @@ def planes_plan(
     return _finish(problem, tile, how, defines, views, c, d, swapped=swapped, plane_strides=strides)
 
 
-def _tile(spec: DeviceSpec, problem: Problem, arithmetic: str, config: GemmConfig | None, m: int, n: int) -> MfmaTile:
+def dense_tile(
+    spec: DeviceSpec, problem: Problem, arithmetic: str, config: GemmConfig | None, m: int, n: int
+) -> MfmaTile:
+    """The tile of `dense_plan` for m x n products. Raises ConfigInfeasible."""
     return resolve_tile(
         config,
         arithmetic,
@@ -177,20 +174,6 @@ def _packed(view: MatrixView, tile: MfmaTile, how: Arithmetic, *, k_is_row: bool
     return Access(found.along_k, vector)
 
 
-def _access(operand: str, access: Access) -> dict[str, str]:
-    return {f"{operand}_ALONG_K": flag(access.along_k), f"VECTOR_{operand}": str(access.vector)}
-
-
-def _index_type(operands: Operands, tile: MfmaTile) -> str:
-    """Offsets inside one tile: 32 bits unless the strides ask for more. Tiles and matrices are always found in 64."""
-    a, b = operands.a, operands.b
-    reach = max(
-        abs(a.row_stride) * tile.block_m + abs(a.column_stride) * tile.block_k,
-        abs(b.column_stride) * tile.block_n + abs(b.row_stride) * tile.block_k,
-    )
-    return "int" if reach < 2**31 else "long long"
-
-
 def _finish(
     problem: Problem,
     tile: MfmaTile,
@@ -208,9 +191,7 @@ def _finish(
     is_complex = problem.dtype.kind == "c"
     reduces = isinstance(problem, GemmReduceProblem)
     shared = tile.shared_bytes(
-        how,
-        is_complex=is_complex,
-        local_bytes=local_bytes(problem) if isinstance(problem, GemmReduceProblem) else 0,
+        how, is_complex=is_complex, local_bytes=local_bytes(problem) if isinstance(problem, GemmReduceProblem) else 0
     )
     all_defines = {
         **defines,

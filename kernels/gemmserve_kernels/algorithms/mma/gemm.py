@@ -31,7 +31,6 @@ from gemmserve_kernels.algorithms.mma.tile import ARITHMETIC, MmaTile, check_dev
 from gemmserve_kernels.problem.config import GemmConfig
 
 if TYPE_CHECKING:
-    from gemmserve_kernels.algorithms.common.matrix_units import Layout
     from gemmserve_kernels.algorithms.common.partials import Partials
     from gemmserve_kernels.algorithms.common.splits import Planes, Scheme
     from gemmserve_kernels.algorithms.common.verdict import Judged
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["MmaTile", "multiply", "resolve", "resolve_planes", "run_gemm", "supports", "supports_planes"]
 
 
-def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
+def supports(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str | None:
     """Return why `run_gemm` cannot compute `problem` on `spec` as TF32, or None. Any shape, strides and C."""
     if reason := check_device(spec):
         return reason
@@ -55,8 +54,8 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
     return None
 
 
-def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> MmaTile:
-    """The tile of `run_gemm`: what `config` asks for, the rest chosen. Raises ConfigInfeasible naming the limit."""
+def resolve(config: GemmConfig | None, problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> MmaTile:
+    """The tile: what `config` asks for, the rest chosen. Raises ConfigInfeasible naming the limit."""
     return resolve_tf32(config, problem, (problem.m, problem.n), spec)
 
 
@@ -121,8 +120,8 @@ def _judged_plan(
     problem: GemmProblem | GemmReduceProblem,
     tile: MmaTile,
     judged: Judged | None,
-    a: Layout,
-    b: Layout,
+    a: Planes,
+    b: Planes,
     c: StoredArray | None,
     d: StoredArray | None,
 ) -> MmaPlan:

@@ -7,24 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from gemmserve_kernels.algorithms.common.matrix_units import reduce_stored
 from gemmserve_kernels.algorithms.mma import gemm
-from gemmserve_kernels.algorithms.mma.plan import resolve_tf32, tf32_plan
+from gemmserve_kernels.algorithms.mma.plan import tf32_plan
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.mma.tile import MmaTile
     from gemmserve_kernels.device.launch import Launcher
-    from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.problem.config import GemmConfig
     from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 
-def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
-    """Return why this cannot run `problem` on `spec`, or None."""
-    return gemm.supports(problem.product, spec)
-
-
-def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceSpec) -> MmaTile:
-    """The tile. Raises ConfigInfeasible."""
-    return resolve_tf32(config, problem, (problem.m, problem.n), spec)
+supports = gemm.supports
+resolve = gemm.resolve
 
 
 def run_gemm_reduce(

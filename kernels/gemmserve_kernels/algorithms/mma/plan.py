@@ -10,23 +10,24 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from gemmserve_kernels.algorithms.common import matrix_units
-from gemmserve_kernels.algorithms.common.matrix_units import rebase, set_exponents, written
-from gemmserve_kernels.algorithms.common.operands import Operands, flag, runs_along_rows
+from gemmserve_kernels.algorithms.common.matrix_units import rebase, set_exponents
+from gemmserve_kernels.algorithms.common.operands import Operands, flag, runs_along_rows, written
 from gemmserve_kernels.algorithms.common.partials import Partials, epilogue_defines
 from gemmserve_kernels.algorithms.common.splits import is_wide
 from gemmserve_kernels.algorithms.common.verdict import TILES, most_deficit
 from gemmserve_kernels.algorithms.mma.tile import ARITHMETIC, MmaTile, resolve_tile
 from gemmserve_kernels.device.compiler import KernelSource
-from gemmserve_kernels.device.struct_params import BATCH_DIMS, GemmParams, MatrixView, RowReduceParams, StoredArray
+from gemmserve_kernels.device.structures import device_struct
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gemmserve_kernels.algorithms.common.matrix_units import Layout
+    from gemmserve_kernels.algorithms.common.splits import Planes
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.device.struct_params import MatrixView, StoredArray
     from gemmserve_kernels.problem.problem import GemmProblem
 
 _WORKSPACE_BYTES: Final = 256 << 20
@@ -39,29 +40,9 @@ TF32_MODES: Final = {"3xtf32": "3xtf32", "1xtf32": "1xtf32", "tf32": "1xtf32"}
 """Arithmetic by compute mode."""
 
 
+@device_struct("mma/params.cuh")
 class MmaParams(ctypes.Structure):
-    """Mirror of MmaParams in cuda/mma/params.cuh."""
-
-    _fields_ = (
-        ("gemm", GemmParams),
-        ("k_part", ctypes.c_int64),
-        ("splits", ctypes.c_int32),
-        ("mask", ctypes.c_uint32),
-        ("partial", ctypes.c_uint64),
-        ("arrivals", ctypes.c_uint64),
-        ("exponents", ctypes.c_uint64 * 2),
-        ("exponent_stride", ctypes.c_int64 * BATCH_DIMS * 2),
-        ("plane_stride", ctypes.c_int64 * 2),
-        ("doubt", ctypes.c_uint64 * 2),
-        ("deficits", ctypes.c_uint64 * 2),
-        ("deficit_stride", ctypes.c_int64 * BATCH_DIMS * 2),
-        ("wanted", ctypes.c_uint64),
-        ("most_deficit", ctypes.c_int64),
-        ("blocks", ctypes.c_uint32),
-        ("unused", ctypes.c_uint32),
-        ("counters", ctypes.c_uint64),
-        ("reduce", RowReduceParams),
-    )
+    """Arguments of mma_gemm and mma_reduce."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +95,7 @@ class MmaPlan:
                 params.deficits[side] += base + _WORD
             params.wanted, params.counters = self.wanted, self.counters
             if partials is not None:
-                params.reduce.partial, params.reduce.outputs = partials.params(launcher), partials.outputs
-                params.reduce.first_batch += first_matrix
+                partials.place(launcher, params.reduce, first_matrix)
             for first in range(0, tiles, per_launch):
                 if splits > 1:
                     params.partial = launcher.pointer(partial)
@@ -158,10 +138,7 @@ def tf32_plan(
     is_complex = problem.dtype.kind == "c"
     views = [operands.a, operands.b, c_view, d_view]
     along = [_along_k(operands.a, k_is_row=False), _along_k(operands.b, k_is_row=True)]
-    units = [
-        _unit(operands.a, along_k=along[0], k_is_row=False),
-        _unit(operands.b, along_k=along[1], k_is_row=True),
-    ]
+    units = [_unit(operands.a, along_k=along[0], k_is_row=False), _unit(operands.b, along_k=along[1], k_is_row=True)]
     arithmetic = TF32_MODES[problem.compute]
     # A lane has four neighbours where B lies across k; interleaved complex ones are written by two (Store::piece).
     pair = 2 if along[1] or (is_complex and not problem.planar) else 4
@@ -186,8 +163,8 @@ def planes_plan(
     spec: DeviceSpec,
     problem: GemmProblem | GemmReduceProblem,
     tile: MmaTile,
-    a: Layout,
-    b: Layout,
+    a: Planes,
+    b: Planes,
     c: StoredArray | None,
     d: StoredArray | None,
     tiles: Literal["served", "rest"] | None = None,
@@ -197,8 +174,8 @@ def planes_plan(
     swapped = _turned(problem, d_view)
     if swapped:
         a, b, c_view, d_view = b, a, c_view.transposed(), d_view.transposed()
-    views = [a.planes(), b.planes().transposed(), c_view, d_view, a.exponents(), b.exponents()]
-    views += [a.deficits(), b.deficits()]
+    views = [a.first_plane(), b.first_plane().transposed(), c_view, d_view, a.row_exponents(), b.row_exponents()]
+    views += [a.group_deficits(), b.group_deficits()]
     defines = {**_defines(problem, tile, a.scheme, c, d, d_view, pair=2), "TILES": str(TILES[tiles])}
     strides = (a.rows * a.pitch, b.rows * b.pitch)
     plan = _finish(problem, tile, a.scheme, defines, views, (False, False), swapped=swapped, plane_strides=strides)

@@ -166,44 +166,31 @@ _CANDIDATES: Final[dict[tuple[str, bool], tuple[_Candidate, ...]]] = {
         _Candidate(MmaTile(128, 128, 32, 64, 32, 2, 32), 1.0),
         _Candidate(MmaTile(64, 64, 32, 32, 32, 3, 32, min_blocks=2), 0.8),
     ),
-    ("3xfp16", True): (
-        _Candidate(MmaTile(64, 64, 32, 64, 16, 3, 32, 16, min_blocks=2), 1.0),
-        _Candidate(MmaTile(64, 32, 32, 32, 16, 3, 32, 16, min_blocks=2), 0.8),
+    **dict.fromkeys(
+        (("3xfp16", True), ("3xbf16", True)),
+        (
+            _Candidate(MmaTile(64, 64, 32, 64, 16, 3, 32, 16, min_blocks=2), 1.0),
+            _Candidate(MmaTile(64, 32, 32, 32, 16, 3, 32, 16, min_blocks=2), 0.8),
+        ),
     ),
-    ("3xfp16", False): (
-        _Candidate(MmaTile(128, 128, 32, 64, 32, 3, 32, 16), 1.0),
-        _Candidate(MmaTile(64, 64, 32, 32, 32, 3, 32, 16, min_blocks=2), 0.8),
+    **dict.fromkeys(
+        (("6xbf16", True), ("9xbf16", True)),
+        (
+            _Candidate(MmaTile(64, 64, 32, 64, 16, 2, 32, 16, min_blocks=2), 1.0),
+            _Candidate(MmaTile(64, 32, 32, 32, 16, 2, 32, 16, min_blocks=2), 0.8),
+        ),
     ),
-    ("1xfp16", True): (
-        _Candidate(MmaTile(128, 128, 32, 64, 32, 3, 32, 16), 1.0),
-        _Candidate(MmaTile(64, 64, 32, 32, 32, 3, 32, 16, min_blocks=2), 0.8),
+    **dict.fromkeys(
+        (("3xfp16", False), ("1xfp16", True), ("3xbf16", False), ("6xbf16", False), ("9xbf16", False)),
+        (
+            _Candidate(MmaTile(128, 128, 32, 64, 32, 3, 32, 16), 1.0),
+            _Candidate(MmaTile(64, 64, 32, 32, 32, 3, 32, 16, min_blocks=2), 0.8),
+        ),
     ),
     ("1xfp16", False): (
         _Candidate(MmaTile(128, 128, 64, 64, 32, 3, 64, 16), 1.0),
         _Candidate(MmaTile(64, 64, 64, 32, 32, 3, 64, 16, min_blocks=2), 0.8),
     ),
-    ("3xbf16", True): (
-        _Candidate(MmaTile(64, 64, 32, 64, 16, 3, 32, 16, min_blocks=2), 1.0),
-        _Candidate(MmaTile(64, 32, 32, 32, 16, 3, 32, 16, min_blocks=2), 0.8),
-    ),
-    ("3xbf16", False): (
-        _Candidate(MmaTile(128, 128, 32, 64, 32, 3, 32, 16), 1.0),
-        _Candidate(MmaTile(64, 64, 32, 32, 32, 3, 32, 16, min_blocks=2), 0.8),
-    ),
-    **{
-        (scheme, True): (
-            _Candidate(MmaTile(64, 64, 32, 64, 16, 2, 32, 16, min_blocks=2), 1.0),
-            _Candidate(MmaTile(64, 32, 32, 32, 16, 2, 32, 16, min_blocks=2), 0.8),
-        )
-        for scheme in ("6xbf16", "9xbf16")
-    },
-    **{
-        (scheme, False): (
-            _Candidate(MmaTile(128, 128, 32, 64, 32, 3, 32, 16), 1.0),
-            _Candidate(MmaTile(64, 64, 32, 32, 32, 3, 32, 16, min_blocks=2), 0.8),
-        )
-        for scheme in ("6xbf16", "9xbf16")
-    },
 }
 """By arithmetic and whether the data are complex; rates measured on one H200, of bfloat16 those of float16."""
 

@@ -48,11 +48,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from typing import Any
-
     from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
 
 GAMMA: Final = 0.6
@@ -61,15 +57,12 @@ NU: Final = 3 / 16
 """The least share of k of which both factors must be whole."""
 WHOLE: Final = 64
 """Weight of a whole element in kernels; TALLY_WHOLE in cuda/ozaki/params.cuh."""
-NEVER: Final = 1 << 30
-"""The deficit of what is not finite, in 64ths."""
 WORDS: Final = 3
 """Deficits of a group of lines: `most`, `both`, `better`."""
 QUARTERS: Final = 4
 """Words of a group of what its lines lack at least by their norms: each of a quarter of its lines."""
 LINES: Final = 128
 """Lines that are judged together; JUDGED_LINES in cuda/common/judging/judged.cuh."""
-UNIT: Final = 2.0**-53
 
 
 def whole(moduli: Moduli, k: int, *, complex_: bool) -> float:
@@ -80,50 +73,3 @@ def whole(moduli: Moduli, k: int, *, complex_: bool) -> float:
 def limit(k: int) -> int:
     """Return the limit of the sum of two parts' deficits, in 64ths."""
     return math.floor((1 - NU) * WHOLE * k)
-
-
-def least(moduli: Moduli, k: int, *, complex_: bool) -> float:
-    """M, what sum_k |x_k| |y_k| is at least for two real parts of lines that pass."""
-    counted = NU - 1 / 128 - 1 / (32 * k)
-    return counted * k * whole(moduli, k, complex_=complex_) ** 2
-
-
-def worst(moduli: Moduli, k: int, *, complex_: bool) -> float:
-    """3 + w: the bound of |D - R| in units of 2^-53 (|A| |B|) that always holds."""
-    parts = 2 if complex_ else 1
-    lost = math.sqrt(parts * k) * moduli.target(k) + parts * k / 4
-    return 3 + lost / (UNIT * least(moduli, k, complex_=complex_))
-
-
-def deviation(moduli: Moduli, k: int, *, complex_: bool) -> float:
-    """R: the standard deviation, at most, of what independent roundings lose, in the same units."""
-    return moduli.target(k) / math.sqrt(6) / (UNIT * least(moduli, k, complex_=complex_))
-
-
-def deficits(parts: list[np.ndarray[Any, Any]], size: float) -> np.ndarray[Any, Any]:
-    """`most`, `both` and `better` of lines, as the theorem has them, of their scaled real parts (lines, k).
-
-    float64 (lines, 3). `size`: of a whole element.
-    """
-    k = parts[0].shape[1]
-    short = np.stack([k - np.minimum(np.abs(part) / size, 1).sum(axis=1) for part in parts], axis=1)
-    there = np.stack([np.asarray(part.any(axis=1)) for part in parts], axis=1)
-    most = np.where(there, short, 0).max(axis=1)
-    better = np.where(there, short, np.inf).min(axis=1)
-    both = np.where(there.all(axis=1), most, NEVER / WHOLE)
-    found = np.stack([most, both, better], axis=1)
-    found[~np.asarray(there.any(axis=1))] = 0
-    return found
-
-
-def least_deficits(parts: list[np.ndarray[Any, Any]], size: float) -> np.ndarray[Any, Any]:
-    """Return a lower bound of `better` of scaled lines (lines, k), by their norms alone. float64 (lines,)."""
-    k = parts[0].shape[1]
-    counted = np.max([np.abs(part).sum(axis=1) for part in parts], axis=0) / size
-    return np.where(counted > 0, np.maximum(k - counted - (k / 4 + 2) / WHOLE, 0), 0)
-
-
-def passes(rows: np.ndarray[Any, Any], columns: np.ndarray[Any, Any], k: int) -> bool:
-    """Whether a tile of lines with these deficits does."""
-    a, b = rows.max(axis=0), columns.max(axis=0)
-    return bool(min(a[0] + b[0], a[1] + b[2], a[2] + b[1]) * WHOLE <= limit(k))

@@ -23,15 +23,16 @@ takes; larger problems go panel by panel. Results do not depend on panels.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
-from gemmserve_kernels.algorithms.ozaki.lines import JUDGED, Lines, Prepared, Tally, at
+from gemmserve_kernels.algorithms.ozaki.lines import JUDGED, Lines, Prepared, Tally
 from gemmserve_kernels.algorithms.ozaki.moduli import MAX_K, MODULI, Moduli, needed
 from gemmserve_kernels.algorithms.ozaki.plan import PATCH_TILES, SHARED, OzakiTile, Run
-from gemmserve_kernels.device.struct_params import StoredArray, launches, matrix_view
+from gemmserve_kernels.device.struct_params import StoredArray, launches, matrix_view, stored_operands
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
@@ -106,6 +107,7 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
     return None
 
 
+@lru_cache(maxsize=1024)
 def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> OzakiTile:
     """The number of moduli from the accuracy of the dtype and k, or as `config` has it. Raises ConfigInfeasible."""
     config = config or GemmConfig()
@@ -138,12 +140,11 @@ def run_gemm(
     tile = config if isinstance(config, OzakiTile) else resolve(config, problem, launcher.spec)
     payloads = [x.payload if isinstance(x, PreparedOperand) else x for x in (a, b)]
     arrays = [x.array if isinstance(x, OzakiOperand) else source_of(y) for x, y in zip(payloads, (a, b), strict=True)]
-    found = [StoredArray.of(launcher, x) for x in (*arrays, out if c is None or problem.beta == 0 else c, out)]
+    stored, bases = stored_operands(launcher, problem, arrays[0], arrays[1], c, out)
     prepared: list[Prepared | None] = []
     for side, x in enumerate(payloads):
         usable = isinstance(x, OzakiOperand) and x.serves(problem, side, tile)
         prepared.append(Prepared(x.residues, x.codes, x.deficits) if usable else None)
-    stored, bases = tuple(each for each, _ in found), tuple(base for _, base in found)
     Run(launcher, problem, tile, stored, bases, (prepared[0], prepared[1])).run()
 
 
@@ -157,7 +158,7 @@ def prepare_operand(
     stored, base = StoredArray.of(launcher, array)
     shape = stored.shape[1:] if planar else stored.shape
     complex_ = planar or stored.dtype.kind == "c"
-    view = at(matrix_view(stored, shape, planar=planar), base)
+    view = matrix_view(stored, shape, planar=planar).shifted_by(base)
     view = view.transposed() if (trans in {"T", "C"}) != (side == "b") else view
     dtype = np.dtype(f"c{2 * stored.dtype.itemsize}") if planar else stored.dtype
     count = moduli or needed(view.columns, dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -120,10 +120,6 @@ _NO_PARTNER: Final = Partner()
 def groups_of(lines: int) -> int:
     """Groups of lines that are judged together: those of lines rounded up."""
     return -(-lines // UNIT) * (UNIT // LINES)
-
-
-def at(view: MatrixView, base: int) -> MatrixView:
-    return replace(view, re=view.re + base, im=view.im + base)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from gemmserve_kernels.algorithms.ozaki.bound import WHOLE, limit, whole
-from gemmserve_kernels.algorithms.ozaki.moduli import LIMB, LIMBS, MODULI, limbs
-from gemmserve_kernels.device.struct_params import BATCH_DIMS, GemmParams, MatrixParams
+from gemmserve_kernels.algorithms.ozaki.moduli import LIMB, MODULI, limbs
+from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
@@ -15,153 +15,44 @@ if TYPE_CHECKING:
 _COUNT = len(MODULI)
 
 
+@device_struct("ozaki/params.cuh")
 class LineParams(ctypes.Structure):
-    """Mirror of LineParams."""
-
-    _fields_ = (
-        ("x", MatrixParams),
-        ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
-        ("first", ctypes.c_int64),
-        ("lines", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        ("codes", ctypes.c_uint64),
-    )
+    """An operand as lines along k."""
 
 
+@device_struct("ozaki/params.cuh")
 class TallyParams(ctypes.Structure):
-    """Mirror of TallyParams."""
-
-    _fields_ = (
-        ("sums", ctypes.c_uint64),
-        ("arrivals", ctypes.c_uint64),
-        ("deficits", ctypes.c_uint64),
-        ("least", ctypes.c_uint64),
-        ("doubt", ctypes.c_uint64),
-        ("groups", ctypes.c_int64),
-        ("limit", ctypes.c_uint32),
-        ("counts", ctypes.c_int32),
-        ("step", ctypes.c_float),
-        ("reserved", ctypes.c_int32),
-    )
+    """Counts of lines."""
 
 
+@device_struct("ozaki/params.cuh")
 class ScaleParams(ctypes.Structure):
-    """Mirror of ScaleParams."""
-
-    _fields_ = (("line", LineParams), ("target", ctypes.c_double), ("tally", TallyParams))
+    """Arguments of ozaki_scale."""
 
 
+@device_struct("ozaki/params.cuh")
 class ConvertParams(ctypes.Structure):
-    """Mirror of ConvertParams."""
-
-    _fields_ = (
-        ("line", LineParams),
-        ("first_line", ctypes.c_int64),
-        ("panel", ctypes.c_int64),
-        ("pitch", ctypes.c_int64),
-        ("plane", ctypes.c_int64),
-        ("residues", ctypes.c_uint64),
-        ("modulus", ctypes.c_float * _COUNT),
-        ("inverse", ctypes.c_float * _COUNT),
-        ("digit", ctypes.c_float * 3 * _COUNT),
-        ("conjugate", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-        ("tally", TallyParams),
-        ("partner", ctypes.c_uint64),
-        ("partner_step", ctypes.c_int64),
-        ("partner_groups", ctypes.c_int64),
-    )
+    """Arguments of ozaki_convert."""
 
 
+@device_struct("common/judging/judged.cuh")
 class JudgedParams(ctypes.Structure):
-    """Mirror of JudgedParams in cuda/common/judging/judged.cuh."""
-
-    _fields_ = (
-        ("a", ctypes.c_uint64),
-        ("b", ctypes.c_uint64),
-        ("doubt_a", ctypes.c_uint64),
-        ("doubt_b", ctypes.c_uint64),
-        ("failing", ctypes.c_uint64),
-        ("a_step", ctypes.c_int64),
-        ("b_step", ctypes.c_int64),
-        ("limit", ctypes.c_uint32),
-        ("judged", ctypes.c_uint32),
-    )
+    """Deficits by which tiles are judged."""
 
 
+@device_struct("ozaki/params.cuh")
 class MultiplyParams(ctypes.Structure):
-    """Mirror of MultiplyParams."""
-
-    _fields_ = (
-        ("a", ctypes.c_uint64),
-        ("b", ctypes.c_uint64),
-        ("products", ctypes.c_uint64),
-        ("matrices", ctypes.c_int64),
-        ("a_planes", ctypes.c_int64),
-        ("b_planes", ctypes.c_int64),
-        ("a_plane", ctypes.c_int64),
-        ("b_plane", ctypes.c_int64),
-        ("a_first", ctypes.c_int64),
-        ("b_first", ctypes.c_int64),
-        ("rows", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("tiles_m", ctypes.c_int64),
-        ("tiles_n", ctypes.c_int64),
-        ("pitch", ctypes.c_int64),
-        ("modulus", ctypes.c_uint32 * _COUNT),
-        ("reciprocal", ctypes.c_uint32 * _COUNT),
-        ("bias", ctypes.c_uint32 * _COUNT),
-        ("reserved", ctypes.c_uint32),
-        ("judged", JudgedParams),
-    )
+    """Arguments of ozaki_multiply."""
 
 
+@device_struct("ozaki/params.cuh")
 class RemainderParams(ctypes.Structure):
-    """Mirror of RemainderParams."""
-
-    _fields_ = (
-        ("c", MatrixParams),
-        ("d", MatrixParams),
-        ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
-        ("first", ctypes.c_int64),
-        ("matrices", ctypes.c_int64),
-        ("first_row", ctypes.c_int64),
-        ("first_column", ctypes.c_int64),
-        ("rows", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("m", ctypes.c_int64),
-        ("n", ctypes.c_int64),
-        ("tiles_m", ctypes.c_int64),
-        ("tiles_n", ctypes.c_int64),
-        ("patches_m", ctypes.c_int64),
-        ("patches_n", ctypes.c_int64),
-        ("products", ctypes.c_uint64),
-        ("a_codes", ctypes.c_uint64),
-        ("b_codes", ctypes.c_uint64),
-        ("a_codes_step", ctypes.c_int64),
-        ("b_codes_step", ctypes.c_int64),
-        ("patches", ctypes.c_uint64),
-        ("weight", ctypes.c_double * LIMBS * _COUNT),
-        ("product", ctypes.c_double * LIMBS),
-        ("inverse_product", ctypes.c_double),
-        ("unit", ctypes.c_double),
-        ("alpha", ctypes.c_double * 2),
-        ("beta", ctypes.c_double * 2),
-        ("least", ctypes.c_float),
-        ("least_alone", ctypes.c_float),
-        ("judged", JudgedParams),
-    )
+    """Arguments of ozaki_combine."""
 
 
+@device_struct("ozaki/ozaki_patch.cu")
 class PatchParams(ctypes.Structure):
-    """Mirror of PatchParams in ozaki_patch.cu."""
-
-    _fields_ = (
-        ("gemm", GemmParams),
-        ("patches", ctypes.c_uint64),
-        ("count", ctypes.c_int64),
-        ("counters", ctypes.c_uint64),
-    )
+    """Arguments of ozaki_patch."""
 
 
 def tally_constants(params: TallyParams, moduli: Moduli, k: int, *, complex_: bool) -> None:

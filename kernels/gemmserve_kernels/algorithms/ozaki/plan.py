@@ -19,7 +19,6 @@ from gemmserve_kernels.algorithms.ozaki.lines import (
     Panel,
     Prepared,
     Residues,
-    at,
     line_source,
 )
 from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
@@ -34,10 +33,17 @@ from gemmserve_kernels.algorithms.ozaki.params import (
 from gemmserve_kernels.algorithms.simt.tile import SimtTile
 from gemmserve_kernels.algorithms.simt.tiled_kernel import TiledKernel
 from gemmserve_kernels.device.compiler import KernelSource
-from gemmserve_kernels.device.struct_params import GemmParams, MatrixView, StoredArray, launches, matrix_view
+from gemmserve_kernels.device.struct_params import (
+    MatrixView,
+    StoredArray,
+    gemm_params,
+    launches,
+    matrix_view,
+    set_factors,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.problem.problem import GemmProblem
@@ -48,10 +54,7 @@ TILE_M: Final = 128
 TILE_N: Final = 256
 SHARED: Final = 1024
 """For the alignment of the stages."""
-PATCH_TILES: Final = {
-    "float32": SimtTile(32, 32, 16, 4, 4),
-    "complex64": SimtTile(32, 32, 8, 4, 2),
-}
+PATCH_TILES: Final = {"float32": SimtTile(32, 32, 16, 4, 4), "complex64": SimtTile(32, 32, 8, 4, 2)}
 """Part of what is computed: the same on every device. Double precision has tensor cores for it (`dmma`)."""
 _PATCH_BLOCKS: Final = 8
 """A multiprocessor."""
@@ -108,8 +111,8 @@ class Run:
         launcher: Launcher,
         problem: GemmProblem,
         tile: OzakiTile,
-        stored: tuple[StoredArray, ...],
-        bases: tuple[int, ...],
+        stored: Sequence[StoredArray],
+        bases: Sequence[int],
         prepared: tuple[Prepared | None, Prepared | None],
     ) -> None:
         self.launcher, self.problem, self.tile, self.prepared = launcher, problem, tile, prepared
@@ -122,7 +125,7 @@ class Run:
         shape = (*problem.batch_shape, problem.m, problem.n)
         views = [operands.a, operands.b, *(matrix_view(each, shape, planar=problem.planar) for each in stored[2:])]
         self.operands = operands
-        self.views = [at(view, base) for view, base in zip(views, bases, strict=True)]
+        self.views = [view.shifted_by(base) for view, base in zip(views, bases, strict=True)]
         self.c_dtype, self.d_dtype = stored[2].dtype, stored[3].dtype
 
     def run(self) -> None:
@@ -184,9 +187,7 @@ class Run:
             judged=judged,
         )
         params.batch_shape[:] = batch_shape
-        alpha, beta = complex(problem.alpha), complex(problem.beta)
-        params.alpha[:] = alpha.real, alpha.imag
-        params.beta[:] = beta.real, beta.imag
+        set_factors(params, problem)
         combine_constants(params, self.moduli, problem.k)
         extra = (
             ("MODULI", str(self.tile.moduli)),
@@ -228,14 +229,7 @@ class Run:
         )
 
     def _multiply(
-        self,
-        panel: Panel,
-        a: Residues,
-        b: Residues,
-        products: Any,
-        tiles_m: int,
-        tiles_n: int,
-        judged: JudgedParams,
+        self, panel: Panel, a: Residues, b: Residues, products: Any, tiles_m: int, tiles_n: int, judged: JudgedParams
     ) -> None:
         launcher, tile = self.launcher, self.tile
         pitch = -(-self.problem.k // PITCH) * PITCH
@@ -289,23 +283,9 @@ class Run:
             "ozaki_patch", operands, tile, c_dtype=self.c_dtype, d_dtype=self.d_dtype, d=views[3]
         )
         tiles_m, tiles_n = tiles
-        gemm = GemmParams(
-            a=views[0].params(),
-            b=views[1].params(),
-            c=views[2].params(),
-            d=views[3].params(),
-            m=problem.m,
-            n=problem.n,
-            k=problem.k,
-            tiles_m=tiles_m,
-            tiles_n=tiles_n,
-            conjugate_a=operands.conjugate_a,
-            conjugate_b=operands.conjugate_b,
-        )
-        gemm.batch_shape[:] = batch_shape
-        alpha, beta = complex(problem.alpha), complex(problem.beta)
-        gemm.alpha[:] = alpha.real, alpha.imag
-        gemm.beta[:] = beta.real, beta.imag
+        conjugates = operands.conjugate_a, operands.conjugate_b
+        shape, block = (problem.m, problem.n), (tile.block_m, tile.block_n)
+        gemm, _ = gemm_params(problem, views, shape, block, batch_shape, conjugates)
         gemm.first_tile = panel.first * tiles_m * tiles_n
         count = panel.matrices * tiles_m * tiles_n
         params = PatchParams(gemm=gemm, patches=launcher.pointer(patches), count=count, counters=self.counters)

@@ -6,29 +6,45 @@ other arrays of the same kind finds its plan in a cache, and only adds where its
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
+from gemmserve_kernels.algorithms.common.operands import (
+    TYPES,
+    Operands,
+    access_defines,
+    flag,
+    index_type,
+    runs_along_rows,
+    written,
+)
+from gemmserve_kernels.algorithms.common.partials import epilogue_defines, local_bytes
+from gemmserve_kernels.algorithms.simt.tile import resolve_simt
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
-    Access,
-    GemmParams,
-    MatrixView,
+    GemmReduceParams,
     choose_access,
+    gemm_params,
     launches,
     piece_of,
+    place_all,
 )
+from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
 
+    from gemmserve_kernels.algorithms.common.partials import Partials
     from gemmserve_kernels.algorithms.simt.tile import SimtTile
     from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.device.struct_params import GemmParams, MatrixView, StoredArray
+    from gemmserve_kernels.problem.config import GemmConfig
+    from gemmserve_kernels.problem.problem import GemmProblem
 
 _RASTER_GROUP: Final = 8
 """Rows of tiles that blocks walk down together; 8 as in Triton's tutorial."""
@@ -69,7 +85,7 @@ class TiledKernel:
             "TYPE_D": TYPES[d_dtype.name],
             "TYPE_ACC": TYPES[operands.accumulate.name],
             "PLANAR": flag(operands.planar),
-            "INDEX": _index_type(operands, tile),
+            "INDEX": index_type(operands, (tile.block_m, tile.block_n, tile.block_k)),
             "BLOCK_M": str(tile.block_m),
             "BLOCK_N": str(tile.block_n),
             "BLOCK_K": str(tile.block_k),
@@ -80,8 +96,7 @@ class TiledKernel:
             "GROUP": str(_RASTER_GROUP),
             "THREADS": str(tile.threads),
             "SHARED_BYTES": str(shared),
-            **_access("A", a),
-            **_access("B", b),
+            **access_defines(a, b),
             "VECTOR_D": flag(vector_d),
             **(extra or {}),
         }
@@ -94,75 +109,81 @@ class TiledKernel:
             grid = min(tiles - first, launcher.max_grid)
             launcher.launch(self.source, entry, grid=grid, block=self.tile.threads, shared=self.shared, params=params)
 
+    def gemm_params(
+        self,
+        problem: GemmProblem | GemmReduceProblem,
+        operands: Operands,
+        batch_shape: tuple[int, ...],
+        views: Sequence[MatrixView],
+    ) -> tuple[GemmParams, int]:
+        """Arguments of one launch over `batch_shape`, `views` being A, B and what is written; and its tiles."""
+        shape, block = (operands.m, operands.n), (self.tile.block_m, self.tile.block_n)
+        conjugates = operands.conjugate_a, operands.conjugate_b
+        return gemm_params(problem, views, shape, block, batch_shape, conjugates)
+
 
 @dataclass(frozen=True)
-class Piece:
-    """One launch's share of the batch. The addresses in `params` count from the arrays' bases."""
+class TiledPlan:
+    """The launches of one product (matrix_units.MatrixUnitPlan); addresses in `pieces` count from the arrays' bases."""
 
-    params: GemmParams
-    first_matrix: int
-    tiles: int
+    kernel: TiledKernel
+    pieces: tuple[tuple[GemmReduceParams, int], ...]
+    swapped: bool
+    length: int
 
-    def placed(self, bases: Sequence[int]) -> GemmParams:
-        """A copy of the arguments with the arrays' bases added, in the order a, b, c, d."""
-        params = GemmParams.from_buffer_copy(self.params)
-        for matrix, base in zip((params.a, params.b, params.c, params.d), bases, strict=False):
-            matrix.re += base
-            matrix.im += base
-        return params
-
-
-def pieces(
-    kernel: TiledKernel,
-    operands: Operands,
-    batch_shape: tuple[int, ...],
-    written: Sequence[MatrixView],
-    alpha: complex,
-    beta: complex = 0j,
-) -> Iterator[Piece]:
-    """The launches of a batch; `written` are the views of C and D where there are any."""
-    for first_matrix, inner, views in launches(batch_shape, [operands.a, operands.b, *written]):
-        params, tiles = gemm_params(kernel, operands, inner, views, alpha, beta)
-        yield Piece(params, first_matrix, tiles)
+    def launch(
+        self,
+        launcher: Launcher,
+        bases: Sequence[int],
+        exponents: Sequence[int] = (0, 0),
+        *,
+        partials: Partials | None = None,
+        first_matrix: int = 0,
+    ) -> None:
+        """See matrix_units.MatrixUnitPlan; there are no exponents."""
+        del exponents
+        for piece, tiles in self.pieces:
+            params = GemmReduceParams.from_buffer_copy(piece)
+            place_all(params.gemm, bases)
+            if partials is not None:
+                partials.place(launcher, params, first_matrix)
+            given = params.gemm if partials is None else params
+            self.kernel.launch(launcher, self.kernel.source.name, given, params.gemm, tiles)
 
 
-def gemm_params(
-    kernel: TiledKernel,
-    operands: Operands,
-    inner: tuple[int, ...],
-    views: Sequence[MatrixView],
-    alpha: complex,
-    beta: complex,
-) -> tuple[GemmParams, int]:
-    """Arguments of one launch over `inner` of the batch, `views` being A, B and what is written; and its tiles."""
-    tiles_m = -(-operands.m // kernel.tile.block_m)
-    tiles_n = -(-operands.n // kernel.tile.block_n)
-    params = GemmParams(
-        m=operands.m,
-        n=operands.n,
-        k=operands.k,
-        tiles_m=tiles_m,
-        tiles_n=tiles_n,
-        conjugate_a=operands.conjugate_a,
-        conjugate_b=operands.conjugate_b,
-    )
-    for name, view in zip("abcd", views, strict=False):
-        setattr(params, name, view.params())
-    params.batch_shape[:] = inner
-    params.alpha[:] = alpha.real, alpha.imag
-    params.beta[:] = beta.real, beta.imag
-    return params, tiles_m * tiles_n * math.prod(inner)
+@lru_cache(maxsize=1024)
+def tiled_plan(
+    spec: DeviceSpec,
+    problem: GemmProblem | GemmReduceProblem,
+    config: GemmConfig | SimtTile | None,
+    a: StoredArray,
+    b: StoredArray,
+    c: StoredArray | None,
+    d: StoredArray | None,
+) -> TiledPlan:
+    """Plan a product, turned so that its result runs along rows, or a reduction, turned so that rows are reduced.
 
-
-def _access(operand: str, access: Access) -> dict[str, str]:
-    return {f"{operand}_ALONG_K": flag(access.along_k), f"VECTOR_{operand}": str(access.vector)}
-
-
-def _index_type(operands: Operands, tile: SimtTile) -> str:
-    """Offsets inside one tile: 32 bits unless the strides ask for more. Tiles and matrices are always found in 64."""
-    a, b = operands.a, operands.b
-    reach = max(
-        abs(a.row_stride) * tile.block_m + abs(a.column_stride) * tile.block_k,
-        abs(b.column_stride) * tile.block_n + abs(b.row_stride) * tile.block_k,
-    )
-    return "int" if reach < 2**31 else "long long"
+    C and D of a reduction: None where the product is not returned. Raises ConfigInfeasible.
+    """
+    operands = Operands.of(problem, a, b)
+    c_view, d_view = written(problem, c, d)
+    reduces = isinstance(problem, GemmReduceProblem)
+    swapped = not problem.over_rows if isinstance(problem, GemmReduceProblem) else runs_along_rows(d_view)
+    if swapped:
+        operands, c_view, d_view = operands.transposed(), c_view.transposed(), d_view.transposed()
+        config = config.transposed() if config else None
+    shared = local_bytes(problem) if isinstance(problem, GemmReduceProblem) else 0
+    tile = resolve_simt(
+        config, m=operands.m, n=operands.n, batch=problem.batch, accumulate=operands.accumulate, spec=spec,
+        local_bytes=shared,
+    )  # fmt: skip
+    kernel = TiledKernel.build(
+        "gemm_reduce" if reduces else "gemm", operands, tile, c_dtype=c_view.dtype, d_dtype=d_view.dtype, d=d_view,
+        local_bytes=shared, extra=epilogue_defines(problem) if isinstance(problem, GemmReduceProblem) else None,
+    )  # fmt: skip
+    pieces, over_batch = [], isinstance(problem, GemmReduceProblem) and problem.over_batch
+    for first_matrix, inner, views in launches(problem.batch_shape, [operands.a, operands.b, c_view, d_view]):
+        gemm, tiles = kernel.gemm_params(problem, operands, inner, views)
+        pieces.append((GemmReduceParams(gemm=gemm, first_batch=first_matrix, reduce_batch=over_batch), tiles))
+    length = -(-operands.m // tile.block_m) * (problem.batch if over_batch else 1)
+    return TiledPlan(kernel, tuple(pieces), swapped, length)

@@ -28,14 +28,16 @@ from gemmserve_kernels.algorithms.small.layout import (
 from gemmserve_kernels.algorithms.small.tile import LIMIT, SmallTile, choose_tile
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
-    BATCH_DIMS,
-    MatrixParams,
     MatrixView,
     StoredArray,
     coalesce,
     launches,
     matrix_view,
+    place,
+    set_factors,
+    stored_operands,
 )
+from gemmserve_kernels.device.structures import device_struct
 from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
@@ -60,21 +62,9 @@ _UNROLLED_FLOAT32: Final = 256
 """The same for float32, four steps at a time: ptxas for sm_80 and sm_120 moves all reads to the front."""
 
 
+@device_struct("small/params.cuh")
 class SmallParams(ctypes.Structure):
-    """Mirror of SmallParams in cuda/small/params.cuh."""
-
-    _fields_ = (
-        ("a", MatrixParams),
-        ("b", MatrixParams),
-        ("c", MatrixParams),
-        ("d", MatrixParams),
-        ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
-        ("batch", ctypes.c_int64),
-        ("batch_axes", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-        ("alpha", ctypes.c_double * 2),
-        ("beta", ctypes.c_double * 2),
-    )
+    """Arguments of small_gemm."""
 
 
 def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
@@ -138,16 +128,13 @@ def run_gemm(
     """
     if 0 in problem.result_shape:
         return
-    found = [StoredArray.of(launcher, array) for array in (a, b, out if c is None or problem.beta == 0 else c, out)]
-    plan = _plan(launcher.spec, problem, config, *(stored for stored, _ in found))
-    bases = [base for _, base in found]
+    stored, bases = stored_operands(launcher, problem, a, b, c, out)
+    plan = _plan(launcher.spec, problem, config, *stored)
     if plan.swapped:
         bases[:2] = bases[1::-1]
     for piece in plan.params:
         params = SmallParams.from_buffer_copy(piece)
-        for matrix, base in zip((params.a, params.b, params.c, params.d), bases, strict=True):
-            matrix.re += base
-            matrix.im += base
+        place((params.a, params.b, params.c, params.d), bases)
         launcher.launch(
             plan.source,
             "small_gemm",
@@ -281,12 +268,10 @@ def _plain_layout(
 
 def _params(problem: GemmProblem, views: list[MatrixView]) -> Iterator[SmallParams]:
     """One launch's arguments after the other; addresses count from the arrays' bases."""
-    alpha, beta = complex(problem.alpha), complex(problem.beta)
     for _, inner, placed in launches(problem.batch_shape, views):
         params = SmallParams(batch=math.prod(inner), batch_axes=sum(extent != 1 for extent in inner))
         for name, view in zip("abcd", placed, strict=True):
             setattr(params, name, view.params())
         params.batch_shape[:] = inner
-        params.alpha[:] = alpha.real, alpha.imag
-        params.beta[:] = beta.real, beta.imag
+        set_factors(params, problem)
         yield params

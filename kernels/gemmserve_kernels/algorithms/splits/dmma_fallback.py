@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmserve_kernels.algorithms.common.operands import flag
 from gemmserve_kernels.algorithms.dmma.kernel import Kernel
 from gemmserve_kernels.algorithms.dmma.tile import COPIED_TILES, DmmaTile, choose
-from gemmserve_kernels.algorithms.splits.flags import FlagParams, Flags, Oriented
-from gemmserve_kernels.device.struct_params import GemmParams, StoredArray, launches
-from gemmserve_kernels.device.tensor_map import TensorMap
+from gemmserve_kernels.algorithms.splits.flags import Flags, Oriented
+from gemmserve_kernels.device.struct_params import launches, place_all, stored_operands
+from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.dmma.tile import Kind
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.device.struct_params import StoredArray
     from gemmserve_kernels.problem.problem import GemmProblem
 
 DEPENDENT: Final = True
@@ -35,20 +36,9 @@ _FEW: Final = 56
 """Registers left to those who ask for tiles; they look for tiles and count elements."""
 
 
+@device_struct("splits/dmma_fallback.cu")
 class DmmaFallbackParams(ctypes.Structure):
-    """Mirror of DmmaFallbackParams in cuda/splits/dmma_fallback.cu."""
-
-    _fields_ = (
-        ("map_a", TensorMap),
-        ("map_b", TensorMap),
-        ("gemm", GemmParams),
-        ("flags", FlagParams),
-        ("matrices", ctypes.c_int64),
-        ("tiles", ctypes.c_int64),
-        ("shift", ctypes.c_int32),
-        ("columns", ctypes.c_int32),
-        ("reserved", ctypes.c_uint64 * 1),  # the maps want whole multiples of 64 bytes
-    )
+    """Arguments of dmma_fallback."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +121,7 @@ def run(
     """
     if not launcher.spec.has_wgmma:
         return False
-    arrays = [a, b, out if c is None or problem.beta == 0 else c, out]
-    found = [StoredArray.of(launcher, array) for array in arrays]
-    stored, bases = [each for each, _ in found], [base for _, base in found]
+    stored, bases = stored_operands(launcher, problem, a, b, c, out)
     plan = _plan(launcher.spec, problem, tile, *stored, flags.matrices_a, flags.matrices_b)
     if plan is None:
         return False
@@ -141,10 +129,7 @@ def run(
         bases[:2] = bases[1::-1]
     for kernel, piece in plan.pieces:
         params = DmmaFallbackParams.from_buffer_copy(piece)
-        gemm = params.gemm
-        for matrix, base in zip((gemm.a, gemm.b, gemm.c, gemm.d), bases, strict=True):
-            matrix.re += base
-            matrix.im += base
+        place_all(params.gemm, bases)
         flags.place(params.flags, swapped=plan.swapped)
         kernel.launch(launcher, "dmma_fallback", params, params.tiles, (bases[0], bases[1]), dependent=DEPENDENT)
     return True

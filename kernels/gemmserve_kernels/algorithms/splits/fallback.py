@@ -12,14 +12,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.simt.tile import SimtTile
-from gemmserve_kernels.algorithms.simt.tiled_kernel import TiledKernel, gemm_params
+from gemmserve_kernels.algorithms.simt.tiled_kernel import TiledKernel
 from gemmserve_kernels.algorithms.splits import dmma_fallback
-from gemmserve_kernels.algorithms.splits.flags import FlagParams, Flags, Oriented
-from gemmserve_kernels.device.struct_params import GemmParams, StoredArray, launches
+from gemmserve_kernels.algorithms.splits.flags import Flags, Oriented
+from gemmserve_kernels.device.struct_params import launches, place_all, stored_operands
+from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.device.struct_params import StoredArray
     from gemmserve_kernels.problem.problem import GemmProblem
 
 DEPENDENT: Final = True
@@ -33,22 +35,15 @@ BLOCKS: Final = 4
 """Blocks for each multiprocessor; each takes one tile after another."""
 
 
+@device_struct("splits/fallback.cu")
 class FallbackParams(ctypes.Structure):
-    """Mirror of FallbackParams in cuda/splits/fallback.cu."""
-
-    _fields_ = (("gemm", GemmParams), ("flags", FlagParams), ("tiles", ctypes.c_int64))
-
-
-@dataclass(frozen=True)
-class _Piece:
-    params: FallbackParams
-    grid: int
+    """Arguments of fallback."""
 
 
 @dataclass(frozen=True)
 class _FallbackPlan:
     kernel: TiledKernel
-    pieces: tuple[_Piece, ...]
+    pieces: tuple[tuple[FallbackParams, int], ...]
     swapped: bool
 
 
@@ -70,9 +65,9 @@ def _plan(
     kernel = TiledKernel.build("fallback", operands, tile, c_dtype=c.dtype, d_dtype=d.dtype, d=oriented.d)
     pieces = []
     for _, inner, found in launches(problem.batch_shape, oriented.views):
-        gemm, tiles = gemm_params(kernel, operands, inner, found[:4], complex(problem.alpha), complex(problem.beta))
+        gemm, tiles = kernel.gemm_params(problem, operands, inner, found[:4])
         params = FallbackParams(gemm=gemm, flags=Flags.params(found[4:], problem.k), tiles=tiles)
-        pieces.append(_Piece(params, min(tiles, BLOCKS * spec.sm_count)))
+        pieces.append((params, min(tiles, BLOCKS * spec.sm_count)))
     return _FallbackPlan(kernel, tuple(pieces), oriented.swapped)
 
 
@@ -92,23 +87,18 @@ def run(
     """
     if not plain and dmma_fallback.run(launcher, problem, a, b, c, out, flags):
         return
-    arrays = [a, b, out if c is None or problem.beta == 0 else c, out]
-    found = [StoredArray.of(launcher, array) for array in arrays]
-    plan = _plan(launcher.spec, problem, *(stored for stored, _ in found), flags.matrices_a, flags.matrices_b)
-    bases = [base for _, base in found]
+    stored, bases = stored_operands(launcher, problem, a, b, c, out)
+    plan = _plan(launcher.spec, problem, *stored, flags.matrices_a, flags.matrices_b)
     if plan.swapped:
         bases[:2] = bases[1::-1]
-    for piece in plan.pieces:
-        params = FallbackParams.from_buffer_copy(piece.params)
-        gemm = params.gemm
-        for matrix, base in zip((gemm.a, gemm.b, gemm.c, gemm.d), bases, strict=True):
-            matrix.re += base
-            matrix.im += base
+    for piece, grid in plan.pieces:
+        params = FallbackParams.from_buffer_copy(piece)
+        place_all(params.gemm, bases)
         flags.place(params.flags, swapped=plan.swapped)
         launcher.launch(
             plan.kernel.source,
             "fallback",
-            grid=min(piece.grid, launcher.max_grid),
+            grid=min(grid, launcher.max_grid),
             block=plan.kernel.tile.threads,
             shared=plan.kernel.shared,
             params=params,

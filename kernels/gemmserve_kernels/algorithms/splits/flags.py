@@ -10,7 +10,8 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.common.operands import Operands, runs_along_rows
 from gemmserve_kernels.algorithms.common.verdict import GROUP_WORDS, groups, most_deficit
-from gemmserve_kernels.device.struct_params import MatrixParams, MatrixView, matrix_view
+from gemmserve_kernels.device.struct_params import MatrixView, matrix_view
+from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,21 +24,9 @@ if TYPE_CHECKING:
 _INT: Final = np.dtype(np.int32)
 
 
+@device_struct("epilogue/flags.cuh")
 class FlagParams(ctypes.Structure):
-    """Mirror of FlagParams in cuda/epilogue/flags.cuh."""
-
-    _fields_ = (
-        ("rows", MatrixParams),
-        ("columns", MatrixParams),
-        ("row_deficits", MatrixParams),
-        ("column_deficits", MatrixParams),
-        ("status_a", ctypes.c_int64),
-        ("status_b", ctypes.c_int64),
-        ("most_deficit", ctypes.c_int64),
-        ("counters", ctypes.c_uint64),
-        ("widened", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-    )
+    """Flags and deficits as kernels see them."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ place of the product, those of the wide way beside them, partials of what is fla
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.common.partials import Partials, combine
@@ -31,6 +32,7 @@ def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
     return product.supports(problem.product, spec)
 
 
+@lru_cache(maxsize=1024)
 def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceSpec) -> Any:
     """The tile of the multiplying kernel, within what the reducing one can do. Raises ConfigInfeasible.
 
@@ -56,12 +58,7 @@ def resolve(config: GemmConfig | None, problem: GemmReduceProblem, spec: DeviceS
 
 
 def run_gemm_reduce(
-    launcher: Launcher,
-    problem: GemmReduceProblem,
-    config: GemmConfig | None,
-    a: Any,
-    b: Any,
-    results: dict[str, Any],
+    launcher: Launcher, problem: GemmReduceProblem, config: GemmConfig | None, a: Any, b: Any, results: dict[str, Any]
 ) -> None:
     """Writes the reductions of alpha op(a) op(b), and the product as "c" where the problem returns it, into `results`.
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmserve_kernels.algorithms.common.operands import Operands
 from gemmserve_kernels.algorithms.common.partials import Partials, epilogue_defines, local_bytes
 from gemmserve_kernels.algorithms.simt.tile import SimtTile
-from gemmserve_kernels.algorithms.simt.tiled_kernel import TiledKernel, gemm_params
+from gemmserve_kernels.algorithms.simt.tiled_kernel import TiledKernel
 from gemmserve_kernels.algorithms.splits.fallback import BLOCKS
-from gemmserve_kernels.algorithms.splits.flags import FlagParams, Flags
-from gemmserve_kernels.device.struct_params import GemmReduceParams, StoredArray, launches
+from gemmserve_kernels.algorithms.splits.flags import Flags
+from gemmserve_kernels.device.struct_params import GemmReduceParams, StoredArray, launches, place_all
+from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher
@@ -31,15 +32,9 @@ _TILES: Final = {"float32": SimtTile(32, 32, 16, 4, 4), "complex64": SimtTile(32
 """With registers for two sums of each element: k is summed up in runs of 64, whose sums are then added."""
 
 
+@device_struct("splits/reduce_fallback.cu")
 class ReduceFallbackParams(ctypes.Structure):
-    """Mirror of ReduceFallbackParams in cuda/splits/reduce_fallback.cu."""
-
-    _fields_ = (
-        ("product", GemmReduceParams),
-        ("flags", FlagParams),
-        ("parts", ctypes.c_int64),
-        ("tiles", ctypes.c_int64),
-    )
+    """Arguments of reduce_fallback."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ def _plan(
     )
     pieces = []
     for first, inner, found in launches(problem.batch_shape, [operands.a, operands.b, *flag_views]):
-        gemm, tiles = gemm_params(kernel, operands, inner, found[:2], complex(problem.alpha), 0j)
+        gemm, tiles = kernel.gemm_params(problem, operands, inner, found[:2])
         product = GemmReduceParams(gemm=gemm, first_batch=first, reduce_batch=problem.over_batch)
         flags = Flags.params(found[2:], problem.k)
         params = ReduceFallbackParams(product=product, flags=flags, tiles=tiles // gemm.tiles_m)
@@ -103,11 +98,8 @@ def run(
     for piece, grid in plan.pieces:
         params = ReduceFallbackParams.from_buffer_copy(piece)
         product = params.product
-        for matrix, base in zip((product.gemm.a, product.gemm.b), bases, strict=True):
-            matrix.re += base
-            matrix.im += base
-        product.partial, product.outputs = partials.params(launcher), partials.outputs
-        product.first_batch += first_matrix
+        place_all(product.gemm, bases)
+        partials.place(launcher, product, first_matrix)
         params.parts = parts
         flags.place(params.flags, swapped=plan.swapped)
         launcher.launch(

@@ -37,12 +37,14 @@ from gemmserve_kernels.algorithms.splits.work_split import deal
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
     BATCH_DIMS,
-    MatrixParams,
     MatrixView,
     StoredArray,
+    dense_strides,
     launches,
     matrix_view,
+    own_extents,
 )
+from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,37 +61,14 @@ _HALF: Final = np.dtype(np.float16)
 _INT: Final = np.dtype(np.int32)
 
 
+@device_struct("splits/params.cuh")
 class SplitOperandParams(ctypes.Structure):
-    """Mirror of SplitOperand in cuda/splits/params.cuh."""
-
-    _fields_ = (
-        ("source", MatrixParams),
-        ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
-        ("planes", ctypes.c_int64),
-        ("exponents", ctypes.c_int64),
-        ("deficits", ctypes.c_int64),
-        ("flags", ctypes.c_int64),
-        ("rows", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        ("pitch", ctypes.c_int64),
-        ("units", ctypes.c_int64),
-        ("matrices", ctypes.c_int64),
-        ("conjugate", ctypes.c_int32),
-        ("groups", ctypes.c_int32),
-        ("chunk", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-    )
+    """One operand of SplitParams."""
 
 
+@device_struct("splits/params.cuh")
 class SplitParams(ctypes.Structure):
-    """Mirror of SplitParams."""
-
-    _fields_ = (
-        ("a", SplitOperandParams),
-        ("b", SplitOperandParams),
-        ("status", ctypes.c_int64),
-        ("gate", ctypes.c_int64),
-    )
+    """Arguments of split."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +89,7 @@ class SplitSide:
         view = matrix_view(array, (*batch_shape, *array.shape[-2:]), planar=planar)
         if (trans in {"T", "C"}) == left:
             view = view.transposed()
-        own = tuple(
-            1 if stride == 0 else extent for extent, stride in zip(batch_shape, view.batch_strides, strict=True)
-        )
+        own = own_extents(batch_shape, view.batch_strides)
         return cls(view, trans in {"C", "R"}, planar, own)
 
     @property
@@ -143,11 +120,7 @@ class SplitSide:
     @property
     def batch_strides(self) -> tuple[int, ...]:
         """Matrices to step for each axis of the product's batch; 0 where the operand does not change."""
-        strides, step = [], 1
-        for extent in reversed(self.batch_shape):
-            strides.append(0 if extent == 1 else step)
-            step *= extent
-        return tuple(reversed(strides))
+        return dense_strides(self.batch_shape, 1)
 
     @property
     def along_k(self) -> bool:

@@ -16,24 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, flag
-from gemmserve_kernels.algorithms.common.partials import (
-    Partials,
-    combine,
-    combine_source,
-    outputs_of,
-    sum_dtype,
-    targets,
-)
+from gemmserve_kernels.algorithms.common.partials import Partials, added_up, combine, outputs_of, sum_dtype, targets
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
-    BATCH_DIMS,
     VECTOR_BYTES,
-    CombineParams,
-    MatrixParams,
     MatrixView,
     StoredArray,
+    dense_strides,
     launches,
+    own_extents,
+    place,
 )
+from gemmserve_kernels.device.structures import device_struct
 from gemmserve_kernels.problem.vocabulary import PARTIAL_KINDS
 
 if TYPE_CHECKING:
@@ -50,37 +44,13 @@ _FEWEST: Final = 4
 """Threads side by side in a row at least."""
 _COLUMNS: Final = 32
 """Columns of one block where it walks along them."""
-_COMBINE_BLOCK: Final = 256
 _MAX_PARTS: Final = 4
 """Parts of weights that every block of the second pass adds up: 8 KiB beside the 128 KiB that it reads."""
 
 
+@device_struct("sums/sums.cu")
 class SumsParams(ctypes.Structure):
-    """Mirror of SumsParams in cuda/sums/sums.cu."""
-
-    _fields_ = (
-        ("x", MatrixParams),
-        ("rows", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
-        ("weights", ctypes.c_uint64),
-        ("weight_stride", ctypes.c_int64 * BATCH_DIMS),
-        ("weights_apart", ctypes.c_int64),
-        ("out", ctypes.c_uint64),
-        ("sum", ctypes.c_uint64),
-        ("mean", ctypes.c_uint64),
-        ("count", ctypes.c_int64),
-        ("outputs", ctypes.c_int64),
-        ("first_batch", ctypes.c_int64),
-        ("first_block", ctypes.c_int64),
-        ("tiles", ctypes.c_int64),
-        ("parts", ctypes.c_int64),
-        ("alpha", ctypes.c_double * 2),
-        ("reduce_batch", ctypes.c_int32),
-        ("conjugate", ctypes.c_int32),
-        ("weight_parts", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-    )
+    """Arguments of sums."""
 
 
 def supports(problem: GemmReduceProblem, spec: DeviceSpec) -> str | None:
@@ -179,21 +149,12 @@ def _plan(problem: GemmReduceProblem, a: StoredArray, b: StoredArray) -> _SumsPl
     if swapped:
         operands = operands.transposed()
     view = operands.a
-    own = tuple(1 if s == 0 else n for n, s in zip(problem.batch_shape, view.batch_strides, strict=True))
-    strides, step = [], operands.k
-    for extent in reversed(own):
-        strides.append(0 if extent == 1 else step)
-        step *= extent
+    own = own_extents(problem.batch_shape, view.batch_strides)
+    strides = dense_strides(own, operands.k)
     once = replace(view, batch_strides=tuple(0 if n == 1 else s for n, s in zip(own, view.batch_strides, strict=True)))
     return _SumsPlan(
         _pass(once, own, None, problem, conjugate=operands.conjugate_a),
-        _pass(
-            operands.b,
-            problem.batch_shape,
-            tuple(reversed(strides)),
-            problem,
-            conjugate=operands.conjugate_b,
-        ),
+        _pass(operands.b, problem.batch_shape, strides, problem, conjugate=operands.conjugate_b),
         math.prod(own) * operands.k,
         swapped,
     )
@@ -213,9 +174,7 @@ def run_gemm_reduce(
     _launch(launcher, plan.first, bases[0], of_weights)
     parts = plan.first.parts
     if parts > _MAX_PARTS:
-        folded = launcher.empty((plan.inner,), wide)
-        _fold(launcher, problem, weights, folded, plan)
-        weights, parts = folded, 1
+        weights, parts = added_up(launcher, problem, weights, parts), 1
     problem = replace(problem, reproducible=True)
     params = SumsParams(
         weights=launcher.pointer(weights), weights_apart=plan.inner, weight_parts=parts,
@@ -236,8 +195,7 @@ def _launch(launcher: Launcher, of: _Pass, base: int, given: SumsParams) -> None
     """Every piece of a pass, with what `given` says of weights and results."""
     for piece, blocks in of.pieces:
         params = SumsParams.from_buffer_copy(piece)
-        params.x.re += base
-        params.x.im += base
+        place([params.x], [base])
         params.weights += given.weights
         for name in ("weights_apart", "weight_parts", "out", "outputs", "sum", "mean", "count", "reduce_batch"):
             setattr(params, name, getattr(given, name))
@@ -245,15 +203,3 @@ def _launch(launcher: Launcher, of: _Pass, base: int, given: SumsParams) -> None
             params.first_block = first
             grid = min(blocks - first, launcher.max_grid)
             launcher.launch(of.source, "sums", grid=grid, block=_THREADS, shared=0, params=params, dependent=True)
-
-
-def _fold(launcher: Launcher, problem: GemmReduceProblem, weights: Any, folded: Any, plan: _SumsPlan) -> None:
-    """Adds up the parts of the first pass."""
-    params = CombineParams(outputs=plan.inner, group=plan.first.parts)
-    params.length = params.sums_length = plan.first.parts
-    params.source.values[PARTIAL_KINDS.index("sum")] = launcher.pointer(weights)
-    params.target.values[PARTIAL_KINDS.index("sum")] = launcher.pointer(folded)
-    grid = -(-plan.inner // _COMBINE_BLOCK)
-    launcher.launch(
-        combine_source(problem), "gemm_reduce_combine", grid=grid, block=_COMBINE_BLOCK, shared=0, params=params
-    )

@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from gemmserve_kernels.algorithms.wgmma.candidates import resolve, supports
 from gemmserve_kernels.algorithms.wgmma.plan import Source, plan
-from gemmserve_kernels.device.struct_params import MatrixView, StoredArray
-from gemmserve_kernels.device.tensor_map import Box
+from gemmserve_kernels.device.struct_params import StoredArray
 from gemmserve_kernels.problem.config import GemmConfig
 
 if TYPE_CHECKING:
@@ -26,50 +23,10 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
 
-class PlaneSide(NamedTuple):
-    """Key of a plan for `Planes`; a tuple, because it is made and hashed for every call."""
-
-    scheme: Scheme
-    complex: bool
-    planes: int
-    matrices: int
-    rows: int
-    k: int
-    pitch: int
-    batch_strides: tuple[int, ...]
-
-    @classmethod
-    def of(cls, planes: Planes) -> PlaneSide:
-        """Return the key of `planes`."""
-        return cls(
-            planes.scheme,
-            planes.complex,
-            planes.count,
-            planes.matrices,
-            planes.rows,
-            planes.k,
-            planes.pitch,
-            planes.batch_strides,
-        )
-
-    @property
-    def across(self) -> bool:
-        """See WgmmaSide: planes lie along k."""
-        return False
-
-    def view(self) -> MatrixView:
-        """See WgmmaSide."""
-        return MatrixView(0, 0, np.dtype(np.uint8), self.rows, self.k, 0, 0, self.batch_strides)
-
-    def box(self, block_k: int, rows: int, planes: int) -> Box:
-        """See WgmmaSide."""
-        return Box((self.pitch, self.rows, self.planes, self.matrices), (block_k, rows, planes, 1))
-
-
 def _sources(launcher: Launcher, a: Planes, b: Planes, judged: Judged | None) -> tuple[Source, Source]:
     deficits = (0, 0) if judged is None else (judged.deficits_a, judged.deficits_b)
     left, right = (
-        Source(PlaneSide.of(planes), launcher.pointer(planes.data), launcher.pointer(planes.exponents), address)
+        Source(planes.layout(), launcher.pointer(planes.data), launcher.pointer(planes.exponents), address)
         for planes, address in zip((a, b), deficits, strict=True)
     )
     return left, right

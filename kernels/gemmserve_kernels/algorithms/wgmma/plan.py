@@ -20,14 +20,14 @@ from gemmserve_kernels.algorithms.common.verdict import TILES, most_deficit
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.struct_params import (
     BATCH_DIMS,
-    MatrixParams,
     MatrixView,
-    RowReduceParams,
     StoredArray,
     launches,
     matrix_view,
+    place,
+    set_factors,
 )
-from gemmserve_kernels.device.tensor_map import TensorMap
+from gemmserve_kernels.device.structures import device_struct
 from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 if TYPE_CHECKING:
@@ -50,46 +50,9 @@ DEPENDENT: Final = True
 """The kernels wait themselves for the one ahead (cuda/common/dependent.cuh)."""
 
 
-class PlaneParams(ctypes.Structure):
-    """Mirror of PlaneParams in cuda/wgmma/params.cuh."""
-
-    _fields_ = (
-        ("exponents", ctypes.c_uint64),
-        ("deficits", ctypes.c_uint64),
-        ("first_matrix", ctypes.c_int64),
-        ("batch_stride", ctypes.c_int64 * BATCH_DIMS),
-    )
-
-
+@device_struct("wgmma/params.cuh")
 class WgmmaParams(ctypes.Structure):
-    """Mirror of WgmmaParams."""
-
-    _fields_ = (
-        ("map_left", TensorMap),
-        ("map_right", TensorMap),
-        ("left", PlaneParams),
-        ("right", PlaneParams),
-        ("c", MatrixParams),
-        ("d", MatrixParams),
-        ("wanted", ctypes.c_uint64),
-        ("counters", ctypes.c_uint64),
-        ("workspace", ctypes.c_uint64),
-        ("m", ctypes.c_int64),
-        ("n", ctypes.c_int64),
-        ("batch_shape", ctypes.c_int32 * BATCH_DIMS),
-        ("k_blocks", ctypes.c_int32),
-        ("parts", ctypes.c_int32),
-        ("tiles_m", ctypes.c_int32),
-        ("tiles_n", ctypes.c_int32),
-        ("matrices", ctypes.c_int32),
-        ("units", ctypes.c_int32),
-        ("most_deficit", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-        ("alpha", ctypes.c_double * 2),
-        ("beta", ctypes.c_double * 2),
-        ("reduce", RowReduceParams),
-        ("reserved", ctypes.c_int64 * 6),  # up to a whole multiple of a tensor map's alignment
-    )
+    """Arguments of wgmma_gemm, wgmma_reduce and wgmma_combine."""
 
 
 class WgmmaSide(Protocol):
@@ -174,8 +137,7 @@ class WgmmaPlan:
             if judged is not None:
                 params.wanted, params.counters = judged.wanted, judged.counters
             if partials is not None:
-                params.reduce.partial, params.reduce.outputs = partials.params(launcher), partials.outputs
-                params.reduce.first_batch += first_matrix
+                partials.place(launcher, params.reduce, first_matrix)
             if piece.workspace:
                 workspace = launcher.empty((piece.workspace,), np.dtype(np.float32))
                 params.workspace = launcher.pointer(workspace)
@@ -195,9 +157,7 @@ class WgmmaPlan:
             params.map_right = launcher.tensor_map(self.right, right.data)
             params.left.exponents, params.right.exponents = left.exponents, right.exponents
             params.left.deficits, params.right.deficits = left.deficits, right.deficits
-            for matrix, base in zip((params.c, params.d), bases, strict=False):
-                matrix.re += base
-                matrix.im += base
+            place((params.c, params.d), bases)
             yield piece, params
 
     def _launch(self, launcher: Launcher, entry: str, grid: int, block: int, shared: int, params: WgmmaParams) -> None:
@@ -226,10 +186,9 @@ def plan(
         nowhere if array is None else matrix_view(array, shape, planar=problem.planar) for array in (c, d)
     )
     if isinstance(problem, GemmReduceProblem):  # rows remain
-        swapped, beta = problem.over_rows, 0j
+        swapped = problem.over_rows
     else:
         swapped = d_view.columns > 1 and d_view.rows > 1 and abs(d_view.row_stride) < abs(d_view.column_stride)
-        beta = complex(problem.beta)
     left, right = (b, a) if swapped else (a, b)
     if swapped:
         c_view, d_view = c_view.transposed(), d_view.transposed()
@@ -258,9 +217,7 @@ def plan(
         params.batch_shape[:] = inner
         if isinstance(problem, GemmReduceProblem):
             params.reduce.first_batch, params.reduce.reduce_batch = first_matrix, problem.over_batch
-        alpha = complex(problem.alpha)
-        params.alpha[:] = alpha.real, alpha.imag
-        params.beta[:] = beta.real, beta.imag
+        set_factors(params, problem)
         elements = matrices * m * n
         workspace = tile.parts * elements * (2 if left.complex else 1) if tile.parts > 1 else 0
         resident = max(1, sm_count // tile.cluster)

@@ -1,4 +1,4 @@
-// What the host passes: gemmserve_kernels.algorithms.simt.gemm mirrors these structures with ctypes, field by field.
+// What the host passes: gemmserve_kernels.device.structures reads the structures from here.
 #pragma once
 
 #include "platform.cuh"

@@ -1,4 +1,4 @@
-// What the host passes: gemmserve_kernels.algorithms.mfma.plan mirrors this structure with ctypes, field by field.
+// What the host passes: gemmserve_kernels.device.structures reads the structures from here.
 #pragma once
 
 #include "../common/params.cuh"

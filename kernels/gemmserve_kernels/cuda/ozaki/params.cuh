@@ -1,4 +1,4 @@
-// What the host passes to the kernels of the residue scheme: ozaki_params.py mirrors these structures field by field.
+// What the host passes to the kernels of the residue scheme (gemmserve_kernels.device.structures).
 #pragma once
 
 #include "../common/judging/judged.cuh"

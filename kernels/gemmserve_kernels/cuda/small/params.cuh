@@ -1,4 +1,4 @@
-// What the host passes to the kernel for small products: gemmserve_kernels.algorithms.small.gemm mirrors it with ctypes.
+// What the host passes to the kernel for small products (gemmserve_kernels.device.structures).
 #pragma once
 
 #include "../common/params.cuh"

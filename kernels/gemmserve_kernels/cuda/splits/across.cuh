@@ -32,11 +32,11 @@ struct Shared {
 
 template <bool SIDE_B, bool VECTOR>
 struct Split {
-    const SplitOperand& operand;
+    const SplitOperandParams& operand;
     Shared& shared;
     const int thread, lane, warp, rank;
 
-    GEMM_DEVICE Split(const SplitOperand& o, Shared& s, int t)
+    GEMM_DEVICE Split(const SplitOperandParams& o, Shared& s, int t)
         : operand(o), shared(s), thread(t), lane(t % 32), warp(t / 32), rank(block_rank()) {}
 
     GEMM_DEVICE int first_k(int tile, int h) const { return tile * TILE + ((rank * HELD + h) * WARPS + warp) * PATCH; }

@@ -28,7 +28,7 @@ struct Shared {
 
 template <bool SIDE_B, bool ALONG, bool VECTOR>
 struct Split {
-    const SplitOperand& operand;
+    const SplitOperandParams& operand;
     Unit& unit;
     const int lane;
 
@@ -202,7 +202,7 @@ struct Split {
 
 // This warp's part of an operand's units, which are `before` and following ones of `all`.
 template <bool SIDE_B, bool ALONG, bool VECTOR>
-GEMM_DEVICE void split_operand(const SplitOperand& operand, Long before, Long first, Long last, Unit& unit, int* status) {
+GEMM_DEVICE void split_operand(const SplitOperandParams& operand, Long before, Long first, Long last, Unit& unit, int* status) {
     const Long units = operand.units * operand.matrices;
     const Long from = first > before ? first - before : 0, to = last - before < units ? last - before : units;
     if (from >= to) return;

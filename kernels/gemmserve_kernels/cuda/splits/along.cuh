@@ -25,11 +25,11 @@ struct Shared {
 
 template <bool SIDE_B, bool VECTOR>
 struct Split {
-    const SplitOperand& operand;
+    const SplitOperandParams& operand;
     Shared& shared;
     const int lane, warp, team, rank;
 
-    GEMM_DEVICE Split(const SplitOperand& o, Shared& s, int thread)
+    GEMM_DEVICE Split(const SplitOperandParams& o, Shared& s, int thread)
         : operand(o), shared(s), lane(thread % 32), warp(thread / 32), team(thread / TEAM + teams_before()),
           rank(RANKS > 1 ? block_rank() % RANKS : 0) {}
 

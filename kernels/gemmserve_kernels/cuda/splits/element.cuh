@@ -195,7 +195,7 @@ GEMM_DEVICE void raise_word(int* word, int value) {
 // Writes down what has been counted of a vector: `counts` as in Tally, `largest` magnitudes (bits) of its parts; `padding`:
 // how many of those that are not large were none of its elements.
 GEMM_DEVICE void record(
-    const SplitOperand& operand, int matrix, int row, const int (&counts)[COUNTS], const unsigned (&largest)[PARTS],
+    const SplitOperandParams& operand, int matrix, int row, const int (&counts)[COUNTS], const unsigned (&largest)[PARTS],
     int padding, int* status) {
     const unsigned most = larger(largest[0], largest[PARTS - 1]);
     if constexpr (BFLOAT) {
@@ -299,7 +299,7 @@ GEMM_DEVICE float kept_from_zero(float x, float stored) {
 // RUN steps of a vector as they are stored; words[plane] takes them scaled and cut. All lanes of a warp come here.
 template <bool SIDE_B>
 GEMM_DEVICE void convert_run(
-    float (&re)[RUN], float (&im)[RUN], const Scaling& by, const SplitOperand& operand,
+    float (&re)[RUN], float (&im)[RUN], const Scaling& by, const SplitOperandParams& operand,
     Vector<unsigned, RUN / 2> (&words)[PLANES], Tally& tally) {
     const bool conjugate = operand.conjugate;
     if constexpr (BFLOAT && INFINITE_LAST) {

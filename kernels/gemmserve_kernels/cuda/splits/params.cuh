@@ -1,10 +1,10 @@
-// What the host passes to the pre-pass: gemmserve_kernels.algorithms.splits.split mirrors these structures with ctypes.
+// What the host passes to the pre-pass (gemmserve_kernels.device.structures).
 #pragma once
 
 #include "../common/params.cuh"
 
 // One operand of a product, as vectors of length k: the rows of op(A), the columns of op(B).
-struct SplitOperand {
+struct SplitOperandParams {
     MatrixParams source;  // row_stride from vector to vector, column_stride along k
     Long batch_shape[BATCH_DIMS];
     Half* planes;          // float16 or bfloat16 (matrices, planes, rows, pitch)
@@ -21,7 +21,7 @@ struct SplitOperand {
 };
 
 struct SplitParams {
-    SplitOperand a, b;
+    SplitOperandParams a, b;
     int* status;        // [0]: not 0 where anything is deep; [1], [2]: units taken of a, of b
     const int* gate;   // nothing is done where the word is 0; null: there is no gate
 };

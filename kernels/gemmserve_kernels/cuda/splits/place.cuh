@@ -8,14 +8,14 @@ struct Place {
     int matrix, row;
 };
 
-GEMM_DEVICE Place place_of(const SplitOperand& operand, int unit, int vectors) {
+GEMM_DEVICE Place place_of(const SplitOperandParams& operand, int unit, int vectors) {
     const unsigned units = static_cast<unsigned>(operand.units);
     const unsigned matrix = operand.matrices == 1 ? 0 : static_cast<unsigned>(unit) / units;
     return {static_cast<int>(matrix), static_cast<int>(unit - matrix * units) * vectors};
 }
 
 // Where its first element is in the array.
-GEMM_DEVICE Long offset_of(const SplitOperand& operand, const Place& at) {
+GEMM_DEVICE Long offset_of(const SplitOperandParams& operand, const Place& at) {
     Long offset = at.row * operand.source.row_stride;
     if (operand.matrices == 1) return offset;
     unsigned matrix = static_cast<unsigned>(at.matrix);
@@ -30,6 +30,6 @@ GEMM_DEVICE Long offset_of(const SplitOperand& operand, const Place& at) {
 }
 
 // The planes' first elements of a vector.
-GEMM_DEVICE Half* planes_of(const SplitOperand& operand, const Place& at) {
+GEMM_DEVICE Half* planes_of(const SplitOperandParams& operand, const Place& at) {
     return operand.planes + (at.matrix * PLANES * operand.rows + at.row) * operand.pitch;
 }

@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, GEMM_MIN_BLOCKS) spli
 #else
 
 template <bool SIDE_B, bool ALONG_K, bool VECTOR>
-GEMM_DEVICE void split_operand(const SplitOperand& operand, bool first, int group, unsigned char* shared, int* status) {
+GEMM_DEVICE void split_operand(const SplitOperandParams& operand, bool first, int group, unsigned char* shared, int* status) {
     if (operand.matrices == 0) return;  // prepared already
     const int thread = block_thread();
     int* counter = status + (SIDE_B ? 2 : 1);

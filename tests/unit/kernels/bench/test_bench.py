@@ -26,13 +26,13 @@ from gemmserve_kernels.device.spec import KNOWN
 
 class Console:
     def __init__(self):
-        self.printed, self.errors, self.tables = [], [], []
+        self.printed, self.noted, self.errors, self.tables = [], [], [], []
 
     def print(self, text):
         self.printed.append(text)
 
     def note(self, text):
-        pass
+        self.noted.append(text)
 
     def error(self, text):
         self.errors.append(text)
@@ -192,6 +192,13 @@ def test_operands_leave_the_server_after_a_failure_too():
     with pytest.raises(ComputeUnsupported):
         measure(Case(m=8, n=9, k=10, compute="tf32"), ServerTarget(client))
     assert not client.kept
+
+
+def test_what_is_measured_is_said_first():
+    _, console = command("gemm", *SIZES)
+    assert console.noted[0] == "measuring this machine (--server URL: a server)"
+    _, console = command("gemm", *SIZES, "--device", "cuda:99")  # opening it fails, later
+    assert console.noted == ["measuring this machine (--server URL: a server)"]
 
 
 def test_table():

@@ -7,18 +7,16 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from accuracy_cases import DTYPES, hold_product
+from accuracy_cases import DTYPES, argument_holds, hold_product, reduction_allowance
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmserve_kernels.bench import elementwise as module
 from gemmserve_kernels.bench.elementwise import (
-    argument_holds,
     elementwise,
     exact_product,
     limit,
     product_and_scale,
-    reduction_allowance,
     slice_bits,
     slices,
     unit,
@@ -32,7 +30,7 @@ def rational(x):
 
 
 def root(x):
-    """Of a rational, to double precision, whatever its size."""
+    """Return the root of a rational, to double precision, whatever its size."""
     if x == 0:
         return Fraction(0)
     shift = 2 * ((x.denominator.bit_length() - x.numerator.bit_length()) // 2 + 80)

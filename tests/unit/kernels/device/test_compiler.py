@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,8 +110,10 @@ def compiles(monkeypatch):
         return Cubin(f"{arch} {len(text)}".encode(), "")
 
     monkeypatch.setattr(compiler, "compile_cuda", compile_cuda)
-    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: (13, 0))
-    return calls
+    monkeypatch.setattr(cupy.cuda.runtime, "runtimeGetVersion", lambda: 13000)
+    compiler.file_name.cache_clear()
+    yield calls
+    compiler.file_name.cache_clear()
 
 
 def test_a_source_is_compiled_once_per_architecture_and_text(compiles, monkeypatch, tmp_path):
@@ -122,6 +126,48 @@ def test_a_source_is_compiled_once_per_architecture_and_text(compiles, monkeypat
     others = {compiler.cubin_file(small, "sm_80"), compiler.cubin_file(large, "sm_90a")}
     assert len(others | {path}) == 3
     assert sorted(tmp_path.glob("cache/*")) == sorted(others | {path})  # no temporary file is left
+
+
+@pytest.mark.parametrize(("version", "same"), [(13020, True), (14000, False)])
+def test_an_update_of_the_compiler_leaves_what_is_there(compiles, monkeypatch, tmp_path, version, same):
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
+    source = KernelSource("gemm", (("BLOCK_M", "32"),))
+    path = compiler.cubin_file(source, "sm_90a")
+    monkeypatch.setattr(cupy.cuda.runtime, "runtimeGetVersion", lambda: version)
+    compiler.file_name.cache_clear()
+    assert (compiler.cubin_file(source, "sm_90a") == path) is same
+    assert len(compiles) == 2 - same
+
+
+def test_threads_that_want_the_same_kernel_wait_for_one(compiles, monkeypatch, tmp_path):
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
+    source = KernelSource("gemm", (("BLOCK_M", "32"),))
+    at_it, go_on = threading.Event(), threading.Event()
+    compile_cuda = compiler.compile_cuda
+
+    def held(text, arch, *, name):
+        at_it.set()
+        assert go_on.wait(60)
+        return compile_cuda(text, arch, name=name)
+
+    monkeypatch.setattr(compiler, "compile_cuda", held)
+
+    def wanted():
+        before = compiler.waited_s()
+        return compiler.cubin_file(source, "sm_90a"), compiler.waited_s() - before
+
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(wanted) for _ in range(3)]
+        assert at_it.wait(60)
+        go_on.set()
+        found = [future.result() for future in futures]
+    assert len({path for path, _ in found}) == 1
+    assert compiles == ["sm_90a"]
+    assert any(waited > 0 for _, waited in found)
+    before = compiler.waited_s()
+    compiler.cubin_file(source, "sm_90a")
+    assert compiler.waited_s() == before
 
 
 def test_code_for_amd_devices_is_hiprtcs(compiles, monkeypatch, tmp_path):
@@ -140,8 +186,10 @@ def test_code_for_amd_devices_is_hiprtcs(compiles, monkeypatch, tmp_path):
     assert options == [("-std=c++17", "--gpu-architecture=gfx942")]
     assert freed == ["gemm.cu"]
     assert compiler.cubin_file(KernelSource("gemm", ()), "gfx942") == path
-    monkeypatch.setattr(cupy.cuda.runtime, "runtimeGetVersion", lambda: 70300000)
-    assert compiler.cubin_file(KernelSource("gemm", ()), "gfx942") != path
+    for version, same in ((70300000, True), (80000000, False)):
+        monkeypatch.setattr(cupy.cuda.runtime, "runtimeGetVersion", lambda version=version: version)
+        compiler.file_name.cache_clear()
+        assert (compiler.cubin_file(KernelSource("gemm", ()), "gfx942") == path) is same
     assert compiles == []
 
 

@@ -50,6 +50,31 @@ assert second.counts() == ElementCounts(85, 30, 5)
 assert third.counts() - second.counts() == ElementCounts(20, -13, 0)
 assert len(copies) == 2
 assert first.counts() == ElementCounts()
+
+import gc
+import threading
+
+def elsewhere(before):
+    # Counters of another thread, and its reading of none if it takes one first.
+    found = []
+    def look():
+        if before:
+            found.append(read_element_counts().counts())
+        found.append(counters_of(0))
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return found
+
+(other,) = elsewhere(False)
+assert other is not counters
+assert other.add(9) != words
+assert read_element_counts().counts() == third.counts()  # nothing of another thread's
+gc.collect()
+assert elsewhere(False) == [other]  # whose thread has ended
+gc.collect()
+none, fresh = elsewhere(True)
+assert none == ElementCounts() and fresh is not other and fresh.add(0) and fresh.read().counts() == ElementCounts()
 """
 
 

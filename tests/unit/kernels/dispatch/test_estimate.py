@@ -8,17 +8,20 @@ import math
 from importlib import resources
 
 import pytest
+from benchmark_scripts import load
 
 from gemmserve_kernels import GemmProblem, Operand
 from gemmserve_kernels.algorithms.common.time_model import MODELS, model_seconds
 from gemmserve_kernels.algorithms.gram.seconds import gram_seconds
 from gemmserve_kernels.device.spec import KNOWN
-from gemmserve_kernels.dispatch.estimate import Table, correction, estimate, left_out, measured_device, predicted, table
+from gemmserve_kernels.dispatch.estimate import Table, correction, estimate, measured_device, predicted, table
 from gemmserve_kernels.dispatch.routes import plan_gemm
 
 H200 = KNOWN["H200"]
 UNMEASURED = dataclasses.replace(H200, arch="sm_100a", name="another")
 KEY = ("simt", "plain", "complex64")
+
+(tune_dispatch,) = load("tune_dispatch")
 
 
 @pytest.mark.parametrize("key", MODELS, ids="-".join)
@@ -149,7 +152,7 @@ def test_leaving_a_point_out_tells_what_it_is_worth():
     # Everywhere but at 1024 simt is the faster one: without that point it is taken there too.
     points = [point(n, 1e-12, 2e-12) for n in (256, 512, 2048, 4096)] + [point(1024, 2e-12, 1e-12)]
     document = _document(*points)
-    found = {each.shape[1]: each for each in left_out(Table.of(document), document)}
+    found = {each.shape[1]: each for each in tune_dispatch.left_out(Table.of(document), document)}
     assert (found[1024].chosen, found[1024].best) == ("simt:plain", "vendor:plain")
     assert found[1024].ratio == pytest.approx(0.5)
     assert found[256].ratio == 1

@@ -6,17 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmark_scripts import load
 
 import gemmserve_kernels
 from gemmserve_kernels import GemmProblem, Operand
 from gemmserve_kernels.algorithms.common.time_model import MODELS
 from gemmserve_kernels.device.spec import KNOWN
-from gemmserve_kernels.dispatch.estimate import Table, left_out, measured_device
+from gemmserve_kernels.dispatch.estimate import Table, measured_device
 from gemmserve_kernels.dispatch.routes import plan_gemm
 
 TABLES = sorted((Path(gemmserve_kernels.__file__).parent / "dispatch" / "tables").glob("*.json"))
 BY_ARCH = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in TABLES}
 H200 = KNOWN["H200"]
+
+(tune_dispatch,) = load("tune_dispatch")
 
 
 def test_hopper_is_measured():
@@ -40,7 +43,7 @@ def test_every_point_is_a_measurement(arch):
 def test_what_lies_between_the_points_is_known_from_its_neighbours(arch):
     """Each point left out: nine in ten choices are the best or nearly."""
     document = BY_ARCH[arch]
-    found = left_out(Table.of(document), document)
+    found = tune_dispatch.left_out(Table.of(document), document)
     good = [each for each in found if each.ratio >= 0.9]
     assert len(good) >= 0.9 * len(found)
 
@@ -67,7 +70,7 @@ def test_choices_on_an_h200(shape, dtype, expected):
 
 
 def test_a_measured_point_gets_its_fastest_route():
-    """Of `auto`, within a few percent."""
+    """Route of `auto`, within a few percent."""
     document, wrong, looked_at = BY_ARCH["sm_90a"], [], 0
     for point in document["points"]:
         times = {r: s for r, s in point["seconds"].items() if r.split(":")[1] in {"plain", "3xfp16", "fp16", "ozaki"}}

@@ -132,7 +132,7 @@ def test_data_that_are_not_finite_cannot_be_judged(figures, dtype, where, value)
 
 def test_c_is_not_read_where_beta_is_zero(figures):
     a, b = random(1, "float32", 9, 10), random(2, "float32", 10, 8)
-    problem = build(a, b, np.full((9, 8), np.nan, "f4"))
+    problem = build(a, b, np.full((9, 8), np.nan, "f4"), beta=0)
     d = rounded(problem, a, b)
     assert finding.judged(problem, figures(problem, a, b, np.full((9, 8), np.nan, "f4"), d, 1)).excess < 1
 

@@ -30,7 +30,7 @@ def test_rounding_to_float16_is_the_error(k, one_sign):
 
 @pytest.mark.parametrize("k", [512, 4096, 20000])
 def test_promoted_sums_are_float32s(k):
-    """Of one sign, where truncation adds up: no worse than adding the same products one after the other in float32."""
+    """Sums of one sign, where truncation adds up: no worse than adding the products one after the other in float32."""
     a, b = operands(k, one_sign=True)
     exact = a.astype(np.float64) @ b.astype(np.float64)
     plain = np.zeros(exact.shape, np.float32)

@@ -55,6 +55,11 @@ def test_sizes_flops_and_bytes():
     assert build(operand(3, 4, dtype="float32"), operand(4, 5, dtype="float16")).flops() == 2 * 3 * 5 * 4
 
 
+def test_beta_that_is_not_given_is_1_with_c():
+    assert build(c=operand(3, 5)) == build(c=operand(3, 5), beta=1)
+    assert build() == build(beta=0)
+
+
 def test_c_that_is_not_read_moves_no_bytes():
     assert build(c=operand(3, 5), beta=0).nbytes() == build().nbytes()
 
@@ -147,7 +152,7 @@ def test_planar_float16_and_planar_complex_are_unsupported():
 
 @pytest.mark.parametrize("name", ["alpha", "beta"])
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), complex(0, float("inf")), "1", None, [1], 1e39, 10**400, np.ones(2)]
+    "value", [float("nan"), float("inf"), complex(0, float("inf")), "1", "", [1], 1e39, 10**400, np.ones(2)]
 )
 def test_scalars_must_be_numbers_that_the_dtype_holds(name, value):
     with pytest.raises(ParameterInvalid) as error:

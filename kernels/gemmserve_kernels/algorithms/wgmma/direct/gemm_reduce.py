@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.common.partials import Partials, combine
@@ -27,6 +28,7 @@ supports = gemm.supports
 copies = gemm.copies
 
 
+@lru_cache(maxsize=1024)
 def resolve(config: GemmConfig | WgmmaTile | None, problem: GemmReduceProblem, spec: DeviceSpec) -> WgmmaTile:
     """The tile, within what the reducing kernel can do. Raises ConfigInfeasible.
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from gemmserve_kernels.device.compiler import KernelSource
-from gemmserve_kernels.device.struct_params import BATCH_DIMS, MatrixParams, MatrixView, launches
+from gemmserve_kernels.device.struct_params import MatrixView, dense_strides, launches, own_extents
+from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,19 +28,9 @@ MAX_BYTES: Final = 256 << 20
 _THREADS: Final = 256
 
 
+@device_struct("wgmma/wgmma_pack.cu")
 class PackParams(ctypes.Structure):
-    """Mirror of PackParams in cuda/wgmma/wgmma_pack.cu."""
-
-    _fields_ = (
-        ("source", MatrixParams),  # `from` in the kernel
-        ("target", MatrixParams),  # `to`
-        ("batch_shape", ctypes.c_int64 * BATCH_DIMS),
-        ("rows", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("pieces", ctypes.c_int64),
-        ("total", ctypes.c_int64),
-        ("first", ctypes.c_int64),
-    )
+    """Arguments of wgmma_pack."""
 
 
 SOURCE: Final = KernelSource("wgmma_pack", (("PARAMS_BYTES", str(ctypes.sizeof(PackParams))),))
@@ -60,21 +51,18 @@ class Packing:
         turned = view.rows > 1 and (view.columns == 1 or abs(view.row_stride) < abs(view.column_stride))
         source = view.transposed() if turned else view
         pitch = -(-source.columns // PIECE) * PIECE
-        own = tuple(extent if stride else 1 for extent, stride in zip(batch_shape, source.batch_strides, strict=True))
-        step, strides = source.rows * pitch, []
-        for extent in reversed(own):
-            strides.append(step if extent > 1 else 0)
-            step *= extent
-        target = MatrixView(0, 0, source.dtype, source.rows, source.columns, pitch, 1, tuple(reversed(strides)))
+        own, matrix = own_extents(batch_shape, source.batch_strides), source.rows * pitch
+        steps = dense_strides(own, matrix)
+        target = MatrixView(0, 0, source.dtype, source.rows, source.columns, pitch, 1, steps)
         pieces = []
         for _, inner, (here, there) in launches(own, [source, target]):
             params = PackParams(
-                source=here.params(), target=there.params(), rows=source.rows, columns=source.columns,
+                from_=here.params(), to=there.params(), rows=source.rows, columns=source.columns,
                 pieces=pitch // PIECE, total=math.prod(inner) * source.rows * (pitch // PIECE),
             )  # fmt: skip
             params.batch_shape[:] = inner
             pieces.append(params)
-        return cls(target.transposed() if turned else target, step, tuple(pieces))
+        return cls(target.transposed() if turned else target, math.prod(own) * matrix, tuple(pieces))
 
     @property
     def nbytes(self) -> int:
@@ -85,8 +73,8 @@ class Packing:
         """Copies the array at `base` to `target`."""
         for piece in self.pieces:
             params = PackParams.from_buffer_copy(piece)
-            params.source.re += base
-            params.target.re += target
+            params.from_.re += base
+            params.to.re += target
             blocks = -(-piece.total // _THREADS)
             for first in range(0, blocks, launcher.max_grid):
                 params.first = first * _THREADS

@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from gemmserve_kernels.algorithms.common.matrix_units import Layout, pieces, rebase, run_stored, set_exponents, written
-from gemmserve_kernels.algorithms.common.operands import Operands
+from gemmserve_kernels.algorithms.common.matrix_units import pieces, rebase, run_stored, set_exponents
+from gemmserve_kernels.algorithms.common.operands import Operands, written
+from gemmserve_kernels.algorithms.common.splits import Planes
 from gemmserve_kernels.algorithms.mfma.plan import MfmaParams
 from gemmserve_kernels.algorithms.mfma.tile import MfmaTile
 from gemmserve_kernels.device.struct_params import BATCH_DIMS, StoredArray
@@ -62,14 +63,14 @@ def test_a_reduction_has_no_beta_and_needs_no_product():
 
 
 def test_where_planes_and_their_exponents_lie():
-    layout = Layout("3xfp16", True, "a", 70, 100, 128, (1, 0))
-    assert layout.matrix == 4 * 70 * 128
-    view = layout.planes()
+    layout = Planes("3xfp16", True, "a", "data", "exponents", 2, 70, 100, 128, (1, 0)).layout()
+    assert (layout.data, layout.exponents) == (None, None)
+    view = layout.first_plane()
     assert (view.rows, view.columns, view.row_stride, view.column_stride) == (70, 100, 128, 1)
     assert view.batch_strides == (4 * 70 * 128, 0)
-    assert layout.exponents().batch_strides == (70, 0)
+    assert layout.row_exponents().batch_strides == (70, 0)
     params = MfmaParams()
-    set_exponents(params, [layout.exponents(), layout.exponents().shifted(3)])
+    set_exponents(params, [layout.row_exponents(), layout.row_exponents().shifted(3)])
     assert list(params.exponents) == [0, 12]
     assert params.exponent_stride[1][BATCH_DIMS - 2] == 70
     for matrix, start in zip("abcd", itertools.count(1), strict=False):

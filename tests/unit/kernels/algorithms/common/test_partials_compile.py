@@ -58,7 +58,14 @@ def check(source, arch):
     assert max(cubin.spill_bytes.values()) <= SPILLS.get(source.name, 0), cubin.spill_bytes
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "3xtf32"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] if case.startswith("every") else [])
+        for case in CASES
+        if case != "3xtf32"
+    ],
+)
 def test_on_hopper(case):
     found = [source for source in sources(case, "H200") if source.name in REGISTERS]
     assert {source.name for source in found} & {"wgmma_reduce", "sums"}

@@ -82,7 +82,7 @@ def test_thread_orders_do_not_matter(name, order):
 
 @pytest.mark.parametrize("name", ["float64, strided", "complex128 AT BC", "planar, odd"])
 def test_no_races_and_no_stray_accesses(name):
-    """Of threads that copy: the checker follows no copy engine. Orders of threads and of its copies are tried above."""
+    """Threads copy: the checker follows no copy engine. Orders of threads and of its copies are tried above."""
     case = CASES[name]
     for tile in case.tiles().values():
         assert excess(*on_shim(case, tile, shim("sm_90", checked=True))) <= 1

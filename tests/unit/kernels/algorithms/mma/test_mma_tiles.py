@@ -52,6 +52,7 @@ def source_of(arithmetic, is_complex, tile):
     return source
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0]}-{'complex' if kind[1] else 'real'}")
 def test_registers_and_spills(kind, arch):
@@ -61,6 +62,7 @@ def test_registers_and_spills(kind, arch):
         assert cubin.spill_bytes["mma_gemm"] <= SPILLS.get(kind, 0), candidate.tile
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("is_complex", [True, False], ids=["complex", "real"])
 def test_choosing_tiles_costs_no_registers(arch, is_complex):
@@ -73,6 +75,7 @@ def test_choosing_tiles_costs_no_registers(arch, is_complex):
     assert found[1].spill_bytes["mma_gemm"] <= found[0].spill_bytes["mma_gemm"] + 8
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("kind", [("6xbf16", True), ("6xbf16", False), ("3xbf16", True)], ids=str)
 def test_the_rest_of_the_tiles(kind, arch):

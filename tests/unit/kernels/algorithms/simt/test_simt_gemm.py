@@ -52,7 +52,7 @@ def test_long_grids_are_cut(machine):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_beta_zero_never_reads_c(machine, value):
-    case = Gemm((20, 12), (12, 10), (20, 10))
+    case = Gemm((20, 12), (12, 10), (20, 10), options={"beta": 0})
     a, b, c = case.operands()
     expected = run_gemm(machine, case, (a, b, c))[-1]
     np.testing.assert_array_equal(run_gemm(machine, case, (a, b, np.full_like(c, value)))[-1], expected)

@@ -112,7 +112,7 @@ def test_a_single_vector_is_shared_out(which):
 
 @pytest.mark.parametrize("name", ["float32 NN", "float32 TN", "complex64 CT", "complex64 NN", "float32 planar RC"])
 def test_what_is_flagged_has_the_bits_of_whole_tiles(name):
-    """Of a tile those pieces alone are computed that have flagged elements."""
+    """Pieces of a tile: those alone are computed that have flagged elements."""
     case = ALIGNED[name]
 
     def few(problem):
@@ -189,7 +189,7 @@ def test_thread_orders_do_not_matter(name, order):
 
 @pytest.mark.parametrize("name", ["float32, strided", "complex64 AT BC", "float32, C"])
 def test_no_races_and_no_stray_accesses(name):
-    """Of threads that copy: the checker follows no copy engine. Orders of threads and of its copies are tried above."""
+    """Threads copy: the checker follows no copy engine. Orders of threads and of its copies are tried above."""
     case = CASES[name]
     for tile in tiles(case):
         check(*on_shim(case, shim(checked=True), tile=tile, copied=not case.strided))

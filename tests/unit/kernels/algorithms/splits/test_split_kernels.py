@@ -274,7 +274,7 @@ def run(launcher, a, b, c=None, *, compute="3xfp16", prepare=False, **options):
 
 
 def served_share(a, b, scheme="3xfp16"):
-    """Of the model."""
+    """Return the model's share."""
     left, right = plane_models.split(a, scheme, "a"), plane_models.split(np.ascontiguousarray(b.T), scheme, "b")
     return plane_models.served(left, right, a.shape[1]).mean()
 

@@ -82,7 +82,11 @@ DOUBLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "trans", "tile", "odd"), DOUBLE, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "trans", "tile", "odd"),
+    [pytest.param(*case, marks=[pytest.mark.slow] if case[1] != "NN" else []) for case in DOUBLE],
+    ids=str,
+)
 def test_fallback_in_double(kind, trans, tile, odd):
     (kernel, _), = _double_plan(kind, trans, tile, odd).pieces  # fmt: skip
     assert (kernel.sources is None) == (odd == 1)

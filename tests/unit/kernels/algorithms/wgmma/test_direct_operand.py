@@ -62,7 +62,7 @@ def test_what_does_not(matrix, batch, reason):
 
 
 def test_matrices_are_found_by_steps():
-    """Of the largest size that divides all strides; the last matrix first; an outer axis broadcast."""
+    """Steps of the largest size that divides all strides; the last matrix first; an outer axis broadcast."""
     side = direct_side(view(40, 24, 24, 1, (0, -960, 2880), phase=16), (4, 3, 2))
     assert (side.step, side.batch_strides, side.first, side.matrices) == (1920, (0, -1, 3), 2, 6)
     assert side.offset == 16 - 2 * 1920

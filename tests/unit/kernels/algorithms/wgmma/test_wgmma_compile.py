@@ -57,7 +57,7 @@ SHIPPED = [
     for candidate in candidates
     if key[0] != "fp16" or (candidate.cluster > 1) == (candidate.block_n > 128)
 ]
-"""Of tiles that differ in their cluster alone, one."""
+"""Tiles: one of those that differ in their cluster alone."""
 SHIPPED_IDS = [
     f"{key[0]}-{'c' if key[1] else 'r'}-{c.block_m}x{c.block_n}x{c.block_k}-{c.cluster}-{c.promote}"
     for key, c in SHIPPED

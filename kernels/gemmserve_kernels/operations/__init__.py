@@ -1,0 +1,1 @@
+"""Operations on arrays beside products and their reductions: what steps of programs do between products."""

@@ -1,0 +1,1 @@
+"""Linear algebra on top of the products: Hermitian rank-k products, factorizations, systems, exponentials."""
