@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gemmserve._async_client import AsyncClient
     from gemmserve._client import Client
+    from gemmserve._contraction.calls import einsum_path
     from gemmserve._errors import (
         APIError,
+        ClientClosed,
         ComputeUnsupported,
         ConfigInfeasible,
         CorruptAnswer,
         CrossedAnswer,
         DeviceError,
         DigestMismatch,
+        DownloadWarning,
         DtypeUnsupported,
         Forbidden,
         GemmserveError,
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
         JobFailed,
         JobTimeout,
         NotFound,
+        NotPositiveDefinite,
         NotReady,
         Overloaded,
         ParameterInvalid,
@@ -43,12 +47,47 @@ if TYPE_CHECKING:
         QuotaExceeded,
         ServerError,
         ShapeMismatch,
+        SingularMatrix,
         StoreFull,
         TooLarge,
         TransportError,
         TransportTimeout,
         Unauthorized,
         WorkerCrashed,
+    )
+    from gemmserve._handles.functions import (
+        broadcast_to,
+        conj,
+        conjugate,
+        copy,
+        diagonal,
+        dot,
+        einsum,
+        expand_dims,
+        flip,
+        imag,
+        inner,
+        matmul,
+        matrix_transpose,
+        matvec,
+        moveaxis,
+        multi_dot,
+        ndim,
+        outer,
+        ravel,
+        real,
+        reshape,
+        shape,
+        size,
+        squeeze,
+        swapaxes,
+        tensordot,
+        to_numpy,
+        trace,
+        transpose,
+        vdot,
+        vecdot,
+        vecmat,
     )
     from gemmserve._job import AsyncJob, Job
     from gemmserve._model import ArrayInfo, JobInfo
@@ -67,12 +106,14 @@ __all__ = [
     "AsyncProgramArray",
     "AsyncRemoteArray",
     "Client",
+    "ClientClosed",
     "ComputeUnsupported",
     "ConfigInfeasible",
     "CorruptAnswer",
     "CrossedAnswer",
     "DeviceError",
     "DigestMismatch",
+    "DownloadWarning",
     "DtypeUnsupported",
     "Forbidden",
     "GemmserveError",
@@ -86,6 +127,7 @@ __all__ = [
     "JobInfo",
     "JobTimeout",
     "NotFound",
+    "NotPositiveDefinite",
     "NotReady",
     "Overloaded",
     "ParameterInvalid",
@@ -99,6 +141,7 @@ __all__ = [
     "RetryPolicy",
     "ServerError",
     "ShapeMismatch",
+    "SingularMatrix",
     "StoreFull",
     "TooLarge",
     "TransportError",
@@ -106,6 +149,39 @@ __all__ = [
     "Unauthorized",
     "WorkerCrashed",
     "__version__",
+    "broadcast_to",
+    "conj",
+    "conjugate",
+    "copy",
+    "diagonal",
+    "dot",
+    "einsum",
+    "einsum_path",
+    "expand_dims",
+    "flip",
+    "imag",
+    "inner",
+    "matmul",
+    "matrix_transpose",
+    "matvec",
+    "moveaxis",
+    "multi_dot",
+    "ndim",
+    "outer",
+    "ravel",
+    "real",
+    "reshape",
+    "shape",
+    "size",
+    "squeeze",
+    "swapaxes",
+    "tensordot",
+    "to_numpy",
+    "trace",
+    "transpose",
+    "vdot",
+    "vecdot",
+    "vecmat",
 ]
 
 _HOME = {
@@ -122,8 +198,9 @@ _HOME = {
     "ProgramArray": "_program",
     "RemoteArray": "_remote",
     "RetryPolicy": "_transport.retry",
+    "einsum_path": "_contraction.calls",
 }
-"""The private module of each name; every other one is an error."""
+"""The private module of each name; of the others small letters are functions on handles, the rest errors."""
 
 
 def __getattr__(name: str) -> Any:
@@ -131,10 +208,11 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version("gemmserve")
-    elif name in __all__:
+    elif name in __all__ or name == "sum":  # which `import *` must not take the place of Python's
         from importlib import import_module
 
-        value = getattr(import_module(f"gemmserve.{_HOME.get(name, '_errors')}"), name)
+        home = _HOME.get(name, "_handles.functions" if name.islower() else "_errors")
+        value = getattr(import_module(f"gemmserve.{home}"), name)
     else:
         raise AttributeError(f"module 'gemmserve' has no attribute {name!r}")
     globals()[name] = value

@@ -1,10 +1,11 @@
-"""Every error the client raises, and how answers and httpx's exceptions become them.
+"""Every error the client raises, and how answers become them.
 
 ::
 
     GemmserveError
     ├── ProgramError                a program or its result at the wrong time
-    ├── TransportError              no answer: refused, broken, unresolvable (httpx's error is the cause)
+    ├── ClientClosed                a closed client, used again                             (also RuntimeError)
+    ├── TransportError              no answer: refused, broken, unresolvable (the HTTP library's error is the cause)
     │   ├── TransportTimeout        ... or silent for too long                              (also TimeoutError)
     │   └── CorruptAnswer           ... or bytes that changed on their way: another digest than the server said
     ├── ProtocolError               an answer this version does not understand
@@ -30,6 +31,8 @@
         │   ├── QuotaExceeded       429, or 507 of stored bytes: .quota .limit .used
         │   └── NotReady            503, draining too
         ├── JobFailed               .job, .problem
+        │   ├── SingularMatrix      .index                                  (also numpy.linalg.LinAlgError)
+        │   └── NotPositiveDefinite .index                                  (also numpy.linalg.LinAlgError)
         ├── JobCancelled            .job
         ├── JobTimeout              .job; the deadline passed, here or there                (also TimeoutError)
         └── ServerError             any other 5xx
@@ -46,8 +49,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from numpy.linalg import LinAlgError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+class DownloadWarning(UserWarning):
+    """A large array is downloaded by numpy.asarray, or by what calls it; see `Client(warn_download=...)`."""
 
 
 class GemmserveError(Exception):
@@ -60,6 +69,10 @@ class GemmserveError(Exception):
 
 class ProgramError(GemmserveError):
     """A program, or a result of one, was used at the wrong time: before it has run, after it did not succeed, twice."""
+
+
+class ClientClosed(GemmserveError, RuntimeError):
+    """A client, or a handle of one, was used after the client was closed."""
 
 
 class TransportError(GemmserveError):
@@ -93,6 +106,10 @@ class CrossedAnswer(ProtocolError):
     """
 
 
+_BY_SLUG: Final[dict[str, type[APIError]]] = {}
+"""Classes by the slugs of their problems; each enters itself."""
+
+
 class APIError(GemmserveError):
     """A problem in the server's words.
 
@@ -102,6 +119,12 @@ class APIError(GemmserveError):
     """
 
     default_slug: ClassVar[str] = "error"
+
+    def __init_subclass__(cls, *, slug: str = "") -> None:
+        super().__init_subclass__()
+        if slug:
+            cls.default_slug = slug
+            _BY_SLUG[slug] = cls
 
     def __init__(
         self,
@@ -123,28 +146,20 @@ class APIError(GemmserveError):
         self.job = job
 
 
-class InvalidRequest(APIError, ValueError):
+class InvalidRequest(APIError, ValueError, slug="invalid-request"):
     """The request cannot be carried out as it stands."""
 
-    default_slug = "invalid-request"
 
-
-class ShapeMismatch(InvalidRequest):
+class ShapeMismatch(InvalidRequest, slug="shape-mismatch"):
     """The operands' shapes do not fit each other, or have fewer than two dimensions."""
 
-    default_slug = "shape-mismatch"
 
-
-class DtypeUnsupported(InvalidRequest, TypeError):
+class DtypeUnsupported(InvalidRequest, TypeError, slug="dtype-unsupported"):
     """The dtype is not float16, float32, float64, complex64 or complex128."""
 
-    default_slug = "dtype-unsupported"
 
-
-class ComputeUnsupported(InvalidRequest):
+class ComputeUnsupported(InvalidRequest, slug="compute-unsupported"):
     """The device does not form products this way; `available` names the ways it has."""
-
-    default_slug = "compute-unsupported"
 
     @property
     def available(self) -> list[str]:
@@ -152,10 +167,8 @@ class ComputeUnsupported(InvalidRequest):
         return list(self.problem.get("available") or ())
 
 
-class ParameterInvalid(InvalidRequest):
+class ParameterInvalid(InvalidRequest, slug="parameter-invalid"):
     """A parameter has no meaning here (NaN alpha, complex alpha on real data, max of complex...)."""
-
-    default_slug = "parameter-invalid"
 
     @property
     def parameter(self) -> str | None:
@@ -163,34 +176,24 @@ class ParameterInvalid(InvalidRequest):
         return self.problem.get("parameter")
 
 
-class ConfigInfeasible(InvalidRequest):
+class ConfigInfeasible(InvalidRequest, slug="config-infeasible"):
     """The config breaks a limit of the device; the detail names the limit."""
 
-    default_slug = "config-infeasible"
 
-
-class InvalidNpy(InvalidRequest):
+class InvalidNpy(InvalidRequest, slug="invalid-npy"):
     """The bytes are no .npy array that the service reads."""
 
-    default_slug = "invalid-npy"
 
-
-class DigestMismatch(InvalidRequest):
+class DigestMismatch(InvalidRequest, slug="digest-mismatch"):
     """The bytes that arrived are not the bytes that were sent."""
 
-    default_slug = "digest-mismatch"
 
-
-class Unauthorized(APIError):
+class Unauthorized(APIError, slug="unauthorized"):
     """The server wants an API key: none was sent, or one that is mistyped, unknown, expired or revoked."""
 
-    default_slug = "unauthorized"
 
-
-class Forbidden(APIError):
+class Forbidden(APIError, slug="forbidden"):
     """The key lacks a scope (named by `scope`), or the Host or Origin is not allowed to do this."""
-
-    default_slug = "forbidden"
 
     @property
     def scope(self) -> str | None:
@@ -198,52 +201,36 @@ class Forbidden(APIError):
         return self.problem.get("scope")
 
 
-class NotFound(APIError, LookupError):
+class NotFound(APIError, LookupError, slug="not-found"):
     """The array, job or route does not exist."""
 
-    default_slug = "not-found"
 
-
-class Gone(APIError, LookupError):
+class Gone(APIError, LookupError, slug="gone"):
     """The array has expired."""
 
-    default_slug = "gone"
 
-
-class IdempotencyConflict(APIError):
+class IdempotencyConflict(APIError, slug="idempotency-conflict"):
     """The Idempotency-Key was used for another body, or its first request is still being taken in."""
 
-    default_slug = "idempotency-conflict"
 
-
-class TooLarge(APIError):
+class TooLarge(APIError, slug="too-large"):
     """Larger than the server takes in one array."""
 
-    default_slug = "too-large"
 
-
-class StoreFull(APIError):
+class StoreFull(APIError, slug="store-full"):
     """The server's store has no room; unexpired arrays are never evicted."""
 
-    default_slug = "store-full"
 
-
-class Overloaded(APIError):
+class Overloaded(APIError, slug="overloaded"):
     """Later, not now: `retry_after` is in seconds, or None."""
 
-    default_slug = "overloaded"
 
-
-class QueueFull(Overloaded):
+class QueueFull(Overloaded, slug="queue-full"):
     """The server's queue is full."""
 
-    default_slug = "queue-full"
 
-
-class QuotaExceeded(Overloaded):
+class QuotaExceeded(Overloaded, slug="quota-exceeded"):
     """A quota of the API key's owner is used up. `retry_after` is None where time heals nothing: of stored bytes."""
-
-    default_slug = "quota-exceeded"
 
     @property
     def quota(self) -> str | None:
@@ -261,80 +248,63 @@ class QuotaExceeded(Overloaded):
         return self.problem.get("used")
 
 
-class NotReady(Overloaded):
+class NotReady(Overloaded, slug="not-ready"):
     """The server has no worker ready yet, or is draining."""
 
-    default_slug = "not-ready"
 
-
-class JobFailed(APIError):
+class JobFailed(APIError, slug="job-failed"):
     """The job failed on the server: `job` is the job, `problem` its error; the cause is that error, typed."""
 
-    default_slug = "job-failed"
+
+class _OfStack:
+    """Base of errors that name one matrix of a stack."""
+
+    problem: dict[str, Any]
+
+    @property
+    def index(self) -> tuple[int, ...]:
+        """Place of one such matrix in its stack; empty where there is one matrix."""
+        return tuple(self.problem.get("index") or ())
 
 
-class JobCancelled(APIError):
+class SingularMatrix(JobFailed, _OfStack, LinAlgError, slug="singular-matrix"):
+    """A pivot is exactly zero: a system with this matrix has no solution, or many."""
+
+
+class NotPositiveDefinite(JobFailed, _OfStack, LinAlgError, slug="not-positive-definite"):
+    """A pivot is not positive: the matrix has no Cholesky factor."""
+
+
+class JobCancelled(APIError, slug="cancelled"):
     """The job was cancelled."""
 
-    default_slug = "cancelled"
 
-
-class JobTimeout(APIError, TimeoutError):
+class JobTimeout(APIError, TimeoutError, slug="timeout"):
     """The job's own deadline passed, or it was not done within the time you gave: `job.state` tells which."""
 
-    default_slug = "timeout"
 
-
-class ServerError(APIError):
+class ServerError(APIError, slug="internal-error"):
     """The server failed, not the request."""
 
-    default_slug = "internal-error"
 
-
-class DeviceError(ServerError):
+class DeviceError(ServerError, slug="device-error"):
     """The device failed (or has too little memory: slug "out-of-device-memory")."""
 
-    default_slug = "device-error"
 
-
-class WorkerCrashed(ServerError):
+class WorkerCrashed(ServerError, slug="worker-crashed"):
     """The worker died at this job, as often as it was tried."""
 
-    default_slug = "worker-crashed"
 
-
-_CLASSES: Final[tuple[type[APIError], ...]] = (
-    ShapeMismatch,
-    DtypeUnsupported,
-    ComputeUnsupported,
-    ParameterInvalid,
-    ConfigInfeasible,
-    InvalidNpy,
-    DigestMismatch,
-    Unauthorized,
-    Forbidden,
-    NotFound,
-    Gone,
-    IdempotencyConflict,
-    TooLarge,
-    StoreFull,
-    QueueFull,
-    QuotaExceeded,
-    NotReady,
-    JobCancelled,
-    JobTimeout,
-    DeviceError,
-    WorkerCrashed,
+_BY_SLUG.update(
+    {
+        "draining": NotReady,
+        "host-not-allowed": Forbidden,
+        "idempotency-mismatch": IdempotencyConflict,
+        "origin-not-allowed": Forbidden,
+        "out-of-device-memory": DeviceError,
+        "program-too-large": TooLarge,
+    }
 )
-
-_BY_SLUG: Final = {cls.default_slug: cls for cls in _CLASSES} | {
-    "draining": NotReady,
-    "host-not-allowed": Forbidden,
-    "idempotency-mismatch": IdempotencyConflict,
-    "origin-not-allowed": Forbidden,
-    "out-of-device-memory": DeviceError,
-    "program-too-large": TooLarge,
-}
 
 _BY_STATUS: Final[dict[int, type[APIError]]] = {
     400: InvalidRequest,
@@ -413,37 +383,6 @@ def _seconds(value: object) -> float | None:
     except ValueError:
         return None
     return seconds if 0 <= seconds < float("inf") else None
-
-
-def from_httpx(error: Exception, url: str, *, answered: bool = False) -> GemmserveError:
-    """The error that an exception of httpx stands for; the caller raises it `from` the original. `answered`: whether
-    the server ever did.
-    """
-    import httpx
-
-    said = str(error) or type(error).__name__
-    match error:
-        case httpx.ConnectError() | httpx.ConnectTimeout():
-            return TransportError(
-                f"cannot reach {url}: {said}; is `gemmserve serve` running there?", unmet=not answered
-            )
-        case httpx.TimeoutException():
-            return TransportTimeout(f"{url} was silent for too long ({type(error).__name__})")
-        case httpx.UnsupportedProtocol() | httpx.LocalProtocolError():
-            return TransportError(f"the request to {url} cannot be sent: {said}", retriable=False)
-        case httpx.TransportError():
-            return TransportError(f"the exchange with {url} broke: {said}")
-        case httpx.InvalidURL():
-            return ParameterInvalid(f"{url!r} is not a URL: {said}")
-        case _:
-            return ProtocolError(f"{url}: {said}")
-
-
-def httpx_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that httpx can raise while a request is made or an answer is read."""
-    import httpx
-
-    return (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, httpx.CookieConflict)
 
 
 # Tracebacks name what people import.

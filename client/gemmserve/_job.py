@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from gemmserve import _errors
 from gemmserve._calls import requests
 from gemmserve._calls.flows import Watch
+from gemmserve._handles.display import at
 from gemmserve._pickling import PickledByClient
-from gemmserve._remote import ArraySession, AsyncArraySession, AsyncRemoteArray, RemoteArray
+from gemmserve._remote import ArraySession, AsyncArraySession
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 
     from gemmserve._calls.flows import Flow, Flows
-    from gemmserve._model import JobInfo
-    from gemmserve._transfer.arrays import LocalArray
+    from gemmserve._handles.view import Base
+    from gemmserve._model import ArrayInfo, JobInfo
+    from gemmserve._remote import AsyncRemoteArray, RemoteArray
+    from gemmserve._transfer.progress import JobBar
     from gemmserve._transport.async_io import AsyncIO
     from gemmserve._transport.sync_io import SyncIO
 
@@ -31,9 +34,11 @@ class Session(ArraySession, Protocol):
     def _flows(self) -> Flows: ...
     @property
     def _io(self) -> SyncIO: ...
+    def _handle(
+        self, array_id: str, info: ArrayInfo | None = None, *, base: Base | None = None, made: bool = False
+    ) -> RemoteArray: ...
     def _run(self, flow: Flow[T]) -> T: ...
     def _call(self, request: requests.Request[T]) -> T: ...
-    def put(self, a: LocalArray, ttl_s: float | None = None) -> RemoteArray: ...
 
 
 class AsyncSession(AsyncArraySession, Protocol):
@@ -43,9 +48,9 @@ class AsyncSession(AsyncArraySession, Protocol):
     def _flows(self) -> Flows: ...
     @property
     def _io(self) -> AsyncIO: ...
+    def _handle(self, array_id: str, info: ArrayInfo | None = None, *, made: bool = False) -> AsyncRemoteArray: ...
     async def _run(self, flow: Flow[T]) -> T: ...
     async def _call(self, request: requests.Request[T]) -> T: ...
-    async def put(self, a: LocalArray, ttl_s: float | None = None) -> AsyncRemoteArray: ...
 
 
 class JobHandle(PickledByClient, Generic[S]):
@@ -54,6 +59,23 @@ class JobHandle(PickledByClient, Generic[S]):
     def __init__(self, client: S, info: JobInfo) -> None:
         self._client = client
         self.info = info
+        self._results: dict[str, Any] = {}
+        """Handles of the results that were asked for: they last as long as the job's handle."""
+        self._shared = False
+        """Whether another process may ask for the results."""
+
+    @property
+    def _makes(self) -> bool:
+        """Whether the results go with their handles, where the client deletes by itself: not what has a name."""
+        return not self._shared and not (self.info.fields.get("request") or {}).get("name")
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Pickle the handle by its state and its client's options. From then on its results outlive their handles."""
+        reduced = super().__reduce__()
+        self._shared = True
+        for result in self._results.values():
+            result.keep()
+        return reduced
 
     def _reduced(self) -> tuple[Any, ...]:
         return type(self), self.info
@@ -73,6 +95,17 @@ class JobHandle(PickledByClient, Generic[S]):
         """Whether the state, as last seen, is final."""
         return self.info.final
 
+    @contextmanager
+    def _watched(self) -> Iterator[Callable[[JobInfo], object] | None]:
+        """Function that shows states on a bar, for as long as the job is waited for; None where nobody would see it."""
+        client: Any = self._client
+        bar: JobBar | None = None if self.done else client._io.progress.job()
+        try:
+            yield None if bar is None else bar.show
+        finally:
+            if bar is not None:
+                bar.close()
+
     def _raise_unless_succeeded(self, timeout: float | None) -> None:
         info = self.info
         if info.state == "succeeded":
@@ -89,6 +122,8 @@ class JobHandle(PickledByClient, Generic[S]):
             raise _errors.JobTimeout(
                 detail or f"job {info.id} passed its deadline", problem=problem, job=self
             ) from cause
+        if isinstance(cause, _errors.JobFailed):
+            raise cause
         raise _errors.JobFailed(
             detail or f"job {info.id} failed",
             slug=cause.slug if cause else None,
@@ -98,7 +133,7 @@ class JobHandle(PickledByClient, Generic[S]):
         ) from cause
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.info.id} {self.info.op} {self.info.state}>"
+        return f"<{type(self).__name__} {self.info.id} {self.info.op} {self.info.state}{at(self._client)}>"
 
 
 class Job(JobHandle[Session]):
@@ -115,7 +150,8 @@ class Job(JobHandle[Session]):
         Raises JobTimeout after `timeout` seconds; the job goes on.
         """
         deadline = None if timeout is None else self._client._flows.clock() + timeout
-        self.info = self._client._run(self._client._flows.wait(self.info, deadline=deadline))
+        with self._watched() as seen:
+            self.info = self._client._run(self._client._flows.wait(self.info, deadline=deadline, seen=seen))
         if not self.info.final:
             self._raise_unless_succeeded(timeout)
         return self
@@ -128,10 +164,16 @@ class Job(JobHandle[Session]):
         self.wait(timeout)
         return self._result()
 
-    def _result(self, timeout: float | None = None) -> RemoteArray | dict[str, RemoteArray]:
+    def _result(
+        self, timeout: float | None = None, expected: Mapping[str, Base | None] | None = None
+    ) -> RemoteArray | dict[str, RemoteArray]:
+        """The result; `expected`: what is known of it, by name."""
         self._raise_unless_succeeded(timeout)
-        arrays = {name: RemoteArray(self._client, array_id) for name, array_id in self.info.result.items()}
-        return next(iter(arrays.values())) if self.info.single else arrays
+        for name, array_id in self.info.result.items():
+            if name not in self._results:
+                base = (expected or {}).get(name)
+                self._results[name] = self._client._handle(array_id, base=base, made=self._makes)
+        return next(iter(self._results.values())) if self.info.single else dict(self._results)
 
     def cancel(self) -> Self:
         """Cancels the job unless it is final already; returns the job itself, its state as of now."""
@@ -180,7 +222,8 @@ class AsyncJob(JobHandle[AsyncSession]):
         Raises JobTimeout after `timeout` seconds; the job goes on.
         """
         deadline = None if timeout is None else self._client._flows.clock() + timeout
-        self.info = await self._client._run(self._client._flows.wait(self.info, deadline=deadline))
+        with self._watched() as seen:
+            self.info = await self._client._run(self._client._flows.wait(self.info, deadline=deadline, seen=seen))
         if not self.info.final:
             self._raise_unless_succeeded(timeout)
         return self
@@ -195,11 +238,11 @@ class AsyncJob(JobHandle[AsyncSession]):
 
     async def _result(self, timeout: float | None = None) -> AsyncRemoteArray | dict[str, AsyncRemoteArray]:  # noqa: ASYNC109
         self._raise_unless_succeeded(timeout)
-        arrays = {
-            name: AsyncRemoteArray(self._client, array_id, await self._client._array_info(array_id))
-            for name, array_id in self.info.result.items()
-        }
-        return next(iter(arrays.values())) if self.info.single else arrays
+        for name, array_id in self.info.result.items():
+            if name not in self._results:
+                info = await self._client._array_info(array_id)
+                self._results[name] = self._client._handle(array_id, info, made=self._makes)
+        return next(iter(self._results.values())) if self.info.single else dict(self._results)
 
     async def cancel(self) -> Self:
         """Cancels the job unless it is final already; returns the job itself, its state as of now."""

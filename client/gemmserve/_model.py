@@ -19,7 +19,9 @@ FINAL_STATES: Final = frozenset({"succeeded", "failed", "cancelled", "expired"})
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """A stored array. `order` is its memory order; times are aware datetimes; `expires_at` None: kept until deleted."""
+    """A stored array. `order` is its memory order; times are aware datetimes; `expires_at` None: kept until deleted;
+    `name` None: it has none.
+    """
 
     id: str
     dtype: np.dtype[Any]
@@ -29,6 +31,8 @@ class ArrayInfo:
     sha256: str | None = None
     created_at: datetime | None = None
     expires_at: datetime | None = None
+    name: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
     def parse(cls, fields: Any) -> ArrayInfo:
@@ -43,6 +47,8 @@ class ArrayInfo:
                 sha256=fields.get("sha256"),
                 created_at=_time(fields.get("created_at")),
                 expires_at=_time(fields.get("expires_at")),
+                name=fields.get("name"),
+                labels=dict(fields.get("labels") or {}),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _errors.ProtocolError(f"the answer describes no array: {error!r}") from error
@@ -50,17 +56,21 @@ class ArrayInfo:
 
 @dataclass(frozen=True)
 class JobInfo:
-    """A job at one moment. `timings` are seconds by phase; `steps` what became of each step of a program that has
-    succeeded (id, algorithm, kernel_s, residual). Where the result was checked, `residual` is its relative error, and
-    `mismatch` that of a first result which was thrown away. `elements` counts elements of results by the way in which
-    they were computed (planned, wide, plain); `wide_share` and `fallback_share` are the shares of the latter two, 0 to
-    1: what the data kept from the planned way. None where there is one way only. `fields` is the whole JSON object.
+    """A job at one moment. `timings` are seconds by phase; `compiling`: it runs, and waits for kernels that are being
+    compiled; `estimated_s`: while it runs, the seconds that it may take from `started_at` on, roughly. `steps` what
+    became of each step of a program that has succeeded (id, algorithm, kernel_s, residual). Where the result was
+    checked, `residual` is its relative error, and `mismatch` that of a first result which was thrown away. `elements`
+    counts elements of results by the way in which they were computed (planned, wide, plain); `wide_share` and
+    `fallback_share` are the shares of the latter two, 0 to 1: what the data kept from the planned way. None where there
+    is one way only. `fields` is the whole JSON object.
     """
 
     id: str
     state: str
     op: str = ""
     attempt: int = 0
+    compiling: bool = False
+    estimated_s: float | None = None
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -96,6 +106,8 @@ class JobInfo:
                 state=str(fields["state"]),
                 op=str(fields.get("op", "")),
                 attempt=int(fields.get("attempt") or 0),
+                compiling=bool(fields.get("compiling")),
+                estimated_s=fields.get("estimated_s"),
                 created_at=_time(fields.get("created_at")),
                 started_at=_time(fields.get("started_at")),
                 finished_at=_time(fields.get("finished_at")),

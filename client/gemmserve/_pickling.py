@@ -37,6 +37,8 @@ class Options:
     compression: str | None
     digests: str
     pickle_key: bool
+    warn_download: int | None
+    auto_delete: bool = False
 
 
 def made_of(

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmserve import _errors
 from gemmserve._calls import params as _params
 from gemmserve._calls.flows import prepare
-from gemmserve._remote import ArrayHandle, plain_id
+from gemmserve._calls.folding import folded
+from gemmserve._handles.handle import ArrayHandle, base_of
+from gemmserve._handles.lifetime import Lifetime
+from gemmserve._transfer.arrays import as_array
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    import numpy as np
-
+    from gemmserve._handles.view import Base
     from gemmserve._model import ArrayInfo
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -28,13 +30,13 @@ class Slot:
     recording: Recording
     name: str
     """Name by which the server knows it: "x2", "y.absmax"."""
-    shape: tuple[int, ...] | None = None
-    dtype: np.dtype[Any] | None = None
-    """Dtype; where this or the shape is None, the server works it out."""
+    base: Base | None = None
+    """Shape, dtype and order; None: the server works them out."""
     used: bool = False
     kept: bool = False
     id: str | None = None
     info: ArrayInfo | None = None
+    lifetime: Lifetime = field(default_factory=Lifetime)
 
     @property
     def reference(self) -> str:
@@ -56,7 +58,11 @@ class Recording:
     slots: dict[str, Slot] = field(default_factory=dict)
     state: str = "new"
     """new, open, running, done or failed."""
+    operands: list[Any] = field(default_factory=list)
+    """Handles of arrays that steps use, which must be there until the program is submitted."""
     _ids: set[str] = field(default_factory=set)
+    _bases: dict[str, dict[str, Base | None]] = field(default_factory=dict)
+    """Operands as they are seen, by step and name."""
     _keeps: bool = False
 
     def begin(self) -> None:
@@ -68,10 +74,39 @@ class Recording:
     def check(
         self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], name: str | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(operands without None, parameters as JSON); everything that can be known now is checked.
+        """(operands without None, parameters as JSON) of a product; everything that can be known now is checked.
 
         Raises ProgramError, ParameterInvalid, DtypeUnsupported, ShapeMismatch.
         """
+        self._check_name(name)
+        present, encoded, _ = prepare(op, operands, params)
+        self._check_times(present)
+        if all(base_of(x) is not None for x in present.values()):
+            _params.check_shapes(
+                present["a"].shape,
+                present["b"].shape,
+                present["c"].shape if "c" in present else None,
+                trans_a=str(params.get("trans_a", "N")),
+                trans_b=str(params.get("trans_b", "N")),
+                layout=str(params.get("layout", "interleaved")),
+            )
+        return present, encoded
+
+    def check_step(self, operands: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+        """Return the operands of a step that is no product, those on this side as arrays.
+
+        Raises ProgramError, ParameterInvalid, DtypeUnsupported.
+        """
+        self._check_name(name)
+        present = {
+            each: x if isinstance(x, ArrayHandle) else as_array(x, each)
+            for each, x in operands.items()
+            if x is not None
+        }
+        self._check_times(present)
+        return present
+
+    def _check_name(self, name: str | None) -> None:
         if self.state != "open":
             raise _errors.ProgramError("steps are recorded inside the program's with block")
         if name is not None and (not isinstance(name, str) or not _NAME.fullmatch(name) or name in self._ids):
@@ -79,21 +114,13 @@ class Recording:
                 f"name must be new, a letter and up to 63 letters, digits, _ and -, not {name!r}",
                 problem={"parameter": "name"},
             )
-        present, encoded, _ = prepare(op, operands, params)
-        for operand, x in present.items():
+
+    def _check_times(self, operands: Mapping[str, Any]) -> None:
+        """Raise ProgramError for results of other programs that have no array."""
+        for x in operands.values():
             slot = getattr(x, "_slot", None)
             if slot is not None and slot.recording is not self:
                 slot.resolved()
-            if operand == "c" and isinstance(x, ArrayHandle):
-                _check_plain(x)
-        known = {operand: _stored(x) for operand, x in present.items()}
-        if all(each is not None for each in known.values()):
-            shapes = {operand: each[0] for operand, each in known.items() if each is not None}
-            trans = _composed(present, params)
-            _params.check_shapes(
-                shapes["a"], shapes["b"], shapes.get("c"), **trans, layout=str(params.get("layout", "interleaved"))
-            )
-        return present, encoded
 
     def add(
         self,
@@ -104,26 +131,50 @@ class Recording:
         encoded: Mapping[str, Any],
         name: str | None,
     ) -> dict[str, Slot]:
-        """Records a step that `check` has passed; `ids` are of the local operands. Its results, by name."""
+        """Records a product that `check` has passed; `ids` are of the local operands. Its results, by name."""
+        made = _params.results_of(op, {each: base_of(x) for each, x in operands.items()}, params)
+        return self.add_step(op, operands, ids, encoded, made, name=name, trans=params)
+
+    def add_step(
+        self,
+        op: str,
+        operands: Mapping[str, Any],
+        ids: Mapping[str, str],
+        encoded: Mapping[str, Any],
+        made: Mapping[str, Base | None],
+        *,
+        name: str | None = None,
+        trans: Mapping[str, Any] | None = None,
+    ) -> dict[str, Slot]:
+        """Records a step. `ids`: of the local operands; `encoded`: its parameters as JSON; `made`: its results by name,
+        "d" for one that the step's id names; `trans`: the flags of a product. Returns the results' slots by name.
+        """
         step_id = name or self._fresh()
         step: dict[str, Any] = {"id": step_id, "op": op, **encoded}
         for operand, x in operands.items():
+            flag = f"trans_{operand}"
+            given = None if trans is None or operand == "c" else str(trans.get(flag, "N"))
             slot = getattr(x, "_slot", None)
+            reference: str | None = None
             if slot is not None and slot.recording is self:
                 slot.used = True
-                step[operand] = slot.reference
+                reference = slot.reference
+            letter = given
+            if isinstance(x, ArrayHandle):
+                step[operand], letter = x._operand(reference, given)
+                self.operands += [] if reference else [x]
             else:
-                step[operand] = x.id if isinstance(x, ArrayHandle) else ids[operand]
-        for operand, trans in _composed(operands, params).items():
-            if trans != "N":
-                step[operand] = trans
+                step[operand] = ids[operand]
+            if letter not in {None, "N"}:
+                step[flag] = letter
             else:
-                step.pop(operand, None)
+                step.pop(flag, None)
         self._ids.add(step_id)
         self.steps.append(step)
-        made = self._results(op, step_id, operands, params)
-        self.slots |= {slot.name: slot for slot in made.values()}
-        return made
+        self._bases[step_id] = {operand: base_of(x) for operand, x in operands.items()}
+        slots = {each: Slot(self, step_id if each == "d" else f"{step_id}.{each}", base) for each, base in made.items()}
+        self.slots |= {slot.name: slot for slot in slots.values()}
+        return slots
 
     def keep(self, handles: Sequence[Any]) -> None:
         """Keep these as arrays, used or not. Raises ProgramError for a handle that is no result of this program."""
@@ -135,17 +186,21 @@ class Recording:
 
     def job(self, **fields: Any) -> dict[str, Any]:
         """The submission's JSON."""
-        job: dict[str, Any] = {"op": "program", "steps": self.steps}
+        kept = {slot.name for slot in self.slots.values() if slot.kept}
+        made = {slot.name: slot.base for slot in self.slots.values()}
+        job: dict[str, Any] = {"op": "program", "steps": folded(self.steps, kept, made, self._bases)}
         if self._keeps:
             job["keep"] = [slot.name for slot in self.slots.values() if slot.kept or not slot.used]
         return job | {name: value for name, value in fields.items() if value is not None}
 
-    def resolve(self, result: Mapping[str, str]) -> None:
-        """Takes over the ids of the job's results."""
+    def resolve(self, result: Mapping[str, str], lifetime_of: Callable[[str], Lifetime]) -> None:
+        """Takes over the ids of the job's results; `lifetime_of`: what the handles on an array share, by its id."""
         for name, array_id in result.items():
             if name in self.slots:
                 self.slots[name].id = array_id
+                self.slots[name].lifetime = lifetime_of(array_id)
         self.state = "done"
+        self.operands.clear()
 
     def why_not(self, slot: Slot) -> str:
         """Return the reason why a slot has no array."""
@@ -160,56 +215,3 @@ class Recording:
         while f"s{number}" in self._ids:
             number += 1
         return f"s{number}"
-
-    def _results(
-        self, op: str, step_id: str, operands: Mapping[str, Any], params: Mapping[str, Any]
-    ) -> dict[str, Slot]:
-        shape, dtype = _product(operands, params)
-        if op == "gemm":
-            return {"d": Slot(self, step_id, shape, dtype)}
-        names = params.get("reduce", "sum")
-        made = {
-            name: Slot(self, f"{step_id}.{name}") for name in ([names] if isinstance(names, str) else map(str, names))
-        }
-        return made | ({"c": Slot(self, f"{step_id}.c", shape, dtype)} if params.get("return_c") else {})
-
-
-def _stored(x: Any) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """Shape and dtype of what is stored, without a view's flags, where that is known here."""
-    slot = getattr(x, "_slot", None)
-    if slot is not None:
-        return None if slot.shape is None else (slot.shape, slot.dtype)
-    if isinstance(x, ArrayHandle):
-        return None if x._info is None else (x._info.shape, x._info.dtype)
-    return x.shape, x.dtype.newbyteorder("=")
-
-
-def _composed(operands: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
-    for operand in ("a", "b"):
-        x, trans = operands[operand], str(params.get(f"trans_{operand}", "N"))
-        found[f"trans_{operand}"] = x._compose(trans) if isinstance(x, ArrayHandle) else trans
-    return found
-
-
-def _product(
-    operands: Mapping[str, Any], params: Mapping[str, Any]
-) -> tuple[tuple[int, ...] | None, np.dtype[Any] | None]:
-    """Shape and dtype of the product, where those of all operands are known."""
-    known: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-    for operand, x in operands.items():
-        found = _stored(x)
-        if found is None:
-            return None, None
-        known[operand] = found
-    return _params.product_of(known, _composed(operands, params), str(params.get("layout", "interleaved")))
-
-
-def _check_plain(x: ArrayHandle[Any]) -> None:
-    slot = getattr(x, "_slot", None)
-    if slot is None:
-        plain_id(x, "c")
-    elif x._transposed or x._conjugated:
-        raise _errors.ParameterInvalid(
-            "c cannot be a transposed or conjugated view: only a and b have trans flags", problem={"parameter": "c"}
-        )

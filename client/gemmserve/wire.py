@@ -36,6 +36,9 @@ X-Request-Id, which proxies such as Envoy replace on the way."""
 EXCHANGE_PATTERN: Final = r"[A-Za-z0-9_-]{1,64}"
 """Pattern of the values that are repeated; of other values the answer says nothing."""
 
+TRACEPARENT_HEADER: Final = "traceparent"
+"""The header that says which trace a request belongs to (W3C Trace Context)."""
+
 NPY_HEADER: Final = "application/x-npy-header"
 """A .npy header alone: the data are in a piece of shared memory (docs/transfer.md)."""
 SESSION_HEADER: Final = "Gemmserve-Session"
@@ -46,6 +49,11 @@ RESULT_HEADER: Final = "Gemmserve-Result"
 """Header of a request: the number of the piece that may take the result; of an answer: that it did."""
 DESCRIPTORS_SUFFIX: Final = ".fds"
 """Suffix that the path of the socket for shared memory has after the server's."""
+
+MAX_JOBS: Final = 1000
+"""Jobs of one request to /v1/jobs, at most."""
+MAX_DELETED: Final = 1000
+"""Arrays that one request deletes, at most: a transaction, and a turn of the event loop, of some milliseconds."""
 
 DTYPES: Final[dict[str, np.dtype]] = {
     name: np.dtype(name) for name in ("float16", "float32", "float64", "complex64", "complex128")

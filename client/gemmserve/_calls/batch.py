@@ -15,10 +15,10 @@ from gemmserve import _errors
 from gemmserve._calls import params as _params
 from gemmserve._calls import requests
 from gemmserve._calls.flows import TEMPORARY_TTL_S
+from gemmserve._handles.handle import ArrayHandle
 from gemmserve._model import ArrayInfo
-from gemmserve._remote import ArrayHandle, plain_id
-from gemmserve._transfer.arrays import as_array, is_fortran, npy_header, pieces
-from gemmserve._transfer.bodies import JsonBody, Whole, encode_json, joined, parse_json, receive_arrays
+from gemmserve._transfer.arrays import as_array, filled_again, is_fortran, npy_header, sample
+from gemmserve._transfer.bodies import Body, Whole, form_head, json_body, parse_json, part_head, receive_arrays
 from gemmserve.wire import NPY, NPZ, format_npy_header
 
 if TYPE_CHECKING:
@@ -55,9 +55,15 @@ class Column:
             if array.ndim > (3 if layout == "planar" else 2):
                 return cls(name, list(array), shared=False, stacked=True)
             return cls(name, [array], shared=True)
-        entries = [
-            each if isinstance(each, ArrayHandle) else as_array(each, f"{name}[{i}]") for i, each in enumerate(value)
-        ]
+        entries: list[Any] = []
+        samples = []
+        for i, each in enumerate(value):
+            entries.append(each if isinstance(each, ArrayHandle) else as_array(each, f"{name}[{i}]"))
+            if not isinstance(value, list | tuple) and not isinstance(each, ArrayHandle):  # it may fill it again
+                samples.append((i, entries[-1], sample(entries[-1])))
+        for i, array, seen in samples:
+            if sample(array) != seen:
+                raise filled_again(name, i)
         return cls(name, entries, shared=False)
 
 
@@ -71,43 +77,22 @@ def columns(operands: Mapping[str, Any], layout: str) -> tuple[int, dict[str, Co
     return next(iter(counts.values()), 1), found
 
 
-class BatchBody:
+def batch_body(params: Mapping[str, Any], operands: Mapping[str, Column]) -> Body:
     """multipart/form-data: parameters first, then each operand as a stack or as .npy files one behind the other.
 
     Data begin at multiples of 64 bytes of the body, so that the server can use them where they land.
     """
-
-    def __init__(self, params: Mapping[str, Any], operands: Mapping[str, Column]) -> None:
-        boundary = secrets.token_hex(16)
-        self.content_type = f"multipart/form-data; boundary={boundary}"
-        head = (
-            f'--{boundary}\r\nContent-Disposition: form-data; name="params"\r\nContent-Type: application/json\r\n\r\n'
-        )
-        self._parts: list[bytes | AnyArray] = []
-        self.nbytes = 0
-        self._add(head.encode() + encode_json(params))
-        for name, column in operands.items():
-            part = f'\r\n--{boundary}\r\nContent-Disposition: form-data; name="{name}"; filename="{name}.npy"\r\n'
-            pad = -(self.nbytes + len(part) + len(_TYPE) + 4) % _ALIGNED
-            self._add(f"{part}Content-Type:{' ' * pad} {NPY}\r\n\r\n".encode())
-            for piece in _files(column):
-                self._add(piece)
-        self._add(f"\r\n--{boundary}--\r\n".encode())
-
-    def _add(self, part: bytes | AnyArray) -> None:
-        self._parts.append(part)
-        self.nbytes += len(part) if isinstance(part, bytes) else part.nbytes
-
-    def pieces(self) -> Iterator[bytes | memoryview]:
-        """The whole body once."""
-        return joined(self._walk())
-
-    def _walk(self) -> Iterator[bytes | memoryview]:
-        for part in self._parts:
-            if isinstance(part, bytes):
-                yield part
-            else:
-                yield from pieces(part)
+    boundary = secrets.token_hex(16)
+    parts: list[bytes | AnyArray] = [form_head(boundary, params)]
+    nbytes = len(parts[0])
+    for name, column in operands.items():
+        head = part_head(boundary, name)
+        pad = -(nbytes + len(head) + len(_TYPE) + 4) % _ALIGNED
+        files = [f"{head}Content-Type:{' ' * pad} {NPY}\r\n\r\n".encode(), *_files(column)]
+        parts += files
+        nbytes += sum(len(part) if isinstance(part, bytes) else part.nbytes for part in files)
+    parts.append(f"\r\n--{boundary}--\r\n".encode())
+    return Body(f"multipart/form-data; boundary={boundary}", parts)
 
 
 def _files(column: Column) -> Iterator[bytes | AnyArray]:
@@ -155,7 +140,7 @@ def run_batch(
         receive_arrays,
         query=query,
         headers={"Accept": f"{NPY}, {NPZ}"},
-        body=BatchBody({"op": op, **encoded}, found),
+        body=batch_body({"op": op, **encoded}, found),
         label="batch",
         wait_s=wait_s,
     )
@@ -208,12 +193,16 @@ def _remote(
     wait_s: float,
 ) -> Flow[list[Any]]:
     """Compute the products by a JSON request; local operands are stored until it is answered."""
-    temporaries: list[str] = []
-    try:
+
+    def document(temporaries: list[str]) -> Flow[Any]:
+        copies = yield from _copied(flows, found, temporaries)
         refs: dict[str, list[dict[str, Any]]] = {}
         for name, column in found.items():
             refs[name] = []
             for entry in column.entries:
+                if id(entry) in copies:
+                    refs[name].append({name: copies[id(entry)]})
+                    continue
                 if isinstance(entry, ArrayHandle):
                     refs[name].append(_reference(name, entry, encoded))
                     continue
@@ -226,32 +215,42 @@ def _remote(
             for name, column in found.items():
                 item |= refs[name][0 if column.shared else i]
             items.append(item)
-        document = yield from flows.call(
-            requests.Request(
-                "POST",
-                "/v1/batch",
-                lambda _headers: Whole(parse_json),
-                query=query,
-                body=JsonBody({"params": {"op": op, **encoded}, "items": items, "results": "each"}),
-                wait_s=wait_s,
-            )
+        request: requests.Request[Any] = requests.Request(
+            "POST",
+            "/v1/batch",
+            lambda _headers: Whole(parse_json),
+            query=query,
+            body=json_body({"params": {"op": op, **encoded}, "items": items, "results": "each"}),
+            wait_s=wait_s,
         )
-    except GeneratorExit:
-        raise
-    except BaseException:
-        yield from flows.delete_all(temporaries)
-        raise
-    yield from flows.delete_all(temporaries)
-    return _told(document, count)
+        return (yield from flows.call(request))
+
+    return _told((yield from flows.with_temporaries(document)), count)
+
+
+def _copied(flows: Flows, found: Mapping[str, Column], temporaries: list[str]) -> Flow[dict[int, str]]:
+    """Copy the views that no flag expresses, by one program, for the items of a batch name whole arrays alone. Returns
+    ids by the handles' identities. Raises JobFailed and what `Client.gemm` raises.
+    """
+    entries = [(name, x) for name, column in found.items() for x in column.entries if isinstance(x, ArrayHandle)]
+    views = {id(x): x for name, x in entries if isinstance(x._operand(trans=None if name == "c" else "N")[0], dict)}
+    if not views:
+        return {}
+    steps = [{"id": f"s{i}", "op": "add", "a": x._operand()[0]} for i, x in enumerate(views.values())]
+    info = yield from flows.run_job({"op": "program", "steps": steps, "ttl_s": TEMPORARY_TTL_S}, timeout=None)
+    if info.state != "succeeded":
+        raise _errors.from_problem(info.error or {"type": "job-failed", "detail": f"job {info.id} is {info.state}"})
+    temporaries += info.result.values()
+    return {key: info.result[f"s{i}"] for i, key in enumerate(views)}
 
 
 def _reference(name: str, handle: ArrayHandle[Any], encoded: Mapping[str, Any]) -> dict[str, Any]:
     if name == "c":
-        return {"c": plain_id(handle, name)}
+        return {"c": handle._operand()[0]}
     field = f"trans_{name}"
     given = encoded.get(field, "N")
-    trans = handle._compose(given)
-    return {name: handle.id} | ({} if trans == given else {field: trans})
+    operand, trans = handle._operand(trans=given)
+    return {name: operand} | ({} if trans == given else {field: trans})
 
 
 def _told(document: Any, count: int) -> list[Any]:

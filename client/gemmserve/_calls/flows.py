@@ -10,27 +10,30 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from gemmserve import _errors
+import numpy as np
+
+from gemmserve import _errors, wire
 from gemmserve._calls import requests
 from gemmserve._calls.params import check_shapes, compose, to_json
 from gemmserve._calls.requests import LONG_POLL_S, Pause, Request, Together, Work
+from gemmserve._handles.handle import ArrayHandle
 from gemmserve._model import JobInfo
-from gemmserve._remote import ArrayHandle, plain_id
-from gemmserve._transfer.arrays import as_array
-from gemmserve._transfer.parts import PART, PARTS_FROM, Download, Span, divisible, flat, spans
+from gemmserve._transfer.arrays import as_array, filled_again, sample
+from gemmserve._transfer.parts import PART, PARTS_FROM, Download, Span, Stretch, divisible, flat, spans
 from gemmserve._transport.content_coding import compressed
 from gemmserve._transport.retry import Attempts, RetryPolicy
 
 if TYPE_CHECKING:
+    from gemmserve._handles.view import Base, View
     from gemmserve._model import ArrayInfo
     from gemmserve._transfer.arrays import AnyArray
+    from gemmserve._transfer.sse import Event
     from gemmserve._transport.digests import Digests
-    from gemmserve._transport.sse import Event
 
 T = TypeVar("T")
 Flow: TypeAlias = Generator[Request[Any] | Pause | Together | Work[Any], Any, T]
@@ -44,11 +47,45 @@ PAGE: Final = 1000
 INLINE: Final = 1 << 18
 """Bytes that are hashed sooner than a thread is woken."""
 
+WATCHED_POLL_S: Final = 1.0
+"""Seconds of a long poll while somebody watches the job's bar."""
+
 UNSUPPORTED: Final = 415
 """Status of an answer to a coding that the server does not read."""
 
+TOGETHER: Final = 500
+"""Jobs that are submitted by one exchange: as many as the server takes would be too long for it with every option."""
+
+SPARSE: Final = 2
+"""Elements, for each that a view shows, between its first and its last, up to which they are all fetched: more than
+twice the bytes cost more than an exchange that has the server gather them."""
+
+SMALL_SPAN: Final = 1 << 18
+"""Bytes between a view's first and last that are fetched whatever it shows of them: less time than another exchange
+(2 ms at 1 Gbit/s)."""
+
 CLEANUP_LIMIT_S: Final = 5.0
 """Seconds of silence after which cancelling or tidying up is given up."""
+
+LOOK_LIMIT_S: Final = 2.0
+"""Seconds of silence after which a picture is given up: somebody waits for the next line of a notebook."""
+
+
+Known: TypeAlias = "dict[int, tuple[AnyArray, str]]"
+"""Local operands and the ids that they were put as; by their identity, which lasts as long as they are held."""
+
+Asked: TypeAlias = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+"""Operation, operands and encoded parameters of a job, as `submission` gives them."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """Jobs that were submitted together."""
+
+    jobs: Sequence[Mapping[str, Any]]
+    key: str
+    infos: Sequence[JobInfo]
+    """Their states then."""
 
 
 @dataclass(frozen=True)
@@ -72,26 +109,31 @@ class Flows:
             try:
                 answer: T = yield request
             except _errors.GemmserveError as error:
-                pause = attempts.pause_after(error)
-                if pause is None:
-                    raise
+                yield from _pause_after(attempts, error)
             else:
                 return answer
-            yield Pause(pause)
 
     def _attempts(self, deadline: float | None = None) -> Attempts:
         return Attempts(self.retry, deadline=deadline, clock=self.clock, uniform=self.uniform)
 
     def put(
-        self, array: AnyArray, *, ttl_s: float | None = None, digest: bool = False, label: str = "put"
+        self,
+        array: AnyArray,
+        *,
+        ttl_s: float | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        digest: bool = False,
+        label: str = "put",
     ) -> Flow[ArrayInfo]:
         """Stores an array; a large one in parts, each of which goes on where its connection broke."""
+        query = requests.kept(ttl_s=ttl_s, name=name, labels=labels)
         digest = digest or self.digests == "always"
         if self.compression:
             body = yield Work(partial(compressed, array))
             if body is not None:
                 try:
-                    request = requests.put_array(array, ttl_s=ttl_s, digest=digest, label=label, compressed=body)
+                    request = requests.put_array(array, query=query, digest=digest, label=label, compressed=body)
                     return (yield from self.call(request))
                 except _errors.APIError as error:
                     if error.status != UNSUPPORTED:  # else a server that does not know it takes the array as it is
@@ -99,15 +141,15 @@ class Flows:
         if self.connections and array.nbytes >= PARTS_FROM and divisible(array):
             for last in (False, True):
                 try:
-                    return (yield from self._put_in_parts(array, ttl_s, digest=digest, label=label))
+                    return (yield from self._put_in_parts(array, query, digest=digest, label=label))
                 except (_errors.NotFound, _errors.Gone):
                     # The server lost the upload, or gave it up; or it is one that has none.
                     if last:
                         break
-        return (yield from self.call(requests.put_array(array, ttl_s=ttl_s, digest=digest, label=label)))
+        return (yield from self.call(requests.put_array(array, query=query, digest=digest, label=label)))
 
-    def _put_in_parts(self, array: AnyArray, ttl_s: float | None, *, digest: bool, label: str) -> Flow[ArrayInfo]:
-        begun = yield from self.call(requests.begin_upload(array, ttl_s=ttl_s))
+    def _put_in_parts(self, array: AnyArray, query: requests.Query, *, digest: bool, label: str) -> Flow[ArrayInfo]:
+        begun = yield from self.call(requests.begin_upload(array, query=query))
         data = flat(array)
         parts = [
             self._send_part(begun.id, data, start, end, digest=digest, label=label)
@@ -130,12 +172,9 @@ class Flows:
             try:
                 yield requests.send_part(upload_id, start, data[start:end], digest=digest, label=label)
             except _errors.GemmserveError as error:
-                pause = attempts.pause_after(error)
-                if pause is None:
-                    raise
+                yield from _pause_after(attempts, error)
             else:
                 return
-            yield Pause(pause)
             if not digest:  # else the part is checked whole, and comes whole
                 known = yield from self.call(requests.upload_info(upload_id))
                 reached = max([start, *(high for low, high in known.received if low <= start)])
@@ -153,10 +192,7 @@ class Flows:
             try:
                 return (yield from self._download(array_id, nbytes))
             except _errors.CorruptAnswer as error:
-                pause = attempts.pause_after(error)
-                if pause is None:
-                    raise
-            yield Pause(pause)
+                yield from _pause_after(attempts, error)
 
     def _download(self, array_id: str, nbytes: int) -> Flow[Any]:
         download = Download()
@@ -184,9 +220,7 @@ class Flows:
             except _errors.GemmserveError as error:
                 if span.position > began:
                     attempts = self._attempts()
-                pause = attempts.pause_after(error)
-                if pause is None:
-                    raise
+                yield from _pause_after(attempts, error)
             else:
                 if span.download.sha256 is not None and self.digests != "never":
                     hashing = partial(span.download.came, start, reached)
@@ -195,7 +229,52 @@ class Flows:
                     else:
                         yield Work(hashing)
                 return reached
-            yield Pause(pause)
+
+    def download_view(self, array_id: str, base: Base, view: View) -> Flow[AnyArray | None]:
+        """The elements of a view; None where they lie so sparsely in their array that the server should gather them.
+
+        The stretch of the array from the first to the last of them is fetched. It has no digest of its own, so with
+        digests="always" only whole arrays are fetched.
+        """
+        size = base.dtype.itemsize
+        if view.size == 0:
+            yield from self.call(requests.array_info(array_id))  # whether it is there
+            return np.empty(view.shape, view.dtype(base.dtype))
+        low, high = view.span()
+        whole = high - low == base.size
+        shown = view.size * view.dtype(base.dtype).itemsize
+        sparse = (high - low) * size > max(SPARSE * shown, SMALL_SPAN)
+        if sparse or (self.digests == "always" and not whole):
+            return None
+        if whole:
+            found = yield from self.download(array_id, nbytes=base.size * size)
+            return view.show(requests.single_array(found).reshape(-1, order="F" if base.order == "F" else "C"))
+        memory = np.empty(high - low, base.dtype.newbyteorder("<"))
+        data = flat(memory)
+        part = PART if self.connections and len(data) >= PARTS_FROM else len(data)
+        parts = [
+            self._fetch_stretch(array_id, Stretch(data[start:stop], low * size + start))
+            for start, stop in spans(0, len(data), part)
+        ]
+        if len(parts) == 1:
+            yield from parts[0]
+        else:
+            yield Together(parts, self.connections, "receiving get", len(data))
+        return view.show(memory.astype(base.dtype, copy=False), low)
+
+    def _fetch_stretch(self, array_id: str, stretch: Stretch) -> Flow[int]:
+        """A stretch of an array's data, going on where an answer broke off; returns where it ends."""
+        attempts = self._attempts()
+        while True:
+            began = stretch.position
+            try:
+                reached: int = yield requests.array_stretch(array_id, stretch)
+            except _errors.GemmserveError as error:
+                if stretch.position > began:
+                    attempts = self._attempts()
+                yield from _pause_after(attempts, error)
+            else:
+                return reached
 
     def attempt(self, request: Request[Any]) -> Flow[None]:
         """One request once, its failure ignored: tidying up must not hide what happened before."""
@@ -222,17 +301,66 @@ class Flows:
 
     def submit(self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any]) -> Flow[JobInfo]:
         """Submits a job and comes back once the server has it. Local operands are put first; the job keeps them."""
-        temporaries: list[str] = []
-        try:
+
+        def submitted(temporaries: list[str]) -> Flow[JobInfo]:
             job = yield from self._job(op, operands, params, temporaries)
-            info = yield from self.call(requests.submit(job, key=uuid.uuid4().hex))
-        except GeneratorExit:
+            return (yield from self.call(requests.submit(job, key=uuid.uuid4().hex)))
+
+        return (yield from self.with_temporaries(submitted))
+
+    def submit_many(self, asked: Sequence[Asked]) -> Flow[list[Submitted]]:
+        """Submits jobs, so many at a time, and comes back once the server has them all; where it refuses some, or this
+        is interrupted, those that it has are cancelled.
+        """
+
+        def submitted(temporaries: list[str]) -> Flow[list[Submitted]]:
+            jobs: list[dict[str, Any]] = []
+            made: list[Submitted] = []
+            known: Known = {}
+            for op, operands, params in asked:
+                jobs.append((yield from self._job(op, operands, params, temporaries, known)))
+            try:
+                for low in range(0, len(jobs), TOGETHER):
+                    some = yield from self._submit_some(jobs[low : low + TOGETHER], low)
+                    made.append(some)
+            except GeneratorExit:
+                raise
+            except BaseException:
+                yield from self.cancel_all(made)
+                raise
+            return made
+
+        return (yield from self.with_temporaries(submitted))
+
+    def _submit_some(self, jobs: Sequence[Mapping[str, Any]], before: int) -> Flow[Submitted]:
+        """Jobs of one exchange; `before`: the number of those that went before them."""
+        key = uuid.uuid4().hex
+        try:
+            return Submitted(jobs, key, (yield from self.call(requests.submit_many(jobs, key=key))))
+        except _errors.APIError as error:
+            if isinstance(item := error.problem.get("item"), int):
+                error.problem["item"] = before + item
             raise
-        except BaseException:
-            yield from self._delete_all(temporaries)
-            raise
-        yield from self._delete_all(temporaries)
-        return info
+
+    def gather(self, submitted: Submitted) -> Flow[Sequence[JobInfo]]:
+        """The jobs once all of them are final: what they were submitted with is sent again, which the key makes a
+        question.
+        """
+        infos, quick = submitted.infos, 0
+        while not all(info.final for info in infos):
+            began = self.clock()
+            infos = yield from self.call(requests.submit_many(submitted.jobs, key=submitted.key, wait_s=LONG_POLL_S))
+            if self.clock() - began < LONG_POLL_S / 2 and not all(info.final for info in infos):
+                quick += 1
+                yield Pause(min(1.0, 0.01 * 2.0 ** min(quick, 10)))
+        return infos
+
+    def cancel_all(self, submitted: Iterable[Submitted]) -> Flow[None]:
+        """Cancels what is not final; whatever fails is left to itself."""
+        for each in submitted:
+            for info in each.infos:
+                if not info.final:
+                    yield from self.attempt(requests.cancel_job(info.id, limit_s=CLEANUP_LIMIT_S))
 
     def run(
         self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], *, timeout: float | None
@@ -242,30 +370,96 @@ class Flows:
         The returned state is not final if it was cancelled here and the server has not said more.
         """
         deadline = None if timeout is None else self.clock() + timeout
+
+        def finished(temporaries: list[str]) -> Flow[JobInfo]:
+            job = yield from self._job(op, operands, params, temporaries)
+            return (yield from self.run_job(job, timeout=timeout, deadline=deadline))
+
+        return (yield from self.with_temporaries(finished))
+
+    def run_step(
+        self,
+        op: str,
+        operands: Mapping[str, Any],
+        params: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> Flow[JobInfo]:
+        """A program of one step, "s0", and waits as `run` does. `params`: the step's, as JSON; `fields`: the job's."""
+
+        def finished(temporaries: list[str]) -> Flow[JobInfo]:
+            step: dict[str, Any] = {"id": "s0", "op": op, **params}
+            for name, x in operands.items():
+                if isinstance(x, ArrayHandle):
+                    step[name] = x._operand()[0]
+                else:
+                    info = yield from self.put(as_array(x, name), ttl_s=TEMPORARY_TTL_S, label=name)
+                    temporaries.append(info.id)
+                    step[name] = info.id
+            return (yield from self.run_job({"op": "program", "steps": [step], **fields}, timeout=timeout))
+
+        return (yield from self.with_temporaries(finished))
+
+    def run_job(self, job: dict[str, Any], *, timeout: float | None, deadline: float | None = None) -> Flow[JobInfo]:
+        """Submits a job whose operands are on the server, and waits as `run` does; `deadline`: if it is known."""
+        if timeout is not None:
+            deadline = self.clock() + timeout if deadline is None else deadline
+            job = {**job, "timeout_s": timeout}  # so that the server, too, stops then if this client is gone
+        return (yield from self._run(job, deadline))
+
+    def with_temporaries(self, make: Callable[[list[str]], Flow[T]]) -> Flow[T]:
+        """Return what `make` does; arrays whose ids it notes in its list are deleted in the end, however it ends."""
         temporaries: list[str] = []
         try:
-            job = yield from self._job(op, operands, params, temporaries)
-            if timeout is not None:
-                job["timeout_s"] = timeout  # so that the server, too, stops at the deadline if this client is gone
-            info = yield from self._run(job, deadline)
+            value = yield from make(temporaries)
         except GeneratorExit:
             raise
         except BaseException:
-            yield from self._delete_all(temporaries)
+            yield from self.delete_all(temporaries)
             raise
-        yield from self._delete_all(temporaries)
-        return info
-
-    def run_job(self, job: dict[str, Any], *, timeout: float | None) -> Flow[JobInfo]:
-        """Submits a job whose operands are on the server, and waits as `run` does."""
-        deadline = None if timeout is None else self.clock() + timeout
-        if timeout is not None:
-            job = {**job, "timeout_s": timeout}
-        return (yield from self._run(job, deadline))
+        yield from self.delete_all(temporaries)
+        return value
 
     def delete_all(self, ids: list[str]) -> Flow[None]:
         """Deletes temporaries; whatever fails is left to their time to live."""
-        yield from self._delete_all(ids)
+        for array_id in ids:
+            yield from self.attempt(requests.delete_array(array_id))
+
+    def delete(self, ids: Sequence[str]) -> Flow[int]:
+        """Deletes arrays, many by each exchange; those that are gone already are passed over. Returns how many went."""
+        count = 0
+        for low in range(0, len(ids), wire.MAX_DELETED):
+            some = [requests.segment(each) for each in ids[low : low + wire.MAX_DELETED]]
+            deleted = yield from self.call(requests.delete_arrays({"ids": some}))
+            count += deleted.count
+        return count
+
+    def delete_chosen(
+        self,
+        name: str | None,
+        labels: Mapping[str, str] | None,
+        older_than_s: float | None,
+        *,
+        dry_run: bool,
+    ) -> Flow[int]:
+        """Deletes the arrays that all of what is given chooses, the oldest first; returns how many, or would."""
+        choice: dict[str, Any] = {"name": name, "older_than_s": older_than_s, "dry_run": dry_run or None}
+        choice = {field: value for field, value in choice.items() if value is not None}
+        if labels:
+            choice["labels"] = requests.texts(labels)
+        count, more = 0, True
+        while more:
+            deleted = yield from self.call(requests.delete_arrays(choice))
+            count, more = count + deleted.count, deleted.more
+        return count
+
+    def look(self, array_id: str, info: ArrayInfo | None) -> Flow[tuple[ArrayInfo, AnyArray | None]]:
+        """(Metadata of an array, some of its elements if they can be had at once), asked for once and not for long."""
+        if info is None:
+            info = yield requests.array_info(array_id, limit_s=LOOK_LIMIT_S)
+        sample = yield requests.array_sample(array_id, limit_s=LOOK_LIMIT_S)
+        return info, sample
 
     def _run(self, job: Mapping[str, Any], deadline: float | None) -> Flow[JobInfo]:
         key = uuid.uuid4().hex
@@ -296,11 +490,19 @@ class Flows:
         except _errors.GemmserveError:
             return
 
-    def wait(self, info: JobInfo, *, deadline: float | None) -> Flow[JobInfo]:
-        """Long polls until the job is final or the deadline has passed; returns the last state seen."""
+    def wait(
+        self, info: JobInfo, *, deadline: float | None, seen: Callable[[JobInfo], object] | None = None
+    ) -> Flow[JobInfo]:
+        """Long polls until the job is final or the deadline has passed; returns the last state seen.
+
+        `seen` is called, by whoever drives this, with each state; polls are short then, to see them.
+        """
         quick = 0
         while not info.final:
             wait_s = self._poll(deadline)
+            if seen is not None:
+                seen(info)
+                wait_s = min(wait_s, WATCHED_POLL_S)
             if wait_s <= 0:
                 return info
             began = self.clock()
@@ -315,28 +517,34 @@ class Flows:
         return LONG_POLL_S if deadline is None else max(0.0, min(LONG_POLL_S, deadline - self.clock()))
 
     def _job(
-        self, op: str, operands: Mapping[str, Any], params: Mapping[str, Any], temporaries: list[str]
+        self,
+        op: str,
+        operands: Mapping[str, Any],
+        params: Mapping[str, Any],
+        temporaries: list[str],
+        known: Known | None = None,
     ) -> Flow[dict[str, Any]]:
-        """The submission's JSON. Puts local operands and notes them in `temporaries` for the caller to delete."""
+        """The submission's JSON. Puts local operands and notes their ids in `temporaries`, for the caller to delete.
+
+        `known`: those that were put already for jobs that are submitted together; they are noted there, too.
+        """
+        known = {} if known is None else known
         local = {name: as_array(x, name) for name, x in operands.items() if not isinstance(x, ArrayHandle)}
         job: dict[str, Any] = {"op": op, **params}
         for name, operand in operands.items():
             if isinstance(operand, ArrayHandle):
                 if name == "c":
-                    job[name] = plain_id(operand, name)
+                    job[name], _ = operand._operand()
                 else:
-                    job[name] = operand.id
-                    trans = operand._compose(params.get(f"trans_{name}", "N"))
-                    job[f"trans_{name}"] = trans
+                    flag = f"trans_{name}"
+                    job[name], job[flag] = operand._operand(trans=params.get(flag, "N"))
         for name, array in local.items():
-            info = yield from self.put(array, ttl_s=TEMPORARY_TTL_S, label=name)
-            temporaries.append(info.id)
-            job[name] = info.id
+            if id(array) not in known:
+                info = yield from self.put(array, ttl_s=TEMPORARY_TTL_S, label=name)
+                temporaries.append(info.id)
+                known[id(array)] = array, info.id
+            job[name] = known[id(array)][1]
         return job
-
-    def _delete_all(self, ids: list[str]) -> Flow[None]:
-        for array_id in ids:
-            yield from self.attempt(requests.delete_array(array_id))
 
     def ready(self) -> Flow[bool]:
         """Whether the server says that it is; not repeated, for the question is about now."""
@@ -363,6 +571,14 @@ class Flows:
             if not cursor or (limit is not None and len(items) >= limit):
                 return items if limit is None else items[:limit]
             fields["cursor"] = cursor
+
+
+def _pause_after(attempts: Attempts, error: _errors.GemmserveError) -> Flow[None]:
+    """Pauses before the next attempt. Raises `error` where it is final."""
+    pause = attempts.pause_after(error)
+    if pause is None:
+        raise error
+    yield Pause(pause)
 
 
 class Watch:
@@ -458,3 +674,31 @@ def submission(
     defaults = {"trans_a": "N", "trans_b": "N", "layout": "interleaved"}
     present, encoded, _ = prepare(op, operands, {**defaults, **params})
     return present, encoded
+
+
+def submissions(asked: Iterable[Mapping[str, Any]]) -> list[Asked]:
+    """`submission` of each: mappings of `Client.submit`'s arguments by name. Raises as that does; `problem["item"]` is
+    the number of the one that is wrong.
+
+    Raises ParameterInvalid too where an iterator fills an array again that it has given: all are sent together, and the
+    earlier products would be computed from the later elements.
+    """
+    found: list[Asked] = []
+    taken: list[tuple[int, str, AnyArray, bytes]] = []
+    for item, given in enumerate(asked):
+        params = dict(given)
+        try:
+            missing = [name for name in ("op", "a", "b") if name not in params]
+            if missing:
+                raise _errors.ParameterInvalid(f"{missing[0]} is missing", problem={"parameter": missing[0]})
+            op = params.pop("op")
+            operands = {name: params.pop(name, None) for name in ("a", "b", "c")}
+            found.append((op, *submission(op, operands, params)))
+            taken += [(item, name, x, sample(x)) for name, x in operands.items() if isinstance(x, np.ndarray)]
+        except _errors.APIError as error:
+            error.problem["item"] = item
+            raise
+    for item, name, array, seen in taken:
+        if sample(array) != seen:
+            raise filled_again(name, item)
+    return found

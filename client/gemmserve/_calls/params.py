@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast
 import numpy as np
 
 from gemmserve import _errors
+from gemmserve._handles.view import Base
 from gemmserve.wire import encode_scalar
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _LETTERS: Final = {flags: letter for letter, flags in _FLAGS.items()}
 
 _DEFAULTS: Final[dict[str, Any]] = {
     "alpha": 1.0,
-    "beta": 0.0,
+    "beta": None,
     "trans_a": "N",
     "trans_b": "N",
     "order": "C",
@@ -64,8 +65,10 @@ _DEFAULTS: Final[dict[str, Any]] = {
 _CALL_DEFAULTS: Final[dict[str, Any]] = {
     **_DEFAULTS,
     "alpha": 1,
-    "beta": 0,
     "reduce": "sum",
+    "optimize": True,
+    "dtype": None,
+    "memory_limit": None,
     "errors": "raise",
     "timeout": None,
     "name": None,
@@ -76,7 +79,7 @@ class GemmParams(TypedDict, total=False):
     """Parameters by which a gemm is computed."""
 
     alpha: complex
-    beta: complex
+    beta: complex | None
     trans_a: Trans
     trans_b: Trans
     order: Order
@@ -142,6 +145,40 @@ class ReduceStep(ReduceParams, total=False):
     name: str | None
 
 
+class _Contraction(TypedDict, total=False):
+    dtype: Any
+    compute: Compute
+    memory_limit: int | None
+
+
+class _Einsum(_Contraction, total=False):
+    optimize: Any
+
+
+class EinsumOptions(_Einsum, total=False):
+    """The keyword arguments of `einsum`."""
+
+    timeout: float | None
+
+
+class EinsumStep(_Einsum, total=False):
+    """The keyword arguments of a program's `einsum`."""
+
+    name: str | None
+
+
+class TensordotOptions(_Contraction, total=False):
+    """The keyword arguments of `tensordot`."""
+
+    timeout: float | None
+
+
+class TensordotStep(_Contraction, total=False):
+    """The keyword arguments of a program's `tensordot`."""
+
+    name: str | None
+
+
 class OneReduction(_Reduce, total=False):
     """The keyword arguments of a `gemm_reduce` that gives one array."""
 
@@ -197,7 +234,7 @@ def to_json(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters as JSON, defaults left out. Raises ParameterInvalid for scalars that are not finite numbers."""
     encoded: dict[str, Any] = {}
     for name, value in params.items():
-        if name in {"alpha", "beta"}:
+        if name == "alpha" or (name == "beta" and value is not None):
             value = _scalar(name, value)  # noqa: PLW2901
         elif name == "config" and value is not None:
             value = _config(value)  # noqa: PLW2901
@@ -260,22 +297,54 @@ def check_shapes(
 
 
 def product_of(
-    operands: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], trans: Mapping[str, str], layout: str
+    operands: Mapping[str, Base], trans_a: str, trans_b: str, layout: str
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of op(a) op(b), for operands (shape, dtype) that `check_shapes` has passed."""
-    batch_a, m, _ = _matrix("a", operands["a"][0], trans["trans_a"], layout)
-    batch_b, _, n = _matrix("b", operands["b"][0], trans["trans_b"], layout)
+    """Shape and dtype of op(a) op(b), for operands that `check_shapes` has passed."""
+    batch_a, m, _ = _matrix("a", operands["a"].shape, trans_a, layout)
+    batch_b, _, n = _matrix("b", operands["b"].shape, trans_b, layout)
     shape = (*np.broadcast_shapes(batch_a, batch_b), m, n)
-    return (2, *shape) if layout == "planar" else shape, np.result_type(*(dtype for _, dtype in operands.values()))
+    return (2, *shape) if layout == "planar" else shape, np.result_type(*(each.dtype for each in operands.values()))
+
+
+def results_of(op: str, operands: Mapping[str, Base | None], params: Mapping[str, Any]) -> dict[str, Base | None]:
+    """The results of a product by name, for operands that `check_shapes` has passed; None where an operand, and so the
+    result, is not known, and for reductions of planar arrays.
+    """
+    known = {name: base for name, base in operands.items() if base is not None}
+    layout = str(params.get("layout", "interleaved"))
+    product: Base | None = None
+    if len(known) == len(operands):
+        trans = (str(params.get("trans_a", "N")), str(params.get("trans_b", "N")))
+        product = Base(*product_of(known, *trans, layout), str(params.get("order", "C")) if op == "gemm" else "C")
+    if op == "gemm":
+        return {"d": product}
+    reduce, axis = params.get("reduce", "sum"), params.get("axis", "m")
+    names = [reduce] if isinstance(reduce, str) else [*map(str, reduce)]
+    made: dict[str, Base | None] = dict.fromkeys(names)
+    if product is not None and layout != "planar":
+        over = {axis} if isinstance(axis, str) else {*axis}
+        shape = (*(() if "batch" in over else product.shape[:-2]), product.shape[-1 if "m" in over else -2])
+        made = {name: Base(shape, _reduced(name, product.dtype, params.get("pre_op") == "abs")) for name in names}
+    return made | ({"c": product} if params.get("return_c") else {})
+
+
+def _reduced(name: str, dtype: np.dtype[Any], magnitudes: bool) -> np.dtype[Any]:
+    """The dtype of a reduction of a product of dtype `dtype`, of its elements' magnitudes or of themselves."""
+    if name in {"argmax", "argmin"}:
+        return np.dtype(np.int64)
+    real = np.empty(0, dtype).real.dtype
+    value = real if magnitudes else dtype
+    if name in {"sum", "mean", "sumsq"} and value == np.float16:
+        value = real = np.dtype(np.float32)
+    return value if name in {"sum", "mean", "max", "min"} else real
 
 
 def gemm_nbytes(params: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> int:
     """Bytes of a gemm's result, for operands and parameters that `check_shapes` has passed."""
-    layout = params.get("layout", "interleaved")
-    batch_a, m, _ = _matrix("a", arrays["a"].shape, params.get("trans_a", "N"), layout)
-    batch_b, _, n = _matrix("b", arrays["b"].shape, params.get("trans_b", "N"), layout)
-    elements = math.prod(np.broadcast_shapes(batch_a, batch_b)) * m * n * (2 if layout == "planar" else 1)
-    return elements * np.result_type(*(array.dtype for array in arrays.values())).itemsize
+    operands = {name: Base(array.shape, array.dtype) for name, array in arrays.items()}
+    trans = (params.get("trans_a", "N"), params.get("trans_b", "N"))
+    shape, dtype = product_of(operands, *trans, params.get("layout", "interleaved"))
+    return math.prod(shape) * dtype.itemsize
 
 
 def _matrix(name: str, shape: Sequence[int], trans: str, layout: str) -> tuple[tuple[int, ...], int, int]:

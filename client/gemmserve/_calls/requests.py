@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+
+import numpy as np
 
 from gemmserve import _errors
 from gemmserve._calls.params import gemm_nbytes
@@ -12,27 +14,28 @@ from gemmserve._transfer import parts
 from gemmserve._transfer.arrays import is_fortran
 from gemmserve._transfer.bodies import (
     Body,
-    JsonBody,
     MultipartBody,
     NpyBody,
     Receiver,
     Whole,
+    json_body,
     parse_json,
     receive_arrays,
 )
-from gemmserve._transfer.parts import PartBody
 from gemmserve._transport.content_coding import ZSTD
 from gemmserve._transport.digests import field_value
-from gemmserve.wire import IDEMPOTENCY_HEADER, NPY, NPZ
+from gemmserve.wire import IDEMPOTENCY_HEADER, NPY, NPZ, OCTET_STREAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
     from gemmserve._transfer.arrays import AnyArray
-    from gemmserve._transfer.parts import Span
-    from gemmserve._transport.content_coding import CompressedBody
+    from gemmserve._transfer.parts import Span, Stretch
 
 T = TypeVar("T")
+
+Query: TypeAlias = "Mapping[str, str | int | float | Sequence[str]]"
+"""Fields of a query; those of a sequence are given several times."""
 
 LONG_POLL_S = 30.0
 """One long poll's length: below the minute after which common proxies drop a silent connection (nginx
@@ -50,7 +53,7 @@ class Request(Generic[T]):
     method: str
     path: str
     receiver: Callable[[Mapping[str, str]], Receiver[T]]
-    query: Mapping[str, str | int | float] = field(default_factory=dict)
+    query: Query = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Body | None = None
     label: str = ""
@@ -105,25 +108,69 @@ def _nothing(_headers: Mapping[str, str]) -> Receiver[None]:
 def put_array(
     array: AnyArray,
     *,
-    ttl_s: float | None = None,
+    query: Query | None = None,
     digest: bool = False,
     label: str = "put",
-    compressed: CompressedBody | None = None,
+    compressed: Body | None = None,
 ) -> Request[ArrayInfo]:
     """Stores an array, as `compressed` if there is that; with `digest` after a pass over the body for its
-    Content-Digest (RFC 9530).
+    Content-Digest (RFC 9530). `query`: of `kept`.
     """
-    query: dict[str, str | int | float] = {} if ttl_s is None else {"ttl_s": ttl_s}
     body = compressed or NpyBody(array)
     headers = {"Content-Digest": field_value(body.pieces())} if digest else {}
     if compressed is not None:
         headers["Content-Encoding"] = ZSTD
-    return Request("POST", "/v1/arrays", _json(ArrayInfo.parse), query=query, headers=headers, body=body, label=label)
+    return Request(
+        "POST", "/v1/arrays", _json(ArrayInfo.parse), query=query or {}, headers=headers, body=body, label=label
+    )
 
 
-def array_info(array_id: str) -> Request[ArrayInfo]:
+def kept(*, ttl_s: float | None = None, name: str | None = None, labels: Mapping[str, str] | None = None) -> Query:
+    """The query that says for how long an array is kept, and by which name and labels; also what a listing filters by.
+
+    Raises ParameterInvalid for what is no name or labels.
+    """
+    query: dict[str, str | int | float | Sequence[str]] = {} if ttl_s is None else {"ttl_s": ttl_s}
+    return query | tags_query(name, labels)
+
+
+def tags_query(name: str | None, labels: Mapping[str, str] | None) -> dict[str, str | Sequence[str]]:
+    """Name and labels as fields of a query. Raises ParameterInvalid for other types; the server checks the rest."""
+    found: dict[str, str | Sequence[str]] = {} if name is None else {"name": _text("name", name)}
+    if labels:
+        found["label"] = [f"{key}={value}" for key, value in texts(labels).items()]
+    return found
+
+
+def texts(labels: Mapping[str, str]) -> dict[str, str]:
+    """Labels as they are sent. Raises ParameterInvalid unless they are a mapping of strings."""
+    try:
+        return {_text("labels", key): _text("labels", value) for key, value in labels.items()}
+    except AttributeError:
+        message = f"labels are a mapping of strings, not {type(labels).__name__}"
+        raise _errors.ParameterInvalid(message, problem={"parameter": "labels"}) from None
+
+
+def _text(parameter: str, value: object) -> str:
+    if not isinstance(value, str):
+        message = f"{parameter}: a string is expected, not {type(value).__name__}"
+        raise _errors.ParameterInvalid(message, problem={"parameter": parameter})
+    return value
+
+
+def array_info(array_id: str, *, limit_s: float | None = None) -> Request[ArrayInfo]:
     """Request the metadata of an array."""
-    return Request("GET", f"/v1/arrays/{segment(array_id)}", _json(ArrayInfo.parse))
+    return Request("GET", f"/v1/arrays/{segment(array_id)}", _json(ArrayInfo.parse), limit_s=limit_s)
+
+
+def array_sample(array_id: str, *, limit_s: float | None = None) -> Request[AnyArray | None]:
+    """Request some elements of an array, of two dimensions; None: they are on a device alone."""
+    path = f"/v1/arrays/{segment(array_id)}/sample"
+
+    def receiver(headers: Mapping[str, str]) -> Receiver[Any]:
+        return receive_arrays(headers) if headers.get("content-type") else Whole(lambda _data: None)
+
+    return Request("GET", path, receiver, headers={"Accept": NPY}, limit_s=limit_s)
 
 
 def array_data(array_id: str, *, nbytes: int = 0, compression: bool = False) -> Request[AnyArray | dict[str, AnyArray]]:
@@ -139,6 +186,13 @@ def array_part(array_id: str, span: Span) -> Request[int]:
     return Request("GET", path, span.answer, headers={"Accept": NPY, **span.headers()}, label="get", digest="repr")
 
 
+def array_stretch(array_id: str, stretch: Stretch) -> Request[int]:
+    """Request the missing bytes of a stretch of an array's bare data; the value is the position where it ends."""
+    path = f"/v1/arrays/{segment(array_id)}/data"
+    headers = {"Accept": OCTET_STREAM, **stretch.headers()}
+    return Request("GET", path, stretch.answer, headers=headers, label="get", digest="none")
+
+
 @dataclass(frozen=True)
 class Begun:
     """An upload in parts."""
@@ -149,15 +203,15 @@ class Begun:
     received: tuple[tuple[int, int], ...] = ()
 
 
-def begin_upload(array: AnyArray, *, ttl_s: float | None) -> Request[Begun]:
-    """An upload in parts of an array that is `divisible`."""
-    query: dict[str, str | int | float] = {} if ttl_s is None else {"ttl_s": ttl_s}
-    query |= {
+def begin_upload(array: AnyArray, *, query: Query) -> Request[Begun]:
+    """An upload in parts of an array that is `divisible`. `query`: of `kept`."""
+    query = {
+        **query,
         "dtype": array.dtype.name,
         "shape": ",".join(map(str, array.shape)),
         "order": "F" if is_fortran(array) else "C",
     }
-    return Request("POST", "/v1/uploads", _json(_begun), query=query, body=PartBody(memoryview(b"")))
+    return Request("POST", "/v1/uploads", _json(_begun), query=query, body=Body(OCTET_STREAM, ()))
 
 
 def _begun(value: Any) -> Begun:
@@ -175,8 +229,8 @@ def upload_info(upload_id: str) -> Request[Begun]:
 
 def send_part(upload_id: str, offset: int, data: memoryview, *, digest: bool, label: str) -> Request[None]:
     """The array's bytes from `offset` on."""
-    body = PartBody(data)
-    headers = {"Content-Digest": body.digest()} if digest else {}
+    body = Body(OCTET_STREAM, [np.asarray(data)])
+    headers = {"Content-Digest": field_value(body.pieces())} if digest else {}
     path = f"/v1/uploads/{upload_id}/parts/{offset}"
     return Request("PUT", path, _nothing, headers=headers, body=body, label=label)
 
@@ -196,7 +250,28 @@ def delete_array(array_id: str) -> Request[None]:
     return Request("DELETE", f"/v1/arrays/{segment(array_id)}", _nothing)
 
 
-def page(path: str, query: Mapping[str, str | int | float]) -> Request[dict[str, Any]]:
+@dataclass(frozen=True)
+class Deleted:
+    """Outcome of one exchange."""
+
+    count: int
+    more: bool
+    """Whether more were chosen than one exchange deletes."""
+
+
+def delete_arrays(choice: Mapping[str, Any]) -> Request[Deleted]:
+    """Deletes arrays by `ids`, or by `name`, `labels` and `older_than_s`; may be repeated."""
+
+    def parse(value: Any) -> Deleted:
+        try:
+            return Deleted(int(value["count"]), bool(value["more"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _errors.ProtocolError(f"the answer does not say what was deleted: {error!r}") from error
+
+    return Request("POST", "/v1/deletions", _json(parse), body=json_body(choice))
+
+
+def page(path: str, query: Query) -> Request[dict[str, Any]]:
     """One page of a listing."""
     return Request("GET", path, _json(_object), query=query)
 
@@ -206,13 +281,32 @@ def submit(job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, limit_s: fl
     headers = {IDEMPOTENCY_HEADER: key}
     if wait_s > 0:
         headers["Prefer"] = f"wait={max(1, round(wait_s))}"
-    body = JsonBody(job)
+    body = json_body(job)
     return Request("POST", "/v1/jobs", _json(JobInfo.parse), headers=headers, body=body, wait_s=wait_s, limit_s=limit_s)
+
+
+def submit_many(jobs: Sequence[Mapping[str, Any]], *, key: str, wait_s: float = 0.0) -> Request[list[JobInfo]]:
+    """Submits jobs together; with `wait_s` the answer comes when all are done, or after that time. Sent again with the
+    same key it asks for their states.
+    """
+    headers = {IDEMPOTENCY_HEADER: key}
+    if wait_s > 0:
+        headers["Prefer"] = f"wait={max(1, round(wait_s))}"
+
+    def parse(value: Any) -> list[JobInfo]:
+        listed = _object(value).get("jobs")
+        if not isinstance(listed, list) or len(listed) != len(jobs):
+            raise _errors.ProtocolError(f"the answer does not list the {len(jobs)} jobs")
+        # The answer leaves out what was asked.
+        return [JobInfo.parse({**_object(each), "request": job}) for each, job in zip(listed, jobs, strict=True)]
+
+    body = json_body({"jobs": jobs})
+    return Request("POST", "/v1/jobs", _json(parse), headers=headers, body=body, wait_s=wait_s)
 
 
 def job_info(job_id: str, *, wait_s: float = 0.0) -> Request[JobInfo]:
     """A job's state; with `wait_s` once it is final, or after that time."""
-    query: dict[str, str | int | float] = {"wait": round(wait_s, 3)} if wait_s > 0 else {}
+    query: Query = {"wait": round(wait_s, 3)} if wait_s > 0 else {}
     path = f"/v1/jobs/{segment(job_id)}"
     return Request("GET", path, _json(JobInfo.parse), query=query, wait_s=wait_s, idle=wait_s > 0)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -16,27 +18,65 @@ if TYPE_CHECKING:
     LocalArray = AnyArray | Sequence[Any]
     """Array as the signatures name it; at run time anything that `numpy.asarray` takes will do."""
 
+_SAMPLED: Final = 4096
+"""Elements of a sample, about, at most."""
+
 
 def as_array(value: Any, name: str = "array") -> AnyArray:
     """`value` as a NumPy array of a dtype that the service has, any strides and byte order; never copies an array.
 
-    Raises DtypeUnsupported, with a hint, for everything else: nothing is converted silently.
+    Raises DtypeUnsupported, with a hint, for everything else: nothing is converted silently, integers neither, for the
+    result would be of another dtype than NumPy's.
     """
+    if isinstance(value, str | os.PathLike):
+        raise _errors.DtypeUnsupported(
+            f"{name} is a file's name, {os.fspath(value)!r}, and no array: numpy.load({os.fspath(value)!r}) reads one"
+        )
+    masked = sys.modules.get("numpy.ma")  # whose import takes time, and which made the array if it is masked
+    if masked is not None and isinstance(value, masked.MaskedArray):
+        raise _errors.DtypeUnsupported(
+            f"{name} is a masked array, and masks are not sent: {name}.filled(0), or {name}.data for what is under them"
+        )
     # An array stays itself; a subclass (a memory map, a matrix) becomes a plain view of the same memory.
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        hint = " Tensors in bfloat16: .float() loses nothing." if "bfloat16" in str(error).lower() else ""
+        raise _errors.DtypeUnsupported(f"{name} is no array that NumPy can read: {error}.{hint}") from error
     if array.dtype.newbyteorder("=") not in DTYPES.values():
         raise _errors.DtypeUnsupported(
-            f"{name} has dtype {array.dtype}; the dtypes are {', '.join(DTYPES)}. {_hint(array.dtype)}"
+            f"{name} has dtype {array.dtype}; the dtypes are {', '.join(DTYPES)}. {_hint(array)}"
         )
     return array
 
 
-def _hint(dtype: np.dtype) -> str:
+def _hint(array: AnyArray) -> str:
+    """The conversion that loses nothing, where there is one."""
+    dtype = array.dtype
+    if dtype.name == "bfloat16":
+        return "Convert it first: .astype(np.float32) loses nothing."
     if dtype.kind in "biu":
-        return "Convert it first, for example with .astype(np.float32)."
+        wanted = "float32" if dtype.itemsize <= 2 else "float64"  # significands of 24 and 53 bits
+        if dtype.itemsize < 8 or not array.size or max(-int(array.min()), int(array.max())) <= 1 << 53:
+            return f"Convert it first: .astype(np.{wanted}) loses nothing."
+        return "It holds integers above 2**53, which float64 rounds: .astype(np.float64), if that will do."
     if dtype.kind in "fc":
         return f"Convert it first, for example with .astype(np.{'complex128' if dtype.kind == 'c' else 'float64'})."
     return "Only numbers are multiplied."
+
+
+def sample(array: AnyArray) -> bytes:
+    """The bytes of some elements, spread over all axes, of small arrays all: those of another filling differ."""
+    most = max(int(_SAMPLED ** (1 / max(array.ndim, 1))), 1)
+    return array[tuple(slice(None, None, -(-n // most) or 1) for n in array.shape)].tobytes()
+
+
+def filled_again(name: str, item: int) -> _errors.ParameterInvalid:
+    """The error of an array that an iterator gave and has changed before all that goes together was sent."""
+    return _errors.ParameterInvalid(
+        f"{name} of product {item} has been filled again before it was sent: give a copy of it, x.copy()",
+        problem={"parameter": name, "item": item},
+    )
 
 
 def is_fortran(array: AnyArray) -> bool:

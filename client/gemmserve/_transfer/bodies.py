@@ -28,7 +28,7 @@ from gemmserve.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gemmserve._transfer.arrays import AnyArray
 
@@ -44,18 +44,24 @@ _MAX_JSON: Final = 64 << 20
 us hold."""
 
 
-class Body(Protocol):
-    """Body that a request sends."""
+class Body:
+    """Body that a request sends: parts one behind the other, arrays of them from their own memory."""
 
-    @property
-    def content_type(self) -> str: ...
+    def __init__(self, content_type: str, parts: Sequence[bytes | AnyArray]) -> None:
+        self.content_type = content_type
+        self.nbytes = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts)
+        self._parts = parts
 
-    @property
-    def nbytes(self) -> int: ...
-
-    def pieces(self) -> Iterable[bytes | memoryview]:
+    def pieces(self) -> Iterator[bytes | memoryview]:
         """The whole body once, from its start."""
-        ...
+        return joined(self._walk())
+
+    def _walk(self) -> Iterator[bytes | memoryview]:
+        for part in self._parts:
+            if isinstance(part, bytes):
+                yield part
+            else:
+                yield from pieces(part)
 
 
 def encode_json(value: Mapping[str, Any]) -> bytes:
@@ -72,55 +78,36 @@ def encode_json(value: Mapping[str, Any]) -> bytes:
         raise _errors.ParameterInvalid(f"a parameter cannot be sent as JSON: {error}") from error
 
 
-class JsonBody:
-    """A JSON object."""
-
-    content_type = "application/json"
-
-    def __init__(self, value: Mapping[str, Any]) -> None:
-        self._data = encode_json(value)
-        self.nbytes = len(self._data)
-
-    def pieces(self) -> Iterable[bytes]:
-        return (self._data,)
+def json_body(value: Mapping[str, Any]) -> Body:
+    """A JSON object. Raises ParameterInvalid."""
+    return Body("application/json", [encode_json(value)])
 
 
-class NpyBody:
+class NpyBody(Body):
     """An array as .npy."""
-
-    content_type = NPY
 
     def __init__(self, array: AnyArray) -> None:
         self.array = array
-        self._header = npy_header(array)
-        self.nbytes = len(self._header) + array.nbytes
+        super().__init__(NPY, [npy_header(array), array])
 
     def header_alone(self) -> Body:
         """The body of the same array when its data go by shared memory."""
-        return _Bytes(self._header, NPY_HEADER)
-
-    def pieces(self) -> Iterator[bytes | memoryview]:
-        return joined(self._parts())
-
-    def _parts(self) -> Iterator[bytes | memoryview]:
-        yield self._header
-        yield from pieces(self.array)
+        return Body(NPY_HEADER, [npy_header(self.array)])
 
 
-class _Bytes:
-    """A small body."""
-
-    def __init__(self, data: bytes, content_type: str) -> None:
-        self._data = data
-        self.content_type = content_type
-        self.nbytes = len(data)
-
-    def pieces(self) -> Iterable[bytes]:
-        return (self._data,)
+def form_head(boundary: str, params: Mapping[str, Any]) -> bytes:
+    """Beginning of a form: its part of parameters as JSON, first, so that it can be judged before any array arrives."""
+    disposition = 'Content-Disposition: form-data; name="params"'
+    return f"--{boundary}\r\n{disposition}\r\nContent-Type: application/json\r\n\r\n".encode() + encode_json(params)
 
 
-class MultipartBody:
-    """multipart/form-data of one JSON part, first, so that it can be judged before any array arrives, then arrays.
+def part_head(boundary: str, name: str) -> str:
+    """Beginning of the part of a form that holds the array of that name; further headers follow."""
+    return f'\r\n--{boundary}\r\nContent-Disposition: form-data; name="{name}"; filename="{name}.npy"\r\n'
+
+
+class MultipartBody(Body):
+    """multipart/form-data of parameters, then arrays.
 
     Of those named in `numbers` the header alone is sent: their data are in the shared memory of that number.
     """
@@ -130,35 +117,21 @@ class MultipartBody:
     ) -> None:
         self.arrays = arrays
         self._params = params
-        self.content_type = f"multipart/form-data; boundary={_BOUNDARY}"
-        head = (
-            f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="params"\r\nContent-Type: application/json\r\n\r\n'
-        )
-        self._parts: list[bytes | AnyArray] = [head.encode() + encode_json(params)]
+        parts: list[bytes | AnyArray] = [form_head(_BOUNDARY, params)]
         for name, array in arrays.items():
-            part = f'\r\n--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="{name}.npy"\r\n'
+            head = part_head(_BOUNDARY, name)
             if name in numbers:
-                part += f"Content-Type: {NPY_HEADER}\r\n{DATA_HEADER}: {numbers[name]}\r\n\r\n"
-                self._parts.append(part.encode() + npy_header(array))
+                head += f"Content-Type: {NPY_HEADER}\r\n{DATA_HEADER}: {numbers[name]}\r\n\r\n"
+                parts.append(head.encode() + npy_header(array))
             else:
-                part += f"Content-Type: {NPY}\r\n\r\n"
-                self._parts += [part.encode() + npy_header(array), array]
-        self._parts.append(f"\r\n--{_BOUNDARY}--\r\n".encode())
-        self.nbytes = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in self._parts)
+                head += f"Content-Type: {NPY}\r\n\r\n"
+                parts += [head.encode() + npy_header(array), array]
+        parts.append(f"\r\n--{_BOUNDARY}--\r\n".encode())
+        super().__init__(f"multipart/form-data; boundary={_BOUNDARY}", parts)
 
     def shared(self, numbers: Mapping[str, int]) -> Body:
         """The body of the same request when some arrays' data go by shared memory."""
         return MultipartBody(self._params, self.arrays, numbers)
-
-    def pieces(self) -> Iterator[bytes | memoryview]:
-        return joined(self._walk())
-
-    def _walk(self) -> Iterator[bytes | memoryview]:
-        for part in self._parts:
-            if isinstance(part, bytes):
-                yield part
-            else:
-                yield from pieces(part)
 
 
 def joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:

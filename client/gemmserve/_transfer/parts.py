@@ -1,6 +1,6 @@
-"""Large arrays in parts: bodies of parts, and an array that is received from several answers, one going on for another.
+"""Large arrays in parts: an array that is received from several answers, one going on for another.
 
-No I/O here; `_flows` decides what is sent, `_sync_io` and `_async_io` send it.
+No I/O here; `_calls.flows` decides what is sent, `_transport` sends it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import numpy as np
 
 from gemmserve import _errors
 from gemmserve._transfer.bodies import NpyReceiver
-from gemmserve._transport.digests import field_value, sha256_of
-from gemmserve.wire import OCTET_STREAM, PIECE
+from gemmserve._transport.digests import sha256_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from gemmserve._transfer.arrays import AnyArray
 
@@ -40,24 +39,6 @@ def divisible(array: AnyArray) -> bool:
 def flat(array: AnyArray) -> memoryview:
     """The bytes of an array that is `divisible`, in its order."""
     return array.reshape(-1, order="A").view(np.uint8).data
-
-
-class PartBody:
-    """Some of an array's bytes."""
-
-    content_type = OCTET_STREAM
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self.nbytes = len(data)
-
-    def pieces(self) -> Iterator[memoryview]:
-        for start in range(0, self.nbytes, PIECE):
-            yield self._data[start : start + PIECE]
-
-    def digest(self) -> str:
-        """The value of Content-Digest (RFC 9530)."""
-        return field_value([self._data])
 
 
 def spans(start: int, end: int, size: int) -> list[tuple[int, int]]:
@@ -181,4 +162,54 @@ class Span:
         """Return the position where the span ends. Raises TransportError when the answer broke off."""
         if self._stop is not None and self.position < self._stop:
             raise _errors.TransportError(f"the answer ended after {self.position} of {self._stop} bytes")
+        return self.position
+
+
+class Stretch:
+    """Receives bytes [start, stop) of an array's bare data into `memory`, over as many answers as it takes."""
+
+    def __init__(self, memory: memoryview, start: int) -> None:
+        self._memory = memory
+        self._start = start
+        self._at = start  # position of the byte that comes next
+        self.position = start
+        """Position up to which the bytes have come."""
+        self.stop = start + len(memory)
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of a request for what is missing."""
+        return {"Range": f"bytes={self.position}-{self.stop - 1}"}
+
+    def answer(self, headers: Mapping[str, str]) -> Stretch:
+        """Takes the answer to that request, the whole array too where no range was honoured. Raises ProtocolError when
+        it is none.
+        """
+        found = _CONTENT_RANGE.fullmatch(headers.get("content-range") or "")
+        self._at = 0 if found is None else int(found[1])
+        if found is not None and self._at != self.position:
+            raise _errors.ProtocolError(
+                f"bytes {found[1]} to {found[2]} came, those from {self.position} were asked for"
+            )
+        return self
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        low, high = max(self._at, self.position), min(self._at + len(piece), self.stop)
+        if low < high:
+            self._memory[low - self._start : high - self._start] = piece[low - self._at : high - self._at]
+            self.position = high
+        self._at += len(piece)
+
+    def place(self) -> memoryview:
+        """Return the memory where the next bytes belong; empty while those that come belong nowhere."""
+        return self._memory[self.position - self._start :] if self._at == self.position else self._memory[:0]
+
+    def landed(self, count: int) -> None:
+        """Record that `count` more bytes are there."""
+        self.position += count
+        self._at += count
+
+    def finish(self) -> int:
+        """Return the position where the stretch ends. Raises TransportError when the answer broke off."""
+        if self.position < self.stop:
+            raise _errors.TransportError(f"the answer ended after {self.position} of {self.stop} bytes")
         return self.position

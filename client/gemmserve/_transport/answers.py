@@ -12,10 +12,9 @@ from gemmserve._transport.digests import CheckedPlacing, CheckedReceiver, sha256
 from gemmserve.wire import EXCHANGE_HEADER
 
 if TYPE_CHECKING:
-    import httpx
-
     from gemmserve._calls.requests import Request
     from gemmserve._transfer.bodies import Receiver
+    from gemmserve._transport.library import httpx
 
 T = TypeVar("T")
 

@@ -8,16 +8,16 @@ import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import httpx
-
 from gemmserve import _errors
 from gemmserve._calls.requests import Pause, Request, Together, Work
 from gemmserve._local.session import REFUSED
+from gemmserve._transfer import traces
 from gemmserve._transfer.progress import SharedBar
+from gemmserve._transfer.sse import Event, EventParser
 from gemmserve._transport.answers import length_of
 from gemmserve._transport.connection import ELSEWHERE, Connection
+from gemmserve._transport.library import check_transport, httpx
 from gemmserve._transport.pool import AsyncPool
-from gemmserve._transport.sse import Event, EventParser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -31,8 +31,11 @@ class AsyncIO(Connection):
     """I/O over an httpx.AsyncClient, on asyncio."""
 
     def __init__(self, url: str, *, transport: httpx.AsyncBaseTransport | None, **options: Any) -> None:
+        check_transport(transport)
         super().__init__(url, own_transport=transport is not None, **options)
         self._transport = transport
+        self._loop_ended = False
+        """Whether an event loop that was used has been closed."""
         self._sleep = asyncio.sleep
 
     def _make(self) -> httpx.AsyncClient:
@@ -49,9 +52,24 @@ class AsyncIO(Connection):
         if found is None:
             for ended in [each for each in self._pools if each.is_closed()]:
                 del self._pools[ended]
+                self._loop_ended = True
             found = self._pools[loop] = AsyncPool(self._make, None if self._transport is None else self._make())
             found.closed = self._closed
         return found
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise as `Connection.errors` does, and TransportError where the caller's transport is an ended loop's."""
+        try:
+            with super().errors():
+                yield
+        except RuntimeError as error:
+            if isinstance(error, _errors.GemmserveError) or self._transport is None or not self._loop_ended:
+                raise
+            raise _errors.TransportError(
+                "this client's transport belongs to an event loop that has ended: make an AsyncClient in this one",
+                retriable=False,
+            ) from error
 
     async def close(self) -> None:
         self._closed = True
@@ -153,19 +171,21 @@ class AsyncIO(Connection):
         headers = (
             await asyncio.to_thread(self.headers_of, request) if self.digested(request) else self.headers_of(request)
         )
-        async with (
-            pool.connection(idle=request.idle) as http,
-            http.stream(
-                request.method,
-                request.path,
-                params=request.query or None,
-                headers=headers,
-                content=content,  # type: ignore[arg-type]  # as above
-                timeout=self.timeout_of(request),
-            ) as response,
-        ):
-            pool.note(http, response)
-            yield response
+        with traces.span_of(request, self.address, headers) as span:
+            async with (
+                pool.connection(idle=request.idle) as http,
+                http.stream(
+                    request.method,
+                    request.path,
+                    params=request.query or None,
+                    headers=headers,
+                    content=content,  # type: ignore[arg-type]  # as above
+                    timeout=self.timeout_of(request),
+                ) as response,
+            ):
+                pool.note(http, response)
+                traces.note(span, response)
+                yield response
 
     async def events(self, request: Request[None]) -> AsyncGenerator[Event]:
         """Each server-sent event as it comes. Raises GemmserveError."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-import httpx
-
 from gemmserve import _errors
+from gemmserve._transport.library import httpx
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -49,6 +48,8 @@ def auth_of(api_key: str | None, url: str) -> KeyAuth | None:
 
     Raises ParameterInvalid.
     """
+    if not isinstance(api_key, str | None):
+        raise _errors.ParameterInvalid(f"the API key is a string, gs_..., not {type(api_key).__name__}")
     key = (os.environ.get(VARIABLE, "") if api_key is None else api_key).strip()
     if not key:
         return None

@@ -13,7 +13,6 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import httpx
 import numpy as np
 
 from gemmserve import _errors
@@ -24,6 +23,8 @@ from gemmserve._transfer.progress import Progress, SharedBar, watched
 from gemmserve._transport.answers import check_exchange, receiver_of
 from gemmserve._transport.auth import auth_of
 from gemmserve._transport.digests import WANTED, field_value
+from gemmserve._transport.library import ERRORS, as_error, httpx
+from gemmserve._transport.pool import CLOSED
 from gemmserve._transport.urls import context_of, is_loopback, normal_url
 from gemmserve.wire import EXCHANGE_HEADER, SESSION_HEADER
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from gemmserve._transport.digests import Digests
 
 T = TypeVar("T")
-
-_HTTPX_ERRORS = _errors.httpx_errors()
 
 ELSEWHERE = "this stream of events was begun in another process"
 
@@ -83,6 +82,7 @@ class Connection:
         self.url = normal_url(url) if self.socket is None else f"unix:{self.socket}"
         self.base = self.url if self.socket is None else HTTP_BASE
         """Base URL that httpx is given."""
+        self.address = httpx.URL(self.base)
         self.verify = context_of(self.base, verify)
         self.timeout = timeout
         self.digests = digests
@@ -125,6 +125,11 @@ class Connection:
         if self._shared is not None and self._closed:
             self._shared.close()
 
+    def check_open(self) -> None:
+        """Raises ClientClosed once the client is closed."""
+        if self._closed:
+            raise _errors.ClientClosed(CLOSED)
+
     def own(self) -> None:
         """Makes sure that everything belongs to this process. Raises TransportError where it cannot: a transport of the
         caller's own has connections that nobody else can make anew.
@@ -139,6 +144,11 @@ class Connection:
                 "this client was made in another process, with a transport that belongs to that: make one here",
                 retriable=False,
             )
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
 
     @property
     def progress(self) -> Progress:
@@ -214,5 +224,5 @@ class Connection:
         """Raise what httpx raises as a GemmserveError."""
         try:
             yield
-        except _HTTPX_ERRORS as error:
-            raise _errors.from_httpx(error, self.url, answered=self.answered) from error
+        except ERRORS as error:
+            raise as_error(error, self.url, answered=self.answered) from error

@@ -6,17 +6,15 @@ The module is the standard library's from Python 3.14 on, and `backports.zstd` b
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmserve import _errors
+from gemmserve._install import pip_install
 from gemmserve._transfer.arrays import pieces
-from gemmserve._transfer.bodies import NpyBody, joined
+from gemmserve._transfer.bodies import Body, NpyBody
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gemmserve._transfer.arrays import AnyArray
     from gemmserve._transfer.bodies import Receiver
 
@@ -35,7 +33,7 @@ def module() -> Any:
     for name in ("compression.zstd", "backports.zstd"):
         with suppress(ImportError):
             return import_module(name)
-    raise _errors.ParameterInvalid('compression="zstd" needs a package: pip install "gemmserve[zstd]"')
+    raise _errors.ParameterInvalid(f'compression="zstd" needs a package: {pip_install("zstd")}')
 
 
 def check(compression: str | None) -> bool:
@@ -50,21 +48,11 @@ def check(compression: str | None) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class CompressedBody:
-    """An array as a compressed .npy, held in memory: its length must be known before it is sent."""
+def compressed(array: AnyArray) -> Body | None:
+    """The array as a compressed .npy; None: it hardly gets shorter. Takes its time: some hundred MiB a second.
 
-    content_type: str
-    nbytes: int
-    parts: tuple[bytes, ...]
-
-    def pieces(self) -> Iterator[bytes | memoryview]:
-        """Return the compressed pieces, as they are sent."""
-        return joined(self.parts)
-
-
-def compressed(array: AnyArray) -> CompressedBody | None:
-    """The array, compressed; None: it hardly gets shorter. Takes its time: some hundred MiB a second."""
+    It is held in memory: its length must be known before it is sent.
+    """
     plain = NpyBody(array)
     if not _shorter(array):
         return None
@@ -73,8 +61,8 @@ def compressed(array: AnyArray) -> CompressedBody | None:
     compressor = zstd.ZstdCompressor(options={parameter.compression_level: _LEVEL, parameter.checksum_flag: 1})
     parts = [found for piece in plain.pieces() if (found := compressor.compress(piece))]
     parts.append(compressor.flush())
-    nbytes = sum(map(len, parts))
-    return CompressedBody(plain.content_type, nbytes, tuple(parts)) if nbytes <= _WORTH * plain.nbytes else None
+    body = Body(plain.content_type, parts)
+    return body if body.nbytes <= _WORTH * plain.nbytes else None
 
 
 def _shorter(array: AnyArray) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Final
 
-import httpx
+from gemmserve._transport.library import httpx
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-import httpx
+from gemmserve import _errors
+from gemmserve._transport.library import httpx
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -32,7 +33,7 @@ IN_FLIGHT: Final = 64
 IDLE_S: Final = 5.0
 """Seconds after which a connection that nobody needed is closed; httpx's own figure."""
 
-CLOSED: Final = "the client is closed"
+CLOSED: Final = "this client is closed: make another one (arrays and jobs are still on the server)"
 
 _inherited: Final[list[object]] = []
 """Pools of parent processes. They are kept: what their finalizers would do could reach what the parent still uses."""
@@ -49,9 +50,9 @@ class _Pool(Generic[H]):
         self.closed = False
 
     def _take(self) -> H:
-        """A client that nobody uses. Raises RuntimeError when the pool is closed."""
+        """A client that nobody uses. Raises ClientClosed when the pool is closed."""
         if self.closed:
-            raise RuntimeError(CLOSED)
+            raise _errors.ClientClosed(CLOSED)
         if self._shared is not None:
             return self._shared
         try:
@@ -126,7 +127,7 @@ class SyncPool(_Pool[httpx.Client]):
     def connection(self, *, idle: bool = False) -> Iterator[httpx.Client]:
         """A client for one exchange. `idle`: one that the server is rightly silent in for long, which does not count.
 
-        Raises RuntimeError when the pool is closed.
+        Raises ClientClosed when the pool is closed.
         """
         with contextlib.nullcontext() if idle else self._places:
             http = self._take()

@@ -7,20 +7,21 @@ import os
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import httpx
 
 from gemmserve import _errors
 from gemmserve._calls.requests import Pause, Request, Together, Work
 from gemmserve._local.session import REFUSED
+from gemmserve._transfer import traces
 from gemmserve._transfer.bodies import Placing, Receiver
 from gemmserve._transfer.progress import SharedBar
+from gemmserve._transfer.sse import Event, EventParser
 from gemmserve._transport import connection, direct
 from gemmserve._transport.answers import length_of
 from gemmserve._transport.connection import ELSEWHERE, Connection
+from gemmserve._transport.library import check_transport, httpx
 from gemmserve._transport.pool import SyncPool
-from gemmserve._transport.sse import Event, EventParser
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -34,6 +35,7 @@ class SyncIO(Connection):
     """Blocking I/O over an httpx.Client; safe to share between threads, as that is."""
 
     def __init__(self, url: str, *, transport: httpx.BaseTransport | None, **options: Any) -> None:
+        check_transport(transport)
         super().__init__(url, own_transport=transport is not None, **options)
         self._transport = transport
         self._sleep = time.sleep
@@ -92,7 +94,7 @@ class SyncIO(Connection):
         bar = SharedBar(self.progress.bar(step.label, step.nbytes))
         pool = ThreadPoolExecutor(step.limit, thread_name_prefix="gemmserve-part")
         try:
-            running = [pool.submit(self.drive, flow, bar) for flow in step.flows]
+            running = [pool.submit(copy_context().run, self.drive, flow, bar) for flow in step.flows]
             wait(running, return_when=FIRST_EXCEPTION)
             # Of what failed, what failed by itself.
             errors = [error for one in running if one.done() and not one.cancelled() and (error := one.exception())]
@@ -154,18 +156,21 @@ class SyncIO(Connection):
     def _open(self, request: Request[Any], bar: SharedBar | None = None) -> Iterator[httpx.Response]:
         content = self.content_of(request, bar)
         pool = self.pool()
+        headers = self.headers_of(request)
         with (
+            traces.span_of(request, self.address, headers) as span,
             pool.connection(idle=request.idle) as http,
             http.stream(
                 request.method,
                 request.path,
                 params=request.query or None,
-                headers=self.headers_of(request),
+                headers=headers,
                 content=content,  # type: ignore[arg-type]  # h11 takes any buffer; httpx's annotation says bytes
                 timeout=self.timeout_of(request),
             ) as response,
         ):
             pool.note(http, response)
+            traces.note(span, response)
             yield response
 
     def events(self, request: Request[None]) -> Generator[Event]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import reprlib
 import ssl
 from typing import Final
 
-import httpx
-
 from gemmserve import _errors
+from gemmserve._transport.library import as_error, httpx
 
 VARIABLE: Final = "GEMMSERVE_SERVER"
 DEFAULT: Final = "http://127.0.0.1:8000"
+_MAX_PORT: Final = 65_535
 
 
 def server_url(url: str | None) -> str:
-    """`url`, or where that is None what GEMMSERVE_SERVER names, or this machine."""
-    return url if url is not None else os.environ.get(VARIABLE) or DEFAULT
+    """`url`, or where that is None what GEMMSERVE_SERVER names, or this machine. Raises ParameterInvalid."""
+    found = url if url is not None else os.environ.get(VARIABLE) or DEFAULT
+    if not isinstance(found, str):
+        raise _errors.ParameterInvalid(f"the server's URL is a string, such as {DEFAULT!r}, not {reprlib.repr(found)}")
+    return found
 
 
 def normal_url(url: str) -> str:
@@ -26,9 +30,11 @@ def normal_url(url: str) -> str:
     try:
         parsed = httpx.URL(full)
     except httpx.InvalidURL as error:
-        raise _errors.from_httpx(error, url) from error
+        raise as_error(error, url) from error
     if parsed.scheme not in {"http", "https"} or not parsed.host:
         raise _errors.ParameterInvalid(f"{url!r} is no http://, https:// or unix: address")
+    if parsed.port is not None and not 0 < parsed.port <= _MAX_PORT:
+        raise _errors.ParameterInvalid(f"{url!r}: a port is a number from 1 to {_MAX_PORT}")
     return full.rstrip("/")
 
 

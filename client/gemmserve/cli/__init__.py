@@ -14,7 +14,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from gemmserve.cli._environment import EnvironmentParser
+from gemmserve.cli._environment import EnvironmentParser, misspelt
 from gemmserve.cli._plugins import MissingExtra, load_plugin, missing_extra, plugin_names
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ _OWN: Final = {
     "ls": "_arrays:LS",
     "rm": "_arrays:RM",
     "jobs": "_jobs:JOBS",
+    "status": "_status:STATUS",
+    "top": "_status:TOP",
+    "completion": "_completion:COMPLETION",
 }
 
 
@@ -39,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     try:
-        parser, commands = _parser(chosen, with_plugins=chosen not in _OWN and "--version" not in arguments)
+        parser, commands = parser_for(chosen, with_plugins=chosen not in _OWN and "--version" not in arguments)
         args = parser.parse_args(arguments)
     except SystemExit as stop:  # argparse: 0 after --help and --version, 2 after wrong usage
         return stop.code if isinstance(stop.code, int) else 2
@@ -54,11 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    for name, nearest in misspelt(parser).items():
+        print(f"gemmserve: {name} is no variable that {args.command} reads; is {nearest} meant?", file=sys.stderr)
     return _run(commands[args.command], args)
 
 
-def _parser(chosen: str | None, *, with_plugins: bool) -> tuple[argparse.ArgumentParser, dict[str, Command]]:
-    """The parser for this invocation: with a plugin chosen, it alone is loaded; everything for the overall help."""
+def parser_for(chosen: str | None, *, with_plugins: bool) -> tuple[argparse.ArgumentParser, dict[str, Command]]:
+    """The parser for an invocation, and its commands by name: with a plugin chosen, it alone is loaded; without a
+    command everything, as for the overall help. Raises MissingExtra.
+    """
     parser = EnvironmentParser(
         prog="gemmserve", description="Matrix products on a GPU somewhere else.", allow_abbrev=False
     )
@@ -94,7 +101,7 @@ def _run(command: Command, args: argparse.Namespace) -> int:
     context = Context(args)
     try:
         return command.run(args, context)
-    except UsageError as error:
+    except (UsageError, MissingExtra) as error:
         context.console.error(str(error))
         return 2
     except ModuleNotFoundError as error:  # a plugin that imports what it needs only when it runs

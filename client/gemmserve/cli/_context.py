@@ -60,9 +60,15 @@ class Console:
         cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
         if sys.stdout.isatty() and _rich_table(columns, cells):
             return
-        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-        for row in ([name.upper() for name in columns], *cells):
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        for line in columns_text(columns, cells):
+            print(line)
+
+
+def columns_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lines of a table in plain columns."""
+    cells = [[name.upper() for name in columns], *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

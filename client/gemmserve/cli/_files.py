@@ -91,11 +91,27 @@ def _write(path: str, fill: Callable[[IO[bytes]], Any]) -> None:
         with part.open("xb") as stream:
             fill(stream)
         part.replace(target)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, path) from error  # not the name of a file that nobody asked for
     finally:
         part.unlink(missing_ok=True)
 
 
 def check_output(path: str | None) -> None:
-    """Check the output before any work is done: binary data is not for terminals. Raises UsageError."""
-    if path == STANDARD and sys.stdout.isatty():
-        raise UsageError("stdout is a terminal; redirect it, or give -o a file's name")
+    """Check the output before any work is done: binary data is not for terminals, and a file's folder is there.
+
+    Raises UsageError.
+    """
+    if path is None:
+        return
+    if path == STANDARD:
+        if sys.stdout.isatty():
+            raise UsageError("stdout is a terminal; redirect it, or give -o a file's name")
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise UsageError(f"-o {path}: that is a folder")
+    if not target.parent.is_dir():
+        raise UsageError(f"-o {path}: there is no folder {target.parent}")

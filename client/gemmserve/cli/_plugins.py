@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Final, cast
 
+from gemmserve._install import pip_install
+
 if TYPE_CHECKING:
     from gemmserve.cli._context import Command
 
@@ -14,8 +16,8 @@ GROUP: Final = "gemmserve.commands"
 class MissingExtra(Exception):  # noqa: N818 (what it says, not that it is an error)
     """A command whose dependencies are not installed."""
 
-    def __init__(self, command: str, module: str) -> None:
-        super().__init__(f"{command} needs {module}, which is not installed: pip install 'gemmserve[server]'")
+    def __init__(self, command: str, module: str, extra: str = "server") -> None:
+        super().__init__(f"{command} needs {module}, which is not installed: {pip_install(extra)}")
 
 
 def plugin_names() -> list[str]:

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from gemmserve._calls.params import Axis, Compute, Layout, Order, PreOp, Reduction, Trans
-from gemmserve.cli._arrays import size_text
+from gemmserve._handles.display import size_text
 from gemmserve.cli._context import UsageError, add_connection
 from gemmserve.cli._files import STANDARD, check_output, read_array, write_array, write_arrays
 
@@ -68,8 +68,7 @@ class _Gemm:
         parser.add_argument("--order", choices=get_args(Order), default="C", help="memory order of the result")
 
     def run(self, args: argparse.Namespace, context: Context) -> int:
-        beta = args.beta if args.beta is not None else (0 if args.c is None else 1)
-        options = {**_options(args), "beta": beta, "order": args.order}
+        options = {**_options(args), "beta": args.beta, "order": args.order}
         return _run("gemm", [args.a, args.b] + ([] if args.c is None else [args.c]), options, args.output, context)
 
 

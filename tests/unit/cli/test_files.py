@@ -10,6 +10,7 @@ import pytest
 
 import gemmserve
 from gemmserve.cli import _files
+from gemmserve.cli._context import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +83,19 @@ def test_several() -> None:
     _files.write_arrays("a.npz", {"sum": np.arange(3.0), "c": np.eye(2)})
     with np.load("a.npz") as found:
         assert found.files == ["sum", "c"]
+
+
+@pytest.mark.parametrize(("path", "said"), [("no/d.npy", "no folder no$"), (".", "that is a folder")])
+def test_an_output_that_cannot_be_is_refused_before_any_work(path, said) -> None:
+    with pytest.raises(UsageError, match=said):
+        _files.check_output(path)
+
+
+def test_an_error_names_the_file_that_was_asked_for(folder, monkeypatch) -> None:
+    def full(*_args):
+        raise OSError(28, "No space left on device", "somewhere.part")
+
+    monkeypatch.setattr(_files.Path, "replace", full)
+    with pytest.raises(OSError, match=r"No space left on device: 'd\.npy'$"):
+        _files.write_array("d.npy", np.eye(2))
+    assert list(folder.iterdir()) == []

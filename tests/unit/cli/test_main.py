@@ -11,9 +11,10 @@ import pytest
 from fake_service import nobody_s_address
 
 import gemmserve
+from gemmserve._install import pip_install
 from gemmserve.cli import _OWN, _plugins, main
 
-OWN = {"gemm", "reduce", "put", "get", "ls", "rm", "jobs"}
+OWN = {"gemm", "reduce", "put", "get", "ls", "rm", "jobs", "status", "top", "completion"}
 SERVER = {"serve", "doctor", "bench"}
 
 
@@ -70,10 +71,10 @@ def test_help(plugins, capsys) -> None:
         out = capsys.readouterr().out
         assert all(name in out for name in OWN)
         assert "says hello" in out
-        assert "pip install 'gemmserve[server]'" in " ".join(out.split())
+        assert pip_install("server") in " ".join(out.split())
 
 
-@pytest.mark.parametrize("name", sorted(OWN))
+@pytest.mark.parametrize("name", sorted(OWN - {"completion"}))
 def test_help_of_a_command_names_its_variables(name, capsys) -> None:
     assert main([name, "--help"]) == 0
     out = capsys.readouterr().out
@@ -104,7 +105,7 @@ def test_a_missing_extra_names_what_to_install(plugins, cli, target) -> None:
     done = cli("serve")
     assert done.status == 2
     assert "serve needs no_such_module_at_all" in done.err
-    assert "pip install 'gemmserve[server]'" in done.err
+    assert pip_install("server") in done.err
 
 
 def test_a_broken_installation_is_no_missing_extra(plugins) -> None:
@@ -155,3 +156,16 @@ def test_the_module_runs() -> None:
         [sys.executable, "-m", "gemmserve.cli", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("gemmserve ")
+
+
+def test_python_m_gemmserve(tmp_path) -> None:
+    done = subprocess.run([sys.executable, "-m", "gemmserve", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"gemmserve {gemmserve.__version__}\n")
+
+
+def test_a_misspelt_variable_is_told_of_with_the_nearest(cli, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSERVE_OTHERS_MARK", "1")
+    done = cli("ls", LIMTI="3")
+    assert done.status == 0
+    assert done.err == "gemmserve: GEMMSERVE_LIMTI is no variable that ls reads; is GEMMSERVE_LIMIT meant?\n"
+    assert cli("ls", LIMIT="3", API_KEY="gs_x").err == ""

@@ -118,3 +118,9 @@ def test_remote_reduce(cli, service, files) -> None:
 )
 def test_scalars(text, value) -> None:
     assert scalar(text) == value
+
+
+def test_an_output_without_a_folder_costs_nothing(cli, service, files) -> None:
+    done = cli("gemm", "a.npy", "b.npy", "-o", "/nonexist/d.npy")
+    assert (done.status, done.err) == (2, "gemmserve: -o /nonexist/d.npy: there is no folder /nonexist\n")
+    assert service.requests == []

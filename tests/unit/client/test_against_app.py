@@ -7,6 +7,7 @@ import pytest
 
 import gemmserve
 from gemmserve import AsyncClient, Client
+from gemmserve._calls import flows
 
 
 @pytest.fixture
@@ -54,6 +55,20 @@ def test_gemm_here_and_there(live, random_complex) -> None:
     remote = live.gemm(live.put(a), b, c, alpha=1 - 1j, beta=2j)
     np.testing.assert_allclose(remote.numpy(), expected, rtol=1e-3, atol=1e-4)
     assert remote.shape == (2, 20, 10)
+
+
+def test_c_is_added_unless_beta_says_otherwise(live, random_complex) -> None:
+    a, b, c = random_complex(6, 7), random_complex(7, 5), random_complex(6, 5)
+    ra, rb, rc = live.put(a), live.put(b), live.put(c)
+    with live.program() as program:
+        step = program.gemm(ra, rb, rc)
+    added = [
+        live.gemm(a, b, c), live.gemm_many([a], [b], [c])[0], live.gemm_many([ra], [rb], [rc])[0].numpy(),
+        live.gemm(ra, b, c).numpy(), live.submit("gemm", ra, rb, rc).result().numpy(), step.numpy(),
+    ]  # fmt: skip
+    for d in added:
+        np.testing.assert_allclose(d, a @ b + c, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(live.gemm(a, b, c, beta=0), a @ b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -149,6 +164,8 @@ def test_the_server_about_itself(live) -> None:
     assert live.health()["status"] == "ok"
     assert "fp32" in live.devices()[0]["compute_modes"]
     assert live.usage()["max_array_bytes"] > 0
+    assert live.overview()["devices"][0]["id"] == "cpu"
+    assert live.overview(history=True)["history"]["step"] == 5
 
 
 async def test_awaited(app_url, random_complex) -> None:
@@ -162,3 +179,88 @@ async def test_awaited(app_url, random_complex) -> None:
         assert list(await job.result()) == ["sum", "sumsq"]
         with pytest.raises(gemmserve.ShapeMismatch):
             await client.gemm(remote, remote)
+
+
+VIEWS = {
+    "rows": lambda x: x[1:3],
+    "steps": lambda x: x[::-2, 1::2],
+    "new axis": lambda x: x[None],
+    "column": lambda x: x[:, 2],
+    "transposed part": lambda x: x[1:, :3].T,
+    "conjugated part": lambda x: x[:3, ::-1].conj(),
+    "adjoint of a part": lambda x: x[:3, ::-1].conj().mT,
+    "real": lambda x: x.real,
+    "imag of a part": lambda x: x[::2].imag,
+    "diagonal": lambda x: x.diagonal(1),
+    "reshaped": lambda x: x.reshape(2, 12),
+    "none": lambda x: x[3:3],
+}
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "float64"])
+@pytest.mark.parametrize("order", "CF")
+def test_views_as_operands_and_downloads(live, rng, dtype, order, monkeypatch) -> None:
+    a = np.asarray(rng.standard_normal((4, 6)) + 1j * rng.standard_normal((4, 6)))
+    a = np.asarray(a if dtype == "complex64" else a.real, dtype=dtype, order=order)
+    remote = live.put(a)
+    for gathered in (False, True):
+        if gathered:
+            monkeypatch.setattr(flows, "SMALL_SPAN", 0)
+            monkeypatch.setattr(flows, "SPARSE", 0)
+        for name, view in VIEWS.items():
+            if (dtype == "float64" and "imag" in name) or (order == "F" and name == "reshaped"):
+                continue
+            shown, truth = view(remote), view(a)
+            assert (shown.shape, shown.dtype) == (truth.shape, truth.dtype)
+            np.testing.assert_array_equal(shown.numpy(), truth, err_msg=name)
+            b = rng.standard_normal((truth.shape[-1], 3)).astype(truth.dtype)
+            np.testing.assert_allclose((shown @ b).numpy(), truth @ b, rtol=1e-4, atol=1e-4, err_msg=name)
+            c = rng.standard_normal((3, *truth.shape[-2:-1])).astype(truth.dtype)
+            if truth.ndim == 2:
+                np.testing.assert_allclose(
+                    live.gemm(c.T, np.eye(3, dtype=c.dtype), live.put(c).T, beta=2).numpy(), 3 * c.T, rtol=1e-4
+                )
+    with live.program() as p:
+        x = p.gemm(remote, remote.H)
+        y = x[::2, 1] @ remote[::2]
+        z = np.reshape(x[:, ::-1].T, -1)
+        w = np.linalg.multi_dot([remote[0].conj(), remote.T, x, x[:, :2]])
+    full = a.astype(complex) @ a.conj().T
+    np.testing.assert_allclose(y.numpy(), full[::2, 1] @ a[::2], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(z.numpy(), full[:, ::-1].T.ravel(), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(w.numpy(), a[0].conj() @ a.T @ full @ full[:, :2], rtol=1e-3, atol=1e-2)
+
+
+def test_views_in_batches_and_jobs(live, rng) -> None:
+    a = rng.standard_normal((6, 4))
+    remote = live.put(a)
+    rows = [remote[i : i + 2] for i in (0, 2, 4)]
+    for product, truth in zip(live.gemm_many(rows, remote.T[:, 1:]), a.reshape(3, 2, 4), strict=True):
+        np.testing.assert_allclose(product.numpy(), truth @ a.T[:, 1:], rtol=1e-12)
+    jobs = live.submit_many({"op": "gemm", "a": row, "b": remote.T} for row in rows)
+    for job, truth in zip(jobs, a.reshape(3, 2, 4), strict=True):
+        np.testing.assert_allclose(job.result().numpy(), truth @ a.T, rtol=1e-12)
+    reduced = live.gemm_reduce(remote[::2], remote[1::2].T, reduce="absmax", axis="n")
+    np.testing.assert_allclose(reduced.numpy(), np.abs(a[::2] @ a[1::2].T).max(1), rtol=1e-12)
+
+
+async def test_large_stretches_come_in_parts(live, app_url, rng, monkeypatch) -> None:
+    for name, nbytes in (("PARTS_FROM", 1000), ("PART", 700)):
+        monkeypatch.setattr(flows, name, nbytes)
+    a = rng.standard_normal((40, 10))
+    remote = live.put(a)
+    np.testing.assert_array_equal(remote[1:-1, ::-1].numpy(), a[1:-1, ::-1])
+    async with AsyncClient(app_url) as client:
+        again = await client.array(remote.id)
+        np.testing.assert_array_equal(await again[7:, 1:].T.numpy(), a[7:, 1:].T)
+        np.testing.assert_array_equal(await again[:, 3].numpy(), a[:, 3])
+        monkeypatch.setattr(flows, "SPARSE", 0)
+        monkeypatch.setattr(flows, "SMALL_SPAN", 0)
+        np.testing.assert_array_equal(await again[:, 3].numpy(), a[:, 3])
+    with Client(app_url, digests="always") as client:
+        again = client.array(remote.id)
+        np.testing.assert_array_equal(again[3:5].numpy(), a[3:5])
+        np.testing.assert_array_equal(again.T.numpy(), a.T)
+        argmax = live.gemm_reduce(remote, remote.T, reduce="argmax")
+        for handle in (argmax, client.array(argmax.id)):
+            np.testing.assert_array_equal(handle[::3].numpy(), (a @ a.T).argmax(0)[::3])

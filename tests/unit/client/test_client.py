@@ -19,10 +19,11 @@ async def call(request, client, async_client):
     """call("gemm", a, b): that method of either client, awaited where it has to be."""
     connected = client if request.param == "sync" else async_client
 
-    async def method(name, *args, **kwargs):
+    async def method(name, /, *args, **kwargs):
         result = getattr(connected, name)(*args, **kwargs)
         return await result if inspect.isawaitable(result) else result
 
+    method.client = connected
     return method
 
 
@@ -271,3 +272,120 @@ def test_a_refusal_in_the_middle_of_an_upload_is_still_read(rng) -> None:
     with listener, Client(url) as client, pytest.raises(gemmserve.TooLarge, match="much too large"):
         client.put(rng.standard_normal((1 << 20,)))
     thread.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"url": 5}, "URL is a string.*not 5"), ({"url": b"http://x"}, "URL is a string"),
+        ({"url": "http://127.0.0.1:99999"}, "a port is a number from 1 to 65535"),
+        ({"api_key": 5}, "the API key is a string.*not int"), ({"timeout": "x"}, "timeout is a number.*'x'"),
+        ({"timeout": None}, "timeout is a number"), ({"timeout": float("nan")}, "timeout is a number"),
+        ({"timeout": 0}, "timeout is a number"), ({"connections": -1}, "connections is a number.*-1"),
+        ({"connections": 1.5}, "connections is a number"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [gemmserve.Client, gemmserve.AsyncClient])
+def test_options_that_make_no_sense_are_refused_at_once(kind, options, said) -> None:
+    with pytest.raises(gemmserve.ParameterInvalid, match=said):
+        kind(**options)
+
+
+async def test_a_closed_client_says_so(call, random_complex) -> None:
+    remote = await call("put", random_complex(3, 3))
+    await call("close")
+    for use in (lambda: call("health"), lambda: value(remote.numpy()), lambda: call("put", np.eye(2))):
+        with pytest.raises(gemmserve.ClientClosed, match="closed: make another"):
+            await use()
+    with pytest.raises(gemmserve.ClientClosed):
+        await call("__enter__" if isinstance(call.client, Client) else "__aenter__")
+    await call("close")  # again does nothing
+
+
+def test_a_transport_of_an_event_loop_that_has_ended(service) -> None:
+    async def of_its_loop(request):
+        if asyncio.get_running_loop() is not first:
+            raise RuntimeError("Event loop is closed")  # as httpcore's, which holds sockets of its loop
+        return service(request)
+
+    client = gemmserve.AsyncClient(transport=httpx.MockTransport(of_its_loop))
+    first = asyncio.new_event_loop()
+    first.run_until_complete(client.health())
+    first.close()
+    with pytest.raises(gemmserve.TransportError, match="event loop that has ended: make an AsyncClient"):
+        asyncio.run(client.health())
+
+
+async def test_names_and_labels(call, service) -> None:
+    for size in range(3):
+        await call("put", np.eye(size), name="weights", labels={"run": str(size), "equation": "a=b"})
+    await call("put", np.eye(7))
+    assert service.requests[0].url.params.multi_items() == [
+        ("name", "weights"), ("label", "run=0"), ("label", "equation=a=b"),
+    ]  # fmt: skip
+    newest = await call("__getitem__", "weights")
+    assert (newest.shape, newest.info.name, newest.info.labels) == ((2, 2), "weights", {"run": "2", "equation": "a=b"})
+    assert [found.shape for found in await call("arrays", name="weights", limit=2)] == [(2, 2), (1, 1)]
+    assert [found.shape for found in await call("arrays", labels={"run": "1"})] == [(1, 1)]
+    assert (await call("arrays"))[0].info.name is None
+    with pytest.raises(LookupError, match="no array of the name 'biases'"):
+        await call("__getitem__", "biases")
+    service.requests.clear()
+    for bad in ({"name": 7}, {"labels": {"run": 7}}, {"labels": ["run"]}):
+        with pytest.raises(gemmserve.ParameterInvalid, match="string"):
+            await call("put", np.eye(2), **bad)
+    with pytest.raises(gemmserve.ParameterInvalid):
+        await call("__getitem__", 0)
+    assert not service.requests
+
+
+async def test_names_go_with_parts_and_with_jobs(call, service, monkeypatch) -> None:
+    monkeypatch.setattr("gemmserve._calls.flows.PARTS_FROM", 8)
+    service.script.append(problem(507, "store-full"))
+    with pytest.raises(gemmserve.StoreFull):
+        await call("put", np.eye(20), name="weights", labels={"run": "7"})
+    sent = service.requests[-1].url
+    assert (sent.path, sent.params["name"], sent.params["label"]) == ("/v1/uploads", "weights", "run=7")
+    monkeypatch.undo()
+    remote = await call("put", np.eye(2))
+    job = await call("submit", "gemm", remote, remote, name="product", labels={"run": "7"})
+    assert (job.info.fields["request"]["name"], job.info.fields["request"]["labels"]) == ("product", {"run": "7"})
+
+
+async def test_many_are_deleted_by_one_exchange(call, service, monkeypatch) -> None:
+    handles = [await call("put", np.eye(2)) for _ in range(6)]
+    service.requests.clear()
+    assert await call("delete", handles[0], handles[1].id) == 2
+    assert await call("delete", [handles[0], *(each.id for each in handles[1:4])]) == 2, "two were gone"
+    assert service.calls == ["POST /v1/deletions"] * 2
+    assert await call("delete", []) == 0
+    assert list(service.arrays) == [each.id for each in handles[4:]]
+    assert "deleted" in repr(handles[0])
+    assert "deleted" not in repr(handles[5])
+    monkeypatch.setattr("gemmserve.wire.MAX_DELETED", 1)
+    assert await call("delete", handles[4:]) == 2
+    assert not service.arrays
+
+
+async def test_arrays_are_deleted_by_what_they_are(call, service) -> None:
+    for size in range(5):
+        await call("put", np.eye(size), name="weights", labels={"run": str(size % 2)})
+    assert await call("delete", name="weights", labels={"run": "1"}, dry_run=True) == 2
+    assert len(service.arrays) == 5
+    service.deleted_at_once = 2
+    assert await call("delete", labels={"run": "0"}) == 3
+    assert len(service.arrays) == 2
+    remote = (await call("arrays"))[0]
+    for wrong in ({"name": "weights"}, {"dry_run": True}, {"older_than_s": 1}, {"labels": {"run": "1"}}):
+        with pytest.raises(gemmserve.ParameterInvalid):
+            await call("delete", remote, **wrong)
+    assert len(service.arrays) == 2
+
+
+async def test_reprs_of_clients(client, async_client) -> None:
+    assert repr(client) == "<Client at http://127.0.0.1:8000>"
+    assert repr(async_client) == "<AsyncClient at http://127.0.0.1:8000>"
+    with Client("http://me:secret@10.0.0.1:9000") as named:
+        assert repr(named) == "<Client at http://10.0.0.1:9000>"
+    assert repr(named) == "<Client at http://10.0.0.1:9000 closed>"
+    assert repr(Client("unix:/run/a.sock")) == "<Client at unix:/run/a.sock>"

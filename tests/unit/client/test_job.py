@@ -134,7 +134,7 @@ async def test_events(connected, service, random_complex) -> None:
 
 def test_repr(client, random_complex) -> None:
     job = client.submit("gemm", random_complex(2, 2), random_complex(2, 2))
-    assert repr(job) == f"<Job {job.id} gemm queued>"
+    assert repr(job) == f"<Job {job.id} gemm queued at http://127.0.0.1:8000>"
 
 
 class Streams:
@@ -207,3 +207,159 @@ async def test_streams_that_were_good_for_a_while_are_not(connected, service, cl
 
     service.script += [partial(slowly, events) for events in [*[good] * 60, [(1, "succeeded")]]]
     assert [info.state for info in await items(job.events())] == ["running", "succeeded"]
+
+
+async def test_submit_many(connected, service, random_complex) -> None:
+    a, b = random_complex(3, 4), random_complex(4, 5)
+    remote = await done(connected.put(a))
+    asked = [{"op": "gemm", "a": remote, "b": b}, {"op": "gemm_reduce", "a": a, "b": b, "reduce": ["sum"]}] * 2
+    posts = len(service.requests)
+    jobs = await done(connected.submit_many(asked))
+    assert [job.info.op for job in jobs] == ["gemm", "gemm_reduce"] * 2
+    sent = [(request.method, request.url.path) for request in service.requests[posts:]]
+    # `a` and `b` are in several of them, and sent once.
+    assert sent == [("POST", "/v1/arrays")] * 2 + [("POST", "/v1/jobs")] + [
+        ("DELETE", f"/v1/arrays/{each}") for each in gone(service, sent)
+    ]
+    assert set(service.arrays) == {remote.id}
+    np.testing.assert_allclose(await done((await done(jobs[2].result())).numpy()), a @ b, rtol=1e-5)
+    assert list(await done(jobs[3].result())) == ["sum"]  # a list is answered by a dict, as `submit` does
+    assert await done(connected.submit_many([])) == []
+
+
+async def test_an_array_that_an_iterator_fills_again_is_not_sent(connected, service, random_complex) -> None:
+    a, buffer = random_complex(2, 2), np.empty((2, 2), np.complex64)
+
+    def filled(count):
+        for number in range(count):
+            buffer[:] = number
+            yield buffer
+
+    def products():
+        return ({"op": "gemm", "a": a, "b": each} for each in filled(3))
+
+    asked = list(service.requests)
+    calls = [
+        lambda: connected.submit_many(products()),
+        lambda: connected.gemm_many(a, filled(3)),
+        lambda: items(connected.map(products())),
+    ]
+    for call in calls:
+        with pytest.raises(gemmserve.ParameterInvalid, match="product 0 has been filled again") as raised:
+            await done(call())
+        assert raised.value.problem["item"] == 0
+    assert service.requests == asked
+    one_by_one = await items(connected.map(products(), in_flight=1))
+    assert len(one_by_one) == 3
+
+
+def gone(service, sent) -> list[str]:
+    return [path.rpartition("/")[2] for method, path in sent if method == "DELETE"]
+
+
+async def test_many_go_in_several_exchanges(connected, service, random_complex) -> None:
+    remote = await done(connected.put(random_complex(2, 2)))
+    jobs = await done(connected.submit_many([{"op": "gemm", "a": remote, "b": remote}] * 1200))
+    assert len({job.id for job in jobs}) == 1200
+    assert [request.url.path for request in service.requests].count("/v1/jobs") == 3
+
+
+async def test_those_before_the_refused_ones_are_cancelled(connected, service, random_complex) -> None:
+    remote = await done(connected.put(random_complex(2, 2)))
+    refusal = {"type": "/problems/shape-mismatch", "title": "", "status": 422, "detail": "no", "item": 7}
+    service.script.extend([None, httpx.Response(422, json=refusal)])
+    with pytest.raises(gemmserve.ShapeMismatch) as caught:
+        await done(connected.submit_many([{"op": "gemm", "a": remote, "b": remote}] * 600))
+    assert caught.value.problem["item"] == 507
+    assert {job["state"] for job in service.jobs.values()} == {"cancelled"}
+    assert len(service.jobs) == 500
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        ({"op": "gemm", "a": np.ones((2, 2))}, gemmserve.ParameterInvalid),
+        ({"op": "syrk", "a": np.ones((2, 2)), "b": np.ones((2, 2))}, gemmserve.ParameterInvalid),
+        ({"op": "gemm", "a": np.ones((2, 2)), "b": np.ones((3, 2))}, gemmserve.ShapeMismatch),
+    ],
+)
+async def test_what_is_wrong_is_found_before_anything_is_sent(connected, service, wrong, kind) -> None:
+    good = {"op": "gemm", "a": np.ones((2, 2)), "b": np.ones((2, 2))}
+    with pytest.raises(kind) as caught:
+        await done(connected.submit_many([good, wrong, good]))
+    assert caught.value.problem["item"] == 1
+    assert service.requests == []
+
+
+async def test_an_answer_that_lists_others_is_no_answer(connected, service, random_complex) -> None:
+    remote = await done(connected.put(random_complex(2, 2)))
+    service.script.append(httpx.Response(202, json={"jobs": []}))
+    with pytest.raises(gemmserve.ProtocolError):
+        await done(connected.submit_many([{"op": "gemm", "a": remote, "b": remote}]))
+
+
+async def test_map_is_lazy_ordered_and_bounded(connected, service, random_complex) -> None:
+    a = random_complex(2, 2)
+    remote = await done(connected.put(a))
+    taken = []
+
+    def asked():
+        for number in range(1, 31):
+            taken.append(number)
+            yield {"op": "gemm", "a": remote, "b": remote, "alpha": number}
+
+    results = connected.map(asked(), in_flight=8)
+    assert taken == []
+    number = 0
+    async for result in each(results):
+        number += 1
+        np.testing.assert_allclose(await done(result.numpy()), number * (a @ a), rtol=1e-5)
+        assert len(taken) <= number + 11
+    assert number == 30
+    assert {job["state"] for job in service.jobs.values()} == {"succeeded"}
+
+
+async def each(results):
+    if hasattr(results, "__aiter__"):
+        async for result in results:
+            yield result
+    else:
+        for result in results:
+            yield result
+
+
+async def test_map_waits_and_does_not_spin(connected, service, clock, random_complex) -> None:
+    remote = await done(connected.put(random_complex(2, 2)))
+    service.polls_until_done = 3
+    asked = [{"op": "gemm", "a": remote, "b": remote}] * 4
+    assert len([result async for result in each(connected.map(asked))]) == 4
+    assert clock.slept
+
+
+@pytest.mark.parametrize("errors", ["raise", "return"])
+async def test_map_and_a_product_that_fails(connected, service, random_complex, errors) -> None:
+    remote = await done(connected.put(random_complex(2, 2)))
+    asked = [{"op": "gemm", "a": remote, "b": remote}] * 6
+    failed = {"type": "/problems/device-error", "title": "", "status": 500, "detail": "it broke"}
+
+    def fail(_) -> None:
+        job = list(service.jobs.values())[1]
+        job |= {"state": "failed", "error": failed}
+
+    service.script.extend([None, fail])  # before the answer to the second exchange
+    results = each(connected.map(asked, in_flight=12, errors=errors))
+    if errors == "raise":
+        assert isinstance(await anext(results), gemmserve.RemoteArray | gemmserve.AsyncRemoteArray)
+        with pytest.raises(gemmserve.JobFailed, match="it broke"):
+            await anext(results)
+    else:
+        assert [isinstance(result, gemmserve.JobFailed) async for result in results] == [False, True] + [False] * 4
+
+
+async def test_a_map_that_is_closed_cancels_what_is_not_done(connected, service, random_complex) -> None:
+    remote = await done(connected.put(random_complex(2, 2)))
+    results = connected.map(({"op": "gemm", "a": remote, "b": remote} for _ in iter(int, 1)), in_flight=4)
+    await done(anext(results) if hasattr(results, "__anext__") else next(results))
+    await done(results.aclose() if hasattr(results, "aclose") else results.close())
+    states = [job["state"] for job in service.jobs.values()]
+    assert states == ["succeeded"] * 2 + ["cancelled"] * 4

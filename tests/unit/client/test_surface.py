@@ -11,21 +11,34 @@ import pytest
 
 import gemmserve
 
+FUNCTIONS = {
+    "broadcast_to", "conj", "conjugate", "copy", "diagonal", "dot", "einsum", "einsum_path",
+    "expand_dims", "flip", "imag", "inner", "matmul", "matrix_transpose", "matvec", "moveaxis", "multi_dot", "ndim",
+    "outer", "ravel", "real", "reshape", "shape", "size", "squeeze", "swapaxes", "tensordot", "to_numpy", "trace",
+    "transpose", "vdot", "vecdot", "vecmat",
+}  # fmt: skip
 NAMES = {
     "APIError", "ArrayInfo", "AsyncClient", "AsyncJob", "AsyncProgram", "AsyncProgramArray", "AsyncRemoteArray",
-    "Client", "ComputeUnsupported", "ConfigInfeasible", "CorruptAnswer", "CrossedAnswer", "DeviceError",
-    "DigestMismatch", "DtypeUnsupported", "Forbidden", "GemmserveError", "Gone",
-    "IdempotencyConflict", "InvalidNpy", "InvalidRequest", "Job", "JobCancelled", "JobFailed", "JobInfo", "JobTimeout",
-    "NotFound", "NotReady", "Overloaded", "ParameterInvalid", "Program", "ProgramArray", "ProgramError",
-    "ProtocolError", "QueueFull", "QuotaExceeded", "RemoteArray", "RetryPolicy", "ServerError", "ShapeMismatch",
-    "StoreFull", "TooLarge", "TransportError", "TransportTimeout", "Unauthorized", "WorkerCrashed", "__version__",
-}  # fmt: skip
+    "Client", "ClientClosed", "ComputeUnsupported", "ConfigInfeasible", "CorruptAnswer", "CrossedAnswer",
+    "DeviceError", "DigestMismatch", "DownloadWarning", "DtypeUnsupported", "Forbidden", "GemmserveError", "Gone",
+    "IdempotencyConflict", "InvalidNpy", "InvalidRequest", "Job", "JobCancelled", "JobFailed", "JobInfo",
+    "JobTimeout", "NotFound", "NotPositiveDefinite", "NotReady", "Overloaded", "ParameterInvalid", "Program",
+    "ProgramArray", "ProgramError", "ProtocolError", "QueueFull", "QuotaExceeded", "RemoteArray", "RetryPolicy",
+    "ServerError", "ShapeMismatch", "SingularMatrix", "StoreFull", "TooLarge", "TransportError", "TransportTimeout",
+    "Unauthorized", "WorkerCrashed", "__version__",
+} | FUNCTIONS  # fmt: skip
 
 CLIENT = {
-    "array", "arrays", "close", "delete", "devices", "empty", "freeze", "gemm", "gemm_many", "gemm_reduce",
-    "gemm_reduce_many", "get", "health", "job", "jobs", "program", "put", "ready", "submit", "url", "usage",
+    "array", "arrays", "close", "delete", "devices", "einsum", "empty", "freeze", "gemm", "gemm_many", "gemm_reduce",
+    "gemm_reduce_many", "get", "health", "job", "jobs", "map", "overview", "program", "put", "ready", "submit",
+    "submit_many", "tensordot", "url", "usage",
 }  # fmt: skip
-ARRAY = {"H", "T", "conj", "delete", "dtype", "id", "info", "mT", "nbytes", "ndim", "numpy", "shape", "size"}
+ARRAY = {
+    "H", "T", "conj", "conjugate", "copy", "delete", "diagonal", "dot", "dtype", "id", "imag", "info", "item", "keep",
+    "mT", "nbytes", "ndim", "numpy", "ravel", "real", "reshape", "shape", "size", "squeeze", "sum", "swapaxes",
+    "transpose",
+}  # fmt: skip
+LINEAR_ALGEBRA = {"cholesky", "expm", "hemm", "herk", "inv", "matrix_power", "solve", "triangle", "trmm"}
 JOB = {"cancel", "done", "events", "id", "refresh", "result", "state", "wait"}
 
 
@@ -45,10 +58,14 @@ def test_the_names() -> None:
 @pytest.mark.parametrize(
     ("sync", "awaited", "names"),
     [
-        (gemmserve.Client, gemmserve.AsyncClient, CLIENT),
+        (gemmserve.Client, gemmserve.AsyncClient, CLIENT | LINEAR_ALGEBRA),
         (gemmserve.RemoteArray, gemmserve.AsyncRemoteArray, ARRAY),
         (gemmserve.ProgramArray, gemmserve.AsyncProgramArray, ARRAY),
-        (gemmserve.Program, gemmserve.AsyncProgram, {"gemm", "gemm_reduce", "keep"}),
+        (
+            gemmserve.Program,
+            gemmserve.AsyncProgram,
+            {"einsum", "gemm", "gemm_reduce", "keep", "tensordot"} | LINEAR_ALGEBRA,
+        ),
         (gemmserve.Job, gemmserve.AsyncJob, JOB),
     ],
 )
@@ -69,7 +86,7 @@ def test_gemm_has_the_published_keywords_and_defaults() -> None:
         if parameter.default is not parameter.empty
     }
     assert found == {
-        "c": None, "alpha": 1, "beta": 0, "trans_a": "N", "trans_b": "N", "order": "C", "layout": "interleaved",
+        "c": None, "alpha": 1, "beta": None, "trans_a": "N", "trans_b": "N", "order": "C", "layout": "interleaved",
         "compute": "auto", "config": None, "timeout": None,
     }  # fmt: skip
 

@@ -7,7 +7,7 @@ import pytest
 
 import gemmserve
 from gemmserve import AsyncClient, Client
-from gemmserve._calls.batch import BatchBody, Column
+from gemmserve._calls.batch import Column, batch_body
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_data_lie_where_the_server_can_use_them(random_complex) -> None:
         "b": Column("b", [random_complex(5, 2), random_complex(5, 7)], shared=False),
     }
     for length in range(1, 70):
-        body = BatchBody({"op": "gemm", "x": "y" * length}, operands)
+        body = batch_body({"op": "gemm", "x": "y" * length}, operands)
         data = b"".join(body.pieces())
         assert len(data) == body.nbytes
         start = -1

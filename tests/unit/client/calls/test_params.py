@@ -33,9 +33,8 @@ def test_other_letters_are_refused(trans) -> None:
 
 
 def test_defaults_stay_at_home() -> None:
-    assert (
-        params.to_json({"alpha": 1, "beta": 0, "trans_a": "N", "compute": "auto", "config": None, "order": "C"}) == {}
-    )
+    defaults = {"alpha": 1, "beta": None, "trans_a": "N", "compute": "auto", "config": None, "order": "C"}
+    assert params.to_json(defaults) == {}
 
 
 def test_what_is_said_is_sent() -> None:

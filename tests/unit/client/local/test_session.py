@@ -104,6 +104,16 @@ def test_a_product_sends_no_array(app, sent, operands) -> None:
     assert np.array_equal(d, np.zeros((N, N)))  # it outlives the client
 
 
+def test_views_are_fetched_by_the_socket(app, operands) -> None:
+    a, _, _ = operands
+    with Client(app.url) as client:
+        remote = client.put(a)
+        np.testing.assert_array_equal(remote[3:200, ::-1].numpy(), a[3:200, ::-1])
+        np.testing.assert_array_equal(remote[:, 3].numpy(), a[:, 3])
+        np.testing.assert_array_equal(remote.T.conj().numpy(), a.T.conj())
+        remote.delete()
+
+
 async def test_the_same_awaited(app, sent, operands) -> None:
     a, b, c = operands
     async with AsyncClient(app.url) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pathlib
 
 import numpy as np
 import pytest
@@ -87,9 +88,16 @@ def test_nothing_is_copied_on_the_way_in(rng) -> None:
 @pytest.mark.parametrize(
     ("value", "hint"),
     [
-        (np.eye(2, dtype=int), "astype(np.float32)"),
-        ([[1, 2]], "astype(np.float32)"),
-        (np.eye(2, dtype=bool), "astype(np.float32)"),
+        (np.eye(2, dtype=int), "astype(np.float64) loses nothing"),
+        ([[1, 2]], "astype(np.float64) loses nothing"),
+        (np.array([-(2**53)]), "astype(np.float64) loses nothing"),
+        (np.array([2**53 + 1]), "above 2**53"),
+        (np.array([-(2**63)]), "above 2**53"),
+        (np.array([2**64 - 1], "u8"), "above 2**53"),
+        (np.eye(0, dtype=int), "astype(np.float64) loses nothing"),
+        (np.eye(2, dtype="i4"), "astype(np.float64) loses nothing"),
+        (np.eye(2, dtype="u2"), "astype(np.float32) loses nothing"),
+        (np.eye(2, dtype=bool), "astype(np.float32) loses nothing"),
         (np.eye(2, dtype=np.longdouble), "astype(np.float64)"),
         (np.array([[None]]), "Only numbers"),
         (np.array([["a"]]), "Only numbers"),
@@ -101,3 +109,36 @@ def test_other_dtypes_are_refused_with_a_hint(value, hint) -> None:
         _arrays.as_array(value, "x")
     assert hint in str(caught.value)
     assert isinstance(caught.value, TypeError)
+
+
+class Tensor:
+    """A tensor whose dtype NumPy does not have, as torch refuses it."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("Got unsupported ScalarType BFloat16")
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("a.npy", "numpy.load('a.npy')"),
+        (pathlib.Path("a.npy"), "numpy.load('a.npy')"),
+        (np.ma.masked_array([1.0, 2.0], [0, 1]), "x.filled(0)"),
+        (Tensor(), ".float() loses nothing"),
+        ([[1.0], [1.0, 2.0]], "inhomogeneous"),
+    ],
+)
+def test_what_is_no_array_is_refused_with_a_hint(value, hint) -> None:
+    with pytest.raises(gemmserve.DtypeUnsupported) as caught:
+        _arrays.as_array(value, "x")
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 4, 5), (300, 200)])
+def test_samples_of_other_fillings_differ(shape) -> None:
+    a = np.zeros(shape)
+    seen = _arrays.sample(a)
+    assert seen == _arrays.sample(a.copy())
+    a[...] = 1
+    assert (_arrays.sample(a) != seen) == bool(a.size)
+    assert len(seen) <= 4096 * a.itemsize

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from gemmserve import CorruptAnswer, ProtocolError, TransportError
+from gemmserve._calls.requests import send_part
 from gemmserve._transfer import progress
-from gemmserve._transfer.parts import Download, PartBody, Span, divisible, flat, spans
+from gemmserve._transfer.parts import Download, Span, Stretch, divisible, flat, spans
 from gemmserve._transfer.progress import SharedBar, Stopped, watched
 from gemmserve.wire import format_npy_header
 
@@ -102,10 +103,11 @@ def test_which_arrays_are_slices_of_memory():
 
 def test_a_part_s_body():
     data = memoryview(bytes(range(256)) * 10_000)
-    body = PartBody(data)
+    request = send_part("upl_1", 0, data, digest=True, label="")
+    body = request.body
     assert b"".join(body.pieces()) == data
     assert max(map(len, body.pieces())) == 1 << 20
-    assert body.digest() == f"sha-256=:{b64encode(hashlib.sha256(data).digest()).decode()}:"
+    assert request.headers["Content-Digest"] == f"sha-256=:{b64encode(hashlib.sha256(data).digest()).decode()}:"
 
 
 class Drawn:
@@ -170,3 +172,32 @@ def test_spans_are_hashed_in_their_order_whatever_they_came_in(rng) -> None:
         with pytest.raises(CorruptAnswer):
             received(order, file[:-1] + bytes([file[-1] ^ 1])).check()
     assert received([0, 1, 2, 3, 4], file, late=True).sha256 is None  # known too late: nothing is compared
+
+
+@pytest.mark.parametrize("ranged", [True, False])
+def test_a_stretch_of_bare_data_comes_in_pieces(ranged):
+    bare = A.tobytes()
+    memory = bytearray(200)
+    stretch = Stretch(memoryview(memory), 1000)
+    assert stretch.headers() == {"Range": "bytes=1000-1199"}
+    with pytest.raises(TransportError, match="1000 of 1200"):
+        stretch.finish()
+    for first, count in ((1000, 30), (1030, 100)):  # the first answer breaks off, and so does the second
+        body = bare[first:1200] if ranged else bare
+        receiver = stretch.answer(answer(body, first, 1200, total=len(bare)) if ranged else {})
+        start = 0 if ranged else first
+        assert len(receiver.place()) == (1200 - first if ranged or not first else 0)
+        receiver.feed(body[: start + count])
+    assert stretch.headers() == {"Range": "bytes=1130-1199"}
+    receiver = stretch.answer(answer(bare, 1130, 1200))
+    place = receiver.place()
+    place[:] = bare[1130:1200]
+    receiver.landed(len(place))
+    assert receiver.finish() == 1200
+    assert memory == bare[1000:1200]
+
+
+def test_a_stretch_believes_no_other_range():
+    stretch = Stretch(memoryview(bytearray(8)), 8)
+    with pytest.raises(ProtocolError, match="bytes 0 to 7"):
+        stretch.answer({"content-range": "bytes 0-7/16"})

@@ -104,7 +104,7 @@ def test_in_no_error_and_no_traceback(status) -> None:
 
 
 def test_in_no_log(caplog) -> None:
-    """Of ours, httpx's and httpcore's, at their most talkative; over a real socket."""
+    """Logs of ours, httpx's and httpcore's, at their most talkative; over a real socket."""
     caplog.set_level(logging.DEBUG)
     service = FakeService()
     with serving(service) as url, Client(url, api_key=KEY) as client:

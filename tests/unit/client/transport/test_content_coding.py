@@ -101,7 +101,7 @@ def test_without_the_package_it_says_which(monkeypatch) -> None:
         raise ImportError(name)
 
     monkeypatch.setattr(content_coding, "import_module", missing)
-    with pytest.raises(_errors.ParameterInvalid, match=r"gemmserve\[zstd\]"):
+    with pytest.raises(_errors.ParameterInvalid, match=r"pip install .*\[zstd\]"):
         Client("http://127.0.0.1:9", compression="zstd")
 
 

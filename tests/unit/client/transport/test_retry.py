@@ -118,7 +118,7 @@ def test_bytes_that_change_every_time_are_given_up(client, service, clock) -> No
 
 
 def test_the_time_given_bounds_repeating(client, service, clock, random_complex) -> None:
-    """Of a job that is waited for: the server is not asked for longer than that, however long it is away."""
+    """Case of a job that is waited for: the server is not asked for longer than that, however long it is away."""
     a = client.put(random_complex(2, 2))
     job = client.submit("gemm", a, a)
     began = clock.now

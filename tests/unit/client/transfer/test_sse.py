@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gemmserve
-from gemmserve._transport.sse import Event, EventParser
+from gemmserve._transfer.sse import Event, EventParser
 
 
 @given(st.sampled_from(["\n", "\r\n"]), st.lists(st.integers(0, 9), max_size=5), st.integers(1, 40))

@@ -1,0 +1,1 @@
+"""Contractions of several arrays (`einsum`, `tensordot`): from an equation to the steps of a program. Pure."""

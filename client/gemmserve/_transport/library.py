@@ -1,0 +1,75 @@
+"""The HTTP library: httpx2 where it is installed, else httpx, which it goes on from and whose names it has.
+
+This alone imports either; all others take `httpx` from here. The variable GEMMSERVE_HTTP_LIBRARY chooses one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmserve import _errors
+
+__all__ = ["ERRORS", "KNOWN", "OTHER", "VARIABLE", "as_error", "check_transport", "httpx"]
+
+VARIABLE: Final = "GEMMSERVE_HTTP_LIBRARY"
+KNOWN: Final = ("httpx2", "httpx")
+
+
+def _chosen(name: str | None) -> Any:
+    """The library of that name; None: the first there is. Raises ImportError."""
+    if not name:
+        try:
+            return import_module(KNOWN[0])
+        except ModuleNotFoundError:
+            return import_module(KNOWN[1])
+    if name not in KNOWN:
+        raise ImportError(f"{VARIABLE} is {name!r}; there are {' and '.join(KNOWN)}")
+    return import_module(name)
+
+
+if TYPE_CHECKING:
+    import httpx
+else:
+    httpx = _chosen(os.environ.get(VARIABLE))
+
+OTHER: Final = next(name for name in KNOWN if name != httpx.__name__)
+"""Name of the library that is not used."""
+ERRORS: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, httpx.CookieConflict)
+"""Exceptions that can be raised while a request is made or an answer is read."""
+
+
+def check_transport(transport: object) -> None:
+    """Raises ParameterInvalid for a transport of the other library, which would fail in the middle of a request."""
+    other: Any = sys.modules.get(OTHER)
+    if other in {None, httpx}:  # httpx2 may stand in for httpx in a whole process (httpx2.alias_httpx)
+        return
+    if isinstance(transport, (other.BaseTransport, other.AsyncBaseTransport)):
+        raise _errors.ParameterInvalid(
+            f"transport is one of {OTHER}, and this client uses {httpx.__name__}; {VARIABLE}={OTHER} chooses the other",
+            problem={"parameter": "transport"},
+        )
+
+
+def as_error(error: Exception, url: str, *, answered: bool = False) -> _errors.GemmserveError:
+    """The error that an exception of the library stands for; the caller raises it `from` the original. `answered`:
+    whether the server ever did.
+    """
+    said = str(error) or type(error).__name__
+    match error:
+        case httpx.ConnectError() | httpx.ConnectTimeout():
+            return _errors.TransportError(
+                f"cannot reach {url}: {said}; is `gemmserve serve` running there?", unmet=not answered
+            )
+        case httpx.TimeoutException():
+            return _errors.TransportTimeout(f"{url} was silent for too long ({type(error).__name__})")
+        case httpx.UnsupportedProtocol() | httpx.LocalProtocolError():
+            return _errors.TransportError(f"the request to {url} cannot be sent: {said}", retriable=False)
+        case httpx.TransportError():
+            return _errors.TransportError(f"the exchange with {url} broke: {said}")
+        case httpx.InvalidURL():
+            return _errors.ParameterInvalid(f"{url!r} is not a URL: {said}")
+        case _:
+            return _errors.ProtocolError(f"{url}: {said}")
