@@ -10,36 +10,40 @@ import asyncio
 import logging
 import math
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from gemmserve_service.errors import NotFound
-from gemmserve_service.runtime.background import report
+from gemmserve_service.errors import Gone, NotFound
+from gemmserve_service.runtime.background import Background, report
 from gemmserve_service.runtime.clock import now
 from gemmserve_service.runtime.ids import new_id
+from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.schemas import ArrayInfo
 from gemmserve_service.store import recovery
 from gemmserve_service.store.catalog import Catalog, to_row
-from gemmserve_service.store.database.database import load_sql
+from gemmserve_service.store.database.database import insert_rows, load_sql
 from gemmserve_service.store.digests import Digests
 from gemmserve_service.store.expiry import Expiry
 from gemmserve_service.store.extents.space import Room, Space
 from gemmserve_service.store.pin import Pinned
 from gemmserve_service.store.quotas import Quotas
-from gemmserve_service.store.record import ArraySpec, Record, ScratchArray
+from gemmserve_service.store.record import NO_TAGS, ArraySpec, Record
 from gemmserve_service.store.upload import Upload
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime
 
     import numpy as np
 
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.database.database import Database
+    from gemmserve_service.store.extents.arena import Arena
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.extents.shared_memory import Memory
     from gemmserve_service.store.pending import PendingResults
+    from gemmserve_service.store.record import Tags
 
 _SQL: Final = load_sql("arrays")
 
@@ -49,7 +53,10 @@ log = logging.getLogger(__name__)
 class ArrayStore:
     """All arrays of one data directory. Its methods belong to the event loop's thread."""
 
-    def __init__(self, settings: Settings, database: Database, quotas: Quotas | None = None) -> None:
+    def __init__(
+        self, settings: Settings, database: Database, quotas: Quotas | None = None, arena: Arena | None = None
+    ) -> None:
+        """`arena`: host memory that results come to before they go to files, where there is any."""
         self.settings = settings
         self.database = database
         self.quotas = quotas or Quotas()
@@ -58,12 +65,12 @@ class ArrayStore:
         self._catalog = Catalog()
         self.digests = Digests(self._catalog, database)
         self.expiry = Expiry(self._catalog, database, self.settle, history_s=settings.job_history_s)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._destroyed: list[Callable[[str], None]] = []
         self._gone: list[Callable[[str], None]] = []
         self._pending_released: list[Callable[[PendingResults], None]] = []
-        self._uploaded: list[Callable[[ArrayInfo, Extent | None], None]] = []
-        self._space = Space(settings, self.quotas, self._destroyed)
+        self.arena = arena
+        self._space = Space(settings, self.quotas, self._destroyed, arena)
         self._files, self._memory = self._space.files, self._space.memory
 
     # -- life cycle -------------------------------------------------------------------------------------------------
@@ -81,13 +88,11 @@ class ArrayStore:
         """Frees hidden arrays that no job needs any more; from here on arrays expire."""
         for record in self._catalog:
             self.settle(record)
-        self._spawn(self.expiry.run())
+        self._background.spawn(self.expiry.run())
 
     async def stop(self) -> None:
         """Stops the sweeper and the hash threads; arrays stay where they are."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.stop()
         await self.digests.stop()
         self._space.trim()
 
@@ -99,21 +104,11 @@ class ArrayStore:
         """`callback(results)` runs when one of some pending results is hidden, and pinned by fewer than before."""
         self._pending_released.append(callback)
 
-    def on_uploaded(self, callback: Callable[[ArrayInfo, Extent | None], None]) -> None:
-        """`callback(info, extent)` runs when an array was uploaded."""
-        self._uploaded.append(callback)
-
     def on_extent_destroyed(self, callback: Callable[[str], None]) -> None:
         """`callback(name)` runs whenever an extent is given back to the system."""
         self._destroyed.append(callback)
 
     # -- the facade -------------------------------------------------------------------------------------------------
-
-    async def reserve(
-        self, dtype: np.dtype[Any], shape: tuple[int, ...], order: str, *, ttl_s: float | None, **options: Any
-    ) -> Upload:
-        """`allocate`, awaited."""
-        return self.allocate(dtype, shape, order, ttl_s=ttl_s, **options)
 
     def allocate(
         self,
@@ -127,17 +122,25 @@ class ArrayStore:
         owner: str = "",
         granted: bool = False,
         memory: Memory | None = None,
+        deferred: bool = False,
+        tags: Tags = NO_TAGS,
     ) -> Upload:
         """Reserve space for an array; costs no memory, however large. Raises TooLarge, StoreFull, QuotaExceeded.
 
         `ttl_s`: None takes the server's default. `byteswap`: the bytes come big-endian. `owner`: whose array it will be
         (the id of an API key). `granted`: a recovered job's result, whose limits were asked. `memory`: a client's,
-        sealed, that holds the scratch array already.
+        sealed, that holds the scratch array already. `deferred`: a result that may be written long after its making:
+        it has a place on the disk from `Upload.take_place` on, or when it is written. `tags`: its name and labels.
         """
         nbytes = math.prod(shape) * dtype.itemsize
         if not granted:
             self.check_size(nbytes, scratch=scratch, owner=owner)
-        if memory is None:
+        extent = None
+        if deferred and nbytes:
+            if not granted:
+                self._space.check_disk(nbytes)
+            self._space.promise(nbytes)
+        elif memory is None:
             extent = self._space.take(nbytes, scratch=scratch) if nbytes else None
         else:
             assert self._memory is not None  # systems without have no client's memory either
@@ -147,8 +150,7 @@ class ArrayStore:
             ttl_s = self.settings.default_ttl_s
         elif ttl_s == math.inf:
             ttl_s = None
-        name = dtype.newbyteorder("=").name
-        spec = ArraySpec(new_id("arr"), name, tuple(shape), order, nbytes, ttl_s, scratch, owner)
+        spec = ArraySpec(new_id("arr"), _name_of(dtype), tuple(shape), order, nbytes, ttl_s, scratch, owner, tags=tags)
         return Upload(self, spec, extent, byteswap=byteswap)
 
     def adopt(self, spec: ArraySpec, extent_name: str | None, *, byteswap: bool) -> Upload | None:
@@ -162,6 +164,30 @@ class ArrayStore:
             if extent is None:
                 return None
         return Upload(self, spec, extent, byteswap=byteswap)
+
+    def place(self, nbytes: int) -> Extent:
+        """Return a file for an array of `nbytes` > 0 that was `deferred`. Raises StoreFull, OSError."""
+        return self._space.place(nbytes)
+
+    def displace(self, extent: Extent, nbytes: int, *, reusable: bool = True) -> None:
+        """Take such a file back: the array has none again. Not `reusable`: somebody may still write to it."""
+        self._space.displace(extent, nbytes, reusable=reusable)
+
+    def replace_failed(self, array: Record | Upload) -> None:
+        """Have an array that was `deferred`, or is to be written late after all, take another file in the place of one
+        that the disk did not take, which nobody reads.
+        """
+        extent = array.extent
+        if extent is not None and extent.failed:
+            array.extent = None
+            self.displace(extent, (array.spec if isinstance(array, Upload) else array.info).nbytes, reusable=False)
+
+    def move(self, record: Record, place: Extent) -> None:
+        """Have an array's bytes, which are in `place` too now, read there instead of in the host arena."""
+        former, record.extent = record.extent, place
+        assert self.arena is not None
+        assert former is not None
+        self.arena.free(former)
 
     def room(self, nbytes: int, *, largest: int, owner: str) -> Room:
         """Memory for `nbytes` > 0 of one request, arrays of at most `largest` among them; costs little to take and to
@@ -184,26 +210,78 @@ class ArrayStore:
         assert isinstance(info, ArrayInfo)  # scratch arrays are not in the index
         return info
 
-    async def list(self, *, limit: int, cursor: str | None, owner: str = "") -> tuple[list[ArrayInfo], str | None]:
-        """A page, newest first, and the cursor of the next one; of one owner, or of all ("")."""
-        return self._catalog.page(limit, cursor, owner)
+    async def list(
+        self, *, limit: int, cursor: str | None, owner: str = "", tags: Tags = NO_TAGS
+    ) -> tuple[list[ArrayInfo], str | None]:
+        """A page, newest first, and the cursor of the next one; of one owner, or of all (""), and with these tags."""
+        return self._catalog.page(limit, cursor, owner, tags)
 
     async def delete(self, array_id: str, *, owner: str = "") -> None:
         """Hides the array at once; its bytes go with the last pin. Raises NotFound, Gone."""
-        record = self._catalog.live(array_id, owner)
-        self._catalog.hide(record, "deleted")
+        await self._delete([self._catalog.live(array_id, owner)])
+
+    def find(self, array_ids: Iterable[str], *, owner: str = "") -> tuple[Sequence[ArrayInfo], Sequence[str]]:
+        """(Infos of those that can be seen, ids of which there is no array that can)."""
+        records, missing = self._find(array_ids, owner)
+        return [record.info for record in records if isinstance(record.info, ArrayInfo)], missing
+
+    def _find(self, array_ids: Iterable[str], owner: str) -> tuple[Sequence[Record], Sequence[str]]:
+        found = []
+        missing = []
+        for array_id in dict.fromkeys(array_ids):
+            try:
+                found.append(self._catalog.live(array_id, owner))
+            except (NotFound, Gone):
+                missing.append(array_id)
+        return found, missing
+
+    async def delete_all(
+        self, array_ids: Iterable[str], *, owner: str = ""
+    ) -> tuple[Sequence[ArrayInfo], Sequence[str]]:
+        """Delete arrays by one transaction: (those that were there, ids of which there is no array that can be seen).
+
+        Raises StoreFull; then none is deleted.
+        """
+        records, missing = self._find(array_ids, owner)
+        if records:
+            await self._delete(records)
+        return [record.info for record in records if isinstance(record.info, ArrayInfo)], missing
+
+    async def _delete(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self._catalog.hide(record, "deleted")
 
         def deleted(done: asyncio.Future[Any]) -> None:
-            if done.cancelled() or done.exception() is not None:
-                self._catalog.show(record)
-            else:
-                record.hidden = True
-                self.settle(record)
+            failed = done.cancelled() or done.exception() is not None
+            for record in records:
+                if failed:
+                    self._catalog.show(record)
+                else:
+                    record.hidden = True
+                    self.settle(record)
 
         # By callback, so that a client that hangs up meanwhile leaves memory and database in step.
-        write = self.database.write_soon(lambda db: db.execute(_SQL["set_state"], {"id": array_id, "state": "deleted"}))
+        rows = [{"id": record.info.id, "state": "deleted"} for record in records]
+        write = self.database.write_soon(lambda db: db.executemany(_SQL["set_state"], rows))
         write.add_done_callback(deleted)
         await asyncio.shield(write)
+
+    async def select(
+        self, *, owner: str = "", tags: Tags = NO_TAGS, created_before: datetime | None = None, limit: int | None = None
+    ) -> Sequence[ArrayInfo]:
+        """Return arrays that can be seen, oldest first: those with these tags, made before then; `limit` at most.
+
+        Others have their turns meanwhile.
+        """
+        found = []
+        async for ids in Turns().slices(self._catalog.ids(owner, tags)):
+            for array_id in ids:
+                info = self._catalog.matching(array_id, tags)
+                if info is not None and (created_before is None or info.created_at < created_before):
+                    found.append(info)
+            if limit is not None and len(found) >= limit:
+                return found[:limit]
+        return found
 
     def pin(self, array: str | ArrayInfo, *, hidden: bool = False, owner: str = "") -> Pinned:
         """Holds an array's bytes, wherever they are (`Pinned.pending`). Raises NotFound, Gone, ArrayLost.
@@ -253,17 +331,17 @@ class ArrayStore:
 
     # -- for uploads, jobs and pins ---------------------------------------------------------------------------------
 
-    async def publish(self, upload: Upload) -> ArrayInfo | ScratchArray:
+    async def publish(self, upload: Upload) -> ArrayInfo | ArraySpec:
         """Makes a full upload an array: `Upload.commit`'s last step."""
         spec = upload.spec
         if spec.scratch:
-            return ScratchArray(spec.id, spec.dtype, spec.shape, spec.order, spec.nbytes, now(), owner=spec.owner)
+            return spec
         await self.secure(upload)
         info = self.describe(upload)
         row = to_row(info, upload.extent)
 
         def write(db: sqlite3.Connection) -> None:
-            self.insert_row(db, row)
+            self.insert_rows(db, [row])
             upload.on_insert(db)
 
         insert = self.database.write_soon(write)
@@ -276,33 +354,46 @@ class ArrayStore:
             remove.add_done_callback(report)
             remove.add_done_callback(lambda done: self.release(upload, reusable=_succeeded(done) and not upload.named))
             raise
-        self.index(info, upload.extent)
-        for callback in self._uploaded:
-            callback(info, upload.extent)
+        self.index(info, upload)
         return info
 
+    @property
+    def secures(self) -> bool:
+        """Whether settings ask for bytes on the disk before the row that names them: `secure` takes its time."""
+        return self.settings.durability == "power"
+
     async def secure(self, upload: Upload) -> None:
-        """Put the bytes on the disk before the row that names them, where settings ask for that."""
-        if self.settings.durability == "power" and upload.extent is not None:
+        """Put the bytes on the disk before the row that names them, where settings ask for that. Raises OSError; after
+        that they have to be written anew where the extent has `failed`.
+        """
+        if self.secures and upload.extent is not None:
             await asyncio.to_thread(upload.extent.flush)
 
     async def secure_all(self, records: Iterable[Record]) -> None:
-        """`secure`, for arrays whose bytes came after their row."""
-        if self.settings.durability == "power":
+        """`secure`, for arrays whose bytes came after their row. Raises OSError likewise."""
+        if self.secures:
             for record in records:
                 if record.extent is not None and not record.freed:  # what is deleted meanwhile has no bytes to secure
                     await asyncio.to_thread(record.extent.flush)
 
     def set_written(self, records: Iterable[Record], written: int) -> asyncio.Future[Any]:
         """Puts on record that arrays' bytes are in the store (1), or lost for good (-1)."""
-        rows = [{"id": record.info.id, "written": written} for record in records]
+        rows = [
+            {
+                "id": record.info.id,
+                "written": written,
+                "extent": None if record.extent is None or written < 1 else record.extent.name,
+            }
+            for record in records
+        ]
         return self.database.write_soon(lambda db: db.executemany(_SQL["set_written"], rows))
 
     def describe(self, upload: Upload) -> ArrayInfo:
-        """The info of an upload that becomes an array now."""
+        """The info of an upload that becomes an array now; `index` follows."""
         spec = upload.spec
+        upload.jumped_s = self.expiry.jumped_s
         created = now()
-        info = ArrayInfo.model_construct(
+        return ArrayInfo(
             id=spec.id,
             dtype=cast("Any", spec.dtype),
             shape=spec.shape,
@@ -311,22 +402,22 @@ class ArrayStore:
             sha256=None,
             created_at=created,
             expires_at=None if spec.ttl_s is None else created + timedelta(seconds=spec.ttl_s),
+            name=spec.tags.name,
+            labels=spec.tags.labels,
             owner=spec.owner,
         )
-        self.expiry.track(info)
-        return info
 
     @staticmethod
-    def insert_row(db: sqlite3.Connection, row: dict[str, Any]) -> None:
-        """Insert `catalog.to_row`'s row, inside a transaction of the caller's."""
-        db.execute(_SQL["insert"], row)
+    def insert_rows(db: sqlite3.Connection, rows: Sequence[dict[str, Any]]) -> None:
+        """Insert rows that `catalog.to_row` made, inside a transaction of the caller's."""
+        insert_rows(db, _SQL["insert"], rows)
 
-    def index(self, info: ArrayInfo, extent: Extent | None) -> Record:
+    def index(self, info: ArrayInfo, upload: Upload) -> Record:
         """Shows an array whose row is committed."""
-        record = Record(self.expiry.commit(info), extent)
+        record = Record(self.expiry.commit(info, upload.jumped_s), upload.extent)
         self._catalog.add(record)
         if info.expires_at is not None:
-            self.expiry.wake()
+            self.expiry.wake(info.expires_at.timestamp())
         return record
 
     def release(self, upload: Upload, *, reusable: bool = True) -> None:
@@ -344,31 +435,36 @@ class ArrayStore:
         if not record.hidden or record.pins or record.freed:
             return
         info = record.info
-        if not self.database.is_open and not isinstance(info, ScratchArray):
+        if not self.database.is_open and not isinstance(info, ArraySpec):
             return  # the next start frees it
         record.freed = True
-        if isinstance(info, ScratchArray):
+        if isinstance(info, ArraySpec):
             self._space.free(record.extent, info)
             return
         statement = _SQL["remove" if record.state == "deleted" else "forget_extent"]
         self.database.write_soon(lambda db: db.execute(statement, {"id": info.id})).add_done_callback(report)
         self._catalog.remove(record)
-        self._space.free(record.extent, info, reusable=not record.tainted)
+        if not record.lost:
+            self._space.free(record.extent, info, reusable=not record.tainted)
         for callback in self._gone:
             callback(info.id)
 
+    def give_space_back(self, record: Record) -> None:
+        """Free the space of an array that is lost for good, and which nobody writes to; its row stays. Idempotent."""
+        if not record.lost:
+            extent, record.extent, record.lost = record.extent, None, True
+            self._space.free(extent, record.info, reusable=not record.tainted)
+
     def touch(self, extent: Extent) -> None:
         """Marks a file extent's mapping as used."""
-        if extent.fd is None:
+        if extent.fd is None and not (self.arena is not None and self.arena.owns(extent)):
             self._files.touch(extent)
 
-    # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(report)
+@lru_cache(64)
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """The dtype's name, whatever its byte order: NumPy works it out every time."""
+    return dtype.newbyteorder("=").name
 
 
 def _succeeded(done: asyncio.Future[Any]) -> bool:

@@ -7,29 +7,35 @@ import heapq
 import json
 from collections import OrderedDict
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gemmserve_service.errors import Gone, NotFound
 from gemmserve_service.runtime import clock
 from gemmserve_service.schemas import ArrayInfo
+from gemmserve_service.store.record import NO_TAGS
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gemmserve_service.store.extents.extents import Extent
-    from gemmserve_service.store.record import Record
+    from gemmserve_service.store.record import Record, Tags
 
 _MAX_TOMBSTONES: Final = 100_000  # expired ids remembered in memory, about 10 MB
 
 
 class Catalog:
-    """Records by id; of the live ones also the order by id, which is that of their making, and the expiries."""
+    """Records by id; of the live ones also the order by id, which is that of their making, those of each name and
+    label, and the expiries.
+    """
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
         self._ids: list[str] = []
         self._owned: dict[str, list[str]] = {}
+        self._tagged: dict[tuple[str, str, str], list[str]] = {}
+        """Ids in their order by owner ("": everybody), key and value of a label; the key "" is that of names."""
         self._tombstones: OrderedDict[str, str] = OrderedDict()
         self._expiries: list[tuple[float, str]] = []
 
@@ -69,18 +75,42 @@ class Catalog:
             raise NotFound(f"no array {array_id}")
         return record
 
-    def page(self, limit: int, cursor: str | None, owner: str = "") -> tuple[list[ArrayInfo], str | None]:
-        """Infos below `cursor`, newest first, and the cursor of the next page; of one owner, or of all ("")."""
-        ids = self._owned.get(owner, []) if owner else self._ids
+    def page(
+        self, limit: int, cursor: str | None, owner: str = "", tags: Tags = NO_TAGS
+    ) -> tuple[list[ArrayInfo], str | None]:
+        """Infos below `cursor`, newest first, and the cursor of the next page; of one owner, or of all (""). Those that
+        have the name and all the labels of `tags`.
+        """
+        ids = self._listed(owner, tags)
         end = len(ids) if cursor is None else bisect.bisect_left(ids, cursor)
         page: list[ArrayInfo] = []
         now = clock.time()
         while end > 0 and len(page) < limit:
             end -= 1
-            record = self._records[ids[end]]
-            if not record.expired(now) and isinstance(record.info, ArrayInfo):
-                page.append(record.info)
+            info = self.matching(ids[end], tags, now)
+            if info is not None:
+                page.append(info)
         return page, (page[-1].id if end > 0 and page else None)
+
+    def ids(self, owner: str = "", tags: Tags = NO_TAGS) -> Sequence[str]:
+        """Ids among which are those of all arrays of `owner` (or of all, "") with `tags`, oldest first."""
+        return tuple(self._listed(owner, tags))
+
+    def matching(self, array_id: str, tags: Tags, now: float | None = None) -> ArrayInfo | None:
+        """The info of an array that can be seen and has the name and all the labels of `tags`."""
+        record = self._records.get(array_id)
+        if record is None or record.state != "live" or record.expired(now) or not isinstance(record.info, ArrayInfo):
+            return None
+        info = record.info
+        if tags and not ((tags.name is None or tags.name == info.name) and tags.labels.items() <= info.labels.items()):
+            return None
+        return info
+
+    def _listed(self, owner: str, tags: Tags) -> list[str]:
+        """The shortest of the lists in which all arrays of `owner` with `tags` are."""
+        if not tags:
+            return self._owned.get(owner, []) if owner else self._ids
+        return min((self._tagged.get((owner, *each), []) for each in _pairs(tags.name, tags.labels)), key=len)
 
     def add(self, record: Record) -> None:
         """Takes a record in; shows it if it is live."""
@@ -93,6 +123,8 @@ class Catalog:
         record.state = "live"
         bisect.insort(self._ids, record.info.id)
         bisect.insort(self._owned.setdefault(record.info.owner, []), record.info.id)
+        for place in _places(record):
+            bisect.insort(self._tagged.setdefault(place, []), record.info.id)
         if record.info.expires_at is not None:
             heapq.heappush(self._expiries, (record.info.expires_at.timestamp(), record.info.id))
 
@@ -101,11 +133,14 @@ class Catalog:
         record.state = state
         owned = self._owned.get(record.info.owner, [])
         for ids in (self._ids, owned):
-            index = bisect.bisect_left(ids, record.info.id)
-            if index < len(ids) and ids[index] == record.info.id:
-                del ids[index]
+            _take_out(ids, record.info.id)
         if not owned:
             self._owned.pop(record.info.owner, None)
+        for place in _places(record):
+            tagged = self._tagged.get(place, [])
+            _take_out(tagged, record.info.id)
+            if not tagged:
+                self._tagged.pop(place, None)
         if state == "expired":
             self.bury(record.info.id, record.info.owner)
 
@@ -145,22 +180,50 @@ class Catalog:
         return found
 
 
+def _pairs(name: str | None, labels: dict[str, str]) -> list[tuple[str, str]]:
+    """Name and labels as keys and values; no label has the key "", which is the name's."""
+    return [*([] if name is None else [("", name)]), *labels.items()]
+
+
+def _places(record: Record) -> list[tuple[str, str, str]]:
+    """Keys of `Catalog._tagged` under which the array is."""
+    info = record.info
+    if not isinstance(info, ArrayInfo) or (info.name is None and not info.labels):
+        return []
+    return [(owner, *each) for each in _pairs(info.name, info.labels) for owner in {"", info.owner}]
+
+
+def _take_out(ids: list[str], array_id: str) -> None:
+    index = bisect.bisect_left(ids, array_id)
+    if index < len(ids) and ids[index] == array_id:
+        del ids[index]
+
+
 def to_row(info: ArrayInfo, extent: Extent | None, job: str | None = None) -> dict[str, Any]:
-    """The parameters of the statement `insert` of sql/arrays.sql. `job`: of a result that is to be written later."""
+    """The parameters of the statement `insert` of sql/arrays.sql. `job`: of a result that is to be written later, whose
+    row names no extent before its bytes are there.
+    """
     return {
         "id": info.id,
         "dtype": info.dtype,
-        "shape": json.dumps(info.shape),
+        "shape": _shape_text(info.shape),
         "memory_order": info.order,
         "nbytes": info.nbytes,
         "sha256": info.sha256,
         "created_at": info.created_at.timestamp(),
         "expires_at": None if info.expires_at is None else info.expires_at.timestamp(),
-        "extent": None if extent is None else extent.name,
+        "extent": None if extent is None or job is not None else extent.name,
         "owner": info.owner,
         "written": int(job is None),
         "job": job,
+        "name": info.name,
+        "labels": json.dumps(info.labels) if info.labels else None,
     }
+
+
+@lru_cache(1024)
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return json.dumps(shape)
 
 
 def from_row(row: sqlite3.Row) -> ArrayInfo:
@@ -174,5 +237,7 @@ def from_row(row: sqlite3.Row) -> ArrayInfo:
         sha256=row["sha256"],
         created_at=datetime.fromtimestamp(row["created_at"], UTC),
         expires_at=None if row["expires_at"] is None else datetime.fromtimestamp(row["expires_at"], UTC),
+        name=row["name"],
+        labels=json.loads(row["labels"] or "{}"),
         owner=row["owner"],
     )

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemmserve.wire import NpyError, parse_npy_header
+from gemmserve_service.store.record import NO_TAGS
 
 if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_kernels.problem.vocabulary import Order
     from gemmserve_service.store.array_store import ArrayStore
+    from gemmserve_service.store.extents.shared_memory import Memory
+    from gemmserve_service.store.record import Tags
     from gemmserve_service.store.upload import Body, Upload
 
 
@@ -31,16 +34,21 @@ class Declared:
         """Whether the data are big-endian."""
         return self.dtype.newbyteorder("<") != self.dtype
 
-    async def reserve(
+    def reserve(
         self,
         store: ArrayStore,
         *,
         ttl_s: float | None = None,
         scratch: bool = False,
         owner: str = "",
+        memory: Memory | None = None,
+        tags: Tags = NO_TAGS,
     ) -> Upload:
-        """Space for exactly the declared bytes. Raises TooLarge, StoreFull, QuotaExceeded."""
-        return await store.reserve(
+        """Space for exactly the declared bytes; `memory`: a client's that holds them already.
+
+        Raises TooLarge, StoreFull, QuotaExceeded.
+        """
+        return store.allocate(
             self.dtype.newbyteorder("<"),
             self.shape,
             self.order,
@@ -48,6 +56,8 @@ class Declared:
             byteswap=self.byteswap,
             scratch=scratch,
             owner=owner,
+            memory=memory,
+            tags=tags,
         )
 
 
@@ -68,9 +78,9 @@ class NpyHead:
         declared = Declared(header.dtype, header.shape, order, header.nbytes, head[: header.data_offset])
         return declared, head[header.data_offset :]
 
-    def close(self) -> None:
-        """Raise NpyError: the stream ended without a whole header."""
-        raise NpyError(f"the body ends after {len(self._head)} bytes, within the .npy header")
+    def cut_short(self) -> NpyError:
+        """The error of a stream that ended without a whole header."""
+        return NpyError(f"the body ends after {len(self._head)} bytes, within the .npy header")
 
 
 async def read_npy_head(body: Body) -> tuple[Declared, bytes]:
@@ -79,5 +89,4 @@ async def read_npy_head(body: Body) -> tuple[Declared, bytes]:
     while piece := await body.piece():
         if found := head.feed(piece):
             return found
-    head.close()
-    raise AssertionError  # close always raises
+    raise head.cut_short()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
 
 from gemmserve_service.runtime import clock
 from gemmserve_service.runtime.background import report
@@ -41,25 +41,24 @@ class Expiry:
         self._settle = settle
         self._history_s = history_s
         self._unrecorded: list[Record] = []
-        self._tracked: WeakValueDictionary[str, ArrayInfo] = WeakValueDictionary()
-        self._moved: dict[str, float] = {}
-        """Seconds by which tracked ones are to be moved, by id."""
+        self.jumped_s = 0.0
+        """Seconds by which the clock has jumped since the start."""
         self._wake = asyncio.Event()
+        self._upcoming = -math.inf
+        """Time of the next expiry that `run` waits for."""
 
-    def wake(self) -> None:
-        """Note that there is an array that may expire before all others."""
-        self._wake.set()
+    def wake(self, expires_at: float = -math.inf) -> None:
+        """Note that there is an array that expires at that time, which may be before all others."""
+        if expires_at < self._upcoming:
+            self._wake.set()
 
-    def track(self, info: ArrayInfo) -> None:
-        """Follow the clock for an array that is being put on record, as long as anybody has its info."""
-        if info.expires_at is not None:
-            self._tracked[info.id] = info
+    def commit(self, info: ArrayInfo, jumped_s: float) -> ArrayInfo:
+        """Return the info of an array whose row is committed, moved along with a clock that has jumped meanwhile.
 
-    def commit(self, info: ArrayInfo) -> ArrayInfo:
-        """Return the info of an array whose row is committed, moved along with a clock that has jumped meanwhile."""
-        self._tracked.pop(info.id, None)
-        seconds = self._moved.pop(info.id, None)
-        if seconds is None or info.expires_at is None:
+        `jumped_s`: what that was when the info was made.
+        """
+        seconds = self.jumped_s - jumped_s
+        if not seconds or info.expires_at is None:
             return info
         expires = info.expires_at + timedelta(seconds=seconds)
         # Its row was moved or not, depending on which came first.
@@ -73,6 +72,7 @@ class Expiry:
             self._wake.clear()
             delay = _LOOK_AT_LEAST_S
             upcoming = self._catalog.next_expiry()
+            self._upcoming = math.inf if upcoming is None else upcoming
             if upcoming is not None:
                 delay = min(delay, max(upcoming - clock.time(), 0.0))
             if self._unrecorded:
@@ -98,7 +98,7 @@ class Expiry:
             return
         log.warning("the system's clock jumped by %.1f s; expiries and deadlines move along", jump)
         self._catalog.shift(jump)
-        self._moved = {array: self._moved.get(array, 0.0) + jump for array in self._tracked}
+        self.jumped_s += jump
         arrays = self._database.write(lambda db: db.execute(_SQL["shift"], {"seconds": jump}))
         await asyncio.gather(arrays, *(tell(jump) for tell in self.on_jump))
 

@@ -1,38 +1,42 @@
-"""Pending results: the results of one job that are on a device and not in the store yet, as a state machine.
+"""Pending results: the results of one job that are on a device or in the host arena, and not on disk yet, as a state
+machine.
 
 Everything here is pure: `handle_event` maps a state and an event to the next state and to the instructions that whoever
-looks after the results has to carry out (`gemmserve_service.scheduling.write_back`). An event that the table has no
-line for changes nothing.
+looks after the results has to carry out (`gemmserve_service.scheduling.results.write_back`). An event that the table
+has no line for changes nothing.
 
     state               event                     next state          instructions
     ------------------  ------------------------  ------------------  -------------------
-    UNRECORDED          RECORDED                  HELD
-                        REQUESTED                 UNRECORDED          WRITE_FIRST
+    UNRECORDED          RECORDED                  HELD                WRITE_LATER
                         ABANDONED                 DROPPED             DROP
-                        WRITTEN                   UNRECORDED_WRITTEN
                         NOT_WRITTEN, WORKER_LOST  UNRECORDED_LOST
-    UNRECORDED_WRITTEN  RECORDED                  STORED              COMMIT
-                        ABANDONED                 SETTLED             FREE
     UNRECORDED_LOST     RECORDED                  RECOMPUTING         TAINT, RECOMPUTE
                         ABANDONED                 SETTLED             TAINT, FREE
     HELD                REQUESTED                 REQUESTED           WRITE_FIRST
                         HIDDEN                    POSTPONED           WRITE_LAST
     POSTPONED           REQUESTED                 REQUESTED           WRITE_FIRST
     ON_DEVICE           UNUSED                    DROPPED             DROP
-                        WRITTEN                   STORED              COMMIT
+                        COPIED                    HOST                SHOW, SPILL
+                        WRITTEN                   SYNCING             SYNC
                         NOT_WRITTEN               RECOMPUTING         RECOMPUTE
                         WORKER_LOST               RECOMPUTING         TAINT, RECOMPUTE
+    HOST                WRITTEN                   STORED              COMMIT
+                        UNUSED                    SETTLED             FREE
     FOUND               RECOVERABLE               RECOMPUTING         RECOMPUTE
-                        UNRECOVERABLE             FAILED              FAIL
+                        UNRECOVERABLE             FAILED              FAIL, GIVE_SPACE_BACK
                         ABANDONED                 SETTLED             TAINT, FREE
-    RECOMPUTING         WRITTEN                   STORED              COMMIT
+    RECOMPUTING         WRITTEN                   SYNCING             SYNC
                         UNRECOVERABLE             FAILED              FAIL
                         UNUSED                    DROPPED             CANCEL
-    DROPPED             WRITTEN, NOT_WRITTEN      SETTLED             FREE
+    DROPPED             COPIED, WRITTEN           SETTLED             FREE
+                        NOT_WRITTEN               SETTLED             FREE
                         WORKER_LOST               SETTLED             TAINT, FREE
+    SYNCING             SYNCED                    STORED              COMMIT
+                        SYNC_FAILED               RECOMPUTING         REPLACE, RECOMPUTE
     STORED              ON_RECORD                 SETTLED             RELEASE
     FAILED              UNUSED                    SETTLED             FREE
-                        WORKER_LOST               FAILED              TAINT
+                        NOT_WRITTEN               FAILED              GIVE_SPACE_BACK
+                        WORKER_LOST               FAILED              TAINT, GIVE_SPACE_BACK
 
 ON_DEVICE stands for HELD, REQUESTED and POSTPONED.
 """
@@ -48,6 +52,9 @@ from gemmserve_service.errors import ArrayLost
 
 if TYPE_CHECKING:
     from gemmserve_service.errors import ServiceError
+    from gemmserve_service.runtime.tracing.spans import ProductTrace
+    from gemmserve_service.store.extents.extents import Extent
+    from gemmserve_service.store.pin import Pinned
     from gemmserve_service.store.record import Record
 
 
@@ -56,28 +63,30 @@ class State(Enum):
 
     UNRECORDED = auto()
     """Results on a device; the job's end is not on record yet."""
-    UNRECORDED_WRITTEN = auto()
-    """Results in the store; the job's end is not on record yet."""
     UNRECORDED_LOST = auto()
     """Nowhere; the job's end is not on record yet."""
     HELD = auto()
     """Results on a device."""
     REQUESTED = auto()
-    """Results on a device, which was told to write them before others: somebody waits for them."""
+    """Results on a device, to be written before others: somebody waits for them."""
     POSTPONED = auto()
-    """Results on a device, which was told to write others first: hidden, but something was made of them."""
+    """Results on a device, to be written after all others: hidden, but something was made of them."""
+    HOST = auto()
+    """Results in the host arena, where everybody reads them, and not on disk."""
     FOUND = auto()
     """Nowhere: an earlier process left their rows."""
     RECOMPUTING = auto()
     """Nowhere; a task computes them again, into their place in the store."""
     DROPPED = auto()
     """Needed by nobody; a worker may still write to their place."""
+    SYNCING = auto()
+    """In files that the disk may not have taken: with `durability=power` nobody reads them before it has."""
     STORED = auto()
-    """Results in the store, which is not on record yet: after a crash they are computed again."""
+    """Results on disk, which is not on record yet: after a crash they are computed again."""
     FAILED = auto()
     """Lost for good."""
     SETTLED = auto()
-    """Final: in the store, or gone; nothing is held for them."""
+    """Final: on disk, or gone; nothing is held for them."""
 
 
 class Event(Enum):
@@ -93,8 +102,10 @@ class Event(Enum):
     """All of them are deleted or expired, and some are pinned."""
     UNUSED = auto()
     """All of them are deleted or expired, and none is pinned."""
+    COPIED = auto()
+    """Every byte is in the host arena, and no worker writes any more."""
     WRITTEN = auto()
-    """Every byte is in the store, and no worker writes any more."""
+    """Every byte is in a file of the store, and nobody writes any more."""
     NOT_WRITTEN = auto()
     """The results are on no device any more, and no worker writes."""
     WORKER_LOST = auto()
@@ -104,18 +115,32 @@ class Event(Enum):
     UNRECOVERABLE = auto()
     """The results cannot be computed again."""
     ON_RECORD = auto()
-    """Presence in the store is on record."""
+    """Presence on disk is on record."""
+    SYNCED = auto()
+    """The disk has taken the files, or is not asked."""
+    SYNC_FAILED = auto()
+    """The disk did not take a file: what was written there may be gone."""
 
 
 class Instruction(Enum):
     """Step to take on an event."""
 
+    WRITE_LATER = auto()
+    """Have them written after a while, or when the device has little room."""
     WRITE_FIRST = auto()
-    """Tell the worker to write them before others."""
+    """Have them written at once, before others."""
     WRITE_LAST = auto()
-    """Tell the worker to write others before."""
+    """Have them written after all others, if at all."""
     DROP = auto()
     """Tell the worker that nobody needs them."""
+    SHOW = auto()
+    """Let everybody read them in the host arena."""
+    SPILL = auto()
+    """Have them copied from there to disk after a while, or when the arena has little room: `WRITTEN` follows."""
+    SYNC = auto()
+    """Have the disk take the files, where settings ask for that: `SYNCED` or `SYNC_FAILED` follows."""
+    REPLACE = auto()
+    """Give files up that the disk did not take."""
     COMMIT = auto()
     """Show them as stored, and put that on record: `ON_RECORD` follows."""
     RECOMPUTE = auto()
@@ -126,6 +151,8 @@ class Instruction(Enum):
     """Their place in the store must serve no other array."""
     FAIL = auto()
     """Put on record that they are lost, and release what they were made of."""
+    GIVE_SPACE_BACK = auto()
+    """Give back what files they have, and the promise of any."""
     FREE = auto()
     """Release what they were made of, and give their place back."""
     RELEASE = auto()
@@ -134,38 +161,41 @@ class Instruction(Enum):
 
 _ON_DEVICE: Final = (State.HELD, State.REQUESTED, State.POSTPONED)
 _TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, tuple[Instruction, ...]]]] = {
-    (State.UNRECORDED, Event.RECORDED): (State.HELD, ()),
-    (State.UNRECORDED, Event.REQUESTED): (State.UNRECORDED, (Instruction.WRITE_FIRST,)),
+    (State.UNRECORDED, Event.RECORDED): (State.HELD, (Instruction.WRITE_LATER,)),
     (State.UNRECORDED, Event.ABANDONED): (State.DROPPED, (Instruction.DROP,)),
-    (State.UNRECORDED, Event.WRITTEN): (State.UNRECORDED_WRITTEN, ()),
     (State.UNRECORDED, Event.NOT_WRITTEN): (State.UNRECORDED_LOST, ()),
     (State.UNRECORDED, Event.WORKER_LOST): (State.UNRECORDED_LOST, ()),
-    (State.UNRECORDED_WRITTEN, Event.RECORDED): (State.STORED, (Instruction.COMMIT,)),
-    (State.UNRECORDED_WRITTEN, Event.ABANDONED): (State.SETTLED, (Instruction.FREE,)),
     (State.UNRECORDED_LOST, Event.RECORDED): (State.RECOMPUTING, (Instruction.TAINT, Instruction.RECOMPUTE)),
     (State.UNRECORDED_LOST, Event.ABANDONED): (State.SETTLED, (Instruction.TAINT, Instruction.FREE)),
     (State.HELD, Event.REQUESTED): (State.REQUESTED, (Instruction.WRITE_FIRST,)),
     (State.HELD, Event.HIDDEN): (State.POSTPONED, (Instruction.WRITE_LAST,)),
     (State.POSTPONED, Event.REQUESTED): (State.REQUESTED, (Instruction.WRITE_FIRST,)),
     **{(state, Event.UNUSED): (State.DROPPED, (Instruction.DROP,)) for state in _ON_DEVICE},
-    **{(state, Event.WRITTEN): (State.STORED, (Instruction.COMMIT,)) for state in _ON_DEVICE},
+    **{(state, Event.COPIED): (State.HOST, (Instruction.SHOW, Instruction.SPILL)) for state in _ON_DEVICE},
+    **{(state, Event.WRITTEN): (State.SYNCING, (Instruction.SYNC,)) for state in _ON_DEVICE},
     **{(state, Event.NOT_WRITTEN): (State.RECOMPUTING, (Instruction.RECOMPUTE,)) for state in _ON_DEVICE},
     **{
         (state, Event.WORKER_LOST): (State.RECOMPUTING, (Instruction.TAINT, Instruction.RECOMPUTE))
         for state in _ON_DEVICE
     },
+    (State.HOST, Event.WRITTEN): (State.STORED, (Instruction.COMMIT,)),
+    (State.HOST, Event.UNUSED): (State.SETTLED, (Instruction.FREE,)),
     (State.FOUND, Event.RECOVERABLE): (State.RECOMPUTING, (Instruction.RECOMPUTE,)),
-    (State.FOUND, Event.UNRECOVERABLE): (State.FAILED, (Instruction.FAIL,)),
+    (State.FOUND, Event.UNRECOVERABLE): (State.FAILED, (Instruction.FAIL, Instruction.GIVE_SPACE_BACK)),
     (State.FOUND, Event.ABANDONED): (State.SETTLED, (Instruction.TAINT, Instruction.FREE)),
-    (State.RECOMPUTING, Event.WRITTEN): (State.STORED, (Instruction.COMMIT,)),
+    (State.RECOMPUTING, Event.WRITTEN): (State.SYNCING, (Instruction.SYNC,)),
+    (State.SYNCING, Event.SYNCED): (State.STORED, (Instruction.COMMIT,)),
+    (State.SYNCING, Event.SYNC_FAILED): (State.RECOMPUTING, (Instruction.REPLACE, Instruction.RECOMPUTE)),
     (State.RECOMPUTING, Event.UNRECOVERABLE): (State.FAILED, (Instruction.FAIL,)),
     (State.RECOMPUTING, Event.UNUSED): (State.DROPPED, (Instruction.CANCEL,)),
+    (State.DROPPED, Event.COPIED): (State.SETTLED, (Instruction.FREE,)),
     (State.DROPPED, Event.WRITTEN): (State.SETTLED, (Instruction.FREE,)),
     (State.DROPPED, Event.NOT_WRITTEN): (State.SETTLED, (Instruction.FREE,)),
     (State.DROPPED, Event.WORKER_LOST): (State.SETTLED, (Instruction.TAINT, Instruction.FREE)),
     (State.STORED, Event.ON_RECORD): (State.SETTLED, (Instruction.RELEASE,)),
     (State.FAILED, Event.UNUSED): (State.SETTLED, (Instruction.FREE,)),
-    (State.FAILED, Event.WORKER_LOST): (State.FAILED, (Instruction.TAINT,)),
+    (State.FAILED, Event.NOT_WRITTEN): (State.FAILED, (Instruction.GIVE_SPACE_BACK,)),
+    (State.FAILED, Event.WORKER_LOST): (State.FAILED, (Instruction.TAINT, Instruction.GIVE_SPACE_BACK)),
 }
 
 
@@ -180,16 +210,34 @@ class PendingResults:
 
     job: str
     state: State
+    nbytes: int = 0
+    """Bytes of all of them."""
     records: list[Record] = field(default_factory=list)
     """Their arrays, once the job's end is on record."""
     holder: str | None = None
     """Id of the worker whose device has them: no other can compute with them."""
+    places: dict[str, Extent] = field(default_factory=dict)
+    """Extents of the host arena that a worker was told to write them to, by the array's id, until it has."""
+    readers: list[Pinned] = field(default_factory=list)
+    """Pins of tasks that were sent to their device while they had no place: the worker finds them wherever it wrote
+    them, should it need them from there."""
+    ordered: bool = False
+    """Whether a worker was told to write them, and has not answered."""
+    sync_failures: int = 0
+    """Times that the disk did not take them, up to a bound."""
     tainted: bool = False
     """Whether a process that was lost may still write to their place in the store."""
     error: ServiceError | None = None
     """Error for which they are lost for good."""
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once they are in the store, or lost for good."""
+    trace: ProductTrace | None = None
+    """Trace of the job, where its request was traced."""
+    available: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once everybody can read them, or they are lost for good."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether everybody can read them, wherever they are."""
+        return self.state in {State.HOST, State.STORED}
 
 
 def lost(job: str, reason: str = "") -> ArrayLost:

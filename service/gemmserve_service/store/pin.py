@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from gemmserve_service.store import record as records
+from gemmserve_service.store.pending import State
 
 if TYPE_CHECKING:
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.pending import PendingResults
     from gemmserve_service.store.record import Record
+
+
+_MAX_READERS: Final = 64
+"""Pins that are remembered before those that are released are sorted out."""
 
 
 class Keeper(Protocol):
@@ -25,26 +30,58 @@ class Keeper(Protocol):
 class Pinned:
     """Keeps an array's bytes alive and unchanged until released; a context manager."""
 
-    __slots__ = ("_record", "_store", "_view", "info")
+    __slots__ = ("_arena_view", "_record", "_store", "_view", "info")
 
     def __init__(self, store: Keeper, record: Record) -> None:
         self.info = record.info
         self._store = store
         self._record: Record | None = record
         self._view: memoryview | None = None
+        self._arena_view: memoryview | None = None
+        """View of what this was told of the host arena: it serves nobody else before this is released."""
         record.pins += 1
 
     @property
     def extent(self) -> Extent | None:
-        """Extent that holds the bytes; None for an array of zero bytes."""
-        if self._record is None:
+        """Extent that holds the bytes, and does so until the pin is released; None for an array of zero bytes. Of
+        pending results: where a worker was told to write them. Raises ValueError for those that have no place yet.
+        """
+        record = self._record
+        if record is None:
             raise ValueError("the pin is released")
-        return self._record.extent
+        extent, pending = record.extent, record.pending
+        if pending is not None and (extent is None or pending.state is State.HOST):
+            extent = pending.places.get(self.info.id, extent)
+            self._arena_view = None if extent is None else extent.view(1)
+        if extent is None and self.info.nbytes:
+            raise ValueError("the array has no place yet")
+        return extent
 
     @property
     def pending(self) -> PendingResults | None:
-        """The pending results that the array is one of; None: its bytes are in the store."""
-        return None if self._record is None else self._record.pending
+        """The pending results that the array is one of; None: its bytes can be read."""
+        pending = None if self._record is None else self._record.pending
+        return None if pending is None or pending.readable else pending
+
+    def read_on_device(self) -> None:
+        """Note that a worker reads pending results where they are; once it has written them, this pin holds their
+        place, too.
+        """
+        pending = self.pending
+        if pending is not None:
+            if len(pending.readers) > _MAX_READERS:
+                pending.readers = [other for other in pending.readers if other.held]
+            pending.readers.append(self)
+
+    def hold_place(self) -> None:
+        """Hold the array's place in the host arena, until the pin is released; nothing if it is."""
+        if self._record is not None:
+            _ = self.extent
+
+    @property
+    def held(self) -> bool:
+        """Whether it is not released yet."""
+        return self._record is not None
 
     @property
     def view(self) -> memoryview:
@@ -78,7 +115,7 @@ class Pinned:
     def release(self) -> None:
         """Lets go; idempotent. Views that are still around stay valid, their extent is not reused before they go."""
         record, self._record = self._record, None
-        self._view = None
+        self._view = self._arena_view = None
         if record is not None:
             record.pins -= 1
             self._store.settle(record)

@@ -27,7 +27,6 @@ _SQL: Final = load_sql("quotas")
 _DAY_S: Final = 86_400
 _DAYS_KEPT: Final = 400
 _BODY_RETRY_S: Final = 1.0  # bodies and one-shot products come and go within seconds; no measurement behind the figure
-_WITH_OTHERS_S: Final = 0.05  # the record of the job's end follows at once, and takes it along
 _FLUSH_S: Final = 2.0  # each costs milliseconds, for which small requests wait
 
 log = logging.getLogger(__name__)
@@ -52,6 +51,8 @@ class Quotas:
         self._device: defaultdict[tuple[int, str], float] = defaultdict(float)
         self._unrecorded: defaultdict[tuple[int, str], float] = defaultdict(float)
         self._flush: asyncio.TimerHandle | None = None
+        if database is not None:
+            database.before_begin(self._record)
 
     async def start(self) -> None:
         """Takes up today's device seconds from the records."""
@@ -119,13 +120,15 @@ class Quotas:
 
     # -- jobs -------------------------------------------------------------------------------------------------------
 
-    def check_job(self, owner: str, waiting: int, *, retry_after_s: Callable[[], float] = lambda: 1.0) -> None:
-        """Raises QuotaExceeded if another job is too many beside `waiting` others, or the day's device time is used up.
+    def check_job(
+        self, owner: str, waiting: int, more: int = 1, *, retry_after_s: Callable[[], float] = lambda: 1.0
+    ) -> None:
+        """Raises QuotaExceeded if `more` jobs are too many beside `waiting`, or the day's device time is used up.
 
         `retry_after_s`: when a place in the queue is likely to be free.
         """
         quota = self._quota_of(owner)
-        if quota.queued_jobs is not None and waiting >= quota.queued_jobs:
+        if quota.queued_jobs is not None and waiting + more > quota.queued_jobs:
             raise QuotaExceeded(
                 f"{waiting} jobs wait, and this key's owner may have {quota.queued_jobs} waiting",
                 retry_after_s=retry_after_s(),
@@ -146,19 +149,15 @@ class Quotas:
                 used=round(used, 6),
             )
 
-    def charge_device(self, owner: str, seconds: float, *, durable: bool) -> None:
-        """Counts device time. `durable`: on record no later than any write that is begun after this."""
+    def charge_device(self, owner: str, seconds: float) -> None:
+        """Counts device time: on record no later than any write that is begun after this, and within `_FLUSH_S`."""
         if seconds <= 0:
             return
         entry = (self._today(), owner)
         self._device[entry] += seconds
         self._unrecorded[entry] += seconds
-        if self._database is None:
-            return
-        if durable:
-            self._record()
-        elif self._flush is None:
-            self._flush = asyncio.get_running_loop().call_later(_FLUSH_S, self._record)
+        if self._database is not None and self._flush is None:
+            self._flush = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush_now)
 
     # -- what is used: by one owner, or ("") by everybody --------------------------------------------------------------
 
@@ -203,9 +202,12 @@ class Quotas:
     def _today(self) -> int:
         return int(self._clock() // _DAY_S)
 
-    def _record(self) -> None:
-        """Adds what is not on record yet; tried again with the next charge if the disk is full."""
+    def _flush_now(self) -> None:
         self._flush = None
+        self._record()
+
+    def _record(self) -> None:
+        """Adds what is not on record yet; tried again with the next write if the disk is full."""
         if self._database is None or not self._database.is_open or not self._unrecorded:
             return
         taken, self._unrecorded = self._unrecorded, defaultdict(float)
@@ -220,7 +222,7 @@ class Quotas:
         def write(db: sqlite3.Connection) -> None:
             db.executemany(_SQL["add_device_use"], rows)
 
-        self._database.write_soon(write, within_s=_WITH_OTHERS_S).add_done_callback(recorded)
+        self._database.write_soon(write).add_done_callback(recorded)
 
 
 def _sum(ledger: defaultdict[str, int], owner: str) -> int:

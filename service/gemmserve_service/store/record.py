@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
 
 from gemmserve.wire import RESULT_DTYPES, format_npy_header
 from gemmserve_service.runtime import clock
@@ -19,24 +19,30 @@ State = Literal["live", "deleted", "expired"]
 
 
 @dataclass(frozen=True, slots=True)
-class ScratchArray:
-    """Like `ArrayInfo`, for an array of one request: no row, no expiry, gone when released."""
+class Tags:
+    """Name and labels of an array; also what a search asks for. None and {}: none."""
 
-    id: str
-    dtype: str
-    shape: tuple[int, ...]
-    order: str
-    nbytes: int
-    created_at: datetime
-    sha256: str | None = None
-    expires_at: datetime | None = None
-    owner: str = ""
-    scratch: bool = True
+    name: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether there is a name or a label."""
+        return self.name is not None or bool(self.labels)
+
+    def part(self, name: str, *, single: bool) -> Tags:
+        """Tags of one of several results: that of the name `x` is called `x.<name>`; a single one `x`."""
+        return self if single or self.name is None else Tags(f"{self.name}.{name}", self.labels)
+
+
+NO_TAGS: Final = Tags()
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Reserved array: `dtype` is a name of `wire.DTYPES`, `order` "C" or "F", `ttl_s` None for ever."""
+    """Reserved array: `dtype` is a name of `wire.DTYPES`, `order` "C" or "F", `ttl_s` None for ever.
+
+    One of `scratch` is no more than this: an array of one request has no row and no expiry, and is gone when released.
+    """
 
     id: str
     dtype: str
@@ -46,19 +52,24 @@ class ArraySpec:
     ttl_s: float | None
     scratch: bool
     owner: str = ""
+    sha256: str | None = None
+    expires_at: datetime | None = None
+    tags: Tags = NO_TAGS
 
 
 @dataclass(slots=True)
 class Record:
     """One array."""
 
-    info: ArrayInfo | ScratchArray
+    info: ArrayInfo | ArraySpec
     extent: Extent | None
     state: State = "live"
     pins: int = 0
     hidden: bool = False
     """Committed as deleted or expired: the extent may go with the last pin."""
     freed: bool = False
+    lost: bool = False
+    """Whether it is lost for good, and has no space any more."""
     npy_sha256: str | None = None
     """SHA-256 of the .npy file; None: not known."""
     pending: PendingResults | None = None

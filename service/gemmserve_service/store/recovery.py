@@ -47,9 +47,12 @@ async def take(database: Database, catalog: Catalog, space: Space, keep: Iterabl
 
 def _take_row(row: sqlite3.Row, catalog: Catalog, space: Space, found: dict[str, PendingResults]) -> bool:
     """Takes one row in. False: its bytes are missing or cut short."""
-    if row["state"] != "live" and row["extent"] is None and row["nbytes"]:
+    unplaced = row["extent"] is None and row["nbytes"] > 0
+    if unplaced and row["written"] == 1:
         return bool(row["state"] == "expired")
     extent = None
+    if unplaced and row["written"] == 0:
+        space.adopt_promise(row["nbytes"], row["owner"])
     if row["extent"] is not None:
         extent = space.adopt(row["extent"], row["nbytes"], row["owner"])
         if extent is None:
@@ -61,7 +64,9 @@ def _take_row(row: sqlite3.Row, catalog: Catalog, space: Space, found: dict[str,
         job = row["job"] or ""
         record.pending = found.setdefault(job, PendingResults(job, State.FOUND))
         record.pending.records.append(record)
+        record.pending.nbytes += row["nbytes"]
         if row["written"] < 0:
+            record.lost = record.extent is None
             record.pending.state, record.pending.error = State.FAILED, lost(job)
     return True
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmserve_service.errors import BodyTooLong, BodyTooShort, DigestMismatch
 from gemmserve_service.store.extents.extents import Place
-from gemmserve_service.store.record import ScratchArray, npy_header
+from gemmserve_service.store.record import npy_header
 
 if TYPE_CHECKING:
     import sqlite3
@@ -58,20 +58,18 @@ class Upload:
         self.extent = extent
         self.filled = 0
         self._store = store
-        self._byteswap = byteswap
+        self.byteswap = byteswap
+        """Whether the bytes come big-endian."""
         self._view: memoryview | None = None
         self._open = True
         self._held = True
-        self._info: ArrayInfo | ScratchArray | None = None
+        self._info: ArrayInfo | ArraySpec | None = None
         self.on_insert: Callable[[sqlite3.Connection], object] = lambda _: None
         """Runs in the transaction that makes this an array."""
         self.named = False
         """Whether a row names the space already: then it serves no other array, for the row may outlive this."""
-
-    @property
-    def byteswap(self) -> bool:
-        """Whether the bytes come big-endian."""
-        return self._byteswap
+        self.jumped_s = 0.0
+        """`Expiry.jumped_s` when its info was made."""
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +77,7 @@ class Upload:
         return self.spec.nbytes
 
     @property
-    def info(self) -> ArrayInfo | ScratchArray:
+    def info(self) -> ArrayInfo | ArraySpec:
         """Result of `commit`."""
         if self._info is None:
             raise ValueError("the upload is not committed")
@@ -93,6 +91,11 @@ class Upload:
         if self._view is None:
             self._view = memoryview(bytearray()) if self.extent is None else self.extent.view(self.nbytes)
         return self._view
+
+    def take_place(self) -> None:
+        """Take a file for a reservation that was made without one. Raises StoreFull, OSError."""
+        if self.extent is None and self.nbytes:
+            self.extent = self._store.place(self.nbytes)
 
     def write(self, piece: bytes | bytearray | memoryview) -> None:
         """Copies the next piece into place. Raises BodyTooLong, having written nothing, past the array's end."""
@@ -113,7 +116,7 @@ class Upload:
         """Return where byte `position` of the array lies."""
         return None if self.extent is None else Place(self.extent, position)
 
-    async def commit(self, expected_sha256: bytes | None = None, *, prefix: bytes = b"") -> ArrayInfo | ScratchArray:
+    async def commit(self, expected_sha256: bytes | None = None, *, prefix: bytes = b"") -> ArrayInfo | ArraySpec:
         """Publishes the array; from here on it is immutable, and durable unless scratch.
 
         `expected_sha256`: digest of `prefix` and the bytes as they were written.
@@ -121,12 +124,12 @@ class Upload:
         """
         try:
             await self._check(expected_sha256, prefix)
-            if self._byteswap and self.nbytes:
+            if self.byteswap and self.nbytes:
                 await _byteswap(self.view, self.spec.dtype)
             self._view = None
             self._open = False
             self._info = await self._store.publish(self)
-            if expected_sha256 is not None and not self._byteswap and not self.spec.scratch:
+            if expected_sha256 is not None and not self.byteswap and not self.spec.scratch:
                 spec = self.spec
                 if not prefix:
                     self._store.digests.record(spec.id, data=expected_sha256)

@@ -9,26 +9,31 @@ each transaction wakes a thread, which then competes with the event loop for the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import queue
 import re
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmserve_service.errors import StoreFull
-from gemmserve_service.store.database.migrations import DatabaseError, SchemaTooNew, migrate
+from gemmserve_service.store.database.migrations import DatabaseError, SchemaTooNew, check, migrate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
 Write = tuple["Callable[[sqlite3.Connection], Any]", "asyncio.Future[Any]"]
 
 _MAX_IN_ONE_COMMIT: Final = 256  # bounds how long the first of a burst waits; no measurement behind the figure
+_ROWS_AT_ONCE: Final = (64, 8, 1)  # SQLite before 3.32 takes 999 parameters
+_PARAMETER: Final = re.compile(r":(\w+)")
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 log = logging.getLogger(__name__)
@@ -41,6 +46,27 @@ def load_sql(name: str) -> dict[str, str]:
     return dict(zip(parts[::2], (body.strip() for body in parts[1::2]), strict=True))
 
 
+def insert_rows(db: sqlite3.Connection, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows by a statement that ends with the values of one: many by each call.
+
+    During a call the interpreter is free for other threads; with one a row it had to be had back after each of them.
+    """
+    done = 0
+    while done < len(rows):
+        count = next(count for count in _ROWS_AT_ONCE if count <= len(rows) - done)
+        text, names = _for_rows(statement, count)
+        db.execute(text, [row[name] for row in rows[done : done + count] for name in names])
+        done += count
+
+
+@lru_cache(64)
+def _for_rows(statement: str, count: int) -> tuple[str, list[str]]:
+    """The statement for so many rows, and the names of the columns of one in the order of its placeholders."""
+    head, values, one = statement.rpartition("VALUES ")
+    names = _PARAMETER.findall(one)
+    return f"{head}{values}{', '.join([_PARAMETER.sub('?', one)] * count)}", names
+
+
 class Database:
     """One file, one writer thread, one reader thread."""
 
@@ -50,11 +76,27 @@ class Database:
         self._queue: queue.SimpleQueue[list[Write] | None] = queue.SimpleQueue()
         self._held: list[Write] = []
         """Those that wait for others to share their transaction with."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._due = math.inf
+        """Time at which they are begun (the event loop's clock)."""
+        self._before: list[Callable[[], object]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._reader: ThreadPoolExecutor | None = None
         self._read_connection: sqlite3.Connection | None = None
+
+    def check(self) -> None:
+        """Looks whether the file, if there is one, can be read by this program. Raises SchemaTooNew.
+
+        Whatever else is wrong with it is for `start` to say.
+        """
+        if not self.path.exists():
+            return
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(self._connect()) as connection:
+            try:
+                check(connection)
+            except SchemaTooNew as error:
+                raise SchemaTooNew(f"{self.path}: {error}") from None
 
     async def start(self) -> None:
         """Opens the file, bringing its schema up to date. Raises DatabaseError, SchemaTooNew."""
@@ -70,7 +112,7 @@ class Database:
         """Commits what is queued and closes; may be called again, or without start."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._let_go()
+            self.begin()
             self._queue.put(None)
             await asyncio.to_thread(thread.join)
         reader, self._reader = self._reader, None
@@ -86,7 +128,10 @@ class Database:
         return self._thread is not None
 
     async def write(self, fn: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs `fn` in a transaction; durable when this returns. Raises what `fn` raised, or StoreFull."""
+        """Runs `fn` in a transaction; durable when this returns. Raises what `fn` raised, or StoreFull.
+
+        `fn` may be called again, after a rollback, where another write of its transaction raised.
+        """
         # Shielded: a caller that goes away must not leave the outcome of a commit unknown to the others' futures.
         return await asyncio.shield(self.write_soon(fn))
 
@@ -101,18 +146,41 @@ class Database:
             raise DatabaseError("the database is not open")
         future: asyncio.Future[T] = loop.create_future()
         self._held.append((fn, future))
-        if within_s <= 0:
-            self._let_go()
-        elif self._timer is None or self._timer.when() > loop.time() + within_s:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = loop.call_later(within_s, self._let_go)
+        self._begin_within(loop, within_s)
         return future
 
-    def _let_go(self) -> None:
+    def may_grow(self, write: asyncio.Future[Any], *, within_s: float = 0.0) -> bool:
+        """Whether a write waits yet and is the last one, so that more can be done by it, as if that came now.
+
+        It is begun after `within_s` at the latest then.
+        """
+        if self._loop is None or not self._held or self._held[-1][1] is not write:
+            return False
+        self._begin_within(self._loop, within_s)
+        return True
+
+    def _begin_within(self, loop: asyncio.AbstractEventLoop, within_s: float) -> None:
+        due = loop.time() + within_s if within_s > 0 else -math.inf
+        if due < self._due:
+            if self._timer is not None:
+                self._timer.cancel()
+            # Not before this turn of the loop ends: the thread would take the interpreter from what is left of it.
+            self._timer = loop.call_later(within_s, self.begin) if within_s > 0 else loop.call_soon(self.begin)
+            self._due = due
+
+    def before_begin(self, callback: Callable[[], object]) -> None:
+        """`callback()` runs when writes are about to begin; what it writes is part of their transaction."""
+        self._before.append(callback)
+
+    def begin(self) -> None:
+        """Begin the writes that wait for others to share their transaction with."""
+        if self._held:
+            for callback in self._before:
+                callback()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._due = math.inf
         if self._held:
             held, self._held = self._held, []
             self._queue.put(held)
@@ -124,7 +192,7 @@ class Database:
         """
         if self._held:
             last = self._held[-1][1]
-            self._let_go()
+            self.begin()
             await asyncio.wait((last,))
         connection = self._read_connection
         if self._loop is None or self._reader is None or connection is None:
@@ -192,18 +260,41 @@ class Database:
 def _commit(
     connection: sqlite3.Connection, batch: list[Write]
 ) -> list[tuple[asyncio.Future[Any], Any, BaseException | None]]:
-    """One transaction for the whole batch; a function that raises loses its savepoint alone."""
+    """One transaction for the whole batch. Where a function raises, all run again, each with a savepoint, which it
+    loses alone: that hardly ever happens, and savepoints are half of a short write.
+    """
     outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
     try:
         connection.execute("BEGIN IMMEDIATE")
-        alone = len(batch) == 1  # what fails then takes nobody along
+        outcomes = [(future, _applied(fn, connection), None) for fn, future in batch]
+        connection.execute("COMMIT")
+    except Exception as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if len(batch) == 1:
+            return [(batch[0][1], None, _translate(error))]
+        return _commit_apart(connection, batch)
+    return outcomes
+
+
+def _applied(fn: Callable[[sqlite3.Connection], T], connection: sqlite3.Connection) -> T | None:
+    """Return what a write gives; None in the place of a cursor, which ends here: in the event loop's thread it would
+    reset its statement, which is the connection's, while this thread runs that again for other rows.
+    """
+    value = fn(connection)
+    return None if isinstance(value, sqlite3.Cursor) else value
+
+
+def _commit_apart(
+    connection: sqlite3.Connection, batch: list[Write]
+) -> list[tuple[asyncio.Future[Any], Any, BaseException | None]]:
+    outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+    try:
+        connection.execute("BEGIN IMMEDIATE")
         for fn, future in batch:
-            if alone:
-                outcomes.append((future, fn(connection), None))
-                break
             connection.execute("SAVEPOINT one")
             try:
-                outcomes.append((future, fn(connection), None))
+                outcomes.append((future, _applied(fn, connection), None))
             except Exception as error:
                 if not connection.in_transaction:
                     raise  # SQLite gave up the whole transaction, as it does when the disk is full

@@ -53,30 +53,31 @@ def migrations() -> tuple[Migration, ...]:
     return tuple(found[version] for version in sorted(found))
 
 
-def schema_version() -> int:
-    """The version that this program makes and reads."""
-    return migrations()[-1].version
-
-
 def migrate(connection: sqlite3.Connection, steps: Sequence[Migration] | None = None) -> list[int]:
     """Brings the database behind an autocommitting `connection` up to date; returns the steps applied.
 
     `steps`: all of `migrations()` by default. Raises SchemaTooNew; what SQLite raises leaves the steps before whole.
     """
     steps = migrations() if steps is None else steps
-    newest = steps[-1].version
+    seen = check(connection, steps)
+    missing = [step for step in steps if step.version not in seen]
+    for step in missing:
+        _apply(connection, step)
+    return [step.version for step in missing]
+
+
+def check(connection: sqlite3.Connection, steps: Sequence[Migration] | None = None) -> set[int]:
+    """Return the steps that the database has seen; nothing is written. Raises SchemaTooNew for one unknown."""
+    steps = migrations() if steps is None else steps
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     seen = _history(connection, version)
     unknown = {version, *seen} - {0, *(step.version for step in steps)}
     if unknown:
         raise SchemaTooNew(
-            f"the database has schema version {max(unknown)}, this program reads up to {newest}: "
+            f"the database has schema version {max(unknown)}, this program reads up to {steps[-1].version}: "
             "use the newer gemmserve, or another --data-dir"
         )
-    missing = [step for step in steps if step.version not in seen]
-    for step in missing:
-        _apply(connection, step)
-    return [step.version for step in missing]
+    return seen
 
 
 def _history(connection: sqlite3.Connection, version: int) -> set[int]:

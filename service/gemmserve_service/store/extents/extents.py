@@ -11,12 +11,16 @@ holds the end of a download, say) is not handed out until that reference is gone
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import math
 import mmap
 import os
 import secrets
 import sys
 import tempfile
+import threading
+import time
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -25,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.errors import StoreFull
 from gemmserve_service.runtime.mapping import Mapping, Part, most_mappings
+from gemmserve_service.store.extents.memfd import create_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,7 +55,7 @@ def size_class(nbytes: int) -> int:
 class Extent:
     """`capacity` bytes of a file (or memfd) from `start` on; at `path` another process of the same user opens it."""
 
-    __slots__ = ("_map", "capacity", "fd", "name", "path", "sealed", "shared", "start")
+    __slots__ = ("_failed", "_map", "capacity", "fd", "name", "path", "sealed", "shared", "start")
 
     def __init__(
         self,
@@ -60,7 +65,7 @@ class Extent:
         *,
         fd: int | None = None,
         sealed: bool = False,
-        shared: SharedFile | None = None,
+        shared: MappedFile | None = None,
         start: int = 0,
     ) -> None:
         self.name = name
@@ -73,6 +78,14 @@ class Extent:
         self.sealed = sealed
         """Whether a client owns the memory too: it is never written, and serves no other array."""
         self._map: Mapping | Part | None = None
+        self._failed = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether the disk did not take what was written to its file, once: what is there may be gone, though the next
+        fsync may say nothing of it (Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020).
+        """
+        return self._failed if self.shared is None else self.shared.failed
 
     @property
     def file(self) -> tuple[str, int]:
@@ -109,14 +122,35 @@ class Extent:
         self._map = None
 
     def flush(self) -> None:
-        """Waits until a file's pages and its name are on the disk, whichever process wrote them."""
-        if self.fd is None:
-            for path in (self.path, str(Path(self.path).parent)):
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
+        """Waits until a file's pages and its name are on the disk, whichever process wrote them. In any thread. Raises
+        OSError; always, once it has `failed`: the bytes have to be written to another file.
+        """
+        if self.fd is not None:
+            return
+        shared, asked = self.shared, time.monotonic()
+        # Who asks first hears of lost pages: with a file that others share nobody asks before that is noted.
+        with shared.syncing if shared is not None else contextlib.nullcontext():
+            if self.failed:
+                raise OSError(errno.EIO, "the disk did not take all of the file before", self.path)
+            began = time.monotonic()
+            if shared is not None and shared.synced_from > asked:  # by another one, which began when this waited
+                return
+            self._sync()
+            if shared is not None:
+                shared.synced_from = began
+
+    def _sync(self) -> None:
+        for path in (self.path, str(Path(self.path).parent)):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            except OSError:
+                self._failed = True
+                if self.shared is not None:
+                    self.shared.failed = True
+                raise
+            finally:
+                os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,28 +165,23 @@ class Place:
         return Place(self.extent, self.offset + position)
 
 
-class SharedFile:
-    """A file of equal slots, an extent each."""
+class MappedFile:
+    """A file that several extents lie in; its mapping lasts as long as somebody refers to it."""
 
-    def __init__(self, name: str, path: str, slot: int, count: int) -> None:
+    def __init__(self, name: str, path: str, nbytes: int) -> None:
         self.name = name
         self.path = path
-        self.slot = slot
-        """Bytes of each."""
-        self.count = count
-        self.vacant: list[int] = []
-        """Numbers of slots that are nobody's; the last goes next."""
-        self.used = 0
-        """Slots that are an extent's, live or kept for reuse."""
+        self.nbytes = nbytes
+        self.failed = False
+        """See `Extent.failed`."""
+        self.syncing = threading.Lock()
+        """Held while the disk is asked for its pages."""
+        self.synced_from = -math.inf
+        """Time at which the disk was asked last, and took all that there was then (time.monotonic)."""
         self._map: weakref.ref[Mapping] | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all slots."""
-        return self.slot * self.count
-
     def mapping(self) -> Mapping:
-        """Return the mapping of the whole file, which lasts as long as somebody refers to it. Raises OSError."""
+        """Return the mapping of the whole file. Raises OSError."""
         found = None if self._map is None else self._map()
         if found is None:
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
@@ -162,6 +191,19 @@ class SharedFile:
                 os.close(fd)
             self._map = weakref.ref(found)
         return found
+
+
+class SharedFile(MappedFile):
+    """A file of equal slots, an extent each."""
+
+    def __init__(self, name: str, path: str, slot: int, count: int) -> None:
+        super().__init__(name, path, slot * count)
+        self.slot = slot
+        """Bytes of each."""
+        self.vacant: list[int] = []
+        """Numbers of slots that are nobody's; the last goes next."""
+        self.used = 0
+        """Slots that are an extent's, live or kept for reuse."""
 
     def extent(self, number: int) -> Extent:
         """The one in that slot."""
@@ -246,6 +288,7 @@ class ExtentPool:
         self._mapped.pop(extent.name, None)
         self.live_bytes -= extent.capacity
         self.live -= 1
+        reusable = reusable and not extent.failed
         if not reusable or extent.sealed or extent.capacity > self.keep_bytes:
             self._destroy(extent, reusable=reusable)
             return
@@ -313,7 +356,7 @@ class ExtentPool:
     def _recycled(self, capacity: int) -> Extent | None:
         stack = self._by_class.get(capacity, [])
         for index in range(len(stack) - 1, -1, -1):
-            if stack[index].quiescent:
+            if stack[index].quiescent and not stack[index].failed:
                 extent = stack.pop(index)
                 del self._free[extent.name]
                 self.free_bytes -= capacity
@@ -332,6 +375,8 @@ class ExtentPool:
             name, path = self._create_file(capacity)
             return Extent(name, path, capacity)
         room = self._with_room.get(capacity)
+        if room and next(reversed(room.values())).failed:
+            room = self._with_room[capacity] = {name: file for name, file in room.items() if not file.failed}
         if room:
             shared = next(reversed(room.values()))
         else:
@@ -388,7 +433,7 @@ class ExtentPool:
         self._destroy(extent)
 
     def _destroy(self, extent: Extent, *, reusable: bool = True) -> None:
-        shared = extent.shared
+        shared = None if extent.shared is None else self._shared[extent.shared.name]
         # What somebody still looks at, or may write to, is nobody else's as long as its file exists.
         vacant = reusable and extent.quiescent
         extent.unmap()
@@ -446,15 +491,5 @@ def _allocate(fd: int, capacity: int) -> None:
 
 def _create_memory(capacity: int) -> Extent:
     # Not allocated ahead: memory is taken as bytes arrive, never by what a header claims.
-    fd = os.memfd_create("gemmserve", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(fd, capacity)
-    except OSError:
-        os.close(fd)
-        raise
+    fd = create_memory(capacity)
     return Extent(secrets.token_hex(16), f"/proc/{os.getpid()}/fd/{fd}", capacity, fd=fd)
-
-
-def memory_extents_supported() -> bool:
-    """Linux has memfd and /proc, through which a worker opens one."""
-    return hasattr(os, "memfd_create") and Path("/proc/self/fd").exists()

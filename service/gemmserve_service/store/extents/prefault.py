@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import mmap
 import resource
 import sys
@@ -86,9 +87,18 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(2, thread_name_prefix="gemmserve-prefault")
 
 
+def populate(address: int, nbytes: int) -> int:
+    """Touch pages of a writable mapping, from a page's address on, as if they were written. Return 0, or the number of
+    the error. Does nothing where the system does not know how.
+    """
+    if not _supported() or not _madvise()(address, -(-nbytes // _PAGE) * _PAGE, _POPULATE_WRITE):
+        return 0
+    return ctypes.get_errno() or errno.ENOMEM
+
+
 @cache
 def _madvise() -> Callable[[int, int, int], Any]:
-    function = ctypes.CDLL(None).madvise
+    function = ctypes.CDLL(None, use_errno=True).madvise
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return function
 
@@ -97,4 +107,4 @@ def _populate(memory: ctypes.Array[ctypes.c_char], low: int, high: int) -> None:
     """Whatever it cannot do, the write itself will meet."""
     start, stop = ctypes.addressof(memory) + low, ctypes.addressof(memory) + high
     aligned = start // _PAGE * _PAGE
-    _madvise()(aligned, -(-(stop - aligned) // _PAGE) * _PAGE, _POPULATE_WRITE)
+    populate(aligned, stop - aligned)

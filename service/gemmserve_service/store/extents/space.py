@@ -1,22 +1,25 @@
-"""Room for arrays: files for those that are stored, memory for those of one request; and who has how much."""
+"""Storage tiers of arrays: files for those that are stored, memory for those of one request; and who has how much."""
 
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from gemmserve_service.errors import StoreFull, TooLarge
 from gemmserve_service.runtime.open_files import OpenFiles
 from gemmserve_service.runtime.tuning import host_memory
 from gemmserve_service.schemas import ArrayInfo
-from gemmserve_service.store.extents.extents import Extent, ExtentPool, memory_extents_supported
+from gemmserve_service.store.extents.extents import Extent, ExtentPool, size_class
+from gemmserve_service.store.extents.memfd import memory_extents_supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gemmserve_service.settings import Settings
+    from gemmserve_service.store.extents.arena import Arena
     from gemmserve_service.store.quotas import Quotas
-    from gemmserve_service.store.record import ArraySpec, ScratchArray
+    from gemmserve_service.store.record import ArraySpec
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +47,21 @@ class Room:
 class Space:
     """The extents of one data directory."""
 
-    def __init__(self, settings: Settings, quotas: Quotas, on_destroyed: Sequence[Callable[[str], None]]) -> None:
-        """`on_destroyed`: called with the names of extents that are given back to the system."""
+    def __init__(
+        self,
+        settings: Settings,
+        quotas: Quotas,
+        on_destroyed: Sequence[Callable[[str], None]],
+        arena: Arena | None = None,
+    ) -> None:
+        """`on_destroyed`: called with the names of extents that are given back to the system. `arena`: where arrays may
+        lie that have no file.
+        """
+        self.arena = arena
         self.used_bytes = 0
         """Bytes of stored arrays, of reservations for them, and of scratch arrays that went to files."""
+        self.unplaced_bytes = 0
+        """Bytes that files will take of arrays that have none yet: the disk has room for them."""
         self._settings = settings
         self._quotas = quotas
         keep_bytes = settings.recycle_bytes
@@ -94,9 +108,34 @@ class Space:
                 log.info("scratch goes to a file: %s", error)
         if scratch:  # where it counts like any other
             self._check_files(nbytes)
+        if self.unplaced_bytes:
+            self.check_disk(nbytes)
         extent = self.files.take(nbytes)
         self.used_bytes += nbytes
         return extent
+
+    def promise(self, nbytes: int) -> None:
+        """Count `nbytes` > 0 of an array that has no file yet; `place` makes one."""
+        self.used_bytes += nbytes
+        self.unplaced_bytes += size_class(nbytes)
+
+    def check_disk(self, nbytes: int) -> None:
+        """Raise StoreFull if the disk could not hold `nbytes` > 0 beside all that has been promised a file."""
+        disk = os.statvfs(self.files.folder or "/")
+        room = disk.f_bavail * disk.f_frsize + self.files.free_bytes - self.unplaced_bytes
+        if size_class(nbytes) > room:
+            raise StoreFull(f"the disk has no room for {nbytes} bytes beside results that are not written yet")
+
+    def place(self, nbytes: int) -> Extent:
+        """Return a file for an array that was promised one. Raises StoreFull, OSError."""
+        extent = self.files.take(nbytes)
+        self.unplaced_bytes -= size_class(nbytes)
+        return extent
+
+    def displace(self, extent: Extent, nbytes: int, *, reusable: bool = True) -> None:
+        """Take such a file back; the array is promised another."""
+        self.unplaced_bytes += size_class(nbytes)
+        self.files.give(extent, reusable=reusable)
 
     def adopt(self, name: str | None, nbytes: int, owner: str) -> Extent | None:
         """A file that an earlier process left, charged to its owner; None: it is missing or too short."""
@@ -106,14 +145,23 @@ class Space:
             self._quotas.charge_bytes(owner, nbytes, scratch=False)
         return extent
 
-    def free(
-        self, extent: Extent | None, array: ArrayInfo | ScratchArray | ArraySpec | Room, *, reusable: bool = True
-    ) -> None:
-        """Takes an array's room back; not `reusable`: somebody may still write to it."""
-        if extent is None:
+    def adopt_promise(self, nbytes: int, owner: str) -> None:
+        """Count an array that an earlier process left without a file, charged to its owner."""
+        self.promise(nbytes)
+        self._quotas.charge_bytes(owner, nbytes, scratch=False)
+
+    def free(self, extent: Extent | None, array: ArrayInfo | ArraySpec | Room, *, reusable: bool = True) -> None:
+        """Takes an array's room back, or the promise of it; not `reusable`: somebody may still write to it."""
+        if not array.nbytes:
             return
         scratch = not isinstance(array, ArrayInfo) and array.scratch
         self._quotas.charge_bytes(array.owner, -array.nbytes, scratch=scratch)
+        if extent is None or (self.arena is not None and self.arena.owns(extent)):
+            if extent is not None and self.arena is not None:
+                self.arena.free(extent)
+            self.used_bytes -= array.nbytes
+            self.unplaced_bytes -= size_class(array.nbytes)
+            return
         if extent.fd is not None:
             assert self.memory is not None  # it came from there
             self.memory.give(extent, reusable=reusable)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from gemmserve_service.runtime import clock
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.store.database.database import load_sql
 from gemmserve_service.store.declared import read_npy_head
-from gemmserve_service.store.record import ArraySpec
+from gemmserve_service.store.record import NO_TAGS, ArraySpec, Tags
 from gemmserve_service.store.resumable.byte_ranges import Spans
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ class ResumableUpload:
     complete: bool = False
     gone: bool = False
     """Cancelled, expired or failed."""
+    tags: Tags = NO_TAGS
+    """Name and labels of the array to be."""
     parts: set[Part] = field(default_factory=set)
     """Those under way."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -140,16 +143,11 @@ class ResumableUpload:
         if self.length is not None and end > self.length:
             raise BodyTooLong(f"bytes up to {end} of an upload that has {self.length}")
 
-    async def supersede(self, start: int, end: int) -> None:
+    async def supersede(self, start: int = 0, end: float = math.inf) -> None:
         """End the parts under way that write some of [start, end)."""
         for part in list(self.parts):
             if part.start < end and start < part.end:
                 await part.supersede()
-
-    async def supersede_all(self) -> None:
-        """End every part under way."""
-        for part in list(self.parts):
-            await part.supersede()
 
     def check_whole(self) -> None:
         """Raise UploadIncomplete, with what is missing, unless every byte has come."""
@@ -206,7 +204,7 @@ class ResumableUpload:
         length = len(declared.header) + declared.nbytes
         if part.end > length:
             raise BodyTooLong(f"{part.end} bytes, and by its header the .npy file has {length}")
-        self.reserved(await declared.reserve(store, ttl_s=self.ttl_s, owner=self.owner), declared.header)
+        self.reserved(declared.reserve(store, ttl_s=self.ttl_s, owner=self.owner, tags=self.tags), declared.header)
         part.received = len(self.head)
         body.unread(data)
         return self.head
@@ -258,6 +256,8 @@ class ResumableUpload:
             "byteswap": upload and upload.byteswap,
             "kept_s": spec and spec.ttl_s,
             "extent": None if upload is None or upload.extent is None else upload.extent.name,
+            "name": self.tags.name,
+            "labels": json.dumps(self.tags.labels) if self.tags.labels else None,
         }
 
 
@@ -266,8 +266,14 @@ def _spec_of(row: sqlite3.Row) -> ArraySpec:
     shape = tuple(json.loads(row["shape"]))
     dtype = np.dtype(row["dtype"]).name
     return ArraySpec(
-        row["array_id"], dtype, shape, row["memory_order"], row["nbytes"], row["kept_s"], False, row["owner"]
-    )
+        row["array_id"], dtype, shape, row["memory_order"], row["nbytes"], row["kept_s"], False, row["owner"],
+        tags=_tags_of(row),
+    )  # fmt: skip
+
+
+def _tags_of(row: sqlite3.Row) -> Tags:
+    """Name and labels of the array that the upload in a row is to be."""
+    return Tags(row["name"], json.loads(row["labels"] or "{}"))
 
 
 def _from_row(row: sqlite3.Row, touched: float) -> ResumableUpload:
@@ -285,6 +291,7 @@ def _from_row(row: sqlite3.Row, touched: float) -> ResumableUpload:
         received=Spans(tuple(span) for span in json.loads(row["received"]) if known),
         array_id=row["array_id"],
         complete=row["state"] == "complete",
+        tags=_tags_of(row),
     )
 
 
@@ -363,9 +370,16 @@ class ResumableUploads:
         return max(0, int(self.settings.upload_idle_s - silent))
 
     async def create(
-        self, owner: str, media_type: str, declared: Declared | None, *, ttl_s: float | None
+        self,
+        owner: str,
+        media_type: str,
+        declared: Declared | None,
+        *,
+        ttl_s: float | None,
+        tags: Tags = NO_TAGS,
     ) -> ResumableUpload:
-        """Begin an upload; `declared` where shape and dtype are known already: then the space is reserved.
+        """Begin an upload; `declared` where shape and dtype are known already: then the space is reserved. `tags` will
+        be those of the array.
 
         Raises TooLarge, StoreFull, QuotaExceeded.
         """
@@ -378,9 +392,9 @@ class ResumableUploads:
                 limit=self.settings.max_uploads,
                 used=mine,
             )
-        record = ResumableUpload(new_id("upl"), owner, media_type, ttl_s, clock.time(), time.monotonic())
+        record = ResumableUpload(new_id("upl"), owner, media_type, ttl_s, clock.time(), time.monotonic(), tags=tags)
         if declared is not None:
-            record.reserved(await declared.reserve(self._store, ttl_s=ttl_s, owner=owner))
+            record.reserved(declared.reserve(self._store, ttl_s=ttl_s, owner=owner, tags=tags))
         self._uploads[record.id] = record
         try:
             await self._put(record)
@@ -438,7 +452,7 @@ class ResumableUploads:
         async with record.lock:
             if record.array is not None:
                 return record.array
-            await record.supersede_all()
+            await record.supersede()
             self._check_open(record)
             record.check_whole()
             assert record.upload is not None
@@ -462,7 +476,7 @@ class ResumableUploads:
     async def cancel(self, record: ResumableUpload) -> None:
         """End what is under way and give the space back; of a complete one forget the upload, not the array."""
         record.gone = True
-        await record.supersede_all()
+        await record.supersede()
         async with record.lock:
             await self._drop(record)
 

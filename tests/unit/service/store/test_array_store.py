@@ -14,6 +14,7 @@ import pytest
 from gemmserve_service.errors import Gone, NotFound, StoreFull, TooLarge
 from gemmserve_service.store.array_store import ArrayStore
 from gemmserve_service.store.database.database import Database
+from gemmserve_service.store.record import Tags
 
 ARRAY = np.arange(10_000, dtype="c8")
 
@@ -200,7 +201,7 @@ async def reopen(settings):
         if opened:
             store, database = opened[-1]
             if crash:
-                for task in list(store._tasks):
+                for task in list(store._background._tasks):
                     task.cancel()
             else:
                 await store.stop()
@@ -234,6 +235,34 @@ async def test_a_restart_brings_everything_back(reopen, put, fetch, settings):
         store.pin(gone.id)
     assert store.used_bytes == kept.nbytes + timed.nbytes
     assert len(extents(settings)) == 2
+
+
+async def test_names_and_labels_come_back(reopen, put):
+    store = await reopen()
+    tags = Tags("weights", {"run": "7"})
+    named, plain = await put(store, ARRAY, tags=tags), await put(store, ARRAY)
+    assert Tags(named.name, named.labels) == tags
+    store = await reopen(crash=True)
+    assert await store.info(named.id) == named
+    assert await store.info(plain.id) == plain
+    assert (await store.list(limit=9, cursor=None, tags=tags))[0] == [named]
+
+
+async def test_many_are_deleted_by_one_transaction_or_none(store, put, database, fetch):
+    infos = [await put(store, ARRAY, tags=Tags("a")) for _ in range(3)]
+    ids = [info.id for info in infos]
+    await database.write(lambda db: db.execute("ALTER TABLE arrays RENAME TO away"))
+    with pytest.raises(Exception, match="no such table"):
+        await store.delete_all(ids)
+    await database.write(lambda db: db.execute("ALTER TABLE away RENAME TO arrays"))
+    assert await store.select(tags=Tags("a")) == infos
+    np.testing.assert_array_equal(fetch(store, ids[0]), ARRAY)
+    pin = store.pin(ids[0])
+    assert await store.delete_all([*ids, "arr_x"]) == (infos, ["arr_x"])
+    assert store.used_bytes == infos[0].nbytes
+    assert await store.select(tags=Tags("a")) == []
+    pin.release()
+    assert await rows(database) == []
 
 
 async def test_hidden_arrays_survive_until_jobs_have_pinned_them(reopen, put, later, eventually):

@@ -84,10 +84,16 @@ def test_a_place_that_a_lost_process_may_write_to_is_tainted_before_anything_els
 
 
 def test_a_worker_is_told_only_what_concerns_results_that_it_has():
-    told = {Instruction.WRITE_FIRST, Instruction.WRITE_LAST, Instruction.DROP}
+    told = {Instruction.WRITE_LATER, Instruction.WRITE_FIRST, Instruction.WRITE_LAST, Instruction.DROP}
     held = {State.UNRECORDED, State.HELD, State.REQUESTED, State.POSTPONED}
     for state, event, _, instructions in TRANSITIONS:
         assert not told & {*instructions} or state in held, (state, event)
+
+
+def test_what_the_arena_has_is_shown_there_and_never_computed_again():
+    for state, event, after, instructions in TRANSITIONS:
+        assert (Instruction.SHOW in instructions) == (after is State.HOST is not state), (state, event)
+        assert state is not State.HOST or after in {State.HOST, State.STORED, State.SETTLED}, event
 
 
 def test_a_recomputation_is_cancelled_only_while_there_is_one():

@@ -80,9 +80,9 @@ def test_jobs(quotas):
 
 
 def test_device_seconds_until_midnight(quotas, clock):
-    quotas.charge_device("a", 9.5, durable=True)
+    quotas.charge_device("a", 9.5)
     quotas.check_job("a", 0)
-    quotas.charge_device("a", 0.5, durable=False)
+    quotas.charge_device("a", 0.5)
     with pytest.raises(QuotaExceeded) as caught:
         quotas.check_job("a", 0)
     assert caught.value.retry_after_s == 43_200.0
@@ -98,8 +98,8 @@ def test_device_seconds_until_midnight(quotas, clock):
 def test_nobody_in_particular_is_everybody(quotas):
     quotas.charge_bytes("a", 3, scratch=False)
     quotas.charge_bytes("b", 4, scratch=False)
-    quotas.charge_device("a", 1, durable=False)
-    quotas.charge_device("b", 2, durable=False)
+    quotas.charge_device("a", 1)
+    quotas.charge_device("b", 2)
     assert (quotas.stored_bytes(""), quotas.device_seconds("")) == (7, 3)
 
 
@@ -116,7 +116,7 @@ async def test_device_seconds_are_on_record_before_what_is_written_after(databas
     quotas = Quotas(database=database, clock=clock)
     await quotas.start()
     for _ in range(3):
-        quotas.charge_device("a", 1.5, durable=True)
+        quotas.charge_device("a", 1.5)
         await database.write(lambda db: db.execute("SELECT 1"))
         # What another process would find now, had this one been killed.
         other = Quotas(database=database, clock=clock)
@@ -128,7 +128,7 @@ async def test_one_shot_seconds_are_on_record_soon_and_at_the_end(database, cloc
     quotas = Quotas(database=database, clock=clock)
     await quotas.start()
     for _ in range(10):
-        quotas.charge_device("a", 0.25, durable=False)
+        quotas.charge_device("a", 0.25)
     quotas.stop()
     quotas.stop()
     other = Quotas(database=database, clock=clock)
@@ -140,9 +140,10 @@ async def test_a_full_disk_loses_no_second(database, clock):
     quotas = Quotas(database=database, clock=clock)
     await quotas.start()
     await database.write(lambda db: db.execute("ALTER TABLE device_use RENAME TO away"))
-    quotas.charge_device("a", 1.0, durable=True)
+    quotas.charge_device("a", 1.0)
+    await database.write(lambda db: db.execute("SELECT 1"))
     await database.write(lambda db: db.execute("ALTER TABLE away RENAME TO device_use"))
-    quotas.charge_device("a", 2.0, durable=True)
+    quotas.charge_device("a", 2.0)
     await database.write(lambda db: db.execute("SELECT 1"))
     other = Quotas(database=database, clock=clock)
     await other.start()
@@ -152,7 +153,8 @@ async def test_a_full_disk_loses_no_second(database, clock):
 async def test_old_days_are_forgotten(database, clock):
     quotas = Quotas(database=database, clock=clock)
     await quotas.start()
-    quotas.charge_device("a", 1.0, durable=True)
+    quotas.charge_device("a", 1.0)
+    await database.write(lambda db: db.execute("SELECT 1"))
     clock.now += 401 * 86_400
     other = Quotas(database=database, clock=clock)
     await other.start()

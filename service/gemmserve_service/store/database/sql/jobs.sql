@@ -1,6 +1,6 @@
 -- name: insert
-INSERT INTO jobs (id, op, state, request, created_at, deadline_at, owner)
-VALUES (:id, :op, 'queued', :request, :created_at, :deadline_at, :owner)
+INSERT INTO jobs (id, op, state, request, created_at, deadline_at, owner, trace)
+VALUES (:id, :op, 'queued', :request, :created_at, :deadline_at, :owner, :trace)
 
 -- name: start
 UPDATE jobs SET state = 'running', attempt = :attempt, started_at = :started_at
@@ -13,7 +13,7 @@ WHERE id = :id AND state IN ('queued', 'running')
 -- name: finish
 UPDATE jobs SET state = :state, attempt = :attempt, started_at = :started_at, finished_at = :finished_at,
     result = :result, error = :error, timings = :timings, algorithm = :algorithm, residual = :residual, mismatch = :mismatch,
-    elements = :elements, steps = :steps
+    elements = :elements, steps = :steps, trace = :trace
 WHERE id = :id AND state IN ('queued', 'running')
 
 -- name: recover
@@ -27,22 +27,22 @@ SELECT * FROM jobs WHERE id = :id
 
 -- name: page
 SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch,
-    elements, owner, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
+    elements, owner, trace, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
 FROM jobs WHERE id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: page_of_state
 SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch,
-    elements, owner, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
+    elements, owner, trace, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
 FROM jobs WHERE state = :state AND id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: page_of_owner
 SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch,
-    elements, owner, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
+    elements, owner, trace, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
 FROM jobs WHERE owner = :owner AND id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: page_of_owner_and_state
 SELECT id, op, state, attempt, created_at, started_at, finished_at, result, error, timings, algorithm, residual, mismatch,
-    elements, owner, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
+    elements, owner, trace, NULL AS steps, CASE op WHEN 'program' THEN NULL ELSE request END AS request
 FROM jobs WHERE owner = :owner AND state = :state AND id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: purge

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 import threading
 
 import pytest
 
 from gemmserve_service.errors import StoreFull
-from gemmserve_service.store.database.database import Database, load_sql
+from gemmserve_service.store.database.database import Database, insert_rows, load_sql
 from gemmserve_service.store.database.migrations import DatabaseError
 
 INSERT = "INSERT INTO idempotency (owner, key, digest, job_id, created_at) VALUES ('', ?, 'd', 'j', 0)"
@@ -163,3 +164,36 @@ async def test_every_statement_compiles(database):
                 db.execute("EXPLAIN " + statement, dict.fromkeys(names))
 
             await database.read(explain)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 63, 64, 65, 1000])
+async def test_many_rows_by_few_statements(database, count):
+    rows = [{"id": f"k{i}", "x": 1 / (i + 1), "void": None} for i in range(count)]
+    statements = []
+
+    def write(db):
+        db.execute("CREATE TABLE numbers (id, x, kind, void)")
+        db.set_trace_callback(statements.append)
+        insert_rows(db, "INSERT INTO numbers (id, x, kind, void)\nVALUES (:id, :x, 'fixed', :void)", rows)
+        db.set_trace_callback(None)
+
+    await database.write(write)
+    found = await database.read(lambda db: db.execute("SELECT * FROM numbers").fetchall())
+    assert [tuple(row) for row in found] == [(row["id"], row["x"], "fixed", None) for row in rows]
+    assert len(statements) == count // 64 + count % 64 // 8 + count % 8
+
+
+async def test_cursors_end_in_the_thread_that_made_them(database):
+    """One that ended elsewhere would reset a statement that runs: SQLite calls that misuse."""
+    rows = [(f"k{i}",) for i in range(3)]
+    delete = "DELETE FROM idempotency WHERE key = ?"
+    assert await database.write(lambda db: db.executemany(INSERT, rows)) is None
+    found = await asyncio.gather(
+        database.write_soon(lambda db: db.execute(delete, ("k0",))),
+        database.write_soon(lambda db: db.execute(delete, ("k1",)).rowcount),
+        database.write_soon(lambda db: db.execute("INSERT INTO nowhere VALUES (1)")),
+        database.write_soon(lambda db: db.executemany(delete, rows)),
+        return_exceptions=True,
+    )
+    assert [found[0], found[1], found[3]] == [None, 1, None]
+    assert not any(isinstance(each, sqlite3.Cursor) for each in gc.get_objects())

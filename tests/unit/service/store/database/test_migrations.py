@@ -18,7 +18,6 @@ from gemmserve_service.store.database.migrations import (
     SchemaTooNew,
     migrate,
     migrations,
-    schema_version,
     split,
 )
 
@@ -76,8 +75,8 @@ async def test_a_database_of_version_1_goes_on_with_all_its_rows(version_1, fetc
         done = await core.jobs.get(DONE)
         assert (done.state, done.result, done.owner) == (JobState.SUCCEEDED, {"d": ARRAY}, "")
         assert (await core.store.info(ARRAY)).owner == ""
-        assert core.jobs._keys.job_of("", "k", "d") == DONE
-        assert await core.database.read(version_of) == schema_version()
+        assert core.jobs._keys.jobs_of("", "k", "d") == [DONE]
+        assert await core.database.read(version_of) == migrations()[-1].version
     finally:
         await core.stop()
 
@@ -85,18 +84,54 @@ async def test_a_database_of_version_1_goes_on_with_all_its_rows(version_1, fetc
 async def test_a_newer_database_is_refused_by_name_and_left_alone(tmp_path):
     path = tmp_path / "db.sqlite"
     with connect(path) as newer:
-        newer.execute(f"PRAGMA user_version = {schema_version() + 1}")
+        newer.execute(f"PRAGMA user_version = {migrations()[-1].version + 1}")
         newer.execute("CREATE TABLE of_the_future (x)")
     before = path.read_bytes()
     database = Database(path)
-    with pytest.raises(SchemaTooNew, match=f"db.sqlite.*version {schema_version() + 1}.*newer gemmserve"):
+    with pytest.raises(SchemaTooNew, match=f"db.sqlite.*version {migrations()[-1].version + 1}.*newer gemmserve"):
         await database.start()
     assert not database.is_open
     await database.stop()
     with connect(path) as newer:
-        assert version_of(newer) == schema_version() + 1
+        assert version_of(newer) == migrations()[-1].version + 1
         assert newer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 1
     assert len(path.read_bytes()) == len(before)
+
+
+def test_a_look_at_a_database_tells_only_of_a_newer_one(tmp_path):
+    path = tmp_path / "db.sqlite"
+    Database(path).check()
+    assert not path.exists()
+    with connect(path) as older:
+        older.execute("PRAGMA user_version = 1")
+    Database(path).check()
+    with connect(path) as same:
+        assert version_of(same) == 1
+        same.execute("PRAGMA user_version = 1000")
+    with pytest.raises(SchemaTooNew, match=r"db.sqlite.*version 1000.*newer gemmserve"):
+        Database(path).check()
+    path.write_bytes(b"no database at all" * 100)
+    Database(path).check()
+
+
+def test_programs_of_the_time_before_beta_was_1_by_default_mean_what_they_meant():
+    connection = connect(":memory:")
+    migrate(connection, [step for step in migrations() if step.version < 150])
+    gemm = {"op": "gemm", "a": ARRAY, "b": ARRAY}
+    steps = [
+        gemm | {"id": f"x{number}"} | more
+        for number, more in enumerate([{}, {"c": ARRAY}, {"c": ARRAY, "beta": [2, 1]}, {"c": None}, {"alpha": 0.1}])
+    ] + [{"id": "h", "op": "herk", "a": ARRAY, "c": "$x0"}]
+    program = {"op": "program", "steps": steps, "verify": True}
+    product = gemm | {"c": ARRAY, "beta": 0}
+    insert = "INSERT INTO jobs (id, op, state, request, created_at) VALUES (?, ?, 'queued', ?, 0)"
+    connection.execute(insert, (JOB, "program", json.dumps(program)))
+    connection.execute(insert, (DONE, "gemm", json.dumps(product)))
+    migrate(connection)
+    found = dict(connection.execute("SELECT id, request FROM jobs").fetchall())
+    assert json.loads(found[DONE]) == product
+    steps[1]["beta"] = 0
+    assert json.loads(found[JOB]) == program
 
 
 def test_a_step_that_fails_leaves_the_version_before_it_whole():
@@ -135,13 +170,14 @@ def test_steps_are_numbered_in_order_and_all_of_them_run():
     assert "owner" in columns(connection, "arrays") & columns(connection, "jobs") & columns(connection, "idempotency")
 
 
-def test_a_program_that_knows_no_shared_files_refuses_the_database_that_may_name_them():
+@pytest.mark.parametrize("name", ["shared_files", "places_later"])
+def test_a_program_that_does_not_know_what_rows_may_name_now_refuses_the_database(name):
     connection = connect(":memory:")
     migrate(connection)
-    (shared,) = [step for step in migrations() if step.name == "shared_files"]
-    assert shared.version == schema_version(), "so that what it is refused with is true: it reads up to less"
-    with pytest.raises(SchemaTooNew, match=f"version {shared.version}, this program reads up to 1"):
-        migrate(connection, [step for step in migrations() if step is not shared])
+    (step,) = [step for step in migrations() if step.name == name]
+    before = [each for each in migrations() if each.version < step.version]
+    with pytest.raises(SchemaTooNew, match=f"this program reads up to {before[-1].version}"):
+        migrate(connection, before)
 
 
 def test_scripts_are_cut_into_statements():

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import mmap
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 
 from gemmserve_service.errors import StoreFull
 from gemmserve_service.store.extents import extents
-from gemmserve_service.store.extents.extents import ExtentPool, memory_extents_supported, size_class
+from gemmserve_service.store.extents.extents import ExtentPool, size_class
+from gemmserve_service.store.extents.memfd import memory_extents_supported
 
 MIB = 1 << 20
 
@@ -129,7 +132,7 @@ def test_a_full_disk_is_store_full_and_leaves_no_file(tmp_path, monkeypatch):
 
 
 def test_descriptors_do_not_leak(pool, tmp_path, monkeypatch):
-    """Of this pool's own: other threads of the process may open and close what they like meanwhile."""
+    """Descriptors of this pool's own: other threads of the process may open and close what they like meanwhile."""
     made = set()
 
     def noting(function):
@@ -310,6 +313,64 @@ def test_flush_waits_for_the_file_and_its_folder_even_when_nothing_is_mapped(tmp
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
     extent.flush()
     assert synced == [extent.path, str(tmp_path)]
+
+
+def test_whoever_waits_for_a_file_that_is_being_synced_shares_the_next_sync(tmp_path, monkeypatch):
+    pool = ExtentPool(tmp_path, keep_bytes=0)
+    small = [pool.take(4096) for _ in range(9)]
+    synced, entered, go_on, fsync = [], threading.Event(), threading.Event(), os.fsync
+
+    def slow(fd):
+        synced.append(fd)
+        entered.set()
+        assert go_on.wait(60)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    threads = [threading.Thread(target=extent.flush) for extent in small]
+    threads[0].start()
+    assert entered.wait(60)
+    asked, monotonic = [], time.monotonic
+    monkeypatch.setattr(extents.time, "monotonic", lambda: (asked.append(None), monotonic())[1])
+    for thread in threads[1:]:
+        thread.start()
+    while len(asked) < len(threads) - 1:
+        time.sleep(0.001)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(synced) == 2 * 2, "the file and its folder, by the first and by one for all others"
+    small[0].flush()
+    assert len(synced) == 3 * 2, "what was written since then is not there yet"
+
+
+@pytest.mark.parametrize("nbytes", [4096, MIB])
+def test_what_the_disk_did_not_take_once_is_never_called_synced_and_serves_nobody_else(tmp_path, monkeypatch, nbytes):
+    """The second fsync would say nothing of what the first had to write, nor that of another extent in the file."""
+    pool = ExtentPool(tmp_path, keep_bytes=64 * MIB)
+    freed, extent, neighbour = pool.take(nbytes), pool.take(nbytes), pool.take(nbytes)
+    failures, real = [OSError(errno.EIO, "the disk fails")], os.fsync
+
+    def fsync(fd):
+        if failures:
+            raise failures.pop()
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for _ in range(2):
+        with pytest.raises(OSError, match="disk"):
+            extent.flush()
+    assert extent.failed
+    if extent.shared is None:
+        neighbour.flush()
+    else:
+        assert neighbour.shared is extent.shared
+        with pytest.raises(OSError, match="did not take"):
+            neighbour.flush()
+    pool.give(freed)
+    pool.give(extent)
+    for _ in range(3):
+        pool.take(nbytes).flush()
 
 
 def test_a_mapping_that_somebody_still_looks_at_is_not_dropped_for_others(tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 
 from gemmserve_service.store.extents import prefault
-from gemmserve_service.store.extents.extents import ExtentPool, memory_extents_supported
+from gemmserve_service.store.extents.extents import ExtentPool
+from gemmserve_service.store.extents.memfd import memory_extents_supported
 from gemmserve_service.store.extents.prefault import STRIDE, Prefault
 from gemmserve_service.store.resumable.byte_ranges import Spans
 

@@ -12,7 +12,7 @@ from upload_parts import A, Body, raw
 from gemmserve_service.errors import DigestMismatch, NotFound, StoreFull, UploadSuperseded
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.store.declared import Declared
-from gemmserve_service.store.record import npy_header
+from gemmserve_service.store.record import Tags, npy_header
 from gemmserve_service.store.resumable import uploads
 
 NPY = npy_header(A.dtype.name, A.shape, "C") + raw(A)
@@ -24,7 +24,8 @@ async def test_what_was_acknowledged_survives_the_process(settings):
     core = Core(settings, InlineExecutor())
     await core.start()
     declared = Declared(A.dtype, A.shape, "C", A.nbytes)
-    one = await core.uploads.create("", "application/octet-stream", declared, ttl_s=None)
+    tags = Tags("weights", {"run": "7"})
+    one = await core.uploads.create("", "application/octet-stream", declared, ttl_s=None, tags=tags)
     done = await core.uploads.create("", "application/octet-stream", declared, ttl_s=None)
     await core.uploads.receive(one, Body(data[1000:]), 1000, 2000, None)
     await core.uploads.receive(done, Body(data), 0, len(data), None)
@@ -40,6 +41,7 @@ async def test_what_was_acknowledged_survives_the_process(settings):
         for start, end in again.received.missing(len(data)):
             await core.uploads.receive(again, Body(data[start:]), start, end - start, None)
         made = await core.uploads.complete(again, hashlib.sha256(data).digest())
+        assert Tags(made.name, made.labels) == tags
         with core.store.pin(made.id) as pinned:
             assert bytes(pinned.view) == data
         assert (await core.uploads.complete(core.uploads.get(done.id, ""), None)).id == info.id

@@ -1,0 +1,3 @@
+-- A result that is not written (written = 0) has no extent: its row names one from the moment at which its bytes are on
+-- disk. No table changes: a program without this step would compute it again into no place, and so must refuse the
+-- database.

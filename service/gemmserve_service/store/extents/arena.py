@@ -1,0 +1,160 @@
+"""Arena: host memory that results come to from the devices, before they go to files or are deleted.
+
+One memfd of the supervisor's, so that it outlives fronts and workers, mapped once by each of them: a worker registers
+its pages with the driver, which costs more than a copy, and copies go straight to them from then on. Blocks are handed
+out from the lowest address that has room (first fit: Knuth, The Art of Computer Programming, vol. 1, sec. 2.5), so that
+the same pages, touched and registered, serve again and again; neighbours that are free are one.
+
+A worker is a process that may be lost while it writes. What it may still write to is set apart until a process for the
+same device has said hello: the supervisor starts that one when the one before is gone.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import logging
+import mmap
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_service.store.extents.extents import Extent, MappedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gemmserve_service.runtime.mapping import Mapping
+
+_PAGE: Final = mmap.PAGESIZE
+_LARGE: Final = 16 << 20
+"""Bytes of a block from which on it is a multiple of 2 MiB: an eighth of it is wasted at most."""
+_LARGE_PAGE: Final = 2 << 20
+
+log = logging.getLogger(__name__)
+
+
+class Arena:
+    """Blocks of `nbytes` of shared memory at `path`, allocated by the front alone, in the event loop's thread."""
+
+    def __init__(self, path: str, nbytes: int, *, writers: Iterable[str] = ()) -> None:
+        """`writers`: ids of workers that an earlier front may have told to write here. Until each has said hello, which
+        it does when it has ended all that, nothing is allocated.
+        """
+        self.nbytes = nbytes
+        self.used_bytes = 0
+        """Bytes of blocks that are not free: live, freed and still looked at, or set apart."""
+        self._file = MappedFile(path, path, nbytes)  # the descriptor's path serves no other file of this server
+        self._mapping: Mapping | None = None
+        """Mapping of all of it: to make and to end one costs as much as its pages are many."""
+        self._refused = False
+        """Whether it could not be mapped, once."""
+        self._writers = set(writers)
+        self._starts: list[int] = [0] if nbytes else []
+        """Addresses of free blocks, ascending."""
+        self._sizes: dict[int, int] = {0: nbytes} if nbytes else {}
+        """Bytes of free blocks, by address."""
+        self._live: set[str] = set()
+        """Names of extents that somebody has."""
+        self._looked_at: list[Extent] = []
+        """Freed extents that something refers to yet."""
+        self._quarantined: dict[str, list[Extent]] = {}
+        """Extents that a lost worker may write to, by its id."""
+        self._numbers = itertools.count()
+
+    def allocate(self, nbytes: int) -> Extent | None:
+        """Return an extent of at least `nbytes` > 0; None: there is no room for it, or the memory cannot be mapped."""
+        if self._writers:
+            return None
+        if self._looked_at:
+            self._retry()
+        capacity = _capacity(nbytes)
+        start = next((start for start in self._starts if self._sizes[start] >= capacity), None)
+        if start is None:
+            return None
+        if self._mapping is None and not self._map():
+            return None
+        left = self._sizes.pop(start) - capacity
+        position = bisect.bisect_left(self._starts, start)
+        if left:
+            self._starts[position] = start + capacity
+            self._sizes[start + capacity] = left
+        else:
+            del self._starts[position]
+        self.used_bytes += capacity
+        name = f"{self._file.name}#{next(self._numbers)}"
+        self._live.add(name)
+        return Extent(name, self._file.path, capacity, shared=self._file, start=start)
+
+    def owns(self, extent: Extent) -> bool:
+        """Whether the extent is one of these, and live."""
+        return extent.name in self._live
+
+    def free(self, extent: Extent) -> None:
+        """Take an extent back that nobody writes to. It serves again when nothing refers to it any more. Raises
+        ValueError if it is not live.
+        """
+        self._end(extent)
+        if extent.quiescent:
+            self._release(extent)
+        else:
+            self._looked_at.append(extent)
+
+    def quarantine(self, extent: Extent, worker: str) -> None:
+        """Take an extent back that a lost worker may still write to: it serves again when a worker of that id has said
+        hello. Raises ValueError if it is not live.
+        """
+        self._end(extent)
+        self._quarantined.setdefault(worker, []).append(extent)
+
+    def worker_ready(self, worker: str) -> None:
+        """Note that a worker said hello: what it, or the process before it, was told to write is over."""
+        self._writers.discard(worker)
+        self._looked_at += self._quarantined.pop(worker, [])
+        self._retry()
+
+    @property
+    def quarantined_bytes(self) -> int:
+        """Bytes of what is set apart."""
+        return sum(extent.capacity for extents in self._quarantined.values() for extent in extents)
+
+    def _map(self) -> bool:
+        """Map all of it, if that can be done now: limits on a process's memory may keep it from that for a while."""
+        try:
+            self._mapping = self._file.mapping()
+        except OSError as error:
+            if not self._refused:
+                log.warning("the memory for results cannot be mapped, they go to files: %s", error)
+            self._refused = True
+        return self._mapping is not None
+
+    def _end(self, extent: Extent) -> None:
+        if extent.name not in self._live:
+            raise ValueError(f"the extent {extent.name} is not live")
+        self._live.remove(extent.name)
+
+    def _retry(self) -> None:
+        looked_at, self._looked_at = self._looked_at, []
+        for extent in looked_at:
+            if extent.quiescent:
+                self._release(extent)
+            else:
+                self._looked_at.append(extent)
+
+    def _release(self, extent: Extent) -> None:
+        extent.unmap()
+        start, size = extent.start, extent.capacity
+        self.used_bytes -= size
+        position = bisect.bisect_left(self._starts, start)
+        if position < len(self._starts) and self._starts[position] == start + size:
+            size += self._sizes.pop(self._starts.pop(position))
+        if position:
+            before = self._starts[position - 1]
+            if before + self._sizes[before] == start:
+                self._sizes[before] += size
+                return
+        self._starts.insert(position, start)
+        self._sizes[start] = size
+
+
+def _capacity(nbytes: int) -> int:
+    step = _LARGE_PAGE if nbytes >= _LARGE else _PAGE
+    return -(-nbytes // step) * step
