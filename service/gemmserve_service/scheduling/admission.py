@@ -7,7 +7,6 @@ more owners push the less each gets, and a part stays free for the one who comes
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from gemmserve_service.errors import QueueFull
 from gemmserve_service.store.quotas import Quotas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from gemmserve_service.scheduling.fair_queue import FairQueue
     from gemmserve_service.settings import Settings
@@ -26,6 +25,32 @@ _ALPHA: Final = 4.0  # one owner alone gets 4/5 of the queue, two 4/9 each; no m
 _SMOOTHING: Final = 0.1  # of the running mean of the time between two ends; no measurement behind the figure
 _RETRY_SHARE: Final = 0.1  # a refused client comes back when a tenth of the queue has gone
 _MAX_RETRY_S: Final = 60.0
+
+
+class Places:
+    """Places in the queue for an owner's tasks that are being prepared; a context manager.
+
+    It gives `claim(nbytes)`, to be called once the size of one is known, which raises QueueFull.
+    """
+
+    __slots__ = ("_admission", "_claimed", "_owner", "_tasks")
+
+    def __init__(self, admission: Admission, owner: str, tasks: int) -> None:
+        self._admission = admission
+        self._owner = owner
+        self._tasks = tasks
+        self._claimed = 0
+
+    def __enter__(self) -> Callable[[int], None]:
+        self._admission.arrive(self._owner, self._tasks)
+        return self._claim
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.arrived(self._owner, self._tasks, self._claimed)
+
+    def _claim(self, nbytes: int) -> None:
+        self._admission.claim(self._owner, nbytes)
+        self._claimed += nbytes
 
 
 class Admission:
@@ -41,27 +66,25 @@ class Admission:
         self._interval_s: float | None = None
         self._last_end = 0.0
 
-    @contextlib.contextmanager
-    def place(self, owner: str) -> Iterator[Callable[[int], None]]:
-        """A place for a task that is being prepared. Yields `claim(nbytes)`, to be called once its size is known.
+    def place(self, owner: str, tasks: int = 1) -> Places:
+        """Places for tasks that are being prepared. Raises QueueFull, QuotaExceeded when it is entered."""
+        return Places(self, owner, tasks)
 
-        Both raise QueueFull, and the place itself QuotaExceeded.
-        """
-        self._check_place(owner)
-        claimed = 0
+    def arrive(self, owner: str, tasks: int) -> None:
+        """Count tasks that are being prepared; `arrived` follows. Raises QueueFull, QuotaExceeded."""
+        self._check_place(owner, tasks)
+        self._arriving[owner] = self._arriving.get(owner, 0) + tasks
 
-        def claim(nbytes: int) -> None:
-            nonlocal claimed
-            self._check_bytes(owner, nbytes)
-            claimed += nbytes
-            self._arriving_bytes[owner] += nbytes
+    def claim(self, owner: str, nbytes: int) -> None:
+        """Count the bytes of one of them. Raises QueueFull."""
+        self._check_bytes(owner, nbytes)
+        self._arriving_bytes[owner] = self._arriving_bytes.get(owner, 0) + nbytes
 
-        self._arriving[owner] += 1
-        try:
-            yield claim
-        finally:
-            self._release(self._arriving, owner, 1)
-            self._release(self._arriving_bytes, owner, claimed)
+    def arrived(self, owner: str, tasks: int, nbytes: int) -> None:
+        """Count them no more: they are queued, or given up."""
+        self._release(self._arriving, owner, tasks)
+        if nbytes:
+            self._release(self._arriving_bytes, owner, nbytes)
 
     def check(self, owner: str, nbytes: int) -> None:
         """Raise what `place` and its claim raise, for a task that is queued in the same turn of the event loop."""
@@ -103,13 +126,13 @@ class Admission:
         interval = self._interval_s if self._interval_s is not None else 1.0
         return float(math.ceil(min(max(_RETRY_SHARE * len(self._queue) * interval, 1.0), _MAX_RETRY_S)))
 
-    def _check_place(self, owner: str) -> None:
+    def _check_place(self, owner: str, more: int = 1) -> None:
         waiting, total = self._queue.waiting(owner), len(self._queue)
         if self._arriving:
             waiting += self._arriving[owner]
             total += self._arriving.total()
-        self._check(owner, waiting, total, self._settings.max_queued_jobs, "jobs are waiting", 1)
-        self._quotas.check_job(owner, waiting, retry_after_s=self.retry_after_s)
+        self._check(owner, waiting, total, self._settings.max_queued_jobs, "jobs are waiting", more)
+        self._quotas.check_job(owner, waiting, more, retry_after_s=self.retry_after_s)
 
     def _check_bytes(self, owner: str, nbytes: int) -> None:
         everybody = self._queue.nbytes + self._arriving_bytes.total()

@@ -23,11 +23,11 @@ _ACCELERATOR: Final = (1e12, 4e9, 1e-4)
 _SMOOTHING: Final = 0.2  # of the running mean of logarithms; no measurement behind the figure
 _FACTOR: Final = math.log(1e4)  # what is corrected is at most so far from the model
 
-Key = tuple[str, str]
+Key = tuple[int, str]
 
 
 class Estimates:
-    """Seconds of a task on a worker's device."""
+    """Seconds of a task on a worker's device; what one showed holds for all of its class."""
 
     def __init__(self) -> None:
         self._corrections: dict[Key, float] = {}
@@ -63,10 +63,10 @@ def device_seconds(timings: Timings) -> float:
 
 def _model(task: Task, worker: Worker) -> tuple[float, Key]:
     """Seconds by the plain model, and whose correction applies; kept with the task for each plan."""
-    chosen = task.plans.get(worker.id)
-    known = task.models.get(worker.id)
+    chosen = task.plans.get(worker.device_class)
+    known = task.models.get(worker.device_class)
     if known is None or known[0] is not chosen:
-        known = task.models[worker.id] = (chosen, (_seconds(task, worker), _key(task, worker)))
+        known = task.models[worker.device_class] = (chosen, (_seconds(task, worker), _key(task, worker)))
     return known[1]
 
 
@@ -79,6 +79,6 @@ def _seconds(task: Task, worker: Worker) -> float:
 
 
 def _key(task: Task, worker: Worker) -> Key:
-    chosen = task.plans.get(worker.id)
+    chosen = task.plans.get(worker.device_class)
     algorithm = f"{chosen.algorithm}:{chosen.arithmetic}" if isinstance(chosen, Plan) else ""
-    return worker.id, f"{task.problem.dtype.name}:{algorithm}"
+    return worker.device_class, f"{task.problem.dtype.char}:{algorithm}"

@@ -1,9 +1,13 @@
-"""Fair queue of tasks: start-time fair queuing between owners, priority and then arrival within one.
+"""Fair queue of tasks: start-time fair queuing between owners, and between the service classes of one owner.
 
 Each owner's tasks form a flow. A flow's tag is the device time that it has had, divided by its weight; the flow with
 the lowest tag goes next, and one that comes back after a pause starts at the virtual time, which is the tag of the task
 sent last: it gets neither credit for having been away nor a penalty for having been alone. However many tasks an owner
 queues, another's single one waits for one task of each competing owner at most, beside what runs already.
+
+Within a flow the highest priority goes first; of equal ones the service classes share the owner's device time in the
+same way (`_SHARES`), each in order of arrival. So a short task overtakes the bulk of its owner's work, and whatever
+comes of short ones, bulk that waits gets its share.
 
 Goyal, Vin, Cheng, "Start-time Fair Queuing: A Scheduling Algorithm for Integrated Services Packet Switching Networks",
 SIGCOMM 1996; with several devices at work at once it is SFQ(D) of Jin, Chase, Kaur, "Interposed Proportional Sharing
@@ -18,14 +22,33 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from gemmserve_service.scheduling.tasks import ALL_CLASSES, ServiceClass
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from gemmserve_service.scheduling.tasks import Task
 
-_MAX_ENDED: Final = 256  # entries of ended tasks that a flow may hold beside as many as wait
+_MAX_ENDED: Final = 256  # entries of ended tasks that a line may hold beside as many as wait
 _MAX_IDLE: Final = 1024  # flows without tasks that are remembered for what they owe
 _MIN_WEIGHT: Final = 1e-6
+_MAX_PASSED: Final = 16  # tasks of an owner that others pass in one call where some block; no measurement behind it
+_SHARES: Final = {ServiceClass.EXPRESS: 0.6, ServiceClass.INTERACTIVE: 0.2, ServiceClass.BULK: 0.2}
+"""Shares of an owner's device time while tasks of all classes wait; no measurement behind the figures."""
+_BURST_S: Final = 0.05
+"""Device time by which express tasks may be ahead of what their owner's share, and those of their class, come to."""
+
+
+_MAX_RESTED: Final = 8  # flows that are kept when nothing waits: to make one takes as long as to queue a task
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    """The tasks of one class of an owner."""
+
+    tag: float = 0.0
+    waiting: int = 0
+    heap: list[tuple[tuple[int, int], Task]] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
@@ -35,9 +58,19 @@ class _Flow:
     weight: float
     waiting: int = 0
     nbytes: int = 0
-    heap: list[tuple[tuple[int, int], Task]] = field(default_factory=list)
+    virtual: float = 0.0
+    """Tag of the line of the task that was sent last."""
+    lines: tuple[_Line, ...] = field(default_factory=lambda: (_Line(), _Line(), _Line()))
+    """Its lines, by class."""
     stamp: int = 0
     """Stamp of its valid entry in the heap of flows."""
+
+    def rest(self) -> None:
+        """Forget what its tasks have had; none waits."""
+        self.tag = self.virtual = 0.0
+        self.stamp = 0
+        for line in self.lines:
+            line.tag = 0.0
 
 
 class FairQueue:
@@ -81,19 +114,23 @@ class FairQueue:
         return sum(flow.waiting > 0 for flow in self._flows.values())
 
     def push(self, task: Task) -> None:
-        """Queues a task, in the place that its `order` gives it among its owner's."""
+        """Queues a task, in the place that its class and `order` give it among its owner's."""
         flow = self._flow(task.owner)
         if not flow.waiting:
             flow.tag = max(flow.tag, self._virtual)
             flow.weight = max(self.weight_of(task.owner), _MIN_WEIGHT)
+        line = flow.lines[task.service_class]
+        if not line.waiting:
+            line.tag = max(line.tag, flow.virtual)
         self._tasks.add(task)
         flow.waiting += 1
+        line.waiting += 1
         flow.nbytes += task.size[0]
         self.nbytes += task.size[0]
-        if len(flow.heap) > 2 * flow.waiting + _MAX_ENDED:  # mostly tasks that ended while they waited
-            flow.heap = [entry for entry in flow.heap if entry[1] in self._tasks and entry[1] is not task]
-            heapq.heapify(flow.heap)
-        heapq.heappush(flow.heap, (task.order, task))
+        if len(line.heap) > 2 * line.waiting + _MAX_ENDED:  # mostly tasks that ended while they waited
+            line.heap = [entry for entry in line.heap if entry[1] in self._tasks and entry[1] is not task]
+            heapq.heapify(line.heap)
+        heapq.heappush(line.heap, (task.order, task))
         if flow.waiting == 1:
             self._rank(flow)
 
@@ -101,32 +138,58 @@ class FairQueue:
         """Takes a task out that waits, or does nothing."""
         if task in self._tasks:
             flow = self._flows[task.owner]
+            line = flow.lines[task.service_class]
             self._tasks.remove(task)
             flow.waiting -= 1
+            line.waiting -= 1
             flow.nbytes -= task.size[0]
             self.nbytes -= task.size[0]
+            if not line.waiting:
+                line.heap.clear()
             if not flow.waiting:
-                flow.heap.clear()
                 flow.stamp = 0
 
-    def take(self, runs: Callable[[Task], bool], *, heads: bool = False, first: bool = False) -> Task | None:
-        """Takes the next task out for which `runs` is true, and charges its owner with its estimated cost.
+    def take(
+        self,
+        runs: Callable[[Task], bool],
+        *,
+        blocks: Callable[[Task], bool] | None = None,
+        heads: bool = False,
+        classes: Collection[ServiceClass] = ALL_CLASSES,
+    ) -> Task | None:
+        """Takes the next task of `classes` out for which `runs` is true, and charges its owner with its estimated cost.
 
-        `runs` is asked about tasks in order, and must not change the queue. `heads`: only about each owner's first.
-        `first`: only about the very next.
+        `runs` is asked about tasks in order, and must not change the queue. `blocks` is asked about those for which it
+        is false: whether none behind that one may be taken in its stead; with `heads`, none of its owner's. Express
+        tasks that are taken for themselves are no further ahead of others than `_BURST_S`, and leave those of higher
+        priority before them.
         """
         passed: list[_Flow] = []
         found: Task | None = None
-        while self._heap and found is None and not (first and passed):
+        limit = float("inf")
+        blocked = False
+        alone = ServiceClass.BULK not in classes
+        while self._heap and found is None and not blocked:
             _, stamp, flow = heapq.heappop(self._heap)
-            if stamp == flow.stamp:
-                passed.append(flow)
-                found = self._first(flow, runs, heads=heads or first)
+            if stamp != flow.stamp:
+                continue
+            passed.append(flow)
+            if alone and flow.tag > limit + _BURST_S:
+                break
+            if classes is not ALL_CLASSES and any(
+                flow.lines[each].waiting for each in ALL_CLASSES if each not in classes
+            ):
+                limit = min(limit, flow.tag)
+            found, blocked = self._first(flow, runs, blocks, classes)
+            blocked = blocked and not heads
         if found is not None:
             flow = passed[-1]
             self.discard(found)
+            line = flow.lines[found.service_class]
             self._virtual = max(self._virtual, flow.tag)
+            flow.virtual = max(flow.virtual, line.tag)
             flow.tag += found.cost_s / flow.weight
+            line.tag += found.cost_s / _SHARES[found.service_class]
             passed.pop()
             if flow.waiting:
                 self._rank(flow)
@@ -135,36 +198,65 @@ class FairQueue:
                 heapq.heappush(self._heap, (flow.tag, flow.stamp, flow))
         return found
 
-    def charge(self, owner: str, seconds: float) -> None:
+    def charge(self, owner: str, seconds: float, service_class: ServiceClass = ServiceClass.BULK) -> None:
         """Device time that the estimate did not foresee; negative where it foresaw too much."""
         flow = self._flow(owner)
         flow.tag += seconds / flow.weight
+        flow.lines[service_class].tag += seconds / _SHARES[service_class]
         if flow.waiting:
             self._rank(flow)
 
     def rest(self) -> None:
         """Reset every flow's tag, when nothing waits and nothing runs: the next tasks start level."""
         if not self._tasks:
-            self._flows.clear()
+            if len(self._flows) > _MAX_RESTED:
+                self._flows.clear()
+            for flow in self._flows.values():
+                flow.rest()
             self._heap.clear()
             self._virtual = 0.0
 
-    def _first(self, flow: _Flow, runs: Callable[[Task], bool], *, heads: bool) -> Task | None:
-        others: list[tuple[tuple[int, int], Task]] = []
+    def _first(
+        self,
+        flow: _Flow,
+        runs: Callable[[Task], bool],
+        blocks: Callable[[Task], bool] | None,
+        classes: Collection[ServiceClass],
+    ) -> tuple[Task | None, bool]:
+        """Take the flow's first task that runs out of its line; return it, and whether another one blocks."""
+        passed: list[tuple[_Line, tuple[tuple[int, int], Task]]] = []
         found: Task | None = None
-        while flow.heap and found is None:
-            entry = heapq.heappop(flow.heap)
-            if entry[1] not in self._tasks:
-                continue
+        blocked = False
+        while found is None and not blocked and (blocks is None or len(passed) < _MAX_PASSED):
+            line = self._next(flow, classes)
+            if line is None:  # there is none left, or those left have had more than their share
+                blocked = blocks is not None and any(flow.lines[each].heap for each in classes)
+                break
+            entry = heapq.heappop(line.heap)
             if runs(entry[1]):
                 found = entry[1]
             else:
-                others.append(entry)
-                if heads:
-                    break
-        for entry in others:
-            heapq.heappush(flow.heap, entry)
-        return found
+                passed.append((line, entry))
+                blocked = blocks is not None and blocks(entry[1])
+        for line, entry in passed:
+            heapq.heappush(line.heap, entry)
+        return found, blocked
+
+    def _next(self, flow: _Flow, classes: Collection[ServiceClass]) -> _Line | None:
+        """Return the line whose first task goes next; None: none has any, or express ones have had more than theirs."""
+        every = classes is ALL_CLASSES or ServiceClass.BULK not in classes
+        first: ServiceClass | None = None
+        best = (0, 0.0)
+        for each in ALL_CLASSES:
+            line = flow.lines[each]
+            heap = line.heap
+            while heap and heap[0][1] not in self._tasks:
+                heapq.heappop(heap)
+            if heap and (every or each in classes):
+                rank = heap[0][0][0], line.tag - (_BURST_S if each is ServiceClass.EXPRESS else 0.0)
+                if first is None or rank < best:
+                    first, best = each, rank
+        return flow.lines[first] if first is not None and first in classes else None
 
     def _flow(self, owner: str) -> _Flow:
         flow = self._flows.get(owner)

@@ -21,9 +21,10 @@ from gemmserve_kernels import KernelError, Plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gemmserve_service.executor.port import Executor, Worker
+    from gemmserve_service.executor.port import Worker
     from gemmserve_service.scheduling.estimates import Estimates
     from gemmserve_service.scheduling.fair_queue import FairQueue
+    from gemmserve_service.scheduling.fleet import Fleet
     from gemmserve_service.scheduling.tasks import Task
 
 # A task that others may pass: two panels or more. At half a second a small product waited for whole ones of 40 ms, and
@@ -42,16 +43,16 @@ _MAX_GROUP_BYTES: Final = 64 << 20  # of a group's operands and results; no meas
 class Placement:
     """`again` is called when a task has waited long enough for the device that has its operands."""
 
-    def __init__(self, executor: Executor, estimates: Estimates, again: Callable[[], object]) -> None:
-        self._executor = executor
+    def __init__(self, fleet: Fleet, estimates: Estimates, again: Callable[[], object]) -> None:
+        self._fleet = fleet
         self._estimates = estimates
         self._again = again
 
     def plan(self, task: Task, worker: Worker) -> Plan | KernelError:
         """Return how that worker's device would run the task, or why it cannot."""
-        if worker.id not in task.plans and worker.spec is not None:
-            task.plans[worker.id] = task.plan(worker.spec)
-        return task.plans[worker.id]
+        if worker.device_class not in task.plans and worker.spec is not None:
+            task.plans[worker.device_class] = task.plan(worker.spec)
+        return task.plans[worker.device_class]
 
     def able(self, task: Task, worker: Worker) -> bool:
         """Whether the device can run it, in the way that the task wants if any device has that way."""
@@ -60,24 +61,19 @@ class Placement:
             return False
         if task.algorithm is None or chosen.algorithm == task.algorithm:
             return True
-        others = [other for other in self._executor.workers() if other is not worker]
-        if any(other.spec is None for other in others):
-            return False  # it may be the one
-        plans = [self.plan(task, other) for other in others]
+        if self._fleet.unknown:
+            return False  # that one may be it
+        plans = [self.plan(task, other) for other in self._fleet.representatives]
         return not any(isinstance(plan, Plan) and plan.algorithm == task.algorithm for plan in plans)
 
     def better_elsewhere(self, task: Task, worker: Worker) -> bool:
         """Whether another device has more of the operands, is alive, and the task has not waited long enough for it."""
-        workers = self._executor.workers()
-        if len(workers) < 2 or not task.operands or not any(other.resident for other in workers):
+        if not task.operands or not self._fleet.has_copies:
             return False
         if any(pinned.pending is not None for pinned in task.operands.values()):
             return False  # no other device can compute with them
-        here = _resident_bytes(task, worker)
-        there = max(
-            (_resident_bytes(task, other) for other in workers if other is not worker and other.ready), default=0
-        )
-        patience_s = min((there - here) / _LINK_RATE, _MAX_WAIT_S)
+        lacking = self._fleet.most_copied(task.operands.values()) - self._fleet.copied(task.operands.values(), worker)
+        patience_s = min(lacking / _LINK_RATE, _MAX_WAIT_S)
         if patience_s < _MIN_WAIT_S:
             return False
         now = time.monotonic()
@@ -87,19 +83,18 @@ class Placement:
         return now - task.passed_over < patience_s
 
     def companions(
-        self, task: Task, worker: Worker, queue: FairQueue, most: int, usable: Callable[[Task, Worker], bool]
+        self, task: Task, worker: Worker, queue: FairQueue, most: int, could_run: Callable[[Task, Worker], bool]
     ) -> list[Task]:
         """Takes out of the queue what goes with `task`; not what another worker, which is idle, could begin with now.
 
-        `most`: tasks in all. `usable`: whether a task's operands are where the worker can use them.
+        `most`: tasks in all. `could_run`: whether the worker could begin with a task now.
         """
         if not queue or most < 2:
             return []
-        idle = sum(each.ready and not each.tasks for each in self._executor.workers())
-        most = min(most, -(-(len(queue) + 1) // max(idle, 1)))
+        most = min(most, -(-(len(queue) + 1) // max(self._fleet.idle, 1)))
 
         def seconds(other: Task) -> float:
-            runs = self.able(other, worker) and usable(other, worker) and not self.better_elsewhere(other, worker)
+            runs = could_run(other, worker) and not self.better_elsewhere(other, worker)
             return self._estimates.seconds(other, worker) if runs else math.inf
 
         return _companions(task, queue, most, seconds)
@@ -119,32 +114,28 @@ class Placement:
         (passed,) = worker.tasks.values()
         return not task.crashes and self._estimates.seconds(task, worker) <= min(_SHORT_S, _SHARE * passed.cost_s)
 
-    def runs_ahead(self, worker: Worker) -> bool:
-        """Whether the worker is to have another task before it has answered those that it has.
+    def runs_ahead(self, worker: Worker, *, express: bool = False) -> bool:
+        """Whether the worker is to have another task before it has answered those that it has; of which kind, where it
+        runs express tasks beside others.
 
         Not while it has one that has lost a worker, nor work for a while: what it is sent nobody can come before.
         """
+        if not worker.ready or not worker.tasks or (express and not worker.express):
+            return False
         tasks: Any = worker.tasks.values()
-        return (
-            worker.ready
-            and 0 < len(tasks) <= worker.ahead
-            and not any(task.crashes for task in tasks)
-            and sum(task.cost_s for task in tasks) < _AHEAD_S
-        )
-
-
-def _resident_bytes(task: Task, worker: Worker) -> int:
-    """Return the bytes of the task's operands that the worker's device has."""
-    if not worker.resident:
-        return 0
-    return sum(pinned.info.nbytes for pinned in task.operands.values() if pinned.info.id in worker.resident)
+        if any(task.crashes for task in tasks):
+            return False
+        if worker.express:
+            tasks = [task for task in tasks if task.express == express]
+        return len(tasks) <= worker.ahead and sum(task.cost_s for task in tasks) < _AHEAD_S
 
 
 def _companions(first: Task, queue: FairQueue, most: int, seconds: Callable[[Task], float]) -> list[Task]:
     """Takes out of the queue what goes with `first`: the next tasks, as long as they are short; `most` in all.
 
-    `seconds`: a task's estimated time on the worker in question, infinite if it cannot run it. A task that has lost a
-    worker before goes alone: should it be the one that kills them, it takes nobody along. A batch is a group itself.
+    `seconds`: a task's estimated time on the worker in question, infinite if it cannot run it now: others pass it. A
+    task that has lost a worker before goes alone: should it be the one that kills them, it takes nobody along. A batch
+    is a group itself.
     """
     found: list[Task] = []
     if first.crashes or first.products > 1:
@@ -156,13 +147,14 @@ def _companions(first: Task, queue: FairQueue, most: int, seconds: Callable[[Tas
 
     def fits(task: Task) -> bool:
         nonlocal cost_s
-        if task.crashes or task.products > 1 or task.size[0] > left_bytes:
-            return False
         cost_s = seconds(task)
-        return cost_s <= left_s
+        return cost_s <= left_s and not task.crashes and task.products == 1 and task.size[0] <= left_bytes
+
+    def blocks(_: Task) -> bool:
+        return cost_s < math.inf
 
     while left_s > 0 and left_bytes >= 0 and len(found) + 1 < most:
-        task = queue.take(fits, first=True)
+        task = queue.take(fits, blocks=blocks)
         if task is None:
             break
         found.append(task)

@@ -11,8 +11,8 @@ operands and the space for its results stay held until no worker can touch them 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
+import logging
 import random
 import time
 from typing import TYPE_CHECKING, Final, Protocol
@@ -26,32 +26,43 @@ from gemmserve_service.errors import (
     JobTimeout,
     NotReady,
     ServiceError,
+    StoreFull,
     describe,
 )
-from gemmserve_service.executor.protocol import Cancel, Done, Failed, Forget, RunBatch
+from gemmserve_service.executor.protocol import Cancel, Done, Failed, Forget, RunBatch, Written
 from gemmserve_service.scheduling.admission import Admission
 from gemmserve_service.scheduling.deadlines import Deadlines
 from gemmserve_service.scheduling.estimates import Estimates, device_seconds
 from gemmserve_service.scheduling.fair_queue import FairQueue
+from gemmserve_service.scheduling.fleet import Fleet
 from gemmserve_service.scheduling.placement import Placement
+from gemmserve_service.scheduling.results.write_back import WriteBack, failure_of
 from gemmserve_service.scheduling.retries import last_loss, losses
-from gemmserve_service.scheduling.tasks import plan_of
+from gemmserve_service.scheduling.tasks import ALL_CLASSES, ServiceClass, deferrable, load_plans, plan_of
 from gemmserve_service.scheduling.watchdog import Watchdog
-from gemmserve_service.scheduling.write_back import WriteBack, failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection
 
     from gemmserve_kernels import Plan
     from gemmserve_service.executor.port import Executor, Worker
-    from gemmserve_service.executor.protocol import Work, Written
+    from gemmserve_service.executor.protocol import Compiling, Kept, Work
     from gemmserve_service.programs import Problem
+    from gemmserve_service.runtime.tracing.spans import ProductTrace
+    from gemmserve_service.scheduling.admission import Places
     from gemmserve_service.scheduling.tasks import Task
+    from gemmserve_service.schemas import GemmParams, GemmReduceParams, ProgramParams
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.array_store import ArrayStore
 
 _MAX_SAMPLED: Final = 1 << 28  # bytes of a product that is checked unasked: a fraction of a second
+_ROOM_RETRY_S: Final = 1.0  # after which a task is tried again for whose results the disk had no room
+_TRIES: Final = 2  # to find a task for a worker: the first one may find no room, and the second needs none
 _CHECK_RATE: Final = 1e8  # bytes a second that a check gets through at least (docs/reliability.md)
+_SHORT: Final = (ServiceClass.EXPRESS,)
+_LONG: Final = (ServiceClass.INTERACTIVE, ServiceClass.BULK)
+
+log = logging.getLogger(__name__)
 
 
 class Sized(Protocol):
@@ -73,15 +84,22 @@ class Scheduler:
         self.admissions = Admission(settings, self.queue, self.quotas)
         self.estimates = Estimates()
         self.deadlines = Deadlines(self._expire)
-        self.placement = Placement(executor, self.estimates, self._dispatch)
-        self.writes = WriteBack(store, executor, self.submit, self.cancel)
-        """Pending results: on a device, and not in the store yet."""
+        self.fleet = Fleet(executor)
+        self.placement = Placement(self.fleet, self.estimates, self._dispatch)
+        self.writes = WriteBack(store, executor, self.submit, self.cancel, self._dispatch)
+        """Pending results: on a device or in the host arena, and not on disk yet."""
         self.watchdog = Watchdog(executor, silence_s=settings.heartbeat_timeout_s, hang_s=settings.hang_s)
         self._sequence = itertools.count()
         self._idle = asyncio.Event()
+        """Set unless somebody waits for nothing to run any more."""
+        self._idle.set()
         self._dispatching = False
         """Whether `_dispatch` is about to be called."""
         self._chance = random.Random()  # noqa: S311 (whom to check is no secret)
+        self._room_at = 0.0
+        """Time at which the disk is asked again for room for results (time.monotonic)."""
+        self._suspects: set[Task] = set()
+        """Tasks that have lost a worker and may wait again: they go alone."""
         self._lost_workers: dict[str, tuple[list[str], float]] = {}
         """Owners of the tasks that a lost worker had, and since when it is gone, by worker."""
         self.group_sent: Callable[[int], None] = lambda _: None
@@ -99,36 +117,31 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Tasks that a worker has."""
-        return sum(len(worker.tasks) for worker in self.executor.workers())
+        return self.fleet.running
 
-    @contextlib.contextmanager
-    def admission(self, owner: str = "") -> Iterator[Callable[[Sized], None]]:
-        """A place in the queue for a task that is being prepared; yields what claims room for its problem's bytes.
-
-        Raises Draining, NotReady or QueueFull; the claim QueueFull.
+    def admission(self, owner: str = "", tasks: int = 1) -> Places:
+        """Places in the queue for tasks that are being prepared; a context manager, which gives what claims room for
+        the bytes of one. Raises Draining, NotReady or QueueFull; the claim QueueFull.
         """
-        if self.draining:
-            raise self._draining()
-        if not any(worker.spec for worker in self.executor.workers()):
-            raise NotReady("no worker has answered a verified product yet", retry_after_s=1.0)
-        with self.admissions.place(owner) as claim:
-            yield lambda problem: claim(problem.nbytes())
+        self._check_open()
+        return self.admissions.place(owner, tasks)
 
     def check_admission(self, problem: Sized, owner: str = "") -> None:
         """Raise what `admission` and its claim raise, for a task that is queued in the same turn of the event loop."""
-        if self.draining:
-            raise self._draining()
-        if not any(worker.spec for worker in self.executor.workers()):
-            raise NotReady("no worker has answered a verified product yet", retry_after_s=1.0)
+        self._check_open()
         self.admissions.check(owner, problem.nbytes())
 
-    def check(self, problem: Problem) -> dict[str, Plan | KernelError]:
+    def check(self, problem: Problem) -> dict[int, Plan | KernelError]:
         """`Task.plans` for every device that is known. Raises the KernelError of one if none can run the problem."""
-        plans = {worker.id: plan_of(problem, worker.spec) for worker in self.executor.workers() if worker.spec}
+        plans = {each.device_class: plan_of(problem, each.spec) for each in self.fleet.representatives if each.spec}
         errors = [found for found in plans.values() if isinstance(found, KernelError)]
         if errors and len(errors) == len(plans):
             raise errors[0]
         return plans
+
+    def may_defer(self, params: GemmParams | GemmReduceParams | ProgramParams, nbytes: int) -> bool:
+        """Return whether some worker may keep results of so many bytes for a while: their places can wait."""
+        return deferrable(params, nbytes, self.fleet.result_bytes)
 
     def stalled(self) -> list[str]:
         """Return why nothing gets on though tasks wait: all workers stand still. Empty where one gets on, or there is
@@ -150,17 +163,21 @@ class Scheduler:
             self._drop(task, self._draining())
             return
         task.order = (-task.priority, next(self._sequence))
-        task.cost_s = min((self.estimates.seconds(task, worker) for worker in self.executor.workers()), default=0.0)
+        known = self.fleet.representatives or self.executor.workers()
+        task.estimated(min((self.estimates.seconds(task, worker) for worker in known), default=0.0))
+        if task.trace is not None:
+            task.trace.submitted(task.submitted, task.described())
         if task.timeout_s is not None:
             task.deadline = self.deadlines.add(task, task.submitted + task.timeout_s - time.monotonic())
         self.queue.push(task)
+        if task.crashes:
+            self._suspects.add(task)
         if task.operands:
             self.writes.request_operands(task, lambda worker: self.placement.able(task, worker))
-        if not soon:
+        if soon:
+            self._dispatch_soon()
+        else:
             self._dispatch()
-        elif not self._dispatching:
-            self._dispatching = True
-            asyncio.get_running_loop().call_soon(self._dispatch_now)
 
     def cancel(self, task: Task) -> None:
         """Ends a task with JobCancelled: a queued one is never run, a running one's worker stops at its next panel."""
@@ -198,8 +215,10 @@ class Scheduler:
 
     def worker_ready(self, worker: Worker) -> None:
         """Called when a worker takes tasks from now on; its device may be another than before."""
-        for task in self.queue:
-            task.plans.pop(worker.id, None)
+        self.fleet.ready(worker)
+        if worker.spec is not None:
+            load_plans(worker.spec)
+        self.writes.worker_ready(worker)
         lost = self._lost_workers.pop(worker.id, None)
         if lost is not None:  # the owners of those tasks are charged with the time without the device
             owners, since = lost
@@ -216,6 +235,7 @@ class Scheduler:
         self.writes.worker_lost(worker)
         tasks = list(worker.tasks.values())
         worker.tasks.clear()
+        self.fleet.lost(worker, len(tasks))
         now = time.monotonic()
         if tasks:
             self._lost_workers[worker.id] = ([task.owner for task in tasks], now)
@@ -223,6 +243,8 @@ class Scheduler:
             # Which one of them it was at is not known.
             self._settle_cost(task, _since(task, worker) / len(tasks))
             task.worker = None
+            if task.trace is not None:
+                task.trace.lost()
             task.crashes = losses(task, self.settings.max_attempts)
             if task.stalled:  # others come before it by the time that it is charged with
                 task.order = (self._last_place(task), next(self._sequence))
@@ -235,8 +257,12 @@ class Scheduler:
                 self._end(task, self._draining())
                 task.close(reusable=False)
             else:
+                if task.trace is not None:
+                    task.trace.requeued()
                 task.listener.requeued(task)
                 self.queue.push(task)
+                if task.crashes:
+                    self._suspects.add(task)
         self._settle()
 
     def task_ended(self, worker: Worker, answer: Done | Failed) -> None:
@@ -245,8 +271,12 @@ class Scheduler:
         task: Task | None = worker.tasks.pop(answer.task, None)
         if task is None:
             return
-        if isinstance(answer, Done) and not answer.written:
+        self.fleet.ended(worker)
+        if isinstance(answer, Done) and (not answer.written or task.placeless):
             self.writes.track(task, worker, answer.algorithm)
+            if answer.written:
+                log.error("worker %s says that it wrote results of task %s that have no place", worker.id, task.id)
+                self.writes.written(worker, Written(tasks=[], lost=[task.id]))
         task.worker = None
         self.admissions.ended()
         if isinstance(answer, Done):
@@ -254,7 +284,7 @@ class Scheduler:
             self._settle_cost(task, device_seconds(answer.timings))
         else:
             self._settle_cost(task, _since(task, worker))
-        worker.ended()
+        worker.ended(task)
         if task.over and task.pending is not None:
             self.writes.abandon(task)
         elif task.over:
@@ -269,12 +299,28 @@ class Scheduler:
             task.close()
         self._settle()
 
+    def task_compiles(self, worker: Worker, message: Compiling) -> None:
+        """Called when a task begins to wait for the compiler, and when it no longer does."""
+        task: Task | None = worker.tasks.get(message.task)
+        if task is not None and not task.over:
+            task.listener.compiling(task, message.compiling)
+
     def results_written(self, worker: Worker, message: Written) -> None:
         """Called when a worker has written results, or lost them: tasks may have waited for them."""
         self.writes.written(worker, message)
         self._dispatch()
 
+    def copies_changed(self, worker: Worker, kept: Kept) -> None:
+        """Called when arrays came to a worker's device or went from there."""
+        self.fleet.copies_changed(worker, kept.came, kept.went)
+
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise self._draining()
+        if not self.fleet.representatives:
+            raise NotReady("no worker has answered a verified product yet", retry_after_s=1.0)
 
     def _draining(self) -> Draining:
         return Draining("the server is shutting down", retry_after_s=self.settings.drain_s)
@@ -292,22 +338,87 @@ class Scheduler:
     def _dispatch(self) -> None:
         """Gives every idle worker the first task that its device can run, and short ones that follow it.
 
-        Then those that run several at once what they are to begin with meanwhile.
+        Then a short one that may pass, where that first one is long; and those that run several at once what they are
+        to begin with meanwhile.
         """
-        if self.draining or not self.queue:
+        if self.draining:
             return
-        for worker in self.executor.workers():
-            between = self.placement.interleaves(worker)
-            if worker.ready and self.queue and (between or not worker.tasks):
-                task = self._take(worker, between=between)
-                if task is not None:
-                    self._send(worker, [task] if between else [task, *self._companions(task, worker)])
-        for worker in self.executor.workers():
-            while self.queue and self.placement.runs_ahead(worker):
-                task = self._take(worker, ahead=True)
-                if task is None:
-                    break
-                self._send(worker, [task, *self._companions(task, worker)])
+        looked: list[Worker] = []
+        idle: list[Worker] = []
+        try:
+            while self.queue and (worker := self.fleet.take_open()) is not None:
+                looked.append(worker)
+                if not worker.tasks:
+                    idle.append(worker)
+                self._give_first(worker)
+            for worker in idle:
+                if self.queue and self.placement.interleaves(worker):
+                    self._give_first(worker)
+            for worker in looked:
+                if not worker.express:
+                    self._fill(worker, ALL_CLASSES)
+                else:
+                    self._fill(worker, _SHORT, express=True)
+                    self._fill(worker, _LONG)
+        finally:
+            for worker in looked:
+                if self._has_room(worker):
+                    self.fleet.open(worker)
+
+    def _give_first(self, worker: Worker) -> None:
+        """Give a worker a task if it has none, or one that passes the long one that it has."""
+        between = self.placement.interleaves(worker)
+        if not worker.ready or (worker.tasks and not between):
+            return
+        for _ in range(_TRIES):
+            task = self._take(worker, between=between)
+            if task is None or self._send(worker, [task] if between else [task, *self._companions(task, worker)]):
+                return
+
+    def _has_room(self, worker: Worker) -> bool:
+        """Whether a worker could be given something now: else not before it has answered."""
+        return (
+            not worker.tasks
+            or self.placement.interleaves(worker)
+            or self.placement.runs_ahead(worker)
+            or (worker.express and self.placement.runs_ahead(worker, express=True))
+        )
+
+    def _fill(self, worker: Worker, classes: Collection[ServiceClass], *, express: bool = False) -> None:
+        """Give a worker what it is to begin with meanwhile; nothing while a task waits that is to have it alone, and
+        could.
+        """
+        if not worker.ready or (self._suspects and self._suspect_waits(worker)):
+            return
+        refused = 0
+        while refused < _TRIES and self.queue and self.placement.runs_ahead(worker, express=express):
+            task = self._take(worker, ahead=True, classes=classes)
+            if task is None:
+                break
+            refused += not self._send(worker, [task, *self._companions(task, worker)])
+
+    def _suspect_waits(self, worker: Worker) -> bool:
+        """Whether a task that is to have the worker alone waits, and could run there."""
+        self._suspects.intersection_update(self.queue)
+        return any(self._could_run(task, worker) for task in self._suspects)
+
+    def _could_run(self, task: Task, worker: Worker) -> bool:
+        """Whether the worker could begin with a task now: its results find room, its operands are where the device can
+        use them, which is able to run it. One that could not is passed by others, and is the next when it could.
+        """
+        return (
+            not self._lacks_room(task, worker)
+            and self.writes.usable(task, worker)
+            and self.placement.able(task, worker)
+        )
+
+    def _lacks_room(self, task: Task, worker: Worker) -> bool:
+        return time.monotonic() < self._room_at and task.needs_place(worker, verify=task.verify)
+
+    def _dispatch_soon(self) -> None:
+        if not self._dispatching:
+            self._dispatching = True
+            asyncio.get_running_loop().call_soon(self._dispatch_now)
 
     def _dispatch_now(self) -> None:
         self._dispatching = False
@@ -315,9 +426,19 @@ class Scheduler:
 
     def _companions(self, task: Task, worker: Worker) -> list[Task]:
         most = self.settings.max_grouped_jobs
-        return self.placement.companions(task, worker, self.queue, most, self.writes.usable)
+        return self.placement.companions(task, worker, self.queue, most, self._could_run)
 
-    def _take(self, worker: Worker, *, between: bool = False, ahead: bool = False) -> Task | None:
+    def _take(
+        self,
+        worker: Worker,
+        *,
+        between: bool = False,
+        ahead: bool = False,
+        classes: Collection[ServiceClass] = ALL_CLASSES,
+    ) -> Task | None:
+        """Take the next task for a worker. `between`: one that may go between the panels of the task that it has.
+        `ahead`: one that it is to begin with later.
+        """
         failed: list[tuple[Task, JobFailed]] = []
 
         def runs(task: Task) -> bool:
@@ -325,52 +446,85 @@ class Scheduler:
                 return False
             if ahead and task.crashes:
                 return False
+            if self._lacks_room(task, worker):
+                return False
             if not self.writes.usable(task, worker):
                 if (failure := failure_of(task)) is not None:
                     failed.append((task, failure))
                 return False
             if self.placement.able(task, worker):
                 return not self.placement.better_elsewhere(task, worker)
-            plans = [task.plans.get(other.id) for other in self.executor.workers()]
-            if all(isinstance(plan, KernelError) for plan in plans):  # admitted by a server that had another device
+            plans = [task.plans.get(other.device_class) for other in self.fleet.representatives]
+            if not self.fleet.unknown and all(isinstance(plan, KernelError) for plan in plans):
+                # It was admitted by a server that had another device.
                 failed.append((task, JobFailed(describe(next(e for e in plans if isinstance(e, KernelError))))))
             return False
 
-        found = self.queue.take(runs, heads=between, first=ahead)
+        def blocks(task: Task) -> bool:
+            return between and self._could_run(task, worker) and not self.placement.better_elsewhere(task, worker)
+
+        found = self.queue.take(runs, blocks=blocks if between or ahead else None, heads=between, classes=classes)
         for task, failure in failed:
             self._drop(task, failure)
-        if failed and found is None and not self._dispatching:  # others may have waited for what these would have made
-            self._dispatching = True
-            asyncio.get_running_loop().call_soon(self._dispatch_now)
+        if failed and found is None:  # others may have waited for what these would have made
+            self._dispatch_soon()
         return found
 
-    def _send(self, worker: Worker, tasks: list[Task]) -> None:
-        grouped = len(tasks) > 1 or bool(worker.tasks)
+    def _send(self, worker: Worker, tasks: list[Task]) -> bool:
+        """Return whether the worker was sent any: those wait on for whose results the disk has no room."""
+        ready = [(task, verify) for task in tasks if self._placed(worker, task, verify := self._is_checked(task))]
+        if not ready:
+            return False
+        idle = not worker.tasks
+        grouped = len(ready) > 1 or not idle
         works, products = [], 0
-        for task in tasks:
-            works.append(self._begin(worker, task, grouped=grouped))
+        for task, verify in ready:
+            works.append(self._begin(worker, task, grouped=grouped, verify=verify))
             products += task.products
-        worker.began()
+        if idle:
+            worker.began()
         self.executor.send(worker, RunBatch(tasks=works))
         self.group_sent(products)
-        for task in tasks:
+        for task, _ in ready:
             task.listener.started(task)
+        return True
 
-    def _begin(self, worker: Worker, task: Task, *, grouped: bool) -> Work:
+    def _is_checked(self, task: Task) -> bool:
+        no_room = time.monotonic() < self._room_at and task.placeless  # for the place that a check needs
+        sampled = not task.recomputes and task.check_bytes <= _MAX_SAMPLED and not no_room
+        return task.verify or (sampled and self._chance.random() < self.settings.verify_share)
+
+    def _placed(self, worker: Worker, task: Task, verify: bool) -> bool:
+        """Return whether the results have the places that they need; else the task waits again, where it was."""
+        if not task.needs_place(worker, verify=verify):
+            return True
+        try:
+            for upload in task.results.values():
+                upload.take_place()
+        except (StoreFull, OSError) as error:
+            log.warning("task %s waits: %s", task.id, error)
+            self.queue.charge(task.owner, -task.cost_s, task.service_class)
+            self.queue.push(task)
+            self._room_at = time.monotonic() + _ROOM_RETRY_S
+            asyncio.get_running_loop().call_later(_ROOM_RETRY_S, self._dispatch)
+            return False
+        return True
+
+    def _begin(self, worker: Worker, task: Task, *, grouped: bool, verify: bool) -> Work:
         task.attempt += 1
         task.worker = worker
         task.grouped = grouped
         task.began = time.monotonic()
         task.queue_s = task.began - task.submitted
-        sampled = not task.recomputes and task.check_bytes <= _MAX_SAMPLED
-        sampled = sampled and self._chance.random() < self.settings.verify_share
-        verify = task.verify or sampled
         check_s = task.check_bytes / _CHECK_RATE if verify else 0.0
         task.expected_s = self.estimates.cautious_seconds(task, worker) + check_s
         task.limit_s = self.settings.hang_s + self.settings.hang_factor * task.expected_s
         task.stalled = False
+        if task.trace is not None:
+            task.trace.started(worker.id, task.began)
         worker.tasks[task.id] = task
-        chosen = task.plans[worker.id]
+        self.fleet.began(worker)
+        chosen = task.plans[worker.device_class]
         assert not isinstance(chosen, KernelError)  # _take saw to it
         return task.message(chosen, verify=verify)
 
@@ -384,13 +538,17 @@ class Scheduler:
         self._end(task, error)
         if task.worker is None:
             task.close()
+            if self.queue and not self.draining:  # others may have stood behind it
+                self._dispatch_soon()
             return
         self.executor.send(task.worker, Cancel(task=task.id))
-        if not self._wanted():
+        if not self._idle.is_set() and not self._wanted():
             self._idle.set()
 
     def _end(self, task: Task, outcome: Done | ServiceError) -> None:
         task.over = True
+        if task.trace is not None:
+            _tell(task.trace, outcome)
         self.queue.discard(task)
         if task.deadline is not None:
             self.deadlines.cancel(task.deadline)
@@ -398,24 +556,30 @@ class Scheduler:
 
     def _settle_cost(self, task: Task, seconds: float) -> None:
         """Sets right what its owner was charged with when it was sent."""
-        self.queue.charge(task.owner, seconds - task.cost_s)
-        self.quotas.charge_device(task.owner, seconds, durable=task.durable)
+        self.queue.charge(task.owner, seconds - task.cost_s, task.service_class)
+        self.quotas.charge_device(task.owner, seconds)
 
     def _settle(self) -> None:
         self._dispatch()
-        if not any(worker.tasks for worker in self.executor.workers()):
+        if not self.fleet.running:
             self.queue.rest()
         if not self._idle.is_set() and not self._wanted():
             self._idle.set()
 
     def _forget_array(self, array: str) -> None:
-        for worker in self.executor.workers():
-            worker.resident.discard(array)
+        self.fleet.forget_array(array)
         self._forget(Forget(arrays=[array]))
 
     def _forget(self, message: Forget) -> None:
         if any(worker.ready for worker in self.executor.workers()):
             self.executor.forget(message)
+
+
+def _tell(trace: ProductTrace, outcome: Done | ServiceError) -> None:
+    if isinstance(outcome, Done):
+        trace.ended(timings=outcome.timings, algorithm=outcome.algorithm)
+    else:
+        trace.ended(error=None if isinstance(outcome, JobCancelled) else describe(outcome).slug)
 
 
 def _since(task: Task, worker: Worker) -> float:

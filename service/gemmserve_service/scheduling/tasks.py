@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gemmserve_kernels import KernelError
+from gemmserve_kernels import GemmProblem, KernelError, Operand
 from gemmserve_service.executor.packing import ExtentTable, form_of
 from gemmserve_service.executor.protocol import Part, Work
 from gemmserve_service.programs import Program, plan_problem
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import Done
     from gemmserve_service.products import Product
     from gemmserve_service.programs import Problem
+    from gemmserve_service.runtime.tracing.spans import ProductTrace
     from gemmserve_service.scheduling.deadlines import Deadline
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.store.pending import PendingResults
@@ -29,11 +31,34 @@ if TYPE_CHECKING:
     from gemmserve_service.store.upload import Upload
 
 
+MIN_DEFERRED_BYTES: Final = 1 << 18
+"""Bytes of results below which the copy takes no longer than the messages about it."""
+_EXPRESS_S: Final = 5e-3
+"""Estimated seconds of a device up to which a task is express: what a person who waits does not notice."""
+
+
+class ServiceClass(IntEnum):
+    """Class of service: who goes first among the tasks of one owner, and where on a device."""
+
+    EXPRESS = 0
+    """Short tasks: a device runs them beside its long ones, and before them."""
+    INTERACTIVE = 1
+    """Single products that somebody waits for with an open connection."""
+    BULK = 2
+    """Everything else."""
+
+
+ALL_CLASSES: Final = tuple(ServiceClass)
+
+
 class Listener(Protocol):
     """Listener of a task, called in the event loop's thread."""
 
     def started(self, task: Task) -> None:
         """Called when a worker was sent it; `task.attempt` counts."""
+
+    def compiling(self, task: Task, compiles: bool) -> None:
+        """Called when it begins to wait for the compiler on its worker, and when it no longer does."""
 
     def requeued(self, task: Task) -> None:
         """Called when its worker was lost; it waits again."""
@@ -78,6 +103,7 @@ class Task:
     """Time at which its request had arrived (time.monotonic, which no change of the clock touches)."""
     cost_s: float = 0.0
     """Estimated seconds of a device."""
+    service_class: ServiceClass = ServiceClass.BULK
     queue_s: float = 0.0
     began: float = 0.0
     """Time at which its worker was sent it (time.monotonic)."""
@@ -100,10 +126,27 @@ class Task:
     """Its results, once it has ended and they are not in the store yet: they own the pins of its operands then."""
     order: tuple[int, int] = (0, 0)
     deadline: Deadline | None = None
-    plans: dict[str, Plan | KernelError] = field(default_factory=dict)
-    """Plan by which a worker's device runs this, or why it cannot, by worker."""
-    models: dict[str, tuple[object, Any]] = field(default_factory=dict)
-    """Results of `estimates` for a worker's plan, by worker."""
+    trace: ProductTrace | None = None
+    """Trace of the request that wants it, where that is traced: told of each worker that has it, and of its end."""
+    plans: dict[int, Plan | KernelError] = field(default_factory=dict)
+    """Plan by which a device runs this, or why it cannot, by its class."""
+    models: dict[int, tuple[object, Any]] = field(default_factory=dict)
+    """Results of `estimates` for a plan, by the device's class."""
+
+    def estimated(self, seconds: float) -> None:
+        """Take over the estimate of its cost, and the service class that follows from it; before it is queued."""
+        self.cost_s = seconds
+        if seconds <= _EXPRESS_S:
+            self.service_class = ServiceClass.EXPRESS
+        elif not self.durable and self.products == 1:
+            self.service_class = ServiceClass.INTERACTIVE
+        else:
+            self.service_class = ServiceClass.BULK
+
+    @property
+    def express(self) -> bool:
+        """Whether it runs beside long tasks, where its worker can have that."""
+        return self.service_class is ServiceClass.EXPRESS and not self.crashes
 
     @cached_property
     def size(self) -> tuple[int, int]:
@@ -128,22 +171,55 @@ class Task:
             info = pinned.info
             kinds[0][name] = info.dtype, info.shape, info.order
             # Scratch operands are gone after this task: a device need not keep copies of them.
-            operands[name] = [(table.number(pinned.extent, info.id if isinstance(info, ArrayInfo) else None), 0)]
+            operands[name] = [(_operand_row(table, pinned), 0)]
         for name, upload in self.results.items():
             spec = upload.spec
             kinds[1][name] = spec.dtype, spec.shape, spec.order
-            results[name] = [(table.number(upload.extent, None if spec.scratch else spec.id), 0)]
+            if upload.extent is None and spec.nbytes:
+                results[name] = [(table.number_without_place(spec.id), 0)]
+            else:
+                results[name] = [(table.number(upload.extent, None if spec.scratch else spec.id), 0)]
         form = form_of(self.params, *kinds)
         part = Part(form=form, algorithm=chosen.algorithm, operands=operands, results=results)
-        return Work(task=self.id, extents=table.rows, parts=[part], verify=verify, defer=self._may_end_before_write())
+        defer = self.worker is not None and self.may_be_deferred(self.worker)
+        return Work(
+            task=self.id,
+            extents=table.rows,
+            parts=[part],
+            verify=verify,
+            defer=defer,
+            express=self.express,
+        )
 
-    def _may_end_before_write(self) -> bool:
-        """Return whether it may end before its results are written: not if they could differ when computed again."""
-        keeps = self.worker is not None and self.worker.defers
-        if not keeps or self.recomputes or not self.durable:
+    def may_be_deferred(self, worker: Worker) -> bool:
+        """Return whether the worker may answer it before its results are written."""
+        if self.recomputes or not self.durable:
             return False
-        steps = self.params.steps if isinstance(self.params, ProgramParams) else (self.params,)
-        return all(getattr(step, "reproducible", True) for step in steps)
+        nbytes = sum(upload.spec.nbytes for upload in self.results.values())
+        return deferrable(self.params, nbytes, worker.result_bytes)
+
+    def needs_place(self, worker: Worker, *, verify: bool) -> bool:
+        """Return whether its results must have their places in the store before the worker is sent it: a check may put
+        others in their stead, which would not come out again.
+        """
+        return self.placeless and (verify or not self.may_be_deferred(worker))
+
+    @property
+    def placeless(self) -> bool:
+        """Whether some of its results have no place in the store yet."""
+        for upload in self.results.values():  # noqa: SIM110 (a generator costs as much as the rest, for every task)
+            if upload.extent is None and upload.spec.nbytes:
+                return True
+        return False
+
+    def described(self) -> dict[str, str | int]:
+        """Return what it computes, as attributes of a span."""
+        fields: dict[str, str | int] = {"gemmserve.op": self.params.op}
+        if self.durable:
+            fields["gemmserve.job.id"] = self.id
+        if isinstance(self.problem, Program):
+            return fields | {"gemmserve.steps": len(self.problem), "gemmserve.dtype": self.problem.dtype.name}
+        return fields | described(self.problem)
 
     def close(self, *, reusable: bool = True) -> None:
         """Gives operands and results back. Not `reusable`: a lost process may still write to the results."""
@@ -160,6 +236,33 @@ class Task:
             pinned.release()
 
 
+def described(problem: Product) -> dict[str, str | int]:
+    """Return a product's extents, dtype and compute mode, as attributes of a span."""
+    return {
+        **{f"gemmserve.{name}": getattr(problem, name) for name in ("m", "n", "k", "batch", "compute")},
+        "gemmserve.dtype": problem.dtype.name,
+    }
+
+
+def deferrable(params: GemmParams | GemmReduceParams | ProgramParams, nbytes: int, room: int) -> bool:
+    """Return whether a device that has room for so many bytes of results may keep those of a task for a while: not if
+    they could differ when they are computed again.
+    """
+    if not MIN_DEFERRED_BYTES <= nbytes <= room:
+        return False
+    steps = params.steps if isinstance(params, ProgramParams) else (params,)
+    return all(getattr(step, "reproducible", True) for step in steps)
+
+
+def _operand_row(table: ExtentTable, pinned: Pinned) -> int:
+    info = pinned.info
+    pending = pinned.pending
+    if pending is not None and not pending.ordered:
+        pinned.read_on_device()
+        return table.number_without_place(info.id)
+    return table.number(pinned.extent, info.id if isinstance(info, ArrayInfo) else None)
+
+
 def plan_of(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
     """Return how a device would run a problem, or why it cannot; worked out once for products that come again."""
     try:
@@ -173,3 +276,11 @@ def plan_of(problem: Problem, spec: DeviceSpec) -> Plan | KernelError:
 def _plan(product: Product, spec: DeviceSpec) -> Plan:
     """Return the plan, cached: choosing among the algorithms of an accelerator takes up to a millisecond."""
     return plan_problem(product, spec)
+
+
+def load_plans(spec: DeviceSpec) -> None:
+    """Load what plans for that device are made from, algorithms and tables: otherwise a first product waits for them,
+    which takes 50 ms and more.
+    """
+    square = Operand.contiguous((64, 64), "complex64")
+    plan_of(GemmProblem.build(square, square), spec)

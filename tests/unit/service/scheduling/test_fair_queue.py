@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from queued_tasks import QueuedTask, drain
 
 from gemmserve_service.scheduling.fair_queue import FairQueue
+from gemmserve_service.scheduling.tasks import ServiceClass
+
+EXPRESS, INTERACTIVE, BULK = ServiceClass
 
 
 def test_one_owner_s_tasks_go_by_priority_and_arrival():
@@ -180,7 +183,7 @@ def test_nobody_falls_behind_by_more_than_a_task_of_each(steps):
     assert len(queue) == len(waiting)
 
 
-def test_the_very_next_task_and_no_other():
+def test_one_that_blocks_is_passed_by_none():
     queue = FairQueue()
     for name, owner in (("a1", "a"), ("a2", "a"), ("b1", "b")):
         queue.push(QueuedTask(owner, name=name))
@@ -190,7 +193,130 @@ def test_the_very_next_task_and_no_other():
         asked.append(task.name)
         return False
 
-    assert queue.take(refuse, first=True) is None
+    assert queue.take(refuse, blocks=lambda _: True) is None
     assert asked == ["a1"]
-    assert [queue.take(lambda _: True, first=True).name for _ in range(3)] == ["a1", "b1", "a2"]
-    assert queue.take(lambda _: True, first=True) is None
+    assert queue.take(lambda task: task.name != "a1", blocks=lambda _: True, heads=True).name == "b1"
+    assert queue.take(lambda task: task.name != "a1", blocks=lambda _: True, heads=True) is None
+    assert [queue.take(lambda _: True, blocks=lambda _: True).name for _ in range(2)] == ["a1", "a2"]
+    assert queue.take(lambda _: True, blocks=lambda _: True) is None
+
+
+def test_one_that_does_not_block_is_passed_by_its_owner_s_next_and_by_others():
+    queue = FairQueue()
+    for name, owner in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b")):
+        queue.push(QueuedTask(owner, name=name))
+    waiting = {"a1"}
+
+    def take():
+        return queue.take(lambda task: task.name not in waiting, blocks=lambda _: False).name
+
+    assert [take(), take()] == ["a2", "b1"]
+    waiting.clear()
+    assert [take(), take()] == ["a1", "b2"], "in its old place"
+
+
+def test_few_of_an_owner_are_passed_where_some_block():
+    queue = FairQueue()
+    for _ in range(1000):
+        queue.push(QueuedTask("a", name="waits"))
+    queue.push(QueuedTask("b", name="runs"))
+    asked = []
+
+    def runs(task):
+        asked.append(task)
+        return task.name == "runs"
+
+    assert queue.take(runs, blocks=lambda _: False).name == "runs"
+    assert len(asked) < 100
+    assert len(queue) == 1000
+
+
+def test_who_has_had_his_share_is_not_passed_where_some_block():
+    queue = FairQueue()
+    for cost in (100.0, 1e-4):
+        queue.push(QueuedTask("a", cost, service_class=EXPRESS))
+        queue.push(QueuedTask("a", name="bulk"))
+    assert queue.take(lambda _: True, classes=(EXPRESS,)).cost_s == 100.0
+    queue.push(QueuedTask("b", name="b's", service_class=EXPRESS))
+    assert queue.take(lambda _: True, blocks=lambda _: False, classes=(EXPRESS,)).name == "b's", "a is behind b now"
+    queue.charge("b", 1000.0, EXPRESS)
+    queue.push(QueuedTask("b", name="b's", service_class=EXPRESS))
+    assert queue.take(lambda _: True, blocks=lambda _: False, classes=(EXPRESS,)) is None
+
+
+def test_a_short_task_overtakes_the_bulk_of_its_owner_s_work():
+    queue = FairQueue()
+    for _ in range(1000):
+        queue.push(QueuedTask("a", 0.02, name="bulk"))
+    drain(queue, 10)
+    queue.push(QueuedTask("a", 1.0, name="one shot", service_class=INTERACTIVE))
+    queue.push(QueuedTask("a", 1e-4, name="short", service_class=EXPRESS))
+    assert [found.name for found in drain(queue, 3)] == ["short", "one shot", "bulk"]
+
+
+def test_a_higher_priority_goes_before_a_shorter_task():
+    queue = FairQueue()
+    queue.push(QueuedTask("a", 0.02, name="urgent bulk", priority=1))
+    queue.push(QueuedTask("a", 1e-4, name="short", service_class=EXPRESS))
+    assert queue.take(lambda _: True, classes=(EXPRESS,)) is None
+    assert [found.name for found in drain(queue)] == ["urgent bulk", "short"]
+
+
+@pytest.mark.parametrize("classes", [tuple(ServiceClass), (EXPRESS,)])
+def test_bulk_is_not_starved_by_short_tasks(classes):
+    """A fifth of the device's time is bulk's, however many short tasks come; where those are taken for themselves,
+    another lane takes what is left.
+    """
+    queue = FairQueue()
+    for _ in range(200):
+        queue.push(QueuedTask("a", 0.02))
+    served = Counter()
+    for _ in range(20_000):
+        while queue.waiting("a") < 300:
+            queue.push(QueuedTask("a", 1e-3, service_class=EXPRESS))
+        found = queue.take(lambda _: True, classes=classes) or queue.take(lambda _: True, classes=(INTERACTIVE, BULK))
+        served[found.service_class] += found.cost_s
+        if served[BULK] > 3.0:
+            break
+    assert served[EXPRESS] == pytest.approx(3 * served[BULK], abs=0.5)
+
+
+def test_short_tasks_of_one_owner_do_not_keep_the_device_from_another():
+    queue = FairQueue()
+    for _ in range(500):
+        queue.push(QueuedTask("short", 1e-3, service_class=EXPRESS))
+        queue.push(QueuedTask("bulk", 0.02))
+    served = Counter()
+    for _ in range(300):
+        found = queue.take(lambda _: True, classes=(EXPRESS,)) or queue.take(lambda _: True, classes=(BULK,))
+        served[found.owner] += found.cost_s
+    assert served["short"] <= served["bulk"] + 0.1
+
+
+tasks_of_classes = st.lists(
+    st.tuples(st.sampled_from("ab"), st.sampled_from(list(ServiceClass)), st.integers(-1, 1), st.floats(1e-4, 1.0)),
+    max_size=30,
+)
+
+
+@given(tasks_of_classes, st.randoms(use_true_random=False))
+def test_every_task_is_taken_once_and_in_order_of_arrival_within_its_class(given_tasks, chance):
+    queue = FairQueue()
+    tasks = [
+        QueuedTask(owner, cost, priority=priority, service_class=service_class)
+        for owner, service_class, priority, cost in given_tasks
+    ]
+    for task in tasks:
+        queue.push(task)
+    taken = []
+    while len(queue):
+        classes = chance.choice([tuple(ServiceClass), (EXPRESS,), (INTERACTIVE, BULK)])
+        blocks = chance.choice([None, lambda _: True, lambda _: False])
+        found = queue.take(lambda _: True, blocks=blocks, classes=classes)
+        if found is not None:
+            taken.append(found)
+    assert sorted(map(id, taken)) == sorted(map(id, tasks))
+    for owner, service_class in itertools.product("ab", ServiceClass):
+        line = [task.order for task in taken if (task.owner, task.service_class) == (owner, service_class)]
+        assert line == sorted(line)
+    assert queue.nbytes == 0

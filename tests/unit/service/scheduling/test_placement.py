@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from gemmserve_service.executor.protocol import Kept, Prefetch
+from gemmserve_kernels.device.spec import DeviceSpec
+from gemmserve_service.executor.protocol import Kept
 from gemmserve_service.scheduling import placement as module
 from gemmserve_service.schemas import JobState
 
@@ -17,7 +19,7 @@ A = np.arange(16.0).reshape(4, 4)
 @pytest.fixture
 def fake(make_fake):
     fake = make_fake("cuda:0", "cuda:1")
-    fake.defers = True
+    fake.result_bytes = 1 << 20
     return fake
 
 
@@ -29,7 +31,9 @@ def slow_link(monkeypatch):
 
 
 def say(fake, name, *, came=(), went=(), used=0, budget=0):
-    fake.fleet[name].keeps(Kept(came=list(came), went=list(went), used=used, budget=budget))
+    kept = Kept(came=list(came), went=list(went), used=used, budget=budget)
+    fake.fleet[name].keeps(kept)
+    fake.owner.copies_changed(fake.fleet[name], kept)
 
 
 async def test_an_idle_device_that_has_the_operands_comes_first(core, fake, put, gemm, slow_link):
@@ -85,7 +89,7 @@ async def test_nobody_waits_for_a_device_that_is_gone_or_for_little(core, fake, 
     assert len(fake.running("cuda:0")) == 1
     fake.done("cuda:0")
     fake.hello("cuda:1")
-    assert not fake.fleet["cuda:1"].resident, "it began anew"
+    assert not core.scheduler.fleet.has_copies, "it began anew"
     monkeypatch.setattr(module, "_LINK_RATE", 1e12)
     say(fake, "cuda:1", came=[a.id])
     await core.jobs.submit(gemm(a, a))
@@ -106,11 +110,14 @@ async def test_arrays_that_are_gone_are_nowhere(core, fake, put):
     a = await put(core.store, A)
     say(fake, "cuda:1", came=[a.id])
     await core.store.delete(a.id)
-    assert not fake.fleet["cuda:1"].resident
+    assert not core.scheduler.fleet.has_copies
 
 
 async def test_what_is_computed_again_goes_to_who_computes_it_in_the_same_way(core, fake, put, gemm, monkeypatch):
     """A device that takes another algorithm is not asked, unless no other is left."""
+    fake.specs["cuda:1"] = replace(DeviceSpec.cpu(), name="another")
+    fake.lose("cuda:1")
+    fake.hello("cuda:1")
     a = await put(core.store, A)
     info, _ = await core.jobs.submit(gemm(a, a))
     fake.done("cuda:0", written=False)
@@ -131,32 +138,6 @@ async def test_what_is_computed_again_goes_to_who_computes_it_in_the_same_way(co
     monkeypatch.setattr(core.scheduler.placement, "plan", lambda task, worker: type(real(task, worker))("another"))
     fake.lose("cuda:1")
     assert len(fake.running("cuda:0")) == 1
-
-
-async def test_uploads_go_to_the_device_with_most_room(core, fake, put):
-    large = np.zeros((256, 256), "c8")
-
-    def prefetched():
-        return [(name, message.array.cache_id) for name, message in fake.told if isinstance(message, Prefetch)]
-
-    await put(core.store, large)
-    assert not prefetched(), "nobody has said that there is room"
-    say(fake, "cuda:0", used=10, budget=large.nbytes + 10)
-    say(fake, "cuda:1", used=0, budget=large.nbytes + 20)
-    first = await put(core.store, large)
-    say(fake, "cuda:1", used=large.nbytes, budget=large.nbytes + 20)
-    second = await put(core.store, large)
-    say(fake, "cuda:0", used=11, budget=large.nbytes + 10)
-    await put(core.store, large)
-    await put(core.store, A)
-    assert prefetched() == [("cuda:1", first.id), ("cuda:0", second.id)]
-
-
-async def test_uploads_stay_where_they_are_if_that_is_the_setting(make_core, make_settings, fake, put):
-    core = await make_core(make_settings(device_prefetch=False), fake)
-    say(fake, "cuda:0", budget=1 << 30)
-    await put(core.store, np.zeros((256, 256), "c8"))
-    assert not fake.told
 
 
 async def test_what_is_written_is_estimated_like_what_is_multiplied(make_core, make_settings, fake, gemm):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from types import SimpleNamespace
 
 import numpy as np
@@ -117,9 +118,9 @@ async def test_owners_are_served_in_turn_within_a_group_and_each_pays_for_its_ow
     ("costs", "groups"),
     [
         ({}, [["b", "c", "d", "e"]]),
-        ({"c": 0.02}, [["b"], ["c"], ["d", "e"]]),  # a longer one goes alone, and nobody overtakes it
-        ({"b": 0.006, "c": 0.006, "d": 0.006}, [["b"], ["c"], ["d", "e"]]),
-        ({"b": 5.0}, [["b"], ["c", "d", "e"]]),
+        ({"c": 0.02}, [["b", "d", "e"], ["c"]]),  # a longer one goes alone, and short ones overtake it
+        ({"b": 0.006, "c": 0.006, "d": 0.006}, [["e", "b"], ["c"], ["d"]]),
+        ({"b": 5.0}, [["c", "d", "e"], ["b"]]),
     ],
 )
 async def test_a_group_is_short(scheduler, fake, submit, seconds, costs, groups):
@@ -154,6 +155,7 @@ async def test_idle_workers_share_what_there_is(make_scheduler, make_fake, submi
     for name in "abcd":
         await submit(scheduler, name)
     fake.fleet["cuda:1"].ready = True
+    scheduler.fleet.ready(fake.fleet["cuda:1"])
     fake.hello("cuda:0")
     assert [len(fake.running(name)) for name in ("cuda:0", "cuda:1")] == [2, 2]
 
@@ -224,7 +226,7 @@ async def test_time_that_a_lost_group_took_is_charged_once(scheduler, fake, subm
         task.began = now - 100
     fake.fleet["cpu"].answered = 0.0
     charged = []
-    monkeypatch.setattr(scheduler.quotas, "charge_device", lambda owner, seconds, durable: charged.append(seconds))
+    monkeypatch.setattr(scheduler.quotas, "charge_device", lambda owner, seconds: charged.append(seconds))
     fake.lose()
     assert sum(charged) == pytest.approx(100)
 
@@ -319,9 +321,83 @@ async def test_a_worker_that_is_lost_with_tasks_sent_ahead_is_paid_for_once(
     for task in tasks:
         task.began = now - 100
     bills = {}
-    monkeypatch.setattr(
-        scheduler.quotas, "charge_device", lambda owner, spent, *, durable: bills.update({owner: spent})
-    )
+    monkeypatch.setattr(scheduler.quotas, "charge_device", lambda owner, spent: bills.update({owner: spent}))
     fake.lose()
     assert sum(bills.values()) == pytest.approx(100)
     assert bills.keys() == {"a", "b", "c"}
+
+
+# -- express tasks beside others --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def lanes(fake, make_scheduler, seconds):
+    """A worker that runs express tasks beside others; those whose names are capital letters are long."""
+    fake.ahead, fake.express = 2, True
+    seconds.update(dict.fromkeys(string.ascii_uppercase, 0.02))
+    seconds.update(dict.fromkeys(string.ascii_lowercase, 0.004))
+    return await make_scheduler(fake)
+
+
+def names(fake):
+    return ["".join(run.task for run in group) for _, group in fake.sent]
+
+
+async def test_express_tasks_are_sent_beside_long_ones(lanes, fake, submit):
+    for name in "ABCDEF":
+        await submit(lanes, name)
+    assert names(fake) == ["A", "B", "C"]
+    for name in "abcdef":
+        await submit(lanes, name)
+    assert names(fake)[3:] == ["a", "b", "c"]
+    assert [run.express for _, (run,) in fake.sent] == [False] * 3 + [True] * 3
+    fake.done(task="b")
+    assert names(fake)[6:] == ["de"]
+    fake.done(task="A")
+    assert names(fake)[7:] == ["D"]
+    while fake.running():
+        fake.done()
+    assert lanes.queued == 0
+
+
+async def test_long_tasks_are_sent_beside_express_ones(lanes, fake, submit):
+    for name in "abcdABCD":
+        await submit(lanes, name)
+    assert names(fake) == ["a", "b", "c", "A", "B", "C"]
+
+
+async def test_a_single_product_that_somebody_waits_for_comes_before_what_is_queued(lanes, fake, submit):
+    for name in "ABCDE":
+        await submit(lanes, name)
+    await submit(lanes, "Z", durable=False)
+    fake.done()
+    assert names(fake)[3:] == ["Z"]
+
+
+async def test_a_task_that_lost_a_worker_goes_alone_and_waits_for_no_stream_of_express_ones(lanes, fake, submit):
+    await submit(lanes, "a")
+    fake.lose()
+    for name in "bAcBdC":
+        await submit(lanes, name)
+    fake.hello()
+    sent = names(fake)[1:]
+    while "a" not in sent:
+        assert len(fake.running()) <= 1, "nothing is sent ahead while it waits"
+        fake.done()
+        sent = names(fake)[1:]
+    assert fake.running() == ["a"]
+    fake.done()
+    assert len(fake.running()) > 1
+
+
+async def test_the_lease_of_a_long_task_is_not_renewed_by_express_ones(lanes, fake, submit):
+    await submit(lanes, "A")
+    worker = fake.fleet["cpu"]
+    began = worker.moved
+    for name in "abc":
+        await submit(lanes, name)
+        fake.done(task=name)
+    assert worker.moved == began
+    await submit(lanes, "B")
+    fake.done(task="A")
+    assert worker.moved > began

@@ -56,6 +56,7 @@ async def test_short_tasks_pass_a_long_one_where_the_worker_has_panels(scheduler
     await submit(scheduler, "short", owner="somebody")
     assert fake.running() == ["long"]
     fake.fleet["cpu"].interleaves = True
+    scheduler.fleet.open(fake.fleet["cpu"])
     await submit(scheduler, "second", owner="somebody")
     assert fake.running() == ["long", "short"], "one at a time, and no long one"
     fake.done(task="short")
@@ -63,6 +64,26 @@ async def test_short_tasks_pass_a_long_one_where_the_worker_has_panels(scheduler
     fake.done(task="long")
     fake.done(task="second")
     assert fake.running() == ["another long"]
+
+
+async def test_one_that_waits_beside_a_long_one_passes_it_at_once(scheduler, fake, submit, by_priority):
+    fake.interleaves = True
+    fake.lose()
+    await submit(scheduler, "long", priority=50)
+    await submit(scheduler, "short")
+    fake.hello()
+    assert fake.running() == ["long", "short"]
+
+
+async def test_what_stood_behind_a_cancelled_one_passes_at_once(scheduler, fake, submit, by_priority):
+    fake.fleet["cpu"].interleaves = True
+    await submit(scheduler, "long", priority=50)
+    blocks = await submit(scheduler, "another long", priority=50)
+    await submit(scheduler, "short")
+    assert fake.running() == ["long"]
+    scheduler.cancel(blocks)
+    await asyncio.sleep(0)
+    assert fake.running() == ["long", "short"]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +143,16 @@ async def test_a_suspect_does_not_pass(scheduler, fake, submit, by_priority):
     suspect = await submit(scheduler, "suspect", owner="somebody", crashes=1)
     assert fake.running() == ["long"]
     assert suspect.worker is None
+
+
+async def test_a_suspect_may_come_before_its_worker_has_said_what_it_is(scheduler, fake, submit):
+    """As a job does whose worker was lost, when the server starts again."""
+    worker = fake.fleet["cpu"]
+    worker.ready, worker.spec = False, None
+    await submit(scheduler, "suspect", crashes=1)
+    assert fake.running() == []
+    fake.hello("cpu")
+    assert fake.running() == ["suspect"]
 
 
 async def test_a_check_has_its_time_and_is_not_sampled_of_huge_products(make_scheduler, fake, make_task):
@@ -270,6 +301,6 @@ async def test_ended_tasks_do_not_pile_up_behind_a_long_one(scheduler, submit):
     await submit(scheduler, "long")
     for i in range(1500):
         scheduler.cancel(await submit(scheduler, f"{i}"))
-    assert sum(len(flow.heap) for flow in scheduler.queue._flows.values()) < 600
+    assert sum(len(line.heap) for flow in scheduler.queue._flows.values() for line in flow.lines) < 600
     assert len(scheduler.queue._heap) < 600
     assert scheduler.queued == 0

@@ -11,14 +11,14 @@ from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.scheduling.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from gemmserve_service.errors import ServiceError
     from gemmserve_service.programs import Problem
     from gemmserve_service.schemas import GemmParams, GemmReduceParams, ProgramParams
     from gemmserve_service.store.extents.extents import Extent
     from gemmserve_service.store.pin import Pinned
-    from gemmserve_service.store.record import ArraySpec
+    from gemmserve_service.store.record import ArraySpec, Record
 
 _PRIORITY: Final = 100  # the highest: whoever waits for such an array waits for a job that has ended
 
@@ -30,8 +30,8 @@ class Lineage:
     params: GemmParams | GemmReduceParams | ProgramParams
     problem: Problem
     operands: dict[str, Pinned]
-    places: dict[str, tuple[ArraySpec, Extent | None]]
-    """Each result's place in the store, by name."""
+    results: dict[str, ArraySpec]
+    """Each result's array, by name."""
     algorithm: str | None
     """Algorithm to compute it by; None: that of each step of a program, whatever its device takes."""
     owner: str
@@ -40,12 +40,17 @@ class Lineage:
 
     @classmethod
     def of(cls, task: Task, algorithm: str) -> Lineage:
-        """Return that of a task's results, computed by `algorithm`; takes the pins of its operands over."""
+        """Return that of a task's results, computed by `algorithm`; takes the pins of its operands over, which no
+        worker reads any more.
+        """
+        pins = {name: pinned.share() for name, pinned in task.operands.items()}
+        task.unpin()
+        task.operands = {}
         return cls(
             task.params,
             task.problem,
-            task.operands,
-            {name: (upload.spec, upload.extent) for name, upload in task.results.items()},
+            pins,
+            {name: upload.spec for name, upload in task.results.items()},
             None if isinstance(task.problem, Program) else algorithm,
             task.owner,
             task.verify,
@@ -63,19 +68,23 @@ class Recomputation:
     def __init__(
         self,
         lineage: Lineage,
+        records: Iterable[Record],
+        place: Callable[[int], Extent],
         ended: Callable[[Done | ServiceError], None],
         closed: Callable[[bool], None],
     ) -> None:
-        """`ended` is called with the outcome; after an error `closed` once no worker is at the task any more, with
-        whether the results' place may serve others. Both in the event loop's thread.
+        """`records`: the results' arrays. `place`: returns a file of so many bytes, for one that has none; raises
+        StoreFull, OSError. `ended` is called with the outcome; after an error `closed` once no worker is at the task
+        any more, with whether the results' place may serve others. Both in the event loop's thread.
         """
         self._ended = ended
+        arrays = {record.info.id: record for record in records}
         self.task = Task(
             new_id("job"),
             lineage.params,
             lineage.problem,
             {name: pinned.share() for name, pinned in lineage.operands.items()},
-            {name: _Place(*place, closed) for name, place in lineage.places.items()},  # type: ignore[misc]
+            {name: _Place(spec, arrays[spec.id], place, closed) for name, spec in lineage.results.items()},  # type: ignore[misc]
             self,
             owner=lineage.owner,
             priority=_PRIORITY,
@@ -86,6 +95,9 @@ class Recomputation:
 
     def started(self, task: Task) -> None:
         """Do nothing: the job whose results these are has ended."""
+
+    def compiling(self, task: Task, compiles: bool) -> None:
+        """See `scheduling.tasks.Listener`."""
 
     def requeued(self, task: Task) -> None:
         """Do nothing, likewise."""
@@ -100,10 +112,23 @@ class Recomputation:
 class _Place:
     """A result's place in the store, given to a task like an upload: it is an array's already."""
 
-    def __init__(self, spec: ArraySpec, extent: Extent | None, closed: Callable[[bool], None]) -> None:
+    def __init__(
+        self, spec: ArraySpec, record: Record, place: Callable[[int], Extent], closed: Callable[[bool], None]
+    ) -> None:
         self.spec = spec
-        self.extent = extent
+        self._record = record
+        self._place = place
         self._closed = closed
+
+    @property
+    def extent(self) -> Extent | None:
+        """The array's file; None: it has none yet."""
+        return self._record.extent
+
+    def take_place(self) -> None:
+        """Take a file, if it has none. Raises StoreFull, OSError."""
+        if self._record.extent is None and self.spec.nbytes:
+            self._record.extent = self._place(self.spec.nbytes)
 
     def abort(self) -> None:
         """Called when no worker is at it."""

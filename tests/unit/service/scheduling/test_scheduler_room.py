@@ -1,0 +1,172 @@
+"""Tasks that cannot run yet, for want of room or of their operands, and what others do meanwhile."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from gemmserve_service.errors import JobTimeout
+from gemmserve_service.scheduling.estimates import Estimates
+from gemmserve_service.scheduling.tasks import Task
+
+A = np.arange(16.0).reshape(4, 4)
+
+pytestmark = pytest.mark.usefixtures("small_results_stay", "own_files")
+
+
+@pytest.fixture
+def settings(make_settings):
+    return make_settings(write_back_delay_s=60.0)
+
+
+@pytest.fixture
+def fake(make_fake):
+    fake = make_fake()
+    fake.result_bytes = 1 << 20
+    return fake
+
+
+@pytest.fixture
+async def a(core, put):
+    return await put(core.store, A)
+
+
+async def test_a_worker_that_waits_for_room_that_there_is_not_does_not_hang(core, fake, a, gemm, full_disk):
+    core.store._files.trim()
+    info, _ = await core.jobs.submit(gemm(a, a))
+    fake.done(written=False)
+    info = await core.jobs.wait(info.id, 60)
+    await core.jobs.submit(gemm(a, a))
+    full_disk(True)
+    worker = fake.fleet["cpu"]
+    worker.moved -= 1e6
+    with core.store.pin(info.result["d"]) as pinned, pytest.raises(JobTimeout):
+        await core.scheduler.writes.wait_readable(pinned, 0)
+    worker.heard = time.monotonic()
+    core.scheduler.watchdog.look(time.monotonic())
+    assert not fake.killed
+
+
+async def test_a_task_that_finds_no_room_is_not_charged_for_its_tries(core, fake, a, gemm, full_disk, monkeypatch):
+    monkeypatch.setattr(Estimates, "seconds", lambda *_: 1e-3)
+    monkeypatch.setattr(core.scheduler, "_is_checked", lambda _: True)
+    core.store._files.trim()
+    full_disk(True)
+    info, _ = await core.jobs.submit(gemm(a, a))
+    for _ in range(3):
+        core.scheduler._dispatch()
+    assert not fake.running()
+    (flow,) = core.scheduler.queue._flows.values()
+    assert [line.tag for line in flow.lines] == pytest.approx([0.0] * len(flow.lines))
+    await core.jobs.cancel(info.id)
+
+
+async def test_a_suspect_that_waits_for_the_disk_keeps_no_worker_from_running_ahead(
+    core, fake, a, gemm, full_disk, monkeypatch
+):
+    monkeypatch.setattr(core.scheduler.placement, "companions", lambda *_: [])
+    suspect, _ = await core.jobs.submit(gemm(a, a))
+    others = [(await core.jobs.submit(gemm(a, a, verify=True, priority=1)))[0].id for _ in range(5)]
+    assert fake.running() == [suspect.id]
+    fake.lose()
+    core.store._files.trim()
+    full_disk(True)
+    fake.ahead, fake.result_bytes = 2, 0
+    core.scheduler._room_at = math.inf
+    fake.hello()
+    assert fake.running() == others[:3]
+    full_disk(False)
+    core.scheduler._room_at = 0.0
+    for left in (2, 1):
+        fake.done()
+        assert len(fake.running()) == left, "now it could have the worker alone"
+    fake.done()
+    assert fake.running() == [others[3]]
+    fake.done()
+    fake.done()
+    assert fake.running() == [suspect.id]
+    fake.done()
+
+
+async def test_a_task_that_finds_no_room_keeps_no_other_from_an_idle_worker(core, fake, a, gemm, full_disk):
+    first, _ = await core.jobs.submit(gemm(a, a))
+    second, _ = await core.jobs.submit(gemm(a, a, verify=True))
+    fake.lose()
+    core.store._files.trim()
+    full_disk(True)
+    fake.result_bytes = 0
+    fake.hello()
+    assert fake.running() == [second.id]
+    full_disk(False)
+    core.scheduler._room_at = 0.0
+    fake.done()
+    assert fake.running() == [first.id]
+    fake.done()
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Names of tasks that cannot run: their operands are where no worker can use them."""
+    names: set[str] = set()
+    monkeypatch.setattr(
+        "gemmserve_service.scheduling.results.write_back.WriteBack.usable", lambda _, task, __: task.id not in names
+    )
+    return names
+
+
+@pytest.mark.parametrize("why", ["operands", "room", "suspect"])
+async def test_a_worker_runs_ahead_with_what_comes_behind_one_that_cannot_run(
+    make_scheduler, fake, submit, waits, monkeypatch, why
+):
+    fake.ahead = 2
+    scheduler = await make_scheduler(fake, max_grouped_jobs=1)
+    await submit(scheduler, "running")
+    if why == "room":
+        monkeypatch.setattr(Task, "needs_place", lambda task, *_, **__: task.id == "head")
+        scheduler._room_at = math.inf
+    else:
+        waits.add("head")
+    head = await submit(scheduler, "head", crashes=int(why == "suspect"))
+    for name in "ab":
+        await submit(scheduler, name)
+    assert fake.running() == ["running", "a", "b"]
+    scheduler._room_at = 0.0
+    waits.clear()
+    await submit(scheduler, "c")
+    for _ in range(3):
+        fake.done()
+    assert fake.running()[0] == "head", "it is the next when it can run"
+    assert head.worker is not None
+    while fake.running():
+        fake.done()
+
+
+async def test_one_that_cannot_run_is_passed_by_those_that_go_with_the_one_before_it(
+    scheduler, fake, submit, waits, monkeypatch
+):
+    monkeypatch.setattr(Estimates, "seconds", lambda _, task, __: 1.0 if task.id == "long" else 1e-6)
+    await submit(scheduler, "running")
+    waits.add("waits")
+    for name in ("a", "waits", "b", "long", "c"):
+        await submit(scheduler, name)
+    fake.done()
+    assert fake.running() == ["a", "b", "c"]
+    while fake.running():
+        fake.done()
+
+
+async def test_a_short_task_passes_a_long_one_though_its_owner_s_first_cannot_run(
+    scheduler, fake, submit, waits, monkeypatch
+):
+    monkeypatch.setattr(Estimates, "seconds", lambda _, task, __: 10.0 if task.id.startswith("long") else 0.01)
+    fake.fleet["cpu"].interleaves = True
+    await submit(scheduler, "long")
+    waits.add("first")
+    await submit(scheduler, "first", owner="somebody")
+    await submit(scheduler, "short", owner="somebody")
+    assert fake.running() == ["long", "short"]
+    while fake.running():
+        fake.done()
