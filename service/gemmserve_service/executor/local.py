@@ -7,8 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
-import struct
 import sys
 import time
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +17,7 @@ from gemmserve_service.executor.port import Worker
 from gemmserve_service.executor.protocol import (
     TO_FRONT,
     Beat,
+    Compiling,
     Decoder,
     Forget,
     Hello,
@@ -28,8 +27,10 @@ from gemmserve_service.executor.protocol import (
     Written,
     encode,
 )
+from gemmserve_service.runtime.unix_sockets import peer_of, process_descriptor
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
 
     from gemmserve_service.executor.port import ExecutorOwner, ToOne
@@ -142,16 +143,18 @@ class _Link(asyncio.Protocol):
         self._socket = -1
         """The transport's descriptor."""
         self._process: int | None = None
-        """Descriptor of the process at the other end, where the system has such (Linux 5.3)."""
+        """Descriptor of the process at the other end, where the system has such."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if not _same_user(transport.get_extra_info("socket")):
+        connection = transport.get_extra_info("socket")
+        # Where the system cannot say who it is the folder's mode 0700 must do, and a hung worker is only given up.
+        pid, user = peer_of(connection) or (os.getpid(), os.getuid())
+        if user != os.getuid():
             log.error("a process of another user connected to the control socket: closed")
             self._transport.abort()
             return
-        connection = transport.get_extra_info("socket")
-        self._process = _process_of(connection)
+        self._process = process_descriptor(pid) if pid != os.getpid() else None
         self._socket = -1 if connection is None else connection.fileno()
         self._executor.accepted(self)
 
@@ -168,8 +171,16 @@ class _Link(asyncio.Protocol):
                     self.close()
                 elif isinstance(message, Beat):
                     self.worker.beat(message.task, message.progress)
+                    self.worker.registered_bytes = message.registered
+                    if message.health is not None:
+                        self.worker.health = message.health
+                elif isinstance(message, Compiling):
+                    if self._executor.owner is not None:
+                        self._executor.owner.task_compiles(self.worker, message)
                 elif isinstance(message, Kept):
                     self.worker.keeps(message)
+                    if self._executor.owner is not None:
+                        self._executor.owner.copies_changed(self.worker, message)
                 elif isinstance(message, Written):
                     if self._executor.owner is not None:
                         self._executor.owner.results_written(self.worker, message)
@@ -219,31 +230,3 @@ class _Link(asyncio.Protocol):
             self.write(encode(last))
         if self._transport is not None:
             self._transport.close()
-
-
-def _same_user(connection: socket.socket | None) -> bool:
-    """Whether the peer runs as this user (SO_PEERCRED); where the system cannot say, the folder's mode 0700 must do."""
-    if connection is None or not hasattr(socket, "SO_PEERCRED"):
-        return True
-    return _peer(connection)[1] == os.getuid()
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _ = struct.unpack("3i", credentials)
-    return pid, uid
-
-
-def _process_of(connection: socket.socket | None) -> int | None:
-    """A descriptor of the peer's process, which no other process can come to stand for; None where there is none.
-
-    Without one a hung worker is only given up, not ended.
-    """
-    if connection is None or not hasattr(socket, "SO_PEERCRED") or not hasattr(os, "pidfd_open"):
-        return None
-    pid = _peer(connection)[0]
-    try:
-        return os.pidfd_open(pid) if pid != os.getpid() else None
-    except OSError:  # it is gone already, or the system has no such call
-        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gemmserve_kernels.device.caching import cached
-from gemmserve_service.executor.protocol import Form, Kind
+from gemmserve_service.executor.protocol import Form, Kind, row_without_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,9 +32,22 @@ class ExtentTable:
         number = self._numbers.get(extent.name)
         if number is None:
             number = self._numbers[extent.name] = len(self.rows)
-            name, nbytes = extent.file
-            self.rows.append((name, extent.path, nbytes, extent.start, cache_id))
+            self.rows.append(row_of(extent, cache_id))
         return number
+
+    def number_without_place(self, array: str) -> int:
+        """Return the row of an array that is on a device alone."""
+        number = self._numbers.get(array)
+        if number is None:
+            number = self._numbers[array] = len(self.rows)
+            self.rows.append(row_without_place(array))
+        return number
+
+
+def row_of(extent: Extent, cache_id: str | None) -> ExtentRow:
+    """Return an extent's row. `cache_id`: id of the immutable array that it holds."""
+    name, nbytes = extent.file
+    return name, extent.path, nbytes, extent.start, cache_id
 
 
 def form_of(

@@ -9,24 +9,27 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import TypeAdapter
 
+from gemmserve_service.schemas import DeviceHealth
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_service.executor.protocol import (
         Cancel,
+        Compiling,
         Done,
+        Drop,
         Failed,
         Forget,
         Hello,
         Kept,
-        Prefetch,
         RunBatch,
-        WriteOrder,
+        Write,
         Written,
     )
 
-    ToOne = RunBatch | Cancel | WriteOrder | Prefetch
+    ToOne = RunBatch | Cancel | Write | Drop
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +40,8 @@ class Worker:
     ready: bool = False
     spec: DeviceSpec | None = None
     """Device, as the first hello described it, None until then; kept while the worker restarts."""
+    device_class: int = -1
+    """Number of the class of its device: workers of equal devices share plans and estimates."""
     spec_fields: dict[str, Any] = field(default_factory=dict)
     verified_error: float | None = None
     memory_used: int = 0
@@ -48,38 +53,45 @@ class Worker:
     """Whether it lets a short task pass between the panels of a long one."""
     ahead: int = 0
     """Tasks that it may be sent before it has answered the first."""
+    express: bool = False
+    """Whether it runs short tasks beside long ones."""
     heard: float = 0.0
     """Time of its process's last sign of life (time.monotonic)."""
     progress: int = 0
     """Parts of its task that are done, as it said last."""
     moved: float = 0.0
-    """Time at which its task began or last made progress, or it answered one (time.monotonic)."""
+    """Time at which its oldest task began or last made progress, or it answered one of that task's kind, express or not
+    (time.monotonic)."""
     at: str | None = None
     """The task that it said it is at."""
     answered: float = 0.0
     """Time of its last answer to a task (time.monotonic)."""
-    defers: bool = False
-    """Whether it keeps copies of arrays, and results that are to be written later."""
+    result_bytes: int = 0
+    """Bytes of results that may be on its device alone; 0: it writes them before it answers."""
     asked: float | None = None
     """Time since which it has written no result that somebody waits for (time.monotonic); None: nobody waits."""
-    resident: set[str] = field(default_factory=set)
-    """Ids of arrays that its device has copies of."""
+    registered_bytes: int = 0
+    """Bytes of the host arena that its device copies to straight, as it said last."""
     kept: Kept | None = None
-    """State of those copies, as it reported it last."""
+    """State of the copies of arrays that its device has, as it reported it last."""
+    health: DeviceHealth = field(default_factory=DeviceHealth)
+    """Its device's sensors, as it reported them last."""
 
     def greeted(self, hello: Hello) -> None:
         """Takes over what the process said about itself."""
         self.ready = True
         self.spec_fields = hello.spec
-        self.spec = spec_adapter().validate_python(hello.spec)
+        self.spec, self.device_class = _device_class(spec_adapter().validate_python(hello.spec))
         self.verified_error = hello.verified_error
         self.memory_used = hello.memory_used
         self.interleaves = hello.interleaves
         self.ahead = hello.ahead
-        self.defers = hello.defers
+        self.express = hello.express
+        self.result_bytes = hello.result_bytes
         self.asked = None
-        self.resident.clear()
+        self.registered_bytes = 0
         self.kept = None
+        self.health = DeviceHealth()
         self.restarts += 1
         self.heard = time.monotonic()
 
@@ -91,9 +103,7 @@ class Worker:
             self.progress, self.at = progress, task
 
     def keeps(self, kept: Kept) -> None:
-        """Takes over what it said about its device's copies."""
-        self.resident.update(kept.came)
-        self.resident.difference_update(kept.went)
+        """Takes over what it said about its device's copies, but which they are."""
         self.kept = kept.model_copy(update={"came": [], "went": []})
         self.memory_used = kept.memory_used
 
@@ -101,9 +111,12 @@ class Worker:
         """Note that it was sent tasks while it had none."""
         self.progress, self.at, self.moved = 0, None, time.monotonic()
 
-    def ended(self) -> None:
-        """Note that it answered a task."""
-        self.answered = self.moved = time.monotonic()
+    def ended(self, task: Any) -> None:
+        """Note that it answered a task, which it has no more."""
+        self.answered = time.monotonic()
+        oldest = next(iter(self.tasks.values()), task)
+        if not self.express or oldest.express == task.express:
+            self.moved = self.answered
 
 
 class ExecutorOwner(Protocol):
@@ -118,8 +131,14 @@ class ExecutorOwner(Protocol):
     def task_ended(self, worker: Worker, answer: Done | Failed) -> None:
         """Called when a worker answered a task."""
 
+    def task_compiles(self, worker: Worker, message: Compiling) -> None:
+        """Called when a task begins to wait for the compiler, and when it no longer does."""
+
     def results_written(self, worker: Worker, message: Written) -> None:
         """Called when results that were to be written later are, or never will be."""
+
+    def copies_changed(self, worker: Worker, kept: Kept) -> None:
+        """Called when arrays came to a worker's device or went from there."""
 
 
 class Executor(Protocol):
@@ -136,7 +155,7 @@ class Executor(Protocol):
 
     def send(self, worker: Worker, message: ToOne) -> None:
         """Send a message to one worker. Tasks are answered through the owner, each for itself; a cancelled one stops at
-        its next panel and is answered then. Only workers that keep copies are sent WriteOrder and Prefetch.
+        its next panel and is answered then. Only workers that defer results are sent Write and Drop.
         """
 
     def kill(self, worker: Worker, reason: str) -> None:
@@ -144,6 +163,14 @@ class Executor(Protocol):
 
     def forget(self, message: Forget) -> None:
         """Tell every worker that extents or arrays are gone: it drops mappings and copies of them."""
+
+
+_classes: dict[DeviceSpec, tuple[DeviceSpec, int]] = {}
+
+
+def _device_class(spec: DeviceSpec) -> tuple[DeviceSpec, int]:
+    """Return a device, the same object for equal ones, and the number of its class."""
+    return _classes.setdefault(spec, (spec, len(_classes)))
 
 
 @cache

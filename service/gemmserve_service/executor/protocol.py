@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gemmserve_service.schemas import (  # noqa: TC001 (pydantic resolves them at run time)
+    DeviceHealth,
     Elements,
     GemmParams,
     GemmReduceParams,
@@ -46,6 +47,11 @@ class ArrayRef(_Message):
     cache_id: str | None = Field(None, description="id of an immutable array, which a device may keep a copy of")
     offset: int = 0
 
+    @property
+    def placeless(self) -> bool:
+        """Whether it has bytes, and no place in the store for them."""
+        return self.extent is None and self.nbytes > 0
+
 
 class Kind(_Message):
     """Kind of arrays: all but their bytes."""
@@ -78,7 +84,17 @@ class Part(_Message):
 
 ExtentRow = tuple[str, str, int, int, str | None]
 """An extent: name (which never comes back for other pages), path and bytes of the file that it lies in, where it begins
-there, and the id of the immutable array that it holds, of which a device may keep a copy; null: it holds none."""
+there, and the id of the immutable array that it holds, of which a device may keep a copy; null: it holds none.
+
+An array that is on the worker's device alone and has no place in the store yet has a row of its own with an empty path
+(`row_without_place`): a deferred task's result, which stays there until `Write` says where it goes; or an operand,
+whose bytes are the device's. What needs an operand's bytes on the host then (a check there, too little memory) copies
+them to memory of the worker's own."""
+
+
+def row_without_place(array: str) -> ExtentRow:
+    """Return the row of an array that is on a device alone: its id is all that it has."""
+    return array, "", 0, 0, array
 
 
 class Work(_Message):
@@ -90,7 +106,11 @@ class Work(_Message):
     extents: list[ExtentRow]
     parts: list[Part]
     verify: bool = False
-    defer: bool = Field(default=False, description="the task may end before its results are written")
+    defer: bool = Field(
+        default=False,
+        description="the task may end before its results are written, and must where they have no place yet",
+    )
+    express: bool = Field(default=False, description="the task is short: it runs beside long ones, and before them")
 
 
 class RunBatch(_Message):
@@ -115,20 +135,24 @@ class Cancel(_Message):
     task: str
 
 
-class WriteOrder(_Message):
-    """Front to worker: tasks whose results, which are on the device alone, are to be written in another order."""
+class Write(_Message):
+    """Front to worker: where a task's results, which are on the device alone, go; `Written` follows. Sent again, it
+    changes `urgent` and nothing else.
+    """
 
-    kind: Literal["write_order"] = "write_order"
-    first: list[str] = Field(default_factory=list, description="somebody waits for them")
-    last: list[str] = Field(default_factory=list, description="nobody can see them")
-    drop: list[str] = Field(default_factory=list, description="nobody needs them")
+    kind: Literal["write"] = "write"
+    task: str
+    places: dict[str, ExtentRow] = Field(description="by the array's id; empty arrays have none")
+    urgent: bool = Field(
+        default=False, description="somebody waits for them: they overtake those that nobody waits for"
+    )
 
 
-class Prefetch(_Message):
-    """Front to worker: jobs may come for this array; a device that has nothing to do and room for it takes a copy."""
+class Drop(_Message):
+    """Front to worker: nobody needs the results of these tasks, written or not; `Written` follows for each."""
 
-    kind: Literal["prefetch"] = "prefetch"
-    array: ArrayRef
+    kind: Literal["drop"] = "drop"
+    tasks: list[str]
 
 
 class Stop(_Message):
@@ -148,7 +172,8 @@ class Hello(_Message):
     memory_used: int = 0
     interleaves: bool = Field(default=False, description="runs what comes meanwhile between the panels of a long task")
     ahead: int = Field(0, description="messages of tasks that it takes on before it has answered the first")
-    defers: bool = Field(default=False, description="keeps copies of arrays, and results that are to be written later")
+    express: bool = Field(default=False, description="runs short tasks beside long ones")
+    result_bytes: int = Field(0, description="bytes of results that may be on the device alone; 0: none may")
 
 
 class Beat(_Message):
@@ -157,6 +182,16 @@ class Beat(_Message):
     kind: Literal["beat"] = "beat"
     task: str | None = Field(None, description="that it is at")
     progress: int = Field(0, description="parts of the task that are done; grows")
+    registered: int = Field(0, description="bytes of the host arena that its device copies to straight")
+    health: DeviceHealth | None = Field(None, description="the device's sensors; null: as said before")
+
+
+class Compiling(_Message):
+    """Worker to front: a task waits for kernels that are being compiled, or no longer does."""
+
+    kind: Literal["compiling"] = "compiling"
+    task: str
+    compiling: bool
 
 
 class Kept(_Message):
@@ -209,10 +244,10 @@ class Failed(_Message):
     extra: dict[str, Any] = Field(default_factory=dict)
 
 
-ToWorker = Annotated[RunBatch | Cancel | Forget | WriteOrder | Prefetch | Stop, Field(discriminator="kind")]
-ToFront = Annotated[Hello | Beat | Done | Failed | Written | Kept, Field(discriminator="kind")]
-TO_WORKER: Final[TypeAdapter[RunBatch | Cancel | Forget | WriteOrder | Prefetch | Stop]] = TypeAdapter(ToWorker)
-TO_FRONT: Final[TypeAdapter[Hello | Beat | Done | Failed | Written | Kept]] = TypeAdapter(ToFront)
+ToWorker = Annotated[RunBatch | Cancel | Forget | Write | Drop | Stop, Field(discriminator="kind")]
+ToFront = Annotated[Hello | Beat | Compiling | Done | Failed | Written | Kept, Field(discriminator="kind")]
+TO_WORKER: Final[TypeAdapter[RunBatch | Cancel | Forget | Write | Drop | Stop]] = TypeAdapter(ToWorker)
+TO_FRONT: Final[TypeAdapter[Hello | Beat | Compiling | Done | Failed | Written | Kept]] = TypeAdapter(ToFront)
 
 
 def encode(message: BaseModel) -> bytes:

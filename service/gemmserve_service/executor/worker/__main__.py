@@ -8,15 +8,16 @@ import os
 import sys
 from pathlib import Path
 
-from gemmserve_kernels.device.shipped_kernels import seed_cache
 from gemmserve_service.executor.worker.backend import DeviceUnavailable
 from gemmserve_service.executor.worker.checks.selftest import verified_error
 from gemmserve_service.executor.worker.loop import serve
+from gemmserve_service.executor.worker.memory.host_arena import ArenaFile
 from gemmserve_service.executor.worker.open_backend import open_backend
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.runtime import logs
 from gemmserve_service.runtime.handoff import WorkerHandoff
 from gemmserve_service.runtime.tuning import keep_from_collector
+from gemmserve_service.store.extents.memfd import arena_ahead_bytes
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +26,13 @@ def main() -> int:
     """Opens the device, verifies a product on it, and serves. EX_UNAVAILABLE: starting again would not help."""
     handoff = WorkerHandoff.receive()
     logs.configure(handoff.settings)
-    _seed_kernels()
     try:
         settings = handoff.settings
-        backend = open_backend(handoff.device, settings.device_cache_share, settings.write_back_delay_s)
+        arena = None
+        if handoff.arena_path is not None:
+            ahead_bytes = arena_ahead_bytes(settings, handoff.arena_bytes)
+            arena = ArenaFile(handoff.arena_path, handoff.arena_bytes, ahead_bytes)
+        backend = open_backend(handoff.device, settings.device_cache_share, arena)
         error = verified_error(backend)
     except DeviceUnavailable as unavailable:
         log.error("%s cannot be used: %s", handoff.device, unavailable)  # noqa: TRY400 (the message says it all)
@@ -37,15 +41,6 @@ def main() -> int:
     keep_from_collector()
     serve(Path(handoff.control_path), handoff.device, Runner(backend), error, timeout_s)
     return 0
-
-
-def _seed_kernels() -> None:
-    """Kernels that were compiled ahead of time go into the cache; without them products wait for the compiler."""
-    try:
-        if count := seed_cache():
-            log.info("%d kernels compiled ahead of time are new in the cache", count)
-    except OSError as error:
-        log.warning("kernels compiled ahead of time cannot be used: %s", error)
 
 
 def probe() -> int:

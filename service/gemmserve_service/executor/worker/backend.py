@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from gemmserve_kernels import gemm, gemm_reduce
-from gemmserve_service.products import options
-from gemmserve_service.schemas import GemmParams
+from gemmserve_kernels import Operand, gemm, gemm_reduce
+from gemmserve_service.products import build_operation, options
+from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.worker.batches import Products
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.programs import Value
-    from gemmserve_service.schemas import GemmReduceParams, Timings
+    from gemmserve_service.schemas import StepParams, Timings, View
 
 T = TypeVar("T")
 
@@ -37,7 +37,14 @@ class HostArray:
     """An operand in host memory; `cache_id` names it where it is immutable, so that a device copy may be kept."""
 
     data: np.ndarray[Any, Any]
+    """Its bytes; with `fetch` its shape, dtype and order alone."""
     cache_id: str | None = None
+    fetch: Callable[[], np.ndarray[Any, Any]] | None = None
+    """Function that brings its bytes to the host, of an operand that may be on the device alone. Raises OSError."""
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """Return its bytes on the host. Raises OSError and MemoryError where they had to be brought there."""
+        return self.data if self.fetch is None else self.fetch()
 
 
 class Values(Protocol):
@@ -49,15 +56,16 @@ class Values(Protocol):
     def load(self, operand: HostArray) -> Any:
         """A stored array."""
 
+    def view(self, value: Any, view: View) -> Any:
+        """Elements of a value of this program; their conjugates in memory of their own."""
+
     def empty(self, value: Value) -> Any:
         """Room for a value that is no result."""
 
     def result(self, out: np.ndarray[Any, Any]) -> Any:
         """Room for a value that is one."""
 
-    def run(
-        self, params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], made: Mapping[str, Any]
-    ) -> Callable[[], float]:
+    def run(self, params: StepParams, operands: Mapping[str, Any], made: Mapping[str, Any]) -> Callable[[], float]:
         """Do a step, or start it; return a function that gives the seconds that it took, once it is over."""
 
     def deliver(self, value: Any, out: np.ndarray[Any, Any]) -> None:
@@ -65,7 +73,7 @@ class Values(Protocol):
 
     def check(
         self,
-        params: GemmParams | GemmReduceParams,
+        params: StepParams,
         operands: Mapping[str, Any],
         made: Mapping[str, Any],
         what: str,
@@ -94,7 +102,7 @@ class DeviceBackend(Protocol):
 
     def run(
         self,
-        params: GemmParams | GemmReduceParams,
+        params: StepParams,
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
         checkpoint: Callable[[], None] = go_on,
@@ -120,18 +128,18 @@ class DeviceBackend(Protocol):
     def forget(self, array: str) -> None:
         """Drops what it keeps of an array that is gone."""
 
-    def flush(self, arrays: Iterable[str | None]) -> None:
-        """Returns when the bytes of those arrays are in host memory."""
-
     def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
         """Return what `run` returns, called with where the program's values are to live; called again, if memory ran
         out, with another place.
         """
 
 
-def call(params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-    """The kernels' public function for `params`, on arrays of either library."""
+def call(params: StepParams, operands: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+    """The kernels' public function for `params`, or its operation, on arrays of either library."""
     if isinstance(params, GemmParams):
         gemm(operands["a"], operands["b"], operands.get("c"), out=results["d"], **options(params))
-    else:
+    elif isinstance(params, GemmReduceParams):
         gemm_reduce(operands["a"], operands["b"], out=dict(results), **options(params))
+    else:
+        described = {name: Operand.of(array) for name, array in operands.items()}
+        build_operation(params, described).run(operands, results)

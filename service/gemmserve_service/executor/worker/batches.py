@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import ExtentRow, Kind, Part, Places, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.executor.worker.checks.verification import Verdict
-    from gemmserve_service.executor.worker.memory.mappings import Mappings
     from gemmserve_service.executor.worker.unpack import Form, Forms
 
     Array = np.ndarray[Any, Any]
@@ -140,9 +139,11 @@ class Products:
         return None if number < 0 else self._extents[number][-1]
 
 
-def parts_of(work: Work, forms: Forms, mappings: Mappings) -> list[Products]:
-    """A batch's parts. Raises OSError if an extent is gone, ValueError for a form that is none."""
-    buffers = [mappings.of(name, path, capacity)[start:] for name, path, capacity, start, _ in work.extents]
+def parts_of(work: Work, forms: Forms, locate: Callable[[ExtentRow], Any]) -> list[Products]:
+    """A batch's parts. `locate` returns the bytes from where an extent begins. Raises OSError if an extent is gone,
+    ValueError for a form that is none.
+    """
+    buffers = [locate(row) for row in work.extents]
     return [Products(part, forms.of(part.form), work.extents, buffers, verify=work.verify) for part in work.parts]
 
 
@@ -158,6 +159,7 @@ def run_parts(parts: list[Products], backend: DeviceBackend, checkpoint: Callabl
 def sum_of(timings: list[Timings]) -> Timings:
     """Phase by phase."""
     return Timings(
+        compile_s=math.fsum(each.compile_s for each in timings),
         h2d_s=math.fsum(each.h2d_s for each in timings),
         kernel_s=math.fsum(each.kernel_s for each in timings),
         d2h_s=math.fsum(each.d2h_s for each in timings),

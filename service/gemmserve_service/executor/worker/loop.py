@@ -19,18 +19,20 @@ from gemmserve_service.executor.protocol import (
     TO_WORKER,
     Beat,
     Cancel,
+    Compiling,
     Decoder,
     Done,
+    Drop,
     Forget,
     Hello,
     Kept,
-    Prefetch,
     RunBatch,
     Stop,
-    WriteOrder,
+    Write,
     Written,
     encode,
 )
+from gemmserve_service.executor.worker.health.monitor import Monitor
 from gemmserve_service.executor.worker.overlap import Overlap, OverlappingBackend
 
 if TYPE_CHECKING:
@@ -40,10 +42,11 @@ if TYPE_CHECKING:
 
     from gemmserve_service.executor.protocol import Failed, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
-    from gemmserve_service.executor.worker.memory.write_queue import Outcome, WriteQueue
+    from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.runner import Runner
+    from gemmserve_service.schemas import DeviceHealth
 
-Message = RunBatch | Forget | WriteOrder | Prefetch | Stop
+Message = RunBatch | Forget | Write | Drop | Stop
 _RETRY_S: Final = 0.05
 _PIECE: Final = 1 << 16
 _BEATS: Final = 6  # in the time after which a silent worker is taken for hung
@@ -67,6 +70,9 @@ def serve(path: Path, name: str, runner: Runner, verified_error: float, heartbea
     Ends only by the supervisor's pipe or by a broken device context.
     """
     backend = runner.backend
+    write_queue = _write_queue(backend)
+    monitor = Monitor(getattr(backend, "open_probe", None))
+    monitor.begin()
     beat_s = min(heartbeat_timeout_s / _BEATS, _MAX_BEAT_S)
     while True:
         with _connect(path) as connection:
@@ -78,11 +84,12 @@ def serve(path: Path, name: str, runner: Runner, verified_error: float, heartbea
                 memory_used=backend.memory_used(),
                 interleaves=backend.cuts,
                 ahead=_AHEAD if _overlaps(backend) else 0,
-                defers=_write_queue(backend) is not None,
+                express=_overlaps(backend),
+                result_bytes=0 if write_queue is None else write_queue.offered,
             )
             try:
                 connection.sendall(encode(hello))
-                _converse(connection, runner, beat_s)
+                _converse(connection, runner, beat_s, monitor)
             except OSError as error:
                 log.info("the connection to the front broke: %s", error)
         time.sleep(_RETRY_S)
@@ -113,14 +120,16 @@ class _Line:
         self._passing = False
         self._looked = 0.0
         backend = runner.backend
-        self.overlap = Overlap(runner, backend, self._answer, self._tell_news) if _overlaps(backend) else None
+        self.overlap = Overlap(runner, backend, self._answer, self._compiles) if _overlaps(backend) else None
         """Runner of the tasks, where several run at once."""
         self.write_queue = _write_queue(backend)
         """Results that are to be written later, where there are such."""
+        if (warm_up := getattr(backend, "warm_up", None)) is not None:
+            warm_up.begin(lambda: self.at[0] is not None)
         self._account = Kept()
         self._account_sent = 0.0
         if self.write_queue is not None:
-            self.write_queue.begin(self._settled)
+            self.write_queue.begin(self._settled, runner.place)
             kept = self._kept(self.write_queue.resident.arrays())
             self._account = kept.model_copy(update={"came": []})
             self.send(kept)
@@ -175,19 +184,17 @@ class _Line:
         if isinstance(message, RunBatch):
             if self.overlap is not None:
                 for work in message.tasks:
-                    self.overlap.start(self._runner.unpacked(work))
+                    self.overlap.start(work)
             elif len(message.tasks) == 1:
                 self.send(self._run(message.tasks[0]))
             else:
                 self._run_group(message.tasks)
         elif isinstance(message, Forget):
-            if self.overlap is not None:
-                self.overlap.gone(message.arrays)
             self._runner.forget(message.extents, message.arrays)
-        elif isinstance(message, WriteOrder) and self.write_queue is not None:
-            self.write_queue.reorder(first=message.first, last=message.last, drop=message.drop)
-        elif isinstance(message, Prefetch) and self.overlap is not None:
-            self.overlap.prefetch(message)
+        elif isinstance(message, Write) and self.write_queue is not None:
+            self.write_queue.write(message.task, message.places, urgent=message.urgent)
+        elif isinstance(message, Drop) and self.write_queue is not None:
+            self.write_queue.drop(message.tasks)
         return not isinstance(message, Stop)
 
     def _run(self, work: Work) -> Done | Failed:
@@ -200,22 +207,28 @@ class _Line:
         except OSError:
             log.info("nobody is there any more for the answer of task %s", answer.task)
 
-    def _tell_news(self) -> None:
-        """Called by a thread of `overlap`."""
-        try:
-            self.send()
-        except OSError:
-            log.info("nobody is there any more who would hear of the device's copies")
+    @property
+    def registered_bytes(self) -> int:
+        """Bytes of the host arena that the device copies to straight."""
+        arena = getattr(self._runner.backend, "arena", None)
+        return 0 if arena is None else int(arena.registered_bytes)
 
-    def _settled(self, outcome: Outcome) -> None:
-        """Called when results were written, or not."""
-        if outcome.lost and not _usable(self._runner.backend):
+    def _compiles(self, task: str, compiling: bool) -> None:
+        """Called by a thread of `overlap`: a task waits for the compiler, or no longer does."""
+        try:
+            self.send(Compiling(task=task, compiling=compiling))
+        except OSError:
+            log.info("nobody is there any more who would hear of task %s", task)
+
+    def _settled(self, tasks: list[str], lost: list[str]) -> None:
+        """Called by the queue's thread when results were written, or not."""
+        if lost and not _usable(self._runner.backend):
             log.error("the device context is broken: starting anew")
             os._exit(BROKEN_CONTEXT)
         try:
-            self.send(Written(**{"lost" if outcome.lost else "tasks": [outcome.task]}))
+            self.send(Written(tasks=tasks, lost=lost))
         except OSError:
-            log.info("nobody is there any more who would hear of the results of task %s", outcome.task)
+            log.info("nobody is there any more who would hear of the results of %d tasks", len(tasks) + len(lost))
 
     def _kept(self, came: list[str], went: list[str] | None = None) -> Kept:
         assert self.write_queue is not None
@@ -276,18 +289,20 @@ class _Line:
         return bool(data)
 
 
-def _converse(connection: socket.socket, runner: Runner, beat_s: float) -> None:
+def _converse(connection: socket.socket, runner: Runner, beat_s: float, monitor: Monitor) -> None:
     runner.forget_all()  # an earlier front's memory went with it
     line = _Line(connection, runner)
     # Where tasks have threads of their own this one reads all the time, and must be the only one that does.
     runner.look = line.look if line.overlap is None else lambda: None
     over = threading.Event()
-    heart = threading.Thread(target=_beat, args=(line, beat_s, over), name="gemmserve-heart", daemon=True)
+    heart = threading.Thread(target=_beat, args=(line, beat_s, over, monitor), name="gemmserve-heart", daemon=True)
     heart.start()
     try:
         while (message := line.receive()) is not None and line.handle(message):
             pass
         if line.overlap is not None and message is not None:  # told to stop, by a front that waits for the answers
+            if line.write_queue is not None:
+                line.write_queue.end()
             line.overlap.close()
     finally:
         if line.overlap is not None:
@@ -298,12 +313,18 @@ def _converse(connection: socket.socket, runner: Runner, beat_s: float) -> None:
         heart.join()
 
 
-def _beat(line: _Line, beat_s: float, over: threading.Event) -> None:
-    """Says every `beat_s` that this process lives. In a thread: BLAS and drivers hold no lock while they compute."""
+def _beat(line: _Line, beat_s: float, over: threading.Event, monitor: Monitor) -> None:
+    """Says every `beat_s` that this process lives, and what the device's sensors say. In a thread: BLAS and drivers
+    hold no lock while they compute.
+    """
+    said: DeviceHealth | None = None
     while not over.wait(beat_s):
         try:
             task, progress = line.at
-            line.send(Beat(task=task, progress=progress))
+            health = monitor.latest
+            news = None if health is said else health
+            line.send(Beat(task=task, progress=progress, registered=line.registered_bytes, health=news))
+            said = health
         except OSError:
             return  # the other thread notices too
 

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gemmserve_service.executor.worker.backend import DeviceBackend
+    from gemmserve_service.executor.worker.memory.host_arena import ArenaFile
 
 
-def open_backend(device: str, cache_share: float, write_back_delay_s: float = 0.0) -> DeviceBackend:
-    """Return the backend of "cpu", "cuda:0", "rocm:1". Raises DeviceUnavailable."""
+def open_backend(device: str, cache_share: float, arena: ArenaFile | None = None) -> DeviceBackend:
+    """Return the backend of "cpu", "cuda:0", "rocm:1". `arena`: memory that an accelerator's results may go to. Raises
+    DeviceUnavailable.
+    """
     kind, _, ordinal = device.partition(":")
     if kind == "cpu":
         from gemmserve_service.executor.worker.host.backend import CpuBackend
@@ -17,4 +20,4 @@ def open_backend(device: str, cache_share: float, write_back_delay_s: float = 0.
         return CpuBackend()
     from gemmserve_service.executor.worker.cuda.backend import CupyBackend
 
-    return CupyBackend(kind, int(ordinal), cache_share, write_back_delay_s)
+    return CupyBackend(kind, int(ordinal), cache_share, arena)

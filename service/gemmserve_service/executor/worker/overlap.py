@@ -10,7 +10,7 @@ from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.errors import JobCancelled, describe
 from gemmserve_service.executor.protocol import Done
-from gemmserve_service.executor.worker.memory.prefetch import ArrayPrefetch, Prefetches
+from gemmserve_service.executor.worker.compilation import Compilation, CompilingBackend
 from gemmserve_service.executor.worker.memory.write_queue import Result
 from gemmserve_service.executor.worker.pipeline import Pipeline
 from gemmserve_service.executor.worker.runner import failed
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gemmserve_service.executor.protocol import ArrayRef, Failed, Prefetch, Work
+    from gemmserve_service.executor.protocol import Failed, Work
     from gemmserve_service.executor.worker.backend import HostArray
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 _BRIEF: Final = 1 << 18
 """Bytes of results whose way to the host takes no longer than to wake the thread for it: some 20 us."""
+
+_PROMPT: Final = 32 << 20
+"""Bytes of operands and results up to which one thread enqueues a product and waits for it. Two, which take turns at
+the interpreter, were slower with 512^3 (2,100 a second for 2,700) and faster with 4096^3 (424 for 396)."""
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +54,10 @@ class StagedProduct(Protocol):
         """Brings the operands."""
 
     def compute(self) -> None:
-        """Computes; brings the operands first, if they are not there."""
+        """Have the device compute; brings the operands first, if they are not there."""
+
+    def finish(self) -> None:
+        """Wait until it has; the operands are let go."""
 
     def store(self) -> None:
         """Takes the results to the host."""
@@ -65,8 +72,8 @@ class OverlappingBackend(Protocol):
 
     out_of_memory: tuple[type[BaseException], ...]
 
-    def enter(self) -> None:
-        """Makes the calling thread one that uses the device, on a stream of its own."""
+    def enter(self, *, express: bool = False) -> None:
+        """Makes the calling thread one that uses the device, on a stream of its own; of high priority for `express`."""
 
     def product(
         self,
@@ -82,10 +89,17 @@ class OverlappingBackend(Protocol):
         """
 
 
-class Overlap:
-    """The tasks of a worker, in the order in which they came; `answer` is told of each, in that order.
+class NoRoomBesideError(Exception):
+    """An express task found too little memory: it has to wait its turn among the others."""
 
-    What finds too little memory waits until it is alone with the device, and what was loaded ahead is let go.
+
+class Overlap:
+    """The tasks of a worker in two lanes: express ones, and all others, which they pass.
+
+    In each they run in the order in which they came; `answer` is told of each, in that order. What finds too little
+    memory waits until it is alone in the lane of the long ones, and what was loaded ahead there is let go. A task whose
+    kernels are not compiled yet waits for them before it enters its lane; `tell(task, compiling)` hears of the
+    beginning and the end of that.
     """
 
     def __init__(
@@ -93,98 +107,143 @@ class Overlap:
         runner: Runner,
         backend: OverlappingBackend,
         answer: Callable[[Done | Failed], None],
-        news: Callable[[], None],
+        tell: Callable[[str, bool], None] = lambda _, __: None,
     ) -> None:
-        """`news` is called when the device has a copy that no task asked for."""
-        self._news = news
         self._runner = runner
-        self._backend = backend
+        self._compilation = Compilation(backend, tell) if isinstance(backend, CompilingBackend) else None
+        self._long = _Lane(runner, backend, answer, express=False)
+        self._express = _Lane(runner.beside(), backend, answer, express=True)
         self._answer = answer
-        self._pipeline: Pipeline[_Task] = Pipeline(
-            backend.enter, loaded=lambda task: task.loaded, brief=lambda task: task.brief
-        )
-        self._steps = 0
-        self._prefetches = Prefetches()
-        self._write_queue: WriteQueue | None = getattr(backend, "write_queue", None)
 
     @property
     def at(self) -> tuple[str | None, int]:
-        """The oldest task that is under way, and a number that grows as long as anything gets on."""
-        oldest = next(iter(self._pipeline.under_way), None)
-        return None if oldest is None else oldest.name, self._steps + self._runner.progress
+        """The oldest task of the lane that has stood still for longest, and a number that grows while it gets on."""
+        lanes = self._long, self._express
+        for lane in lanes:
+            lane.look()
+        busy = [lane for lane in lanes if lane.oldest is not None]
+        if not busy:
+            return (None, self._long.steps) if self._compilation is None else self._compilation.at
+        stillest = min(busy, key=lambda lane: lane.moved)
+        return stillest.oldest, stillest.steps
 
     def start(self, message: Run | Work) -> None:
-        """Takes a task on."""
-        runner, backend = self._runner, self._backend
-        if isinstance(message, Run) and not isinstance(message.params, ProgramParams):
-            task: _Task = _ProductTask(
-                runner, message, message.params, backend, self._pipeline, self._step, self._answer
-            )
-        else:
-            task = _WholeTask(runner, message, self._pipeline)
+        """Takes a task on. Raises ValueError for a form that is none."""
+        lane = self._express if message.express else self._long
         if isinstance(message, Run):
-            self._prefetches.drop(ref.cache_id for ref in message.operands.values())
-        self._pipeline.put(task, self._ended)
-
-    def prefetch(self, message: Prefetch) -> None:
-        """Takes a copy of an array when there is nothing else to do."""
-        copies = getattr(self._backend, "copies", None)
-        if copies is not None:
-            ref = message.array
-            self._prefetches.add(ArrayPrefetch(ref, lambda: self._runner.stored(ref), copies))
-            self._use_the_pause(None)
-
-    def gone(self, arrays: list[str]) -> None:
-        """Drop prefetches of arrays that are gone."""
-        self._prefetches.drop(arrays)
+            lane.start(message, self._ended)
+            return
+        unpacked = self._runner.unpacked(message)
+        if self._compilation is None:
+            lane.start(unpacked, self._ended)
+            return
+        self._compilation.put(
+            message.task,
+            self._runner.forms(message),
+            lambda compile_s: lane.start(unpacked, self._ended, compile_s),
+            checked=message.verify,
+        )
 
     def abandon(self) -> None:
         """Cancel what is under way; return when it has ended."""
-        for task in self._pipeline.under_way:
-            self._runner.cancel(task.name)
+        if self._compilation is not None:
+            self._compilation.abandon()
+        for lane in (self._express, self._long):
+            lane.cancel()
         self.close()
 
     def close(self) -> None:
         """Returns when what was taken on has ended."""
-        self._prefetches.clear()
-        self._pipeline.close()
-
-    def _step(self) -> None:
-        self._steps += 1
-
-    def _use_the_pause(self, ended: _Task | None) -> None:
-        """Goes on with a prefetch if nothing is under way but what has just ended."""
-        if not self._prefetches or any(task is not ended for task in self._pipeline.under_way):
-            return
-        prefetch = self._prefetches.take()
-        if prefetch is not None:
-            task = _PrefetchTask(self._runner, prefetch, self._pipeline, self._backend.out_of_memory)
-            self._pipeline.put(task, self._prefetched)
-
-    def _prefetched(self, task: _Task, error: BaseException | None) -> None:
-        run = cast("_PrefetchTask", task)
-        if error is not None:
-            log.warning("array %s was not brought ahead of its use: %s", run.prefetch.array, error)
-        self._prefetches.stopped(run.prefetch, finished=run.finished or error is not None)
-        if run.finished:
-            self._news()
-        self._use_the_pause(task)
+        if self._compilation is not None:
+            self._compilation.close()
+        self._express.pipeline.close()  # first: what it has no room for goes to the other
+        self._long.pipeline.close()
 
     def _ended(self, task: _Task, error: BaseException | None) -> None:
         answer = task.answer
         if error is not None:
             if not isinstance(error, Exception):  # the interpreter's own end
                 raise error
+            if isinstance(error, NoRoomBesideError):
+                self._long.start(cast("_WholeTask | _ProductTask", task).message, self._ended, task.compile_s)
+                return
             if isinstance(error, JobCancelled):
                 log.info("task %s stopped", task.name)
             answer = failed(cast("_WholeTask | _ProductTask", task).message, error)
         self._runner.over(task.name)
         if not task.answered:
             assert answer is not None
+            if isinstance(answer, Done):
+                answer.timings.compile_s += task.compile_s
             self._answer(answer)
-            if isinstance(answer, Done) and not answer.written and self._write_queue is not None:
-                self._write_queue.start(task.name)
-        self._use_the_pause(task)
+
+
+class _Lane:
+    """A pipeline of tasks, and how far it is."""
+
+    def __init__(
+        self, runner: Runner, backend: OverlappingBackend, answer: Callable[[Done | Failed], None], *, express: bool
+    ) -> None:
+        self.express = express
+        self.runner = runner
+        self.backend = backend
+        self.answer = answer
+        self.moved = time.monotonic()
+        """Time at which it began with something, or something got on (time.monotonic)."""
+        self._steps = 0
+        self._seen: tuple[str | None, int] = (None, 0)
+        """Oldest task and steps when somebody looked last."""
+        self.pipeline: Pipeline[_Task] = Pipeline(
+            lambda: backend.enter(express=express),
+            loaded=lambda task: task.loaded,
+            prompt=lambda task: task.prompt,
+            brief=lambda task: task.brief,
+            short=lambda task: task.prompt,
+            name="gemmserve-express" if express else "gemmserve",
+        )
+
+    @property
+    def oldest(self) -> str | None:
+        """The task that has been under way for longest."""
+        oldest = next(iter(self.pipeline.under_way), None)
+        return None if oldest is None else oldest.name
+
+    @property
+    def steps(self) -> int:
+        """Steps that were taken here, or by the runner."""
+        return self._steps + self.runner.progress
+
+    def step(self) -> None:
+        """Note that something gets on."""
+        self._steps += 1
+        self.moved = time.monotonic()
+
+    def look(self) -> None:
+        """Note what has got on by the runner alone since this was called last: programs and batches do."""
+        at = self.oldest, self.steps
+        if at != self._seen:
+            self._seen = at
+            self.moved = time.monotonic()
+
+    def start(
+        self, message: Run | Work, ended: Callable[[_Task, BaseException | None], None], compile_s: float = 0.0
+    ) -> None:
+        """Take a task on, which has waited for the compiler so long; `ended(task, error)` is called in one of the
+        pipeline's threads.
+        """
+        if self.oldest is None:
+            self.moved = time.monotonic()
+        if isinstance(message, Run) and not isinstance(message.params, ProgramParams):
+            task: _Task = _ProductTask(self, message, message.params)
+        else:
+            task = _WholeTask(self, message)
+        task.compile_s = compile_s
+        self.pipeline.put(task, ended)
+
+    def cancel(self) -> None:
+        """Cancel what is under way."""
+        for task in self.pipeline.under_way:
+            self.runner.cancel(task.name)
 
 
 class _Task:
@@ -196,11 +255,18 @@ class _Task:
         self.answer: Done | Failed | None = None
         self.answered = False
         """Whether the front has been told already."""
+        self.compile_s = 0.0
+        """Seconds for which it has waited for the compiler before it came here."""
 
     @property
     def loaded(self) -> bool:
         """Whether there is nothing to bring."""
         return False
+
+    @property
+    def prompt(self) -> bool:
+        """Whether little or nothing is left to wait for."""
+        return True
 
     @property
     def brief(self) -> bool:
@@ -213,6 +279,9 @@ class _Task:
     def compute(self) -> None:
         """Do nothing."""
 
+    def finish(self) -> None:
+        """Do nothing."""
+
     def store(self) -> None:
         """Do nothing."""
 
@@ -223,69 +292,35 @@ class _Task:
 class _WholeTask(_Task):
     """A program or a batch: everything where others compute."""
 
-    def __init__(self, runner: Runner, message: Run | Work, pipeline: Pipeline[_Task]) -> None:
-        super().__init__(runner, message.task)
+    def __init__(self, lane: _Lane, message: Run | Work) -> None:
+        super().__init__(lane.runner, message.task)
         self.message = message
-        self._pipeline = pipeline
+        self._lane = lane
 
     def compute(self) -> None:
         """Compute all of it; again, alone, if what others hold left it too little memory."""
-        self.answer = self.runner.run(self.message)
+        self.answer = self.runner.attempt(self.message)
         if self.answer.kind == "failed" and self.answer.slug == describe(OutOfDeviceMemory("")).slug:
-            self._pipeline.alone(self, self._again)
+            if self._lane.express:
+                raise NoRoomBesideError
+            self._lane.pipeline.alone(self, self._again)
 
     def _again(self, behind: list[_Task]) -> None:
         for task in behind:
             task.release()
-        self.answer = self.runner.run(self.message)
-
-
-class _PrefetchTask(_Task):
-    """An array that no task has asked for, or some pieces of it."""
-
-    def __init__(
-        self,
-        runner: Runner,
-        prefetch: ArrayPrefetch,
-        pipeline: Pipeline[_Task],
-        out_of_memory: tuple[type[BaseException], ...],
-    ) -> None:
-        super().__init__(runner, f"prefetch of {prefetch.array}")
-        self.prefetch = prefetch
-        self.finished = False
-        self._pipeline = pipeline
-        self._passing: tuple[type[BaseException], ...] = (*out_of_memory, OSError)
-
-    def load(self) -> None:
-        """Load as much of it as goes before a task comes."""
-        try:
-            self.finished = self.prefetch.go_on(lambda: len(self._pipeline.under_way) > 1)
-        except self._passing as error:  # no room after all, or the array is gone
-            log.info("array %s is not brought ahead of its use: %s", self.prefetch.array, error)
-            self.finished = True
+        self.answer = self.runner.attempt(self.message)
 
 
 class _ProductTask(_Task):
     """A product, in stages."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        message: Run,
-        params: GemmParams | GemmReduceParams,
-        backend: OverlappingBackend,
-        pipeline: Pipeline[_Task],
-        step: Callable[[], None],
-        tell: Callable[[Done | Failed], None],
-    ) -> None:
-        super().__init__(runner, message.task)
+    def __init__(self, lane: _Lane, message: Run, params: GemmParams | GemmReduceParams) -> None:
+        super().__init__(lane.runner, message.task)
         self.message = message
-        self._tell = tell
-        self._write_queue: WriteQueue | None = getattr(backend, "write_queue", None)
+        self._lane = lane
+        self._backend = lane.backend
+        self._write_queue: WriteQueue | None = getattr(lane.backend, "write_queue", None)
         self._params = params
-        self._backend = backend
-        self._pipeline = pipeline
-        self._step = step
         self._came = time.perf_counter()
         self._waited_s = 0.0
         self._product: StagedProduct | None = None
@@ -301,6 +336,12 @@ class _ProductTask(_Task):
         return resident is not None and all(
             ref.cache_id is not None and resident.holds(ref.cache_id) for ref in self.message.operands.values()
         )
+
+    @property
+    def prompt(self) -> bool:
+        """Whether the device has little to do."""
+        refs = (*self.message.operands.values(), *self.message.results.values())
+        return sum(ref.nbytes for ref in refs) <= _PROMPT
 
     @property
     def brief(self) -> bool:
@@ -321,33 +362,35 @@ class _ProductTask(_Task):
         self._stage(self._product.load)
 
     def compute(self) -> None:
-        """Computes; that is all, where the result may be written later and there is room for it."""
+        """Have the device compute, behind the product before."""
         assert self._product is not None
         self._stage(self._product.compute)
-        write_queue = self._write_queue
-        if write_queue is None or self._timings is not None or not self.message.defer:
+
+    def finish(self) -> None:
+        """Wait until it has; that is all, where the results are to be written later. Waits for room for those."""
+        product = self._product
+        assert product is not None
+        self._stage(product.finish)
+        deferred = self.message.deferred
+        whole = all(name in deferred for name, ref in self.message.results.items() if ref.nbytes)
+        unsettled = self.message.verify and product.verdict is None
+        if not deferred or not whole or unsettled or self._timings is not None or self._write_queue is None:
             return
-        verdict = self._product.verdict
-        if self.message.verify and (verdict is None or verdict.replaced):
-            return  # it is yet to be checked; or what replaced it would not come out again
-        if write_queue.reserve(self.name, self._made()):
-            timings = self._product.timings
-            timings.queue_s = self._waited_s
-            done = self.runner.answer(
-                self.message,
-                self._operands,
-                self._results,
-                timings,
-                self._checkpoint,
-                written=False,
-                checked=verdict,
-                counted=self._product.elements,
-            )
-            self.answered = True
-            try:
-                self._tell(done)
-            finally:
-                write_queue.start(self.name)
+        product.timings.queue_s = self._waited_s
+        product.timings.compile_s += self.compile_s
+        done = self.runner.answer(
+            self.message,
+            self._operands,
+            self._results,
+            product.timings,
+            self._checkpoint,
+            written=False,
+            checked=product.verdict,
+            counted=product.elements,
+        )
+        self._hold(product.made)
+        self.answered = True
+        self._lane.answer(done)
 
     def store(self) -> None:
         """Takes the result to its place, and checks it where that was asked for."""
@@ -359,27 +402,36 @@ class _ProductTask(_Task):
         # A check may put another result in the place of this one.
         unsettled = self.message.verify and checked is None
         stays = self._write_queue is not None and self._timings is None and not unsettled
-        made = self._made() if stays else []
+        made = dict(self._product.made) if stays else {}
         self._stage(self._product.store)
-        if self._write_queue is not None and self._timings is None:
-            self._write_queue.keep(made)
         alone = self._timings is not None
+        if not alone and self._write_queue is not None:
+            for name, array in made.items():
+                ref = self.message.results[name]
+                if ref.cache_id is not None and not ref.placeless:
+                    self._write_queue.resident.put(ref.cache_id, array, ref.nbytes)
         timings = self._product.timings if self._timings is None else self._timings
         timings.queue_s = self._waited_s
         counted = self._elements if alone else self._product.elements
         self.answer = self.runner.answer(
-            self.message, self._operands, self._results, timings, self._checkpoint, checked=checked, counted=counted
+            self.message,
+            self._operands,
+            self._results,
+            timings,
+            self._checkpoint,
+            written=not self.message.deferred,
+            checked=checked,
+            counted=counted,
         )
+        # They are in memory of this process: too little was left on the device, or they were checked on the host.
+        self._hold(self._results)
 
-    def _made(self) -> list[Result]:
-        """The results that have a name, on the device and in the store."""
-        assert self._product is not None
-        refs: dict[str, ArrayRef] = self.message.results
-        return [
-            Result(array, self._product.made[name], self._results[name])
-            for name, ref in refs.items()
-            if (array := ref.cache_id) is not None
-        ]
+    def _hold(self, made: Mapping[str, Any]) -> None:
+        """Have the results held that have no place yet; wait for room."""
+        deferred = self.message.deferred
+        if deferred and self._write_queue is not None:
+            results = [Result(array, made[name]) for name, array in deferred.items()]
+            self._write_queue.reserve(self.name, results, self._checkpoint)
 
     def release(self) -> None:
         """Lets go of what was loaded."""
@@ -396,7 +448,9 @@ class _ProductTask(_Task):
             log.info("task %s waits for memory: %s", self.name, error)
         else:
             return
-        self._pipeline.alone(self, self._whole)
+        if self._lane.express:
+            raise NoRoomBesideError
+        self._lane.pipeline.alone(self, self._whole)
 
     def _whole(self, behind: list[_Task]) -> None:
         for task in (self, *behind):
@@ -408,4 +462,4 @@ class _ProductTask(_Task):
     def _checkpoint(self) -> None:
         if self.runner.is_cancelled(self.name):
             raise JobCancelled("the job was cancelled")
-        self._step()
+        self._lane.step()

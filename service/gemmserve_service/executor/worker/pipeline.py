@@ -18,7 +18,10 @@ class Staged(Protocol):
         """Brings what is needed."""
 
     def compute(self) -> None:
-        """Do the work."""
+        """Do the work, or have a device do it."""
+
+    def finish(self) -> None:
+        """Wait for the device, and see to what it made."""
 
     def store(self) -> None:
         """Takes the result away."""
@@ -27,7 +30,7 @@ class Staged(Protocol):
 W = TypeVar("W", bound=Staged)
 log = logging.getLogger(__name__)
 
-_STAGES: Final = ("load", "compute", "store")
+_STAGES: Final = ("load", "compute", "finish", "store")
 _COUNT: Final = len(_STAGES)
 
 
@@ -48,8 +51,8 @@ class Pipeline(Generic[W]):
     """Work goes through every stage in the order in which it came, at most one piece in each stage at a time.
 
     A stage begins nothing while what it did last still waits for the next one, so that no more than one piece is held
-    ahead of its time. From thread to thread a piece takes longer than a small product: where there is nothing to
-    overlap with, one thread does what three do otherwise.
+    ahead of its time: a device has one product to compute, and the next one behind it. From thread to thread a piece
+    takes longer than a small product: where there is nothing to overlap with, one thread does what four do otherwise.
     """
 
     def __init__(
@@ -57,12 +60,18 @@ class Pipeline(Generic[W]):
         enter: Callable[[], None] = lambda: None,
         *,
         loaded: Callable[[W], bool] = lambda _: False,
+        prompt: Callable[[W], bool] = lambda _: False,
         brief: Callable[[W], bool] = lambda _: False,
+        short: Callable[[W], bool] = lambda _: False,
+        name: str = "gemmserve",
     ) -> None:
         """`enter` is called once in each thread before anything else. `loaded`: whether `load` has nothing to bring
-        now. `brief`: whether `store`, asked after `compute`, takes no longer than to hand it on.
+        now. `prompt`: whether `finish`, asked after `compute`, takes no longer than to hand it on; `brief`: likewise
+        `store`, asked after `finish`. `short`: whether all stages together take no longer than two or three hand-overs:
+        one thread does them while nothing else is under way. `name`: what its threads' names begin with.
         """
-        self._loaded, self._brief = loaded, brief
+        self._loaded, self._short = loaded, short
+        self._goes_on_after: dict[int, Callable[[W], bool]] = {_STAGES.index("compute"): prompt, _COUNT - 2: brief}
         lock = threading.Lock()
         self._turn = tuple(threading.Condition(lock) for _ in _STAGES)
         """Conditions, one for each stage's thread: there may be something for it to do."""
@@ -75,8 +84,8 @@ class Pipeline(Generic[W]):
         """Work that is alone, or waits to be."""
         self._closed = False
         self._threads = [
-            threading.Thread(target=self._run, args=(stage, enter), name=f"gemmserve-{name}", daemon=True)
-            for stage, name in enumerate(_STAGES)
+            threading.Thread(target=self._run, args=(stage, enter), name=f"{name}-{each}", daemon=True)
+            for stage, each in enumerate(_STAGES)
         ]
         for thread in self._threads:
             thread.start()
@@ -84,10 +93,10 @@ class Pipeline(Generic[W]):
     def put(self, work: W, done: Callable[[W, BaseException | None], None]) -> None:
         """Starts it when its turn comes. `done(work, error)` is called in one of the threads, in order."""
         entry = _Entry(work, done)
-        loaded = self._loaded(work)
+        loaded, short = self._loaded(work), self._short(work)
         with self._changed:
             before = (*self._waiting[0], *self._waiting[1], self._busy[0], self._alone)
-            entry.loads = loaded and not any(before)
+            entry.loads = (loaded and not any(before)) or (short and not self._entries())
             stage = int(entry.loads)
             self._waiting[stage].append(entry)
             self._turn[stage].notify()
@@ -151,10 +160,11 @@ class Pipeline(Generic[W]):
         enter()
         while (entry := self._take(stage)) is not None:
             self._do(entry, stage)
-            last = stage == _COUNT - 1
-            if stage == _COUNT - 2 and self._goes_on(entry):
-                self._do(entry, stage + 1)
-                last = True
+            done = stage
+            while self._goes_on(entry, stage, done):
+                done += 1
+                self._do(entry, done)
+            last = done == _COUNT - 1
             if last:
                 try:
                     entry.done(entry.work, entry.error)
@@ -163,8 +173,8 @@ class Pipeline(Generic[W]):
             with self._changed:
                 self._busy[stage] = None
                 if not last:
-                    self._waiting[stage + 1].append(entry)
-                    self._turn[stage + 1].notify()
+                    self._waiting[done + 1].append(entry)
+                    self._turn[done + 1].notify()
                 self._changed.notify_all()
 
     @staticmethod
@@ -177,12 +187,15 @@ class Pipeline(Generic[W]):
             except BaseException as error:
                 entry.error = error
 
-    def _goes_on(self, entry: _Entry[W]) -> bool:
-        """Whether the thread that computed it may take its result away, too: nothing is before it."""
+    def _goes_on(self, entry: _Entry[W], stage: int, done: int) -> bool:
+        """Whether the thread of `stage`, which has `done` a stage, may do the next one too: nothing is before it."""
+        if done not in self._goes_on_after:
+            return False
         with self._changed:
-            if self._waiting[-1] or self._busy[-1] is not None or self._parked:
+            if self._parked or any(self._waiting[later] or self._busy[later] for later in range(stage + 1, _COUNT)):
                 return False
-        return entry.error is not None or self._brief(entry.work)
+            single = len(self._entries()) == 1
+        return entry.error is not None or self._goes_on_after[done](entry.work) or (single and self._short(entry.work))
 
     def _wake_all(self) -> None:
         for turn in self._turn:

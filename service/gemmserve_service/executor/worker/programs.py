@@ -12,8 +12,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gemmserve_kernels import Operand, plan
-from gemmserve_service.products import build, outputs
-from gemmserve_service.programs import Value, last_uses, operands_of, value_name
+from gemmserve_kernels.operations.operation import Operation
+from gemmserve_kernels.problem.errors import KernelError
+from gemmserve_service.errors import StepInvalid
+from gemmserve_service.products import build_step, outputs
+from gemmserve_service.programs import Value, last_uses, operands_of, value_name, views_of
 from gemmserve_service.schemas import StepInfo, Timings
 
 if TYPE_CHECKING:
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels import DeviceSpec
     from gemmserve_service.executor.worker.backend import HostArray, Values
-    from gemmserve_service.products import Product
-    from gemmserve_service.schemas import GemmReduceStep, GemmStep, ProgramParams
+    from gemmserve_service.products import Computation
+    from gemmserve_service.schemas import AnyStep, ProgramParams
 
 
 @dataclass
@@ -64,12 +67,13 @@ def run_program(
 ) -> Outcome:
     """Runs every step in `values` of a device; `results`, by name without the $, are full when it returns.
 
-    `left`: takes results that would have to be brought to their place, which they are not then.
+    `left`: names of results that are not brought to their place, with what `values` has of them; None where that is
+    the place itself.
 
     Raises what the steps raise.
     """
     if left is not None:
-        left.clear()
+        left.update(dict.fromkeys(left))
     run = _Run(operands, results, values, spec, last_uses(params.steps), verify, left if values.away else None)
     for number, step in enumerate(params.steps):
         run.step(step)
@@ -90,50 +94,55 @@ class _Run:
     left: dict[str, Any] | None
     alive: dict[str, Any] = field(default_factory=dict)
     """Values that later steps need; nothing else holds on to a value between two steps."""
-    done: list[tuple[StepInfo, Product, Callable[[], float]]] = field(default_factory=list)
+    done: list[tuple[StepInfo, Computation, Callable[[], float]]] = field(default_factory=list)
     verify_s: float = 0.0
     replaced: bool = False
 
-    def step(self, step: GemmStep | GemmReduceStep) -> None:
+    def step(self, step: AnyStep) -> None:
         values = self.values
         given: dict[str, Any] = {}
+        views = views_of(step)
         for operand, name in operands_of(step).items():
             if name not in self.alive:
                 self.alive[name] = values.load(self.operands[name])
-            given[operand] = self.alive[name]
-        product = build(step, {operand: Operand.of(array) for operand, array in given.items()})
+            view = views.get(operand)
+            given[operand] = self.alive[name] if view is None else values.view(self.alive[name], view)
+        computation = build_step(step, {operand: Operand.of(array) for operand, array in given.items()})
         made: dict[str, Any] = {}
-        for result, (shape, dtype, order) in outputs(product).items():
+        for result, (shape, dtype, order) in outputs(computation).items():
             out = self._out(step, result)
             made[result] = values.empty(Value(shape, dtype, order)) if out is None else values.result(out)
         info = StepInfo(id=step.id, algorithm="")  # to be worked out when the device has its work
-        self.done.append((info, product, values.run(step, given, made)))
+        try:
+            seconds = values.run(step, given, made)
+        except KernelError as error:  # of its data: everything else was checked before
+            raise StepInvalid(step.id, "", error) from error
+        self.done.append((info, computation, seconds))
         if self.verify:
             self._check(info, step, given, made)
         for result, array in made.items():
-            if (out := self._out(step, result)) is not None and self.left is None:
+            name = value_name(step, result)
+            if self.left is not None and name[1:] in self.left:
+                self.left[name[1:]] = array
+            elif (out := self._out(step, result)) is not None:
                 values.deliver(array, out)
-            elif out is not None and self.left is not None:
-                self.left[value_name(step, result)[1:]] = array
-            if (name := value_name(step, result)) in self.last:
+            if name in self.last:
                 self.alive[name] = array
 
     def outcome(self) -> Outcome:
-        for info, product, _ in self.done:
-            info.algorithm = _algorithm(product, self.spec)
+        for info, computation, _ in self.done:
+            info.algorithm = _algorithm(computation, self.spec)
         timings = self.values.finish()
         for info, _, seconds in self.done:
             info.kernel_s = seconds()
         timings = timings.model_copy(update={"verify_s": self.verify_s})
         return Outcome(timings, [info for info, *_ in self.done], self.replaced)
 
-    def _out(self, step: GemmStep | GemmReduceStep, result: str) -> np.ndarray[Any, Any] | None:
+    def _out(self, step: AnyStep, result: str) -> np.ndarray[Any, Any] | None:
         """Return the place of a result of the step that is a result of the program."""
         return self.results.get(value_name(step, result)[1:])
 
-    def _check(
-        self, info: StepInfo, step: GemmStep | GemmReduceStep, given: Mapping[str, Any], made: Mapping[str, Any]
-    ) -> None:
+    def _check(self, info: StepInfo, step: AnyStep, given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
         """Check a step's results before any other step uses them, so that a wrong value goes no further."""
         began = time.perf_counter()
         found = self.values.check(step, given, made, f"step {info.id}")
@@ -143,5 +152,5 @@ class _Run:
 
 
 @lru_cache(4096)
-def _algorithm(product: Product, spec: DeviceSpec) -> str:
-    return plan(product, spec).algorithm
+def _algorithm(computation: Computation, spec: DeviceSpec) -> str:
+    return computation.algorithm if isinstance(computation, Operation) else plan(computation, spec).algorithm

@@ -7,6 +7,8 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done, Failed
@@ -16,21 +18,21 @@ from gemmserve_service.executor.worker.checks import element_counts, verificatio
 from gemmserve_service.executor.worker.memory.mappings import Mappings
 from gemmserve_service.executor.worker.memory.write_queue import Result
 from gemmserve_service.executor.worker.programs import run_program
-from gemmserve_service.executor.worker.unpack import Forms, Run, count_of
+from gemmserve_service.executor.worker.unpack import Form, Forms, Run, count_of
 from gemmserve_service.schemas import ProgramParams, Timings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
-
     from gemmserve_kernels.device.element_counts import Reading
-    from gemmserve_service.executor.protocol import ArrayRef, Work
+    from gemmserve_service.executor.protocol import ArrayRef, ExtentRow, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.executor.worker.batches import Products
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.schemas import Elements
+
+    Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _MAX_CANCELLED: Final = 1 << 16
 """Cancellations that are remembered: those that come when their task has ended are nobody's."""
@@ -52,9 +54,16 @@ class Runner:
         """Its panels that are done."""
         self._paused_s = 0.0
         """Seconds for which the task has stood still while others passed."""
-        self._mappings = Mappings()
+        self._mappings = Mappings(getattr(backend, "arena", None), getattr(backend, "registered", None))
+        self._write_queue: WriteQueue | None = getattr(backend, "write_queue", None)
         self._forms = Forms(backend)
         self._cancelled: OrderedDict[str, None] = OrderedDict()
+
+    def beside(self) -> Runner:
+        """Return one for a second thread: what the front tells either of them, both know."""
+        other = Runner(self.backend)
+        other._mappings, other._forms, other._cancelled = self._mappings, self._forms, self._cancelled
+        return other
 
     def cancel(self, task: str) -> None:
         """Cancel a task. May be called from another thread; a task that has ended is forgotten in its time."""
@@ -63,13 +72,24 @@ class Runner:
             self._cancelled.popitem(last=False)
 
     def run(self, message: Work | Run) -> Done | Failed:
-        """Computes and answers. Raises ConnectionError if the front is gone.
+        """Computes and answers, for the last time: its cancellation is forgotten. Raises ConnectionError if the front
+        is gone.
 
         May be called by `look`, in the middle of another task, which then stands still.
+        """
+        try:
+            return self.attempt(message)
+        finally:
+            self.over(message.task)
+
+    def attempt(self, message: Work | Run) -> Done | Failed:
+        """Compute and answer; another attempt may follow, where this one found too little memory. Raises what `run`
+        raises.
         """
         outer, began = (self.task, self.progress, self._paused_s), time.perf_counter()
         self.task, self.progress, self._paused_s = message.task, 0, 0.0
         try:
+            self._stop_cancelled()
             if not isinstance(message, Run) and (short := self._run_small(message)) is not None:
                 return short
             before = self.backend.read_counts()
@@ -85,7 +105,6 @@ class Runner:
         except Exception as error:
             return failed(message, error)
         finally:
-            self._cancelled.pop(message.task, None)
             self.task, self.progress, self._paused_s = outer
             self._paused_s += time.perf_counter() - began
 
@@ -95,9 +114,12 @@ class Runner:
 
     def _checkpoint(self) -> None:
         self.look()
+        self._stop_cancelled()
+        self.progress += 1
+
+    def _stop_cancelled(self) -> None:
         if self.task in self._cancelled:
             raise JobCancelled("the job was cancelled")
-        self.progress += 1
 
     def is_cancelled(self, task: str) -> bool:
         """Whether nobody wants that task's result."""
@@ -108,13 +130,41 @@ class Runner:
         self._cancelled.pop(task, None)
 
     def arrays(self, message: Run) -> tuple[dict[str, HostArray], dict[str, np.ndarray[Any, Any]]]:
-        """Operands and results, over the mappings themselves. Raises OSError if an extent is gone."""
-        operands = {name: HostArray(self._mappings.array(ref), ref.cache_id) for name, ref in message.operands.items()}
+        """Operands and results, over the mappings themselves; in memory of this process, not touched yet, what has no
+        place. Raises OSError if an extent is gone.
+        """
+        operands = {name: self._operand(ref) for name, ref in message.operands.items()}
         return operands, {name: self._mappings.array(ref, writable=True) for name, ref in message.results.items()}
 
-    def stored(self, ref: ArrayRef) -> np.ndarray[Any, Any]:
-        """Return one array, over its mapping. Raises OSError if its extent is gone."""
-        return self._mappings.array(ref)
+    def _operand(self, ref: ArrayRef) -> HostArray:
+        data = self._mappings.array(ref)
+        array, queue = ref.cache_id, self._write_queue
+        if array is None or queue is None or not ref.nbytes:
+            return HostArray(data, array)
+
+        def fetch() -> np.ndarray[Any, Any]:
+            found = queue.read(array) if ref.placeless else queue.unwritten(array)
+            return data if found is None else np.ndarray(ref.shape, ref.dtype, found, order=ref.order)
+
+        return HostArray(data, array, fetch)
+
+    def place(self, row: ExtentRow) -> Bytes:
+        """Return the bytes from where an extent begins, to be written. Raises OSError if it is gone, or ValueError if
+        it is shorter.
+        """
+        name, path, capacity, start, _ = row
+        return self._mappings.of(name, path, capacity)[start:]
+
+    def locate(self, row: ExtentRow) -> Bytes:
+        """Return the bytes from where an extent begins, to be read: those of a result that is not all there yet from
+        where they are. Raises what `place` raises.
+        """
+        _, path, _, _, array = row
+        if array is not None and self._write_queue is not None:
+            found = self._write_queue.unwritten(array) if path else self._write_queue.read(array)
+            if found is not None:
+                return found
+        return self.place(row)
 
     def answer(
         self,
@@ -171,8 +221,15 @@ class Runner:
             return message
         return self._forms.of(message.parts[0].form).run(message)
 
+    def forms(self, message: Work) -> list[Form]:
+        """Return the forms of a task's products, in any thread. Raises ValueError for one that is none."""
+        return [self._forms.of(part.form) for part in message.parts]
+
     def _run_small(self, message: Work) -> Done | None:
-        """Run a product whose arrays lie in one extent by the function that its form has for it; None: it has none."""
+        """Run a product whose arrays lie in one extent by the function that its form has for it; None: it has none.
+
+        Without a look at what has come meanwhile: that takes as long as the product.
+        """
         if message.verify or len(message.extents) != 1 or len(message.parts) > 1 or count_of(message.parts[0]) > 1:
             return None
         ((name, path, capacity, start, _),), (part,) = message.extents, message.parts
@@ -182,9 +239,6 @@ class Runner:
         product = form.product(row)
         if product is None:
             return None
-        # Without a look at what has come meanwhile: that takes as long as the product.
-        if message.task in self._cancelled:
-            raise JobCancelled("the job was cancelled")
         began = time.perf_counter()
         product(*row)
         timings = Timings(kernel_s=time.perf_counter() - began)
@@ -194,8 +248,7 @@ class Runner:
 
     def _run_batch(self, message: Work) -> Done:
         """Return one answer for all products: with the largest residual, if they are checked."""
-        parts = parts_of(message, self._forms, self._mappings)
-        self.backend.flush(row[-1] for row in message.extents)  # it reads them where they lie together
+        parts = parts_of(message, self._forms, self.locate)
         timings = run_parts(parts, self.backend, self._checkpoint)
         timings.kernel_s = max(timings.kernel_s - self._paused_s, 0.0)
         names = ", ".join(dict.fromkeys(part.algorithm for part in parts))
@@ -218,7 +271,7 @@ class Runner:
         with interruptible(self._checkpoint):
             return verification.on_host(
                 part.params,
-                {name: operand.data for name, operand in operands.items()},
+                {name: operand.read() for name, operand in operands.items()},
                 results,
                 lambda plain: self.backend.run(plain, operands, results, self._checkpoint),
                 f"a product of task {message.task} by {part.algorithm}",
@@ -231,23 +284,20 @@ class Runner:
         operands: dict[str, HostArray],
         results: dict[str, np.ndarray[Any, Any]],
     ) -> Done:
-        spec = self.backend.spec
-        write_queue: WriteQueue | None = getattr(self.backend, "write_queue", None)
-        left: dict[str, Any] | None = {} if message.defer and write_queue is not None else None
+        spec, write_queue = self.backend.spec, self._write_queue
+        deferred = message.deferred
+        left: dict[str, Any] = dict.fromkeys(deferred)
         ran = self.backend.run_program(
             lambda values: run_program(params, operands, results, values, spec, verify=message.verify, left=left),
             self._checkpoint,
         )
         kernel_s = max(ran.timings.kernel_s - self._paused_s, 0.0)
-        written = True
-        if left and write_queue is not None:
-            began = time.perf_counter()
-            made = [Result(message.results[name].cache_id or "", value, results[name]) for name, value in left.items()]
-            # What replaced a doubtful result would not come out again.
-            written = ran.replaced or not write_queue.reserve(message.task, made)
-            if written:
-                write_queue.write(made)
-            ran.timings.d2h_s += time.perf_counter() - began
+        if deferred and write_queue is not None:
+            # Where the program found too little memory on the device, its results were made in that of this process.
+            made = [
+                Result(array, results[name] if left[name] is None else left[name]) for name, array in deferred.items()
+            ]
+            write_queue.reserve(message.task, made, self._checkpoint)
         return Done(
             task=message.task,
             algorithm=ran.algorithm,
@@ -256,7 +306,7 @@ class Runner:
             mismatch=ran.mismatch,
             memory_used=self.backend.memory_used(),
             steps=ran.steps,
-            written=written,
+            written=not deferred,
         )
 
     def _verified(
@@ -269,11 +319,10 @@ class Runner:
     ) -> Done:
         """The answer with the residual; after a second run in plain arithmetic where the first result was in doubt."""
         began = time.perf_counter()
-        self.backend.flush(operand.cache_id for operand in operands.values())
         with interruptible(checkpoint):
             found = verification.on_host(
                 message.params,  # type: ignore[arg-type]  # a program's steps are checked as it runs
-                {name: operand.data for name, operand in operands.items()},
+                {name: operand.read() for name, operand in operands.items()},
                 results,
                 lambda plain: self.backend.run(plain, operands, results, checkpoint),
                 f"task {message.task} by {done.algorithm}",

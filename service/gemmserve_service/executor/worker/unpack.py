@@ -36,6 +36,12 @@ class Run:
     results: dict[str, ArrayRef]
     verify: bool = False
     defer: bool = False
+    express: bool = False
+
+    @property
+    def deferred(self) -> dict[str, str]:
+        """Ids by name of the results that have no place yet: they stay on the device, or in memory of this process."""
+        return {name: ref.cache_id for name, ref in self.results.items() if ref.placeless and ref.cache_id is not None}
 
 
 class Form:
@@ -49,6 +55,8 @@ class Form:
         self._backend = backend
         self._product: Callable[..., None] | None = None
         self._looked = False
+        self.compiled: set[bool] = set()
+        """Whether the kernels of its products are known to be compiled, without (False) and with those of a check."""
 
     def product(self, row: list[np.ndarray[Any, Any]]) -> Callable[..., None] | None:
         """Return what computes `row`, to be called with its arrays; None: it has to be run as any other product."""
@@ -78,7 +86,7 @@ class Form:
         (part,) = work.parts
         operands = _refs(work.extents, self.operands, part.operands)
         results = _refs(work.extents, self.results, part.results)
-        return Run(work.task, self.params, part.algorithm, operands, results, work.verify, work.defer)
+        return Run(work.task, self.params, part.algorithm, operands, results, work.verify, work.defer, work.express)
 
 
 class Forms:
@@ -117,7 +125,7 @@ def _refs(
         number, offset = places[name][0]
         extent, path, capacity, start, cache_id = (None, "", 0, 0, None) if number < 0 else extents[number]
         refs[name] = ArrayRef(
-            extent=extent,
+            extent=extent if path else None,
             path=path,
             capacity=capacity,
             nbytes=math.prod(kind.shape) * np.dtype(kind.dtype).itemsize,

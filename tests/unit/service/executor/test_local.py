@@ -21,7 +21,7 @@ from gemmserve_service.executor.local import LocalExecutor
 from gemmserve_service.executor.port import spec_adapter
 from gemmserve_service.executor.protocol import TO_WORKER, Beat, Cancel, Decoder, Done, Failed, Hello, RunBatch, encode
 from gemmserve_service.runtime.handoff import WorkerHandoff
-from gemmserve_service.schemas import GemmParams, JobState, Timings
+from gemmserve_service.schemas import DeviceHealth, GemmParams, JobState, Timings
 
 A = np.arange(36.0).reshape(6, 6)
 
@@ -259,8 +259,9 @@ async def test_beats_are_signs_of_life_and_of_progress(core, worker, put, gemm, 
     worker.say(Beat(task=info.id, progress=0))
     await eventually(lambda: device.heard)
     assert device.moved == 0.0
-    worker.say(Beat(task=info.id, progress=1))
+    worker.say(Beat(task=info.id, progress=1, registered=4096))
     await eventually(lambda: device.moved)
+    assert device.registered_bytes == 4096
 
 
 async def test_a_hung_process_is_killed_and_its_job_runs_elsewhere(core, path, put, gemm, eventually):
@@ -322,3 +323,16 @@ async def test_nothing_is_written_past_a_connection_that_is_gone(core, worker, e
     assert link._socket == -1
     link.write(b"nobody reads this")
     core.executor.send(one, Cancel(task="t"))
+
+
+async def test_what_a_devices_sensors_say_is_its_last_word(core, worker, eventually):
+    warm = DeviceHealth(utilisation=0.5, temperature_celsius=40.0, warnings=("Xid 79",))
+    worker.say(Beat(health=warm))
+    await eventually(lambda: core.devices()[0].health == warm)
+    worker.say(Beat())
+    worker.say(Beat(registered=1))
+    await eventually(lambda: core.executor.workers()[0].registered_bytes == 1)
+    assert core.devices()[0].health == warm, "nothing new is no news"
+    worker.close()
+    await eventually(lambda: not core.ready()[0])
+    assert core.devices()[0].health == DeviceHealth(), "a worker that is gone knows nothing"

@@ -17,11 +17,13 @@ from gemmserve_service.executor.protocol import (
     ArrayRef,
     Decoder,
     Done,
+    Drop,
     Failed,
     Forget,
     Hello,
     ProtocolError,
     Stop,
+    Write,
     encode,
 )
 from gemmserve_service.executor.worker.unpack import Run
@@ -33,6 +35,8 @@ MESSAGES = [
     packed(Run("t", GemmParams(alpha=1.5 - 2j, beta=0.1 + 0.2j, trans_a="C"), "numpy", **FIELDS)),
     packed(Run("t", GemmReduceParams(reduce=["sum", "absmax"], axis=["m", "batch"]), "numpy", **FIELDS, verify=True)),
     Forget(extents=["a", "b"]),
+    Write(task="t", places={"arr_1": ("e", "/p", 1 << 30, 4096, "arr_1")}, urgent=True),
+    Drop(tasks=["t", "u"]),
     Stop(),
 ]
 ANSWERS = [

@@ -26,14 +26,15 @@ from gemmserve_kernels import GemmProblem, Operand
 from gemmserve_kernels.device.interruption import pieces
 from gemmserve_kernels.freivalds import Finding, freivalds_check, rounding
 from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors
-from gemmserve_service.products import build
+from gemmserve_service.products import build, build_operation
+from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_service.schemas import StepParams
 
-    Params = GemmParams | GemmReduceParams
+    Params = StepParams
     Check = Callable[[Params, int], Finding]
     """The finding of the results that there are now, computed as it is told; the number chooses what is looked at."""
 
@@ -64,7 +65,12 @@ def find(params: Params, operands: Mapping[str, Any], results: Mapping[str, Any]
 
     Raises what a launch raises.
     """
-    problem = build(params, {name: Operand.of(array) for name, array in operands.items()})
+    if not any(array.size for array in results.values()):  # of which there may be any number
+        return Finding(0.0, 0.0)
+    described = {name: Operand.of(array) for name, array in operands.items()}
+    if not isinstance(params, GemmParams | GemmReduceParams):
+        return build_operation(params, described).find(operands, results, seed)
+    problem = build(params, described)
     if isinstance(problem, GemmProblem):
         return freivalds_check(problem, operands["a"], operands["b"], operands.get("c"), results["d"], seed)
     if problem.vanishes:  # to sample it would be to form columns of any length
@@ -174,7 +180,9 @@ def on_device(
 
 
 def plain(params: Params, operands: Mapping[str, Any]) -> Any:
-    """Return the params of the same product in plain arithmetic."""
+    """Return the params of the same product in plain arithmetic; of other operations, which have one way, the same."""
+    if not isinstance(params, GemmParams | GemmReduceParams):
+        return params
     wide = any(array.dtype in (np.float64, np.complex128) for array in operands.values())
     return params.model_copy(update={"compute": "fp64" if wide else "fp32", "config": None})
 

@@ -6,7 +6,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from gemmserve._install import pip_install
 from gemmserve_kernels import DeviceSpec, Operand, read_element_counts
+from gemmserve_kernels.device import compiler
+from gemmserve_kernels.device.compiler import waited_s
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_kernels.problem.errors import DeviceError, OutOfDeviceMemory
 from gemmserve_service.executor.port import spec_adapter
@@ -15,27 +18,41 @@ from gemmserve_service.executor.worker.batches import Products, sum_of
 from gemmserve_service.executor.worker.checks import element_counts, verification
 from gemmserve_service.executor.worker.cuda.batches import run_together
 from gemmserve_service.executor.worker.cuda.copies import DeviceCopies, order_of
+from gemmserve_service.executor.worker.cuda.kernels import missing_kernels
 from gemmserve_service.executor.worker.cuda.out_of_memory import within_memory
+from gemmserve_service.executor.worker.cuda.pinned_ring import CupyLink
 from gemmserve_service.executor.worker.cuda.values import DeviceValues
+from gemmserve_service.executor.worker.cuda.warm_up import WarmUp
+from gemmserve_service.executor.worker.health.amd import open_amd_smi
+from gemmserve_service.executor.worker.health.nvidia import open_nvml
 from gemmserve_service.executor.worker.host.values import HostValues
+from gemmserve_service.executor.worker.memory.host_arena import HostArena
+from gemmserve_service.executor.worker.memory.registered_mappings import RegisteredMappings
 from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
 from gemmserve_service.executor.worker.panels import panels, plan_cut
 from gemmserve_service.products import build
-from gemmserve_service.schemas import Timings
+from gemmserve_service.schemas import GemmParams, GemmReduceParams, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
+    from gemmserve_kernels.device.compiler import KernelSource
     from gemmserve_kernels.device.element_counts import Reading
+    from gemmserve_service.executor.protocol import Kind
     from gemmserve_service.executor.worker.backend import Values
     from gemmserve_service.executor.worker.checks.verification import Verdict
-    from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams
+    from gemmserve_service.executor.worker.memory.host_arena import ArenaFile
+    from gemmserve_service.schemas import DeviceHealth, Elements, ProgramParams, StepParams
 
 T = TypeVar("T")
 
 _IS_HIP: Final = {"cuda": False, "rocm": True}
+
+_EXPRESS_PRIORITY: Final = -5
+"""Priority of a stream: lower numbers go first, and one below a device's lowest counts as that (CUDA runtime API,
+cudaStreamCreateWithPriority)."""
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +65,12 @@ class CupyBackend:
 
     cuts = False
 
-    def __init__(self, kind: str, ordinal: int, cache_share: float, write_back_delay_s: float = 0.0) -> None:
+    def __init__(self, kind: str, ordinal: int, cache_share: float, arena: ArenaFile | None = None) -> None:
+        """`arena`: memory that results may go to. Raises DeviceUnavailable."""
         try:
             import cupy
         except ImportError as error:
-            raise DeviceUnavailable(f"{kind}:{ordinal} needs CuPy: pip install 'gemmserve[{_extra(kind)}]'") from error
+            raise DeviceUnavailable(f"{kind}:{ordinal} needs CuPy: {pip_install(_extra(kind))}") from error
         if bool(cupy.cuda.runtime.is_hip) != _IS_HIP[kind]:
             raise DeviceUnavailable(f"the installed CuPy is not built for {kind}")
         try:
@@ -67,8 +85,16 @@ class CupyBackend:
         self._ordinal = ordinal
         self.out_of_memory = (cupy.cuda.memory.OutOfMemoryError, OutOfDeviceMemory)
         self._streams: list[Any] = []
-        self.copies = DeviceCopies(cupy, ordinal, self.spec, int(self.spec.memory_bytes * cache_share))
-        self.write_queue = WriteQueue(self.copies, self.enter, delay_s=write_back_delay_s)
+        self.arena = None if arena is None else self._open_arena(arena)
+        """The arena, mapped, of which more and more is registered."""
+        link = CupyLink(cupy, ordinal)
+        self.registered = RegisteredMappings(link.register, link.unregister)
+        """Memory of requests that copies go straight from and to."""
+        budget = int(self.spec.memory_bytes * cache_share)
+        self.copies = DeviceCopies(cupy, ordinal, self.spec, budget, self.arena, self.registered)
+        self.write_queue = WriteQueue(self.copies, self.enter)
+        self._rooms = (self._drop_copies, self._vacate)
+        self.warm_up = WarmUp(cupy, self.spec, ordinal, self.enter)
 
     def spec_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = spec_adapter().dump_python(self.spec, mode="json")
@@ -77,12 +103,17 @@ class CupyBackend:
     def memory_used(self) -> int:
         return int(self.cupy.get_default_memory_pool().total_bytes())
 
+    def open_probe(self) -> Callable[[], DeviceHealth]:
+        """See `health.monitor.Monitor`."""
+        bus_id: str = self.cupy.cuda.runtime.deviceGetPCIBusId(self._ordinal)
+        return open_amd_smi(bus_id) if self.spec.kind == "rocm" else open_nvml(bus_id)
+
     def read_counts(self) -> Reading | None:
         return read_element_counts()
 
     def run(
         self,
-        params: GemmParams | GemmReduceParams,
+        params: StepParams,
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
         checkpoint: Callable[[], None] = go_on,
@@ -90,13 +121,13 @@ class CupyBackend:
         return within_memory(
             lambda: self.product(params, operands, results, checkpoint).run(),
             lambda count: self._run_panels(params, operands, results, checkpoint, count),
-            self._make_room,
+            self._rooms,
             self.out_of_memory,
         )
 
     def product(
         self,
-        params: GemmParams | GemmReduceParams,
+        params: StepParams,
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
         checkpoint: Callable[[], None] = go_on,
@@ -109,27 +140,43 @@ class CupyBackend:
         """
         return DeviceProduct(self, params, operands, results, checkpoint, check=check)
 
-    def enter(self) -> None:
-        """Gives the calling thread the device, and a stream of its own: memory is used again in its order alone."""
+    def enter(self, *, express: bool = False) -> None:
+        """Gives the calling thread the device, and a stream of its own: memory is used again in its order alone.
+
+        `express`: blocks of its kernels go before those of others that have not begun.
+        """
         self.cupy.cuda.Device(self._ordinal).use()
-        stream = self.cupy.cuda.Stream(non_blocking=True)
+        stream = self.cupy.cuda.Stream(non_blocking=True, priority=_EXPRESS_PRIORITY if express else 0)
         stream.use()
         self._streams.append(stream)
 
+    def missing_kernels(
+        self, params: GemmParams | GemmReduceParams | ProgramParams, operands: Mapping[str, Kind], *, checked: bool
+    ) -> list[KernelSource]:
+        """See `compilation.CompilingBackend`."""
+        return missing_kernels(params, operands, self.spec, checked=checked)
+
+    def compile_kernel(self, kernel: KernelSource) -> None:
+        """Likewise."""
+        compiler.cubin_file(kernel, self.spec.arch)
+
     def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
         """Values stay on the device; where it has too little memory left, they live on the host between steps."""
-        for attempt in (0, 1):
-            if attempt:
-                self._make_room()
+        for make_room in (None, *self._rooms):
+            if make_room is not None:
+                checkpoint()
+                if not make_room():
+                    continue
             try:
                 with interruptible(checkpoint):
                     return run(DeviceValues(self.cupy, checkpoint, call=call, copies=self.copies))
             except self.out_of_memory as error:
                 log.info("out of device memory within a program: %s", error)
-        self._make_room()
+        checkpoint()
+        self._drop_copies()
         return run(HostValues(self, checkpoint))
 
-    def call(self, params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+    def call(self, params: StepParams, operands: Mapping[str, Any], made: Mapping[str, Any]) -> None:
         """Enqueues a product of arrays of the device."""
         call(params, operands, made)
 
@@ -147,15 +194,25 @@ class CupyBackend:
     def forget(self, array: str) -> None:
         """Drops copies and prepared forms of an array that is gone."""
         self.copies.resident.forget(array)
+        self.write_queue.forget(array)
 
-    def flush(self, arrays: Iterable[str | None]) -> None:
-        """Results among them that are on the device alone are written."""
-        self.write_queue.flush(arrays)
+    def _open_arena(self, arena: ArenaFile) -> HostArena | None:
+        link = CupyLink(self.cupy, self._ordinal)
+        try:
+            return HostArena(arena, link.register, link.enter)
+        except OSError as error:
+            log.warning("the memory for results cannot be mapped: %s", error)
+            return None
 
-    def _make_room(self) -> None:
-        self.write_queue.flush()
+    def _drop_copies(self) -> bool:
+        """Drop what can be made again."""
         self.copies.resident.clear()
         self.cupy.get_default_memory_pool().free_all_blocks()
+        return True
+
+    def _vacate(self) -> bool:
+        """Drop results, too, which are held in the memory of this process then; False: there was none."""
+        return self.write_queue.vacate() and self._drop_copies()
 
     def usable(self) -> bool:
         """Whether the context survived the last error; a sticky one ends it for good."""
@@ -168,13 +225,18 @@ class CupyBackend:
 
     def _run_panels(
         self,
-        params: GemmParams | GemmReduceParams,
+        params: StepParams,
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
         checkpoint: Callable[[], None],
         count: int,
     ) -> Timings | None:
-        """Run in about `count` panels, one on the device at a time; None if the product cannot be cut into so many."""
+        """Run in about `count` panels, one on the device at a time; None if the product cannot be cut into so many, or
+        it is none.
+        """
+        if not isinstance(params, GemmParams | GemmReduceParams):
+            return None
+        operands = {name: HostArray(operand.read(), operand.cache_id) for name, operand in operands.items()}
         problem = build(params, {name: Operand.of(operand.data) for name, operand in operands.items()})
         cut, fewer = plan_cut(problem, count), plan_cut(problem, count // 2)
         if cut is None or (fewer is not None and len(fewer) == len(cut)):
@@ -186,12 +248,7 @@ class CupyBackend:
         for some, outs in panels(problem, cut, arrays, results):
             # What is not cut keeps its name: one copy of it serves every panel, as long as it fits.
             parts = {name: HostArray(array, names.get(id(array))) for name, array in some.items()}
-            spent = self.product(params, parts, outs, checkpoint).run()
-            total = Timings(
-                h2d_s=total.h2d_s + spent.h2d_s,
-                kernel_s=total.kernel_s + spent.kernel_s,
-                d2h_s=total.d2h_s + spent.d2h_s,
-            )
+            total = sum_of([total, self.product(params, parts, outs, checkpoint).run()])
         return total
 
 
@@ -201,7 +258,7 @@ class DeviceProduct:
     def __init__(
         self,
         backend: CupyBackend,
-        params: GemmParams | GemmReduceParams,
+        params: StepParams,
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
         checkpoint: Callable[[], None],
@@ -221,44 +278,70 @@ class DeviceProduct:
         self._results = results
         self._checkpoint = checkpoint
         self._there: dict[str, Any] | None = None
+        self._forms: dict[str, Any] = {}
+        """Operands as the kernels read them, until the device has."""
+        self._enqueued: tuple[Any, Any, Reading | None, Reading | None, float] | None = None
+        """Events around the product on its stream, readings of the counters, and seconds between the events for which
+        the compiler was waited for."""
         self.made: dict[str, Any] = {}
-        """The results on the device, from when they are computed until they are stored."""
+        """The results on the device, from when they are enqueued until they are stored."""
 
     def load(self) -> None:
         """Brings the operands that are not there."""
         began = time.perf_counter()
         self._checkpoint()
         self._there = {name: self._copies.load(operand) for name, operand in self._operands.items()}
-        self._cupy.cuda.get_current_stream().synchronize()
         self.timings.h2d_s += time.perf_counter() - began
 
     def compute(self) -> None:
-        """Computes; the operands are let go."""
+        """Enqueue the product on the current stream; the operands are loaded first, if they are not there."""
         cupy = self._cupy
         if self._there is None:
             self.load()
         self._checkpoint()
         assert self._there is not None
-        there = self._copies.prepared(self._params, self._operands, self._there)
+        there = self._there
+        if isinstance(self._params, GemmParams | GemmReduceParams):
+            there = self._copies.prepared(self._params, self._operands, there)
         made = {name: cupy.empty(out.shape, out.dtype, order=order_of(out)) for name, out in self._results.items()}
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         before = read_element_counts()
+        waited = waited_s()
         start.record()
         call(self._params, there, made)
         stop.record()
-        after = read_element_counts()
-        stop.synchronize()
-        self.timings.kernel_s += cupy.cuda.get_elapsed_time(start, stop) / 1e3
-        self.elements = element_counts.between(before, after)
-        if self._name is not None:
-            self._check(self._name, self._there, made)
+        self._enqueued = start, stop, before, read_element_counts(), waited_s() - waited
+        self._forms = there
         self.made = made
+
+    def finish(self) -> None:
+        """Wait for the product, in any thread, and check it where that was asked for; the operands are let go."""
+        assert self._enqueued is not None
+        start, stop, before, after, compile_s = self._enqueued
+        stop.synchronize()
+        self.timings.compile_s += compile_s
+        self.timings.kernel_s += max(self._cupy.cuda.get_elapsed_time(start, stop) / 1e3 - compile_s, 0.0)
+        self.elements = element_counts.between(before, after)
+        self._enqueued, self._forms = None, {}
+        if self._name is not None:
+            if self._there is None:  # somebody needed their memory meanwhile
+                self.load()
+            assert self._there is not None
+            self._check(self._name, self._there, self.made)
         self.release()
 
     def _check(self, name: str, there: dict[str, Any], made: dict[str, Any]) -> None:
         """Check the results, before the operands are released and before the results are anywhere else."""
         began = time.perf_counter()
-        self.verdict = verification.on_device(self._params, there, made, lambda plain: call(plain, there, made), name)
+        try:
+            self.verdict = verification.on_device(
+                self._params, there, made, lambda plain: call(plain, there, made), name
+            )
+        except BaseException:
+            # A product in plain arithmetic may still write to results whose memory is that of the stream that computes,
+            # which uses it again as soon as it is let go.
+            self._cupy.cuda.get_current_stream().synchronize()
+            raise
         self.timings.verify_s += time.perf_counter() - began
 
     def store(self) -> None:
@@ -270,7 +353,7 @@ class DeviceProduct:
         self.timings.d2h_s += time.perf_counter() - began
 
     def release(self) -> None:
-        """Lets go of operands that were loaded ahead; `compute` brings them again."""
+        """Lets go of operands that were loaded ahead; `compute`, or a check, brings them again."""
         self._there = None
 
     def run(self) -> Timings:
@@ -278,6 +361,7 @@ class DeviceProduct:
         with interruptible(self._checkpoint):
             self.load()
             self.compute()
+            self.finish()
             self.store()
         return self.timings
 

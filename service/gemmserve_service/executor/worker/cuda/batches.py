@@ -10,6 +10,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from gemmserve_kernels.device.compiler import waited_s
 from gemmserve_service.executor.worker.checks import verification
 from gemmserve_service.executor.worker.cuda.copies import order_of
 from gemmserve_service.executor.worker.cuda.pinned_ring import flat
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.worker.batches import Products
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.cuda.copies import DeviceCopies
-    from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_service.schemas import StepParams
 
     Array = np.ndarray[Any, Any]
 
@@ -40,7 +41,7 @@ class Backend(Protocol):
     cupy: Any
     copies: DeviceCopies
 
-    def call(self, params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+    def call(self, params: StepParams, operands: Mapping[str, Any], made: Mapping[str, Any]) -> None:
         """Enqueues a product."""
 
 
@@ -97,7 +98,7 @@ def _turn(
             made[name] = _cut(cupy, blocks[name][0], out, len(rows))
         else:
             made[name] = [cupy.empty(out.shape, out.dtype, order=order_of(out)) for _ in rows]
-    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    start, stop, waited = cupy.cuda.Event(), cupy.cuda.Event(), waited_s()
     start.record()
     for index in range(len(rows)):
         backend.call(
@@ -106,6 +107,7 @@ def _turn(
             {name: arrays[index] for name, arrays in made.items()},
         )
     stop.record()
+    compile_s = waited_s() - waited
     stop.synchronize()
     computed = time.perf_counter()
     if verdicts is not None:
@@ -121,7 +123,8 @@ def _turn(
             for array, (_, results) in zip(arrays, rows, strict=True):
                 copies.store(array, results[name])
     total.h2d_s += loaded - began
-    total.kernel_s += cupy.cuda.get_elapsed_time(start, stop) / 1e3
+    total.compile_s += compile_s
+    total.kernel_s += max(cupy.cuda.get_elapsed_time(start, stop) / 1e3 - compile_s, 0.0)
     total.d2h_s += time.perf_counter() - computed
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import psutil
 
 from gemmserve_kernels import Operand, plan, prepare
 from gemmserve_kernels.device.caching import cached
@@ -14,14 +17,17 @@ from gemmserve_service.products import build
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-
     from gemmserve_kernels import DeviceSpec
     from gemmserve_service.executor.worker.backend import HostArray
+    from gemmserve_service.executor.worker.memory.host_arena import HostArena
+    from gemmserve_service.executor.worker.memory.registered_mappings import RegisteredMappings
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
+
+    Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _DIRECT: Final = 1 << 20
 """Bytes below which the driver's own way is as fast as the ring of pinned memory."""
+_LARGE: Final = 1 << 24  # bytes from which it is worth asking how much memory is left
 _AGAIN: Final = 2
 """Uses of a copy from which on it pays to prepare it: one is no reason to expect another."""
 
@@ -29,53 +35,95 @@ _AGAIN: Final = 2
 class DeviceCopies:
     """Copies on one device, of which `budget` bytes are kept. Everything is enqueued on the caller's current stream."""
 
-    def __init__(self, cupy: Any, ordinal: int, spec: DeviceSpec, budget: int) -> None:
+    def __init__(
+        self,
+        cupy: Any,
+        ordinal: int,
+        spec: DeviceSpec,
+        budget: int,
+        arena: HostArena | None = None,
+        registered: RegisteredMappings | None = None,
+    ) -> None:
+        """`arena`, `registered`: memory of the host that copies may go straight from and to."""
         self.resident = Residency(budget)
         self._cupy = cupy
         self._spec = spec
-        self._staging = Staging(CupyLink(cupy, ordinal))
+        self._arena = arena
+        self._registered = registered
+        self._link = CupyLink(cupy, ordinal)
+        self._staging = Staging(self._link)
 
     def load(self, operand: HostArray) -> Any:
-        """An operand's copy, or the one that is there. The host array has been read when this returns."""
+        """An operand's copy, whole: another thread, on another stream, may use it at once."""
         data = operand.data
-        return self.resident.get(operand.cache_id, data.nbytes, lambda: self.fresh(data))
+        return self.resident.get(operand.cache_id, data.nbytes, lambda: self._whole(self.fresh(operand.read())))
+
+    def _whole(self, value: Any) -> Any:
+        """Wait for what was enqueued to make it."""
+        self._cupy.cuda.get_current_stream().synchronize()
+        return value
 
     def fresh(self, data: np.ndarray[Any, Any]) -> Any:
         """A copy of its own. The host array has been read when this returns."""
         array = self._cupy.empty(data.shape, data.dtype, order=order_of(data))
         memory = flat(data) if data.nbytes >= _DIRECT else None
-        if memory is not None:
-            self._staging.to_device(array.data.ptr, memory, self._cupy.cuda.get_current_stream())
+        stream = self._cupy.cuda.get_current_stream()
+        if memory is not None and self._straight(memory):
+            self._link.upload(array.data.ptr, memory, stream)
+            stream.synchronize()
+        elif memory is not None:
+            self._staging.to_device(array.data.ptr, memory, stream)
         elif data.size:
             array.set(data)
         return array
 
-    def begin(self, data: np.ndarray[Any, Any]) -> Any:
-        """Room for a copy that `extend` fills."""
-        return self._cupy.empty(data.shape, data.dtype, order=order_of(data))
-
-    def extend(self, copy: Any, data: np.ndarray[Any, Any], start: int, stop: int) -> None:
-        """Copies those bytes of an array that lies in one piece; returns when they are on the device."""
-        memory = flat(data)
-        assert memory is not None  # as every stored array does
-        stream = self._cupy.cuda.get_current_stream()
-        self._staging.to_device(copy.data.ptr + start, memory[start:stop], stream)
-        stream.synchronize()
-
-    def kept(self, operand: HostArray) -> bool:
-        """Whether its copy is here for others, too."""
-        return operand.cache_id is not None and self.resident.holds(operand.cache_id)
-
     def store(self, array: Any, out: np.ndarray[Any, Any]) -> None:
         """Copies an array of the device to the host; returns when it is there."""
         memory = flat(out) if out.nbytes >= _DIRECT else None
-        if memory is not None and _lies_as(array, out):
-            self._staging.to_host(memory, array.data.ptr, self._cupy.cuda.get_current_stream())
+        stream = self._cupy.cuda.get_current_stream()
+        if memory is not None and _lies_as(array, out) and self._straight(memory):
+            self._link.download(memory, array.data.ptr, stream)
+            stream.synchronize()
+        elif memory is not None and _lies_as(array, out):
+            self._staging.to_host(memory, array.data.ptr, stream)
         elif out.flags.c_contiguous or out.flags.f_contiguous:
             if out.size:
                 array.get(out=out, order=order_of(out))
         else:  # part of a result
             out[...] = array.get(order=order_of(out))
+
+    def _straight(self, memory: Bytes) -> bool:
+        return self._registered is not None and self._registered.covers(memory)
+
+    def write(self, array: Any, start: int, target: Bytes) -> None:
+        """Start to copy bytes of a contiguous array of the device, from byte `start` on, to the host; where the host's
+        memory is not known to the driver they are there when this returns.
+        """
+        source, stream = array.data.ptr + start, self._cupy.cuda.get_current_stream()
+        if self._arena is None or not self._arena.registered(target):
+            self._staging.to_host(target, source, stream)
+            return
+        for position, piece in self._arena.pieces(target):
+            self._link.download(piece, source + position, stream)
+
+    def mark(self) -> Any:
+        """Return an event behind what was enqueued on the current stream."""
+        event = self._link.event()
+        event.record(self._cupy.cuda.get_current_stream())
+        return event
+
+    def wait(self, mark: Any) -> None:
+        """Return when all before a mark is over, without keeping a processor busy."""
+        mark.synchronize()
+
+    def fetch(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return a copy in memory of this process, lying as the array does. Raises MemoryError."""
+        if array.nbytes >= _LARGE and array.nbytes > (left := psutil.virtual_memory().available):
+            # The system would grant it, and end some process once it is filled.
+            raise MemoryError(f"{array.nbytes} bytes for an array that has to leave the device, and {left} are left")
+        out = np.empty(array.shape, array.dtype, order=order_of(array))
+        self.store(array, out)
+        return out
 
     def prepared(
         self, params: GemmParams | GemmReduceParams, operands: Mapping[str, HostArray], copies: Mapping[str, Any]
@@ -105,14 +153,14 @@ class DeviceCopies:
         return self.resident.get(
             operand.cache_id,
             copy.nbytes,
-            lambda: prepare(copy, **options),
+            lambda: self._whole(prepare(copy, **options)),
             form=tuple(options.values()),
             measure=lambda form: form.nbytes,
         )
 
 
-def order_of(array: np.ndarray[Any, Any]) -> str:
-    """Return the order of an array's memory; of a part of an array, that of the whole."""
+def order_of(array: Any) -> Literal["C", "F"]:
+    """Return the order of an array's memory, NumPy's or CuPy's; of a part of an array, that of the whole."""
     if array.flags.c_contiguous or array.ndim < 2:
         return "C"
     return "F" if array.flags.f_contiguous or array.strides[-2] < array.strides[-1] else "C"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 
@@ -17,25 +17,28 @@ _MAX_PANELS: Final = 256
 def within_memory(
     whole: Callable[[], T],
     in_panels: Callable[[int], T | None],
-    make_room: Callable[[], None],
+    rooms: Sequence[Callable[[], bool]],
     errors: tuple[type[BaseException], ...],
 ) -> T:
     """Return what `whole` returns, or `in_panels(count)` for the fewest panels that fit.
 
-    `errors` say that memory has run out; `make_room` drops every copy that could be made again. `in_panels` returns
-    None where the product cannot be cut so far. Raises OutOfDeviceMemory once nothing of this helped.
+    `errors` say that memory has run out; `rooms` are ways to make room, the cheapest first, which return whether there
+    may be more then. `in_panels` returns None where the product cannot be cut so far. Raises OutOfDeviceMemory once
+    nothing of this helped.
     """
     reason = ""
-    for attempt in (0, 1):
-        if attempt:
-            make_room()  # here, where the failed attempt's frames are gone, nothing refers to its arrays any more
+    for make_room in (None, *rooms):
+        # Here, where the failed attempt's frames are gone, nothing refers to its arrays any more.
+        if make_room is not None and not make_room():
+            continue
         try:
             return whole()
         except errors as error:
             reason = str(error)
     count = 2
     while count <= _MAX_PANELS:
-        make_room()
+        for make_room in rooms:
+            make_room()
         try:
             done = in_panels(count)
         except errors as error:

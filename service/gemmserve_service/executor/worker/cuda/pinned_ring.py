@@ -69,6 +69,14 @@ class CupyLink:
         runtime = self._cuda.runtime
         runtime.memcpyAsync(target.ctypes.data, source, target.size, runtime.memcpyDeviceToHost, stream.ptr)
 
+    def register(self, address: int, nbytes: int) -> None:
+        """Page-lock memory that is mapped already, for this device."""
+        self._cuda.runtime.hostRegister(address, nbytes, 0)
+
+    def unregister(self, address: int) -> None:
+        """End that."""
+        self._cuda.runtime.hostUnregister(address)
+
     def event(self) -> Any:
         return self._cuda.Event(block=True, disable_timing=True)
 

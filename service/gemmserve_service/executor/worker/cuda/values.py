@@ -6,6 +6,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from gemmserve_kernels.device.compiler import waited_s
+from gemmserve_kernels.problem.view import array_of_view
 from gemmserve_service.executor.worker.checks import verification
 from gemmserve_service.executor.worker.cuda.copies import order_of
 from gemmserve_service.schemas import Timings
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.cuda.copies import DeviceCopies
     from gemmserve_service.programs import Value
-    from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_service.schemas import StepParams, View
 
 _AHEAD: Final = 4
 """Steps that are set going before the first of them has ended: the device need not wait for the host, and a program
@@ -39,7 +41,7 @@ class DeviceValues:
         cupy: Any,
         checkpoint: Callable[[], None],
         *,
-        call: Callable[[GemmParams | GemmReduceParams, Mapping[str, Any], Mapping[str, Any]], None],
+        call: Callable[[StepParams, Mapping[str, Any], Mapping[str, Any]], None],
         copies: DeviceCopies,
     ) -> None:
         self._cupy = cupy
@@ -50,15 +52,27 @@ class DeviceValues:
         self._shared: set[int] = set()
         """Identities (`id`) of copies that others may drop."""
         self._h2d_s = self._kernel_s = self._d2h_s = 0.0
+        self._waited_s = waited_s()
 
     def load(self, operand: HostArray) -> Any:
         """A copy, or the one that is there."""
         began = time.perf_counter()
         copy = self._copies.load(operand)
-        if self._copies.kept(operand):
+        if operand.cache_id is not None:  # kept, or kept until a moment ago
             self._shared.add(id(copy))
         self._h2d_s += time.perf_counter() - began
         return copy
+
+    def view(self, value: Any, view: View) -> Any:
+        """See `Values`."""
+        seen = array_of_view(value, view)
+        if view.conj:
+            made = self._cupy.empty(seen.shape, seen.dtype)
+            self._cupy.conjugate(seen, out=made)
+            return made
+        if id(value) in self._shared:  # its memory is that of a copy that others may drop
+            self._shared.add(id(seen))
+        return seen
 
     def empty(self, value: Value) -> Any:
         """Return room for a value that lies as `load` would have it, had it been stored: one extent that counts is C
@@ -73,9 +87,7 @@ class DeviceValues:
         """Its copy on the device."""
         return self._cupy.empty(out.shape, out.dtype, order=order_of(out))
 
-    def run(
-        self, params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], made: Mapping[str, Any]
-    ) -> Callable[[], float]:
+    def run(self, params: StepParams, operands: Mapping[str, Any], made: Mapping[str, Any]) -> Callable[[], float]:
         """See `Values`. Waits for the step that was set going some steps before."""
         self._checkpoint()
         start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
@@ -97,7 +109,7 @@ class DeviceValues:
 
     def check(
         self,
-        params: GemmParams | GemmReduceParams,
+        params: StepParams,
         operands: Mapping[str, Any],
         made: Mapping[str, Any],
         what: str,
@@ -110,7 +122,9 @@ class DeviceValues:
         """Waits for all that is under way."""
         self._wait(len(self._under_way))
         self._checkpoint()
-        return Timings(h2d_s=self._h2d_s, kernel_s=self._kernel_s, d2h_s=self._d2h_s)
+        compile_s = waited_s() - self._waited_s
+        kernel_s = max(self._kernel_s - compile_s, 0.0)
+        return Timings(compile_s=compile_s, h2d_s=self._h2d_s, kernel_s=kernel_s, d2h_s=self._d2h_s)
 
     def _wait(self, count: int) -> None:
         for _ in range(count):

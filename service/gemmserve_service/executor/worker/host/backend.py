@@ -13,19 +13,20 @@ from gemmserve_kernels.algorithms.cpu.gemm import one_call, run_gemm
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.executor.port import spec_adapter
 from gemmserve_service.executor.worker.backend import call, go_on
+from gemmserve_service.executor.worker.health.processor import open_processor
 from gemmserve_service.executor.worker.host.blas import BlasThreads, flops_per_call
 from gemmserve_service.executor.worker.host.values import HostValues
 from gemmserve_service.executor.worker.panels import grid, plan_grid
 from gemmserve_service.products import build
-from gemmserve_service.schemas import GemmParams, Timings
+from gemmserve_service.schemas import GemmParams, GemmReduceParams, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.worker.backend import HostArray, Values
     from gemmserve_service.executor.worker.batches import Products
-    from gemmserve_service.schemas import GemmReduceParams
+    from gemmserve_service.schemas import DeviceHealth, StepParams
 
 T = TypeVar("T")
 
@@ -64,19 +65,29 @@ class CpuBackend:
     def memory_used(self) -> int:
         return 0
 
+    def open_probe(self) -> Callable[[], DeviceHealth]:
+        """See `health.monitor.Monitor`."""
+        return open_processor()
+
     def read_counts(self) -> Reading | None:
         return None
 
     def run(
         self,
-        params: GemmParams | GemmReduceParams,
+        params: StepParams,
         operands: Mapping[str, HostArray],
         results: Mapping[str, np.ndarray[Any, Any]],
         checkpoint: Callable[[], None] = go_on,
     ) -> Timings:
         start = time.perf_counter()
-        arrays = {name: operand.data for name, operand in operands.items()}
         checkpoint()
+        if not any(array.size for array in results.values()):  # of which there may be any number
+            return Timings(kernel_s=time.perf_counter() - start)
+        arrays = {name: operand.data for name, operand in operands.items()}
+        if not isinstance(params, GemmParams | GemmReduceParams):
+            with interruptible(checkpoint):
+                call(params, arrays, results)
+            return Timings(kernel_s=time.perf_counter() - start)
         # Within a panel, too: what is reduced is cut by the kernels alone.
         with (
             self._threads.limited(flops_per_call(params, arrays["a"], arrays["b"])),
@@ -137,9 +148,6 @@ class CpuBackend:
 
     def forget(self, array: str) -> None:
         """Do nothing: no copies are kept."""
-
-    def flush(self, arrays: Iterable[str | None]) -> None:
-        """Do nothing: results are in host memory."""
 
     def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
         return run(HostValues(self, checkpoint))

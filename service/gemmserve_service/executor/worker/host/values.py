@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import psutil
 
-from gemmserve_kernels.device.interruption import interruptible
+from gemmserve_kernels.device.interruption import interruptible, pieces
+from gemmserve_kernels.problem.view import array_of_view
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.checks import verification
+from gemmserve_service.programs import Value
 from gemmserve_service.schemas import Timings
 
 if TYPE_CHECKING:
@@ -17,10 +19,10 @@ if TYPE_CHECKING:
 
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.executor.worker.checks.verification import Verdict
-    from gemmserve_service.programs import Value
-    from gemmserve_service.schemas import GemmParams, GemmReduceParams
+    from gemmserve_service.schemas import StepParams, View
 
 _PAGE: Final = 4096
+_PIECE: Final = 1 << 24  # bytes that are conjugated between two moments at which a program can be stopped
 _LARGE: Final = 1 << 24  # bytes from which it is worth asking how much memory is left
 
 
@@ -33,13 +35,25 @@ class HostValues:
         self._backend = backend
         self._checkpoint = checkpoint
         self._timings = Timings()
-        self._cache_ids: dict[int, str | None] = {}
-        """Ids of stored arrays by identity; the program's caller holds them all the while."""
+        self._stored: dict[int, tuple[np.ndarray[Any, Any], str | None]] = {}
+        """Stored arrays and their ids, by identity."""
 
     def load(self, operand: HostArray) -> np.ndarray[Any, Any]:
-        """The mapping itself."""
-        self._cache_ids[id(operand.data)] = operand.cache_id
-        return operand.data
+        """The mapping itself, unless the device alone has it."""
+        array = operand.read()
+        self._stored[id(array)] = array, operand.cache_id
+        return array
+
+    def view(self, value: np.ndarray[Any, Any], view: View) -> np.ndarray[Any, Any]:
+        """See `Values`. Raises MemoryError."""
+        seen: np.ndarray[Any, Any] = array_of_view(value, view)
+        if not view.conj:
+            return seen
+        made = self.empty(Value(seen.shape, seen.dtype, "C"))
+        with interruptible(self._checkpoint):
+            for source, target in zip(pieces(seen, _PIECE), pieces(made, _PIECE), strict=True):
+                np.conjugate(source, out=target)
+        return made
 
     def empty(self, value: Value) -> np.ndarray[Any, Any]:
         """Aligned to a page, as a mapping is: nothing about it differs from a stored array. Raises MemoryError."""
@@ -55,11 +69,11 @@ class HostValues:
         """The mapping itself."""
         return out
 
-    def run(
-        self, params: GemmParams | GemmReduceParams, operands: Mapping[str, Any], made: Mapping[str, Any]
-    ) -> Callable[[], float]:
+    def run(self, params: StepParams, operands: Mapping[str, Any], made: Mapping[str, Any]) -> Callable[[], float]:
         """See `Values`."""
-        arrays = {name: HostArray(array, self._cache_ids.get(id(array))) for name, array in operands.items()}
+        arrays = {
+            name: HostArray(array, self._stored.get(id(array), (None, None))[1]) for name, array in operands.items()
+        }
         spent = self._backend.run(params, arrays, made, self._checkpoint)
         total = self._timings
         self._timings = Timings(
@@ -74,7 +88,7 @@ class HostValues:
 
     def check(
         self,
-        params: GemmParams | GemmReduceParams,
+        params: StepParams,
         operands: Mapping[str, Any],
         made: Mapping[str, Any],
         what: str,

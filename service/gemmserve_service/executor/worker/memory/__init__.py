@@ -1,1 +1,1 @@
-"""A worker's memory: mapped extents, resident copies, prefetching, results that are not yet in the store."""
+"""A worker's memory: mapped extents, resident copies, results that are not yet in the store."""

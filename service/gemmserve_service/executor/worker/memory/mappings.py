@@ -14,16 +14,23 @@ from gemmserve_service.store.extents.extents import map_sealed
 
 if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import ArrayRef
+    from gemmserve_service.executor.worker.memory.host_arena import HostArena
+    from gemmserve_service.executor.worker.memory.registered_mappings import RegisteredMappings
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _MAX_MAPPINGS: Final = most_mappings()
+_MEMORY: Final = "/proc/"
+"""Beginning of the paths of memory, which has no name in a folder."""
 
 
 class Mappings:
     """Extents by name, the least recently used dropped first. Every method may be called from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, arena: HostArena | None = None, registered: RegisteredMappings | None = None) -> None:
+        """`arena`: memory that has a mapping already, which stays. `registered` is told of uses of requests' memory."""
+        self._arena = arena
+        self._registered = registered
         self._lock = threading.Lock()
         self._maps: OrderedDict[str, Bytes] = OrderedDict()
 
@@ -38,27 +45,37 @@ class Mappings:
         return array
 
     def of(self, extent: str, path: str, capacity: int) -> Bytes:
-        """The mapping of an extent. Raises OSError if it is gone."""
+        """The mapping of an extent. Raises OSError if it is gone, ValueError if it is shorter."""
+        if self._arena is not None and path == self._arena.path:
+            return self._arena.memory
         with self._lock:
             mapping = self._maps.get(extent)
             if mapping is None:
                 mapping = self._maps[extent] = _map(path, capacity)
                 if len(self._maps) > _MAX_MAPPINGS:
-                    self._maps.popitem(last=False)
+                    self._drop(next(iter(self._maps)))
             else:
                 self._maps.move_to_end(extent)
+            if self._registered is not None and path.startswith(_MEMORY) and mapping.flags.writeable:
+                self._registered.used(extent, mapping)
             return mapping
 
     def forget(self, extents: list[str]) -> None:
         """Drops mappings of extents that are gone: their space is freed once nobody maps them."""
         with self._lock:
             for name in extents:
-                self._maps.pop(name, None)
+                self._drop(name)
 
     def clear(self) -> None:
         """Drops every mapping."""
         with self._lock:
-            self._maps.clear()
+            for name in list(self._maps):
+                self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        if self._registered is not None:
+            self._registered.forget(name)
+        self._maps.pop(name, None)
 
 
 def _map(path: str, capacity: int) -> Bytes:

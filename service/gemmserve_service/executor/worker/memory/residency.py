@@ -127,19 +127,19 @@ class Residency:
                 self._note(array, came=True)
         return value
 
-    def put(self, array: str, value: Any, nbytes: int, *, pinned: bool = False, evict: bool = True) -> bool:
+    def put(self, array: str, value: Any, nbytes: int, *, pinned: bool = False) -> bool:
         """Keeps a copy that was made elsewhere; False: there is no room for it.
 
-        That is no use of it. `pinned`: it is nowhere else, and stays until `unpin`. Not `evict`: nothing goes for it.
+        That is no use of it. `pinned`: it is nowhere else, is kept whether there is room or not, in the place of what
+        is there, and stays until `unpin`.
         """
         with self._lock:
-            kept = self._kept.get(array, {}).get(None)
-            if kept is not None:  # of an array: the same bytes
-                kept.pinned = kept.pinned or pinned
+            if pinned:
+                self._drop(array)
+            if None in self._kept.get(array, {}):  # of an array: the same bytes
                 return True
-            if evict:
-                self._make_room(nbytes)
-            if self.used + nbytes > self.budget:
+            self._make_room(nbytes)
+            if self.used + nbytes > self.budget and not pinned:
                 return False
             self.used += nbytes
             cost_s = nbytes / _LINK_RATE
@@ -155,11 +155,6 @@ class Residency:
             kept = self._kept.get(array, {}).get(None)
             if kept is not None:
                 kept.pinned = False
-
-    @property
-    def room(self) -> int:
-        """Bytes that could be kept without anything having to go."""
-        return max(self.budget - self.used, 0)
 
     def account(self) -> Account:
         """Return bytes held, hits, misses and evictions."""

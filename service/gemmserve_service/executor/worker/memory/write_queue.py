@@ -1,32 +1,41 @@
-"""Queue of results that are on the device alone: written to the store later, by a thread of their own, or never.
+"""Queue of results that are on the device alone: written where and when the front says, by a thread of their own.
 
-A job has succeeded when its result is on the device, for what it was made of is on record. So its way to the host may
-wait a little: by then it may be an operand that nobody downloads, deleted by its owner. Results are written in the
-order in which they came; before the others those that somebody waits for; last those that nobody can see any more and
-that others were made of.
+A job has succeeded when its result is on the device, for what it was made of is on record. When its bytes go to the
+host, and where, is the front's to decide (`gemmserve_service.scheduling.results.write_back`); by then it may be an
+operand that nobody downloads, deleted by its owner. Here the results are held, and written in turns of some megabytes,
+on a stream and in a thread of their own, so that kernels run on and what somebody waits for overtakes the others.
+
+A task whose results find no room waits for it, and for nothing else: the front is told less than there is room for, and
+has results written before that is full. Results of a task that had too little memory were put together on the host, and
+are held in memory of this process, as are those that had to go because another task had too little.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
+from collections import OrderedDict
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    import numpy as np
-
+    from gemmserve_service.executor.protocol import ExtentRow
     from gemmserve_service.executor.worker.memory.residency import Residency
 
-_MIN_BYTES: Final = 1 << 18
-"""Bytes of results below which the copy takes no longer than the messages about it."""
-_SHARE: Final = 4  # of the copies' budget, a quarter may be unwritten
-_MAX_TASKS: Final = 1024  # tasks: each is bookkeeping of the front's too
-_HURRY_SHARE: Final = 2  # from half of what may be unwritten on nothing lingers
+    Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_TURN_BYTES: Final = 32 << 20
+"""Bytes after which more urgent results go first: half a millisecond of a link."""
+_LIMIT_SHARE: Final = 3 / 4  # of the copies' budget; the others are operands
+_OFFERED_SHARE: Final = 1 / 2
+"""Share of the copies' budget that the front knows of. It leaves half of that without an order at most, so that any one
+result which it lets stay on the device, and is no larger than this, finds room in time."""
+_MAX_PLACES: Final = 1 << 16
+_LOOK_S: Final = 0.05  # between two moments at which a wait for room can be interrupted
 
 log = logging.getLogger(__name__)
 
@@ -36,53 +45,62 @@ class Copies(Protocol):
 
     resident: Residency
 
-    def store(self, array: Any, out: np.ndarray[Any, Any]) -> None:
-        """Copies an array of the device to the host; returns when it is there."""
+    def write(self, array: Any, start: int, target: Bytes) -> None:
+        """Start to copy bytes of a contiguous array of the device, from byte `start` on, to the host."""
+
+    def mark(self) -> Any:
+        """Return a mark behind what this thread began with `write`."""
+
+    def wait(self, mark: Any) -> None:
+        """Return when all before a mark is there."""
+
+    def fetch(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return a copy in memory of this process, lying as the array does. Raises MemoryError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One result: the array's id, its copy on the device, and its place in the store."""
+    """One result: the array's id, and its bytes in one piece: an array of the device, or of NumPy."""
 
     array: str
     value: Any
-    out: np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Outcome, for the front: `task`'s results are in the store, or nobody is at them any more; or they are gone."""
-
-    task: str
-    lost: bool = False
-
-
-class Priority(IntEnum):
-    """Order in which results are written, or dropped."""
-
-    DROP = 0
-    """Results that nobody needs."""
-    FIRST = 1
-    """Somebody waits for them."""
-    NORMAL = 2
-    """Results written after a delay: they may be deleted by then."""
-    LAST = 3
-    """Results that nobody can see, written only when there is little room."""
 
 
 @dataclass(eq=False, slots=True)
 class _Entry:
     task: str
-    results: Sequence[Result]
+    results: list[Result]
     nbytes: int
-    due: float = 0.0
-    """Time at which it is to be written (time.monotonic)."""
-    started: bool = False
-    """Whether the front has been told of the task's end."""
-    priority: Priority = Priority.NORMAL
-    writing: bool = False
-    outcome: Outcome | None = None
-    """Outcome to report once the front knows that the task has ended."""
+    places: Mapping[str, ExtentRow] | None = None
+    """Where the results go, by array; None: the front has not said it yet."""
+    targets: list[Bytes] | None = None
+    """Those places' memory, once it was looked up."""
+    number: int = 0
+    """Number of the result that is written next."""
+    start: int = 0
+    """Byte of it from which on."""
+    turns: int = 0
+    """Turns that write some of it and are not over."""
+    moving: bool = False
+    """Whether its values are being taken to memory of this process."""
+    dropped: bool = False
+    failed: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether no more of it is to be written."""
+        return self.dropped or self.failed or self.number == len(self.results)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread reads its values."""
+        return self.turns > 0 or self.moving
+
+
+_Piece = tuple[_Entry, int, int, int]
+"""Entry, number of its result, first byte, bytes."""
+_Turn = tuple[list[_Entry], Any]
+"""Entries of which a turn writes some, and the mark behind the copies; None: there were none."""
 
 
 class WriteQueue:
@@ -90,167 +108,320 @@ class WriteQueue:
     comes first.
     """
 
-    def __init__(self, copies: Copies, enter: Callable[[], None], *, delay_s: float) -> None:
-        """`enter` is called once in the writing thread before anything else; `delay_s`: how long a result that nobody
-        waits for stays unwritten.
-        """
-        self.limit = copies.resident.budget // _SHARE
-        """Bytes that may be unwritten; what is more is written before its job's end."""
+    def __init__(self, copies: Copies, enter: Callable[[], None]) -> None:
+        """`enter` is called once in the writing thread before anything else."""
+        self.resident = copies.resident
+        self.limit = int(self.resident.budget * _LIMIT_SHARE)
+        """Bytes that may be unwritten."""
+        self.offered = int(self.resident.budget * _OFFERED_SHARE)
+        """Bytes of them that the front is told of; no result is larger."""
         self.nbytes = 0
         """Bytes that are."""
-        self.resident = copies.resident
         self._copies = copies
         self._enter = enter
-        self._delay_s = delay_s
-        self._tell: Callable[[Outcome], None] = lambda _: None
+        self._tell: Callable[[list[str], list[str]], None] = lambda *_: None
+        self._locate: Callable[[ExtentRow], Bytes] = _nowhere
         self._entries: dict[str, _Entry] = {}
+        self._urgent: OrderedDict[str, _Entry] = OrderedDict()
+        """Entries with places that somebody waits for, in the order in which they were asked for."""
+        self._ordered: OrderedDict[str, _Entry] = OrderedDict()
+        """The others that have places, likewise."""
+        self._values: dict[str, Any] = {}
+        """Values of all entries, by array."""
+        self._places: OrderedDict[str, ExtentRow] = OrderedDict()
+        """Places of arrays that were written last: tasks that were sent before the front knew of it look for them."""
+        self._last = False
+        """Whether the front has said all that it will."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def begin(self, tell: Callable[[Outcome], None]) -> None:
-        """A front is there: it is told what becomes of each task's results."""
+    def begin(self, tell: Callable[[list[str], list[str]], None], locate: Callable[[ExtentRow], Bytes]) -> None:
+        """A front is there: `tell(settled, lost)` is called in any thread with tasks whose results are in the store, or
+        whose results nobody will write any more; and with those whose results are gone. `locate` maps a place: it
+        returns the bytes from there on, and raises OSError or ValueError if it is gone.
+        """
         with self._changed:
-            self._tell = tell
+            self._tell, self._locate = tell, locate
+            self._last = False
+            self._places.clear()
 
-    def reserve(self, task: str, results: Sequence[Result]) -> bool:
-        """Takes the results of a task over if there is room; `start` follows once its end has been told."""
-        nbytes = sum(result.out.nbytes for result in results)
-        with self._changed:
-            if nbytes < _MIN_BYTES or self.nbytes + nbytes > self.limit or len(self._entries) >= _MAX_TASKS:
-                return False
-            resident = self.resident
-            for number, result in enumerate(results):
-                if not resident.put(result.array, result.value, result.out.nbytes, pinned=True):
-                    for other in results[:number]:
-                        resident.unpin(other.array)
-                    return False
-            self._entries[task] = _Entry(task, results, nbytes)
-            self.nbytes += nbytes
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="gemmserve-write", daemon=True)
-                self._thread.start()
-        return True
+    def reserve(self, task: str, results: Sequence[Result], checkpoint: Callable[[], None]) -> None:
+        """Take over the results of a task, which is answered after that. Waits for room; `checkpoint` is called while
+        it does, and what it raises ends the wait.
+        """
+        nbytes = sum(result.value.nbytes for result in results)
+        while True:
+            with self._changed:
+                if not self._entries or self.nbytes + nbytes <= self.limit or self._last:
+                    self._add(_Entry(task, list(results), nbytes))
+                    return
+                self._changed.wait(_LOOK_S)
+            checkpoint()
 
-    def start(self, task: str) -> None:
-        """The front knows that the task has ended; from here on its results are written when their time comes."""
+    def write(self, task: str, places: Mapping[str, ExtentRow], *, urgent: bool) -> None:
+        """Have a task's results written to `places`, by array; again: have them overtake others. An unknown task's
+        results have been written or dropped: nothing is done.
+        """
         with self._changed:
             entry = self._entries.get(task)
             if entry is None:
                 return
-            entry.started = True
-            entry.due = time.monotonic() + self._delay_s
-            tell, outcome = self._tell, entry.outcome
-            if outcome is not None:
-                self._remove(entry)
+            if entry.places is None:
+                entry.places = dict(places)
+                self._ordered[task] = entry
+            if urgent and self._ordered.pop(task, None) is not None:
+                self._urgent[task] = entry
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="gemmserve-write", daemon=True)
+                self._thread.start()
             self._changed.notify_all()
-        if outcome is not None:
-            tell(outcome)
 
-    def reorder(self, *, first: Iterable[str] = (), last: Iterable[str] = (), drop: Iterable[str] = ()) -> None:
-        """Change the priority of tasks' results; unknown tasks are ignored. Who waits outweighs that nobody can see
-        them, that nobody needs them outweighs both.
-        """
+    def drop(self, tasks: Iterable[str]) -> None:
+        """Drop results that nobody needs; unknown tasks are ignored."""
+        settled = []
         with self._changed:
-            for priority, tasks in ((Priority.FIRST, first), (Priority.LAST, last), (Priority.DROP, drop)):
-                for task in tasks:
-                    entry = self._entries.get(task)
-                    if entry is not None and (priority < entry.priority or entry.priority is Priority.NORMAL):
-                        entry.priority = priority
-            self._changed.notify_all()
+            for task in tasks:
+                entry = self._entries.get(task)
+                if entry is not None:
+                    entry.dropped = True
+                    if not entry.busy:
+                        self._remove(entry)
+                        settled.append(task)
+            tell = self._tell
+        if settled:
+            tell(settled, [])
 
-    def flush(self, arrays: Iterable[str | None] | None = None) -> None:
-        """Returns when those arrays, or all, are in the store. In a thread that uses the device."""
-        wanted = None if arrays is None else set(arrays)
+    def read(self, array: str) -> Bytes:
+        """Return an array's bytes on the host: copied from the device, if they are there alone. In a thread that uses
+        the device. Raises OSError where it is nowhere.
+        """
+        found = self.unwritten(array)
+        if found is not None:
+            return found
+        with self._changed:
+            place, locate = self._places.get(array), self._locate
+        if place is None:
+            raise FileNotFoundError(f"the bytes of array {array} are neither on the device nor in the store")
+        return locate(place)
+
+    def unwritten(self, array: str) -> Bytes | None:
+        """Return an array's bytes on the host, if its place has not all of them yet, whether it has one or not; None:
+        nothing is held of it here. In a thread that uses the device.
+        """
+        value = self._values.get(array)
+        if value is None:
+            return None
+        return _bytes_of(value if isinstance(value, np.ndarray) else self._copies.fetch(value))
+
+    def vacate(self) -> bool:
+        """Free the device of results: return when those that have a place are there, and others in memory of this
+        process. In a thread that uses the device. False: there was none. Raises MemoryError.
+        """
+        found = False
         while True:
             with self._changed:
-                mine = [
-                    entry
-                    for entry in self._entries.values()
-                    if entry.outcome is None
-                    and (wanted is None or any(result.array in wanted for result in entry.results))
-                ]
-                if not mine:
-                    return
-                entry = next((each for each in mine if not each.writing), None)
-                if entry is None:
+                held = [entry for entry in self._entries.values() if not _on_host(entry)]
+                if not held:
+                    return found
+                found = True
+                entry = next((each for each in held if each.places is None and not each.busy), None)
+                if entry is None:  # the writing thread, or another one, is at them
                     self._changed.wait()
                     continue
-                entry.writing = True
-            self._settle(entry, write=True)
+                entry.moving = True
+                results = entry.results
+            try:
+                moved = [
+                    result
+                    if isinstance(result.value, np.ndarray)
+                    else Result(result.array, self._copies.fetch(result.value))
+                    for result in results
+                ]
+            except BaseException:
+                self._moved(entry, entry.results)
+                raise
+            self._moved(entry, moved)
 
-    def write(self, results: Sequence[Result]) -> None:
-        """Takes results to the store at once, for which there is no room here."""
-        for result in results:
-            self._copies.store(result.value, result.out)
-        self.keep(results)
+    def end(self) -> None:
+        """The front says nothing any more, and there will be no room by its orders: nobody waits for it."""
+        with self._changed:
+            self._last = True
+            self._changed.notify_all()
 
-    def keep(self, results: Sequence[Result]) -> None:
-        """Keeps results that are in the store, too, as copies like others."""
-        for result in results:
-            self.resident.put(result.array, result.value, result.out.nbytes)
+    def forget(self, array: str) -> None:
+        """Forget the place of an array that is gone."""
+        with self._changed:
+            self._places.pop(array, None)
 
     def abandon(self) -> None:
-        """The front is gone: nothing more is written. Returns when nothing is being written any more."""
+        """The front is gone: nothing more is written, and nobody needs the results. Return when nothing is being
+        written any more.
+        """
         with self._changed:
-            self._tell = lambda _: None
-            for entry in [each for each in self._entries.values() if not each.writing]:
-                self._remove(entry)
+            self._tell = lambda *_: None
+            self.drop(list(self._entries))
             while self._entries:
                 self._changed.wait()
+            self._places.clear()
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        self._enter()
-        while True:
-            entry = self._next()
-            self._settle(entry, write=entry.priority is not Priority.DROP)
-
-    def _next(self) -> _Entry:
-        """Waits for what is to be done next."""
-        with self._changed:
-            while True:
-                found, wait_s = self._choose(time.monotonic())
-                if found is not None:
-                    found.writing = True
-                    return found
-                self._changed.wait(wait_s)
-
-    def _choose(self, now: float) -> tuple[_Entry | None, float | None]:
-        """The results whose turn it is, or None and for how long to wait (None: for a change)."""
-        ready = (entry for entry in self._entries.values() if entry.started and not entry.writing)
-        entry = min(ready, key=lambda entry: entry.priority, default=None)  # the first of several
-        if entry is None:
-            return None, None
-        pressed = self.nbytes * _HURRY_SHARE > self.limit
-        if pressed or entry.priority < Priority.NORMAL:
-            return entry, None
-        if entry.priority is Priority.LAST:
-            return None, None
-        return (entry, None) if entry.due <= now else (None, entry.due - now)
-
-    def _settle(self, entry: _Entry, *, write: bool) -> None:
-        lost = False
-        try:
-            if write:
-                for result in entry.results:
-                    self._copies.store(result.value, result.out)
-        except Exception:
-            log.exception("the results of task %s could not be written", entry.task)
-            lost = True
-        outcome = Outcome(entry.task, lost)
-        with self._changed:
-            tell = self._tell
-            if not entry.started:
-                entry.outcome, entry.writing = outcome, False
-                self._changed.notify_all()
-                return
-            self._remove(entry)
-        tell(outcome)
+    def _add(self, entry: _Entry) -> None:
+        self._entries[entry.task] = entry
+        self.nbytes += entry.nbytes
+        for result in entry.results:
+            self._values[result.array] = result.value
+            if not isinstance(result.value, np.ndarray):
+                self.resident.put(result.array, result.value, result.value.nbytes, pinned=True)
 
     def _remove(self, entry: _Entry) -> None:
-        del self._entries[entry.task]
+        """Forget an entry, under the lock. What was written stays as a copy like others."""
+        for entries in (self._entries, self._urgent, self._ordered):
+            entries.pop(entry.task, None)
         self.nbytes -= entry.nbytes
+        written = not entry.dropped and not entry.failed
         for result in entry.results:
-            self.resident.unpin(result.array)
+            del self._values[result.array]
+            if written and entry.places is not None and result.array in entry.places:
+                self._places[result.array] = entry.places[result.array]
+            if written:
+                self.resident.unpin(result.array)
+            else:
+                self.resident.forget(result.array)
+        while len(self._places) > _MAX_PLACES:
+            self._places.popitem(last=False)
         self._changed.notify_all()
+
+    def _run(self) -> None:
+        """Write in turns, one begun before the one before is over, so that the link is never idle."""
+        self._enter()
+        under_way: _Turn | None = None
+        while True:
+            pieces = self._next_turn(wait=under_way is None)
+            before, under_way = under_way, self._begin_turn(pieces) if pieces else None
+            if before is not None:
+                self._end_turn(before)
+
+    def _next_turn(self, *, wait: bool) -> list[_Piece]:
+        """Return the next pieces to write, of the most urgent results; `wait` for some."""
+        with self._changed:
+            while True:
+                pieces = self._gather(self._urgent) or self._gather(self._ordered)
+                if pieces or not wait:
+                    return pieces
+                self._changed.wait()
+
+    @staticmethod
+    def _gather(entries: Mapping[str, _Entry]) -> list[_Piece]:
+        pieces: list[_Piece] = []
+        left = _TURN_BYTES
+        for entry in entries.values():
+            if entry.moving or entry.over:
+                continue
+            entry.turns += 1
+            while not entry.over and left:
+                size = entry.results[entry.number].value.nbytes
+                count = min(size - entry.start, left)
+                pieces.append((entry, entry.number, entry.start, count))
+                left -= count
+                entry.start += count
+                if entry.start == size:
+                    entry.number, entry.start = entry.number + 1, 0
+            if not left:
+                break
+        return pieces
+
+    def _begin_turn(self, pieces: list[_Piece]) -> _Turn:
+        """Start to copy the pieces. An entry whose place is gone fails alone; an error of the device fails all."""
+        entries = list(dict.fromkeys(piece[0] for piece in pieces))
+        for entry in entries:
+            if entry.targets is None:
+                try:
+                    entry.targets = self._targets(entry)
+                except Exception:
+                    log.exception("the results of task %s have no place to go", entry.task)
+                    entry.failed = True
+        try:
+            for entry, number, start, count in pieces:
+                if entry.failed or entry.dropped or entry.targets is None:
+                    continue
+                value, target = entry.results[number].value, entry.targets[number][start : start + count]
+                if isinstance(value, np.ndarray):
+                    np.copyto(target, _bytes_of(value)[start : start + count])
+                else:
+                    self._copies.write(value, start, target)
+        except Exception:
+            log.exception("the results of %d tasks could not be written", len(entries))
+            _fail(entries)
+        try:
+            return entries, self._copies.mark()
+        except Exception:
+            log.exception("nobody knows when the results of %d tasks are written", len(entries))
+            _fail(entries)
+            return entries, None
+
+    def _end_turn(self, turn: _Turn) -> None:
+        entries, mark = turn
+        try:
+            if mark is not None:
+                self._copies.wait(mark)
+        except Exception:
+            log.exception("the results of %d tasks could not be written", len(entries))
+            _fail(entries)
+        settled: list[str] = []
+        lost: list[str] = []
+        with self._changed:
+            for entry in entries:
+                entry.turns -= 1
+                if entry.over and not entry.busy:
+                    self._remove(entry)
+                    (lost if entry.failed else settled).append(entry.task)
+            self._changed.notify_all()
+            tell = self._tell
+        if settled or lost:
+            tell(settled, lost)
+
+    def _moved(self, entry: _Entry, results: list[Result]) -> None:
+        """Note where an entry's values are now."""
+        with self._changed:
+            entry.moving = False
+            entry.results = results
+            for result in results:
+                self._values[result.array] = result.value
+                if isinstance(result.value, np.ndarray):
+                    self.resident.forget(result.array)
+            dropped = entry.dropped
+            if dropped:
+                self._remove(entry)
+            self._changed.notify_all()
+            tell = self._tell
+        if dropped:
+            tell([entry.task], [])
+
+    def _targets(self, entry: _Entry) -> list[Bytes]:
+        assert entry.places is not None
+        targets = []
+        for result in entry.results:
+            memory = self._locate(entry.places[result.array])[: result.value.nbytes]
+            if memory.size < result.value.nbytes:
+                raise ValueError(f"{memory.size} bytes for an array of {result.value.nbytes}")
+            targets.append(memory)
+        return targets
+
+
+def _fail(entries: list[_Entry]) -> None:
+    for entry in entries:
+        entry.failed = True
+
+
+def _on_host(entry: _Entry) -> bool:
+    return all(isinstance(result.value, np.ndarray) for result in entry.results)
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
+    """Return the bytes of an array that is one piece, as they lie."""
+    return array.ravel(order="K").view(np.uint8)
+
+
+def _nowhere(row: ExtentRow) -> Bytes:
+    raise FileNotFoundError(f"there is no front that has {row[0]}")

@@ -24,6 +24,7 @@ from gemmserve_service.executor.protocol import (
 from gemmserve_service.executor.worker import loop
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.batches import Stack, parts_of
+from gemmserve_service.executor.worker.health.monitor import Monitor
 from gemmserve_service.executor.worker.host import backend
 from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.memory.mappings import Mappings
@@ -56,6 +57,11 @@ class Memory:
             self.end += array.nbytes
         self.end += -self.end % 64
         return Stack(arrays[0].dtype.name, arrays[0].shape, order, places)
+
+    def locate(self, row):
+        """The bytes from where an extent begins."""
+        name, path, capacity, start, _ = row
+        return self.mappings.of(name, path, capacity)[start:]
 
     def read(self, stack):
         return [
@@ -145,7 +151,7 @@ def test_stacks_are_found_where_they_are(memory):
 
     def found(**stacks):
         part = part_of(params=GemmParams(), algorithm="numpy", operands=stacks, results={"d": memory.stack(x)})
-        (products,) = parts_of(Work(task="t", extents=memory.rows, parts=[part]), Forms(CpuBackend()), memory.mappings)
+        (products,) = parts_of(Work(task="t", extents=memory.rows, parts=[part]), Forms(CpuBackend()), memory.locate)
         return products.stacks()
 
     stacked, apart = memory.stack(x), memory.stack(x, gap=64)
@@ -208,7 +214,7 @@ def test_a_cancelled_batch_stops_between_its_products(memory, monkeypatch):
     part = part_of(params=GemmParams(), algorithm="numpy", operands={"a": a, "b": a}, results=results)
     with near, far:
         near.sendall(encode(RunBatch(tasks=[Work(task="t", extents=memory.rows, parts=[part])])))
-        thread = threading.Thread(target=loop._converse, args=(far, Runner(Backend()), 3600))
+        thread = threading.Thread(target=loop._converse, args=(far, Runner(Backend()), 3600, Monitor(None)))
         thread.start()
         near.settimeout(60)
         (answer,) = [TO_FRONT.validate_json(body) for body in Decoder().feed(near.recv(1 << 16))]

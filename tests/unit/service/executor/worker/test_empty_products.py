@@ -15,13 +15,21 @@ from hypothesis import strategies as st
 
 from gemmserve_kernels import Operand
 from gemmserve_kernels.device.interruption import interruptible
+from gemmserve_kernels.freivalds import Finding
 from gemmserve_kernels.problem.errors import KernelError
 from gemmserve_service.errors import JobCancelled
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.checks.verification import find
 from gemmserve_service.executor.worker.host.backend import CpuBackend
-from gemmserve_service.products import build, outputs
-from gemmserve_service.schemas import GemmParams, GemmReduceParams
+from gemmserve_service.products import build, build_step, outputs
+from gemmserve_service.schemas import (
+    CholeskyStep,
+    GemmParams,
+    GemmReduceParams,
+    HerkStep,
+    InvStep,
+    SolveStep,
+)
 
 HUGE = 1 << 40
 MOST_BYTES = 48 << 20
@@ -93,6 +101,29 @@ def test_a_reduction_of_nothing_is_nothing_however_long(backend, axis):
     assert find(params, arrays, results, seed=1).residual == 0
     results["max"][2] = 1
     assert find(params, arrays, results, seed=1).residual == math.inf
+
+
+@pytest.mark.parametrize(
+    ("step", "shapes"),
+    [
+        (GemmParams(), {"a": (HUGE, 0, 4), "b": (4, 0)}),
+        (reduction("m"), {"a": (HUGE, 3, 4), "b": (4, 0)}),
+        (SolveStep(id="x", op="solve", a="$a", b="$b"), {"a": (HUGE, 0, 0), "b": (HUGE, 0, 1)}),
+        (InvStep(id="x", op="inv", a="$a", assume="lower"), {"a": (HUGE, 0, 0)}),
+        (CholeskyStep(id="x", op="cholesky", a="$a"), {"a": (HUGE, 0, 0)}),
+        (HerkStep(id="x", op="herk", a="$a"), {"a": (HUGE, 0, 4)}),
+    ],
+    ids=lambda each: getattr(each, "op", ""),
+)
+def test_any_number_of_empty_results_is_made_and_checked_at_once(backend, step, shapes):
+    """Checks kept 16 bytes for each of 2^40 matrices without elements, until the machine had no memory left."""
+    arrays = {name: np.broadcast_to(np.float64(1), shape) for name, shape in shapes.items()}
+    computation = build_step(step, {name: Operand.of(array) for name, array in arrays.items()})
+    results = {name: np.empty(shape, dtype) for name, (shape, dtype, _) in outputs(computation).items()}
+    look = Looks(most=100)
+    run(backend, step, arrays, results, look)
+    with interruptible(look):
+        assert find(step, arrays, results, seed=1) == Finding(0.0, 0.0)
 
 
 def test_what_is_written_is_work(backend):

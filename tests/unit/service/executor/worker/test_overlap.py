@@ -27,7 +27,9 @@ from gemmserve_service.executor.protocol import (
 )
 from gemmserve_service.executor.worker import loop
 from gemmserve_service.executor.worker.backend import go_on
+from gemmserve_service.executor.worker.health.monitor import Monitor
 from gemmserve_service.executor.worker.host.backend import CpuBackend
+from gemmserve_service.executor.worker.overlap import Overlap
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.schemas import GemmParams, ProgramParams, Timings
@@ -65,8 +67,8 @@ class Staged(CpuBackend):
     def forget(self, array):
         self.log.append(("forget", array))
 
-    def enter(self):
-        self.threads.add(threading.current_thread().name)
+    def enter(self, *, express=False):
+        self.threads.add((threading.current_thread().name, express))
 
     def product(self, params, operands, results, checkpoint=go_on, *, check=None):
         return Product(self, params, operands, results, checkpoint)
@@ -96,6 +98,9 @@ class Product:
             self.load()
         self.checkpoint()
         self.backend.note("compute", self.params.alpha.real)
+
+    def finish(self):
+        pass
 
     def store(self):
         self.checkpoint()
@@ -154,7 +159,7 @@ class Front:
 
     def _converse(self):
         with contextlib.suppress(OSError):
-            loop._converse(self.far, self.runner, 3600)
+            loop._converse(self.far, self.runner, 3600, Monitor(None))
 
     def send(self, *messages):
         self.near.sendall(b"".join(encode(message) for message in messages))
@@ -193,7 +198,11 @@ def test_answers_come_in_order_and_results_are_right(front, backend, task):
     assert [(answer.kind, answer.task) for answer in answers] == [("done", f"t{number}") for number in range(6)]
     for number, (_, result) in enumerate(tasks):
         np.testing.assert_array_equal(result(), (1 + number) * A @ A.T)
-    assert backend.threads == {"gemmserve-load", "gemmserve-compute", "gemmserve-store"}
+    stages = ("load", "compute", "finish", "store")
+    assert backend.threads == {
+        *((f"gemmserve-{stage}", False) for stage in stages),
+        *((f"gemmserve-express-{stage}", True) for stage in stages),
+    }
 
 
 def test_the_next_one_is_loaded_while_one_is_computed(front, backend, task):
@@ -298,6 +307,36 @@ def test_a_program_that_others_left_too_little_memory_runs_again_alone(front, ba
     np.testing.assert_array_equal(result(), 2 * A @ A.T)
 
 
+@pytest.mark.parametrize("express", [False, True])
+def test_a_program_that_is_cancelled_while_memory_runs_out_is_not_run_again(front, backend, task, place, held, express):
+    tries, runner = [], front.runner
+
+    def run_program(run, checkpoint):
+        tries.append(len(tries))
+        front.send(Cancel(task="whole"))
+        until(lambda: runner.is_cancelled("whole"))
+        raise OutOfDeviceMemory("others hold it")
+
+    backend.run_program = run_program
+    before, _ = task("before", 1.0)
+    front.send(before)
+    assert held.reached.wait(WAIT_S)
+    if not express:
+        held.go()
+    whole, _ = task("whole", 2.0, express=express)
+    out, _ = place(np.zeros((3, 3)))
+    name = "arr_" + "0" * 26
+    step = {"id": "x", "op": "gemm", "a": name, "b": name, "trans_b": "T"}
+    params = ProgramParams(steps=[step])
+    front.send(dataclasses.replace(whole, params=params, operands={name: whole.operands["a"]}, results={"x": out}))
+    until(lambda: tries)
+    held.go()
+    answers = {answer.task: answer for answer in front.answers(2)}
+    assert (answers["whole"].kind, answers["whole"].slug) == ("failed", "cancelled")
+    assert tries == [0]
+    assert not runner.is_cancelled("whole"), "its cancellation is forgotten"
+
+
 def test_what_was_sent_before_the_end_is_answered(front, task):
     front.send(*[task(f"t{number}", 1.0)[0] for number in range(5)], Stop())
     assert len(front.answers(5)) == 5
@@ -384,3 +423,201 @@ def test_one_thread_alone_reads_what_the_front_sends(front, place, monkeypatch):
     assert answer.kind == "done", answer
     np.testing.assert_array_equal(np.frombuffer(view).reshape(50, 3, 3)[49], 49 * A @ A.T)
     assert readers <= {front.thread}
+
+
+@pytest.fixture
+def held(backend):
+    """Holds the device up with the product of alpha 1, until it is called."""
+    reached, go = threading.Event(), threading.Event()
+
+    def hold():
+        reached.set()
+        go.wait(WAIT_S)
+
+    backend.faults[(1.0, "compute")] = hold
+    hold.reached, hold.go = reached, go.set
+    yield hold
+    go.set()
+
+
+def test_an_express_task_passes_those_before_it(front, task, held):
+    tasks = {alpha: task(f"t{alpha}", float(alpha), express=alpha > 2) for alpha in range(1, 5)}
+    front.send(*[tasks[alpha][0] for alpha in (1, 2)])
+    assert held.reached.wait(WAIT_S)
+    front.send(packed(tasks[3][0], tasks[4][0]))
+    assert [answer.task for answer in front.answers(2)] == ["t3", "t4"]
+    np.testing.assert_array_equal(tasks[3][1](), 3 * A @ A.T)
+    held.go()
+    assert [answer.task for answer in front.answers(2)] == ["t1", "t2"]
+
+
+def test_an_express_task_that_finds_no_memory_waits_its_turn(front, backend, task, held):
+    """It loads in its own lane, and alone in the other."""
+
+    def full():
+        raise NoRoomError
+
+    backend.faults[(2.0, "compute")] = full
+    tasks = {alpha: task(f"t{alpha}", float(alpha), express=alpha == 2) for alpha in (1, 2)}
+    front.send(tasks[1][0])
+    assert held.reached.wait(WAIT_S)
+    front.send(tasks[2][0])
+    until(lambda: backend.log.count(("compute", 2.0)) == 1)
+    held.go()
+    answers = front.answers(2)
+    assert [(answer.kind, answer.task) for answer in answers] == [("done", "t1"), ("done", "t2")]
+    np.testing.assert_array_equal(tasks[2][1](), 2 * A @ A.T)
+    assert backend.log.count(("compute", 2.0)) == 2
+
+
+def test_an_express_batch_whose_memory_runs_out_runs_again_in_its_turn(front, backend, task, held):
+    tries = []
+
+    def run_many(products, checkpoint):
+        tries.append(threading.current_thread().name)
+        if len(tries) == 1:
+            raise OutOfDeviceMemory("others hold it")
+        return CpuBackend.run_many(backend, products, checkpoint)
+
+    backend.run_many = run_many
+    first, (second, result) = task("t1", 1.0), task("t2", 2.0, express=True)
+    front.send(first[0])
+    assert held.reached.wait(WAIT_S)
+    batch = packed(second)
+    (work,) = batch.tasks
+    front.send(RunBatch(tasks=[work.model_copy(update={"parts": [*work.parts, *work.parts]})]))
+    until(lambda: tries)
+    held.go()
+    assert {answer.task for answer in front.answers(2)} == {"t1", "t2"}
+    assert tries[0] == "gemmserve-express-compute"
+    assert set(tries[1:]) == {"gemmserve-compute"}
+    np.testing.assert_array_equal(result(), 2 * A @ A.T)
+
+
+def test_a_lane_that_stands_still_is_not_hidden_by_the_other(backend, task, held):
+    answers = []
+    overlap = Overlap(Runner(backend), backend, answers.append)
+    overlap.start(task("t1", 1.0)[0])
+    assert held.reached.wait(WAIT_S)
+    still = overlap.at
+    assert still[0] == "t1"
+    for number in range(2, 6):
+        overlap.start(task(f"t{number}", float(number), express=True)[0])
+    until(lambda: len(answers) == 4)
+    assert overlap.at == still
+    held.go()
+    overlap.close()
+    assert overlap.at[0] is None
+    assert len(answers) == 5
+
+
+def test_nor_by_batches_that_get_on_in_the_other(backend, task, held):
+    """A batch gets on by its runner, which knows of no lane."""
+    answers, go, steps = [], threading.Event(), threading.Semaphore(0)
+
+    def run_many(products, checkpoint):
+        while not go.is_set():
+            assert steps.acquire(timeout=WAIT_S)
+            checkpoint()
+        return Timings()
+
+    backend.run_many = run_many
+    overlap = Overlap(Runner(backend), backend, answers.append)
+    (work,) = packed(task("t2", 2.0, express=True)[0]).tasks
+    overlap.start(work.model_copy(update={"parts": [*work.parts, *work.parts]}))
+    until(lambda: overlap.at[0] == "t2")
+    overlap.start(task("t1", 1.0)[0])
+    assert held.reached.wait(WAIT_S)
+    until(lambda: steps.release() or overlap.at[0] == "t1")
+    at = set()
+    for _ in range(20):
+        steps.release()
+        time.sleep(0.001)
+        at.add(overlap.at)
+    assert {task for task, _ in at} == {"t1"}
+    assert len(at) == 1
+    held.go()
+    go.set()
+    steps.release()
+    overlap.close()
+    assert len(answers) == 2
+
+
+def test_a_front_that_goes_ends_both_lanes(front, backend, task, held):
+    front.send(task("t1", 1.0)[0], task("t2", 2.0)[0])
+    assert held.reached.wait(WAIT_S)
+    front.send(task("t3", 3.0, express=True)[0])
+    front.near.close()
+    until(lambda: front.runner.is_cancelled("t1") and front.runner.is_cancelled("t2"))
+    held.go()
+    front.thread.join(WAIT_S)
+    assert ("compute", 2.0) not in backend.log
+
+
+class Compiled(Staged):
+    """Staged, with one kernel for each alpha: compiled when `compiler` lets it."""
+
+    def __init__(self):
+        super().__init__()
+        self.there = set()
+        self.compiler = threading.Event()
+
+    def missing_kernels(self, params, operands, *, checked):
+        return [] if params.alpha.real in self.there or params.alpha.real < 10 else [params.alpha.real]
+
+    def compile_kernel(self, kernel):
+        assert self.compiler.wait(WAIT_S)
+        self.there.add(kernel)
+
+
+def test_warm_products_pass_one_whose_kernels_are_compiled(task):
+    backend = Compiled()
+    front = Front(backend)
+    try:
+        cold, result = task("cold", 11.0)
+        front.send(packed(cold))
+        (said,) = front.answers(1)
+        assert (said.kind, said.task, said.compiling) == ("compiling", "cold", True)
+        front.send(packed(task("warm", 2.0)[0]))
+        (warm,) = front.answers(1)
+        assert (warm.kind, warm.task) == ("done", "warm")
+        assert warm.timings.compile_s == 0
+        backend.compiler.set()
+        over, done = front.answers(2)
+        assert (over.kind, over.compiling, done.task) == ("compiling", False, "cold")
+        assert done.timings.compile_s > 0
+        np.testing.assert_array_equal(result(), 11 * A @ A.T)
+        front.send(packed(task("again", 11.0)[0]))
+        (again,) = front.answers(1)
+        assert (again.kind, again.timings.compile_s) == ("done", 0)
+    finally:
+        backend.compiler.set()
+        front.end()
+
+
+def test_a_task_that_is_cancelled_while_it_waits_for_the_compiler_is_not_computed(task):
+    backend = Compiled()
+    front = Front(backend)
+    try:
+        front.send(packed(task("cold", 11.0)[0]))
+        front.answers(1)
+        front.send(Cancel(task="cold"))
+        front.send(packed(task("warm", 2.0)[0]))
+        assert front.answers(1)[0].task == "warm"  # the word of the cancellation has been read
+        backend.compiler.set()
+        _, answer = front.answers(2)
+        assert (answer.kind, answer.slug) == ("failed", "cancelled")
+        assert ("compute", 11.0) not in backend.log
+    finally:
+        backend.compiler.set()
+        front.end()
+
+
+def test_a_front_that_goes_waits_for_no_compiler(task):
+    backend = Compiled()
+    front = Front(backend)
+    front.send(packed(task("cold", 11.0)[0]))
+    front.answers(1)
+    front.end()
+    backend.compiler.set()
+    assert backend.log == []

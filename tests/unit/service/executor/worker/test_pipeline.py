@@ -10,6 +10,7 @@ import pytest
 from gemmserve_service.executor.worker.pipeline import Pipeline
 
 WAIT_S = 60
+STAGES = ("load", "compute", "finish", "store")
 
 
 class Work:
@@ -30,6 +31,9 @@ class Work:
 
     def compute(self):
         self._stage("compute")
+
+    def finish(self):
+        self._stage("finish")
 
     def store(self):
         self._stage("store")
@@ -61,18 +65,18 @@ def test_every_stage_in_order(pipeline, put, ended):
         put(Work(name, log))
     pipeline.drain()
     assert ended == [(name, None) for name in range(5)]
-    for stage in ("load", "compute", "store"):
+    for stage in STAGES:
         assert [line for line in log if line.startswith(stage) and "over" not in line] == [
             f"{stage} {name}" for name in range(5)
         ]
     for name in range(5):
         mine = [line for line in log if str(name) in line]
-        assert mine == [f"{stage} {name}{over}" for stage in ("load", "compute", "store") for over in ("", " over")]
+        assert mine == [f"{stage} {name}{over}" for stage in STAGES for over in ("", " over")]
 
 
-def test_three_at_once_and_no_more_than_one_ahead(pipeline, put, ended):
-    """Store 0, compute 1 and load 2 meet; 3 is not loaded before 2 is computed."""
-    meet = threading.Barrier(3)
+def test_four_at_once_and_no_more_than_one_ahead(pipeline, put, ended):
+    """Store 0, finish 1, compute 2 and load 3 meet; 5 is not loaded before 3 is computed."""
+    meet = threading.Barrier(4)
     computed = threading.Event()
     log = []
 
@@ -80,21 +84,37 @@ def test_three_at_once_and_no_more_than_one_ahead(pipeline, put, ended):
         meet.wait(WAIT_S)
 
     put(Work(0, log, store=join))
-    put(Work(1, log, compute=join))
-    put(Work(2, log, load=join, compute=lambda: computed.wait(WAIT_S)))
-    put(Work(3, log))
+    put(Work(1, log, finish=join))
+    put(Work(2, log, compute=join))
+    put(Work(3, log, load=join, compute=lambda: computed.wait(WAIT_S)))
     put(Work(4, log))
+    put(Work(5, log))
     meet_over = threading.Event()
     threading.Timer(0.2, meet_over.set).start()
     meet_over.wait(WAIT_S)
-    assert "load 4" not in log
+    assert "load 5" not in log
     computed.set()
     pipeline.drain()
-    assert [name for name, _ in ended] == [0, 1, 2, 3, 4]
-    assert log.index("load 4") > log.index("compute 2 over")
+    assert [name for name, _ in ended] == [0, 1, 2, 3, 4, 5]
+    assert log.index("load 5") > log.index("compute 3 over")
 
 
-@pytest.mark.parametrize("stage", ["load", "compute", "store"])
+def test_one_is_computed_behind_the_one_that_is_waited_for_and_no_more(pipeline, put, ended):
+    finishing, go_on = threading.Event(), threading.Event()
+    computed, log = threading.Event(), []
+    put(Work(0, log, finish=lambda: (finishing.set(), go_on.wait(WAIT_S))))
+    assert finishing.wait(WAIT_S)
+    put(Work(1, log, compute=computed.set))
+    put(Work(2, log))
+    assert computed.wait(WAIT_S)
+    assert "compute 2" not in log
+    go_on.set()
+    pipeline.drain()
+    assert [name for name, _ in ended] == [0, 1, 2]
+    assert log.index("compute 2") > log.index("finish 0 over")
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_an_error_ends_one_piece(pipeline, put, ended, stage):
     def fail():
         raise ValueError("no")
@@ -105,11 +125,11 @@ def test_an_error_ends_one_piece(pipeline, put, ended, stage):
     put(Work(2, log))
     pipeline.drain()
     assert [(name, type(error)) for name, error in ended] == [(0, type(None)), (1, ValueError), (2, type(None))]
-    later = {"load": ("compute 1", "store 1"), "compute": ("store 1",), "store": ()}[stage]
-    assert not set(later) & set(log)
+    later = {f"{after} 1" for after in STAGES[STAGES.index(stage) + 1 :]}
+    assert not later & set(log)
 
 
-@pytest.mark.parametrize("stage", ["load", "compute", "store"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_alone_means_alone(pipeline, put, ended, stage):
     log, seen = [], []
     moving = 0
@@ -184,7 +204,7 @@ def test_what_is_under_way_and_how_it_begins(ended):
     pipeline.close()
     assert pipeline.under_way == []
     assert ended == [0, 1, 2]
-    assert sorted(entered) == ["gemmserve-compute", "gemmserve-load", "gemmserve-store"]
+    assert sorted(entered) == ["gemmserve-compute", "gemmserve-finish", "gemmserve-load", "gemmserve-store"]
 
 
 def test_any_mixture_ends(ended):
@@ -193,7 +213,7 @@ def test_any_mixture_ends(ended):
     log = []
     for name in range(300):
         work = Work(name, log)
-        for stage in ("load", "compute", "store"):
+        for stage in STAGES:
             if chance.random() < 0.1:
                 work.at[stage] = lambda work=work: pipeline.alone(work, lambda behind: None)
         pipeline.put(work, lambda work, error: ended.append((work.name, error)))
@@ -204,9 +224,9 @@ def test_any_mixture_ends(ended):
 class Threads(Work):
     """Notes which thread does what."""
 
-    def __init__(self, name, log, *, loaded=False, brief=False, **at):
+    def __init__(self, name, log, *, loaded=False, prompt=False, brief=False, short=False, **at):
         super().__init__(name, log, **at)
-        self.loaded, self.brief = loaded, brief
+        self.loaded, self.prompt, self.brief, self.short = loaded, prompt, brief, short
 
     def _stage(self, stage):
         self.log.append((self.name, stage, threading.current_thread().name.removeprefix("gemmserve-")))
@@ -215,21 +235,30 @@ class Threads(Work):
 
 @pytest.fixture
 def short(ended):
-    pipeline = Pipeline(loaded=lambda work: work.loaded, brief=lambda work: work.brief)
+    pipeline = Pipeline(
+        loaded=lambda work: work.loaded,
+        prompt=lambda work: work.prompt,
+        brief=lambda work: work.brief,
+        short=lambda work: work.short,
+    )
     yield pipeline
     pipeline.close()
 
 
 @pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("prompt", [False, True])
 @pytest.mark.parametrize("brief", [False, True])
-def test_one_thread_does_what_takes_no_time(short, ended, loaded, brief):
+def test_one_thread_does_what_takes_no_time(short, ended, loaded, prompt, brief):
     log = []
-    short.put(Threads(0, log, loaded=loaded, brief=brief), lambda work, error: ended.append((work.name, error)))
+    work = Threads(0, log, loaded=loaded, prompt=prompt, brief=brief)
+    short.put(work, lambda work, error: ended.append((work.name, error)))
     short.drain()
+    finishes = "compute" if prompt else "finish"
     assert log == [
         (0, "load", "compute" if loaded else "load"),
         (0, "compute", "compute"),
-        (0, "store", "compute" if brief else "store"),
+        (0, "finish", finishes),
+        (0, "store", finishes if brief else "store"),
     ]
     assert ended == [(0, None)]
 
@@ -244,40 +273,61 @@ def test_nobody_passes_what_is_being_loaded_or_stored(short, ended):
     stored = Threads(0, log, store=lambda: (storing.set(), go_on.wait(WAIT_S)))
     short.put(stored, end)
     assert storing.wait(WAIT_S)
-    short.put(Threads(1, log, loaded=True, brief=True), end)  # its turn to be stored comes
+    short.put(Threads(1, log, loaded=True, prompt=True, brief=True), end)  # its turn to be stored comes
     short.put(Threads(2, log, load=lambda: (loading.set(), go_on.wait(WAIT_S))), end)
     assert loading.wait(WAIT_S)
-    short.put(Threads(3, log, loaded=True, brief=True), end)
+    short.put(Threads(3, log, loaded=True, prompt=True, brief=True), end)
     assert ended == []
     go_on.set()
     short.drain()
     assert ended == [0, 1, 2, 3]
     assert (1, "load", "compute") in log
-    assert (1, "store", "store") in log
+    assert (1, "store", "compute") not in log
     assert (3, "load", "load") in log
 
 
-@pytest.mark.parametrize("stage", ["load", "compute", "store"])
+def test_one_thread_does_all_of_short_work_that_is_alone_and_no_other(short, ended):
+    log, computing, go_on = [], threading.Event(), threading.Event()
+
+    def end(work, error):
+        ended.append(work.name)
+
+    short.put(Threads(0, log, short=True), end)
+    short.drain()
+    assert {thread for _, _, thread in log} == {"compute"}
+    log.clear()
+    short.put(Threads(1, log, short=True, compute=lambda: (computing.set(), go_on.wait(WAIT_S))), end)
+    assert computing.wait(WAIT_S)
+    loaded = threading.Event()
+    short.put(Threads(2, log, short=True, load=loaded.set), end)
+    assert loaded.wait(WAIT_S), "while the first is computed"
+    go_on.set()
+    short.drain()
+    assert ended == [0, 1, 2]
+    assert (2, "load", "load") in log
+    assert (1, "finish", "finish") in log, "the next one is computed meanwhile"
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_an_error_on_the_short_way(short, ended, stage):
     def fail():
         raise ValueError("no")
 
     log = []
     for name in range(3):
-        work = Threads(name, log, loaded=True, brief=True, **({stage: fail} if name == 1 else {}))
+        work = Threads(name, log, loaded=True, prompt=True, brief=True, **({stage: fail} if name == 1 else {}))
         short.put(work, lambda work, error: ended.append((work.name, type(error))))
     short.drain()
     assert ended == [(0, type(None)), (1, ValueError), (2, type(None))]
-    stages = ["load", "compute", "store"]
-    assert [entry[1] for entry in log if entry[0] == 1] == stages[: stages.index(stage) + 1]
+    assert tuple(entry[1] for entry in log if entry[0] == 1) == STAGES[: STAGES.index(stage) + 1]
 
 
 def test_any_mixture_of_ways_ends_in_order(short, ended):
     chance = random.Random(4)
     log = []
     for name in range(400):
-        work = Threads(name, log, loaded=chance.random() < 0.5, brief=chance.random() < 0.5)
-        for stage in ("load", "compute", "store"):
+        work = Threads(name, log, **{way: chance.random() < 0.5 for way in ("loaded", "prompt", "brief", "short")})
+        for stage in STAGES:
             if chance.random() < 0.1:
                 work.at[stage] = lambda work=work: short.alone(work, lambda behind: None)
         short.put(work, lambda work, error: ended.append((work.name, error)))
@@ -285,5 +335,5 @@ def test_any_mixture_of_ways_ends_in_order(short, ended):
             short.drain()
     short.drain()
     assert ended == [(name, None) for name in range(400)]
-    for stage in ("load", "compute", "store"):
+    for stage in STAGES:
         assert [entry[0] for entry in log if entry[1] == stage] == list(range(400))

@@ -54,6 +54,23 @@ def test_a_checked_program_is_checked_step_by_step(stand_in):
     assert stand_in["checked"]["downloads"] == ["z"], "each is checked where it is"
 
 
+def test_operations_beside_products_stay_on_the_device_and_are_checked_there(stand_in):
+    found = stand_in["operations"]
+    assert found["right"]
+    assert found["downloads"] == ["m", "copy"]
+    assert found["residuals"] == 4
+    assert (found["algorithms"][0], *found["algorithms"][2:]) == ("add", "multiply", "add")
+    assert found["little memory"]["right"]
+
+
+def test_views_are_taken_where_the_values_are(stand_in):
+    found = stand_in["views"]
+    assert found["right"]
+    assert set(found["uploads"]) <= {"a", "b"}
+    assert found["downloads"] == ["p", "m"]
+    assert found["residuals"] == 4
+
+
 def test_through_our_own_kernels_every_step_has_the_bits_of_its_own_job(tmp_path):
     script = STAND_IN.with_name("program_shim_script.py")
     environment = {**os.environ, "GEMMSERVE_KERNEL_CACHE": str(tmp_path)}
@@ -64,6 +81,7 @@ def test_through_our_own_kernels_every_step_has_the_bits_of_its_own_job(tmp_path
     found = json.loads(done.stdout)
     assert found["same"] == dict.fromkeys(["x2", "y.absmax", "y.argmax", "y.sumsq", "y.c", "z"], True)
     assert found["error"] < 1e-6
+    assert found["by view"] < 1e-6, "windows that overlap, backwards, broadcast, parts of complex numbers"
 
 
 def test_through_the_kernels_own_functions(stand_in):

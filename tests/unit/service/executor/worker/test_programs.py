@@ -13,6 +13,7 @@ from works import packed, unpacked
 
 from gemmserve_kernels import Operand
 from gemmserve_service import products
+from gemmserve_service.errors import JobCancelled, StepInvalid, describe
 from gemmserve_service.executor.protocol import ArrayRef, RunBatch
 from gemmserve_service.executor.worker.backend import HostArray
 from gemmserve_service.executor.worker.host import values as host_values
@@ -22,6 +23,7 @@ from gemmserve_service.executor.worker.programs import run_program
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Run
 from gemmserve_service.jobs.compile_program import compile_program
+from gemmserve_service.programs import operands_of
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.schemas import JobRequest
 from gemmserve_service.store.extents.extents import ExtentPool
@@ -37,6 +39,10 @@ def gemm(step, a, b, **fields):
 
 def reduction(step, a, b, **fields):
     return {"id": step, "op": "gemm_reduce", "a": a, "b": b, **fields}
+
+
+def elementwise(step, op, a, b=None, **fields):
+    return {"id": step, "op": op, "a": a, **({} if b is None else {"b": b}), **fields}
 
 
 def compiled(arrays, *steps, **fields):
@@ -88,9 +94,8 @@ def stored(pool, array):
 def one_by_one(program, arrays, pool):
     """Every step as a job of its own: its operands stored, its results too."""
     backend, alive = CpuBackend(), dict(arrays)
-    for step, product, values in zip(program.params.steps, program.products, program.values, strict=True):
-        names = {"a": step.a, "b": step.b} | ({"c": step.c} if getattr(step, "c", None) else {})
-        operands = {operand: HostArray(alive[name]) for operand, name in names.items()}
+    for step, product, values in zip(program.params.steps, program.computations, program.values, strict=True):
+        operands = {operand: HostArray(alive[name]) for operand, name in operands_of(step).items()}
         outs = {
             result: stored(pool, np.zeros(shape, dtype, order=order)).copy(order="K")
             for result, (shape, dtype, order) in products.outputs(product).items()
@@ -141,6 +146,146 @@ def test_every_step_has_the_bits_of_the_same_product_as_its_own_job(pool, random
             assert array.tobytes(order="A") == alone[f"${result}"].tobytes(order="A"), result
         assert [step.id for step in outcome.steps] == every
         assert {step.algorithm for step in outcome.steps} == {"numpy"}
+
+
+def whole(random, *shape, dtype="c16"):
+    """Small whole numbers: exact in every order of summation."""
+    return np.round(2 * random(*shape, dtype=dtype))
+
+
+def test_linear_algebra_between_products(pool, random):
+    """Weights of a beamformer: the covariance's inverse times steering vectors, and what else there is."""
+    snapshots, steering = random(3, 12, 40, dtype="c16"), random(12, 5, dtype="c16")
+    arrays = {A: stored(pool, snapshots), B: stored(pool, steering)}
+    program = compiled(
+        arrays,
+        {"id": "r", "op": "herk", "a": A, "alpha": 0.025},
+        {"id": "w", "op": "solve", "a": "$r", "b": B, "assume": "positive"},
+        {"id": "other", "op": "solve", "a": {"id": "$r", "conj": True}, "b": B},
+        {"id": "i", "op": "inv", "a": "$r"},
+        {"id": "l", "op": "cholesky", "a": "$r"},
+        {"id": "e", "op": "expm", "a": "$r", "trans_a": "C"},
+        {"id": "s", "op": "sum", "a": "$w", "axes": [0, -1], "alpha": 2},
+        {"id": "t", "op": "triangle", "a": "$r", "fill": "upper"},
+        keep=["r", "w", "other", "i", "l", "e", "s", "t"],
+    )
+    results, outcome = run(program, arrays, verify=True)
+    r = snapshots @ snapshots.conj().swapaxes(-1, -2) / 40
+    values, vectors = np.linalg.eigh(r)
+    expected = {
+        "r": r,
+        "w": np.linalg.solve(r, steering),
+        "other": np.linalg.solve(r.conj(), steering),
+        "i": np.linalg.inv(r),
+        "l": np.linalg.cholesky(r),
+        "e": (vectors * np.exp(values)[..., None, :]) @ vectors.conj().swapaxes(-1, -2),
+        "s": 2 * np.linalg.solve(r, steering).sum(axis=(0, -1)),
+        "t": np.triu(r),
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(results[name], value, atol=1e-11 * np.abs(value).max())
+    assert [step.algorithm for step in outcome.steps] == [step.op for step in program.params.steps]
+    checked = {step.id: step.residual for step in outcome.steps}
+    assert checked.pop("e") is None  # an exponential is not checked
+    assert all(residual < 1e-14 for residual in checked.values())
+
+
+@pytest.mark.parametrize(
+    ("step", "slug"),
+    [
+        ({"op": "solve", "b": B}, "singular-matrix"),
+        ({"op": "inv", "assume": "upper"}, "singular-matrix"),
+        ({"op": "inv", "assume": "positive"}, "not-positive-definite"),
+        ({"op": "cholesky"}, "not-positive-definite"),
+    ],
+)
+def test_a_matrix_without_a_result_names_its_step_and_its_place(pool, random, step, slug):
+    matrices = random(4, 6, 6)
+    matrices[:] = np.eye(6)
+    matrices[2, 3, 3] = 0
+    arrays = {A: stored(pool, matrices), B: stored(pool, random(6, 2))}
+    program = compiled(arrays, elementwise("copy", "add", A), {"id": "x", "a": "$copy", **step})
+    with pytest.raises(StepInvalid) as error:
+        run(program, arrays)
+    found = describe(error.value)
+    assert (found.slug, found.status) == (slug, 422)
+    assert found.extra == {"index": [2], "step": "x"}
+    assert found.detail.startswith("step x: the matrix [2] is ")
+
+
+def test_operations_beside_products(pool, random):
+    a, b = whole(random, 30, 20), whole(random, 20)
+    steps = [
+        elementwise("s", "add", A, B, alpha=[0.5, 2], beta=-1, gamma=3, order="F"),
+        gemm("p", "$s", A, trans_a="C"),
+        elementwise("m", "multiply", "$p", B, alpha=2),
+        elementwise("copy", "add", "$m", order="F"),
+        elementwise("whole", "add", "$y"),
+        reduction("y", "$m", "$m", reduce="argmax", pre_op="abs"),
+    ]
+    steps[-2:] = steps[:-3:-1]
+    arrays = {A: stored(pool, a), B: stored(pool, b)}
+    program = compiled(arrays, *steps, keep=["s", "m", "copy", "whole", "y"])
+    results, outcome = run(program, arrays, verify=True)
+    s = (0.5 + 2j) * a - b + 3
+    m = 2 * (s.conj().T @ a) * b
+    for name, expected in (("s", s), ("m", m), ("copy", m), ("whole", results["y.argmax"])):
+        np.testing.assert_array_equal(results[name], expected)
+    assert [step.algorithm for step in outcome.steps] == ["add", "numpy", "multiply", "add", "numpy", "add"]
+    assert [step.residual for step in outcome.steps if step.algorithm != "numpy"] == [0, 0, 0, 0]
+
+
+def seen(value, offset, shape, strides):
+    memory = value.ravel(order="K")
+    steps = tuple(stride * value.itemsize for stride in strides)
+    return np.lib.stride_tricks.as_strided(memory[offset:], shape, steps)
+
+
+def test_operands_by_view(pool, random):
+    a, b = np.asfortranarray(whole(random, 6, 6)), whole(random, 6, 8)
+    f = np.asfortranarray(a @ b)
+    steps = [
+        gemm("f", A, B, order="F"),
+        gemm("t", {"id": "$f", "offset": 1, "shape": [3, 5], "strides": [11, 2]},
+             {"id": B, "offset": 40, "shape": [5, 4], "strides": [0, -3], "conj": True}),
+        elementwise("s", "add", {"id": "$t", "offset": 11, "shape": [4, 3], "strides": [-1, -4], "conj": True}),
+        elementwise("i", "multiply", {"id": "$s", "part": "imag"},
+                    {"id": A, "offset": 2, "shape": [3], "strides": [1], "part": "real"}),
+        gemm("c", "$s", "$s", trans_b="C", beta=1,
+             c={"id": "$s", "offset": 1, "shape": [4, 1], "strides": [3, 7], "conj": True}),
+        reduction("y", {"id": "$c", "offset": 15, "shape": [2, 2, 2], "strides": [0, -4, -1], "conj": True},
+                  {"id": "$c", "shape": [2, 3], "strides": [1, 4]}),
+        gemm("none", {"id": "$c", "offset": 99, "shape": [2, 0], "strides": [1, 1]}, {"id": A, "shape": [0, 3],
+             "strides": [2, 2]}),
+    ]  # fmt: skip
+    arrays = {A: stored(pool, a), B: stored(pool, b)}
+    program = compiled(arrays, *steps, keep=["t", "s", "i", "c", "y", "none"])
+    results, outcome = run(program, arrays, verify=True)
+    t = seen(f, 1, (3, 5), (11, 2)) @ seen(b, 40, (5, 4), (0, -3)).conj()
+    s = seen(t, 11, (4, 3), (-1, -4)).conj()
+    c = s @ s.conj().T + s[:, 1:2].conj()
+    y = (seen(c, 15, (2, 2, 2), (0, -4, -1)).conj() @ seen(c, 0, (2, 3), (1, 4))).sum(axis=1)
+    expected = {"t": t, "s": s, "i": s.imag * a.ravel("K")[2:5].real, "c": c, "y.sum": y, "none": np.zeros((2, 3))}
+    for name, value in expected.items():
+        np.testing.assert_array_equal(results[name], value)
+    assert all(step.residual < 1e-12 for step in outcome.steps[:-1])
+
+
+def test_a_conjugate_that_is_being_made_can_be_stopped(random, monkeypatch):
+    monkeypatch.setattr(host_values, "_PIECE", 64)
+    arrays = {A: random(20, 20)}
+    program = compiled(arrays, elementwise("s", "add", {"id": A, "conj": True}))
+    asked = 0
+
+    def checkpoint():
+        nonlocal asked
+        asked += 1
+        if asked == 5:
+            raise JobCancelled("the job was cancelled")
+
+    with pytest.raises(JobCancelled):
+        run(program, arrays, HostValues(CpuBackend(), checkpoint))
+    assert asked == 5
 
 
 def test_panels_of_a_large_step_are_those_of_the_job(pool, random):

@@ -11,7 +11,7 @@ from works import form_of
 
 from gemmserve_kernels import Operand
 from gemmserve_service import products
-from gemmserve_service.executor.protocol import TO_WORKER, Decoder, Part, RunBatch, Work, encode
+from gemmserve_service.executor.protocol import TO_WORKER, Decoder, Part, RunBatch, Work, encode, row_without_place
 from gemmserve_service.executor.worker import unpack
 from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.runner import Runner
@@ -97,6 +97,7 @@ def test_cancelled_and_lost(bundle):
     message, _ = bundle(GemmParams(), a=np.eye(4, dtype="c8"), b=np.ones((4, 3), "c8"))
     runner.cancel("t")
     assert runner.run(message).slug == "cancelled"
+    assert runner.run(message).kind == "done", "that is forgotten"
     Path(message.extents[0][1]).unlink()
     assert runner.run(message).kind == "done"  # still mapped
     runner.forget([message.extents[0][0]])
@@ -131,3 +132,15 @@ def test_it_travels(bundle):
     for sent in (RunBatch(tasks=[message]), RunBatch(tasks=[message, message])):
         (body,) = Decoder().feed(encode(sent))
         assert TO_WORKER.validate_json(body) == sent
+
+
+def test_what_has_no_place_yet_has_no_extent(bundle):
+    a = np.ones((3, 4), "f4")
+    message, _ = bundle(GemmParams(), a=a, b=a.T.copy())
+    (part,) = message.parts
+    rows = [*message.extents, row_without_place("arr_1")]
+    part = part.model_copy(update={"results": {"d": [(1, 0)]}})
+    run = Forms(CpuBackend()).of(part.form).run(Work(task="t", extents=rows, parts=[part], defer=True))
+    ref = run.results["d"]
+    assert (ref.extent, ref.cache_id, ref.nbytes) == (None, "arr_1", 3 * 3 * 4)
+    assert run.operands["a"].extent == message.extents[0][0]

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,12 +19,13 @@ from gemmserve_service.executor.protocol import TO_FRONT, ArrayRef, Cancel, Deco
 from gemmserve_service.executor.worker import loop
 from gemmserve_service.executor.worker.backend import DeviceUnavailable, HostArray, go_on
 from gemmserve_service.executor.worker.checks.selftest import verified_error
+from gemmserve_service.executor.worker.health.monitor import Monitor
 from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.memory.mappings import Mappings
 from gemmserve_service.executor.worker.open_backend import open_backend
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Run
-from gemmserve_service.schemas import GemmParams, GemmReduceParams
+from gemmserve_service.schemas import DeviceHealth, GemmParams, GemmReduceParams
 from gemmserve_service.store.extents.extents import ExtentPool
 
 A = np.arange(12.0).reshape(3, 4)
@@ -173,7 +175,7 @@ def conversation(tmp_path):
     """A worker's loop in a thread, and the front's end of its socket."""
     near, far = socket.socketpair()
     runner = Runner(CpuBackend())
-    thread = threading.Thread(target=loop._converse, args=(far, runner, 3600))
+    thread = threading.Thread(target=loop._converse, args=(far, runner, 3600, Monitor(None)))
     with near, far:
         near.settimeout(60)
         thread.start()
@@ -245,7 +247,7 @@ def slow(run, monkeypatch):
 
     def converse():
         try:
-            loop._converse(far, runner, 0.02)
+            loop._converse(far, runner, 0.02, Monitor(None))
         except OSError as error:
             ended.append(error)
 
@@ -299,7 +301,7 @@ def test_a_short_task_passes_between_the_panels_of_a_long_one(run):
     short = dataclasses.replace(short, task="short")
     with near, far:
         near.sendall(encode(long))
-        thread = threading.Thread(target=loop._converse, args=(far, runner, 3600))
+        thread = threading.Thread(target=loop._converse, args=(far, runner, 3600, Monitor(None)))
         thread.start()
         decoder, answers = Decoder(), []
         while len(answers) < 2:
@@ -319,7 +321,7 @@ def test_a_task_that_is_cancelled_before_it_begins_is_not_begun(run):
     message, _ = run(GemmParams(trans_b="T"), {"d": np.zeros((3, 3))}, a=A, b=A)
     with near, far:
         near.sendall(encode(message) + encode(Cancel(task="t")) + encode(message) + encode(Stop()))
-        loop._converse(far, Runner(CpuBackend()), 3600)
+        loop._converse(far, Runner(CpuBackend()), 3600, Monitor(None))
         kinds = [TO_FRONT.validate_json(body).kind for body in Decoder().feed(near.recv(1 << 16))]
     assert kinds == ["failed", "done"], "a cancellation holds for one run"
 
@@ -360,7 +362,7 @@ def test_a_broken_context_ends_the_process_without_an_answer(run, monkeypatch):
     with near, far:
         near.sendall(encode(message))
         with pytest.raises(Ended, match=str(loop.BROKEN_CONTEXT)):
-            loop._converse(far, Runner(Broken()), 3600)
+            loop._converse(far, Runner(Broken()), 3600, Monitor(None))
         near.setblocking(False)
         with pytest.raises(BlockingIOError):
             near.recv(1)
@@ -388,7 +390,7 @@ def test_a_group_is_answered_one_by_one_and_what_fails_or_is_cancelled_touches_n
     later = messages.pop()
     with near, far:
         near.sendall(encode(packed(*messages)))
-        thread = threading.Thread(target=loop._converse, args=(far, Runner(Backend()), 3600))
+        thread = threading.Thread(target=loop._converse, args=(far, Runner(Backend()), 3600, Monitor(None)))
         thread.start()
         near.settimeout(60)
         decoder, answers = Decoder(), []
@@ -400,7 +402,7 @@ def test_a_group_is_answered_one_by_one_and_what_fails_or_is_cancelled_touches_n
         ("t1", "done"), ("t2", "failed"), ("t3", "failed"), ("t4", "done"), ("t5", "done")
     ]  # fmt: skip
     assert answers[2].slug == "cancelled"
-    assert order == [1, 2, 3, 4, 5], "what came meanwhile waits for the group"
+    assert order == [1, 2, 4, 5], "what came meanwhile waits for the group"
     assert 0 <= answers[0].timings.queue_s < answers[3].timings.queue_s
     for i in (0, 3, 4):
         np.testing.assert_array_equal(np.frombuffer(made[i][1]["d"], "f8").reshape(3, 3), (i + 1) * A @ A.T)
@@ -412,3 +414,25 @@ def test_cancellations_that_come_too_late_are_forgotten(monkeypatch):
     for number in range(10):
         runner.cancel(f"t{number}")
     assert [number for number in range(10) if runner.is_cancelled(f"t{number}")] == [7, 8, 9]
+
+
+def test_what_sensors_say_goes_with_the_heartbeat(tmp_path) -> None:
+    """Each front is told once, and again when there is something new."""
+    warm, hot = DeviceHealth(temperature_celsius=40.0), DeviceHealth(temperature_celsius=90.0)
+    monitor = SimpleNamespace(latest=warm)
+    for then in (hot, warm):
+        near, far = socket.socketpair()
+        thread = threading.Thread(target=loop._converse, args=(far, Runner(CpuBackend()), 0.01, monitor))
+        with near, far:
+            near.settimeout(60)
+            ear = Ear(near)
+            thread.start()
+            assert ear.next("beat").health == monitor.latest
+            assert ear.next("beat").health is None
+            monitor.latest = then
+            while (said := ear.next("beat").health) is None:
+                pass
+            assert said == then
+            near.sendall(encode(Stop()))
+            thread.join(60)
+            assert not thread.is_alive()

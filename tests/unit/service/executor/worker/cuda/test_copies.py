@@ -12,6 +12,8 @@ from gemmserve_service.executor.worker.cuda import copies as device_copies
 from gemmserve_service.schemas import GemmParams
 
 A = np.ones((4, 4), "c8")
+STREAM = SimpleNamespace(synchronize=lambda: None)
+CUPY = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: STREAM))
 
 
 @pytest.fixture
@@ -37,13 +39,13 @@ def multiply(copies, **names):
 
 
 def test_what_comes_again_is_prepared_once(prepared):
-    copies = device_copies.DeviceCopies(SimpleNamespace(cuda=None), 0, None, 100 * A.nbytes)
+    copies = device_copies.DeviceCopies(CUPY, 0, None, 100 * A.nbytes)
     assert [multiply(copies, a="x") for _ in range(4)] == [[], ["a"], ["a"], ["a"]]
     assert prepared == ["a"]
     assert multiply(copies) == []
 
 
 def test_nothing_is_prepared_that_could_not_be_kept(prepared):
-    copies = device_copies.DeviceCopies(SimpleNamespace(cuda=None), 0, None, 2 * A.nbytes - 1)
+    copies = device_copies.DeviceCopies(CUPY, 0, None, 2 * A.nbytes - 1)
     assert [multiply(copies, a="x") for _ in range(4)] == [[]] * 4
     assert prepared == []

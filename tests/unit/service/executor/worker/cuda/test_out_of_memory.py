@@ -19,14 +19,19 @@ class FullError(Exception):
 
 
 class Device:
-    """Fits what it has room for; copies take some of it until room is made."""
+    """Fits what it has room for; copies and unwritten results take some of it until room is made."""
 
-    def __init__(self, room, needs=64, copies=0, cuts=256):
-        self.room, self.needs, self.copies, self.cuts = room, needs, copies, cuts
+    def __init__(self, room, needs=64, copies=0, results=0, cuts=256):
+        self.room, self.needs, self.copies, self.results, self.cuts = room, needs, copies, results, cuts
         self.tried = []
 
-    def make_room(self):
+    def drop_copies(self):
         self.copies = 0
+        return True
+
+    def vacate(self):
+        found, self.results = bool(self.results), 0
+        return found
 
     def whole(self):
         return self.panels(1)
@@ -35,12 +40,12 @@ class Device:
         if count > self.cuts:
             return None
         self.tried.append(count)
-        if self.needs / count > self.room - self.copies:
+        if self.needs / count > self.room - self.copies - self.results:
             raise FullError(f"{self.needs // count} bytes")
         return count
 
     def run(self):
-        return within_memory(self.whole, self.panels, self.make_room, (FullError, OutOfDeviceMemory))
+        return within_memory(self.whole, self.panels, (self.drop_copies, self.vacate), (FullError, OutOfDeviceMemory))
 
 
 @pytest.mark.parametrize(
@@ -48,10 +53,11 @@ class Device:
     [
         (Device(64), [1]),
         (Device(64, copies=60), [1, 1]),
+        (Device(64, copies=30, results=30), [1, 1, 1]),
         (Device(33), [1, 1, 2]),
         (Device(5), [1, 1, 2, 4, 8, 16]),
     ],
-    ids=["fits", "fits once copies are dropped", "two panels", "sixteen"],
+    ids=["fits", "fits once copies are dropped", "fits once results are gone, too", "two panels", "sixteen"],
 )
 def test_the_fewest_panels_that_fit(device, tried):
     assert device.run() == tried[-1]
@@ -78,7 +84,7 @@ def test_other_errors_pass():
         raise ValueError("not memory")
 
     with pytest.raises(ValueError, match="not memory"):
-        within_memory(broken, lambda _: None, lambda: None, (FullError,))
+        within_memory(broken, lambda _: None, (), (FullError,))
 
 
 def test_the_cuda_backend_computes_in_panels_what_does_not_fit_whole():
@@ -86,10 +92,10 @@ def test_the_cuda_backend_computes_in_panels_what_does_not_fit_whole():
     script = Path(__file__).parents[5] / "support" / "out_of_memory_script.py"
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=240)
     assert ran.returncode == 0, ran.stderr
-    *found, late, pressed = [json.loads(line) for line in ran.stdout.splitlines()]
+    *found, late, pressed, written = [json.loads(line) for line in ran.stdout.splitlines()]
     assert [each.get("right") for each in found] == [True] * 5 + [None]
     assert [each["tries"] for each in found[:2]] == [1, 7]  # twice whole, one of two panels, all of four
     assert "does not fit into the device's memory" in found[-1]["error"]
-    assert late == {"right": True, "tries": 1, "written": False, "told": []}, "an operand that the device alone has"
-    assert (pressed["right"], pressed["written"]) == (True, True), "its bytes were needed on the host"
-    assert pressed["told"] == ["task-0", "task-1"]
+    assert late == {"right": True, "tries": 1, "resident": True}, "an operand that the device alone has"
+    assert (pressed["right"], pressed["resident"]) == (True, False), "its bytes were needed on the host"
+    assert written == {"told": [[f"task-{number}" for number in range(4)], []], "right": True}
