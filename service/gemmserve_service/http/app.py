@@ -11,18 +11,37 @@ from fastapi import FastAPI
 from starlette.routing import Match
 
 from gemmserve_service.http import problems
+from gemmserve_service.http.inference import descriptions, infer, region_routes
+from gemmserve_service.http.inference.counts import Counts
+from gemmserve_service.http.inference.json_data import JsonMemory
+from gemmserve_service.http.inference.paths import MODELS
+from gemmserve_service.http.inference.regions import Regions
 from gemmserve_service.http.metrics.metrics import Metrics
 from gemmserve_service.http.middleware.access import Access, Gate
-from gemmserve_service.http.middleware.audit import Audit, AuditLog
-from gemmserve_service.http.middleware.body_limits import BodyLimit
+from gemmserve_service.http.middleware.audit import AuditLog
+from gemmserve_service.http.middleware.body_limits import BodyLimits
 from gemmserve_service.http.middleware.body_rate import BodyRate
 from gemmserve_service.http.middleware.content_digests import ContentDigests
 from gemmserve_service.http.middleware.direct_routes import DirectRoutes
 from gemmserve_service.http.middleware.head_requests import HeadRequests
 from gemmserve_service.http.middleware.observe import Observe
 from gemmserve_service.http.openapi import documentation
+from gemmserve_service.http.overview.live_overview import LiveOverview
+from gemmserve_service.http.pages import routes as pages
 from gemmserve_service.http.requests.descriptors import Descriptors
-from gemmserve_service.http.routes import arrays, batch, devices, health, jobs, oneshot, uploads
+from gemmserve_service.http.routes import (
+    arrays,
+    batch,
+    deletions,
+    devices,
+    health,
+    jobs,
+    oneshot,
+    overview,
+    samples,
+    uploads,
+)
+from gemmserve_service.http.routes import problems as problem_routes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,10 +58,13 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await core.start()
+        app.state.overview.start()
         try:
             yield
         finally:
+            await app.state.overview.stop()
             app.state.descriptors.stop()
+            app.state.regions.close()
             await core.stop()
 
     app = FastAPI(
@@ -54,27 +76,36 @@ def create_app(settings: Settings, core: Core) -> FastAPI:
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
+        # FastAPI's own (from 0.165 on, others ignore this): it sees no small request, and would see the others twice.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.core = core
     app.state.descriptors = Descriptors(settings, core.keyring)
+    app.state.regions = Regions(settings.max_shared_descriptors)
+    app.state.json_memory = JsonMemory()
+    app.state.inference_counts = {model: Counts(model) for model in MODELS}
     app.state.gate = Gate(settings, core.keyring)
     app.state.metrics = Metrics(core)
+    app.state.docs_pages = {}
     app.state.audit = AuditLog(settings.audit_log)
     core.observers.append(app.state.metrics)
+    app.state.overview = LiveOverview(core, app.state.metrics)
     core.keyring.on_change.append(app.state.audit.keys_changed)
     problems.install(app)
     documentation.install(app)
-    for module in (oneshot, batch, arrays, uploads, jobs, devices, health):
+    for module in (
+        oneshot, batch, arrays, deletions, samples, uploads, jobs, devices, overview, health, problem_routes, pages,
+        descriptions, infer, region_routes,
+    ):  # fmt: skip
         app.include_router(module.router)
     # The last one added is the outermost.
-    app.add_middleware(DirectRoutes, endpoints={**oneshot.DIRECT, **batch.DIRECT, **jobs.DIRECT})
+    direct = {**oneshot.DIRECT, **batch.DIRECT, **jobs.DIRECT, **infer.DIRECT}
+    app.add_middleware(DirectRoutes, endpoints=direct, routes=infer.ROUTES)
     app.add_middleware(ContentDigests)
     app.add_middleware(HeadRequests, own=partial(_knows_head, app))
-    app.add_middleware(BodyLimit, settings=settings)
-    app.add_middleware(Access, gate=app.state.gate)
+    app.add_middleware(Access, gate=app.state.gate, limits=BodyLimits(settings))
     app.add_middleware(BodyRate, settings=settings)
-    app.add_middleware(Audit, log=app.state.audit)
-    app.add_middleware(Observe, metrics=app.state.metrics)
+    app.add_middleware(Observe, metrics=app.state.metrics, audit=app.state.audit, tracing=core.tracing)
     return app
 
 

@@ -24,6 +24,7 @@ from gemmserve_service.errors import (
     Forbidden,
     InvalidParameters,
     InvalidRequest,
+    ItemInvalid,
     JobFailed,
     NotFound,
     ServiceError,
@@ -32,6 +33,8 @@ from gemmserve_service.errors import (
     UnsupportedCoding,
     describe,
 )
+from gemmserve_service.http.inference.paths import is_inference
+from gemmserve_service.schemas import VALUE, VIEW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,117 +54,87 @@ MAX_ERRORS: Final = 20
 _CHALLENGE: Final = 'Bearer realm="gemmserve"'
 
 
-class MalformedJson(ServiceError):
+class MalformedJson(ServiceError, slug="malformed-json", status=400, title="The JSON is malformed"):
     """The JSON does not parse: a syntax error, NaN or Infinity, a name given twice, or text that is not UTF-8."""
 
-    slug = "malformed-json"
-    status = 400
-    title = "The JSON is malformed"
 
-
-class MalformedMultipart(ServiceError):
+class MalformedMultipart(ServiceError, slug="malformed-multipart", status=400, title="The multipart body is malformed"):
     """The multipart body breaks off, lacks its boundary, or has a part without a name."""
 
-    slug = "malformed-multipart"
-    status = 400
-    title = "The multipart body is malformed"
 
-
-class NotAcceptable(ServiceError):
+class NotAcceptable(ServiceError, slug="not-acceptable", status=406, title="No acceptable media type"):
     """The Accept header admits none of the media types that this resource has."""
 
-    slug = "not-acceptable"
-    status = 406
-    title = "No acceptable media type"
 
-
-class MethodNotAllowed(ServiceError):
+class MethodNotAllowed(ServiceError, slug="method-not-allowed", status=405, title="The method is not allowed here"):
     """The path exists and knows other methods; the Allow header lists them."""
 
-    slug = "method-not-allowed"
-    status = 405
-    title = "The method is not allowed here"
 
-
-class RangeNotSatisfiable(ServiceError):
+class RangeNotSatisfiable(
+    ServiceError, slug="range-not-satisfiable", status=416, title="The range cannot be satisfied"
+):
     """The Range selects no byte; Content-Range says how many there are."""
 
-    slug = "range-not-satisfiable"
-    status = 416
-    title = "The range cannot be satisfied"
 
-
-class HostNotAllowed(ServiceError):
+class HostNotAllowed(ServiceError, slug="host-not-allowed", status=403, title="The Host is not allowed"):
     """While the server has no API keys it answers to loopback names alone, so that no web page can reach it through
     a name of its own (DNS rebinding). GEMMSERVE_ALLOWED_HOSTS admits further names.
     """
 
-    slug = "host-not-allowed"
-    status = 403
-    title = "The Host is not allowed"
 
-
-class OriginNotAllowed(ServiceError):
+class OriginNotAllowed(ServiceError, slug="origin-not-allowed", status=403, title="The Origin is not allowed"):
     """A web page of another site sent this request. GEMMSERVE_ALLOWED_HOSTS admits further sites."""
-
-    slug = "origin-not-allowed"
-    status = 403
-    title = "The Origin is not allowed"
 
 
 class MalformedRequest(InvalidRequest):
     """Also what is no request of HTTP/1.1 that can be read in one way only; the connection ends then."""
 
 
-class HttpVersion(ServiceError):
+class HttpVersion(ServiceError, slug="http-version", status=505, title="The HTTP version is not supported"):
     """HTTP/1.1 and HTTP/1.0 are spoken here; a request line without a version, HTTP/2 and its preface are refused."""
 
-    slug = "http-version"
-    status = 505
-    title = "The HTTP version is not supported"
 
-
-class RequestTimeout(ServiceError):
+class RequestTimeout(ServiceError, slug="request-timeout", status=408, title="The body came too slowly"):
     """The body came more slowly than GEMMSERVE_MIN_BODY_RATE allows; what was reserved for it is free again."""
-
-    slug = "request-timeout"
-    status = 408
-    title = "The body came too slowly"
 
 
 class HeadTooSlow(RequestTimeout):
     """Also a head that was not whole within GEMMSERVE_HEAD_TIMEOUT_S."""
 
 
-class HeadTooLarge(ServiceError):
+class HeadTooLarge(ServiceError, slug="head-too-large", status=431, title="The request's head is too large"):
     """Request line and headers together have more bytes than GEMMSERVE_MAX_HEAD_BYTES."""
 
-    slug = "head-too-large"
-    status = 431
-    title = "The request's head is too large"
 
-
-class TooManyConnections(ServiceError):
+class TooManyConnections(ServiceError, slug="too-many-connections", status=503, title="Too many connections"):
     """Every connection that this address, or the server, may have is in the middle of a request."""
 
-    slug = "too-many-connections"
-    status = 503
-    title = "Too many connections"
+
+class TooManyListeners(TooManyConnections):
+    """Also as many listeners of the overview's stream as there may be, of all or of one owner."""
 
 
 class ProblemResponse(Response):
-    """A problem's document. Its slug goes into the state of the request that it answers, for the audit."""
+    """A problem's document, or, where the Open Inference Protocol is spoken, an error in its form. Its slug goes into
+    the state of the request that it answers, for the audit.
+    """
 
     media_type = PROBLEM
 
-    def __init__(self, slug: str, content: bytes, status_code: int, headers: Mapping[str, str]) -> None:
+    def __init__(self, slug: str, content: bytes, status_code: int, headers: Mapping[str, str], detail: str) -> None:
         super().__init__(content, status_code, headers)
         self.slug = slug
+        self._fields = headers
+        self._detail = detail
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         scope.setdefault("state", {})[SLUG] = self.slug
-        await super().__call__(scope, receive, send)
+        if is_inference(scope["path"]):
+            text = json.dumps({"error": self._detail})
+            await Response(text, self.status_code, self._fields, "application/json")(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 def problem_response(error: BaseException, headers: Mapping[str, str] | None = None) -> ProblemResponse:
@@ -184,13 +157,19 @@ def problem_response(error: BaseException, headers: Mapping[str, str] | None = N
         sent.setdefault("Accept-Encoding", error.accepted)  # RFC 9110, section 15.5.16
     # ASCII, so that a lone surrogate quoted from a request cannot break the answer.
     document = json.dumps(description.problem().model_dump(exclude_none=True))
-    return ProblemResponse(description.slug, document.encode("ascii"), description.status, sent)
+    return ProblemResponse(description.slug, document.encode("ascii"), description.status, sent, description.detail)
+
+
+_OTHER_WAY: Final = {("string_type", (VALUE,), dict), ("model_type", (VIEW,), str)}
+"""Errors of operands that say no more than that they are given the other way: type, end of the place, type given."""
 
 
 def describe_validation(errors: Sequence[Any], *, skip: Sequence[str] = ()) -> tuple[str, list[dict[str, str]]]:
     """One sentence and one entry a field from pydantic's list of errors; `skip` are tags of unions, not field names."""
     entries: dict[str, str] = {}
     for error in errors:
+        if (error["type"], error["loc"][-1:], type(error.get("input"))) in _OTHER_WAY:
+            continue
         names = [str(part) for part in error["loc"] if not (isinstance(part, str) and part in skip)]
         message = error["msg"].removeprefix("Value error, ")
         field = ".".join(names) or "body"
@@ -256,7 +235,7 @@ def catalogue() -> dict[str, dict[str, Any]]:
     for root in (ServiceError, KernelError, DeviceError):
         kinds.extend(_subclasses(root))
     for kind in kinds:
-        if kind in {JobFailed, StepInvalid}:
+        if kind in {JobFailed, ItemInvalid, StepInvalid}:
             continue  # speaks with the slug of its cause
         slug: str = kind.slug
         title = getattr(kind, "title", slug.replace("-", " ").capitalize())

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
     from gemmserve_service.errors import ServiceError
     from gemmserve_service.http.transfer.pool import TransferPool
@@ -35,19 +36,36 @@ log = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server. It leaves signals to its caller, and hangs up on TLS handshakes that do not come to an end."""
+    """uvicorn's server. It leaves signals to its caller, hangs up on TLS handshakes that do not come to an end, and may
+    serve a Unix socket besides.
+
+    uvicorn's manual has `Config` and `Server.serve`, which are used as they are; it has no option for any of the three.
+    So this relies on more of its source, all without a leading underscore: that `serve` runs within `capture_signals()`
+    and calls `startup(sockets)` once, which sets `lifespan`; that `shutdown` closes what is in `servers`; and on the
+    arguments of the protocol class. `tests/unit/service/http` holds it to that, test_server.py and
+    test_slow_connections.py above all, in continuous integration with the oldest version allowed, too (.ci/oldest.txt).
+    """
 
     def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
         super().__init__(config)
         self.settings = settings
         self.unix: socket.socket | None = None
         """A Unix socket to serve besides, never with TLS. To be set before the start; its path is left in place."""
-        self._renewal: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Installs no handlers: what runs must be drained before connections are closed."""
         yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until `should_exit` is set, and uses a certificate whose files are replaced meanwhile."""
+        context = self.config.ssl
+        renewal = None if context is None else asyncio.create_task(_renew(context, self.settings))
+        try:
+            await super().serve(sockets)
+        finally:
+            if renewal is not None:
+                renewal.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts as uvicorn's; with TLS it listens itself, for uvicorn passes no time limit of the handshake on."""
@@ -60,7 +78,6 @@ class Server(uvicorn.Server):
             self.servers.append(await loop.create_unix_server(self._protocol, sock=self.unix, **keep))
         if config.ssl is None:
             return
-        self._renewal = asyncio.create_task(_renew(config.ssl, self.settings))
         for listener in sockets or []:
             self.servers.append(
                 await loop.create_server(
@@ -79,12 +96,6 @@ class Server(uvicorn.Server):
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=None
         )
         return made
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends as uvicorn's."""
-        if self._renewal is not None:
-            self._renewal.cancel()
-        await super().shutdown(sockets)
 
 
 def main_server(app: FastAPI, settings: Settings, transfers: TransferPool | None = None) -> Server:
@@ -109,36 +120,33 @@ def main_server(app: FastAPI, settings: Settings, transfers: TransferPool | None
                 app.state.metrics, unread, context, error.status, seconds=0.0, received=0, sent=0, complete=True
             )
 
-    config = uvicorn.Config(
+    return _server(
         app,
+        settings,
         http=protocol_class(Connections(settings, refused), SmallRequests(app, settings), transfers),
         lifespan="on",
-        ws="none",
-        access_log=False,
-        log_config=None,
-        server_header=False,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies,
-        timeout_graceful_shutdown=_CLOSE_S,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
     )
-    config.load()
-    return Server(config, settings)
 
 
 def side_server(app: FastAPI, settings: Settings) -> Server:
     """The server of the second port: the same app, seen through `SidePort`, without TLS."""
+    http = protocol_class(Connections(settings))
+    return _server(SidePort(app), settings, http=http, lifespan="off", proxy_headers=False)
+
+
+def _server(app: ASGIApp, settings: Settings, **options: Any) -> Server:
     config = uvicorn.Config(
-        SidePort(app),
-        http=protocol_class(Connections(settings)),
-        lifespan="off",
+        app,
         ws="none",
         access_log=False,
         log_config=None,
         server_header=False,
-        proxy_headers=False,
         timeout_graceful_shutdown=_CLOSE_S,
+        **options,
     )
     config.load()
     return Server(config, settings)

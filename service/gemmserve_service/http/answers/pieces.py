@@ -6,7 +6,7 @@ import asyncio
 import io
 import zipfile
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from gemmserve_service.http.extensions import Sender
     from gemmserve_service.store.extents.extents import Extent
-    from gemmserve_service.store.pin import Pinned
 
+PROBLEMS_MEMBER: Final = "problems.json"
 _PATIENCE_S: Final = 0.1  # as with bodies that come
+_AT_ONCE: Final = 1 << 18  # bytes of small members that are sent together
 
 Buffer = bytes | memoryview
 
@@ -72,24 +73,31 @@ class Pieces:
         self._position += count
 
 
-def pieces(parts: Sequence[Buffer], span: range, extent: Extent | None = None) -> Iterator[Buffer]:
-    """`Pieces`, as an iterator."""
-    return Pieces(parts, span, extent)
+def npz_pieces(arrays: Mapping[str, Sequence[Buffer]], problems: Mapping[int, str] = {}) -> Iterator[bytes]:
+    """An uncompressed .npz, written as it is sent: sizes and CRCs follow each member (bit 3 of its flags).
 
-
-def npz_pieces(arrays: Mapping[str, Pinned]) -> Iterator[bytes]:
-    """An uncompressed .npz, written as it is sent: sizes and CRCs follow each member (bit 3 of its flags)."""
+    `arrays`: the parts of each .npy file. `problems`: JSON by number, as a member that `numpy.load` gives as bytes.
+    """
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
-        for name, pinned in arrays.items():
-            parts = pinned.npy_parts()
-            large = sum(map(len, parts)) >= zipfile.ZIP64_LIMIT
+        for name, parts in arrays.items():
+            size = sum(map(len, parts))
             # The date of the DOS epoch: equal results give equal files.
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=large) as member:
-                for piece in pieces(parts, range(sum(map(len, parts)))):
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=size >= zipfile.ZIP64_LIMIT) as member:
+                for piece in Pieces(parts, range(size)):
                     member.write(piece)
-                    yield from sink.take()
-    yield from sink.take()
+                    if sink.held > _AT_ONCE:
+                        yield sink.take()
+        if problems:
+            with archive.open(zipfile.ZipInfo(PROBLEMS_MEMBER), "w") as member:
+                before = "{"
+                for number, problem in problems.items():
+                    member.write(f'{before}"{number}": {problem}'.encode("ascii"))
+                    before = ", "
+                    if sink.held > _AT_ONCE:
+                        yield sink.take()
+                member.write(b"}")
+    yield sink.take()
 
 
 class _Sink(io.RawIOBase):
@@ -97,16 +105,21 @@ class _Sink(io.RawIOBase):
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
+        self.held = 0
 
     def writable(self) -> bool:
         return True
 
-    def write(self, data: bytes) -> int:  # type: ignore[override]
+    def write(self, data: Any) -> int:
         self._pieces.append(bytes(data))
-        return len(data)
+        self.held += len(self._pieces[-1])
+        return len(self._pieces[-1])
 
-    def take(self) -> list[bytes]:
-        taken, self._pieces = self._pieces, []
+    def take(self) -> bytes:
+        """Return what was written since the last call."""
+        taken = b"".join(self._pieces)
+        self._pieces.clear()
+        self.held = 0
         return taken
 
 

@@ -1,7 +1,8 @@
 """Content codings (RFC 9110, section 8.4.1): which there are, what a request has, what its answer may have.
 
-zstd alone (RFC 8878), where the standard library has it (Python 3.14) or `backports.zstd`, the same module for older
-ones, is installed. Its window is at most 8 MiB, as RFC 9659 has it.
+Of arrays zstd alone (RFC 8878), where the standard library has it (Python 3.14) or `backports.zstd`, the same module
+for older ones, is installed. Its window is at most 8 MiB, as RFC 9659 has it. Of inferences gzip and deflate, which the
+clients of that protocol have.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gemmserve_service.errors import UnsupportedCoding
+from gemmserve_service.http.headers.preferences import weighted
+from gemmserve_service.http.inference.paths import INFER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ZSTD: Final = "zstd"
+GZIP: Final = "gzip"
+DEFLATE: Final = "deflate"
+"""zlib's format (RFC 1950), as RFC 9110 has it."""
 WINDOW_LOG: Final = 23  # 8 MiB
 
 _IDENTITY: Final = "identity"
@@ -44,49 +50,47 @@ def check_coding(method: str, path: str, values: Sequence[str]) -> None:
     codings = _codings(values)
     if not codings or method not in {"POST", "PUT"} or (path == _TAKING and method != "POST"):  # a 405
         return
-    takes = path == _TAKING and zstd() is not None
-    if not takes or codings != [ZSTD]:
-        refuse_coding(values, ZSTD if takes else _IDENTITY)
+    accepted = _accepted(path)
+    if len(codings) != 1 or codings[0] not in accepted:
+        refuse_coding(values, accepted)
 
 
-def refuse_coding(values: Sequence[str], accepted: str = _IDENTITY) -> None:
+def refuse_coding(values: Sequence[str], accepted: Sequence[str] = ()) -> None:
     """Raises UnsupportedCoding for anything but bytes as they are. `accepted`: what the answer names instead."""
     codings = _codings(values)
     if codings:
         name = ", ".join(codings)[:80]
-        instead = "as it is" if accepted == _IDENTITY else f"as it is, or as {accepted}"
-        raise UnsupportedCoding(f"Content-Encoding is {name}; this body may come {instead}", accepted)
+        instead = f"as it is, or as {' or '.join(accepted)}" if accepted else "as it is"
+        raise UnsupportedCoding(
+            f"Content-Encoding is {name}; this body may come {instead}", ", ".join(accepted) or _IDENTITY
+        )
 
 
-def is_coded(values: Sequence[str]) -> bool:
-    """Whether a body that passed `check_coding` is coded."""
-    return bool(_codings(values))
+def coding_of(values: Sequence[str]) -> str | None:
+    """Coding of a body that passed `check_coding`; None: its bytes are as they are."""
+    return next(iter(_codings(values)), None)
 
 
-def chosen_coding(accept: str | None) -> Literal["no", "may", "must"]:
-    """Verdict of Accept-Encoding on zstd (RFC 9110, section 12.5.3); `must`: the bytes as they are will not do."""
-    if not accept or zstd() is None:
+def chosen_coding(accept: str | None, coding: str = ZSTD) -> Literal["no", "may", "must"]:
+    """Verdict of Accept-Encoding on `coding` (RFC 9110, section 12.5.3); `must`: the bytes as they are will not do."""
+    if not accept or (coding == ZSTD and zstd() is None):
         return "no"
-    weights = dict(_weighted(entry) for entry in accept.split(",") if entry.strip())
+    weights = dict(weighted(entry) for entry in accept.split(",") if entry.strip())
     anything = weights.get("*", 0.0)
     identity = weights.get(_IDENTITY, weights.get("*", 1.0))
-    coded = weights.get(ZSTD, anything)
+    coded = weights.get(coding, anything)
     if coded == 0 or coded < weights.get(_IDENTITY, 0.0):
         return "no"
     return "must" if identity == 0 else "may"
 
 
+def _accepted(path: str) -> tuple[str, ...]:
+    """Codings that a body sent to `path` may have."""
+    if path in INFER:
+        return (GZIP, DEFLATE)
+    return (ZSTD,) if path == _TAKING and zstd() is not None else ()
+
+
 def _codings(values: Sequence[str]) -> list[str]:
     found = [part.strip().lower() for value in values for part in value.split(",")]
     return [part for part in found if part not in {"", _IDENTITY}]
-
-
-def _weighted(entry: str) -> tuple[str, float]:
-    name, *parameters = (part.strip().lower() for part in entry.split(";"))
-    for parameter in parameters:
-        if parameter.startswith("q="):
-            try:
-                return name, min(max(float(parameter[2:]), 0.0), 1.0)
-            except ValueError:
-                return name, 0.0
-    return name, 1.0

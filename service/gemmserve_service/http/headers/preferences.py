@@ -16,7 +16,7 @@ def choose_media_type(accept: str | None, offers: Sequence[str]) -> str | None:
     """The offer that `accept` likes best (the first of equals; no header: the first), or None: answer 406."""
     if not accept or not accept.strip():
         return offers[0]
-    entries = [_parse_entry(entry) for entry in accept.split(",") if entry.strip()]
+    entries = [weighted(entry) for entry in accept.split(",") if entry.strip()]
     best: tuple[float, str | None] = (0.0, None)
     for offer in offers:
         quality = _quality(offer, entries)
@@ -25,7 +25,8 @@ def choose_media_type(accept: str | None, offers: Sequence[str]) -> str | None:
     return best[1]
 
 
-def _parse_entry(entry: str) -> tuple[str, float]:
+def weighted(entry: str) -> tuple[str, float]:
+    """Name, in lower case, and quality value of one entry of a list (RFC 9110, section 12.4.2)."""
     media, *parameters = (part.strip().lower() for part in entry.split(";"))
     for parameter in parameters:
         if parameter.startswith("q="):

@@ -5,12 +5,14 @@ prometheus_client's own take a lock for each number, several for an observation,
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ class Tally(Collector):
         """Counts."""
         self._counts[labels] = self._counts.get(labels, 0.0) + by
 
+    @property
+    def total(self) -> float:
+        """The counts of all labels together."""
+        return sum(self._counts.values())
+
     def collect(self) -> Iterator[Metric]:
         """Yield the metric with the counts so far."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
@@ -49,15 +56,27 @@ class Distribution(Collector):
         self._name, self._text, self._labels = name, text, labels
         self._bounds = tuple(map(float, bounds))
         self._series: dict[tuple[object, ...], tuple[list[int], list[float]]] = {}
+        self._exemplars: dict[tuple[object, ...], dict[int, Exemplar]] = {}
+        """The last one of each bucket, by series and bucket."""
         if not labels:
             self._begin(())
         registry.register(self)
 
-    def observe(self, value: float, *labels: object) -> None:
-        """Counts a value."""
+    def observe(self, value: float, *labels: object, trace: str = "") -> None:
+        """Count a value. `trace`: traceparent of the span that it comes from, which becomes its bucket's exemplar."""
         counts, total = self._series.get(labels) or self._begin(labels)
-        counts[bisect_left(self._bounds, value)] += 1
+        bucket = bisect_left(self._bounds, value)
+        counts[bucket] += 1
         total[0] += value
+        if trace:
+            _, trace_id, span_id, _ = trace.split("-")
+            exemplar = Exemplar({"trace_id": trace_id, "span_id": span_id}, value, time.time())
+            self._exemplars.setdefault(labels, {})[bucket] = exemplar
+
+    @property
+    def total(self) -> float:
+        """Sum of the values of all labels together."""
+        return sum(total for _, (total,) in self._series.values())
 
     def _begin(self, labels: tuple[object, ...]) -> tuple[list[int], list[float]]:
         series = self._series[labels] = [0] * (len(self._bounds) + 1), [0.0]
@@ -68,6 +87,8 @@ class Distribution(Collector):
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         names = [*map(floatToGoString, self._bounds), "+Inf"]
         for labels, (counts, (total,)) in self._series.copy().items():
-            buckets = list(zip(names, map(float, accumulate(counts)), strict=True))
+            buckets: list[Any] = list(zip(names, map(float, accumulate(counts)), strict=True))
+            for bucket, exemplar in self._exemplars.get(labels, {}).items():  # shown by OpenMetrics alone
+                buckets[bucket] += (exemplar,)
             family.add_metric([str(label) for label in labels], buckets, total)
         yield family

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
@@ -13,15 +14,14 @@ from gemmserve_service.http.metrics.counters import Distribution, Tally
 from gemmserve_service.schemas import Elements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from prometheus_client.metrics_core import Metric
 
     from gemmserve_service.http.transfer.pool import TransferPool
     from gemmserve_service.jobs.core import Core
-    from gemmserve_service.jobs.observers import DeviceInfo
     from gemmserve_service.jobs.one_shot import EndedJob
-    from gemmserve_service.schemas import JobInfo
+    from gemmserve_service.schemas import JobInfo, JobState
 
 # Seconds from a kernel of 100 us to a queue of minutes, a factor of about 3 apart.
 _SECONDS: Final = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -34,81 +34,65 @@ class Metrics:
 
     def __init__(self, core: Core) -> None:
         self.registry = registry = CollectorRegistry()
-        self._jobs = Tally(
-            "gemmserve_jobs", "Jobs by the state they entered.", ["op", "algorithm", "state"], registry=registry
+        tally, distribution = partial(Tally, registry=registry), partial(Distribution, registry=registry)
+        self._jobs = tally("gemmserve_jobs", "Jobs by the state they entered.", ["op", "algorithm", "state"])
+        self._phases = distribution(
+            "gemmserve_job_phase_seconds", "Seconds of finished jobs by phase.", _SECONDS, ["op", "phase"]
         )
-        self._phases = Distribution(
-            "gemmserve_job_phase_seconds",
-            "Seconds of finished jobs by phase.",
-            _SECONDS,
-            ["op", "phase"],
-            registry=registry,
+        self._residuals = distribution(
+            "gemmserve_job_residual", "Relative errors that checks found, by algorithm.", _RESIDUALS, ["algorithm"]
         )
-        self._residuals = Distribution(
-            "gemmserve_job_residual",
-            "Relative errors that checks found, by algorithm.",
-            _RESIDUALS,
-            ["algorithm"],
-            registry=registry,
-        )
-        self._mismatches = Tally(
+        self._mismatches = tally(
             "gemmserve_job_mismatches",
             "Results that a check found wrong; they were computed again in plain arithmetic.",
             ["algorithm"],
-            registry=registry,
         )
-        self._elements = Tally(
+        self._elements = tally(
             "gemmserve_result_elements",
             "Elements of results by the way in which they were computed, of products that have more than one.",
             ["route"],
-            registry=registry,
         )
         for route in Elements.model_fields:
             self._elements.add(route, by=0)
-        self._flops = Tally(
-            "gemmserve_flops",
-            "Floating-point operations of succeeded jobs (complex: 8 m n k).",
-            ["op"],
-            registry=registry,
+        self._flops = tally(
+            "gemmserve_flops", "Floating-point operations of succeeded jobs (complex: 8 m n k).", ["op"]
         )
-        self._job_bytes = Tally(
-            "gemmserve_job_bytes", "Bytes of operands and results of succeeded jobs.", ["op"], registry=registry
-        )
-        self._requests = Tally(
-            "gemmserve_http_requests", "Requests answered.", ["route", "method", "status"], registry=registry
-        )
-        self._durations = Distribution(
+        self._job_bytes = tally("gemmserve_job_bytes", "Bytes of operands and results of succeeded jobs.", ["op"])
+        self._requests = tally("gemmserve_http_requests", "Requests answered.", ["route", "method", "status"])
+        self._durations = distribution(
             "gemmserve_http_request_duration_seconds",
             "From the first byte of the request to the last of the answer.",
             _SECONDS,
             ["route", "method"],
-            registry=registry,
         )
-        self._received = Tally("gemmserve_http_received_bytes", "Bytes of request bodies.", registry=registry)
-        self._sent = Tally("gemmserve_http_sent_bytes", "Bytes of answer bodies.", registry=registry)
-        self._refused_connections = Tally(
+        self._received = tally("gemmserve_http_received_bytes", "Bytes of request bodies.")
+        self._sent = tally("gemmserve_http_sent_bytes", "Bytes of answer bodies.")
+        self._refused_connections = tally(
             "gemmserve_http_refused_connections",
             "Connections that were refused or cut off before a request of theirs reached a route.",
             ["problem"],
-            registry=registry,
         )
-        self._batches = Distribution(
+        self._batches = distribution(
             "gemmserve_batch_size",
             "Products that a worker was sent together.",
             (1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096, 16_384),
-            registry=registry,
         )
         core.scheduler.group_sent = self.batch_sent
         self.registry.register(_Gauges(core))
 
-    def job_changed(self, job: JobInfo | EndedJob, nbytes: int, flops: int) -> None:
-        """`Observer`: counts the state; adds times, bytes and operations once the job has succeeded."""
+    def job_entered(self, job_id: str, op: str, state: JobState) -> None:  # noqa: ARG002
+        """`Observer`: counts the state."""
+        self._jobs.add(op, "none", state.value)
+
+    def job_ended(self, job: JobInfo | EndedJob, nbytes: int, flops: int) -> None:
+        """`Observer`: counts the state; adds times, and bytes and operations if the job has succeeded."""
         self._jobs.add(job.op, job.algorithm or "none", job.state.value)
-        if job.timings is not None and job.state.final:
-            self._phases.observe(job.timings.queue_s, job.op, "queue")
-            self._phases.observe(job.timings.h2d_s, job.op, "h2d")
-            self._phases.observe(job.timings.kernel_s, job.op, "kernel")
-            self._phases.observe(job.timings.d2h_s, job.op, "d2h")
+        if job.timings is not None:
+            self._phases.observe(job.timings.queue_s, job.op, "queue", trace=job.trace)
+            self._phases.observe(job.timings.compile_s, job.op, "compile", trace=job.trace)
+            self._phases.observe(job.timings.h2d_s, job.op, "h2d", trace=job.trace)
+            self._phases.observe(job.timings.kernel_s, job.op, "kernel", trace=job.trace)
+            self._phases.observe(job.timings.d2h_s, job.op, "d2h", trace=job.trace)
         if job.residual is not None:
             self._residuals.observe(job.residual, job.algorithm or "none")
         if job.mismatch is not None:
@@ -124,16 +108,29 @@ class Metrics:
         """Counts what a worker was sent at one time: so many products."""
         self._batches.observe(size)
 
-    def request_done(self, route: str, method: str, status: int, *, seconds: float, received: int, sent: int) -> None:
-        """Counts one request; `route` is a template such as /v1/arrays/{array_id}, never a path."""
+    def request_done(
+        self, route: str, method: str, status: int, *, seconds: float, received: int, sent: int, trace: str = ""
+    ) -> None:
+        """Counts one request; `route` is a template such as /v1/arrays/{array_id}, never a path. `trace`: traceparent
+        of its span, where it is traced.
+        """
         self._requests.add(route, method, status)
-        self._durations.observe(seconds, route, method)
+        self._durations.observe(seconds, route, method, trace=trace)
         self._received.add(by=received)
         self._sent.add(by=sent)
 
     def connection_refused(self, problem: str) -> None:
         """Counts one; `problem` is the slug of the reason."""
         self._refused_connections.add(problem)
+
+    def totals(self) -> dict[str, float]:
+        """Counts so far, as the overview's history has rates of them: products sent to workers, operations, bytes."""
+        return {
+            "products": self._batches.total,
+            "flops": self._flops.total,
+            "bytes_in": self._received.total,
+            "bytes_out": self._sent.total,
+        }
 
     def watch(self, transfers: TransferPool) -> None:
         """Shows what the transfer processes do."""
@@ -156,43 +153,107 @@ class _Gauges(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """One snapshot."""
-        now = self._core.snapshot()
+        """State now."""
+        core = self._core
+        scheduler, store, writes = core.scheduler, core.store, core.scheduler.writes
+        workers, devices, arena = core.executor.workers(), core.devices(), store.arena
         for name, text, value in (
-            ("queue_depth", "Jobs that wait.", now.queue_depth),
-            ("queue_bytes", "Bytes of operands and results of the jobs that wait.", now.queue_bytes),
-            ("queue_owners", "Owners that have jobs waiting.", now.queue_owners),
-            ("queue_drain_per_second", "Jobs that end in a second while others wait.", now.drain_rate),
-            ("job_ends_unrecorded", "Jobs over whose end cannot be put on record yet.", now.ends_unrecorded),
-            ("jobs_running", "Jobs that run.", now.running),
-            ("array_store_bytes", "Bytes of stored arrays.", now.store_bytes),
-            ("array_store_arrays", "Arrays stored.", now.array_count),
-            ("array_store_recycled_bytes", "Bytes of freed extents kept for reuse.", now.recycled_bytes),
-            ("scratch_bytes", "Bytes of operands and results of one-shot requests.", now.scratch_bytes),
-            ("ready", "Whether work is admitted and can run.", int(self._core.ready()[0])),
+            ("queue_depth", "Jobs that wait.", scheduler.queued),
+            ("queue_bytes", "Bytes of operands and results of the jobs that wait.", scheduler.queue.nbytes),
+            ("queue_owners", "Owners that have jobs waiting.", scheduler.queue.owners),
+            (
+                "queue_drain_per_second",
+                "Jobs that end in a second while others wait.",
+                scheduler.admissions.drain_rate,
+            ),
+            (
+                "job_ends_unrecorded",
+                "Jobs over whose end cannot be put on record yet.",
+                len(core.jobs.recorder.waiting),
+            ),
+            ("jobs_running", "Jobs that run.", scheduler.running),
+            ("array_store_bytes", "Bytes of stored arrays.", store.used_bytes),
+            ("array_store_arrays", "Arrays stored.", store.count),
+            ("array_store_recycled_bytes", "Bytes of freed extents kept for reuse.", store.recycled_bytes),
+            ("scratch_bytes", "Bytes of operands and results of one-shot requests.", store.scratch_bytes),
+            (
+                "host_arena_bytes",
+                "Memory for results on their way to files.",
+                0 if arena is None else arena.nbytes,
+            ),
+            ("host_arena_used_bytes", "Bytes of it that results have.", 0 if arena is None else arena.used_bytes),
+            ("ready", "Whether work is admitted and can run.", int(core.ready()[0])),
         ):
             yield GaugeMetricFamily(f"gemmserve_{name}", text, value=value)
-        yield CounterMetricFamily("gemmserve_worker_restarts", "Workers started again.", value=now.worker_restarts)
-        yield CounterMetricFamily("gemmserve_workers_killed", "Workers killed because they hung.", now.workers_killed)
         for name, text, value in (
+            ("worker_restarts", "Workers started again.", sum(worker.restarts for worker in workers)),
+            ("workers_killed", "Workers killed because they hung.", scheduler.watchdog.killed),
             (
                 "results_recomputed",
                 "Jobs whose results were lost with a device and computed again.",
-                now.results_recomputed,
+                writes.recomputed,
             ),
-            ("results_lost", "Jobs whose results were lost with a device for good.", now.results_lost),
-            ("write_backs_spared", "Jobs whose results were deleted before they were written.", now.write_backs_spared),
+            ("results_lost", "Jobs whose results were lost with a device for good.", writes.lost),
+            ("write_backs_spared", "Jobs whose results were deleted before they were written.", writes.spared),
         ):
             yield CounterMetricFamily(f"gemmserve_{name}", text, value=value)
-        yield from _caches(now.devices)
-        used = GaugeMetricFamily("gemmserve_device_memory_used_bytes", "Device memory in use.", labels=["device"])
-        total = GaugeMetricFamily("gemmserve_device_memory_total_bytes", "Device memory.", labels=["device"])
-        running = GaugeMetricFamily("gemmserve_device_jobs_running", "Jobs that run on the device.", labels=["device"])
-        for device in now.devices:
-            used.add_metric([device.id], device.memory_used)
-            total.add_metric([device.id], device.memory_total)
-            running.add_metric([device.id], device.jobs_running)
-        yield from (used, total, running)
+        kept = [(worker.id, worker.kept) for worker in workers if worker.kept is not None]
+        for name, text, field in (
+            ("cache_bytes", "Bytes of copies of arrays and of what was prepared of them.", "used"),
+            ("cache_budget_bytes", "Bytes that they may take.", "budget"),
+            ("unwritten_bytes", "Bytes of results that are not in the store yet.", "unwritten"),
+        ):
+            yield _by_device(GaugeMetricFamily, name, text, kept, field)
+        for name, text, field in (
+            ("cache_hits", "Operands, and forms prepared of them, that were on the device.", "hits"),
+            ("cache_misses", "Operands, and forms of them, that were not.", "misses"),
+            ("cache_evictions", "Copies and prepared forms that had to go for others.", "evictions"),
+        ):
+            yield _by_device(CounterMetricFamily, name, text, kept, field)
+        of_arena = [] if arena is None else [(worker.id, worker) for worker in workers]
+        text = "Bytes of the memory for results that it copies to straight."
+        yield _by_device(GaugeMetricFamily, "registered_bytes", text, of_arena, "registered_bytes")
+        named = [(device.id, device) for device in devices]
+        for name, text, field in (
+            ("memory_used_bytes", "Device memory in use.", "memory_used"),
+            ("memory_total_bytes", "Device memory.", "memory_total"),
+            ("jobs_running", "Jobs that run on the device.", "jobs_running"),
+        ):
+            yield _by_device(GaugeMetricFamily, name, text, named, field)
+        sensors = [(device.id, device.health) for device in devices]
+        for name, text, field in (
+            ("utilisation_ratio", "Share of time in which kernels ran, 0 to 1.", "utilisation"),
+            (
+                "memory_utilisation_ratio",
+                "Share of time in which device memory was read or written, 0 to 1.",
+                "memory_utilisation",
+            ),
+            ("power_watts", "Power that the device takes.", "power_watts"),
+            ("power_limit_watts", "Power that it may take.", "power_limit_watts"),
+            ("temperature_celsius", "Temperature.", "temperature_celsius"),
+            ("clock_hertz", "Clock of the multiprocessors.", "clock_hertz"),
+        ):
+            yield _by_device(GaugeMetricFamily, name, text, sensors, field)
+        family = GaugeMetricFamily(
+            "gemmserve_device_warnings",
+            "Warnings about the device: throttling, errors of memory, events of the driver; /v1/devices has the words.",
+            labels=["device"],
+        )
+        for device, health in sensors:
+            family.add_metric([device], len(health.warnings))
+        yield family
+
+
+def _by_device(
+    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, devices: Iterable[tuple[str, object]],
+    field: str,
+) -> Metric:  # fmt: skip
+    """The metric of that field of each device's object, where it is known."""
+    family = kind(f"gemmserve_device_{name}", text, labels=["device"])
+    for device, each in devices:
+        if (value := getattr(each, field)) is not None:
+            family.add_metric([device], value)
+    return family
 
 
 class _Transfers(Collector):
@@ -220,26 +281,3 @@ class _Transfers(Collector):
             ("transfer_processes_killed", "Transfer processes killed because they hung.", transfers.killed),
         ):
             yield CounterMetricFamily(f"gemmserve_{name}", text, value=value)
-
-
-def _caches(devices: list[DeviceInfo]) -> Iterator[Metric]:
-    """Yield the bytes of arrays that devices keep, and how often an array was there when it was asked for."""
-    kept = [(device.id, device.kept) for device in devices if device.kept is not None]
-    for name, text, field in (
-        ("cache_bytes", "Bytes of copies of arrays and of what was prepared of them.", "used"),
-        ("cache_budget_bytes", "Bytes that they may take.", "budget"),
-        ("unwritten_bytes", "Bytes of results that are not in the store yet.", "unwritten"),
-    ):
-        gauge = GaugeMetricFamily(f"gemmserve_device_{name}", text, labels=["device"])
-        for device, each in kept:
-            gauge.add_metric([device], getattr(each, field))
-        yield gauge
-    for name, text, field in (
-        ("cache_hits", "Operands, and forms prepared of them, that were on the device.", "hits"),
-        ("cache_misses", "Operands, and forms of them, that were not.", "misses"),
-        ("cache_evictions", "Copies and prepared forms that had to go for others.", "evictions"),
-    ):
-        counter = CounterMetricFamily(f"gemmserve_device_{name}", text, labels=["device"])
-        for device, each in kept:
-            counter.add_metric([device], getattr(each, field))
-        yield counter

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import Headers
 
-from gemmserve_service.errors import InvalidRequest, NotFound, ServiceError
+from gemmserve_service.errors import InvalidRequest, NotFound, ServiceError, TooLarge
 from gemmserve_service.http.headers.content_coding import check_coding
 from gemmserve_service.http.middleware.hosts import HostRule
 from gemmserve_service.http.problems import HostNotAllowed, OriginNotAllowed, problem_response
 from gemmserve_service.http.requests.queries import check_query
-from gemmserve_service.tenancy.identity import ANYONE, NOBODY, SCRAPER, identify, needed_scope
+from gemmserve_service.tenancy.identity import ANYONE, NOBODY, SCRAPER, STATIC, identify, needed_scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Send
     from starlette.types import Scope as AsgiScope
 
+    from gemmserve_service.http.middleware.body_limits import BodyLimits
     from gemmserve_service.settings import Settings
     from gemmserve_service.tenancy.identity import Caller
     from gemmserve_service.tenancy.keyring import KeyringWatch
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 SIDE_PORT: Final = "gemmserve.side_port"
 """Key of the ASGI scope of a request that came in by the second port."""
 
-_OPERATORS: Final = frozenset({"/", "/metrics", "/docs", "/openapi.json"})
+_METRICS: Final = "/metrics"
+_OPERATORS: Final = frozenset({"/", _METRICS, "/docs", "/openapi.json"})
 _HEALTH: Final = frozenset({"/healthz", "/livez", "/readyz"})
 
 
@@ -63,7 +65,7 @@ class Gate:
         if SIDE_PORT in scope:
             if self._side_is_local:
                 _check_site(self._side_rule, hosts[0], values("origin"))
-            if path not in _OPERATORS | _HEALTH:
+            if path not in _OPERATORS | _HEALTH and not path.startswith(STATIC):
                 raise NotFound(f"this port has {', '.join(sorted(_OPERATORS | _HEALTH))}")
             return _known(scope, SCRAPER)
         keyring = self._keyring.current
@@ -72,8 +74,8 @@ class Gate:
         elif scope["method"] == "OPTIONS" and values("origin"):
             # CORS is off: a preflight would carry no key, and gets no leave.
             raise OriginNotAllowed("pages of other sites may not use this server")
-        if self._two_ports and path in _OPERATORS:
-            raise NotFound(f"there is nothing at {path}")
+        if self._two_ports and path == _METRICS:
+            raise NotFound("the metrics are on a port of their own: GEMMSERVE_METRICS_PORT")
         needed = needed_scope(scope["method"], path)
         if needed is None:
             return _known(scope, NOBODY if keyring.closed else ANYONE)
@@ -84,12 +86,13 @@ class Gate:
 
 class Access:
     """Lets a request through with its `Caller` in ``request.state.caller``, or answers 401, 403, 404, 422 where a
-    parameter is given twice, or 415 where its body has a coding that is not read there.
+    parameter is given twice, 415 where its body has a coding that is not read there, or 413 where that is too long.
     """
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate, limits: BodyLimits) -> None:
         self._app = app
         self._gate = gate
+        self._limits = limits
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -104,8 +107,10 @@ class Access:
             self._gate.caller(scope, headers.getlist)
             check_query(scope["query_string"])
             check_coding(scope["method"], scope["path"], headers.getlist("content-encoding"))
+            self._limits.check(scope)
         except ServiceError as refusal:
-            await problem_response(refusal)(scope, receive, send)
+            unread = isinstance(refusal, TooLarge)  # nobody reads such a body
+            await problem_response(refusal, {"Connection": "close"} if unread else None)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

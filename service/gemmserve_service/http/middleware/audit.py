@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from gemmserve_service.http.problems import SLUG
-
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import Scope
 
     from gemmserve_service.tenancy.identity import Caller
     from gemmserve_service.tenancy.keyring import Keyring
@@ -88,11 +86,13 @@ class AuditLog:
                 self.write(action="keys revoke", outcome="done", **fields)
         for owner_id, owner in after.owners.items():
             if owner_id in before.owners and before.owners[owner_id] != owner:
-                self.write(action="keys set", outcome="done", owner=owner_id, weight=owner.weight, **_limits(owner))
-
-
-def _limits(owner: Any) -> dict[str, Any]:
-    return {"quota": owner.quota.model_dump(exclude_none=True)}
+                self.write(
+                    action="keys set",
+                    outcome="done",
+                    owner=owner_id,
+                    weight=owner.weight,
+                    quota=owner.quota.model_dump(exclude_none=True),
+                )
 
 
 class _Lines:
@@ -126,41 +126,3 @@ class _Lines:
             status = os.fstat(self._fd)
             self._inode = (status.st_dev, status.st_ino)
         return self._fd
-
-
-class Audit:
-    """The middleware: sees who was let in (`Access` put it into the scope) and what was answered."""
-
-    def __init__(self, app: ASGIApp, log: AuditLog) -> None:
-        self._app = app
-        self._log = log
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        answer = _Answer(send)
-        try:
-            await self._app(scope, receive, answer)
-        finally:
-            self._log.request(scope, answer.status, scope.get("state", {}).get(SLUG), answer.location)
-
-
-class _Answer:
-    """`send` of one request, remembering what the audit wants."""
-
-    __slots__ = ("_send", "location", "status")
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.status = 0
-        self.location: str | None = None
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            for name, value in message["headers"]:
-                if name == b"location":
-                    self.location = value.decode("latin-1")
-        await self._send(message)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_service.errors import ServiceError, TooLarge
-from gemmserve_service.http.problems import problem_response
+from gemmserve_service.errors import TooLarge
+from gemmserve_service.http.inference.paths import INFER
+from gemmserve_service.http.inference.tensors import MAX_JSON
 from gemmserve_service.http.routes.jobs import MAX_BODY as MAX_JOB
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Scope
 
     from gemmserve_service.settings import Settings
 
@@ -17,11 +18,10 @@ _HEADS: Final = 1 << 20  # bytes of .npy headers, of parts' headers and of param
 _IGNORED: Final = 1 << 20  # of a body that no route reads
 
 
-class BodyLimit:
-    """Answers 413 where Content-Length is past what the route ever takes, and closes: nobody reads such a body."""
+class BodyLimits:
+    """Lengths past which a route never takes a body."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
+    def __init__(self, settings: Settings) -> None:
         array = settings.max_array_bytes + _HEADS
         self._most = {
             "/v1/arrays": array,
@@ -29,20 +29,12 @@ class BodyLimit:
             "/v1/gemm-reduce": 2 * array,
             "/v1/batch": settings.max_batch_bytes,
             "/v1/jobs": MAX_JOB,
+            **dict.fromkeys(INFER, 3 * array + MAX_JSON),
         }
         self._most_part = settings.max_part_bytes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        if scope["type"] == "http":
-            try:
-                self._check(scope)
-            except ServiceError as refusal:
-                await problem_response(refusal, {"Connection": "close"})(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _check(self, scope: Scope) -> None:
+    def check(self, scope: Scope) -> None:
+        """Raises TooLarge by Content-Length."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit():
                 most = self._most_of(scope["method"], scope["path"])

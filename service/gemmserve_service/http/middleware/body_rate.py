@@ -13,6 +13,8 @@ from gemmserve_service.http.extensions import RECEIVER
 from gemmserve_service.http.problems import RequestTimeout
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from gemmserve_service.http.extensions import Receiver
@@ -54,29 +56,30 @@ class _Timed:
         self.receiver: Receiver | None = None
 
     async def read_into(self, view: memoryview, patience_s: float) -> int:
-        """See `body_receiver.Receiver`."""
+        """See `extensions.Receiver`."""
         assert self.receiver is not None
-        began = asyncio.get_running_loop().time()
-        count = await self.receiver.read_into(view, min(patience_s, self._window_s - self._waited))
-        self._waited += asyncio.get_running_loop().time() - began
-        self._came += count
-        self._judge()
-        return count
+        return await self._counted(self.receiver.read_into(view, self._at_most(patience_s)))
 
     def movable(self, count: int) -> bool:
-        """See `body_receiver.Receiver`."""
+        """See `extensions.Receiver`."""
         assert self.receiver is not None
         return self.receiver.movable(count)
 
     async def move_into(self, place: Place, count: int, patience_s: float) -> int:
-        """See `body_receiver.Receiver`."""
+        """See `extensions.Receiver`."""
         assert self.receiver is not None
+        return await self._counted(self.receiver.move_into(place, count, self._at_most(patience_s)))
+
+    def _at_most(self, patience_s: float) -> float:
+        return min(patience_s, self._window_s - self._waited)
+
+    async def _counted(self, coming: Awaitable[int]) -> int:
         began = asyncio.get_running_loop().time()
-        moved = await self.receiver.move_into(place, count, min(patience_s, self._window_s - self._waited))
+        count = await coming
         self._waited += asyncio.get_running_loop().time() - began
-        self._came += moved
+        self._came += count
         self._judge()
-        return moved
+        return count
 
     async def __call__(self) -> Message:
         if self._whole:

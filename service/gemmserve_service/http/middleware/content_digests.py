@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from gemmserve_service.errors import DigestMismatch, InvalidRequest
 from gemmserve_service.http.extensions import RECEIVER
 from gemmserve_service.http.headers.digests import digest_field, parse_content_digest, wants_sha256
+from gemmserve_service.http.inference.paths import INFER
 from gemmserve_service.http.problems import problem_response
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CHECKED: Final = frozenset({"/v1/gemm", "/v1/gemm-reduce", "/v1/batch", "/v1/jobs"})
+CHECKED: Final = frozenset({"/v1/gemm", "/v1/gemm-reduce", "/v1/batch", "/v1/jobs", *INFER})
 
 _HEADER: Final = b"content-digest"
 _INLINE: Final = 1 << 18  # bytes that are hashed sooner than a thread is woken

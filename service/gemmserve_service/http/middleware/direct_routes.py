@@ -4,6 +4,7 @@ millisecond with its validation. FastAPI has the same endpoints: for the documen
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import ClientDisconnect, Request
@@ -30,9 +31,15 @@ class DirectRoutes:
     So it does with what an endpoint returns None for, having read nothing.
     """
 
-    def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(
+        self, app: ASGIApp, endpoints: Mapping[str, Endpoint], routes: Mapping[str, str] | None = None
+    ) -> None:
+        """`routes`: of paths whose route has parameters, that route's path."""
         self._app = app
-        self._endpoints = {path: (endpoint, _Route(path)) for path, endpoint in endpoints.items()}
+        routes = routes or {}
+        self._endpoints = {
+            path: (endpoint, SimpleNamespace(path=routes.get(path, path))) for path, endpoint in endpoints.items()
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -43,7 +50,7 @@ class DirectRoutes:
         if found is None:
             await self._app(scope, receive, send)
             return
-        endpoint, scope["route"] = found
+        endpoint, scope["route"] = found  # as the log and the metrics know it: by its path
         try:
             response: Any = await endpoint(Request(scope, receive, send))
         except _PROBLEMS as error:
@@ -51,12 +58,3 @@ class DirectRoutes:
         except ClientDisconnect:
             response = Response(status_code=499)  # nobody reads it; nginx's, for the log and metrics
         await (self._app if response is None else response)(scope, receive, send)
-
-
-class _Route:
-    """Route as the log and the metrics know it: by its path."""
-
-    __slots__ = ("path",)
-
-    def __init__(self, path: str) -> None:
-        self.path = path

@@ -1,6 +1,6 @@
-"""Observation of every request, as plain ASGI: its id, its log line, its count, and the answer to unexpected errors.
+"""Observation of every request, as plain ASGI: its id, log line, count and audit, and the answer to unexpected errors.
 
-`audit`, `body_rate` and `access` follow.
+`body_rate` and `access` follow.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from starlette.datastructures import Headers
 
-from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN
+from gemmserve.wire import EXCHANGE_HEADER, EXCHANGE_PATTERN, TRACEPARENT_HEADER
 from gemmserve_service.http.extensions import RECEIVER, SENDER
 from gemmserve_service.http.headers.every_answer import POLICY, SECURITY, request_fields
-from gemmserve_service.http.problems import problem_response
+from gemmserve_service.http.middleware.request_traces import begin_trace, end_trace
+from gemmserve_service.http.problems import SLUG, problem_response
 from gemmserve_service.runtime.logs import REQUESTS
+from gemmserve_service.runtime.tracing.spans import REQUEST, TRACEPARENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from gemmserve_service.http.metrics.metrics import Metrics
+    from gemmserve_service.http.middleware.audit import AuditLog
+    from gemmserve_service.runtime.tracing.spans import RequestTrace, Tracing
 
 log = structlog.get_logger("gemmserve.access")
 
@@ -35,28 +39,28 @@ REFUSED: Final = "gemmserve.refused"
 
 _EXCHANGE: Final = re.compile(EXCHANGE_PATTERN)
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~+/=-]{1,128}")
-# W3C Trace Context, section 3.2: version, trace id, parent id, flags; neither id may be all zeros.
-_TRACEPARENT: Final = re.compile(
-    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?"
-)
 _MADE_UP: Final = random.Random()  # noqa: S311 (seeded by the system; an id is no secret, only nobody else's)
 _QUIET: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
 
 
 class Observe:
-    """Outermost: gives each request an id, logs and counts it, and answers for errors that nobody foresaw."""
+    """Outermost: gives each request an id, logs, counts and audits it, and answers for errors that nobody foresaw."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, audit: AuditLog, tracing: Tracing | None = None) -> None:
         self._app = app
+        self._tracing = tracing
         self._metrics = metrics
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send)
+        exchange = _Exchange(scope, receive, send, self._tracing)
         structlog.contextvars.bind_contextvars(**exchange.context)
+        if exchange.trace is not None:  # the context is the request's own: see `protocol.HttpProtocol.run`
+            REQUEST.set(exchange.trace)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:
@@ -78,7 +82,10 @@ class Observe:
             received=exchange.received,
             sent=exchange.sent,
             complete=exchange.complete,
+            trace=exchange.trace,
         )
+        problem = exchange.scope["state"].get(SLUG)
+        self._audit.request(exchange.scope, exchange.status, problem, exchange.location)
 
 
 def request_done(
@@ -91,6 +98,7 @@ def request_done(
     received: int,
     sent: int,
     complete: bool,
+    trace: RequestTrace | None = None,
 ) -> None:
     """Counts a request and writes its line. `status` 0: the client hung up before there was an answer.
 
@@ -100,8 +108,16 @@ def request_done(
     method = scope["method"]
     path = scope["path"]
     route = getattr(scope.get("route"), "path", "unmatched")
+    if trace is not None:
+        end_trace(trace, scope, route, status, seconds=seconds, received=received, sent=sent, complete=complete)
     metrics.request_done(
-        route, method if method in _METHODS else "other", status, seconds=seconds, received=received, sent=sent
+        route,
+        method if method in _METHODS else "other",
+        status,
+        seconds=seconds,
+        received=received,
+        sent=sent,
+        trace="" if trace is None else trace.traceparent,
     )
     fields = {
         **context,
@@ -123,7 +139,7 @@ def request_done(
 def context_of(request_id: str, traceparent: str) -> dict[str, str]:
     """Fields of every log line of a request: its id, which is made up unless it is well-formed, and its trace."""
     context = {"request_id": request_id if _REQUEST_ID.fullmatch(request_id) else f"{_MADE_UP.getrandbits(128):032x}"}
-    if traceparent and (match := _TRACEPARENT.fullmatch(traceparent)):
+    if traceparent and (match := TRACEPARENT.fullmatch(traceparent)):
         context |= {"trace_id": match[1], "parent_id": match[2]}
     return context
 
@@ -146,10 +162,11 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 class _Exchange:
     """One request and its answer, as counted on their way."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, tracing: Tracing | None) -> None:
         self.scope = scope
         self.began = time.perf_counter()
         self.status = 0
+        self.location: str | None = None
         self.started = self.complete = False
         self.received = self.sent = 0
         self._receive, self._send = receive, send
@@ -158,6 +175,10 @@ class _Exchange:
         state = scope.setdefault("state", {})
         self.context: dict[str, str] = state.get(CONTEXT) or context_of_headers(scope["headers"])
         state[CONTEXT] = self.context
+        self.trace: RequestTrace | None = None
+        if tracing is not None:
+            traceparent = headers.get(TRACEPARENT_HEADER, "")
+            self.trace = begin_trace(tracing, scope, self.context, traceparent, dict(scope["headers"]))
         self._repeats = exchange_of(headers.get(EXCHANGE_HEADER, ""))
         self._expects_continue = headers.get("expect", "").lower() == "100-continue"
         extensions = scope.get("extensions") or {}
@@ -169,13 +190,18 @@ class _Exchange:
         """Counts the body."""
         self._asked = True
         message = await self._receive()
-        self.received += len(message.get("body", b""))
+        self._count(len(message.get("body", b"")))
         return message
 
     def _received(self, count: int) -> None:
         """Counts what did not pass `receive`."""
         self._asked = True
+        self._count(count)
+
+    def _count(self, count: int) -> None:
         self.received += count
+        if count and self.trace is not None:
+            self.trace.received()
 
     def _sent(self, count: int) -> None:
         """Counts what did not pass `send`."""
@@ -185,8 +211,11 @@ class _Exchange:
         """Adds the id and the security headers; counts the body."""
         if message["type"] == "http.response.start":
             self.started = True
+            if self.trace is not None:
+                self.trace.answering()
             self.status = message["status"]
             given = message["headers"]
+            self.location = next((value.decode("latin-1") for name, value in given if name == b"location"), None)
             headers = [*request_fields(self.context, self._repeats), *SECURITY]
             if not any(name == b"content-security-policy" for name, _ in given):
                 headers.append(POLICY)

@@ -10,28 +10,41 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from gemmserve.wire import ALGORITHM_HEADER, ELEMENTS_HEADER, NPY, NPZ, OCTET_STREAM, PROBLEM
+from gemmserve_service.http.inference.messages import (
+    InferenceError,
+    InferenceRequest,
+    InferenceResponse,
+    RegionRegistration,
+)
+from gemmserve_service.http.openapi.code_samples import code_samples
+from gemmserve_service.http.overview.schemas import Point
 from gemmserve_service.http.problems import catalogue, statuses
 from gemmserve_service.schemas import (
     BatchRequest,
+    Deletion,
     GemmJob,
     GemmParams,
     GemmReduceJob,
     GemmReduceParams,
+    JobList,
     Problem,
     ProgramJob,
+    SeveralJobs,
 )
 from gemmserve_service.tenancy.identity import needed_scope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import UnionType
+    from collections.abc import Iterable, Mapping
 
     from fastapi import FastAPI
     from pydantic import BaseModel
 
 Document = dict[str, Any]
 
-_MODELS: Final = (GemmJob, GemmReduceJob, ProgramJob, GemmParams, GemmReduceParams, BatchRequest, Problem)
+_MODELS: Final = (
+    GemmJob, GemmReduceJob, ProgramJob, SeveralJobs, JobList, GemmParams, GemmReduceParams, BatchRequest, Deletion,
+    InferenceError, InferenceRequest, InferenceResponse, Point, Problem, RegionRegistration,
+)  # fmt: skip
 _SECURITY: Final[Document] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer gs_..., on servers with keys"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},
@@ -43,6 +56,7 @@ TAGS: Final = [
     {"name": "uploads", "description": "Large arrays in parts: resumable, several at a time."},
     {"name": "jobs", "description": "Products of stored arrays, queued, durable."},
     {"name": "one-shot", "description": "Operands in, result out, nothing kept."},
+    {"name": "inference", "description": "One-shots by the Open Inference Protocol, version 2."},
     {"name": "service", "description": "Devices, use, health, metrics, problem types."},
 ]
 
@@ -54,44 +68,104 @@ A server with API keys wants one with each request: `Authorization: Bearer gs_..
 Every answer repeats the request's `Gemmserve-Exchange`, so that a client knows it for its own.
 Errors are RFC 9457 problems whose `type` is a stable slug; `GET /problems/{slug}` explains each.
 
+The samples read the server's address and a key from the environment, and operands from `a.npy` and `b.npy`. `$A`, `$B`
+and `$ARRAY` are ids of arrays, `$JOB` of a job, `$UPLOAD` of an upload, as the server answered them. Once, beforehand:
+
 ```
-curl -F a=@a.npy -F b=@b.npy http://127.0.0.1:8000/v1/gemm -o d.npy
+export GEMMSERVE_SERVER=http://127.0.0.1:8000
+export GEMMSERVE_API_KEY=               # gs_... where the server has keys
+python -c 'import numpy as np; [np.save(name, np.eye(64, dtype="complex64")) for name in ("a.npy", "b.npy")]'
+export A=$(gemmserve put a.npy) B=$(gemmserve put b.npy) ARRAY=$(gemmserve put a.npy)
 ```
 """
 
 
-def model(schema: type[BaseModel] | UnionType, description: str, headers: Mapping[str, str] | None = None) -> Document:
+def model(schema: type[Any], description: str, headers: Mapping[str, str] | None = None) -> Document:
     """A JSON answer of that model."""
-    return {
-        "model": schema,
-        "description": description,
-        **({"headers": header_documents(headers)} if headers else {}),
-    }
+    return {"model": schema, "description": description, **_headers(headers)}
+
+
+def one_of(*schemas: type[BaseModel], description: str, headers: Mapping[str, str]) -> Document:
+    """A JSON answer of one of the models, each of them that of another answer or in `_MODELS`."""
+    content = {"application/json": {"schema": {"oneOf": _references(schemas)}}}
+    return {"description": description, "content": content, **_headers(headers)}
 
 
 def binary(description: str, *media_types: str, headers: Mapping[str, str] | None = None) -> Document:
     """An answer of bytes."""
-    return {
-        "description": description,
-        "content": {media_type: {"schema": BINARY} for media_type in media_types},
-        **({"headers": header_documents(headers)} if headers else {}),
-    }
+    content = {media_type: {"schema": BINARY} for media_type in media_types}
+    return {"description": description, "content": content, **_headers(headers)}
 
 
-def header_documents(headers: Mapping[str, str]) -> Document:
-    """Response headers by name -> description."""
-    return {name: {"description": text, "schema": {"type": "string"}} for name, text in headers.items()}
+def _headers(headers: Mapping[str, str] | None) -> Document:
+    """Response headers by name -> description, if there are any."""
+    documents = {name: {"description": text, "schema": {"type": "string"}} for name, text in (headers or {}).items()}
+    return {"headers": documents} if documents else {}
+
+
+def _request_body(content: Document, description: str) -> Document:
+    return {"requestBody": {"required": True, "description": description, "content": content}}
 
 
 def problems(*slugs: str) -> dict[int | str, Document]:
     """Error answers by status, each with the slugs it may carry and an example. Raises KeyError for an unknown slug."""
+    return {status: _problem_document(status, group) for status, group in _by_status(slugs).items()}
+
+
+def _by_status(slugs: Iterable[str]) -> dict[int, list[Document]]:
     known = catalogue()
     # Every route: an unexpected failure, and what `middleware` refuses before any route is found.
     by_status: dict[int, list[Document]] = defaultdict(list)
     for slug in (*slugs, "unauthorized", "forbidden", "host-not-allowed", "origin-not-allowed", "internal"):
         for status in statuses(slug) or {known[slug]["status"]}:
             by_status[status].append(known[slug] | {"status": status})
-    return {status: _problem_document(status, group) for status, group in by_status.items()}
+    return by_status
+
+
+def inference_errors(*slugs: str) -> dict[int | str, Document]:
+    """Error answers of the Open Inference Protocol by status, with an example of each. Raises KeyError for an unknown
+    slug.
+    """
+    documents: dict[int | str, Document] = {}
+    for status, group in _by_status(slugs).items():
+        content = {
+            "schema": {"$ref": f"#/components/schemas/{InferenceError.__name__}"},
+            "examples": {_slug(each): {"value": {"error": each["detail"]}} for each in group},
+        }
+        documents[status] = _problem_document(status, group) | {"content": {"application/json": content}}
+    return documents
+
+
+def inference_body(request: type[BaseModel], length_header: str, *, example: Document) -> Document:
+    """JSON, with or without binary data behind it."""
+    parameters = [
+        {
+            "name": length_header,
+            "in": "header",
+            "description": "bytes of the JSON, where binary data follow it",
+            "schema": {"type": "integer", "minimum": 0},
+        },
+        {
+            "name": "Content-Encoding",
+            "in": "header",
+            "description": "gzip or deflate",
+            "schema": {"type": "string", "enum": ["gzip", "deflate", "identity"]},
+        },
+    ]
+    content = {
+        "application/json": {"schema": _references([request])[0], "example": example},
+        OCTET_STREAM: {"schema": BINARY},
+    }
+    return {"parameters": parameters, **_request_body(content, "Content-Length must be sent.")}
+
+
+def inference_answer(answer: type[BaseModel], headers: Mapping[str, str], *, example: Document) -> Document:
+    """JSON, with or without binary data behind it."""
+    content = {
+        "application/json": {"schema": _references([answer])[0], "example": example},
+        OCTET_STREAM: {"schema": BINARY},
+    }
+    return {"description": "The outputs.", "content": content, **_headers(headers)}
 
 
 def _problem_document(status: int, documents: list[Document]) -> Document:
@@ -105,25 +179,30 @@ def _problem_document(status: int, documents: list[Document]) -> Document:
         headers["WWW-Authenticate"] = "RFC 6750, where a key was wanted or lacks a scope"
     if status in {429, 503}:
         headers["Retry-After"] = "seconds after which another attempt makes sense"
-    return {
-        "description": "\n\n".join(lines),
-        "content": {PROBLEM: content},
-        **({"headers": header_documents(headers)} if headers else {}),
-    }
+    return {"description": "\n\n".join(lines), "content": {PROBLEM: content}, **_headers(headers)}
 
 
 def _slug(document: Document) -> str:
     return re.split("[/#]", document["type"])[-1]
 
 
+def digest_header(name: str, text: str) -> Document:
+    """A request's field of RFC 9530."""
+    schema = {"type": "string", "pattern": r"^sha-256=:[A-Za-z0-9+/]{43}=:$"}
+    return {"name": name, "in": "header", "description": f"RFC 9530; sha-256 of {text} is checked", "schema": schema}
+
+
 def json_body(*models: type[BaseModel], examples: Mapping[str, Document]) -> Document:
     """A JSON request body of one of the models, told apart by `op`."""
-    references = [{"$ref": f"#/components/schemas/{schema.__name__}"} for schema in models]
     content = {
-        "schema": {"oneOf": references},
+        "schema": {"oneOf": _references(models)},
         "examples": {name: {"value": value} for name, value in examples.items()},
     }
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+def _references(models: Iterable[type[BaseModel]]) -> list[Document]:
+    return [{"$ref": f"#/components/schemas/{each.__name__}"} for each in models]
 
 
 def batch_answer(*, headers: Mapping[str, str]) -> Document:
@@ -166,7 +245,7 @@ def batch_answer(*, headers: Mapping[str, str]) -> Document:
         "failed; else an uncompressed .npz of `d_0`, `d_1` ... (`<result>_<number>`), with the problems of those that "
         "failed in its member `problems.json`, by number. Stored results: their ids.",
         "content": {NPY: {"schema": BINARY}, NPZ: {"schema": BINARY}, "application/json": {"schema": by_id}},
-        "headers": header_documents(headers),
+        **_headers(headers),
     }
 
 
@@ -182,34 +261,16 @@ def batch_body(request: type[BaseModel], *params: type[BaseModel], example: Docu
     form = {"type": "object", "required": ["a", "b"], "properties": properties, "additionalProperties": False}
     encoding: Document = {name: {"contentType": NPY} for name in ("a", "b", "c")}
     encoding["params"] = {"contentType": "application/json"}
-    return {
-        "requestBody": {
-            "required": True,
-            "description": "With multipart, Content-Length must be sent.",
-            "content": {
-                "application/json": {
-                    "schema": {"$ref": f"#/components/schemas/{request.__name__}"},
-                    "example": example,
-                },
-                "multipart/form-data": {
-                    "schema": form,
-                    "encoding": encoding,
-                    "example": {"params": {"op": "gemm", "trans_b": "C"}},
-                },
-            },
-        }
-    }
+    sent = {"schema": form, "encoding": encoding, "example": {"params": {"op": "gemm", "trans_b": "C"}}}
+    named = {"schema": {"$ref": f"#/components/schemas/{request.__name__}"}, "example": example}
+    content = {"application/json": named, "multipart/form-data": sent}
+    return _request_body(content, "With multipart, Content-Length must be sent.")
 
 
 def array_body() -> Document:
     """An array as .npy or bare bytes."""
-    return {
-        "requestBody": {
-            "required": True,
-            "description": "The array; Content-Length must be sent.",
-            "content": {NPY: {"schema": BINARY}, OCTET_STREAM: {"schema": BINARY}},
-        }
-    }
+    content = {NPY: {"schema": BINARY}, OCTET_STREAM: {"schema": BINARY}}
+    return _request_body(content, "The array; Content-Length must be sent.")
 
 
 def multipart_body(params: type[BaseModel], *, operands: Mapping[str, str], example: Document) -> Document:
@@ -220,14 +281,8 @@ def multipart_body(params: type[BaseModel], *, operands: Mapping[str, str], exam
     encoding["params"] = {"contentType": "application/json"}
     schema = {"type": "object", "required": ["a", "b"], "properties": properties, "additionalProperties": False}
     content = {"schema": schema, "encoding": encoding, "example": {"params": example}}
-    return {
-        "requestBody": {
-            "required": True,
-            "description": "Parts in any order; with `params` first, a mismatch is refused before the data are sent. "
-            "Content-Length must be sent.",
-            "content": {"multipart/form-data": content},
-        }
-    }
+    text = "Parts in any order; with `params` first, a mismatch is refused before the data are sent. "
+    return _request_body({"multipart/form-data": content}, text + "Content-Length must be sent.")
 
 
 ONE_SHOT_HEADERS: Final = {
@@ -267,6 +322,8 @@ def _build(app: FastAPI) -> Document:
             # Any of them, or none: a server without keys wants none.
             public = needed_scope(method.upper(), path) is None
             operation["security"] = [] if public else [*({name: []} for name in _SECURITY), {}]
+            if samples := code_samples().get((method.upper(), path)):
+                operation["x-codeSamples"] = samples
     # FastAPI's own shape of validation errors is never sent.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)

@@ -120,7 +120,8 @@ class AsgiCycle:
             return
         log.error("an answer was not completed")
         if self.started:
-            self._connection.transport.close()
+            # Not `close`: that is how an answer without a length ends, for clients of HTTP/1.0.
+            self._connection.transport.abort()
             return
         text = b"Internal Server Error"
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(text))]
@@ -158,31 +159,33 @@ class AsgiCycle:
             self._send_body(message.get("body", b""), last=not message.get("more_body", False))
 
     def _send_head(self, status: int, headers: Any) -> None:
-        self.started = True
-        self.expects_continue = False
         lines = [STATUS_LINES[status]]
+        keep_alive, remaining, chunked = self.keep_alive, None, False
         says_close = framed = False
         for name, value in (*self._connection.server_state.default_headers, *headers):
             if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
                 raise RuntimeError(f"{name!r} or its value cannot be sent in a header")
             lowered = name.lower()
             if lowered == b"content-length" and not framed:
-                self.remaining, framed = int(value), True
+                remaining, framed = int(value), True
             elif lowered == b"transfer-encoding" and value.lower() == b"chunked":
-                self.remaining, self._chunked, framed = None, True, True
+                remaining, chunked, framed = None, True, True
             elif lowered == b"connection" and b"close" in [token.strip() for token in value.lower().split(b",")]:
-                self.keep_alive, says_close = False, True
+                keep_alive, says_close = False, True
             lines.append(b"%b: %b\r\n" % (lowered, value))
         # A body of unknown length ends with the connection for HTTP/1.0, as every connection does there.
         if not framed and self.scope["method"] != "HEAD" and status not in _BODILESS:
-            self._chunked = self.scope["http_version"] != "1.0"
-            if self._chunked:
+            chunked = self.scope["http_version"] != "1.0"
+            if chunked:
                 lines.append(b"transfer-encoding: chunked\r\n")
         elif not framed:
-            self.remaining = 0
-        if not self.keep_alive and not says_close:
+            remaining = 0
+        if not keep_alive and not says_close:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
+        # All that is known now: an answer whose head cannot be sent has not begun, and another may take its place.
+        self.keep_alive, self.remaining, self._chunked = keep_alive, remaining, chunked
+        self.started, self.expects_continue = True, False
         self.writer.head(b"".join(lines))
 
     def _send_body(self, body: bytes | memoryview, *, last: bool) -> None:

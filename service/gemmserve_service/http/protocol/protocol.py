@@ -28,7 +28,7 @@ from gemmserve_service.http.protocol.connections import LOCAL_USER
 from gemmserve_service.http.protocol.half_close import HalfClose
 from gemmserve_service.http.protocol.request_parser import RequestParser
 from gemmserve_service.http.protocol.response_writer import STATUS_LINES, FlowControl, field_lines
-from gemmserve_service.runtime.unix_sockets import peer_user
+from gemmserve_service.runtime.unix_sockets import peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from gemmserve_service.http.protocol.connection import Body
     from gemmserve_service.http.protocol.connections import Connections
     from gemmserve_service.http.protocol.request_heads import RequestHead
-    from gemmserve_service.http.small.exchange import Exchange, SmallRequests
+    from gemmserve_service.http.small.base_exchange import Exchange
+    from gemmserve_service.http.small.exchange import SmallRequests
     from gemmserve_service.http.transfer.pool import TransferPool
 
 _LINGER_S: Final = 1.0  # for what a refused client is still sending
@@ -147,8 +148,8 @@ class HttpProtocol(Connection):
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         if isinstance(peer, tuple):
             self.client = (str(peer[0]), int(peer[1]))
-        elif (user := peer_user(transport.get_extra_info("socket"))) is not None:
-            self.client = (f"{LOCAL_USER}{user}", 0)
+        elif (found := peer_of(transport.get_extra_info("socket"))) is not None:
+            self.client = (f"{LOCAL_USER}{found[1]}", 0)
         if isinstance(own, tuple):
             self.server = (str(own[0]), int(own[1]))
         elif isinstance(own, str):

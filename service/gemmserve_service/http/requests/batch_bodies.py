@@ -7,7 +7,6 @@ file of three dimensions or more is a stack along its first axis; one matrix is 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -17,7 +16,6 @@ import numpy as np
 from gemmserve.wire import NpyError, NpyHeader, parse_npy_header
 from gemmserve_service.errors import BodyTooShort, InvalidNpy, InvalidParameters, TooLarge, UnsupportedMediaType
 from gemmserve_service.http.problems import MalformedMultipart
-from gemmserve_service.http.requests import multipart_decoder
 from gemmserve_service.http.requests.body import RequestBody
 from gemmserve_service.http.requests.ingest import content_length
 from gemmserve_service.http.requests.multipart import MAX_PARAMS
@@ -64,12 +62,6 @@ async def receive_whole(request: Request, store: ArrayStore, settings: Settings,
         upload.abort()
         raise BodyTooShort(f"the body ended before its {length} bytes")
     return upload
-
-
-def boundary_of(request: Request) -> bytes:
-    """Return the boundary from the Content-Type. Raises UnsupportedMediaType, MalformedMultipart."""
-    hint = "a batch is application/json or multipart/form-data"
-    return multipart_decoder.boundary_of(request.headers.get("content-type", ""), hint)
 
 
 async def cut(body: memoryview, boundary: bytes, most: int) -> tuple[bytes | None, dict[str, list[Found]]]:
@@ -162,25 +154,22 @@ async def align(upload: Upload, arrays: dict[str, list[Found]]) -> dict[str, lis
     if not jobs:
         return arrays
     moved = {name: list(found) for name, found in arrays.items()}
+    # The thread's own: as long as it has the view, no other array gets the extent, whoever is cancelled meanwhile, and
+    # however often (`Extent.quiescent`).
+    view = upload.view
 
     def work() -> None:
         for name, index in jobs:
-            moved[name][index] = _align(upload.view, moved[name][index])
+            moved[name][index] = _align(view, moved[name][index])
 
     total = sum(arrays[name][index].header.nbytes for name, index in jobs)
     if total < _THREAD_FROM:
         turns = Turns()
         for name, index in jobs:
-            moved[name][index] = _align(upload.view, moved[name][index])
+            moved[name][index] = _align(view, moved[name][index])
             await turns.pause()
-        return moved
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        with contextlib.suppress(Exception):
-            await task  # the extent must not be given back while the thread is at it
-        raise
+    else:
+        await asyncio.to_thread(work)
     return moved
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import Field
 
@@ -12,14 +13,15 @@ from gemmserve_service.errors import InvalidParameters, ServiceError, TooLarge
 from gemmserve_service.http.problems import MAX_ERRORS
 from gemmserve_service.http.requests.long_json import LONG, read_object
 from gemmserve_service.http.requests.strict_json import parse_object, validate
-from gemmserve_service.jobs.batch.task import Item, Placed, placed
+from gemmserve_service.jobs.batch.task import Item, placed
 from gemmserve_service.runtime.yielding import Turns
-from gemmserve_service.schemas import GemmParams, GemmReduceParams, Strict
+from gemmserve_service.schemas import BatchOptions, GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
+    from gemmserve_service.jobs.batch.task import Placed
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.pin import Pinned
@@ -43,17 +45,17 @@ class _Entry(NamedTuple):
     overrides: str = ""
     """Overrides as JSON; empty: there are none."""
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Ids of the operands."""
+        return (self.a, self.b) if self.c is None else (self.a, self.b, self.c)
 
-class _Envelope(Strict):
+
+class _Envelope(BatchOptions):
     """`BatchRequest`, whose items are looked at one by one: `_Entry`, or None."""
 
     params: dict[str, Any] = Field(default_factory=dict)
     items: list[Any] = Field(min_length=1)
-    results: Literal["inline", "packed", "each"] = "inline"
-    verify: bool = False
-    priority: int = Field(0, ge=-100, le=100)
-    timeout_s: float | None = Field(None, gt=0, le=86_400)
-    ttl_s: float | None = Field(None, gt=0, le=31_536_000)
 
 
 def parse_params(document: dict[str, Any]) -> GemmParams | GemmReduceParams:
@@ -74,8 +76,6 @@ class StoredItems:
         self.envelope: _Envelope = validate(_Envelope, document)
         self._params = {"": ("", parse_params(self.envelope.params))}
         """Pairs by the text of overrides: a key that is equal for equal ones, and the params of such products."""
-        self.pins: list[Pinned] = []
-        """Holds on the operands, from `pin` on."""
 
     @classmethod
     async def read(cls, body: bytes | bytearray | memoryview, settings: Settings) -> StoredItems:
@@ -97,32 +97,46 @@ class StoredItems:
             raise InvalidParameters(f"{first['field']}: {first['message']}", entries.errors)
         return stored
 
-    async def pin(self, store: ArrayStore, held: contextlib.ExitStack, owner: str) -> list[Item | ServiceError]:
-        """Every product with its operands held, or what is wrong with it. Others have their turns meanwhile."""
-        arrays: dict[str, Placed | ServiceError] = {}
-        pins = self.pins
+    async def pin(
+        self,
+        store: ArrayStore,
+        held: contextlib.ExitStack,
+        owner: str,
+        readable: Callable[[Pinned], Awaitable[object]],
+    ) -> list[Item | ServiceError]:
+        """Every product with its operands held, or what is wrong with it. Others have their turns meanwhile.
+
+        `readable` returns when an operand's bytes can be read; what it raises is raised.
+        """
+        pins: dict[str, Pinned | ServiceError] = {}
 
         def release() -> None:
-            for pinned in pins:
-                pinned.release()
+            for pinned in pins.values():
+                if not isinstance(pinned, ServiceError):
+                    pinned.release()
 
         held.callback(release)
+        turns = Turns()
+        for entry in self.envelope.items:
+            for array_id in entry.operands:
+                if array_id not in pins:
+                    try:
+                        pins[array_id] = store.pin(array_id, owner=owner)
+                    except ServiceError as error:
+                        pins[array_id] = error
+            await turns.pause()
+        # A batch reads them where they lie together: not from the device that has some.
+        found = [pinned for pinned in pins.values() if not isinstance(pinned, ServiceError)]
+        await asyncio.gather(*(readable(pinned) for pinned in found if pinned.pending is not None))
+        arrays = {name: pin if isinstance(pin, ServiceError) else placed(pin) for name, pin in pins.items()}
 
         def operand(array_id: str) -> Placed:
-            found = arrays.get(array_id)
-            if found is None:
-                try:
-                    pins.append(store.pin(array_id, owner=owner))
-                    found = placed(pins[-1])
-                except ServiceError as error:
-                    found = error
-                arrays[array_id] = found
+            found = arrays[array_id]
             if isinstance(found, ServiceError):
                 raise found
             return found
 
         items: list[Item | ServiceError] = []
-        turns = Turns()
         for entry in self.envelope.items:
             try:
                 items.append(self._item(entry, operand))

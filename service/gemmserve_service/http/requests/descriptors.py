@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gemmserve_service.errors import DescriptorRefused, ServiceError, describe
+from gemmserve_service.runtime.acceptor import Acceptor
 from gemmserve_service.store.extents.shared_memory import Memory
 from gemmserve_service.tenancy.identity import identify
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 _MAX_PACKET: Final = 16 << 10
 _MAX_SESSIONS: Final = 256  # beyond them the one that has done nothing for longest ends
 _MAX_OF_SESSION: Final = 64  # pieces that one session may have passed and not used; a request uses four at most
-_MAX_AT_ONCE: Final = 64  # connections that are taken before others have their turn
-_PAUSE_S: Final = 1.0  # when there are no descriptors left, as asyncio's own servers do
 _MAX_RECEIVED: Final = 4  # descriptors that are taken from one packet; it should have one
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class Descriptors:
         self._keyring = keyring
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._greeting: OrderedDict[int, Session] = OrderedDict()
-        self._listener: socket.socket | None = None
+        self._acceptor: Acceptor | None = None
 
     @property
     def held(self) -> int:
@@ -85,15 +84,13 @@ class Descriptors:
 
     def start(self, listener: socket.socket) -> None:
         """Takes connections from now on."""
-        listener.setblocking(False)
-        self._listener = listener
-        self._listen()
+        self._acceptor = Acceptor(listener, self._take, "connections for shared memory")
 
     def stop(self) -> None:
         """Ends every session; the listener stays open, for it is the supervisor's."""
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
-            self._listener = None
+        if self._acceptor is not None:
+            self._acceptor.stop()
+            self._acceptor = None
         for session in [*self._sessions.values(), *self._greeting.values()]:
             session.close()
 
@@ -125,27 +122,11 @@ class Descriptors:
         self._greeting.pop(id(session), None)
         self._sessions.pop(session.secret, None)
 
-    def _listen(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        for _ in range(_MAX_AT_ONCE):
-            try:
-                connection, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:  # out of descriptors
-                log.warning("connections for shared memory wait for %g s: %s", _PAUSE_S, error)
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(self._listener.fileno())
-                loop.call_later(_PAUSE_S, self._listen)
-                return
-            session = Session(self, connection, self._settings.head_timeout_s)
-            self._greeting[id(session)] = session
-            if len(self._greeting) > _MAX_SESSIONS:
-                next(iter(self._greeting.values())).close()
+    def _take(self, connection: socket.socket) -> None:
+        session = Session(self, connection, self._settings.head_timeout_s)
+        self._greeting[id(session)] = session
+        if len(self._greeting) > _MAX_SESSIONS:
+            next(iter(self._greeting.values())).close()
 
 
 class Session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gemmserve.wire import (
     DATA_HEADER,
@@ -21,12 +21,13 @@ from gemmserve_service.errors import (
     LengthRequired,
     UnsupportedMediaType,
 )
-from gemmserve_service.http.headers.content_coding import is_coded, refuse_coding
+from gemmserve_service.http.headers.content_coding import ZSTD, coding_of, refuse_coding
 from gemmserve_service.http.headers.digests import parse_content_digest
 from gemmserve_service.http.requests.body import RequestBody
 from gemmserve_service.http.requests.coded_body import CodedBody, check_coded_length, decoding
 from gemmserve_service.http.requests.shared_memory import SharedRequest, receive_shared
 from gemmserve_service.store.declared import Declared, read_npy_head
+from gemmserve_service.store.record import NO_TAGS
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.vocabulary import Order
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.schemas import ArrayInfo
-    from gemmserve_service.store.upload import Upload
+    from gemmserve_service.store.record import Tags
 
 
 def content_length(request: Request) -> int:
@@ -64,6 +65,7 @@ async def receive_array(
     order: Order | None,
     ttl_s: float | None,
     owner: str,
+    tags: Tags = NO_TAGS,
 ) -> ArrayInfo:
     """Reads the whole body of `request` into a new array of `owner`.
 
@@ -76,23 +78,24 @@ async def receive_array(
     codings = request.headers.getlist("content-encoding")
     if media_type == NPY_HEADER:
         refuse_coding(codings)
-        return await _receive_shared(request, core, length, expected, ttl_s=ttl_s, owner=owner)
+        return await _receive_shared(request, core, length, expected, ttl_s=ttl_s, owner=owner, tags=tags)
     with ExitStack() as stack:
         body = RequestBody(request)
-        if is_coded(codings):  # its digest is that of what was sent
-            body, expected = stack.enter_context(decoding(request, expected, owner)), None
+        if coding_of(codings) is not None:  # its digest is that of what was sent
+            body, expected = stack.enter_context(decoding(request, expected, owner, ZSTD)), None
         declared, first = declare(media_type, dtype, shape, order), b""
         if declared is None:
             declared, first = await read_npy_head(body)
         if isinstance(body, CodedBody):
-            check_coded_length(len(declared.header) + declared.nbytes, length)
+            check_coded_length(len(declared.header) + declared.nbytes, length, ZSTD)
         else:
             _check_length(declared, length)
         stack.enter_context(core.quotas.in_flight(owner, declared.nbytes))
-        upload = await declared.reserve(core.store, ttl_s=ttl_s, owner=owner)
+        upload = declared.reserve(core.store, ttl_s=ttl_s, owner=owner, tags=tags)
         try:
             upload.write(first)
-            await receive_rest(body, upload)
+            if upload.filled < upload.nbytes:
+                await body.fill(upload.view[upload.filled :], upload.advance, upload.place(upload.filled))
             if isinstance(body, CodedBody):
                 await body.finish()
             return cast("ArrayInfo", await upload.commit(expected, prefix=declared.header))
@@ -102,9 +105,16 @@ async def receive_array(
 
 
 async def _receive_shared(
-    request: Request, core: Core, length: int, expected: bytes | None, *, ttl_s: float | None, owner: str
+    request: Request,
+    core: Core,
+    length: int,
+    expected: bytes | None,
+    **options: Any,
 ) -> ArrayInfo:
-    """`receive_array` of a body that is a .npy header alone: the data are copied from shared memory."""
+    """`receive_array` of a body that is a .npy header alone: the data are copied from shared memory. `options` are
+    those of `Declared.reserve`.
+    """
+    owner: str = options["owner"]
     shared = SharedRequest(request, owner)
     try:
         memory = shared.take(request.headers.get(DATA_HEADER))
@@ -115,16 +125,10 @@ async def _receive_shared(
         if first or length != len(declared.header):
             raise BodyTooLong(f"{NPY_HEADER} is a header alone, its data are in shared memory")
         with core.quotas.in_flight(owner, declared.nbytes):
-            upload = await receive_shared(memory, declared, core.store, ttl_s=ttl_s, owner=owner)
+            upload = await receive_shared(memory, declared, core.store, **options)
             return cast("ArrayInfo", await upload.commit(expected, prefix=declared.header))
     finally:
         memory.close()
-
-
-async def receive_rest(body: RequestBody, upload: Upload) -> None:
-    """Reads what `upload` lacks straight into it. Raises ClientDisconnect, RequestTimeout."""
-    if upload.filled < upload.nbytes:
-        await body.fill(upload.view[upload.filled :], upload.advance, upload.place(upload.filled))
 
 
 def declare(media_type: str, dtype: str | None, shape: str | None, order: Order | None) -> Declared | None:

@@ -179,7 +179,7 @@ class OneShotForm:
         self.declared[part.name] = declared
         if self.params is not None:
             self._check(self.params, self.declared)
-        part.upload = await declared.reserve(self._store, scratch=True, owner=self._owner)
+        part.upload = declared.reserve(self._store, scratch=True, owner=self._owner)
         self.operands[part.name] = part.upload
         _write(part, memoryview(first))
 
@@ -203,10 +203,7 @@ class OneShotForm:
         if part.name == "params":
             self.params = bytes(part.text)
         elif part.upload is None:
-            try:
-                part.head.close()
-            except NpyError as error:
-                raise InvalidNpy(f"part {part.name}: {error}") from error
+            raise InvalidNpy(f"part {part.name}: {part.head.cut_short()}")
         elif part.upload.filled < part.upload.nbytes:
             raise BodyTooShort(
                 f"part {part.name}: its header says {part.upload.nbytes} bytes of data, {part.upload.filled} came"

@@ -10,7 +10,9 @@ from pydantic import BeforeValidator
 
 from gemmserve_service.errors import InvalidParameters
 
-_MAX: Final = 64  # parameters of a query; no route knows as many as ten
+_MAX: Final = 64  # parameters of a query; no route knows as many as ten, and an array has at most 16 labels
+_REPEATED: Final = frozenset({"label"})
+"""Parameters that may be given several times: each has its own meaning then."""
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
@@ -28,14 +30,16 @@ Number = Annotated[float, BeforeValidator(_as_json)]
 
 
 def check_query(query: bytes) -> None:
-    """Raises InvalidParameters for a name that is given twice, and for more parameters than there could be."""
+    """Raises InvalidParameters for a name that is given twice, unless it may be, and for more parameters than there
+    could be.
+    """
     if not query:
         return
     if query.count(b"&") >= _MAX:
         raise InvalidParameters(f"a query has at most {_MAX} parameters")
     seen: set[str] = set()
     for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        if name in seen:
+        if name in seen and name not in _REPEATED:
             message = "the parameter is given twice"
             raise InvalidParameters(f"{name[:120]}: {message}", [{"field": name[:120], "message": message}])
         seen.add(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -74,11 +75,11 @@ async def receive_shared(memory: Memory, declared: Declared, store: ArrayStore, 
     try:
         memory.check_holds(declared.nbytes)
         if options.get("scratch") and not declared.byteswap and memory.usable_in_place(declared.nbytes):
-            try:
-                return _adopt(memory, declared, store, options["owner"])
-            except StoreFull:  # the memory for scratch is used up; a copy may go to a file
-                pass
-        upload = await declared.reserve(store, **options)
+            with contextlib.suppress(StoreFull):  # the memory for scratch is used up; a copy may go to a file
+                upload = declared.reserve(store, memory=memory, **options)
+                upload.filled = upload.nbytes
+                return upload
+        upload = declared.reserve(store, **options)
         try:
             if upload.nbytes:
                 await memory.read(upload.view)
@@ -89,11 +90,3 @@ async def receive_shared(memory: Memory, declared: Declared, store: ArrayStore, 
         return upload
     finally:
         memory.close()
-
-
-def _adopt(memory: Memory, declared: Declared, store: ArrayStore, owner: str) -> Upload:
-    upload = store.allocate(
-        declared.dtype, declared.shape, declared.order, ttl_s=None, scratch=True, owner=owner, memory=memory
-    )
-    upload.filled = upload.nbytes
-    return upload

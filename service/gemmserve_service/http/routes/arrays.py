@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.responses import Response
 
 from gemmserve.wire import NPY, OCTET_STREAM
 from gemmserve_kernels.problem.vocabulary import Dtype
 from gemmserve_service.http.answers.coded import coded, worth_coding
-from gemmserve_service.http.answers.pieces import PiecesResponse, pieces
+from gemmserve_service.http.answers.pieces import Pieces, PiecesResponse
 from gemmserve_service.http.headers.content_coding import ZSTD, chosen_coding
 from gemmserve_service.http.headers.digests import digest_field, wants_sha256
 from gemmserve_service.http.headers.preferences import choose_media_type
@@ -25,6 +25,7 @@ from gemmserve_service.http.requests.shared_memory import SharedRequest
 from gemmserve_service.http.routes.common import (
     ArrayPath,
     PageQuery,
+    TagsQuery,
     ViewQuery,
     caller_of,
     core_of,
@@ -34,11 +35,14 @@ from gemmserve_service.http.routes.common import (
 )
 from gemmserve_service.schemas import ArrayInfo, ArrayPage
 
+if TYPE_CHECKING:
+    from gemmserve_service.jobs.core import Core
+
 router = APIRouter(tags=["arrays"], default_response_class=Response)
 
 
-class UploadQuery(BaseModel):
-    """Lifetime of an upload, and the meaning of bare bytes."""
+class UploadQuery(TagsQuery):
+    """Lifetime, name and labels of an upload, and the meaning of bare bytes."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -76,12 +80,7 @@ class UploadQuery(BaseModel):
     openapi_extra=doc.array_body()
     | {
         "parameters": [
-            {
-                "name": "Content-Digest",
-                "in": "header",
-                "description": "RFC 9530; sha-256 of the body is checked: sha-256=:base64:",
-                "schema": {"type": "string", "pattern": "^sha-256=:[A-Za-z0-9+/]{43}=:$"},
-            },
+            doc.digest_header("Content-Digest", "the body"),
             {
                 "name": "Content-Encoding",
                 "in": "header",
@@ -105,8 +104,13 @@ async def upload(request: Request, query: Annotated[UploadQuery, Query()]) -> Re
         order=query.order,
         ttl_s=query.ttl_s,
         owner=caller_of(request).owner,
+        tags=query.tags,
     )
     return render(info, 201, {"Location": f"/v1/arrays/{info.id}"})
+
+
+class ArraysQuery(TagsQuery, PageQuery):
+    """Filter of a listing of arrays."""
 
 
 @router.get(
@@ -117,10 +121,14 @@ async def upload(request: Request, query: Annotated[UploadQuery, Query()]) -> Re
         **doc.problems("parameter-invalid", "invalid-request"),
     },
 )
-async def listing(request: Request, query: Annotated[PageQuery, Query()]) -> Response:
-    """The arrays there are, of the key's owner; `next_cursor` is null on the last page."""
+async def listing(request: Request, query: Annotated[ArraysQuery, Query()]) -> Response:
+    """The arrays there are, of the key's owner, with that name and all of those labels if any are given; `next_cursor`
+    is null on the last page.
+    """
     owner = view_of(request, query)
-    items, next_cursor = await core_of(request).store.list(limit=query.limit, cursor=query.cursor, owner=owner)
+    items, next_cursor = await core_of(request).store.list(
+        limit=query.limit, cursor=query.cursor, owner=owner, tags=query.tags
+    )
     return render(ArrayPage(items=items, next_cursor=next_cursor), headers=page_headers(request, query, next_cursor))
 
 
@@ -134,7 +142,12 @@ async def listing(request: Request, query: Annotated[PageQuery, Query()]) -> Res
 )
 async def metadata(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
     """Type, shape, order, size, digest (null until known), when it was made and when it expires."""
-    return render(await core_of(request).store.info(array_id, owner=view_of(request, query)))
+    return await look(core_of(request), array_id, view_of(request, query))
+
+
+async def look(core: Core, array_id: str, owner: str) -> Response:
+    """Return the array's metadata, as `owner` sees it. Raises NotFound, Gone."""
+    return render(await core.store.info(array_id, owner=owner))
 
 
 @router.delete(
@@ -145,7 +158,12 @@ async def metadata(request: Request, array_id: ArrayPath, query: Annotated[ViewQ
 )
 async def delete(request: Request, array_id: ArrayPath, query: Annotated[ViewQuery, Query()]) -> Response:
     """Hides the array at once; its bytes are freed after the last job and the last download that use it."""
-    await core_of(request).store.delete(array_id, owner=view_of(request, query))
+    return await remove(core_of(request), array_id, view_of(request, query))
+
+
+async def remove(core: Core, array_id: str, owner: str) -> Response:
+    """Hide the array; return the answer. Raises NotFound, Gone."""
+    await core.store.delete(array_id, owner=owner)
     return Response(status_code=204)
 
 
@@ -231,7 +249,7 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
         wanted = wants_sha256(request.headers.get("want-repr-digest"))
         if request.method == "GET" or wanted:
             # A job's result may be on a device alone.
-            await core.scheduler.writes.wait_stored(pinned, core.settings.oneshot_timeout_s)
+            await core.scheduler.writes.wait_readable(pinned, core.settings.oneshot_timeout_s)
             parts = (header, pinned.view)
         headers |= {"Accept-Ranges": "bytes"}
         known = core.store.digests.known(array_id, npy=media_type == NPY)
@@ -259,7 +277,7 @@ async def _data(request: Request, array_id: str, owner: str) -> Response:
             release = stack.pop_all().close
             return PiecesResponse(coded(parts), length=None, headers=headers, media_type=media_type, release=release)
         return PiecesResponse(
-            pieces(parts, span, pinned.extent),
+            Pieces(parts, span, pinned.extent if parts else None),  # a HEAD reads nothing
             length=len(span),
             status_code=status,
             headers=headers | digest,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import time
-import zipfile
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -15,9 +13,9 @@ from fastapi import APIRouter, Query, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ, format_npy_header
+from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ
 from gemmserve_service.errors import InvalidParameters, InvalidRequest, JobCancelled, TooLarge, describe
-from gemmserve_service.http.answers.pieces import PiecesResponse, pieces
+from gemmserve_service.http.answers.pieces import Pieces, PiecesResponse, npz_pieces
 from gemmserve_service.http.headers.preferences import choose_media_type
 from gemmserve_service.http.middleware.content_digests import digest_of
 from gemmserve_service.http.openapi import documentation as doc
@@ -25,18 +23,18 @@ from gemmserve_service.http.problems import NotAcceptable
 from gemmserve_service.http.requests import batch_bodies
 from gemmserve_service.http.requests.batch_items import StoredItems, parse_params
 from gemmserve_service.http.requests.body import until_disconnect
+from gemmserve_service.http.requests.ingest import media_type_of
+from gemmserve_service.http.requests.multipart_decoder import boundary_of
 from gemmserve_service.http.requests.strict_json import parse_object
 from gemmserve_service.http.routes.common import caller_of, core_of, elements_header, server_timing
-from gemmserve_service.http.routes.oneshot import OneShotQuery
-from gemmserve_service.jobs.batch.run import Options, Outcome, inline_results, result_dtype, run_batch
+from gemmserve_service.http.routes.oneshot import PROBLEMS, OneShotQuery
+from gemmserve_service.jobs.batch.run import Outcome, inline_results, run_batch
 from gemmserve_service.jobs.batch.task import Item
 from gemmserve_service.runtime.yielding import Turns
-from gemmserve_service.schemas import BatchRequest, GemmParams, GemmReduceParams
+from gemmserve_service.schemas import BatchOptions, BatchRequest, GemmParams, GemmReduceParams
+from gemmserve_service.store.record import npy_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gemmserve_service.jobs.batch.task import Placed
     from gemmserve_service.jobs.core import Core
 
 router = APIRouter(tags=["one-shot"], default_response_class=Response)
@@ -47,15 +45,7 @@ _SMALL_BODY: Final = 1 << 20
 _READ_AT_ONCE: Final = 1 << 16
 """Bytes of a body that is read in the event loop's thread."""
 FAILED_HEADER: Final = "Batch-Failed"
-PROBLEMS_MEMBER: Final = "problems.json"
 
-_PROBLEMS = (
-    "malformed-json", "malformed-multipart", "invalid-request", "invalid-npy", "body-length", "not-acceptable",
-    "digest-mismatch", "not-found", "gone", "array-lost", "length-required", "too-large", "unsupported-media-type",
-    "parameter-invalid",
-    "shape-mismatch", "dtype-unsupported", "compute-unsupported", "config-infeasible", "queue-full", "worker-crashed",
-    "device-error", "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout",
-)  # fmt: skip
 _EXAMPLE: Final = {
     "params": {"op": "gemm", "trans_b": "C"},
     "items": [
@@ -73,7 +63,7 @@ _EXAMPLE: Final = {
         200: doc.batch_answer(
             headers=doc.ONE_SHOT_HEADERS | {FAILED_HEADER: "how many products failed; absent where none did"}
         ),
-        **doc.problems(*_PROBLEMS),
+        **doc.problems(*PROBLEMS, "not-found", "gone", "array-lost"),
     },
     openapi_extra=doc.batch_body(BatchRequest, GemmParams, GemmReduceParams, example=_EXAMPLE),
 )
@@ -85,21 +75,19 @@ async def batch(request: Request, query: Annotated[OneShotQuery, Query()]) -> Re
     core = core_of(request)
     owner = caller_of(request).owner
     began = time.perf_counter()
-    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    media_type = media_type_of(request)
     with contextlib.ExitStack() as held:
         if media_type == "application/json":
             stored = await _stored_items(request, core, owner)
-            asked = stored.envelope
-            options = Options(
-                asked.results, asked.verify, asked.priority, asked.timeout_s or query.timeout_s, asked.ttl_s
-            )
+            options: BatchOptions = stored.envelope
+            if options.timeout_s is None:
+                options = options.model_copy(update={"timeout_s": query.timeout_s})
             _check_accept(request, options)
-            items = await stored.pin(core.store, held, owner)
             wait_s = core.settings.oneshot_timeout_s if options.timeout_s is None else options.timeout_s
-            for pinned in stored.pins:  # it reads them where they lie together: in the store
-                await core.scheduler.writes.wait_stored(pinned, wait_s)
+            readable = partial(core.scheduler.writes.wait_readable, timeout_s=wait_s)
+            items = await stored.pin(core.store, held, owner, readable)
         else:
-            options = Options(timeout_s=query.timeout_s)
+            options = BatchOptions(timeout_s=query.timeout_s)
             _check_accept(request, options)
             items = await _sent(request, core, held, owner)
         received_s = time.perf_counter() - began
@@ -123,7 +111,7 @@ DIRECT: Final = {"/v1/batch": _plain_batch}
 """Routes for `direct_routes.DirectRoutes`."""
 
 
-def _check_accept(request: Request, options: Options) -> None:
+def _check_accept(request: Request, options: BatchOptions) -> None:
     if options.results == "inline" and choose_media_type(request.headers.get("accept"), (NPY, NPZ)) is None:
         raise NotAcceptable(f"results are {NPY} or {NPZ}")
 
@@ -153,7 +141,8 @@ async def _stored_items(request: Request, core: Core, owner: str) -> StoredItems
 
 async def _sent(request: Request, core: Core, held: contextlib.ExitStack, owner: str) -> list[Any]:
     """Products whose operands are in the body."""
-    boundary = batch_bodies.boundary_of(request)
+    hint = "a batch is application/json or multipart/form-data"
+    boundary = boundary_of(request.headers.get("content-type", ""), hint)
     most = core.settings.max_batch_items
     upload = await batch_bodies.receive_whole(request, core.store, core.settings, owner)
     held.callback(upload.abort)
@@ -170,7 +159,7 @@ async def _sent(request: Request, core: Core, held: contextlib.ExitStack, owner:
     return read() if len(upload.view) < _READ_AT_ONCE else await asyncio.to_thread(read)
 
 
-async def _answer(request: Request, outcome: Outcome, count: int, options: Options, received_s: float) -> Response:
+async def _answer(request: Request, outcome: Outcome, count: int, options: BatchOptions, received_s: float) -> Response:
     """Others have their turns meanwhile: every product may have a problem of its own."""
     headers = {"Cache-Control": "no-store"}
     if outcome.done is not None:
@@ -186,17 +175,18 @@ async def _answer(request: Request, outcome: Outcome, count: int, options: Optio
     uniform = outcome.packed is not None and outcome.packed.uniform is not None
     if uniform and len(members) == 1:
         ((name, (placed, view)),) = members.items()
-        parts = (_head(placed), view)
+        parts = (npy_header(*placed.kind), view)
         size = sum(map(len, parts))
         headers |= await digest_of(request, lambda: parts, size=size)
         headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'
         return PiecesResponse(
-            pieces(parts, range(size)), length=size, headers=headers, media_type=NPY, release=outcome.release
+            Pieces(parts, range(size)), length=size, headers=headers, media_type=NPY, release=outcome.release
         )
-    headers |= await digest_of(request, lambda: _npz(members, problems))
+    files = {name: (npy_header(*placed.kind), view) for name, (placed, view) in members.items()}
+    headers |= await digest_of(request, lambda: npz_pieces(files, problems))
     headers["Content-Disposition"] = 'attachment; filename="results.npz"'
     return PiecesResponse(
-        _npz(members, problems), length=None, headers=headers, media_type=NPZ, release=outcome.release
+        npz_pieces(files, problems), length=None, headers=headers, media_type=NPZ, release=outcome.release
     )
 
 
@@ -239,57 +229,3 @@ async def _ids_answer(outcome: Outcome, count: int, headers: dict[str, str]) -> 
     }
     document = f'{{"items": [{", ".join(items)}], "arrays": [{", ".join(arrays)}], {json.dumps(rest)[1:]}'
     return Response(document, headers=headers, media_type="application/json")
-
-
-def _head(placed: Placed) -> bytes:
-    return format_npy_header(result_dtype(placed), placed.kind[1], fortran_order=placed.kind[2] == "F")
-
-
-def _npz(members: dict[str, tuple[Placed, memoryview]], problems: dict[int, str]) -> Iterator[bytes | memoryview]:
-    """An uncompressed .npz, and what is wrong with the other products as a member that `numpy.load` gives as bytes."""
-    sink = _Sink()
-    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
-        for name, (placed, view) in members.items():
-            parts = (_head(placed), view)
-            size = sum(map(len, parts))
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=size >= zipfile.ZIP64_LIMIT) as member:
-                for piece in pieces(parts, range(size)):
-                    member.write(piece)
-                    if sink.held > _AT_ONCE:
-                        yield sink.take()
-        if problems:
-            with archive.open(zipfile.ZipInfo(PROBLEMS_MEMBER), "w") as member:
-                before = "{"
-                for number, problem in problems.items():
-                    member.write(f'{before}"{number}": {problem}'.encode("ascii"))
-                    before = ", "
-                    if sink.held > _AT_ONCE:
-                        yield sink.take()
-                member.write(b"}")
-    yield sink.take()
-
-
-_AT_ONCE: Final = 1 << 18
-
-
-class _Sink(io.RawIOBase):
-    """A file that cannot seek and gives away what was written."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self.held = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._pieces.append(bytes(data))
-        self.held += len(self._pieces[-1])
-        return len(self._pieces[-1])
-
-    def take(self) -> bytes:
-        """Return what was written since the last call."""
-        taken = b"".join(self._pieces)
-        self._pieces.clear()
-        self.held = 0
-        return taken

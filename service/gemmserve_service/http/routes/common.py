@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Final, cast
 from urllib.parse import urlencode
 
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.responses import Response
 
 from gemmserve.wire import ELEMENTS_HEADER
+from gemmserve_service.errors import InvalidParameters
+from gemmserve_service.http.problems import describe_validation
 from gemmserve_service.http.requests.queries import Integer  # noqa: TC001 (pydantic resolves it at run time)
+from gemmserve_service.schemas import ArrayName, Labels
+from gemmserve_service.store.record import Tags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +46,37 @@ class PageQuery(ViewQuery):
     cursor: str | None = Field(None, max_length=256, description="next_cursor of the page before")
 
 
+class TagsQuery(BaseModel):
+    """Name and labels of an array."""
+
+    name: ArrayName | None = Field(None, description="of the array; several may have the same")
+    label: list[str] = Field(
+        default_factory=list,
+        max_length=16,
+        description="key=value, any number of times",
+        json_schema_extra={"examples": [["run=7"]]},
+    )
+
+    @property
+    def tags(self) -> Tags:
+        """Return the name and the labels. Raises InvalidParameters for what is no label, and a key given twice."""
+        labels: dict[str, str] = {}
+        for text in self.label:
+            key, equals, value = text.partition("=")
+            if not equals or key in labels:
+                message = "a label is key=value" if not equals else "the label is given twice"
+                raise InvalidParameters(f"label: {message}", [{"field": "label", "message": message}])
+            labels[key] = value
+        try:
+            return Tags(self.name, _LABELS.validate_python(labels))
+        except ValidationError as error:
+            listed = [{**entry, "loc": ("label", *entry["loc"])} for entry in error.errors(include_context=False)]
+            raise InvalidParameters(*describe_validation(listed)) from None
+
+
+_LABELS: Final[TypeAdapter[dict[str, str]]] = TypeAdapter(Labels)
+
+
 def core_of(request: Request) -> Core:
     """The core that the app was made with."""
     return cast("Core", request.app.state.core)
@@ -69,7 +104,7 @@ def page_headers(request: Request, query: BaseModel, next_cursor: str | None) ->
     if next_cursor is None:
         return {}
     fields = {**query.model_dump(mode="json", exclude_defaults=True), "cursor": next_cursor}
-    return {"Link": f'<{request.url.path}?{urlencode(fields)}>; rel="next"'}
+    return {"Link": f'<{request.url.path}?{urlencode(fields, doseq=True)}>; rel="next"'}
 
 
 def elements_header(elements: Elements | None) -> dict[str, str]:
@@ -89,11 +124,14 @@ def server_timing(timings: Timings, receive_s: float | None = None, whole_s: flo
         f"queue;dur={timings.queue_s * 1e3:.3f}, h2d;dur={timings.h2d_s * 1e3:.3f}, "
         f"kernel;dur={timings.kernel_s * 1e3:.3f}, d2h;dur={timings.d2h_s * 1e3:.3f}"
     )
+    if timings.compile_s:
+        text = f"compile;dur={timings.compile_s * 1e3:.3f}, {text}"
     if timings.verify_s:
         text += f", verify;dur={timings.verify_s * 1e3:.3f}"
     if receive_s is not None:
         text = f"receive;dur={receive_s * 1e3:.3f}, {text}"
     if whole_s is None:
         return text
-    known_s = timings.queue_s + timings.h2d_s + timings.kernel_s + timings.d2h_s + timings.verify_s + (receive_s or 0.0)
+    device_s = timings.h2d_s + timings.kernel_s + timings.d2h_s + timings.verify_s
+    known_s = timings.queue_s + timings.compile_s + device_s + (receive_s or 0.0)
     return f"{text}, handover;dur={max(whole_s - known_s, 0.0) * 1e3:.3f}"

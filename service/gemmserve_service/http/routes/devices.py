@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime  # noqa: TC003 (pydantic resolves it at run time)
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.routes.common import ViewQuery, core_of, render, view_of
-from gemmserve_service.schemas import Device, DeviceList
+from gemmserve_service.schemas import DeviceList
 
 router = APIRouter(tags=["service"], default_response_class=Response)
 
@@ -56,7 +56,7 @@ class Usage(BaseModel):
 )
 async def devices(request: Request) -> Response:
     """List each device, its memory, and the compute modes that it has."""
-    return render(DeviceList(devices=[_device(info) for info in core_of(request).devices()]))
+    return render(DeviceList(devices=core_of(request).devices()))
 
 
 @router.get(
@@ -71,7 +71,3 @@ async def usage(request: Request, query: Annotated[ViewQuery, Query()]) -> Respo
     if query.all:
         document["owners"] = core.usage_by_owner()
     return JSONResponse(document, headers={"Cache-Control": "no-store"})
-
-
-def _device(info: Any) -> Device:
-    return Device.model_validate(info, from_attributes=True)

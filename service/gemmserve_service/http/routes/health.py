@@ -1,21 +1,18 @@
-"""/, /healthz /livez /readyz, /docs, /metrics and /problems."""
+"""/healthz, /livez, /readyz and /metrics."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Annotated, Final
+from typing import Final
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import Response
 
-from gemmserve_service.errors import Draining, NotFound, NotReady
-from gemmserve_service.http.openapi import docs_page
+from gemmserve_service.errors import Draining, NotReady
 from gemmserve_service.http.openapi import documentation as doc
-from gemmserve_service.http.problems import catalogue
 from gemmserve_service.http.routes.common import core_of, render
 from gemmserve_service.runtime import clock
-from gemmserve_service.schemas import Problem
 
 router = APIRouter(tags=["service"], default_response_class=Response)
 
@@ -41,11 +38,6 @@ _ALIVE = {200: doc.model(Health, "The process answers."), **doc.problems()}
 
 
 @router.get("/healthz", summary="Alive", responses=_ALIVE)
-async def healthz(request: Request) -> Response:
-    """The same as /livez."""
-    return _alive(request)
-
-
 @router.get("/livez", summary="Alive", responses=_ALIVE)
 async def livez(request: Request) -> Response:
     """Whether the process answers; says nothing of workers."""
@@ -68,19 +60,6 @@ async def readyz(request: Request) -> Response:
     return _alive(request)
 
 
-@router.get("/", include_in_schema=False)
-async def home() -> Response:
-    """Redirect to the API's description, for people who type the server's address into a browser."""
-    return RedirectResponse("docs", headers={"Cache-Control": "no-store"})
-
-
-@router.get("/docs", include_in_schema=False)
-async def docs(request: Request) -> Response:
-    """The API's description, for people."""
-    page = docs_page.render(request.app.openapi())
-    return HTMLResponse(page, headers={"Content-Security-Policy": docs_page.POLICY})
-
-
 @router.get(
     "/metrics",
     summary="Metrics",
@@ -93,28 +72,3 @@ async def metrics(request: Request) -> Response:
     """Jobs, seconds by phase, queue, bytes, flops, device memory, HTTP; prefix gemmserve_."""
     body, content_type = request.app.state.metrics.render(request.headers.get("accept"))
     return Response(body, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
-
-
-@router.get(
-    "/problems",
-    summary="Problem types",
-    responses={
-        200: {"description": "Problem types by slug.", "content": {"application/json": {"schema": {"type": "object"}}}}
-    },
-)
-async def problem_list() -> Response:
-    """Every `type` that an error may carry, with status, title and meaning."""
-    return JSONResponse(catalogue())
-
-
-@router.get(
-    "/problems/{slug}",
-    summary="A problem type",
-    responses={200: doc.model(Problem, "What it means."), **doc.problems("not-found", "parameter-invalid")},
-)
-async def problem(slug: Annotated[str, Path(description="the last part of a problem's type")]) -> Response:
-    """Describe one `type`."""
-    document = catalogue().get(slug)
-    if document is None:
-        raise NotFound(f"no problem type {slug[:80]!r}; GET /problems lists them")
-    return JSONResponse(document, media_type="application/json")

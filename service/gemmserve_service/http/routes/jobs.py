@@ -1,4 +1,4 @@
-"""/v1/jobs: submit, list, wait, watch, cancel."""
+"""/v1/jobs: submit one or several, list, wait, watch, cancel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import ConfigDict, Field, TypeAdapter
 from starlette.responses import Response, StreamingResponse
 
-from gemmserve.wire import IDEMPOTENCY_HEADER
+from gemmserve.wire import IDEMPOTENCY_HEADER, MAX_JOBS
+from gemmserve_kernels import ParameterInvalid
 from gemmserve_service.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 from gemmserve_service.http.headers.preferences import parse_prefer
 from gemmserve_service.http.openapi import documentation as doc
@@ -30,20 +31,27 @@ from gemmserve_service.http.routes.common import (
 from gemmserve_service.jobs.prepare import check_length, check_results
 from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.schemas import (
+    STEP_OPS,
+    VALUE,
+    VIEW,
+    AnyStep,
     GemmJob,
     GemmReduceJob,
-    GemmReduceStep,
-    GemmStep,
     JobInfo,
+    JobList,
     JobPage,
     JobRequest,
     JobState,
     ProgramJob,
+    SeveralJobs,
     Step,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from gemmserve_service.http.headers.preferences import Preference
+    from gemmserve_service.jobs.core import Core
 
 router = APIRouter(tags=["jobs"], default_response_class=Response)
 
@@ -52,8 +60,8 @@ KEEP_ALIVE_S = 15.0
 """Proxies close a silent connection after 60 s (nginx's proxy_read_timeout); a quarter of that."""
 
 _REQUEST: TypeAdapter[GemmJob | GemmReduceJob | ProgramJob] = TypeAdapter(JobRequest)
-_STEP: TypeAdapter[GemmStep | GemmReduceStep] = TypeAdapter(Step)
-_TAGS = ("gemm", "gemm_reduce", "program")
+_STEP: TypeAdapter[AnyStep] = TypeAdapter(Step)
+_TAGS = (*STEP_OPS, "program", VALUE, VIEW)
 
 _EXAMPLE_A = "arr_01jd2w7m4h8k3n5p6q9r0s1t2v"
 _EXAMPLE_B = "arr_01jd2w7n5j9m4p6q7r0s1t2v3w"
@@ -74,6 +82,17 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
             {"id": "y", "op": "gemm_reduce", "a": "$x4", "b": _EXAMPLE_B, "reduce": "absmax"},
         ],
         "keep": ["x4", "y"],
+    },
+    "power of the real part, every other row": {
+        "op": "gemm",
+        "a": {"id": _EXAMPLE_A, "shape": [32, 64], "strides": [128, 1], "part": "real"},
+        "b": {"id": _EXAMPLE_A, "shape": [64, 32], "strides": [1, 128], "part": "real"},
+    },
+    "several jobs": {
+        "jobs": [
+            {"op": "gemm", "a": _EXAMPLE_A, "b": _EXAMPLE_B},
+            {"op": "gemm_reduce", "a": _EXAMPLE_A, "b": _EXAMPLE_B, "reduce": "absmax"},
+        ]
     },
 }
 _EVENT = {
@@ -110,10 +129,20 @@ class WaitQuery(ViewQuery):
 @router.post(
     "/v1/jobs",
     status_code=202,
-    summary="Submit a job",
+    summary="Submit a job, or several",
     responses={
-        202: doc.model(JobInfo, "Accepted, durably.", {"Location": "the job's URL", "Preference-Applied": "RFC 7240"}),
-        200: doc.model(JobInfo, "`Prefer: wait=N` and the job is final.", {"Location": "the job's URL"} | _JOB_HEADERS),
+        202: doc.one_of(
+            JobInfo,
+            JobList,
+            description="Accepted, durably.",
+            headers={"Location": "the job's URL; of several there is none", "Preference-Applied": "RFC 7240"},
+        ),
+        200: doc.one_of(
+            JobInfo,
+            JobList,
+            description="`Prefer: wait=N` and the job is final; of several, all of them.",
+            headers={"Location": "the job's URL; of several there is none"} | _JOB_HEADERS,
+        ),
         **doc.problems(
             "malformed-json", "invalid-request", "digest-mismatch", "not-found", "idempotency-conflict", "gone",
             "array-lost", "too-large",
@@ -122,7 +151,7 @@ class WaitQuery(ViewQuery):
             "store-full", "quota-exceeded", "request-timeout",
         ),
     },
-    openapi_extra=doc.json_body(GemmJob, GemmReduceJob, ProgramJob, examples=_EXAMPLES),
+    openapi_extra=doc.json_body(GemmJob, GemmReduceJob, ProgramJob, SeveralJobs, examples=_EXAMPLES),
 )  # fmt: skip
 async def submit(
     request: Request,
@@ -136,29 +165,50 @@ async def submit(
         ),
     ] = None,
     prefer: Annotated[
-        list[str] | None, Header(description="wait=N answers once the job is final, after N s at most; respond-async")
+        list[str] | None,
+        Header(alias="Prefer", description="wait=N answers once the job is final, after N s at most; respond-async"),
     ] = None,
 ) -> Response:
     """Queues a product of stored arrays, or a program: steps that use each other's results. Shapes, types and the
     compute mode (of every step) are checked now; the answer comes after the job is on record, so it survives a crash
     of the server. A problem with a step names it: `step` its id, `pointer` the place in the request.
+
+    Several jobs, `{"jobs": [...]}`, are accepted together, by one commit, or none of them is: a problem with one names
+    it (`item` its number, `pointer` the place). The key is that of all of them, and the answer comes once all are final
+    where one is waited for. A body has 1 MiB at most, a job among several 8 KiB.
     """
-    core = core_of(request)
-    job = await _read(await _body(request), core.settings.max_program_steps)
-    preference = parse_prefer(prefer or [])
+    body = await _body(request)
+    return await answer(core_of(request), body, idempotency_key, parse_prefer(prefer or []), caller_of(request).owner)
+
+
+async def answer(core: Core, body: bytes | bytearray, key: str | None, preference: Preference, owner: str) -> Response:
+    """Queue the job, or jobs, that a JSON text asks for; return the answer, once they are final if `preference` is to
+    wait. `key`: the Idempotency-Key. Raises ServiceError, KernelError.
+    """
+    asked = await _read(body, core.settings.max_program_steps)
     wait_s = min(float(preference.wait_s or 0), core.settings.max_wait_s)
-    info, created = await core.jobs.submit(
-        job, idempotency_key=idempotency_key, owner=caller_of(request).owner, waits=wait_s > 0
-    )
-    if wait_s > 0 and not info.state.final:
-        info = await core.jobs.wait(info.id, wait_s)
-    headers = {"Location": f"/v1/jobs/{info.id}"}
+    options: Any = {"idempotency_key": key, "owner": owner, "waits": wait_s > 0}
+    headers = {}
     if applied := preference.applied(wait_s):
         headers["Preference-Applied"] = applied
+    if isinstance(asked, SeveralJobs):
+        infos: Sequence[JobInfo]
+        infos, created = await core.jobs.submit_many(asked.jobs, **options)
+        if wait_s > 0:
+            infos = await core.jobs.wait_all([info.id for info in infos], wait_s)
+        final = all(info.state.final for info in infos)
+    else:
+        info, created = await core.jobs.submit(asked, **options)
+        if wait_s > 0 and not info.state.final:
+            info = await core.jobs.wait(info.id, wait_s)
+        final = info.state.final
+        headers["Location"] = f"/v1/jobs/{info.id}"
     if not created:
         headers["Idempotent-Replayed"] = "true"
-    waited = preference.wait_s is not None and info.state.final
-    return _render_job(info, 200 if waited else 202, headers)
+    status = 200 if preference.wait_s is not None and final else 202
+    if isinstance(asked, SeveralJobs):
+        return await _render_several(infos, status, headers)
+    return _render_job(info, status, headers)
 
 
 async def _plain_submit(request: Request) -> Response | None:
@@ -198,8 +248,12 @@ async def listing(request: Request, query: Annotated[JobsQuery, Query()]) -> Res
 )
 async def state(request: Request, job_id: JobPath, query: Annotated[WaitQuery, Query()]) -> Response:
     """The job; with `wait` once it is final, or as it is after that time."""
-    core, owner = core_of(request), view_of(request, query)
-    wait_s = min(query.wait, core.settings.max_wait_s)
+    return await look(core_of(request), job_id, query.wait, view_of(request, query))
+
+
+async def look(core: Core, job_id: str, wait_s: float, owner: str) -> Response:
+    """Return the job that `owner` sees: now, or once it is final, after `wait_s` at most. Raises NotFound."""
+    wait_s = min(wait_s, core.settings.max_wait_s)
     info = await (core.jobs.wait(job_id, wait_s, owner=owner) if wait_s > 0 else core.jobs.get(job_id, owner=owner))
     return _render_job(info)
 
@@ -222,7 +276,7 @@ async def events(
     job_id: JobPath,
     query: Annotated[ViewQuery, Query()],
     last_event_id: Annotated[
-        str | None, Header(description="of the event that came last; any value is accepted")
+        str | None, Header(alias="Last-Event-ID", description="of the event that came last; any value is accepted")
     ] = None,
 ) -> Response:
     """Every event is a whole JobInfo, so after a reconnect the state now is all that was missed."""
@@ -253,9 +307,20 @@ def _render_job(info: JobInfo, status: int = 200, headers: dict[str, str] | None
     return render(info, status, {**(headers or {}), **timing})
 
 
-async def _read(body: bytearray, max_steps: int) -> GemmJob | GemmReduceJob | ProgramJob:
-    """The job that the JSON asks for. Of a long one each step is looked at by itself, and others have their turns."""
-    checks = {"steps": check_length, "keep": check_results}
+async def _render_several(infos: Sequence[JobInfo], status: int, headers: dict[str, str]) -> Response:
+    pieces: list[bytes] = []
+    async for some in Turns().slices(infos):
+        # Their requests have just come, and are half of what there is to say.
+        pieces += [info.model_dump_json(exclude={"request"}).encode() for info in some]
+    content = b'{"jobs":[%b]}' % b",".join(pieces)
+    return Response(content, status, {"Cache-Control": "no-store", **headers}, media_type="application/json")
+
+
+async def _read(body: bytes | bytearray, max_steps: int) -> GemmJob | GemmReduceJob | ProgramJob | SeveralJobs:
+    """The job, or jobs, that the JSON asks for. Of a long text each step, or job, is looked at by itself, and others
+    have their turns.
+    """
+    checks = {"steps": check_length, "keep": check_results, "jobs": _check_count}
 
     def kept(check: Callable[[int, int], None]) -> Callable[[int, Any], Any]:
         def keep(number: int, element: Any) -> Any:
@@ -275,8 +340,16 @@ async def _read(body: bytearray, max_steps: int) -> GemmJob | GemmReduceJob | Pr
         document = await read_object(body, {name: kept(check) for name, check in checks.items()}, turns)
         if document.get("op") == "program" and isinstance(document.get("steps"), list):
             document["steps"] = await validate_each(_STEP, document["steps"], "steps", turns, tags=_TAGS)
-    job: GemmJob | GemmReduceJob | ProgramJob = validate(_REQUEST, document, tags=_TAGS)
-    return job
+        if isinstance(document.get("jobs"), list):
+            document["jobs"] = await validate_each(_REQUEST, document["jobs"], "jobs", turns, tags=_TAGS)
+    kind: Any = SeveralJobs if "jobs" in document else _REQUEST
+    asked: GemmJob | GemmReduceJob | ProgramJob | SeveralJobs = validate(kind, document, tags=_TAGS)
+    return asked
+
+
+def _check_count(jobs: int, _: int) -> None:
+    if jobs > MAX_JOBS:
+        raise ParameterInvalid(f"{jobs} jobs in one request; {MAX_JOBS} are the most", "jobs")
 
 
 async def _body(request: Request) -> bytearray:

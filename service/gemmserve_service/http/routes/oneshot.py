@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gemmserve.wire import ALGORITHM_HEADER, NPY, NPZ
 from gemmserve_kernels import Operand
 from gemmserve_service import products
-from gemmserve_service.http.answers.pieces import PiecesResponse, npz_pieces, pieces
+from gemmserve_service.http.answers.pieces import Pieces, PiecesResponse, npz_pieces
 from gemmserve_service.http.headers.preferences import choose_media_type
 from gemmserve_service.http.middleware.content_digests import digest_of
 from gemmserve_service.http.openapi import documentation as doc
@@ -33,16 +33,17 @@ if TYPE_CHECKING:
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.jobs.one_shot import OneShot
     from gemmserve_service.store.declared import Declared
+    from gemmserve_service.store.upload import Upload
 
 router = APIRouter(tags=["one-shot"], default_response_class=Response)
 
-_PROBLEMS = (
+PROBLEMS: Final = (
     "malformed-json", "malformed-multipart", "invalid-request", "invalid-npy", "body-length", "not-acceptable",
     "length-required", "too-large", "unsupported-media-type", "parameter-invalid", "shape-mismatch",
     "dtype-unsupported", "compute-unsupported", "config-infeasible", "queue-full", "worker-crashed", "device-error",
-    "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout", "descriptor-refused",
-    "digest-mismatch",
+    "not-ready", "draining", "timeout", "store-full", "quota-exceeded", "request-timeout", "digest-mismatch",
 )  # fmt: skip
+"""Problems of operands that come with the request, and of their products."""
 
 
 class OneShotQuery(BaseModel):
@@ -58,18 +59,18 @@ class OneShotQuery(BaseModel):
 @router.post(
     "/v1/gemm",
     summary="Multiply once",
-    responses={200: doc.binary("D as a .npy file.", NPY, headers=doc.ONE_SHOT_HEADERS), **doc.problems(*_PROBLEMS)},
+    responses={
+        200: doc.binary("D as a .npy file.", NPY, headers=doc.ONE_SHOT_HEADERS),
+        **doc.problems(*PROBLEMS, "descriptor-refused"),
+    },
     openapi_extra=doc.multipart_body(
         GemmParams,
-        operands={"a": "A, a .npy file", "b": "B, a .npy file", "c": "C, a .npy file; with beta only"},
+        operands={"a": "A, a .npy file", "b": "B, a .npy file", "c": "C, a .npy file"},
         example={"alpha": 2, "trans_b": "C"},
     ),
 )
 async def gemm(request: Request, query: Annotated[OneShotQuery, Query()]) -> Response:
-    """D = alpha * op(A) * op(B) + beta * C. A client that hangs up cancels the product.
-
-    `curl -F a=@a.npy -F b=@b.npy -F 'params={"trans_b": "C"}' http://127.0.0.1:8000/v1/gemm -o d.npy`
-    """
+    """D = alpha * op(A) * op(B) + beta * C. A client that hangs up cancels the product."""
     return await _one_shot(request, GemmParams, ("a", "b", "c"), query.timeout_s)
 
 
@@ -83,7 +84,7 @@ async def gemm(request: Request, query: Annotated[OneShotQuery, Query()]) -> Res
             NPZ,
             headers=doc.ONE_SHOT_HEADERS,
         ),
-        **doc.problems(*_PROBLEMS),
+        **doc.problems(*PROBLEMS, "descriptor-refused"),
     },
     openapi_extra=doc.multipart_body(
         GemmReduceParams,
@@ -131,7 +132,7 @@ async def _one_shot(
         await form.read(request)
         received_s = time.perf_counter() - began
         params = one_shot_params(kind, form.params)
-        done = await _run_while_connected(request, core, params, form, timeout_s)
+        done = await run_while_connected(request, core, params, form.operands, timeout_s)
         return await _answer(request, done, began, received_s, shared)
     finally:
         form.abort()
@@ -149,28 +150,38 @@ def _check(params: GemmParams | GemmReduceParams, declared: Mapping[str, Declare
         products.build(params, operands)
 
 
-async def _run_while_connected(
+async def run_while_connected(
     request: Request,
     core: Core,
     params: GemmParams | GemmReduceParams,
-    form: OneShotForm,
+    operands: dict[str, Upload],
     timeout_s: float | None,
+    priority: int = 0,
 ) -> OneShot:
-    """Runs the job; cancels it when the client hangs up. Raises ClientDisconnect then."""
+    """Runs the job, which takes `operands` over; cancels it when the client hangs up. Raises ClientDisconnect then."""
     run = asyncio.ensure_future(
-        core.jobs.run(params, form.operands, timeout_s=timeout_s, owner=caller_of(request).owner)
+        core.jobs.run(params, operands, timeout_s=timeout_s, owner=caller_of(request).owner, priority=priority)
     )
     hangup = asyncio.ensure_future(until_disconnect(request.receive))
+    ended = False
     try:
         await asyncio.wait([run, hangup], return_when=asyncio.FIRST_COMPLETED)
-        if not run.done():
-            raise ClientDisconnect
-        return run.result()
+        ended = run.done()
     finally:
         hangup.cancel()
-        if not run.done():
+        if not ended:
+            run.add_done_callback(_give_back)  # of a caller who is cancelled it may have ended in this very turn
             run.cancel()
             await asyncio.wait([run])
+    if not ended:
+        raise ClientDisconnect
+    return run.result()
+
+
+def _give_back(run: asyncio.Future[OneShot]) -> None:
+    """Give back the results of a job that nobody waits for any more."""
+    if not run.cancelled() and run.exception() is None:
+        run.result().release()
 
 
 async def _answer(request: Request, done: OneShot, began: float, received_s: float, shared: SharedRequest) -> Response:
@@ -193,17 +204,16 @@ async def _answer(request: Request, done: OneShot, began: float, received_s: flo
             headers |= await digest_of(request, lambda: parts, size=size)
             headers["Content-Disposition"] = f'attachment; filename="{name}.npy"'
             return PiecesResponse(
-                pieces(parts, range(size), result.extent),
+                Pieces(parts, range(size), result.extent),
                 length=size,
                 headers=headers,
                 media_type=NPY,
                 release=done.release,
             )
-        headers |= await digest_of(request, lambda: npz_pieces(done.results))
+        files = {name: result.npy_parts() for name, result in done.results.items()}
+        headers |= await digest_of(request, lambda: npz_pieces(files))
         headers["Content-Disposition"] = 'attachment; filename="results.npz"'
-        return PiecesResponse(
-            npz_pieces(done.results), length=None, headers=headers, media_type=NPZ, release=done.release
-        )
+        return PiecesResponse(npz_pieces(files), length=None, headers=headers, media_type=NPZ, release=done.release)
     except BaseException:
         done.release()
         raise

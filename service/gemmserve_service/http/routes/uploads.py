@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
@@ -45,11 +45,6 @@ class UploadInfo(BaseModel):
     expires_at: datetime = Field(description="when it is given up, if nothing more is heard of it")
 
 
-def _digest_header(name: str, text: str) -> dict[str, Any]:
-    schema = {"type": "string", "pattern": r"^sha-256=:[A-Za-z0-9+/]{43}=:$"}
-    return {"name": name, "in": "header", "description": text, "required": False, "schema": schema}
-
-
 @router.post(
     "/v1/uploads",
     status_code=201,
@@ -83,7 +78,7 @@ async def create(request: Request, query: Annotated[UploadQuery, Query()]) -> Re
     declared = declare(media_type, query.dtype, query.shape, query.order)
     if await RequestBody(request).piece():
         raise BodyTooLong("an upload begins without a body: PUT its bytes to .../parts/0 and on")
-    record = await core.uploads.create(owner, media_type, declared, ttl_s=query.ttl_s)
+    record = await core.uploads.create(owner, media_type, declared, ttl_s=query.ttl_s, tags=query.tags)
     return render(_info(core, record), 201, {"Location": f"/v1/uploads/{record.id}"})
 
 
@@ -119,7 +114,7 @@ async def metadata(request: Request, upload_id: UploadPath, query: Annotated[Vie
             "description": "Bytes of the body; Content-Length must be sent.",
             "content": {OCTET_STREAM: {"schema": doc.BINARY}},
         },
-        "parameters": [_digest_header("Content-Digest", "RFC 9530; sha-256 of this request's body is checked")],
+        "parameters": [doc.digest_header("Content-Digest", "this request's body")],
     },
 )  # fmt: skip
 async def part(
@@ -157,7 +152,7 @@ async def part(
             "completed-upload", "parameter-invalid",
         ),
     },
-    openapi_extra={"parameters": [_digest_header("Repr-Digest", "RFC 9530; sha-256 of the whole body is checked")]},
+    openapi_extra={"parameters": [doc.digest_header("Repr-Digest", "the whole body")]},
 )  # fmt: skip
 async def complete(request: Request, upload_id: UploadPath, query: Annotated[ViewQuery, Query()]) -> Response:
     """Makes it an array, if every byte has come; parts still under way are ended. Again, it answers the same array."""

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import struct
 from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
@@ -25,6 +24,8 @@ from gemmserve_service.http.transfer.protocol import (
     Transfer,
     Transferred,
 )
+from gemmserve_service.runtime.acceptor import Acceptor
+from gemmserve_service.runtime.unix_sockets import peer_of, process_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 _MAX_EACH: Final = 64  # transfers under way of one process; beyond them the front moves bytes itself
 _GRACE_S: Final = 1.0  # for an answer that is there, where it was this process that stood still
-_PAUSE_S: Final = 1.0  # when there are no descriptors left
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,8 @@ class TransferPool:
         self.restarts = 0
         self.killed = 0
         self._silence_s = silence_s
-        self._listener: socket.socket | None = listener
+        self._listener = listener
+        self._acceptor: Acceptor | None = None
         self._links: list[_Link] = []
         self._names: set[str] = set()
         self._next_id = 0
@@ -74,15 +75,13 @@ class TransferPool:
 
     def start(self) -> None:
         """Takes processes from now on."""
-        assert self._listener is not None
-        self._listener.setblocking(False)
-        self._listen()
+        self._acceptor = Acceptor(self._listener, self._take, "transfer processes")
 
     def stop(self) -> None:
         """Lets every process go, and waits for none; the listener stays open, for it is the supervisor's."""
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
-            self._listener = None
+        if self._acceptor is not None:
+            self._acceptor.stop()
+            self._acceptor = None
         for link in list(self._links):
             link.close()
 
@@ -115,7 +114,7 @@ class TransferPool:
             key=lambda one: len(one.jobs),
             default=None,
         )
-        if link is None or place.extent.sealed or place.extent.shared is not None:
+        if link is None or place.extent.sealed:
             return False
         loop = asyncio.get_running_loop()
         self._next_id += 1
@@ -123,8 +122,8 @@ class TransferPool:
         order = Transfer(
             id=self._next_id,
             direction=direction,
-            extent=extent.name,
-            offset=place.offset,
+            extent=extent.file[0],
+            offset=extent.start + place.offset,
             count=count,
             patience_s=patience_s,
         )
@@ -174,35 +173,16 @@ class TransferPool:
         """A process is gone, or was never one."""
         if link in self._links:
             self._links.remove(link)
-        if link.name and self._listener is not None:
+        if link.name and self._acceptor is not None:
             log.warning("transfer process %s is gone; %d connections break with it", link.name, len(link.jobs))
 
-    # -- inside -----------------------------------------------------------------------------------------------------
-
-    def _listen(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            log.warning("transfer processes wait for %g s: %s", _PAUSE_S, error)
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(self._listener.fileno())
-            loop.call_later(_PAUSE_S, self._listen)
-            return
-        pid, user, _ = struct.unpack(
-            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        )
-        if user != os.getuid():
+    def _take(self, connection: socket.socket) -> None:
+        found = peer_of(connection)
+        if found is None or found[1] != os.getuid():
             log.error("a process of another user connected to the transfer processes' socket: closed")
             connection.close()
             return
-        self._links.append(_Link(self, connection, pid))
+        self._links.append(_Link(self, connection, found[0]))
 
 
 class _Link:
@@ -215,7 +195,7 @@ class _Link:
         self._transfers = transfers
         self._connection: socket.socket | None = connection
         self._pid = pid
-        self._process = _process(pid)
+        self._process = process_descriptor(pid)
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         connection.setblocking(False)
         asyncio.get_running_loop().add_reader(connection.fileno(), self._read)
@@ -230,7 +210,7 @@ class _Link:
             _close_all(fds)
             raise
         self.jobs[job.order.id] = job
-        self._known.add(extent.name)
+        self._known.add(extent.file[0])
         self._put(job.order.model_dump_json().encode(), fds)
 
     def stop(self, order: Transfer) -> None:
@@ -324,14 +304,6 @@ class _Link:
                 self._transfers.greeted(message.name)
             elif (job := self.jobs.pop(message.id, None)) is not None and not job.done.done():
                 job.done.set_result(message)
-
-
-def _process(pid: int) -> int | None:
-    """A descriptor of the process, which no other can come to stand for; None where the system has no such."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # or it is gone already, which its connection tells
-        return None
 
 
 def _close_all(fds: list[int]) -> None:

@@ -43,13 +43,15 @@ class End(StrEnum):
 
 
 class Transfer(_Message):
-    """Front to process: bytes [offset, offset + count) of an extent, from the connection ("in") or to it ("out")."""
+    """Front to process: bytes [offset, offset + count) of an extent's file, from the connection ("in") or to it
+    ("out").
+    """
 
     kind: Literal["transfer"] = "transfer"
     id: int
     direction: Literal["in", "out"]
     extent: str
-    """Its name. No other extent ever had it, so a mapping may be kept under it."""
+    """The file's name (`Extent.file`). No other ever had it, so a mapping may be kept under it."""
     offset: int = Field(ge=0)
     count: int = Field(gt=0)
     patience_s: float = Field(ge=0)

@@ -18,7 +18,7 @@ from stepped_loop import SteppedLoop
 
 from gemmserve_service.http.app import create_app
 from gemmserve_service.http.server import Server, main_server
-from gemmserve_service.http.small import exchange
+from gemmserve_service.http.small import base_exchange
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.jobs.small import small_products
 from gemmserve_service.settings import Settings
@@ -165,6 +165,11 @@ class LiveApp:
     def stalled(self) -> int:
         """Connections whose client does not take what it is sent."""
         return len(self.connection_class.registry._stalled)
+
+    @property
+    def open_connections(self) -> list[asyncio.Protocol]:
+        """Protocols of the connections; for `call`."""
+        return list(self._server.server_state.connections)
 
     def call(self, function) -> None:
         """Has the app's thread call it, and waits."""
@@ -333,7 +338,7 @@ def counted(monkeypatch):
     """How many requests took the short way as far as the queue. A client may pause between head and body for as long
     as it likes: else which way a request goes would be a matter of the machine's speed.
     """
-    monkeypatch.setattr(exchange, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(base_exchange, "PATIENCE_S", 60.0)
     calls = []
     begin = small_products.begin
 

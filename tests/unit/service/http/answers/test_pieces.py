@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmserve.wire import PIECE
-from gemmserve_service.http.answers.pieces import PiecesResponse, npz_pieces, pieces
+from gemmserve_service.http.answers.pieces import Pieces, PiecesResponse, npz_pieces
 from gemmserve_service.store.record import npy_header
 
 
@@ -29,12 +29,12 @@ def pinned(array):
 def test_pieces_are_the_slice(parts, start, stop):
     whole = b"".join(parts)
     span = range(min(start, len(whole)), max(min(start, len(whole)), min(stop, len(whole))))
-    assert b"".join(pieces([memoryview(part) for part in parts], span)) == whole[span.start : span.stop]
+    assert b"".join(Pieces([memoryview(part) for part in parts], span)) == whole[span.start : span.stop]
 
 
 def test_pieces_are_bounded_and_where_they_lie():
     data = bytearray(3 * PIECE + 5)
-    sent = list(pieces([b"head", memoryview(data)], range(4 + len(data))))
+    sent = list(Pieces([b"head", memoryview(data)], range(4 + len(data))))
     assert max(map(len, sent)) == PIECE
     assert [np.frombuffer(piece, "u1").ctypes.data for piece in sent[1:]] == [
         np.frombuffer(data, "u1").ctypes.data + start for start in range(0, len(data), PIECE)
@@ -43,7 +43,7 @@ def test_pieces_are_bounded_and_where_they_lie():
 
 def test_npz_is_numpys():
     arrays = {"sum": np.arange(5.0), "c": np.ones((300, 600), "c8"), "empty": np.zeros((0, 3), "f4")}
-    data = b"".join(npz_pieces({name: pinned(array) for name, array in arrays.items()}))
+    data = b"".join(npz_pieces({name: pinned(array).npy_parts() for name, array in arrays.items()}))
     loaded = np.load(io.BytesIO(data))
     assert list(loaded) == list(arrays)
     assert all(np.array_equal(loaded[name], array) for name, array in arrays.items())
@@ -55,7 +55,7 @@ def test_npz_is_numpys():
 def test_npz_past_four_gigabytes_says_so(monkeypatch):
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
     array = np.arange(1000.0)
-    loaded = np.load(io.BytesIO(b"".join(npz_pieces({"x": pinned(array)}))))
+    loaded = np.load(io.BytesIO(b"".join(npz_pieces({"x": pinned(array).npy_parts()}))))
     assert np.array_equal(loaded["x"], array)
 
 

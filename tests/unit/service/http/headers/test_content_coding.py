@@ -186,11 +186,11 @@ def test_one_owner_has_a_part_of_the_places_and_everybody_is_one_without_keys():
     request = Request({"type": "http", "headers": []})
     with contextlib.ExitStack() as stack:
         for _ in range(coded_body._MAX_OF_ONE):
-            stack.enter_context(coded_body.decoding(request, None, "alice"))
-        with pytest.raises(QuotaExceeded), coded_body.decoding(request, None, "alice"):
+            stack.enter_context(coded_body.decoding(request, None, "alice", "zstd"))
+        with pytest.raises(QuotaExceeded), coded_body.decoding(request, None, "alice", "zstd"):
             pass
         for owner in ["bob"] + [""] * 20:
-            stack.enter_context(coded_body.decoding(request, None, owner))
+            stack.enter_context(coded_body.decoding(request, None, owner, "zstd"))
     assert not coded_body._open
 
 

@@ -135,7 +135,7 @@ class TestDownloads:
 
     @pytest.mark.parametrize("accept", ["application/x-npy", "application/octet-stream"])
     async def test_it_is_worked_out_where_it_is_wanted(self, client, put, random_array, accept):
-        """Of a result, which nobody hashes unasked; from then on it is known."""
+        """Digest of a result, which nobody hashes unasked; from then on it is known."""
         array_id = await put(random_array((30, 30)))
         body = {"op": "gemm", "a": array_id, "b": array_id}
         job = (await client.post("/v1/jobs", json=body, headers={"Prefer": "wait=60"})).json()

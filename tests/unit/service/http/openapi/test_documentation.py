@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pydantic import TypeAdapter
 
+from gemmserve_service.http.inference.messages import InferenceError, InferenceResponse, RegionRegistration
+from gemmserve_service.http.inference.tensors import read_inference
 from gemmserve_service.http.requests.strict_json import validate
-from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceJob, GemmReduceParams, JobRequest, ProgramJob
+from gemmserve_service.runtime.yielding import Turns
+from gemmserve_service.schemas import (
+    GemmJob,
+    GemmParams,
+    GemmReduceJob,
+    GemmReduceParams,
+    JobRequest,
+    ProgramJob,
+    SeveralJobs,
+)
 
 # DESIGN, section 3, without what later issues own.
 ROUTES = {
     ("/v1/arrays", "get"), ("/v1/arrays", "post"), ("/v1/arrays/{array_id}", "get"),
-    ("/v1/arrays/{array_id}", "delete"),
+    ("/v1/arrays/{array_id}", "delete"), ("/v1/deletions", "post"), ("/v1/arrays/{array_id}/sample", "get"),
     ("/v1/arrays/{array_id}/data", "get"), ("/v1/arrays/{array_id}/data", "head"), ("/v1/jobs", "get"),
     ("/v1/jobs", "post"), ("/v1/jobs/{job_id}", "get"), ("/v1/jobs/{job_id}", "delete"),
     ("/v1/uploads", "post"), ("/v1/uploads/{upload_id}", "get"), ("/v1/uploads/{upload_id}", "delete"),
     ("/v1/uploads/{upload_id}/parts/{offset}", "put"), ("/v1/uploads/{upload_id}/complete", "post"),
     ("/v1/jobs/{job_id}/events", "get"), ("/v1/gemm", "post"), ("/v1/gemm-reduce", "post"),
-    ("/v1/batch", "post"), ("/v1/devices", "get"),
+    ("/v1/batch", "post"), ("/v1/devices", "get"), ("/v1/overview", "get"), ("/v1/overview/stream", "get"),
     ("/v1/usage", "get"), ("/healthz", "get"), ("/livez", "get"), ("/readyz", "get"), ("/metrics", "get"),
     ("/problems", "get"), ("/problems/{slug}", "get"),
+    ("/v2", "get"), ("/v2/health/live", "get"), ("/v2/health/ready", "get"), ("/v2/models/stats", "get"),
+    ("/v2/repository/index", "post"), ("/v2/systemsharedmemory/status", "get"),
+    ("/v2/systemsharedmemory/unregister", "post"), ("/v2/systemsharedmemory/region/{name}/status", "get"),
+    ("/v2/systemsharedmemory/region/{name}/register", "post"),
+    ("/v2/systemsharedmemory/region/{name}/unregister", "post"),
+    *(
+        (f"/v2/models/{{model}}{version}{what}", "post" if what == "/infer" else "get")
+        for version in ("", "/versions/{version}")
+        for what in ("", "/ready", "/config", "/stats", "/infer")
+    ),
 }  # fmt: skip
 
 
@@ -58,7 +81,8 @@ async def test_every_operation_is_described(document):
         for status, response in operation["responses"].items():
             assert response["description"], (path, method, status)
             if int(status) >= 400 and method != "head":
-                assert list(response["content"]) == ["application/problem+json"], (path, method, status)
+                expected = "application/json" if path.startswith("/v2") else "application/problem+json"
+                assert list(response["content"]) == [expected], (path, method, status)
         for parameter in operation.get("parameters", ()):
             assert parameter.get("description"), (path, method, parameter["name"])
 
@@ -75,11 +99,26 @@ async def test_error_examples_carry_their_status(document):
 
 async def test_body_examples_are_valid(document):
     job = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]
-    for example in job["examples"].values():
-        assert isinstance(validate(TypeAdapter(JobRequest), example["value"]), GemmJob | GemmReduceJob | ProgramJob)
+    adapter = TypeAdapter(JobRequest | SeveralJobs)
+    models = {type(validate(adapter, example["value"])) for example in job["examples"].values()}
+    assert models == {GemmJob, GemmReduceJob, ProgramJob, SeveralJobs}
     for path, model in (("/v1/gemm", GemmParams), ("/v1/gemm-reduce", GemmReduceParams)):
         content = document["paths"][path]["post"]["requestBody"]["content"]["multipart/form-data"]
         assert isinstance(validate(model, content["example"]["params"]), model)
+
+
+async def test_inference_examples_are_valid(document):
+    operation = document["paths"]["/v2/models/{model}/infer"]["post"]
+    example = operation["requestBody"]["content"]["application/json"]["example"]
+    inference = await read_inference("gemm", bytearray(json.dumps(example).encode()), Turns())
+    assert inference.outputs[0].shape == (1, 2)
+    answer = operation["responses"]["200"]["content"]["application/json"]["example"]
+    assert InferenceResponse.model_validate(answer).outputs[0].shape == [1, 2]
+    for error in operation["responses"]["422"]["content"]["application/json"]["examples"].values():
+        assert InferenceError.model_validate(error["value"]).error
+    region = document["paths"]["/v2/systemsharedmemory/region/{name}/register"]["post"]["requestBody"]
+    for example in region["content"]["application/json"]["examples"].values():
+        assert validate(RegionRegistration, example["value"]).byte_size
 
 
 async def test_scalars_are_numbers_or_pairs(document):

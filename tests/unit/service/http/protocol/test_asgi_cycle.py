@@ -17,7 +17,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.written = b""
-        self.closed = False
+        self.closed = self.aborted = False
 
     def write(self, data) -> None:
         self.written += data
@@ -27,6 +27,9 @@ class Wire:
 
     def close(self) -> None:
         self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
 
     def is_closing(self) -> bool:
         return self.closed
@@ -138,13 +141,39 @@ async def test_an_app_that_fails_is_answered_500():
     assert cycle.complete
 
 
-async def test_an_app_that_fails_within_an_answer_has_it_cut_off():
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"x", b"a\r\nb: c")],
+        [(b"content-length", b"3"), (b"x\r\n", b"a")],
+        [(b"transfer-encoding", b"chunked"), (b"x", b"\0")],
+        [(b"content-length", b"three")],
+    ],
+)
+async def test_an_answer_whose_head_cannot_be_sent_is_500_instead(headers):
     async def app(scope, receive, send):
-        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     cycle = cycle_of()
     await cycle.run(app)
-    assert cycle.wire.closed
+    assert cycle.wire.written.startswith(b"HTTP/1.1 500 ")
+    assert cycle.wire.written.count(b"HTTP/1.1") == 1
+    assert cycle.wire.written.endswith(b"\r\n\r\nInternal Server Error")
+    assert cycle.finished == [cycle]
+    assert not cycle.keep_alive
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_an_app_that_fails_within_an_answer_has_it_cut_off(version):
+    """So that it does not look whole: the connection's end is the end of one without a length in HTTP/1.0."""
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+
+    cycle = cycle_of(version=version)
+    await cycle.run(app)
+    assert cycle.wire.aborted
     assert not cycle.complete
 
 

@@ -40,7 +40,7 @@ class TestHalfClosed:
     def test_gets_a_long_answer(self, live, version, patience_s, monkeypatch, npy):
         """However long it takes once it has begun."""
         monkeypatch.setattr(half_close, "_PATIENCE_S", patience_s)
-        content = npy(np.zeros(4 << 20))
+        content = npy(np.zeros(1 << 20))  # twice what Linux lets a sending socket hold
         with live.http() as http:
             sent = http.post("/v1/arrays", content=content, headers={"Content-Type": "application/x-npy"})
         path = f"/v1/arrays/{sent.json()['id']}/data".encode()
@@ -78,6 +78,24 @@ class TestHalfClosed:
                 live.executor.release()
                 assert final(connection)[0] == 200
                 assert connection.answer() is None
+
+    @pytest.mark.parametrize("app", [False, True])
+    @pytest.mark.parametrize("cut", [60, -20])
+    def test_half_a_request_behind_it_costs_nobody_an_answer(self, live, npy, form, app, cut):
+        """Within the second one's head, or its body. `app`: whether the app has the first, and looks for its end."""
+        live.executor.hold = True
+        content, headers = form([("a", npy(np.eye(4))), ("b", npy(np.eye(4)))])
+        if app:
+            headers = headers | {"Want-Content-Digest": "sha-256=1"}
+        with contextlib.closing(Raw(live)) as connection:
+            whole = connection.head(content, headers) + content
+            connection.socket.sendall(whole + whole[:cut])
+            connection.socket.shutdown(socket.SHUT_WR)
+            until(lambda: live.executor.sent)
+            assert live.connections == 1
+            live.executor.release()
+            assert final(connection)[0] == 200
+            assert final(connection) is None
 
     def test_who_has_hung_up_is_found_out(self, live, npy, form):
         """By a word of the server's: until then it looks the same."""

@@ -110,6 +110,8 @@ def test_what_does_not_end_is_cut_off(data, size):
     [
         (b"nonsense\r\n\r\n", MalformedRequest),
         (b"GET / RTSP/1.0\r\n\r\n", MalformedRequest),
+        (b"GET / ICE/1.0\r\n\r\n", MalformedRequest),
+        (b"SOURCE / ICE/1.0\r\n\r\n", MalformedRequest),
         (b"GET /\r\n\r\n", HttpVersion),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", HttpVersion),
         (POST.replace(b": 5", b": " + b"9" * 30), TooLarge),

@@ -34,8 +34,7 @@ class MemoryStore:
         self.reserved = 0
         self.aborted = 0
 
-    async def reserve(self, dtype, shape, order, **options):
-        await asyncio.sleep(0)
+    def allocate(self, dtype, shape, order, **options):
         nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
         self.reserved += nbytes
         upload = SimpleNamespace(nbytes=nbytes, filled=0, data=bytearray(), dtype=dtype, shape=shape, order=order)

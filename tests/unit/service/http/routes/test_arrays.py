@@ -239,7 +239,7 @@ async def test_content_digest(client, npy, random_array, footprint, problem, bar
 
 @given(st.data())
 def test_any_range_is_the_slice(data):
-    from gemmserve_service.http.answers.pieces import pieces
+    from gemmserve_service.http.answers.pieces import Pieces
     from gemmserve_service.http.headers.ranges import UnsatisfiableError, parse_range
 
     whole = bytes(range(200))
@@ -250,4 +250,64 @@ def test_any_range_is_the_slice(data):
     except UnsatisfiableError:
         return
     if span is not None:
-        assert b"".join(pieces((head, memoryview(tail)), span)) == whole[span.start : span.stop]
+        assert b"".join(Pieces((head, memoryview(tail)), span)) == whole[span.start : span.stop]
+
+
+async def test_name_and_labels(client, put):
+    query = {"name": "run-7/weights", "label": ["run=7", "equation=a=b c", "empty="]}
+    array = await put(np.ones(3), **query)
+    info = (await client.get(f"/v1/arrays/{array}")).json()
+    assert info["name"] == "run-7/weights"
+    assert info["labels"] == {"run": "7", "equation": "a=b c", "empty": ""}
+    plain = (await client.get(f"/v1/arrays/{await put(np.ones(3))}")).json()
+    assert (plain["name"], plain["labels"]) == (None, {})
+
+
+async def test_listings_by_name_and_labels(client, put):
+    tags = [{"name": "a", "label": "run=7"}, {"name": "a"}, {"name": "b", "label": ["run=7", "step=1"]}, {}]
+    ids = [await put(np.ones(3), **each) for each in tags]
+
+    async def found(**query):
+        return [ids.index(info["id"]) for info in (await client.get("/v1/arrays", params=query)).json()["items"]]
+
+    assert await found() == [3, 2, 1, 0]
+    assert await found(name="a") == [1, 0]
+    assert await found(label="run=7") == [2, 0]
+    assert await found(label=["step=1", "run=7"]) == [2]
+    assert await found(name="a", label="run=7") == [0]
+    assert await found(name="b", label="run=8") == []
+    first = await client.get("/v1/arrays", params={"name": "a", "label": "run=7", "limit": 1})
+    assert "link" not in first.headers
+    for query in ({"name": "a"}, {"label": ["run=7"]}):
+        first = await client.get("/v1/arrays", params={**query, "limit": 1})
+        following = await client.get(first.headers["link"].partition(">")[0][1:])
+        assert [ids.index(each.json()["items"][0]["id"]) for each in (first, following)] == await found(**query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"name": ""}, {"name": "a b"}, {"name": "-a"}, {"name": "\u00fc"}, {"name": "a\n"}, {"name": "a" * 129},
+        {"label": "run"}, {"label": "=7"}, {"label": "a b=7"}, {"label": f"{'a' * 64}=7"}, {"label": f"a={'7' * 129}"},
+        {"label": "a=\u00fc"}, {"label": "a=\n"}, {"label": ["a=1", "a=2"]},
+        {"label": [f"a{number}=1" for number in range(17)]},
+    ],
+)  # fmt: skip
+async def test_names_and_labels_that_are_none(client, npy, problem, query):
+    found = problem(
+        await client.post("/v1/arrays", params=query, content=npy(np.ones(3)), headers=NPY), 422, "parameter-invalid"
+    )
+    assert found["parameter"].startswith(next(iter(query)))
+    problem(await client.get("/v1/arrays", params=query), 422, "parameter-invalid")
+    assert (await client.get("/v1/arrays")).json()["items"] == []
+
+
+async def test_names_belong_to_their_owners(as_, npy):
+    alice, bob = as_("alice"), as_("bob")
+    for each in (alice, bob):
+        await each.post("/v1/arrays", params={"name": "a"}, content=npy(np.ones(3)), headers=NPY)
+    listed = [(await each.get("/v1/arrays", params={"name": "a"})).json()["items"] for each in (alice, bob)]
+    assert [len(each) for each in listed] == [1, 1]
+    assert listed[0] != listed[1]
+    admin = as_("root", scopes=["admin"])
+    assert len((await admin.get("/v1/arrays", params={"name": "a", "all": "true"})).json()["items"]) == 2

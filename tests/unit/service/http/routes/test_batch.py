@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
+import threading
 from collections import Counter
 
 import numpy as np
@@ -102,6 +104,7 @@ async def test_one_matrix_is_used_by_every_product(sent, alone, read_npy, random
     d = read_npy((await sent({"beta": 2}, a=a, b=b, c=c)).content)
     for i in range(5):
         assert d[i].tobytes() == (await alone({"beta": 2}, a=a[i], b=b, c=c)).tobytes()
+    assert np.allclose(read_npy((await sent({}, a=a, b=b, c=c)).content), a @ b + c, rtol=1e-4, atol=1e-5)
 
 
 async def test_lists_of_unequal_shapes(sent, alone, random_array):
@@ -366,6 +369,50 @@ async def test_deadline_and_hangup(sent, spy, problem, client, core, eventually)
             await asyncio.sleep(0.01)
 
 
+async def test_who_is_cancelled_twice_while_operands_are_swapped_leaves_their_place_to_the_thread(
+    sent, core, monkeypatch, eventually
+):
+    """No other array gets it before the thread is through."""
+    begun, gate, taken, done = threading.Event(), threading.Event(), [], threading.Event()
+    align, reserve = batch_bodies._align, batch_bodies.reserve
+
+    def held(view, found):
+        begun.set()
+        gate.wait(60)
+        try:
+            return align(view, found)
+        finally:
+            done.set()
+
+    def watched(store, nbytes, **fields):
+        taken.append((nbytes, reserve(store, nbytes, **fields)))
+        return taken[-1][1]
+
+    monkeypatch.setattr(batch_bodies, "_align", held)
+    monkeypatch.setattr(batch_bodies, "reserve", watched)
+    wide = np.ones((2, 256, 256), ">f8")
+    request = asyncio.ensure_future(sent({}, a=wide, b=wide))
+    await eventually(begun.is_set)
+    ((nbytes, upload),) = taken
+    extent = upload.extent
+    request.cancel()
+    await asyncio.sleep(0)
+    request.cancel()
+    try:
+        await asyncio.wait([request])
+        del request  # whose traceback refers to the body
+        gc.collect()
+        assert core.store.scratch_bytes == 0
+        others = [reserve(core.store, nbytes, largest=nbytes, owner="") for _ in range(2)]
+        assert extent not in [other.extent for other in others]
+    finally:
+        gate.set()
+    await eventually(done.is_set)
+    await eventually(lambda: extent.quiescent)
+    for other in others:
+        other.abort()
+
+
 @pytest.fixture
 def eventually():
     async def wait(condition, within_s=60.0):
@@ -437,6 +484,42 @@ async def test_others_have_their_turns_while_a_batch_is_prepared(client, form, n
     content, headers = form([("a", a), ("b", b)])
     assert (await client.post("/v1/batch", content=content, headers=headers)).status_code == 200
     assert asked >= 5 * 100  # two operands, the kinds, their plans, the message
+
+
+@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("times", [1, 2])
+async def test_who_is_cancelled_while_results_become_arrays_leaves_none(
+    client, stored, npy, core, monkeypatch, eventually, times, after
+):
+    """Neither those that are arrays by then, nor those whose rows are on their way."""
+    answer = await client.post(
+        "/v1/arrays", content=npy(np.ones((2, 2), "f4")), headers={"content-type": "application/x-npy"}
+    )
+    operand = answer.json()["id"]
+    used = core.store.used_bytes
+    commit, ended, delete = Upload.commit, [], core.store.delete
+
+    async def slow(self):
+        info = await commit(self)
+        ended.append(self)
+        if len(ended) == after:
+            request.cancel()
+        return info
+
+    async def late(array_id, **fields):
+        if times == 2:
+            request.cancel()
+        await asyncio.sleep(0)
+        await delete(array_id, **fields)
+
+    monkeypatch.setattr(Upload, "commit", slow)
+    monkeypatch.setattr(core.store, "delete", late)
+    request = asyncio.ensure_future(stored([{"a": operand, "b": operand}] * 3, results="each"))
+    await asyncio.wait([request])
+    assert request.cancelled()
+    await eventually(lambda: core.store.count == 1)
+    await eventually(lambda: core.store.used_bytes == used)
+    assert len(ended) >= after
 
 
 async def test_others_have_their_turns_while_many_results_become_arrays(client, stored, npy, monkeypatch):

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from gemmserve.wire import MAX_JOBS
 from gemmserve_service.http.routes import jobs as routes
 
 
@@ -107,6 +108,38 @@ async def test_idempotency(client, operands, problem):
     other = await client.post("/v1/jobs", json=job | {"alpha": 2}, headers=headers)
     problem(other, 422, "idempotency-mismatch")
     assert len((await client.get("/v1/jobs")).json()["items"]) == 1
+
+
+@pytest.mark.parametrize("program", [False, True])
+async def test_beta_that_is_not_given_is_1_with_c(client, operands, put, result, random_array, program):
+    job, expected = operands
+    c = random_array(expected.shape, seed=2)
+    job = job | {"c": await put(c)}
+
+    def asked(product):
+        return {"op": "program", "steps": [product | {"id": "d"}]} if program else product
+
+    made = []
+    for product in (job, job | {"beta": 1}, job | {"beta": None}):  # the same params: one key serves all
+        headers = {"Idempotency-Key": "beta", "Prefer": "wait=60"}
+        made.append((await client.post("/v1/jobs", json=asked(product), headers=headers)).json())
+    assert len({info["id"] for info in made}) == 1
+    request = made[0]["request"]["steps"][0] if program else made[0]["request"]
+    assert request["beta"] == 1
+    assert np.allclose(await result(made[0]), expected + c, rtol=1e-4)
+
+
+async def test_a_running_job_has_an_estimate(client, operands, spy):
+    job, _ = operands
+    spy.hold = True
+    submitted = await client.post("/v1/jobs", json=job)
+    path = submitted.headers["location"]
+    while (info := (await client.get(path)).json())["state"] == "queued":  # noqa: ASYNC110 (over HTTP)
+        await asyncio.sleep(0.01)
+    assert (info["state"], info["estimated_s"] > 0) == ("running", True)
+    spy.release()
+    done = (await client.get(path, params={"wait": 60})).json()
+    assert (done["state"], done["estimated_s"]) == ("succeeded", None)
 
 
 async def test_listing_by_state(client, operands, spy):
@@ -233,3 +266,112 @@ class TestQueueFull:
         problem(refused[-1], 429, "queue-full")
         assert int(refused[-1].headers["retry-after"]) >= 1
         spy.release()
+
+
+class TestSeveral:
+    async def test_all_in_one_exchange(self, client, operands, result):
+        job, expected = operands
+        asked = {"jobs": [job, job | {"alpha": 2}, {**job, "op": "gemm_reduce", "reduce": ["sum", "absmax"]}]}
+        answer = await client.post("/v1/jobs", json=asked, headers={"Prefer": "wait=60"})
+        assert (answer.status_code, answer.headers["preference-applied"]) == (200, "wait=60")
+        assert "location" not in answer.headers
+        one, two, reduced = answer.json()["jobs"]
+        assert {info["state"] for info in (one, two, reduced)} == {"succeeded"}
+        assert "request" not in one
+        assert np.allclose(await result(one), expected, rtol=1e-4)
+        assert np.allclose(await result(two), 2 * expected, rtol=1e-4)
+        assert list(reduced["result"]) == ["sum", "absmax"]
+        whole = (await client.get(f"/v1/jobs/{two['id']}")).json()
+        assert whole["request"]["alpha"] == 2
+
+    async def test_accepted_at_once(self, client, operands, spy):
+        job, _ = operands
+        spy.hold = True
+        answer = await client.post("/v1/jobs", json={"jobs": [job] * 300})
+        assert answer.status_code == 202
+        ids = [info["id"] for info in answer.json()["jobs"]]
+        assert len(set(ids)) == 300
+        spy.release()
+        for job_id in ids:
+            assert (await client.get(f"/v1/jobs/{job_id}", params={"wait": 60})).json()["state"] == "succeeded"
+
+    async def test_sent_again_with_the_key_it_asks_for_their_states(self, client, operands, problem):
+        job, _ = operands
+        headers = {"Idempotency-Key": "several"}
+        first = await client.post("/v1/jobs", json={"jobs": [job] * 3}, headers=headers)
+        assert "idempotent-replayed" not in first.headers
+        again = await client.post("/v1/jobs", json={"jobs": [job] * 3}, headers=headers | {"Prefer": "wait=60"})
+        assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
+        assert [info["id"] for info in again.json()["jobs"]] == [info["id"] for info in first.json()["jobs"]]
+        problem(await client.post("/v1/jobs", json={"jobs": [job] * 2}, headers=headers), 422, "idempotency-mismatch")
+        assert len((await client.get("/v1/jobs")).json()["items"]) == 3
+
+    @pytest.mark.parametrize("company", [1, 100])  # a short body, and one that is read piece by piece
+    async def test_none_where_one_is_wrong(self, client, operands, put, random_array, problem, company):
+        job, _ = operands
+        missing = job | {"a": "arr_" + "0" * 26}
+        narrow = job | {"b": await put(random_array((7, 7)))}
+        for wrong, status, slug in ((missing, 404, "not-found"), (narrow, 422, "shape-mismatch")):
+            answer = await client.post("/v1/jobs", json={"jobs": [job] * company + [wrong]})
+            found = problem(answer, status, slug)
+            assert (found["item"], found["pointer"]) == (company, f"/jobs/{company}")
+        answer = await client.post("/v1/jobs", json={"jobs": [job] * company + [job | {"alpah": 2}]})
+        found = problem(answer, 422, "parameter-invalid")
+        assert [entry["field"] for entry in found["errors"]] == [f"jobs.{company}.alpah"]
+        assert (await client.get("/v1/jobs")).json()["items"] == []
+
+    @pytest.mark.parametrize(
+        ("asked", "said"),
+        [
+            ({"jobs": []}, "jobs"),
+            ({"jobs": {}}, "jobs"),
+            ({"jobs": None}, "jobs"),
+            ({"jobs": [1]}, "jobs.0"),
+            ({"jobs": [{}]}, "jobs.0"),
+        ],
+    )
+    async def test_what_is_no_list_of_jobs(self, client, problem, asked, said):
+        found = problem(await client.post("/v1/jobs", json=asked), 422, "parameter-invalid")
+        assert found["errors"][0]["field"] == said
+
+    async def test_nothing_beside_the_list(self, client, operands, problem):
+        job, _ = operands
+        for company in (1, 100):
+            answer = await client.post("/v1/jobs", json={"jobs": [job] * company, "priority": 3})
+            assert problem(answer, 422, "parameter-invalid")["errors"][0]["field"] == "priority"
+
+    async def test_too_many(self, client, operands, problem):
+        job, _ = operands
+        for count in (MAX_JOBS + 1, 2 * MAX_JOBS):
+            answer = await client.post("/v1/jobs", json={"jobs": [job] * count})
+            assert problem(answer, 422, "parameter-invalid")["parameter"] == "jobs"
+        few = {"jobs": [1] * (MAX_JOBS + 1)}  # short enough to be read at one go
+        assert problem(await client.post("/v1/jobs", json=few), 422, "parameter-invalid")["parameter"] == "jobs"
+
+
+async def test_results_by_name(client, operands, put, random_array):
+    job, _ = operands
+    wait = {"Prefer": "wait=60"}
+
+    async def named(name):
+        return [info["id"] for info in (await client.get("/v1/arrays", params={"name": name})).json()["items"]]
+
+    single = (await client.post("/v1/jobs", json={**job, "name": "d7", "labels": {"run": "7"}}, headers=wait)).json()
+    assert (single["request"]["name"], single["request"]["labels"]) == ("d7", {"run": "7"})
+    assert await named("d7") == [single["result"]["d"]]
+    several = {**job, "op": "gemm_reduce", "reduce": ["sumsq", "absmax"], "name": "power", "labels": {"run": "7"}}
+    made = (await client.post("/v1/jobs", json=several, headers=wait)).json()
+    for name, array in made["result"].items():
+        assert await named(f"power.{name}") == [array]
+    step = {"id": "x", "op": "gemm", "a": job["a"], "b": job["b"]}
+    program = {"op": "program", "steps": [step], "name": "p", "labels": {"run": "7"}}
+    made = (await client.post("/v1/jobs", json=program, headers=wait)).json()
+    assert await named("p") == [made["result"]["x"]]
+    assert len((await client.get("/v1/arrays", params={"label": "run=7"})).json()["items"]) == 4
+    plain = (await client.post("/v1/jobs", json=job, headers=wait)).json()
+    assert not {"name", "labels"} & plain["request"].keys()
+
+
+@pytest.mark.parametrize("field", [{"name": "a b"}, {"labels": {"a b": "7"}}, {"labels": {"a": "\n"}}, {"name": 7}])
+async def test_names_of_results_that_are_none(client, operands, problem, field):
+    problem(await client.post("/v1/jobs", json={**operands[0], **field}), 422, "parameter-invalid")

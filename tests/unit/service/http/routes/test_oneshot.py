@@ -55,6 +55,14 @@ async def test_alpha_beta_and_order(one_shot, read_npy, random_array, params_fir
     assert d.flags.f_contiguous
 
 
+@pytest.mark.parametrize("params_first", [True, False])
+async def test_beta_that_is_not_given_is_1_with_c(one_shot, read_npy, random_array, params_first):
+    a, b, c = (random_array(shape, "complex128", seed) for seed, shape in enumerate([(4, 6), (6, 5), (4, 5)]))
+    for params, expected in (({}, a @ b + c), ({"beta": None}, a @ b + c), ({"beta": 0}, a @ b)):
+        answer = await one_shot("/v1/gemm", params, params_first=params_first, a=a, b=b, c=c)
+        assert np.allclose(read_npy(answer.content), expected)
+
+
 async def test_fortran_and_big_endian_parts(one_shot, read_npy, random_array):
     a = np.asfortranarray(random_array((6, 4)))
     b = random_array((4, 5), seed=1).astype(">c8")
@@ -136,3 +144,22 @@ async def test_operands_without_elements_cost_what_they_make(one_shot, read_npy)
     assert read_npy(answer.content).tolist() == [0] * 4
     answer = await one_shot("/v1/gemm", a=np.empty((1 << 20, 0)), b=np.empty((0, 1 << 20)))
     assert (answer.status_code, answer.json()["type"]) == (413, "/problems/too-large")
+
+
+async def test_who_is_cancelled_in_the_turn_in_which_the_product_ends_leaves_nothing(
+    client, core, form, npy, monkeypatch
+):
+    run = core.jobs.run
+
+    async def ends(*arguments, **fields):
+        done = await run(*arguments, **fields)
+        assert core.store.scratch_bytes
+        request.cancel()
+        return done
+
+    monkeypatch.setattr(core.jobs, "run", ends)
+    content, headers = form([("a", npy(np.eye(4))), ("b", npy(np.eye(4)))])
+    request = asyncio.ensure_future(client.post("/v1/gemm", content=content, headers=headers))
+    await asyncio.wait([request])
+    assert request.cancelled()
+    assert core.store.scratch_bytes == 0

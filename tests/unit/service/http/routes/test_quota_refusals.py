@@ -55,7 +55,7 @@ async def test_results_are_charged_when_the_job_is_accepted(as_, npy, problem, s
 
 
 async def test_concurrent_uploads_never_exceed_the_quota(as_, npy, core):
-    """Of twenty at once that each need a tenth exactly ten are taken."""
+    """Twenty at once, each of which needs a tenth: exactly ten are taken."""
     alice = as_("alice", quota=Quota(stored_bytes=8000))
     body = npy(np.zeros(100))
     answers = await asyncio.gather(

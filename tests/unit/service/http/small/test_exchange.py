@@ -10,12 +10,12 @@ import threading
 import numpy as np
 import pytest
 import structlog
-from raw_connection import Raw, eventually
+from raw_connection import Raw, closed, eventually
 
 from gemmserve import Client
 from gemmserve.wire import format_npy_header
 from gemmserve_kernels import gemm, gemm_reduce
-from gemmserve_service.http.small import exchange
+from gemmserve_service.http.small import base_exchange, exchange, product_exchange
 from gemmserve_service.tenancy.keyring import create_key
 
 
@@ -81,7 +81,7 @@ def test_a_body_in_pieces(raw, plain):
 
 
 def test_a_body_that_comes_late_is_the_app_s(live, raw, plain, counted, monkeypatch):
-    monkeypatch.setattr(exchange, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(base_exchange, "PATIENCE_S", 0.02)
     content, headers, expected = plain
     path = live.connection_class.small
     for cut in (0, 100):
@@ -229,3 +229,59 @@ def test_behind_a_proxy_the_audit_has_the_client_s_address(serve, tmp_path, plai
     assert eventually(lambda: "/v1/gemm" in (tmp_path / "audit").read_text())  # written after the answer
     (line,) = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines() if "/v1/gemm" in line]
     assert (line["address"], len(counted)) == ("203.0.113.9", 1)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_server_that_ends_while_a_request_is_handed_over_closes_behind_its_answer(live, raw, plain, counted, known):
+    """`known`: whether its head was seen before, so that it came past the parser."""
+    content, headers, expected = plain
+    if known:
+        raw.send(content, headers)
+        assert raw.answer()[2] == expected
+    wrong = content.replace(b'name="b"', b'name="z"')
+    raw.socket.sendall(raw.head(wrong, headers) + wrong[:100])
+    assert eventually(lambda: live.connection_class.small.gathered)
+    live.call(lambda: [connection.shutdown() for connection in live.open_connections])
+    raw.socket.sendall(wrong[100:])
+    status, sent, body = raw.answer()
+    assert (status, sent.get("connection"), json.loads(body)["status"]) == (422, "close", 422)
+    assert raw.answer() is None
+    assert len(counted) == known
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_result_that_cannot_be_described_is_answered_once(live, raw, plain, counted, monkeypatch, known):
+    content, headers, expected = plain
+
+    def broken(_):
+        raise RuntimeError("broken")
+
+    with structlog.testing.capture_logs() as lines:
+        if known:
+            raw.send(content, headers)
+            assert raw.answer()[2] == expected
+        with monkeypatch.context() as patch:
+            patch.setattr(product_exchange, "elements_header", broken)
+            raw.send(content, headers)
+            status, sent, body = raw.answer()
+        assert (status, sent["content-type"], json.loads(body)["status"]) == (500, "application/problem+json", 500)
+        raw.send(content, headers)
+        assert raw.answer()[2] == expected
+        assert eventually(lambda: len(requests(lines)) == 2 + known)
+    assert [line["status"] for line in requests(lines)][known:] == [500, 200]
+    assert eventually(lambda: live.core.store.scratch_bytes == 0)
+
+
+def test_an_answer_that_cannot_be_written_breaks_the_connection_and_is_counted(live, raw, plain, monkeypatch):
+    content, headers, _ = plain
+
+    def broken(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(live.connection_class, "reply", broken)
+    with structlog.testing.capture_logs() as lines:
+        raw.send(content, headers)
+        assert closed(raw.socket)
+        assert eventually(lambda: requests(lines))
+    assert [line["status"] for line in requests(lines)] == [499]
+    assert eventually(lambda: live.core.store.scratch_bytes == 0 and live.connections == 0)

@@ -17,7 +17,7 @@ from gemmserve import Client
 from gemmserve.wire import format_npy_header
 from gemmserve_kernels import gemm
 from gemmserve_service.http.protocol.protocol import State
-from gemmserve_service.http.small import exchange, heads
+from gemmserve_service.http.small import base_exchange, exchange, heads
 from gemmserve_service.tenancy.keyring import create_key, revoke_key
 
 pytestmark = pytest.mark.usefixtures("counted")  # for its patience: a slow machine must not decide the way
@@ -176,7 +176,7 @@ def test_a_body_that_is_wrong_is_answered_as_the_first_time(live, warm, products
 
 
 def test_a_body_that_comes_late_is_the_app_s(live, warm, products, past, counted, monkeypatch):
-    monkeypatch.setattr(exchange, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(base_exchange, "PATIENCE_S", 0.02)
     _, made = products
     whole = warm.request(1)
     head = whole.index(b"\r\n\r\n") + 4
@@ -311,7 +311,7 @@ def test_those_seen_last_are_kept(live, products, monkeypatch):
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_comes_in_whatever_pieces(live, warm, products, monkeypatch, seed):
     """Answers come in the order of the requests, each its own, by whichever way they went."""
-    monkeypatch.setattr(exchange, "_PATIENCE_S", 0.002)
+    monkeypatch.setattr(base_exchange, "PATIENCE_S", 0.002)
     _, made = products
     chance = random.Random(seed)
     kinds = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import os
 import threading
 from base64 import b64encode
 
@@ -14,6 +16,9 @@ import uvloop
 from raw_connection import GET, until, upload_head
 from transfer_processes import TransferThreads
 from transfers import BARE, F64, MIB, OCTETS, A, download, metric, read_answer, same, store, transferred_by
+
+from gemmserve_service.store.extents.arena import Arena
+from gemmserve_service.store.extents.memfd import create_arena
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -185,3 +190,18 @@ def test_without_a_process_the_front_does_it(served):
         found = http.get(f"/v1/arrays/{store(live)}/data", headers=BARE)
         assert found.content == A.tobytes()
         assert not processes.transfers.transferred_bytes
+
+
+def test_a_result_in_the_host_arena(served):
+    with served() as (live, processes), live.http() as http, contextlib.ExitStack() as stack:
+        array_id = store(live)
+        fd = create_arena(4 * A.nbytes)
+        stack.callback(os.close, fd)
+        arena = Arena(f"/proc/self/fd/{fd}", 4 * A.nbytes)
+        arena.allocate(A.nbytes)  # the other does not begin where the memory does
+        record = live.core.store._catalog.get(array_id)
+        record.extent = arena.allocate(A.nbytes)
+        record.extent.view(A.nbytes)[:] = (2 * A).tobytes()
+        found = http.get(f"/v1/arrays/{array_id}/data", headers=BARE | {"Range": f"bytes=8-{A.nbytes - 1}"})
+        assert found.content == (2 * A[1:]).tobytes()
+        assert processes.transfers.transferred_bytes["out"]

@@ -93,25 +93,3 @@ async def test_what_was_sent_before_the_request_is_found_though_the_loop_has_not
         socket.send_fds(connection, [json.dumps(MEMORY).encode()], [fd])
         os.close(fd)
         session.take(1).close()  # with no await between
-
-
-async def test_no_descriptors_left_for_a_connection(registry, sockets, monkeypatch, caplog):
-    registry, listener = registry
-    monkeypatch.setattr("gemmserve_service.http.requests.descriptors._PAUSE_S", 0.01)
-    attempts = []
-
-    class Full:
-        fileno = listener.fileno
-
-        def accept(self):
-            attempts.append(1)
-            if len(attempts) < 3:
-                raise OSError(24, "Too many open files")
-            return listener.accept()
-
-    registry._listener = Full()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.connect(str(sockets))
-        connection.send(b'{"kind": "hello", "version": 1}')
-        await turn(lambda: registry.sessions)
-    assert "Too many open files" in caplog.text

@@ -130,3 +130,17 @@ async def test_a_header_that_was_damaged_on_its_way_is_not_kept(client, begin_np
     assert (await put(url, data, 300, None)).status_code == 204
     assert np.array_equal(await stored(await client.post(f"{url}/complete")), A)
     assert (await client.get("/v1/usage")).json()["store_bytes"] == A.nbytes
+
+
+async def test_name_and_labels_are_the_array_s(client, begin, put, npy):
+    for first in (await begin(A, name="weights", label=["run=7", "step=1"]), None):
+        if first is None:  # a .npy file, whose space is reserved later
+            data = npy(A)
+            query = {"name": "weights", "label": ["run=7", "step=1"]}
+            headers = {"Content-Type": "application/x-npy", "Content-Length": "0"}
+            url = (await client.post("/v1/uploads", params=query, headers=headers)).headers["location"]
+        else:
+            url, data = first, A.tobytes()
+        await put(url, data, 0, len(data))
+        info = (await client.post(f"{url}/complete")).json()
+        assert (info["name"], info["labels"]) == ("weights", {"run": "7", "step": "1"})

@@ -1,0 +1,98 @@
+"""Short requests of routes that answer with JSON or with nothing, straight from the connection."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from gemmserve.wire import NpyError
+from gemmserve_kernels.problem.errors import DeviceError, KernelError
+from gemmserve_service.errors import ServiceError
+from gemmserve_service.http.problems import problem_response
+from gemmserve_service.http.protocol.response_writer import field_lines
+from gemmserve_service.http.routes import arrays, jobs
+from gemmserve_service.http.small.base_exchange import Exchange
+from gemmserve_service.runtime.tracing.spans import REQUEST
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from gemmserve_service.http.protocol.connection import Body
+
+log = structlog.get_logger(__name__)
+
+
+class RouteExchange(Exchange):
+    """A request that a coroutine answers."""
+
+    _response: Response
+
+    @abstractmethod
+    async def respond(self, body: bytes, owner: str) -> Response:
+        """Return the answer. `owner`: that of the key. Raises ServiceError, KernelError."""
+
+    def take(self, body: bytes) -> None:
+        """Begin the answer."""
+        tasks = self.protocol.server_state.tasks  # which the server waits for when it ends
+        task = self.protocol.loop.create_task(self._run(body[self._start :]))
+        task.add_done_callback(tasks.discard)
+        tasks.add(task)
+
+    async def _run(self, body: bytes) -> None:
+        if self._path.tracing is not None:  # also None: this may run in the context of the request before
+            REQUEST.set(self._trace)
+        try:
+            self._response = await self.respond(body, self._scope["state"]["caller"].owner)
+        except asyncio.CancelledError:
+            self.protocol.transport.abort()
+            raise
+        except Exception as error:
+            if not isinstance(error, ServiceError | KernelError | DeviceError | NpyError):
+                log.exception("unexpected error", **self._context)
+            problem = problem_response(error)
+            self._slug, self._response = problem.slug, problem
+        self.answer()
+
+    def made(self) -> tuple[int, bytes, Body]:
+        """Return the answer, or the problem."""
+        response = self._response
+        return response.status_code, field_lines(response.raw_headers), (bytes(response.body),)
+
+    def sent(self) -> None:
+        """Do nothing: jobs are the queue's, arrays the store's."""
+
+    def given_up(self) -> None:
+        """Do nothing: a client that hangs up cancels no job."""
+
+    def observed(self) -> str | None:
+        """Return the URL of the job that was made, if one was."""
+        response: Any = getattr(self, "_response", None)
+        return None if response is None else response.headers.get("location")
+
+
+class SubmissionExchange(RouteExchange):
+    """A job, or several: queued, and waited for where the request prefers that."""
+
+    async def respond(self, body: bytes, owner: str) -> Response:
+        """Return the job, or jobs."""
+        return await jobs.answer(self._path.core, body, self._varying.key, self.head.preference, owner)
+
+
+class JobStateExchange(RouteExchange):
+    """State of a job, which may be waited for."""
+
+    async def respond(self, body: bytes, owner: str) -> Response:  # noqa: ARG002
+        """Return the job."""
+        return await jobs.look(self._path.core, self._varying.item, self.head.timeout_s or 0.0, owner)
+
+
+class ArrayExchange(RouteExchange):
+    """Metadata of an array, or its deletion."""
+
+    async def respond(self, body: bytes, owner: str) -> Response:  # noqa: ARG002
+        """Return the array, or nothing once it is hidden."""
+        call = arrays.remove if self._scope["method"] == "DELETE" else arrays.look
+        return await call(self._path.core, self._varying.item, owner)

@@ -1,0 +1,398 @@
+"""Submissions and looks that pass ASGI by: nobody can tell but by the time that it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+
+import numpy as np
+import pytest
+import structlog
+from raw_connection import Raw, eventually, until
+
+from gemmserve import Client
+from gemmserve_service.http.small import exchange
+from gemmserve_service.http.small.route_exchange import RouteExchange, SubmissionExchange
+from gemmserve_service.tenancy.keyring import create_key
+
+pytestmark = pytest.mark.usefixtures("counted")  # for its patience: a slow machine must not decide the way
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The exchanges of submissions."""
+    return noted(monkeypatch, SubmissionExchange)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """The exchanges of all routes but the one-shots'."""
+    return noted(monkeypatch, RouteExchange)
+
+
+def noted(monkeypatch, kind):
+    """Return the list of exchanges of that kind, as they come."""
+    seen = []
+    accept = exchange.SmallRequests.accept
+
+    def note(*arguments):
+        found = accept(*arguments)
+        if isinstance(found, kind):
+            seen.append(found)
+        return found
+
+    monkeypatch.setattr(exchange.SmallRequests, "accept", note)
+    return seen
+
+
+@pytest.fixture
+def job(live, random_array):
+    with Client(live.url) as client:
+        return {"op": "gemm", "a": client.put(random_array((6, 5))).id, "b": client.put(random_array((5, 7))).id}
+
+
+@pytest.fixture
+def raw(live):
+    with contextlib.closing(Raw(live)) as connection:
+        yield connection
+
+
+def post(raw, document, *further, **fields):
+    content = document if isinstance(document, bytes) else json.dumps(document).encode()
+    raw.send(content, JSON, *further, path="/v1/jobs", **fields)
+
+
+def in_chunks(raw, document, *further):
+    """The same by the way of the app, which reads chunks."""
+    content = document if isinstance(document, bytes) else json.dumps(document).encode()
+    head = raw.head(content, JSON, "Transfer-Encoding: chunked", *further, path="/v1/jobs")
+    head = head.replace(f"Content-Length: {len(content)}\r\n".encode(), b"")
+    raw.socket.sendall(head + (b"%x\r\n%b\r\n" % (len(content), content) if content else b"") + b"0\r\n\r\n")
+
+
+def test_what_the_client_library_sends_goes_this_way(live, random_array, taken):
+    a, b = random_array((6, 5)), random_array((5, 7), seed=1)
+    with Client(live.url) as client:
+        ra, rb = client.put(a), client.put(b)
+        for _ in range(3):
+            np.testing.assert_allclose((ra @ rb).numpy(), a @ b, rtol=1e-4, atol=1e-5)
+        client.submit("gemm", ra, rb).wait(60)
+        assert len(client.submit_many([{"op": "gemm", "a": ra, "b": rb}] * 3)) == 3
+    assert len(taken) == 5
+    # The second product's head is the first one's, but for its Idempotency-Key.
+    assert [found.cycle is None for found in taken[:3]] == [False, True, True]
+
+
+def test_each_has_its_own_key(raw, job, taken):
+    ids = set()
+    for key in ("k1", "k2", "k1", "k2"):
+        post(raw, job, f"Idempotency-Key: {key}", "Prefer: wait=60")
+        status, headers, body = raw.answer()
+        assert (status, headers["preference-applied"]) == (200, "wait=60")
+        ids.add((key, json.loads(body)["id"]))
+    assert len(ids) == 2
+    assert [found.cycle is None for found in taken] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "line", ["idempotency-key: one", "Idempotency-Key: a.b:c", "Idempotency-Key: one ", "Idempotency-Key:one"]
+)
+def test_a_key_counts_however_it_is_spelt(raw, job, line):
+    """Repeated past the parser it was lost: the same job ran again."""
+    ids = []
+    for _ in range(3):
+        post(raw, job, line)
+        status, _, content = raw.answer()
+        assert status in {200, 202}
+        ids.append(json.loads(content)["id"])
+    assert len(set(ids)) == 1
+    post(raw, job, line.replace("one", "two").replace("a.b", "b.a"))
+    assert json.loads(raw.answer()[2])["id"] not in ids
+
+
+def test_a_key_without_characters_is_no_other_request_s(raw, job):
+    for _ in range(2):
+        post(raw, job, "Idempotency-Key: one")
+        assert raw.answer()[0] in {200, 202}
+    post(raw, job, "Idempotency-Key: ")
+    assert raw.answer()[0] == 422
+
+
+def test_the_answer_is_the_app_s(raw, job, taken):
+    """But for what is another in every answer."""
+    cases = [
+        (job, ["Prefer: wait=60"]),
+        ({"jobs": [job] * 2}, ["Prefer: wait=60"]),
+        (job, ["Idempotency-Key: k", "Prefer: wait=60"]),
+        (job | {"alpha": 2}, ["Idempotency-Key: k"]),
+        (job | {"alpah": 2}, []),
+        (job | {"a": "arr_" + "0" * 26}, []),
+        (job | {"b": job["a"]}, []),
+        ({"jobs": [job, job | {"b": job["a"]}]}, []),
+        (b"{", []),
+        (b"[]", []),
+        (b"\xff", []),
+        (b'{"op": "gemm", "op": "gemm"}', []),
+    ]
+    found = []
+    for send in (post, in_chunks):
+        seen = []
+        for document, further in cases:
+            send(raw, document, *further)
+            status, headers, body = raw.answer()
+            told = json.loads(body)
+            kept = {name: headers.get(name) for name in ("content-type", "cache-control", "x-frame-options")}
+            slug = told.get("type")
+            jobs = told.get("jobs", [told])
+            seen.append((status, sorted(set(headers) - {"idempotent-replayed"}), kept, slug, told.get("detail"),
+                         [each.get("state") for each in jobs], sorted(told)))  # fmt: skip
+        found.append(seen)
+    assert found[0] == found[1]
+    assert [status for status, *_ in found[0]] == [200, 200, 200, 422, 422, 404, 422, 422, 400, 422, 400, 400]
+    assert len(taken) == len(cases)
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        ["Content-Encoding: identity"],
+        ["Content-Digest: sha-256=:AAAA:"],
+        [f"Idempotency-Key: {'k' * 256}"],
+        ["Idempotency-Key: k", "Idempotency-Key: k"],
+        ["Prefer: wait=1", "Prefer: respond-async"],
+    ],
+)
+def test_what_is_unusual_is_the_app_s(raw, job, taken, unusual):
+    post(raw, job, *unusual)
+    assert raw.answer()[0] in {200, 202, 400, 415, 422}
+    assert not taken
+
+
+def test_other_bodies_are_the_app_s(raw, job, taken):
+    for content, headers, path, status in (
+        (b"", JSON, "/v1/jobs", 400),
+        (json.dumps(job).encode(), {"Content-Type": "text/plain"}, "/v1/jobs", 415),
+        (json.dumps(job).encode(), JSON, "/v1/jobs?wait=3", 202),
+    ):
+        raw.send(content, headers, path=path)
+        assert raw.answer()[0] == status
+    assert not taken
+
+
+def test_pipelined_submissions_are_answered_in_their_order(raw, job):
+    content = json.dumps(job).encode()
+    requests = [
+        raw.head(content, JSON, f"X-Request-Id: r{number}", *further, path="/v1/jobs") + content
+        for number, further in enumerate([["Prefer: wait=60"], [], ["Prefer: wait=60"], ["Transfer-Encoding: x"]])
+    ]
+    raw.socket.sendall(b"".join(requests[:3]))
+    answers = [raw.answer() for _ in range(3)]
+    assert [answer[1]["x-request-id"] for answer in answers] == ["r0", "r1", "r2"]
+    assert [answer[0] for answer in answers] == [200, 202, 200]
+
+
+def test_who_hangs_up_while_waiting_cancels_nothing(live, job):
+    live.executor.hold = True
+    scheduler = live.core.scheduler
+    with structlog.testing.capture_logs() as lines:
+        with contextlib.closing(Raw(live)) as connection:
+            post(connection, job, "Idempotency-Key: k", "Prefer: wait=60")
+            until(lambda: scheduler.queued + scheduler.running == 1)
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        until(lambda: live.connections == 0)
+        live.executor.release()
+        until(lambda: [line for line in tuple(lines) if line["event"] == "request" and line["path"] == "/v1/jobs"])
+    (line,) = [line for line in lines if line["event"] == "request" and line["path"] == "/v1/jobs"]
+    assert (line["status"], line["method"], line["route"]) == (499, "POST", "/v1/jobs")
+    with contextlib.closing(Raw(live)) as connection:
+        post(connection, job, "Idempotency-Key: k", "Prefer: wait=60")
+        status, headers, body = connection.answer()
+    assert (status, headers["idempotent-replayed"], json.loads(body)["state"]) == (200, "true", "succeeded")
+
+
+def test_a_server_that_ends_answers_who_waits(serve, spy, random_array):
+    live = serve()
+    with Client(live.url) as client:
+        remote = client.put(random_array((5, 5)))
+    spy.hold = True
+    with contextlib.closing(Raw(live)) as connection:
+        post(connection, {"op": "gemm", "a": remote.id, "b": remote.id}, "Prefer: wait=60")
+        until(lambda: live.core.scheduler.queued + live.core.scheduler.running == 1)
+        live.call(lambda: (live.core.scheduler.drain(), live.core.jobs.release_waiters()))
+        assert connection.answer()[0] == 202
+        spy.release()
+        post(connection, {"op": "gemm", "a": remote.id, "b": remote.id})
+        assert connection.answer()[0] == 503
+
+
+def test_counted_logged_and_audited(serve, tmp_path, random_array, taken):
+    live = serve(audit_log=tmp_path / "audit")
+    key_id, text = create_key(live.core.settings.data_dir, "alice")
+    until(lambda: key_id in live.core.keyring.current.keys)
+    with Client(live.url, api_key=text) as client:
+        remote = client.put(random_array((5, 5)))
+        job = client.submit("gemm", remote, remote)
+    assert len(taken) == 1
+    value = live.app.state.metrics.registry.get_sample_value
+    labels = {"route": "/v1/jobs", "method": "POST", "status": "202"}
+    assert eventually(lambda: value("gemmserve_http_requests_total", labels) == 1)
+    assert eventually(lambda: "/v1/jobs" in (tmp_path / "audit").read_text())
+    (line,) = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines() if "/v1/jobs" in line]
+    assert (line["created"], line["key"], line["outcome"]) == (f"/v1/jobs/{job.id}", key_id, "done")
+    with contextlib.closing(Raw(live)) as connection:
+        post(connection, {"op": "gemm", "a": remote.id, "b": remote.id})
+        assert connection.answer()[0] == 401
+    assert len(taken) == 1
+
+
+def test_what_nobody_foresaw_is_a_500(raw, live, job, monkeypatch):
+    async def fail(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(live.core.jobs, "submit", fail)
+    with structlog.testing.capture_logs() as lines:
+        post(raw, job)
+        status, _, body = raw.answer()
+    assert (status, json.loads(body)["type"]) == (500, "/problems/internal")
+    assert "ZeroDivisionError" not in body.decode()
+    assert [line for line in lines if line["event"] == "unexpected error"]
+
+
+def ask(raw, target, *further, method="GET"):
+    head = [f"{method} {target} HTTP/1.1", f"Host: 127.0.0.1:{raw.port}", *further]
+    raw.socket.sendall("".join(f"{line}\r\n" for line in [*head, ""]).encode())
+
+
+def by_the_app(raw, target, *further, method="GET"):
+    ask(raw, target, *further, "Content-Encoding: identity", method=method)
+
+
+def test_looks_and_deletions_of_the_client_library(live, random_array, looks):
+    with Client(live.url) as client:
+        arrays = [client.put(random_array((5, 5), seed=seed)) for seed in range(3)]
+        for _ in range(3):
+            client.submit("gemm", arrays[0], arrays[1]).result(60)
+        for array in arrays:
+            assert client.array(array.id).shape == (5, 5)
+            array.delete()
+    kinds = [(each._scope["method"], each._scope["route"].path, each.cycle is None) for each in looks]
+    for method, path in (
+        ("GET", "/v1/jobs/{job_id}"),
+        ("GET", "/v1/arrays/{array_id}"),
+        ("DELETE", "/v1/arrays/{array_id}"),
+    ):
+        assert [past for *other, past in kinds if other == [method, path]] == [False, True, True]
+
+
+def test_each_look_is_at_its_own(raw, job, looks):
+    ids = []
+    for _ in range(3):
+        post(raw, job, "Prefer: wait=60")
+        ids.append(json.loads(raw.answer()[2])["id"])
+    for job_id in (*ids, *ids):
+        ask(raw, f"/v1/jobs/{job_id}?wait=2.5", "X-Request-Id: r")
+        status, headers, body = raw.answer()
+        assert (status, headers["x-request-id"]) == (200, "r")
+        assert json.loads(body)["id"] == job_id
+    with structlog.testing.capture_logs() as lines:
+        ask(raw, f"/v1/jobs/{ids[0]}?wait=2.5", "X-Request-Id: r")
+        assert raw.answer()[0] == 200
+        until(lambda: [line for line in tuple(lines) if line.get("path") == f"/v1/jobs/{ids[0]}"])
+    assert {line["route"] for line in lines if line["event"] == "request"} == {"/v1/jobs/{job_id}"}
+    assert [each.cycle is None for each in looks[3:]] == [False, *[True] * 6]
+
+
+def test_the_answers_to_looks_are_the_app_s(raw, job, looks):
+    post(raw, job, "Prefer: wait=60")
+    done = json.loads(raw.answer()[2])
+    result = done["result"]["d"]
+    targets = [
+        f"/v1/jobs/{done['id']}", f"/v1/jobs/{done['id']}?wait=1", f"/v1/jobs/job_{'0' * 26}", "/v1/jobs/x?wait=1",
+        f"/v1/arrays/{job['a']}", f"/v1/arrays/arr_{'0' * 26}", "/v1/arrays/x",
+    ]  # fmt: skip
+    cases = [("GET", target) for target in targets]
+    cases += [("DELETE", "/v1/arrays/x"), ("DELETE", "/v1/arrays/{}"), ("DELETE", "/v1/arrays/{}")]
+    post(raw, job, "Prefer: wait=60")
+    other = json.loads(raw.answer()[2])["result"]["d"]
+    del looks[:]
+    found = []
+    for send, array in ((ask, result), (by_the_app, other)):
+        for _ in range(2):  # the second time past the parser
+            seen = []
+            for method, target in cases:
+                send(raw, target.format(array), method=method)
+                status, headers, body = raw.answer()
+                told = json.loads(body) if body else None
+                told = told and {name: value for name, value in told.items() if name not in {"request_id", "instance"}}
+                kept = {name: value for name, value in headers.items() if name not in {"date", "x-request-id"}}
+                seen.append((status, method, kept, told))
+            found.append(seen[:-2])
+            statuses = [status for status, *_ in seen]
+            gone = [204, 404] if len(found) % 2 else [404, 404]
+            assert statuses == [200, 200, 404, 404, 200, 404, 404, 404, *gone]
+    assert found[0] == found[1] == found[2] == found[3]
+    assert len(looks) == 2 * len(cases)
+
+
+@pytest.mark.parametrize(
+    ("target", "further"),
+    [
+        ("/v1/jobs/{}?wait=1&all=true", []),
+        ("/v1/jobs/{}?wait=1&wait=1", []),
+        ("/v1/jobs/{}?wait=-1", []),
+        ("/v1/jobs/{}?wait=86401", []),
+        ("/v1/jobs/{}?wait=1e1", []),
+        ("/v1/jobs/{}?timeout_s=1", []),
+        ("/v1/jobs/{}?", ["Content-Length: 1"]),
+        ("/v1/jobs/{}", ["Expect: 100-continue"]),
+        ("/v1/jobs/{}/events", []),
+        ("/v1/jobs/{}%20", []),
+        ("/v1/arrays/{}?timeout_s=1", []),
+        ("/v1/arrays/{}/data", []),
+        ("/v1/arrays/{}", ["Want-Content-Digest: sha-256=1"]),
+    ],
+)
+def test_unusual_looks_are_the_app_s(raw, job, looks, target, further):
+    post(raw, job, "Prefer: wait=60")
+    job_id = json.loads(raw.answer()[2])["id"]
+    del looks[:]
+    ask(raw, target.format(job_id if "jobs" in target else job["a"]), *further)
+    if further == ["Content-Length: 1"]:
+        raw.socket.sendall(b"x")
+    assert raw.answer()[0] in {200, 404, 422}
+    assert not looks
+
+
+def test_who_hangs_up_while_looking(live, job, looks):
+    live.executor.hold = True
+    with contextlib.closing(Raw(live)) as connection:
+        post(connection, job)
+        job_id = json.loads(connection.answer()[2])["id"]
+        with contextlib.closing(Raw(live)) as other:
+            ask(other, f"/v1/jobs/{job_id}?wait=60")
+            until(lambda: len(looks) == 2)
+        until(lambda: live.connections == 1)
+        live.executor.release()
+        ask(connection, f"/v1/jobs/{job_id}?wait=60")
+        assert json.loads(connection.answer()[2])["state"] == "succeeded"
+
+
+def test_a_look_needs_a_key(serve, random_array, looks):
+    live = serve()
+    key_id, text = create_key(live.core.settings.data_dir, "alice")
+    _, stranger = create_key(live.core.settings.data_dir, "bob")
+    until(lambda: key_id in live.core.keyring.current.keys)
+    with Client(live.url, api_key=text) as client:
+        remote = client.put(random_array((5, 5)))
+        job_id = client.submit("gemm", remote, remote).wait(60).id
+    del looks[:]
+    with contextlib.closing(Raw(live)) as connection:
+        for target in (f"/v1/jobs/{job_id}", f"/v1/arrays/{remote.id}"):
+            for key, status in ((None, 401), (stranger, 404), (text, 200)):
+                for _ in range(2):
+                    ask(connection, target, *([] if key is None else [f"X-API-Key: {key}"]))
+                    assert connection.answer()[0] == status
+    assert len(looks) == 8
