@@ -1,35 +1,6 @@
 # ruff: noqa: N818 (the names are the problem slugs and the public contract)
 """Errors of the service, each with the slug, status and title of its problem (RFC 9457).
 
-    ServiceError
-    ├── BodyLength: BodyTooShort, BodyTooLong     400 body-length
-    ├── DigestMismatch                            400 digest-mismatch
-    ├── InvalidNpy                                400 invalid-npy
-    ├── InvalidRequest                            400 invalid-request
-    ├── CompletedUpload                           400 completed-upload
-    ├── Unauthorized                              401 unauthorized
-    ├── Forbidden                                 403 forbidden
-    ├── NotFound                                  404 not-found
-    ├── IdempotencyConflict                       409 idempotency-conflict
-    ├── JobCancelled                              409 cancelled
-    ├── UploadIncomplete                          409 upload-incomplete
-    ├── UploadSuperseded                          409 upload-superseded
-    ├── Gone                                      410 gone
-    ├── LengthRequired                            411 length-required
-    ├── TooLarge                                  413 too-large
-    ├── UnsupportedMediaType                      415 unsupported-media-type
-    ├── DescriptorRefused                         422 descriptor-refused
-    ├── IdempotencyMismatch                       422 idempotency-mismatch
-    ├── InvalidParameters                         422 parameter-invalid
-    ├── QueueFull                                 429 queue-full
-    ├── QuotaExceeded                             429 quota-exceeded
-    │   └── StorageQuotaExceeded                  507 quota-exceeded
-    ├── WorkerCrashed                             500 worker-crashed
-    ├── NotReady, Draining                        503 not-ready, draining
-    ├── JobTimeout                                504 timeout
-    ├── StoreFull                                 507 store-full
-    └── JobFailed                                 whatever the worker reported
-
 Errors of other layers (the kernels', the wire format's) are described by the same `describe`.
 """
 
@@ -47,11 +18,17 @@ if TYPE_CHECKING:
 
 
 class ServiceError(Exception):
-    """Base of the service's own errors; `detail` is for the person who sent the request."""
+    """Error that was not foreseen; the server's log says more."""
 
+    # Base of the service's own errors, whose docstrings are what /problems says of them. `detail` is for the person who
+    # sent the request; `slug`, `status` and `title` are given where a class begins, or are those of the class above.
     slug: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
+
+    def __init_subclass__(cls, *, slug: str | None = None, status: int | None = None, title: str | None = None) -> None:
+        super().__init_subclass__()
+        cls.slug, cls.status, cls.title = slug or cls.slug, status or cls.status, title or cls.title
 
     def __init__(self, detail: str, *, retry_after_s: float | None = None, **extra: Any) -> None:
         super().__init__(detail)
@@ -60,52 +37,32 @@ class ServiceError(Exception):
         self.extra = extra
 
 
-class BodyLength(ServiceError):
+class BodyLength(ServiceError, slug="body-length", status=400, title="The body's length does not match its header"):
     """The body holds more or fewer bytes than its header says."""
-
-    slug = "body-length"
-    status = 400
-    title = "The body's length does not match its header"
 
 
 class BodyTooShort(BodyLength):
-    """Bytes are missing."""
+    """It is shorter: bytes are missing."""
 
 
 class BodyTooLong(BodyLength):
-    """Bytes are left over."""
+    """It is longer: bytes are left over."""
 
 
-class DigestMismatch(ServiceError):
+class DigestMismatch(ServiceError, slug="digest-mismatch", status=400, title="The digest does not match the body"):
     """Content-Digest differs from what arrived."""
 
-    slug = "digest-mismatch"
-    status = 400
-    title = "The digest does not match the body"
 
-
-class InvalidNpy(ServiceError):
+class InvalidNpy(ServiceError, slug="invalid-npy", status=400, title="Not a readable .npy array"):
     """Body that is no readable .npy."""
 
-    slug = "invalid-npy"
-    status = 400
-    title = "Not a readable .npy array"
 
-
-class InvalidRequest(ServiceError):
+class InvalidRequest(ServiceError, slug="invalid-request", status=400, title="Malformed request"):
     """Malformed in a way that no other slug names."""
 
-    slug = "invalid-request"
-    status = 400
-    title = "Malformed request"
 
-
-class InvalidParameters(ServiceError):
+class InvalidParameters(ServiceError, slug=ParameterInvalid.slug, status=422, title="A parameter is invalid"):
     """A well-formed request with a missing, unknown or invalid field, part or parameter; `errors` names each."""
-
-    slug = ParameterInvalid.slug
-    status = 422
-    title = "A parameter is invalid"
 
     def __init__(self, detail: str, errors: Sequence[Mapping[str, str]] = ()) -> None:
         # `parameter` is what the kernels' own ParameterInvalid carries: the first, where there are several.
@@ -117,112 +74,64 @@ class MalformedCoding(InvalidRequest):
     """The body is not what its Content-Encoding says, or breaks off."""
 
 
-class CompletedUpload(ServiceError):
+class CompletedUpload(ServiceError, slug="completed-upload", status=400, title="Upload is completed"):
     """The upload is an array already, and takes no more parts; Location names the array."""
 
-    slug = "completed-upload"
-    status = 400
-    title = "Upload is completed"
 
-
-class Unauthorized(ServiceError):
+class Unauthorized(ServiceError, slug="unauthorized", status=401, title="A valid API key is needed"):
     """The server has API keys, and the request carries none, or one that is malformed, unknown, expired or revoked."""
-
-    slug = "unauthorized"
-    status = 401
-    title = "A valid API key is needed"
 
     def __init__(self, detail: str, *, presented: bool = True) -> None:
         super().__init__(detail)
         self.presented = presented
 
 
-class Forbidden(ServiceError):
+class Forbidden(ServiceError, slug="forbidden", status=403, title="The API key does not permit this"):
     """The API key is valid and lacks a scope; `scope` names it."""
 
-    slug = "forbidden"
-    status = 403
-    title = "The API key does not permit this"
 
-
-class NotFound(ServiceError):
+class NotFound(ServiceError, slug="not-found", status=404, title="Not found"):
     """Unknown id, one that was deleted, or one that belongs to another API key's owner."""
 
-    slug = "not-found"
-    status = 404
-    title = "Not found"
 
-
-class IdempotencyConflict(ServiceError):
+class IdempotencyConflict(
+    ServiceError, slug="idempotency-conflict", status=409, title="A request with this Idempotency-Key is in flight"
+):
     """The first request with this key is still being taken in."""
 
-    slug = "idempotency-conflict"
-    status = 409
-    title = "A request with this Idempotency-Key is in flight"
 
-
-class JobCancelled(ServiceError):
+class JobCancelled(ServiceError, slug="cancelled", status=409, title="The job was cancelled"):
     """Cancelled before it finished."""
 
-    slug = "cancelled"
-    status = 409
-    title = "The job was cancelled"
 
-
-class UploadIncomplete(ServiceError):
+class UploadIncomplete(ServiceError, slug="upload-incomplete", status=409, title="The upload is not complete"):
     """Bytes are missing: `missing` lists where, as [start, end) of the body, the first hundred holes."""
 
-    slug = "upload-incomplete"
-    status = 409
-    title = "The upload is not complete"
 
-
-class UploadSuperseded(ServiceError):
+class UploadSuperseded(
+    ServiceError, slug="upload-superseded", status=409, title="A later request took this one's place"
+):
     """Another request for the same bytes of this upload came, or it was completed or cancelled, while this one ran."""
 
-    slug = "upload-superseded"
-    status = 409
-    title = "A later request took this one's place"
 
-
-class Gone(ServiceError):
+class Gone(ServiceError, slug="gone", status=410, title="Expired"):
     """The array's time to live has passed."""
 
-    slug = "gone"
-    status = 410
-    title = "Expired"
 
-
-class ArrayLost(ServiceError):
+class ArrayLost(ServiceError, slug="array-lost", status=410, title="Array lost"):
     """A result was lost with its device before it was written, and could not be computed again."""
 
-    slug = "array-lost"
-    status = 410
-    title = "Array lost"
 
-
-class LengthRequired(ServiceError):
+class LengthRequired(ServiceError, slug="length-required", status=411, title="Content-Length is required"):
     """Content-Length is needed here."""
 
-    slug = "length-required"
-    status = 411
-    title = "Content-Length is required"
 
-
-class TooLarge(ServiceError):
+class TooLarge(ServiceError, slug="too-large", status=413, title="Too large"):
     """One array larger than the server takes."""
 
-    slug = "too-large"
-    status = 413
-    title = "Too large"
 
-
-class UnsupportedMediaType(ServiceError):
+class UnsupportedMediaType(ServiceError, slug="unsupported-media-type", status=415, title="Unsupported media type"):
     """A Content-Type that this route does not read."""
-
-    slug = "unsupported-media-type"
-    status = 415
-    title = "Unsupported media type"
 
 
 class UnsupportedCoding(UnsupportedMediaType):
@@ -233,86 +142,50 @@ class UnsupportedCoding(UnsupportedMediaType):
         self.accepted = accepted
 
 
-class DescriptorRefused(ServiceError):
+class DescriptorRefused(ServiceError, slug="descriptor-refused", status=422, title="The shared memory cannot be used"):
     """Shared memory that the request names was not passed by this client, is no memfd, or is too small for its array.
     What is sent in the body instead is taken.
     """
 
-    slug = "descriptor-refused"
-    status = 422
-    title = "The shared memory cannot be used"
 
-
-class IdempotencyMismatch(ServiceError):
+class IdempotencyMismatch(
+    ServiceError, slug="idempotency-mismatch", status=422, title="This Idempotency-Key belongs to another request"
+):
     """The key was used for another body."""
 
-    slug = "idempotency-mismatch"
-    status = 422
-    title = "This Idempotency-Key belongs to another request"
 
-
-class QueueFull(ServiceError):
+class QueueFull(ServiceError, slug="queue-full", status=429, title="The queue is full"):
     """The queue takes no more jobs now; `retry_after_s` comes from the measured drain rate."""
 
-    slug = "queue-full"
-    status = 429
-    title = "The queue is full"
 
-
-class QuotaExceeded(ServiceError):
+class QuotaExceeded(ServiceError, slug="quota-exceeded", status=429, title="The quota is used up"):
     """A quota of the API key's owner is used up; `quota` names it, `limit` and `used` how far. 429: time heals it."""
 
-    slug = "quota-exceeded"
-    status = 429
-    title = "The quota is used up"
 
-
-class StorageQuotaExceeded(QuotaExceeded):
+class StorageQuotaExceeded(QuotaExceeded, status=507):
     """507: of stored bytes; arrays must go first."""
 
-    status = 507
 
-
-class WorkerCrashed(ServiceError):
+class WorkerCrashed(ServiceError, slug="worker-crashed", status=500, title="The worker died"):
     """Every attempt ended with the death of its worker."""
 
-    slug = "worker-crashed"
-    status = 500
-    title = "The worker died"
 
-
-class NotReady(ServiceError):
+class NotReady(ServiceError, slug="not-ready", status=503, title="Not ready"):
     """No worker has answered a verified product, none gets on though jobs wait, or ends of jobs cannot be put on
     record: `reasons` says which. Work is refused for the first of these alone.
     """
 
-    slug = "not-ready"
-    status = 503
-    title = "Not ready"
 
-
-class Draining(ServiceError):
+class Draining(ServiceError, slug="draining", status=503, title="Shutting down"):
     """Shutting down: nothing new is admitted."""
 
-    slug = "draining"
-    status = 503
-    title = "Shutting down"
 
-
-class JobTimeout(ServiceError):
+class JobTimeout(ServiceError, slug="timeout", status=504, title="The deadline passed"):
     """The deadline passed, in the queue or while running."""
 
-    slug = "timeout"
-    status = 504
-    title = "The deadline passed"
 
-
-class StoreFull(ServiceError):
+class StoreFull(ServiceError, slug="store-full", status=507, title="The store is full"):
     """The store has no room for the array. Unexpired arrays are never evicted to make some."""
-
-    slug = "store-full"
-    status = 507
-    title = "The store is full"
 
 
 class JobFailed(ServiceError):
@@ -350,7 +223,7 @@ class ProgramTooLarge(KernelError):
 class StepInvalid(KernelError):
     """One step of a program cannot be run; speaks with the slug and status of its cause, and names the step.
 
-    `pointer`: the place in the request (RFC 6901).
+    `pointer`: the place in the request (RFC 6901); "" of a step whose data, once there, had no result.
     """
 
     def __init__(self, step: str, pointer: str, cause: KernelError | ServiceError) -> None:
@@ -360,7 +233,19 @@ class StepInvalid(KernelError):
         self.cause = cause
 
 
-_KERNEL_EXTRA = ("available", "parameter")
+class ItemInvalid(KernelError):
+    """One of several jobs cannot be accepted; speaks with the slug and status of its cause, and names the job.
+
+    `item`: its number in the request, from 0 on.
+    """
+
+    def __init__(self, item: int, cause: KernelError | ServiceError) -> None:
+        super().__init__(str(cause))
+        self.item = item
+        self.cause = cause
+
+
+_KERNEL_EXTRA = ("available", "index", "parameter")
 
 
 def describe(error: BaseException) -> Description:
@@ -369,8 +254,13 @@ def describe(error: BaseException) -> Description:
         return error.description
     if isinstance(error, StepInvalid):
         found = describe(error.cause)
-        extra = found.extra | {"step": error.step, "pointer": error.pointer}
+        extra = found.extra | {"step": error.step} | ({"pointer": error.pointer} if error.pointer else {})
         return replace(found, detail=f"step {error.step}: {found.detail}", extra=extra)
+    if isinstance(error, ItemInvalid):
+        found = describe(error.cause)
+        pointer = f"/jobs/{error.item}{found.extra.get('pointer', '')}"
+        extra = found.extra | {"item": error.item, "pointer": pointer}
+        return replace(found, detail=f"job {error.item}: {found.detail}", extra=extra)
     if isinstance(error, ServiceError):
         return Description(error.slug, error.status, error.title, error.detail, error.retry_after_s, error.extra)
     if isinstance(error, KernelError):

@@ -8,18 +8,22 @@ import numpy as np
 
 from gemmserve_kernels import GemmConfig, GemmProblem, GemmReduceProblem, Operand
 from gemmserve_kernels.device.caching import cached
+from gemmserve_kernels.operations.operation import Operation
+from gemmserve_kernels.operations.table import OPERATIONS
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gemmserve_service.schemas import GemmConfigFields
+    from gemmserve_service.schemas import GemmConfigFields, OperationStep, StepParams
 
 Product = GemmProblem | GemmReduceProblem
+Computation = Product | Operation
+"""One step of a program, every check of it made."""
 
 
 class Stored(Protocol):
-    """Metadata of a stored array (`ArrayInfo`, `ScratchArray`)."""
+    """Metadata of a stored array (`ArrayInfo`, `ArraySpec`)."""
 
     @property
     def dtype(self) -> str:
@@ -62,6 +66,20 @@ def build(params: GemmParams | GemmReduceParams, operands: Mapping[str, Operand]
     return GemmReduceProblem.build(operands["a"], operands["b"], **options(params))
 
 
+def build_operation(step: OperationStep, operands: Mapping[str, Operand]) -> Operation:
+    """The operation that a step is, every check of it made: its fields are the parameters. Raises KernelError."""
+    taken = {"id", "op", *step.operands}
+    parameters = {name: getattr(step, name) for name in type(step).model_fields if name not in taken}
+    return OPERATIONS[step.op](**operands, **parameters)
+
+
+def build_step(params: StepParams, operands: Mapping[str, Operand]) -> Computation:
+    """`build` or `build_operation`. Raises KernelError."""
+    if isinstance(params, GemmParams | GemmReduceParams):
+        return build(params, operands)
+    return build_operation(params, operands)
+
+
 def build_stored(params: GemmParams | GemmReduceParams, operands: Mapping[str, Stored]) -> Product:
     """`build`, on arrays of the store; worked out once for products that come again. Raises KernelError."""
     arrays = tuple((name, array.shape, array.dtype, array.order) for name, array in operands.items())
@@ -81,8 +99,10 @@ def operand_of(array: Stored) -> Operand:
     return Operand.contiguous(array.shape, np.dtype(array.dtype), array.order)
 
 
-def outputs(problem: Product) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], str]]:
+def outputs(problem: Computation) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], str]]:
     """Return shape, dtype and memory order of every result, by name."""
+    if isinstance(problem, Operation):
+        return {name: (result.shape, result.dtype, result.order) for name, result in problem.results.items()}
     if isinstance(problem, GemmProblem):
         return {"d": (problem.result_shape, problem.result_dtype, problem.order)}
     return {name: (shape, dtype, "C") for name, (shape, dtype) in problem.results.items()}

@@ -1,6 +1,6 @@
 """Programs after their check: the steps that run, what they make, and how long each value is needed. Pure.
 
-Values are named as steps refer to them: an array by its id, the result of a gemm by `$step`, one of a gemm_reduce by
+Values are named as steps refer to them: an array by its id, the result of a step by `$step`, one of a gemm_reduce by
 `$step.name`. Each step is planned where it runs; here only whether a device has what it needs.
 """
 
@@ -11,22 +11,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from gemmserve_kernels import GemmProblem, GemmReduceProblem, Plan, plan
+from gemmserve_kernels import GemmProblem, GemmReduceProblem, Operand, ParameterInvalid, Plan, plan
 from gemmserve_kernels.dispatch.routes import available
+from gemmserve_kernels.operations.operation import Operation
 from gemmserve_kernels.problem.errors import KernelError
+from gemmserve_kernels.problem.view import operand_of_view
 from gemmserve_service import products
 from gemmserve_service.errors import ProgramTooLarge, StepInvalid
-from gemmserve_service.schemas import GemmStep
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
 
     from gemmserve_kernels import DeviceSpec
     from gemmserve_kernels.problem.vocabulary import AlgorithmName
-    from gemmserve_service.products import Product
-    from gemmserve_service.schemas import GemmReduceStep, ProgramParams
+    from gemmserve_service.products import Computation, Product
+    from gemmserve_service.schemas import AnyStep, ProgramParams, View
 
 _PLAIN_MODES: Final = ("auto", "fp32", "fp64")  # without a configuration nothing but the mode itself can be missing
 
@@ -45,28 +46,60 @@ class Value:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def operands_of(step: GemmStep | GemmReduceStep) -> dict[str, str]:
-    """Return the values that a step refers to, by the operand's name."""
-    found = {"a": step.a, "b": step.b}
-    return found | {"c": step.c} if isinstance(step, GemmStep) and step.c is not None else found
+def operands_of(step: AnyStep) -> dict[str, str]:
+    """Return the names of the values that a step refers to, by operand."""
+    return {field: given if isinstance(given, str) else given.id for field, given in _given(step)}
 
 
-def value_name(step: GemmStep | GemmReduceStep, result: str) -> str:
+def views_of(step: AnyStep) -> dict[str, View]:
+    """Return the views that a step takes of the values that it refers to, by operand."""
+    return {field: given for field, given in _given(step) if not isinstance(given, str)}
+
+
+def _given(step: AnyStep) -> Iterator[tuple[str, str | View]]:
+    for operand in step.operands:
+        given = getattr(step, operand)
+        if given is not None:
+            yield operand, given
+
+
+def described_operands(step: AnyStep, values: Mapping[str, Operand]) -> dict[str, Operand]:
+    """Return the operands of a step, as its views show the values, which lie contiguously; by name. Conjugates, which
+    are made before the step runs, lie in C order.
+
+    Raises ParameterInvalid for a view that does not fit, whose `parameter` names operand and field, ShapeMismatch.
+    """
+    found = {operand: values[name] for operand, name in operands_of(step).items()}
+    for operand, view in views_of(step).items():
+        try:
+            seen = operand_of_view(found[operand], view)
+        except ParameterInvalid as error:
+            raise ParameterInvalid(f"{operand}: {error}", f"{operand}.{error.parameter}") from error
+        found[operand] = Operand.contiguous(seen.shape, seen.dtype) if view.conj else seen
+    return found
+
+
+def value_name(step: AnyStep, result: str) -> str:
     """Return the name by which other steps refer to that result; without the $, it is the job's name for it."""
-    return f"${step.id}" if isinstance(step, GemmStep) else f"${step.id}.{result}"
+    return f"${step.id}.{result}" if step.several else f"${step.id}"
 
 
-def last_uses(steps: Sequence[GemmStep | GemmReduceStep]) -> dict[str, int]:
+def products_of(computation: Computation) -> tuple[Product, ...]:
+    """Return the products that a step is, or is made of."""
+    return computation.products if isinstance(computation, Operation) else (computation,)
+
+
+def last_uses(steps: Sequence[AnyStep]) -> dict[str, int]:
     """Return the number of the last step that needs each value, by its name: after that one it may go."""
     return {name: number for number, step in enumerate(steps) for name in operands_of(step).values()}
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Steps in their order, each with its product; `results` are what the job gives, by name without the $."""
+    """Steps in their order, each with what it computes; `results` are what the job gives, by name without the $."""
 
     params: ProgramParams
-    products: tuple[Product, ...]
+    computations: tuple[Computation, ...]
     values: tuple[Mapping[str, Value], ...]
     """Values that each step makes, by value name."""
     arrays: Mapping[str, int]
@@ -78,7 +111,7 @@ class Program:
 
     def __len__(self) -> int:
         """Steps that run."""
-        return len(self.products)
+        return len(self.computations)
 
     def nbytes(self) -> int:
         """Bytes that must move to and from a device: stored operands once, results once."""
@@ -86,16 +119,16 @@ class Program:
 
     def step_nbytes(self) -> int:
         """Bytes that the steps read and write, whether they move or not."""
-        return sum(product.nbytes() for product in self.products)
+        return sum(each.nbytes() for each in self.computations)
 
     def flops(self) -> int:
         """Operations of all steps."""
-        return sum(product.flops() for product in self.products)
+        return sum(each.flops() for each in self.computations)
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the step with most operations."""
-        return max(self.products, key=lambda product: product.flops()).dtype
+        return max(self.computations, key=lambda each: each.flops()).dtype
 
     @cached_property
     def peaks(self) -> tuple[int, int]:
@@ -113,7 +146,10 @@ class Program:
             sizes |= made
             alive += sum(made.values())
             scratch += sum(size for name, size in made.items() if self._temporary(name))
-            peak, scratch_peak = max(peak, alive), max(scratch_peak, scratch)
+            computation = self.computations[number]
+            own = computation.scratch_nbytes if isinstance(computation, Operation) else 0
+            own += self._conjugates(number)
+            peak, scratch_peak = max(peak, alive + own), max(scratch_peak, scratch + own)
             for name in {name for name in used if last[name] == number} | (made.keys() - last.keys()):
                 alive -= sizes[name]
                 scratch -= sizes[name] if self._temporary(name) else 0
@@ -145,19 +181,26 @@ class Program:
                 f"{needed} bytes of values are needed at one time, and {spec.name} has {spec.memory_bytes} bytes of "
                 "memory: split the program, or the arrays"
             )
-        checked: set[Product] = set()
-        for place, step, product in zip(self.places, self.params.steps, self.products, strict=True):
-            if product not in checked:
-                checked.add(product)
-                plain = step.config is None and product.compute in _PLAIN_MODES
+        checked: set[Computation] = set()
+        for place, step, computation in zip(self.places, self.params.steps, self.computations, strict=True):
+            if computation in checked:
+                continue
+            checked.add(computation)
+            for product in products_of(computation):
+                plain = getattr(step, "config", None) is None and product.compute in _PLAIN_MODES
                 if not plain or product.compute not in available(product.dtype, spec):
                     _plan_step(place, step, product, spec)
+
+    def _conjugates(self, number: int) -> int:
+        """Bytes of the conjugates that a step has made of its operands before it runs."""
+        views, computation = views_of(self.params.steps[number]), self.computations[number]
+        return sum(getattr(computation, operand).nbytes for operand, view in views.items() if view.conj)
 
     def _temporary(self, name: str) -> bool:
         return name.startswith("$") and name[1:] not in self.results
 
 
-def _plan_step(place: int, step: GemmStep | GemmReduceStep, product: Product, spec: DeviceSpec) -> None:
+def _plan_step(place: int, step: AnyStep, product: Product, spec: DeviceSpec) -> None:
     try:
         plan(product, spec)
     except KernelError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable  # noqa: TC003 (pydantic resolves it at run time)
 from datetime import datetime  # noqa: TC003 (pydantic resolves it at run time)
 from enum import StrEnum
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -17,18 +17,24 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    Tag,
     WithJsonSchema,
     computed_field,
     model_serializer,
+    model_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from gemmserve.wire import decode_scalar, encode_scalar
+from gemmserve.wire import MAX_DELETED, MAX_JOBS, decode_scalar, encode_scalar
+from gemmserve_kernels.problem.problem import default_beta
+from gemmserve_kernels.problem.view import MAX_NDIM, MAX_REACH
 from gemmserve_kernels.problem.vocabulary import (
     AlgorithmName,
+    Assumption,
     Axis,
     Compute,
     Dtype,
+    Fill,
     Layout,
     Order,
     PreOp,
@@ -58,8 +64,21 @@ Scalar = Annotated[
 ArrayId = Annotated[str, Field(pattern=r"^arr_[0-9a-z]{26}$", examples=["arr_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 Owner = Annotated[SkipJsonSchema[str], Field(exclude=True)]
 """Id of the API key that something belongs to, "" where the server has none. Never in an answer."""
+Traceparent = Annotated[SkipJsonSchema[str], Field(exclude=True)]
+"""Name of the span that a job belongs to (W3C Trace Context), "" where it is not traced. Never in an answer."""
+_WORD: Final = r"[A-Za-z0-9_][A-Za-z0-9_.:/@+-]"  # what needs no quoting in a shell, a URL's path or a JSON pointer
+ArrayName = Annotated[str, Field(pattern=rf"^{_WORD}{{0,127}}$", examples=["weights", "run-7/weights"])]
+"""Name of an array: up to 128 ASCII characters. Several arrays of an owner may have the same."""
+Labels = Annotated[
+    dict[
+        Annotated[str, Field(pattern=rf"^{_WORD}{{0,62}}$")],
+        Annotated[str, Field(pattern=r"^[ -~]{0,128}$")],
+    ],
+    Field(max_length=16, examples=[{"run": "7"}]),
+]
+"""Labels of an array: up to 16 of them, keys as names of up to 63 characters, values up to 128 printable ASCII ones."""
 StepId = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$", examples=["x2"])]
-StepOperand = Annotated[
+ValueId = Annotated[
     str,
     Field(
         pattern=r"^(arr_[0-9a-z]{26}|\$[A-Za-z][A-Za-z0-9_-]{0,63}(\.[a-z]{1,16})?)$",
@@ -68,6 +87,8 @@ StepOperand = Annotated[
     ),
 ]
 ValueName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}(\.[a-z]{1,16})?$", examples=["x2", "y.absmax"])]
+Whole = Annotated[int, Field(ge=-MAX_REACH, le=MAX_REACH)]
+Extent = Annotated[int, Field(ge=0, le=MAX_REACH)]
 JobId = Annotated[str, Field(pattern=r"^job_[0-9a-z]{26}$", examples=["job_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 
 
@@ -88,6 +109,8 @@ class ArrayInfo(Strict):
     sha256: str | None = Field(None, description="of the data bytes as stored (little-endian); null until known")
     created_at: datetime
     expires_at: datetime | None = Field(None, description="null: kept until deleted")
+    name: str | None = Field(None, description="as given when it was made")
+    labels: dict[str, str] = Field(default_factory=dict, description="as given when it was made")
     owner: Owner = ""
 
 
@@ -96,6 +119,25 @@ class ArrayPage(Strict):
 
     items: list[ArrayInfo]
     next_cursor: str | None = Field(None, description="of the next page; null on the last")
+
+
+class Deletion(Strict):
+    """Choice of arrays: by `ids`, or by whatever is given of the others."""
+
+    ids: list[ArrayId] | None = Field(None, min_length=1, max_length=MAX_DELETED)
+    name: ArrayName | None = Field(None, description="those of that name")
+    labels: Labels = Field(default_factory=dict, description="those that have all of these labels")
+    older_than_s: float | None = Field(None, ge=0, le=1e12, description="those made more than so many seconds ago")
+    dry_run: bool = Field(default=False, description="nothing is deleted; the answer says what would be")
+
+
+class Deleted(Strict):
+    """Arrays that are deleted, or would be."""
+
+    count: int
+    nbytes: int = Field(description="bytes of them")
+    missing: list[str] = Field(description="ids of which there is no array: deleted before, expired, unknown")
+    more: bool = Field(description=f"more arrays were chosen than the {MAX_DELETED} of one request: ask again")
 
 
 class GemmConfigFields(Strict):
@@ -120,20 +162,25 @@ class GemmConfigFields(Strict):
     algorithm: AlgorithmName | None = None
 
 
+_TRANS: Final = "N: as it is, T: transposed, C: conjugate transpose, R: conjugate"
+
+
 class _OperationFields(Strict):
-    trans_a: Trans = "N"
-    trans_b: Trans = "N"
+    trans_a: Trans = Field("N", description=_TRANS)
+    trans_b: Trans = Field("N", description=_TRANS)
     alpha: Scalar = Field(1 + 0j, json_schema_extra={"default": 1})
     layout: Layout = Field("interleaved", description="planar: real arrays with a leading axis of 2 (re, im)")
-    compute: Compute = "auto"
-    config: GemmConfigFields | None = None
+    compute: Compute = Field(
+        "auto", description="how products are formed; GET /v1/devices lists the modes that a device has"
+    )
+    config: GemmConfigFields | None = Field(None, description="overrides of what is chosen for the device")
 
 
 class GemmParams(_OperationFields):
     """D = alpha * op(A) * op(B) + beta * C."""
 
     op: Literal["gemm"] = "gemm"
-    beta: Scalar = Field(0j, json_schema_extra={"default": 0})
+    beta: Scalar | None = Field(None, description="null: 1 where there is a c, else 0")
     order: Order = Field("C", description="memory order of the result")
 
 
@@ -163,7 +210,9 @@ class GemmReduceParams(_OperationFields):
     reproducible: bool = True
 
 
-class _Submission(Strict):
+class Submission(Strict):
+    """Options of what is queued."""
+
     verify: bool = Field(
         default=False,
         description="check the result (norms by Freivalds, and some hundred elements; of reductions, sampled outputs) "
@@ -172,20 +221,90 @@ class _Submission(Strict):
     priority: int = Field(0, ge=-100, le=100, description="higher runs first")
     timeout_s: float | None = Field(None, gt=0, le=86_400, description="covers queue and run")
     ttl_s: float | None = Field(
-        None, gt=0, le=31_536_000, description="life of the results; null: the server's default"
+        None, gt=0, le=31_536_000, description="life of stored results; null: the server's default"
     )
 
 
-class _JobFields(_Submission):
-    a: ArrayId
-    b: ArrayId
+class Tagged(Submission):
+    """Options of what has stored results."""
+
+    name: ArrayName | None = Field(
+        None, description="of the result; of several results each is called by this name, a dot and its own"
+    )
+    labels: Labels = Field(default_factory=dict, description="of every result")
 
 
-class GemmJob(_JobFields, GemmParams):
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+VALUE, VIEW = "value", "view"
+"""Tags of the two ways to name an operand, in errors of pydantic: no names of fields."""
+
+
+class View(Strict):
+    """An operand by view: elements of a value, wherever they lie in its memory. All of them must lie inside it."""
+
+    id: ValueId
+    offset: int = Field(0, ge=0, le=MAX_REACH, description="elements before the first one, in the value's memory order")
+    shape: Annotated[tuple[Extent, ...], Field(max_length=MAX_NDIM), BeforeValidator(_as_tuple)] | None = Field(
+        None, description="null, with strides: the whole value as it lies"
+    )
+    strides: Annotated[tuple[Whole, ...], Field(max_length=MAX_NDIM), BeforeValidator(_as_tuple)] | None = Field(
+        None, description="elements from one to the next along each axis; negative ones and 0 are allowed"
+    )
+    conj: bool = Field(default=False, description="the elements' conjugates")
+    part: Literal["real", "imag"] | None = Field(
+        None, description="of a complex value: a real view; offset and strides count complex elements all the same"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.shape is None) != (self.strides is None):
+            raise ValueError("shape and strides are given together or not at all")
+        if self.conj and self.part is not None:
+            raise ValueError("conj and part exclude each other")
+        return self
+
+
+class ArrayView(View):
+    """An operand by view of a stored array."""
+
+    id: ArrayId
+
+
+# Not by a discriminator: its function costs each request more than the strings' own check, which comes first.
+StepOperand = Annotated[Annotated[ValueId, Tag(VALUE)] | Annotated[View, Tag(VIEW)], Field(union_mode="left_to_right")]
+JobOperand = Annotated[
+    Annotated[ArrayId, Tag(VALUE)] | Annotated[ArrayView, Tag(VIEW)], Field(union_mode="left_to_right")
+]
+
+
+class _JobFields(Tagged):
+    a: JobOperand
+    b: JobOperand
+
+
+class _GemmFields(GemmParams):
+    """A gemm that names its operands: beta is a number once it has been read."""
+
+    c: str | View | None = None
+
+    @model_validator(mode="after")
+    def _resolve_beta(self) -> Self:
+        if self.beta is None:
+            # Counts as given where it is not 0: `as_given` keeps what decides the result.
+            object.__setattr__(self, "beta", complex(default_beta(self.c is not None)))
+            if self.c is not None:
+                self.model_fields_set.add("beta")
+        return self
+
+
+class GemmJob(_JobFields, _GemmFields):
     """A gemm on stored arrays."""
 
     op: Literal["gemm"]
-    c: ArrayId | None = None
+    c: JobOperand | None = None
 
 
 class GemmReduceJob(_JobFields, GemmReduceParams):
@@ -194,26 +313,178 @@ class GemmReduceJob(_JobFields, GemmReduceParams):
     op: Literal["gemm_reduce"]
 
 
-class GemmStep(GemmParams):
-    """A gemm within a program."""
+class StepFields(Strict):
+    """Fields that every step of a program has; its operands, and how its results are named."""
+
+    operands: ClassVar[tuple[str, ...]]
+    """Fields that name values."""
+    several: ClassVar[bool] = False
+    """Whether it has several results, each with a name of its own."""
+    turned: ClassVar[dict[str, str]] = {}
+    """Fields that say how an operand is transposed and conjugated, by the operand."""
 
     id: StepId
+
+
+class GemmStep(StepFields, _GemmFields):
+    """A gemm within a program."""
+
+    operands = ("a", "b", "c")
+    turned = {"a": "trans_a", "b": "trans_b"}
+
     op: Literal["gemm"]
     a: StepOperand
     b: StepOperand
     c: StepOperand | None = None
 
 
-class GemmReduceStep(GemmReduceParams):
+class GemmReduceStep(StepFields, GemmReduceParams):
     """A gemm_reduce within a program."""
 
-    id: StepId
+    operands = ("a", "b")
+    turned = {"a": "trans_a", "b": "trans_b"}
+    several = True
+
     op: Literal["gemm_reduce"]
     a: StepOperand
     b: StepOperand
 
 
-Step = Annotated[GemmStep | GemmReduceStep, Field(discriminator="op")]
+class AddStep(StepFields):
+    """D = alpha * a + beta * b + gamma, element by element, with NumPy's broadcasting. Without b: alpha * a + gamma, by
+    default a copy of a.
+    """
+
+    operands = ("a", "b")
+
+    op: Literal["add"]
+    a: StepOperand
+    b: StepOperand | None = None
+    alpha: Scalar = Field(1 + 0j, json_schema_extra={"default": 1})
+    beta: Scalar = Field(1 + 0j, json_schema_extra={"default": 1})
+    gamma: Scalar = Field(0j, json_schema_extra={"default": 0})
+    dtype: StoredDtype | None = Field(
+        None,
+        description="of the result, and of the arithmetic where it is wider than the operands'; null: NumPy's result "
+        "type of a and b, complex where a scalar has an imaginary part",
+    )
+    order: Order = Field("C", description="memory order of the result")
+
+
+class MultiplyStep(StepFields):
+    """D = alpha * a * b, element by element, with NumPy's broadcasting."""
+
+    operands = ("a", "b")
+
+    op: Literal["multiply"]
+    a: StepOperand
+    b: StepOperand
+    alpha: Scalar = Field(1 + 0j, json_schema_extra={"default": 1})
+    order: Order = Field("C", description="memory order of the result")
+
+
+class SumStep(StepFields):
+    """D = alpha * sum of a over axes, which are gone from the result."""
+
+    operands = ("a",)
+
+    op: Literal["sum"]
+    a: StepOperand
+    axes: Annotated[
+        tuple[int, ...],
+        Field(max_length=MAX_NDIM, description="negative ones count from the last"),
+        BeforeValidator(_as_tuple),
+    ]
+    alpha: Scalar = Field(1 + 0j, json_schema_extra={"default": 1})
+
+
+class HerkStep(StepFields):
+    """D = alpha * op(a) op(a)^H + beta * c, Hermitian; of c one triangle is read."""
+
+    operands = ("a", "c")
+    turned = {"a": "trans_a"}
+
+    op: Literal["herk"]
+    a: StepOperand
+    c: StepOperand | None = None
+    alpha: float = Field(1, description="real")
+    beta: float | None = Field(None, description="real; null: 1 where there is a c, else 0")
+    trans_a: Trans = "N"
+    fill: Fill = Field("both", description="both triangles, or one: the other is zero")
+    compute: Compute = "auto"
+
+
+class SolveStep(StepFields):
+    """X of op(a) X = b."""
+
+    operands = ("a", "b")
+    turned = {"a": "trans_a"}
+
+    op: Literal["solve"]
+    a: StepOperand
+    b: StepOperand
+    assume: Assumption = Field("general", description="positive: Hermitian positive definite; lower, upper: triangular")
+    trans_a: Trans = "N"
+
+
+class InvStep(StepFields):
+    """Inverse of op(a)."""
+
+    operands = ("a",)
+    turned = {"a": "trans_a"}
+
+    op: Literal["inv"]
+    a: StepOperand
+    assume: Assumption = Field("general", description="as of solve")
+    trans_a: Trans = "N"
+
+
+class CholeskyStep(StepFields):
+    """Lower L of op(a) = L L^H; the lower triangle of op(a) is read."""
+
+    operands = ("a",)
+    turned = {"a": "trans_a"}
+
+    op: Literal["cholesky"]
+    a: StepOperand
+    trans_a: Trans = "N"
+
+
+class ExpmStep(StepFields):
+    """Exponential of op(a)."""
+
+    operands = ("a",)
+    turned = {"a": "trans_a"}
+
+    op: Literal["expm"]
+    a: StepOperand
+    trans_a: Trans = "N"
+
+
+class TriangleStep(StepFields):
+    """One triangle of a, or the Hermitian or symmetric matrix that it stands for; the other triangle is not read."""
+
+    operands = ("a",)
+
+    op: Literal["triangle"]
+    a: StepOperand
+    fill: Literal["lower", "upper"] = "lower"
+    structure: Literal["triangular", "hermitian", "symmetric"] = "triangular"
+    unit: bool = Field(default=False, description="of triangular matrices: ones on the diagonal, which is not read")
+
+
+OperationStep = (
+    AddStep | MultiplyStep | SumStep | HerkStep | SolveStep | InvStep | CholeskyStep | ExpmStep | TriangleStep
+)
+"""Steps that are no products: `gemmserve_kernels.operations` has them by their `op`."""
+ProductParams = GemmParams | GemmReduceParams
+"""Parameters of a product, be it a step or not."""
+StepParams = ProductParams | OperationStep
+"""Parameters of what a worker does in one go: products, and steps of programs of any kind."""
+AnyStep = GemmStep | GemmReduceStep | OperationStep
+Step = Annotated[AnyStep, Field(discriminator="op")]
+STEP_OPS: Final[tuple[str, ...]] = tuple(get_args(kind.model_fields["op"].annotation)[0] for kind in get_args(AnyStep))
+"""Names of the kinds of steps."""
 
 
 class ProgramParams(Strict):
@@ -227,8 +498,8 @@ class ProgramParams(Strict):
         return {"op": self.op, "steps": as_given(self.steps)}
 
 
-class ProgramJob(_Submission):
-    """Several products, each of stored arrays and of results of steps before it, run as one job."""
+class ProgramJob(Tagged):
+    """Several steps, each on stored arrays and on results of steps before it, run as one job."""
 
     op: Literal["program"]
     steps: Annotated[list[Step], Field(min_length=1, description="in the order in which they run")]
@@ -239,12 +510,18 @@ class ProgramJob(_Submission):
     )
 
 
-def as_given(steps: Iterable[GemmStep | GemmReduceStep]) -> list[dict[str, Any]]:
+def as_given(steps: Iterable[AnyStep]) -> list[dict[str, Any]]:
     """Steps as JSON values, without the fields that were left out."""
     return [step.model_dump(mode="json", exclude_unset=True) for step in steps]
 
 
 JobRequest = Annotated[GemmJob | GemmReduceJob | ProgramJob, Field(discriminator="op")]
+
+
+class SeveralJobs(Strict):
+    """Several jobs, accepted together or not at all."""
+
+    jobs: list[JobRequest] = Field(min_length=1, max_length=MAX_JOBS)
 
 
 class JobState(StrEnum):
@@ -260,7 +537,7 @@ class JobState(StrEnum):
     @property
     def final(self) -> bool:
         """Whether no transition leaves this state."""
-        return self not in {JobState.QUEUED, JobState.RUNNING}
+        return self is not JobState.QUEUED and self is not JobState.RUNNING
 
 
 class Problem(BaseModel):
@@ -279,6 +556,7 @@ class Timings(BaseModel):
     """Seconds by phase; a phase that did not happen is 0."""
 
     queue_s: float = 0.0
+    compile_s: float = Field(0.0, description="waited for kernels that nobody had compiled yet")
     h2d_s: float = 0.0
     kernel_s: float = 0.0
     d2h_s: float = 0.0
@@ -317,6 +595,14 @@ class JobInfo(BaseModel):
     state: JobState
     op: Literal["gemm", "gemm_reduce", "program"]
     attempt: int = Field(0, description="how often a worker has taken it")
+    compiling: bool = Field(
+        default=False, description="it runs, and waits for kernels that are being compiled; others pass it meanwhile"
+    )
+    estimated_s: float | None = Field(
+        None,
+        description="while it runs: seconds that it may take from started_at on, by a model that is corrected by what "
+        "the device has shown; rough, for progress bars",
+    )
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -338,6 +624,7 @@ class JobInfo(BaseModel):
     steps: list[StepInfo] | None = Field(None, description="of a program that has succeeded; not in listings")
     request: dict[str, Any] | None = Field(None, description="as it was sent; of a program not in listings")
     owner: Owner = ""
+    trace: Traceparent = ""
 
     @computed_field(description="share of `elements` that took the wide way because of the data, 0 to 1")  # type: ignore[prop-decorator]
     @property
@@ -359,6 +646,34 @@ class JobPage(BaseModel):
     next_cursor: str | None = Field(None, description="of the next page; null on the last")
 
 
+class JobList(BaseModel):
+    """Jobs that were submitted together, in the order of the request, each without its `request`."""
+
+    jobs: list[JobInfo]
+
+
+class DeviceHealth(BaseModel):
+    """A device's sensors, as its worker read them in the last seconds; null is what it does not tell."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    utilisation: float | None = Field(
+        None,
+        description="share of time in which kernels ran, 0 to 1, as the driver says; of a processor, the worker's "
+        "share of its cores",
+    )
+    memory_utilisation: float | None = Field(
+        None, description="share of time in which device memory was read or written, 0 to 1"
+    )
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    temperature_celsius: float | None = None
+    clock_hertz: float | None = Field(None, description="of the multiprocessors")
+    warnings: tuple[str, ...] = Field(
+        (), description="throttling, errors of memory and the driver's error events, in words; empty: none are known"
+    )
+
+
 class Device(BaseModel):
     """A device and the worker process that owns it."""
 
@@ -373,6 +688,7 @@ class Device(BaseModel):
         None, description="relative error of the product checked at the worker's start"
     )
     restarts: int = Field(0, description="how often the worker had to be started again")
+    health: DeviceHealth = DeviceHealth()
 
 
 class DeviceList(BaseModel):
@@ -391,19 +707,19 @@ class BatchItem(BaseModel):
     c: ArrayId | None = None
 
 
-class BatchRequest(Strict):
-    """Many products of stored arrays. What is wrong with one of them is told of it; the others are computed."""
+class BatchOptions(Submission):
+    """Options of a batch, beside its products."""
 
-    params: GemmParams | GemmReduceParams = Field(GemmParams(), description="of every product", discriminator="op")
-    items: list[BatchItem] = Field(min_length=1)
     results: Literal["inline", "packed", "each"] = Field(
         "inline",
         description="inline: in the answer, as .npy or .npz; packed: one stored array, the products along its first "
         "axis, if their results have one shape; each: a stored array for every product",
     )
     verify: bool = Field(default=False, description="check every product, and report the largest residual")
-    priority: int = Field(0, ge=-100, le=100, description="higher runs first")
-    timeout_s: float | None = Field(None, gt=0, le=86_400, description="covers queue and run")
-    ttl_s: float | None = Field(
-        None, gt=0, le=31_536_000, description="life of stored results; null: the server's default"
-    )
+
+
+class BatchRequest(BatchOptions):
+    """Many products of stored arrays. What is wrong with one of them is told of it; the others are computed."""
+
+    params: GemmParams | GemmReduceParams = Field(GemmParams(), description="of every product", discriminator="op")
+    items: list[BatchItem] = Field(min_length=1)

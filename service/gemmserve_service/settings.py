@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -12,12 +13,24 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 _DEVICE = re.compile(r"cpu|(cuda|rocm):\d{1,3}")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def default_data_dir() -> Path:
     """``$XDG_DATA_HOME/gemmserve``, by default ``~/.local/share/gemmserve``."""
     base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(base).expanduser() / "gemmserve"
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that a text such as 1000000, 512M, 1G or 20 GiB says; units are powers of 1024, whether "B" or
+    "iB" follows or not. Raises ValueError.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no number of bytes: 1000000, 512M, 20GiB")
+    return int(Decimal(match[1]) * _UNITS[match[2].lower()])
 
 
 class Settings(BaseSettings):
@@ -60,8 +73,8 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=65535,
-        description="a second port, without keys and TLS, for /metrics, /docs and health; they then leave the main one "
-        "but for health. 0 picks a free one",
+        description="a second port, without keys and TLS, for /metrics, health and pages; the metrics then leave the "
+        "main one. 0 picks a free one",
     )
     metrics_host: str = Field("127.0.0.1", description="address that the second port listens on")
     trusted_proxies: Annotated[list[str], NoDecode] = Field(
@@ -83,7 +96,10 @@ class Settings(BaseSettings):
     )
     max_connections_per_address: int = Field(1024, ge=1, description="of one address, likewise")
     max_shared_descriptors: int = Field(
-        256, ge=0, description="pieces of shared memory that clients may have passed and not used yet"
+        256,
+        ge=0,
+        description="pieces of shared memory that clients may have passed and not used yet; likewise regions that they "
+        "may have registered by name",
     )
     max_head_bytes: int = Field(32 << 10, ge=1024, description="bytes of a request's line and headers")
     head_timeout_s: float = Field(10.0, gt=0, description="within which a request's line and headers must have come")
@@ -114,6 +130,18 @@ class Settings(BaseSettings):
         ge=0,
         description="memory for operands and results of one-shot requests; null: a quarter of the machine's. "
         "Past it they go to files under data_dir, within max_store_bytes",
+    )
+    host_arena_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="memory that results come to from accelerators before they go to files; null: a quarter of "
+        "the machine's; 0: none, they go to files at once. Without an accelerator there is none",
+    )
+    arena_ahead_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="of it, what each worker registers with its driver as it starts, so that copies go straight there; "
+        "null: an eighth of the machine's memory. From then on it is twice of what was in use at most",
     )
     recycle_bytes: int = Field(1 << 30, ge=0, description="freed extents kept for reuse, in bytes")
     default_ttl_s: float | None = Field(
@@ -166,18 +194,22 @@ class Settings(BaseSettings):
         "(every commit waits for the disk)",
     )
     device_cache_share: float = Field(
-        0.5, ge=0, le=0.95, description="share of a device's memory that may hold copies of stored arrays"
+        0.75, ge=0, le=0.95, description="share of a device's memory that may hold copies of arrays, and results"
     )
     write_back_delay_s: float = Field(
         0.5,
         ge=0,
         le=60,
-        description="a job's result may stay on its device alone for so long before it is written to the store, unless "
-        "somebody asks for it; deleted until then, it is not written at all",
+        description="a job's result may stay on its device alone for so long, unless somebody asks for it, and in the "
+        "host arena for so long again, before it is written; deleted until then, it is not written at all",
     )
-    device_prefetch: bool = Field(
-        default=True,
-        description="uploaded arrays go to a device that has room for them before a job asks for them",
+
+    trace_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the requests that come without a trace (traceparent) and begin one, where "
+        "OpenTelemetry's variables say where traces go",
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -202,6 +234,14 @@ class Settings(BaseSettings):
     @classmethod
     def _split_list(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator(
+        "min_body_rate", "max_head_bytes", "max_array_bytes", "max_part_bytes", "max_store_bytes", "max_scratch_bytes",
+        "host_arena_bytes", "arena_ahead_bytes", "recycle_bytes", "max_queued_bytes", "max_batch_bytes", mode="before",
+    )  # fmt: skip
+    @classmethod
+    def _read_size(cls, value: object) -> object:
+        return parse_size(value) if isinstance(value, str) else value
 
     @field_validator("uds", "data_dir", "runtime_dir", "keys_file", "tls_certificate", "tls_key", "audit_log")
     @classmethod

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gemmserve_service.jobs.job_queue import SqliteQueue
 from gemmserve_service.jobs.jobs import Jobs
-from gemmserve_service.jobs.observers import DeviceInfo, Observer, Snapshot
 from gemmserve_service.runtime import clock
-from gemmserve_service.scheduling.prefetch import Prefetcher
 from gemmserve_service.scheduling.scheduler import Scheduler
+from gemmserve_service.schemas import Device, DeviceHealth
 from gemmserve_service.store.array_store import ArrayStore
 from gemmserve_service.store.database.database import Database
 from gemmserve_service.store.quotas import Quotas
@@ -20,34 +19,70 @@ from gemmserve_service.store.resumable.uploads import ResumableUploads
 from gemmserve_service.tenancy.keyring import KeyringError, KeyringWatch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gemmserve_service.executor.port import Executor
+    from gemmserve_service.jobs.observers import Observer
     from gemmserve_service.jobs.one_shot import EndedJob
+    from gemmserve_service.runtime.tracing.spans import Tracing
     from gemmserve_service.settings import Settings
+    from gemmserve_service.store.extents.arena import Arena
+
+_WAIT_FOR_THE_NEXT: Final = "Wait until it is started again: jobs that were accepted go on then."
+_LOOK_AT_THE_WORKERS: Final = (
+    "Wait a minute if the server has just started: the first start compiles kernels. Else its log says why the worker "
+    "does not start, and `gemmserve doctor` what the machine lacks."
+)
+_WAIT_FOR_THE_WATCHDOG: Final = (
+    "Wait: a worker that hangs is started again, and its jobs run once more. If it comes back, look at the server's "
+    "log and at the device's warnings."
+)
+_MAKE_ROOM: Final = (
+    "Make room on the disk of the data directory, or let the server write there: nothing is lost, and what waits is "
+    "recorded then."
+)
 
 log = logging.getLogger(__name__)
+
+
+class Unready(NamedTuple):
+    """Reason for which the server is not ready, and what to do about it."""
+
+    reason: str
+    remedy: str
 
 
 class Core:
     """Service of one front process; everything in it runs in one event loop.
 
-    `observers` are told each change of a job; `snapshot()` gives the gauges.
+    `observers` are told each change of a job.
     """
 
-    def __init__(self, settings: Settings, executor: Executor) -> None:
+    def __init__(
+        self, settings: Settings, executor: Executor, arena: Arena | None = None, tracing: Tracing | None = None
+    ) -> None:
+        """`arena`: host memory that results come to from accelerators, where there is any. `tracing`: None: no
+        request is traced.
+        """
         self.settings = settings
         self.executor = executor
+        self.tracing = tracing
         self.observers: list[Observer] = []
         self.database = Database(settings.data_dir / "gemmserve.sqlite", durability=settings.durability)
         self.keyring = KeyringWatch(settings.data_dir, settings.keys_file)
         self.quotas = Quotas(self.keyring.quota, self.database)
-        self.store = ArrayStore(settings, self.database, self.quotas)
+        self.store = ArrayStore(settings, self.database, self.quotas, arena)
         self.uploads = ResumableUploads(settings, self.store, self.database, self.quotas)
         self.scheduler = Scheduler(settings, self.store, executor)
         self.scheduler.queue.weight_of = self.keyring.weight
-        if settings.device_prefetch:
-            self.store.on_uploaded(Prefetcher(executor).stored)
-        self.jobs = Jobs(settings, self.store, SqliteQueue(self.database, self.store), self.scheduler, self.observers)
+        self.jobs = Jobs(
+            settings, self.store, SqliteQueue(self.database, self.store), self.scheduler, self.observers, tracing
+        )
         self.started_at = clock.time()
+        self.on_drain: list[Callable[[], None]] = []
+        """Callbacks for the beginning of a drain, in the event loop."""
+        self._drained_at = 0.0
+        """Time at which a drain ends at the latest (time.monotonic)."""
 
     @property
     def draining(self) -> bool:
@@ -86,9 +121,11 @@ class Core:
         """
         self.scheduler.drain()
         self.jobs.release_waiters()
-        until = time.monotonic() + timeout_s
+        self._drained_at = time.monotonic() + timeout_s
+        for tell in self.on_drain:
+            tell()
         idle = await self.scheduler.idle(timeout_s)
-        if not await self.scheduler.writes.flush(max(until - time.monotonic(), 0.0)):
+        if not await self.scheduler.writes.flush(max(self._drained_at - time.monotonic(), 0.0)):
             log.warning("not every result on a device could be written: the next start computes them again")
         return idle
 
@@ -108,26 +145,43 @@ class Core:
 
     def ready(self) -> tuple[bool, list[str]]:
         """Whether work is admitted and can run, and if not, why not."""
+        reasons = [each.reason for each in self.unready()]
+        return not reasons, reasons
+
+    def unready(self) -> list[Unready]:
+        """Reasons for which work is not admitted or cannot run; none if it is ready."""
         reasons = []
         if self.draining:
-            reasons.append("draining")
+            reasons.append(Unready(self._draining(), _WAIT_FOR_THE_NEXT))
         if not any(worker.ready for worker in self.executor.workers()):
-            reasons.append("no worker has answered a verified product")
+            reasons.append(Unready("no worker has answered a verified product", _LOOK_AT_THE_WORKERS))
         if stalled := self.scheduler.stalled():
-            reasons.append(f"{self.scheduler.queued} jobs wait, and " + ", ".join(stalled))
+            reason = f"{self.scheduler.queued} jobs wait, and " + ", ".join(stalled)
+            reasons.append(Unready(reason, _WAIT_FOR_THE_WATCHDOG))
         if self.jobs.recorder.waiting:
-            reasons.append("the database cannot be written: ends of jobs wait to be put on record")
-        return not reasons, reasons
+            reason = "the database cannot be written: ends of jobs wait to be put on record"
+            reasons.append(Unready(reason, _MAKE_ROOM))
+        return reasons
+
+    def _draining(self) -> str:
+        jobs, nbytes = self.scheduler.writes.unwritten
+        if not jobs:
+            return "draining"
+        left_s = max(self._drained_at - time.monotonic(), 0.0)
+        return (
+            f"draining: {nbytes} bytes of results of {jobs} jobs are not on disk yet, which takes about "
+            f"{self.scheduler.writes.write_s:.0f} s; what is not in {left_s:.0f} s is computed again by the next start"
+        )
 
     def observe(self, job: EndedJob, size: tuple[int, int]) -> None:
         """Tells the observers of a job of a single request that has ended; `size`: its bytes and operations."""
         for observer in self.observers:
-            observer.job_changed(job, *size)
+            observer.job_ended(job, *size)
 
-    def devices(self) -> list[DeviceInfo]:
+    def devices(self) -> list[Device]:
         """The devices and their workers' state."""
         return [
-            DeviceInfo(
+            Device(
                 id=worker.id,
                 state="ready" if worker.ready else "starting",
                 spec=worker.spec_fields,
@@ -137,7 +191,7 @@ class Core:
                 jobs_running=len(worker.tasks),
                 verified_error=worker.verified_error,
                 restarts=worker.restarts,
-                kept=worker.kept,
+                health=worker.health if worker.ready else DeviceHealth(),
             )
             for worker in self.executor.workers()
         ]
@@ -174,24 +228,3 @@ class Core:
         """`usage` of every owner that has a key or uses anything."""
         owners = {*self.keyring.current.owners, *self.quotas.owners()} - {""}
         return [self.usage(owner) for owner in sorted(owners)]
-
-    def snapshot(self) -> Snapshot:
-        """Gauges for the metrics."""
-        return Snapshot(
-            queue_depth=self.scheduler.queued,
-            running=self.scheduler.running,
-            store_bytes=self.store.used_bytes,
-            scratch_bytes=self.store.scratch_bytes,
-            array_count=self.store.count,
-            recycled_bytes=self.store.recycled_bytes,
-            worker_restarts=sum(worker.restarts for worker in self.executor.workers()),
-            queue_bytes=self.scheduler.queue.nbytes,
-            queue_owners=self.scheduler.queue.owners,
-            drain_rate=self.scheduler.admissions.drain_rate,
-            workers_killed=self.scheduler.watchdog.killed,
-            ends_unrecorded=len(self.jobs.recorder.waiting),
-            devices=self.devices(),
-            results_recomputed=self.scheduler.writes.recomputed,
-            results_lost=self.scheduler.writes.lost,
-            write_backs_spared=self.scheduler.writes.spared,
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -11,17 +10,18 @@ from gemmserve_service.errors import IdempotencyConflict, IdempotencyMismatch
 from gemmserve_service.runtime import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True)
 class RememberedKey:
-    """An Idempotency-Key of an owner: the digest of its first request's body and the job that came of it."""
+    """An Idempotency-Key of an owner: the digest of its first request's body and the jobs that came of it."""
 
     owner: str
     key: str
     digest: str
     job_id: str
+    """Id of the job; of several their ids, with commas in between."""
     created_at: float
 
 
@@ -42,28 +42,30 @@ class IdempotencyKeys:
         """Keep a key with its job."""
         self._known[key.owner, key.key] = key
 
-    def job_of(self, owner: str, key: str, digest: str) -> str | None:
-        """The job that the key made before. Raises IdempotencyMismatch if that was for another request."""
+    def jobs_of(self, owner: str, key: str, digest: str | None = None) -> list[str] | None:
+        """The jobs that the key made before. Raises IdempotencyMismatch if that was for a request of another digest."""
         known = self._known.get((owner, key))
         if known is None or known.created_at <= clock.time() - self.ttl_s:
             return None
-        if known.digest != digest:
+        if digest is not None and known.digest != digest:
             raise IdempotencyMismatch("this Idempotency-Key was used for another request")
-        return known.job_id
+        return known.job_id.split(",")
 
-    @contextlib.contextmanager
-    def arriving(self, owner: str, key: str, digest: str) -> Iterator[None]:
-        """Holds the key while its first request is taken in. Raises IdempotencyConflict, IdempotencyMismatch."""
+    def arrive(self, owner: str, key: str, digest: str) -> None:
+        """Hold the key while its first request is taken in: until `arrived`.
+
+        Raises IdempotencyConflict, IdempotencyMismatch.
+        """
         held = self._arriving.get((owner, key))
         if held is not None:
             if held != digest:
                 raise IdempotencyMismatch("this Idempotency-Key was used for another request")
             raise IdempotencyConflict("the first request with this key is being taken in", retry_after_s=1.0)
         self._arriving[owner, key] = digest
-        try:
-            yield
-        finally:
-            del self._arriving[owner, key]
+
+    def arrived(self, owner: str, key: str) -> None:
+        """Hold the key no more."""
+        del self._arriving[owner, key]
 
     def shift(self, seconds: float) -> None:
         """The clock was set by so much: what was an hour old still is."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pydantic import TypeAdapter
 
 from gemmserve_service.jobs.idempotency import RememberedKey
+from gemmserve_service.runtime.background import report
 from gemmserve_service.schemas import GemmJob, GemmReduceJob, JobInfo, JobRequest, JobState, ProgramJob, StepInfo
-from gemmserve_service.store.database.database import load_sql
+from gemmserve_service.store.database.database import insert_rows, load_sql
 
 if TYPE_CHECKING:
-    import asyncio
     import sqlite3
     from collections.abc import Iterable, Sequence
 
@@ -40,6 +42,28 @@ class Unfinished:
     """Workers that were lost while they had it."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job as it is put on record."""
+
+    info: JobInfo
+    request: str
+    """Its request as JSON."""
+    deadline_at: float | None = None
+    trace: str = ""
+    """Traceparent of the request that submitted it, where that is traced."""
+
+
+@dataclass(eq=False, slots=True)
+class _End:
+    """End of a job on its way to the record."""
+
+    fields: dict[str, Any]
+    rows: Sequence[dict[str, Any]]
+    """Rows of the result arrays."""
+    done: asyncio.Future[None]
+
+
 class NotOnRecord(RuntimeError):  # noqa: N818 (says what is the case)
     """The end of a job cannot be recorded: the job was not, so nobody was told that it was accepted."""
 
@@ -48,27 +72,27 @@ class JobQueue(Protocol):
     """The port: what any queue must keep. A method that returns a future may be left unawaited."""
 
     def insert(
-        self,
-        info: JobInfo,
-        request: str,
-        deadline_at: float | None,
-        key: RememberedKey | None,
-        *,
-        within_s: float = 0.0,
+        self, jobs: Sequence[NewJob], key: RememberedKey | None, *, within_s: float = 0.0
     ) -> asyncio.Future[Any]:
-        """Durable once the future is done, the key with it or neither; what is recorded after it is after it.
+        """Durable once the future is done: all of them and the key, or nothing; what is recorded after it is after it.
 
         `within_s`: for how long it may wait for what follows. Raises DatabaseError.
         """
 
-    def started(self, info: JobInfo) -> asyncio.Future[Any]:
-        """Records state, attempt and start; without effect on a finished job."""
+    def started(self, job_id: str, attempt: int, started_at: datetime) -> None:
+        """Record that it runs before long, unless its end is recorded first; without effect on a finished job."""
 
     def requeued(self, info: JobInfo, crashes: int) -> asyncio.Future[Any]:
         """Records that it waits again, and how many workers it has lost; without effect on a finished job."""
 
-    async def finish(self, info: JobInfo, arrays: Iterable[dict[str, Any]]) -> None:
-        """Records the final state and the rows of the result arrays, all or nothing. Raises NotOnRecord."""
+    def finish(self, info: JobInfo, arrays: Sequence[dict[str, Any]], *, within_s: float = 0.0) -> asyncio.Future[None]:
+        """Records the final state and the rows of the result arrays, all or nothing. The future raises NotOnRecord.
+
+        `within_s`: for how long it may wait for what follows. Raises DatabaseError.
+        """
+
+    def begin(self) -> None:
+        """Begin what still waits for company."""
 
     async def succeeded(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
         """Return those of the jobs that have succeeded, with their requests."""
@@ -98,49 +122,81 @@ class SqliteQueue:
     def __init__(self, database: Database, store: ArrayStore) -> None:
         self._database = database
         self._store = store
-        self._ending: set[str] = set()
-        """Jobs whose end is being recorded."""
+        self._starts: dict[str, dict[str, Any]] = {}
+        """Fields of jobs that have started, which is not recorded yet."""
+        self._recording = False
+        """Whether a write is under way that will record them."""
+        self._ends: list[_End] = []
+        self._ends_write: asyncio.Future[set[str]] | None = None
+        """Write of those ends, which further ones may join while it waits."""
 
     def insert(
-        self,
-        info: JobInfo,
-        request: str,
-        deadline_at: float | None,
-        key: RememberedKey | None,
-        *,
-        within_s: float = 0.0,
+        self, jobs: Sequence[NewJob], key: RememberedKey | None, *, within_s: float = 0.0
     ) -> asyncio.Future[Any]:
-        row = {
-            "id": info.id,
-            "op": info.op,
-            "request": request,
-            "created_at": info.created_at.timestamp(),
-            "deadline_at": deadline_at,
-            "owner": info.owner,
-        }
+        rows = [
+            {
+                "id": job.info.id,
+                "op": job.info.op,
+                "request": job.request,
+                "created_at": job.info.created_at.timestamp(),
+                "deadline_at": job.deadline_at,
+                "owner": job.info.owner,
+                "trace": job.trace or None,
+            }
+            for job in jobs
+        ]
 
         def write(db: sqlite3.Connection) -> None:
-            db.execute(_SQL["insert"], row)
+            insert_rows(db, _SQL["insert"], rows)
             if key is not None:
                 db.execute(_SQL["remember_key"], asdict(key))
 
         return self._database.write_soon(write, within_s=within_s)
 
-    def started(self, info: JobInfo) -> asyncio.Future[Any]:
-        fields = {"id": info.id, "attempt": info.attempt, "started_at": _timestamp(info.started_at)}
+    def started(self, job_id: str, attempt: int, started_at: datetime) -> None:
+        self._starts[job_id] = {
+            "id": job_id,
+            "attempt": attempt,
+            "started_at": started_at.timestamp(),
+            "tried": False,
+        }
+        self._record_starts()
 
-        def write(db: sqlite3.Connection) -> None:
-            if info.id not in self._ending:  # which says the same
-                db.execute(_SQL["start"], fields)
+    def _record_starts(self) -> None:
+        if not self._recording:
+            self._recording = True
 
-        return self._database.write_soon(write, within_s=_START_WITHIN_S)
+            def write(db: sqlite3.Connection) -> list[dict[str, Any]]:
+                settled = []
+                for fields in self._starts.copy().values():
+                    # A job that came after this was begun may be put on record behind it: the next time, then.
+                    if db.execute(_SQL["start"], fields).rowcount or fields["tried"]:
+                        settled.append(fields)
+                    fields["tried"] = True
+                return settled
+
+            self._database.write_soon(write, within_s=_START_WITHIN_S).add_done_callback(self._starts_recorded)
+
+    def _starts_recorded(self, done: asyncio.Future[list[dict[str, Any]]]) -> None:
+        self._recording = False
+        report(done)
+        recorded = list(self._starts.values()) if done.exception() is not None else done.result()
+        for fields in recorded:
+            if self._starts.get(fields["id"]) is fields:
+                del self._starts[fields["id"]]
+        if self._starts and self._database.is_open:
+            self._record_starts()
+
+    def begin(self) -> None:
+        self._database.begin()
 
     def requeued(self, info: JobInfo, crashes: int) -> asyncio.Future[Any]:
+        self._starts.pop(info.id, None)
         fields = {"id": info.id, "attempt": info.attempt, "crashes": crashes}
         return self._database.write_soon(lambda db: db.execute(_SQL["requeue"], fields))
 
-    async def finish(self, info: JobInfo, arrays: Iterable[dict[str, Any]]) -> None:
-        rows = list(arrays)
+    def finish(self, info: JobInfo, arrays: Sequence[dict[str, Any]], *, within_s: float = 0.0) -> asyncio.Future[None]:
+        self._starts.pop(info.id, None)  # the end says the same
         fields = {
             "id": info.id,
             "state": info.state.value,
@@ -154,20 +210,49 @@ class SqliteQueue:
             "residual": info.residual,
             "mismatch": info.mismatch,
             "elements": None if info.elements is None else info.elements.model_dump_json(),
+            "trace": info.trace or None,
             "steps": None if info.steps is None else _STEPS.dump_json(info.steps, exclude_none=True).decode(),
         }
 
-        def write(db: sqlite3.Connection) -> None:
-            if not db.execute(_SQL["finish"], fields).rowcount and db.execute(_SQL["get"], fields).fetchone() is None:
-                raise NotOnRecord(f"job {info.id} was never put on record")
-            for row in rows:
-                self._store.insert_row(db, row)
+        end = _End(fields, arrays, asyncio.get_running_loop().create_future())
+        if self._ends_write is not None and self._database.may_grow(self._ends_write, within_s=within_s):
+            self._ends.append(end)
+        else:
+            self._ends = [end]
+            self._ends_write = self._record_ends(self._ends, within_s=within_s)
+        return end.done
 
-        self._ending.add(info.id)
-        try:
-            await self._database.write(write)
-        finally:
-            self._ending.discard(info.id)
+    def _record_ends(self, ends: Sequence[_End], *, within_s: float = 0.0) -> asyncio.Future[set[str]]:
+        """Write those ends together; the future gives the ids of jobs that are not on record. Raises DatabaseError."""
+
+        def write(db: sqlite3.Connection) -> set[str]:
+            missing: set[str] = set()
+            if db.executemany(_SQL["finish"], [end.fields for end in ends]).rowcount < len(ends):
+                missing = {end.fields["id"] for end in ends if db.execute(_SQL["get"], end.fields).fetchone() is None}
+            self._store.insert_rows(db, [row for end in ends if end.fields["id"] not in missing for row in end.rows])
+            return missing
+
+        future = self._database.write_soon(write, within_s=within_s)
+        future.add_done_callback(partial(self._ends_recorded, ends))
+        return future
+
+    def _ends_recorded(self, ends: Sequence[_End], write: asyncio.Future[set[str]]) -> None:
+        """Called when ends are written, or cannot be: then one may be what is wrong, and each goes alone."""
+        error = write.exception()
+        if error is not None and len(ends) > 1 and self._database.is_open:
+            for end in ends:
+                self._record_ends([end])
+            return
+        missing = write.result() if error is None else set()
+        for end in ends:
+            if end.done.done():
+                continue
+            if error is not None:
+                end.done.set_exception(error)
+            elif end.fields["id"] in missing:
+                end.done.set_exception(NotOnRecord(f"job {end.fields['id']} was never put on record"))
+            else:
+                end.done.set_result(None)
 
     async def succeeded(self, job_ids: Iterable[str]) -> list[tuple[JobInfo, GemmJob | GemmReduceJob | ProgramJob]]:
         ids = {"ids": json.dumps(list(job_ids))}
@@ -255,4 +340,5 @@ def _info(row: sqlite3.Row) -> JobInfo:
         steps=None if row["steps"] is None else json.loads(row["steps"]),
         request=None if row["request"] is None else json.loads(row["request"]),
         owner=row["owner"],
+        trace=row["trace"] or "",
     )

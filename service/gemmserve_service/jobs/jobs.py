@@ -8,37 +8,44 @@ it before that: if it cannot be put on record, what came of it is thrown away, a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_service.errors import ServiceError, describe
+from pydantic import ValidationError
+
+from gemmserve_kernels import KernelError
+from gemmserve_service.errors import IdempotencyMismatch, ItemInvalid, NotFound, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
+from gemmserve_service.jobs.compile_program import product_result
 from gemmserve_service.jobs.idempotency import IdempotencyKeys, RememberedKey, digest_of
+from gemmserve_service.jobs.job_queue import NewJob, request_of
 from gemmserve_service.jobs.live_jobs import LiveJob, LiveJobs
 from gemmserve_service.jobs.one_shot import OneShot, run_once
 from gemmserve_service.jobs.prepare import failure, final_fields, prepare, steps_of
-from gemmserve_service.jobs.recorder import Recorder
+from gemmserve_service.jobs.recorder import LostBytesError, Recorder
 from gemmserve_service.jobs.recovery import recover
 from gemmserve_service.jobs.retention import purge
 from gemmserve_service.runtime import clock
 from gemmserve_service.runtime.background import Background, report
 from gemmserve_service.runtime.clock import now
 from gemmserve_service.runtime.ids import new_id
+from gemmserve_service.runtime.tracing.spans import REQUEST
+from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.schemas import GemmParams, GemmReduceParams, JobInfo, JobState, ProgramJob
 from gemmserve_service.store.catalog import to_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gemmserve_service.jobs.job_queue import JobQueue, Unfinished
     from gemmserve_service.jobs.observers import Observer
-    from gemmserve_service.programs import Problem
+    from gemmserve_service.runtime.tracing.spans import Tracing
     from gemmserve_service.scheduling.scheduler import Scheduler
     from gemmserve_service.scheduling.tasks import Task
-    from gemmserve_service.schemas import GemmJob, GemmReduceJob
+    from gemmserve_service.schemas import ArrayInfo, GemmJob, GemmReduceJob
     from gemmserve_service.settings import Settings
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.pending import PendingResults
@@ -46,9 +53,28 @@ if TYPE_CHECKING:
     from gemmserve_service.store.upload import Upload
 
 _WAITS_WITHIN_S: Final = 0.002
-"""Seconds for which the record of a job whose end is waited for may wait for that end, so that one commit has both."""
+"""Seconds for which the record of a job whose end is waited for may wait for that end, so that one commit has both; and
+that of an end which nobody waits for, so that one commit has many."""
+
+_OVER: Final = {"compiling": False, "estimated_s": None}
+"""Fields that mean something only while a job runs."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _End:
+    """End of a job on its way to the record."""
+
+    live: LiveJob
+    info: JobInfo
+    task: Task | None
+    uploads: Mapping[str, Upload]
+    """Results, which become arrays by it."""
+    infos: Mapping[str, ArrayInfo]
+    rows: Sequence[dict[str, Any]]
+    pending: PendingResults | None
+    held: Sequence[Pinned]
 
 
 class Jobs(LiveJobs):
@@ -61,13 +87,17 @@ class Jobs(LiveJobs):
         queue: JobQueue,
         scheduler: Scheduler,
         observers: list[Observer],
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__(queue, observers)
         self.settings = settings
         self.store = store
         self.scheduler = scheduler
+        self._tracing = tracing
         self._keys = IdempotencyKeys(settings.idempotency_ttl_s)
         self._background = Background()
+        self._writes: set[asyncio.Future[None]] = set()
+        """Writes of ends that are under way."""
         self._purge: asyncio.Task[None] | None = None
         self.recorder = Recorder(store, queue)
         scheduler.writes.on_lost = self._lost
@@ -93,6 +123,8 @@ class Jobs(LiveJobs):
         self.recorder.stop()
         if self._purge is not None:
             self._purge.cancel()
+        while self._writes:
+            await asyncio.wait(self._writes)
         await self._background.wait()
 
     # -- durable jobs -----------------------------------------------------------------------------------------------
@@ -113,69 +145,191 @@ class Jobs(LiveJobs):
         Raises KernelError, NotFound, Gone, TooLarge, StoreFull, QueueFull, NotReady, Draining, IdempotencyConflict,
         IdempotencyMismatch.
         """
-        arrived = time.monotonic()
-        # Of a program what was left out stays out: a thousand steps would be many times as long.
-        text = request.model_dump_json(exclude_unset=isinstance(request, ProgramJob))
-        with contextlib.ExitStack() as arriving:
-            key = None
-            if idempotency_key is not None:
-                digest = digest_of(text)
-                known = self._keys.job_of(owner, idempotency_key, digest)
-                if known is not None:
-                    return await self.get(known), False
-                arriving.enter_context(self._keys.arriving(owner, idempotency_key, digest))
-                key = (idempotency_key, digest)
-            with self.scheduler.admission(owner) as claim:
-                live, insert = await self._submit(request, text, key, owner, arrived, claim, waits=waits)
-            # A client that hangs up changes nothing: a job on record is carried out, and its key taken until then.
-            taken = arriving.pop_all()
-            insert.add_done_callback(lambda _: taken.close())
-        await asyncio.shield(insert)
-        return live.info, True
+        submission = self._submission([request], idempotency_key, owner, waits=waits, several=False)
+        (info,), created = await submission
+        return info, created
 
-    async def _submit(
+    async def submit_many(
         self,
-        request: GemmJob | GemmReduceJob | ProgramJob,
-        text: str,
+        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        *,
+        idempotency_key: str | None = None,
+        owner: str = "",
+        waits: bool = False,
+    ) -> tuple[list[JobInfo], bool]:
+        """Queues all of them, by one transaction, or none: see `submit`. The key is that of all of them together.
+
+        Raises what `submit` raises; ItemInvalid, which names the job, where the cause is one of them.
+        """
+        return await self._submission(requests, idempotency_key, owner, waits=waits, several=True)
+
+    async def _submission(
+        self,
+        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        idempotency_key: str | None,
+        owner: str,
+        *,
+        waits: bool,
+        several: bool,
+    ) -> tuple[list[JobInfo], bool]:
+        arrived = time.monotonic()
+        texts = _texts(requests)
+        if idempotency_key is None:
+            lives, insert = await self._take_in(requests, texts, None, owner, arrived, waits=waits, several=several)
+        else:
+            digest = digest_of("\n".join(texts))
+            try:
+                known = self._keys.jobs_of(owner, idempotency_key, digest)
+            except IdempotencyMismatch:
+                known = await self._recorded_earlier(owner, idempotency_key, requests, texts)
+            if known is not None:
+                return [await self.get(job_id) for job_id in known], False
+            self._keys.arrive(owner, idempotency_key, digest)
+            try:
+                key = (idempotency_key, digest)
+                lives, insert = await self._take_in(requests, texts, key, owner, arrived, waits=waits, several=several)
+            except BaseException:
+                self._keys.arrived(owner, idempotency_key)
+                raise
+            # A client that hangs up changes nothing: a job on record is carried out, and its key taken until then.
+            insert.add_done_callback(lambda _: self._keys.arrived(owner, idempotency_key))
+        await asyncio.shield(insert)
+        return [live.info for live in lives], True
+
+    async def _recorded_earlier(
+        self,
+        owner: str,
+        key: str,
+        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        texts: Sequence[str],
+    ) -> list[str]:
+        """Jobs of the key whose requests are `texts` if they are written as this version writes them.
+
+        An earlier one may have put them on record with other fields, or in another order. Raises IdempotencyMismatch.
+        """
+        known = self._keys.jobs_of(owner, key) or []
+        if len(known) == len(requests):
+            for job_id, request, text in zip(known, requests, texts, strict=True):
+                if not await self._is_recorded(job_id, request, text):
+                    break
+            else:
+                return known
+        raise IdempotencyMismatch("this Idempotency-Key was used for another request")
+
+    async def _is_recorded(self, job_id: str, request: GemmJob | GemmReduceJob | ProgramJob, text: str) -> bool:
+        """Whether that job's request is `request`, which this version writes as `text`. A short request is no reason to
+        read a long one again, which takes milliseconds.
+        """
+        try:
+            stored = (await self.get(job_id)).request or {}
+            steps = request.steps if isinstance(request, ProgramJob) else ()
+            if stored.get("op") != request.op or len(stored.get("steps", ())) != len(steps):
+                return False
+            return _texts([request_of(stored)]) == [text]
+        except (NotFound, ValidationError):  # of a job that is forgotten, or of a request that is none any more
+            return False
+
+    async def _take_in(
+        self,
+        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        texts: Sequence[str],
         key: tuple[str, str] | None,
         owner: str,
         arrived: float,
-        claim: Callable[[Problem], None],
         *,
         waits: bool,
-    ) -> tuple[LiveJob, asyncio.Future[Any]]:
-        """The job, which a worker may have when this returns, and what is done once it is on record."""
-        job_id = new_id("job")
+        several: bool,
+    ) -> tuple[list[LiveJob], asyncio.Future[Any]]:
+        """The jobs, which workers may have when this returns, and what is done once they are on record."""
+        with self.scheduler.admission(owner, len(requests)) as claim:
+            prepared: list[tuple[Task, Callable[[], None]]] = []
+            try:
+                await self._prepare_all(requests, owner, claim, prepared, several=several)
+                lives, insert = self._queue(requests, texts, prepared, key, owner, arrived, waits=waits)
+            except BaseException:
+                for task, steps in prepared:
+                    task.close()
+                    steps()
+                raise
+            for live, (task, _) in zip(lives, prepared, strict=True):
+                task.submitted = arrived
+                self._entered(task.id, live, JobState.QUEUED)
+                self.scheduler.submit(task, soon=several)
+        return lives, insert
+
+    async def _prepare_all(
+        self,
+        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        owner: str,
+        claim: Callable[[int], None],
+        prepared: list[tuple[Task, Callable[[], None]]],
+        *,
+        several: bool,
+    ) -> None:
+        """Add the task of each request, and what gives its steps back, to `prepared`.
+
+        Raises what `prepare` raises; `several`: as ItemInvalid.
+        """
+        turns = Turns()
+        for item, request in enumerate(requests):
+            try:
+                steps = self.scheduler.admissions.take_steps(owner, steps_of(request))
+                try:
+                    task = await self._prepare(new_id("job"), request, owner, claim=claim)
+                except BaseException:
+                    steps()
+                    raise
+            except (KernelError, ServiceError) as error:
+                if not several:
+                    raise
+                raise ItemInvalid(item, error) from error
+            prepared.append((task, steps))
+            if several:
+                await turns.pause()
+
+    def _queue(
+        self,
+        requests: Sequence[GemmJob | GemmReduceJob | ProgramJob],
+        texts: Sequence[str],
+        prepared: Sequence[tuple[Task, Callable[[], None]]],
+        key: tuple[str, str] | None,
+        owner: str,
+        arrived: float,
+        *,
+        waits: bool,
+    ) -> tuple[list[LiveJob], asyncio.Future[Any]]:
+        """The jobs, and what is done once they are on record. The scheduler is given their tasks afterwards: whatever
+        is recorded of a job comes after it.
+        """
         created = now()
-        with contextlib.ExitStack() as held:
-            held.callback(self.scheduler.admissions.take_steps(owner, steps_of(request)))
-            task = await self._prepare(job_id, request, owner, claim=claim)
-            task.submitted = arrived
+        asking = REQUEST.get()
+        rows = []
+        for request, text, (task, _) in zip(requests, texts, prepared, strict=True):
             info = JobInfo(
-                id=job_id,
+                id=task.id,
                 state=JobState.QUEUED,
                 op=request.op,
                 created_at=created,
-                request=request.model_dump(mode="json", exclude_unset=isinstance(request, ProgramJob)),
+                request=request.model_dump(mode="json", **_said(request)),
                 owner=owner,
             )
+            if asking is not None:
+                task.trace = asking.job(arrived)
+                info.trace = task.trace.traceparent
             deadline_at = None if request.timeout_s is None else created.timestamp() + request.timeout_s
-            remembered = None if key is None else RememberedKey(owner, *key, job_id, created.timestamp())
-            try:
-                # Before the scheduler has it: whatever is recorded of the job comes after it.
-                within_s = _WAITS_WITHIN_S if waits else 0.0
-                insert = self.queue.insert(info, text, deadline_at, remembered, within_s=within_s)
-            except BaseException:
-                task.close()
-                raise
-            live = self._live[job_id] = LiveJob([info], held.pop_all(), task)
-        insert.add_done_callback(partial(self._inserted, live, remembered))
-        self._observe(info, task.size)
-        self.scheduler.submit(task)
-        return live, insert
+            rows.append(NewJob(info, text, deadline_at, "" if asking is None else asking.traceparent))
+        ids = ",".join(row.info.id for row in rows)
+        remembered = None if key is None else RememberedKey(owner, *key, ids, created.timestamp())
+        insert = self.queue.insert(rows, remembered, within_s=_WAITS_WITHIN_S if waits else 0.0)
+        lives = []
+        for row, (task, steps) in zip(rows, prepared, strict=True):
+            live = self._live[task.id] = LiveJob([row.info], task, steps, watched=waits, trace=task.trace)
+            lives.append(live)
+        insert.add_done_callback(partial(self._inserted, lives, remembered))
+        return lives, insert
 
-    def _inserted(self, live: LiveJob, key: RememberedKey | None, insert: asyncio.Future[Any]) -> None:
-        """Called when the job's row is written, or cannot be: what is not on record was not accepted, and leaves
+    def _inserted(self, lives: Sequence[LiveJob], key: RememberedKey | None, insert: asyncio.Future[Any]) -> None:
+        """Called when the jobs' rows are written, or cannot be: what is not on record was not accepted, and leaves
         nothing.
         """
         error = insert.exception()
@@ -183,24 +337,28 @@ class Jobs(LiveJobs):
             if key is not None:
                 self._keys.remember(key)
             return
-        live.refused = error if isinstance(error, Exception) else RuntimeError(str(error))
-        task = live.task
-        if task is not None and not task.over:
-            self.scheduler.cancel(task)
-            end = final_fields(failure(live.refused)) | {"finished_at": now()}
-            self._forget(live, live.info.model_copy(update=end))
+        for live in lives:
+            live.refused = error if isinstance(error, Exception) else RuntimeError(str(error))
+            task = live.task
+            if task is not None and not task.over:
+                self.scheduler.cancel(task)
+                end = final_fields(failure(live.refused)) | {"finished_at": now()}
+                self._forget(live, live.info.model_copy(update=end))
 
     async def _resume(self, job: Unfinished) -> None:
         info = job.info.model_copy(update={"state": JobState.QUEUED, "started_at": None})
-        live = LiveJob([info], contextlib.ExitStack())
-        live.held.callback(self.scheduler.admissions.take_steps(info.owner, steps_of(job.request), recovered=True))
-        self._live[info.id] = live
+        steps = self.scheduler.admissions.take_steps(info.owner, steps_of(job.request), recovered=True)
+        trace = None
+        if info.trace and self._tracing is not None:
+            trace = self._tracing.resumed(info.trace, info.created_at.timestamp())
+            info.trace = "" if trace is None else trace.traceparent
+        live = self._live[info.id] = LiveJob([info], None, steps, trace=trace)
         try:
             task = await self._prepare(info.id, job.request, info.owner, claim=None)
         except (ServiceError, ValueError) as error:  # KernelError is a ValueError
-            self._background.spawn(self._conclude(live, failure(error), None, []))
+            self._end(live, failure(error), None, [])
             return
-        task.attempt, task.crashes = info.attempt, job.crashes
+        task.attempt, task.crashes, task.trace = info.attempt, job.crashes, trace
         live.task = task
         if job.deadline_at is not None:
             task.timeout_s = max(job.deadline_at - clock.time(), 0.0)
@@ -209,25 +367,35 @@ class Jobs(LiveJobs):
     async def cancel(self, job_id: str, *, owner: str = "") -> JobInfo:
         """Cancels a job that is not final; returns it as it is then. Raises NotFound."""
         await self.get(job_id, owner=owner)
-        live = self._live.get(job_id)
+        live = self._watch(job_id)
         if live is not None and live.task is not None:
             self.scheduler.cancel(live.task)
-            await live.recorded.wait()
+            while job_id in self._live and not live.given_up:
+                await live.changed()
         return await self.get(job_id)
 
     # -- scheduler.Listener -----------------------------------------------------------------------------------------
 
     def started(self, task: Task) -> None:
         """Called when a worker was sent the task."""
+        began = now()
         live = self._live[task.id]
-        update = {"state": JobState.RUNNING, "attempt": task.attempt, "started_at": now()}
-        self._change(live, live.info.model_copy(update=update))
-        self.queue.started(live.info).add_done_callback(report)
+        estimated_s = round(task.cost_s, 6)
+        live.change(
+            {"state": JobState.RUNNING, "attempt": task.attempt, "started_at": began, "estimated_s": estimated_s}
+        )
+        self._entered(task.id, live, JobState.RUNNING)
+        self.queue.started(task.id, task.attempt, began)
+
+    def compiling(self, task: Task, compiles: bool) -> None:
+        """Called when the task begins to wait for the compiler, and when it no longer does; not put on record."""
+        self._live[task.id].change({"compiling": compiles})
 
     def requeued(self, task: Task) -> None:
         """Called when the task's worker was lost, and it waits again."""
         live = self._live[task.id]
-        self._change(live, live.info.model_copy(update={"state": JobState.QUEUED, "started_at": None}))
+        live.change({"state": JobState.QUEUED, "started_at": None, "estimated_s": None, "compiling": False})
+        self._entered(task.id, live, JobState.QUEUED)
         self.queue.requeued(live.info, task.crashes).add_done_callback(report)
 
     def ended(self, task: Task, outcome: Done | ServiceError) -> None:
@@ -237,46 +405,96 @@ class Jobs(LiveJobs):
         # The operands stay until then: were they freed before, a crash would start the job again on what came to lie in
         # their place. After success their pins are the job's or its pending results'; else the scheduler releases them.
         held = [] if isinstance(outcome, Done) else [pinned.share() for pinned in task.operands.values()]
-        self._background.spawn(self._conclude(self._live[task.id], outcome, task, held))
+        self._end(self._live[task.id], outcome, task, held)
 
-    async def _conclude(
-        self, live: LiveJob, outcome: Done | ServiceError, task: Task | None, held: Sequence[Pinned]
-    ) -> None:
+    def _end(self, live: LiveJob, outcome: Done | ServiceError, task: Task | None, held: Sequence[Pinned]) -> None:
+        """Put a job's end on record; `_conclude` follows. `held`: pins to be released then."""
         uploads = task.results if task is not None and isinstance(outcome, Done) else {}
         pending = task.pending if uploads and task is not None else None
         infos = {name: self.store.describe(upload) for name, upload in uploads.items()}
-        info = live.info.model_copy(update=final_fields(outcome) | {"finished_at": now()})
+        update = final_fields(outcome) | _OVER
+        update["finished_at"] = now()
         if isinstance(outcome, Done):
-            info.result = {name: array.id for name, array in infos.items()}
-        recorded = True
+            result = {name: array.id for name, array in infos.items()}
+            if live.op != "program":  # a product of views was run as one
+                result = {product_result(name): array_id for name, array_id in result.items()}
+                update["steps"] = None
+            update["result"] = result
+        info = live.changed_by(update)
+        job = None if pending is None else info.id
+        rows = [to_row(infos[name], upload.extent, job) for name, upload in uploads.items()]
+        end = _End(live, info, task, uploads, infos, rows, pending, held)
+        live.ending = True
+        if uploads and pending is None and self.store.secures:
+            self._background.spawn(self._record(end))
+            return
         try:
-            job = None if pending is None else info.id
-            rows = [to_row(infos[name], uploads[name].extent, job) for name in uploads]
-            to_secure = list(uploads.values()) if pending is None else []
-            if not await self.recorder.record(info, to_secure, rows, lambda: live.refused is not None):
-                live.recorded.set()
+            write = self.queue.finish(info, rows, within_s=0.0 if live.watched else _WAITS_WITHIN_S)
+        except Exception:  # which is raised again there, and told
+            self._background.spawn(self._record(end))
+        else:
+            self._writes.add(write)
+            write.add_done_callback(partial(self._written, end))
+
+    def _written(self, end: _End, write: asyncio.Future[None]) -> None:
+        self._writes.discard(write)
+        error = write.exception()
+        if error is None:
+            self._conclude(end)
+        else:
+            self._background.spawn(self._record(end))
+
+    async def _record(self, end: _End) -> None:
+        """Put an end on record that has to wait for the disk, or could not be written at first."""
+        live = end.live
+        to_secure = list(end.uploads.values()) if end.pending is None else []
+
+        def refused() -> bool:
+            return live.refused is not None
+
+        try:
+            try:
+                recorded = await self.recorder.record(end.info, to_secure, end.rows, refused)
+            except LostBytesError as error:
+                assert end.task is not None
+                assert end.info.algorithm is not None
+                log.warning("job %s: its results are computed again (%s)", end.info.id, error)
+                end.pending = self.scheduler.writes.track_lost(end.task, end.info.algorithm)
+                end.rows = [to_row(end.infos[name], upload.extent, end.info.id) for name, upload in end.uploads.items()]
+                recorded = await self.recorder.record(end.info, [], end.rows, refused)
+            if not recorded:
+                live.given_up = True
+                live.wake()
                 return  # the server stops: the next one runs the job again
         except Exception as error:
             if live.refused is None:
-                log.exception("job %s: its end cannot be recorded", info.id)
-            recorded = False
-            info = live.info.model_copy(update=final_fields(failure(error)) | {"finished_at": now()})
+                log.exception("job %s: its end cannot be recorded", end.info.id)
+            self._conclude(end, error)
+        else:
+            self._conclude(end)
+
+    def _conclude(self, end: _End, error: Exception | None = None) -> None:
+        """Tell those who wait, now that the end is on record; or that it cannot be, for that `error`."""
+        live, info, task, uploads, pending = end.live, end.info, end.task, end.uploads, end.pending
+        if error is None:
+            records = []
+            for name, upload in uploads.items():
+                upload.seal()
+                records.append(self.store.index(end.infos[name], upload))
+            if pending is not None:
+                self.scheduler.writes.recorded(pending, records)
+        else:
+            fields = final_fields(failure(error)) | {"finished_at": now(), "compiling": False}
+            info = live.changed_by(fields)
             if pending is not None and task is not None:
                 self.scheduler.writes.abandon(task)
             for upload in uploads.values() if pending is None else ():
                 upload.abort()
-        else:
-            records = []
-            for name, upload in uploads.items():
-                upload.seal()
-                records.append(self.store.index(infos[name], upload.extent))
-            if pending is not None:
-                self.scheduler.writes.recorded(pending, records)
-        if task is not None and isinstance(outcome, Done) and pending is None:
+        if task is not None and end.info.state is JobState.SUCCEEDED and pending is None:
             task.unpin()
-        for pinned in held:
+        for pinned in end.held:
             pinned.release()
-        if (info.op != "program" or not recorded) and live.refused is None:  # long programs are in the database
+        if (info.op != "program" or error is not None) and live.refused is None:  # long programs are in the database
             self._remember(info)
         self._forget(live, info)
 
@@ -289,8 +507,10 @@ class Jobs(LiveJobs):
         *,
         timeout_s: float | None = None,
         owner: str = "",
+        priority: int = 0,
     ) -> OneShot:
-        """Runs a product of uploads that are filled, through the same scheduler, without the database.
+        """Runs a product of uploads that are filled, through the same scheduler, without the database. `priority`: its
+        rank among its owner's.
 
         The operands are taken over. Cancelling the caller's task cancels the job. Raises KernelError, BodyTooShort,
         StoreFull, QueueFull, NotReady, Draining, JobTimeout, JobFailed, WorkerCrashed.
@@ -300,6 +520,7 @@ class Jobs(LiveJobs):
             operands,
             timeout_s=timeout_s,
             owner=owner,
+            priority=priority,
             store=self.store,
             scheduler=self.scheduler,
             observe=self._observe,
@@ -318,3 +539,17 @@ class Jobs(LiveJobs):
         if pending.job in self._recent:
             self._recent[pending.job] = self._recent[pending.job].model_copy(update={"error": error})
         self._background.spawn(self.queue.set_error(pending.job, error))
+
+
+def _texts(requests: Sequence[GemmJob | GemmReduceJob | ProgramJob]) -> list[str]:
+    """The requests as they go on record, and as an Idempotency-Key's digest knows them."""
+    return [request.model_dump_json(**_said(request)) for request in requests]
+
+
+def _said(request: GemmJob | GemmReduceJob | ProgramJob) -> dict[str, Any]:
+    """Options of pydantic's dump. Of a program what was left out stays out: a thousand steps would be many times as
+    long. So do the name and labels of results that have none.
+    """
+    if isinstance(request, ProgramJob):
+        return {"exclude_unset": True}
+    return {"exclude": {"name", "labels"}} if request.name is None and not request.labels else {}

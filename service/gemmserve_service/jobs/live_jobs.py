@@ -4,54 +4,101 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service.errors import NotFound
 from gemmserve_service.jobs.job_queue import brief
+from gemmserve_service.runtime.tracing.spans import link_job
+from gemmserve_service.schemas import JobInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from gemmserve_service.jobs.job_queue import JobQueue
     from gemmserve_service.jobs.observers import Observer
     from gemmserve_service.jobs.one_shot import EndedJob
+    from gemmserve_service.runtime.tracing.spans import ProductTrace
     from gemmserve_service.scheduling.tasks import Task
-    from gemmserve_service.schemas import JobInfo, JobState
+    from gemmserve_service.schemas import JobState
 
 _MAX_RECENT: Final = 4096  # finished jobs
 
 
 @dataclass(eq=False)
 class LiveJob:
-    """A durable job that is not final, or was not when somebody began to watch it."""
+    """A durable job that is not final, or was not when somebody began to watch it.
 
-    history: list[JobInfo]
-    held: contextlib.ExitStack
-    """Resources that are given back at its end."""
-    task: Task | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    recorded: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its end is on record. Not `changed`: that one stays set when the server drains."""
+    `_changes` are its states, the first of them whole; of others the fields that changed, until somebody asks.
+    """
+
+    _changes: list[JobInfo | dict[str, Any]]
+    task: Task | None
+    give_steps: Callable[[], None]
+    """Called at its end: a program's steps count no more among those that wait."""
+    watched: bool = False
+    """Whether anybody has waited for its changes."""
+    ending: bool = False
+    """Whether its end is being recorded."""
+    given_up: bool = False
+    """Whether the server stops before its end could be recorded."""
     refused: Exception | None = None
     """Reason that the job itself could not be put on record: nobody was told that it was accepted."""
+    trace: ProductTrace | None = None
+    """Its trace, where the request that submitted it is traced."""
+    _watchers: asyncio.Event | None = None
+
+    @property
+    def op(self) -> str:
+        """Operation of the job; its task's may be another."""
+        return next(state.op for state in self._changes if isinstance(state, JobInfo))
+
+    @property
+    def history(self) -> list[JobInfo]:
+        """Its states so far."""
+        states: list[JobInfo] = []
+        for change in self._changes:
+            states.append(change if isinstance(change, JobInfo) else states[-1].model_copy(update=change))
+        self._changes[:] = states
+        return states
 
     @property
     def info(self) -> JobInfo:
         """The job now."""
-        return self.history[-1]
+        last = self._changes[-1]
+        return last if isinstance(last, JobInfo) else self.history[-1]
+
+    def changed_by(self, fields: dict[str, Any]) -> JobInfo:
+        """Return the job as it would be after a change of those fields."""
+        for state in reversed(self._changes):
+            if isinstance(state, JobInfo):
+                return state.model_copy(update=fields)
+            fields = {**state, **fields}
+        raise AssertionError("the first state is whole")
 
     @property
     def size(self) -> tuple[int, int]:
         """Bytes and operations of its problem, once that is known."""
         return (0, 0) if self.task is None else self.task.size
 
-    def change(self, info: JobInfo) -> None:
-        """Set the job's info, and wake its watchers."""
-        self.history.append(info)
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+    def change(self, change: JobInfo | dict[str, Any]) -> None:
+        """Set the job's info, or fields of it, and wake its watchers."""
+        self._changes.append(change)
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake whoever waits for a change."""
+        if self._watchers is not None:
+            self._watchers.set()
+            self._watchers = None
+
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        if self._watchers is None:
+            self._watchers = asyncio.Event()
+        await self._watchers.wait()
 
 
 class LiveJobs:
@@ -74,6 +121,8 @@ class LiveJobs:
             info = await self.queue.get(job_id)
         if info is None or (owner and info.owner != owner):
             raise NotFound(f"no job {job_id}")
+        if info.trace:
+            link_job(info.trace)
         return info
 
     async def list(
@@ -88,49 +137,66 @@ class LiveJobs:
     async def wait(self, job_id: str, timeout_s: float, *, owner: str = "") -> JobInfo:
         """The job once it is final, or as it is after `timeout_s` or when the server drains. Raises NotFound."""
         await self.get(job_id, owner=owner)
-        live = self._live.get(job_id)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while live is not None and job_id in self._live and not self._released.is_set():
-                    await live.changed.wait()
+        live = self._watch(job_id)
+        if live is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while job_id in self._live and not self._released.is_set():
+                        await live.changed()
         return await self.get(job_id)
+
+    def _watch(self, job_id: str) -> LiveJob | None:
+        """The job, if it is not final; its end is recorded as soon as it can be from now on."""
+        live = self._live.get(job_id)
+        if live is not None:
+            live.watched = True
+            if live.ending:
+                self.queue.begin()
+        return live
+
+    async def wait_all(self, job_ids: Iterable[str], timeout_s: float) -> Sequence[JobInfo]:
+        """The jobs once all of them are final, or as they are after `timeout_s`. Raises NotFound."""
+        until = time.monotonic() + timeout_s
+        return [await self.wait(job_id, max(until - time.monotonic(), 0.0)) for job_id in job_ids]
 
     async def events(self, job_id: str, *, owner: str = "") -> AsyncIterator[JobInfo]:
         """The job now and after each change; ends after a final state, or when the server drains. Raises NotFound."""
         await self.get(job_id, owner=owner)
-        live = self._live.get(job_id)
+        live = self._watch(job_id)
         if live is None:
             yield await self.get(job_id)
             return
         seen = len(live.history) - 1
         while True:
-            while seen < len(live.history):
-                yield live.history[seen]
+            while seen < len(history := live.history):  # which grows while somebody takes one
                 seen += 1
+                yield history[seen - 1]
             if live.info.state.final or self._released.is_set():
                 return
-            await live.changed.wait()
+            await live.changed()
 
     def release_waiters(self) -> None:
         """Answers everyone who waits with the state as it is."""
         self._released.set()
         for live in self._live.values():
-            live.changed.set()
+            live.wake()
 
     def _forget(self, live: LiveJob, info: JobInfo) -> None:
         """Release what a job that is over holds, and wake its watchers."""
         del self._live[info.id]
-        live.held.close()
-        live.recorded.set()
-        self._change(live, info)
-
-    def _change(self, live: LiveJob, info: JobInfo) -> None:
+        live.give_steps()
         live.change(info)
+        if live.trace is not None:
+            live.trace.end(info.state.value)
         self._observe(info, live.size)
+
+    def _entered(self, job_id: str, live: LiveJob, state: JobState) -> None:
+        for observer in self.observers:
+            observer.job_entered(job_id, live.op, state)
 
     def _observe(self, info: JobInfo | EndedJob, size: tuple[int, int]) -> None:
         for observer in self.observers:
-            observer.job_changed(info, *size)
+            observer.job_ended(info, *size)
 
     def _remember(self, info: JobInfo) -> None:
         """Keep a finished job, so that whoever waits for it needs no database."""

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemmserve_service import products
-from gemmserve_service.errors import JobCancelled, JobTimeout, ServiceError
+from gemmserve_service.errors import JobCancelled, JobTimeout, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.jobs.prepare import reserve_results
 from gemmserve_service.runtime.ids import new_id
+from gemmserve_service.runtime.tracing.spans import product_trace
 from gemmserve_service.scheduling.tasks import Task
 from gemmserve_service.schemas import JobState
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gemmserve_service.scheduling.scheduler import Scheduler
-    from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams, Timings
+    from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams, Problem, Timings
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.pin import Pinned
     from gemmserve_service.store.upload import Upload
@@ -52,6 +53,9 @@ class Waiter:
     def started(self, task: Task) -> None:
         """Do nothing."""
 
+    def compiling(self, task: Task, compiles: bool) -> None:
+        """See `scheduling.tasks.Listener`."""
+
     def requeued(self, task: Task) -> None:
         """Do nothing."""
 
@@ -69,6 +73,7 @@ async def run_once(
     *,
     timeout_s: float | None,
     owner: str,
+    priority: int = 0,
     store: ArrayStore,
     scheduler: Scheduler,
     observe: Callable[[EndedJob, tuple[int, int]], None],
@@ -85,8 +90,8 @@ async def run_once(
                 pins[name] = undo.enter_context(store.pin_upload(upload))
             problem = products.build_stored(params, {name: pinned.info for name, pinned in pins.items()})
             plans = scheduler.check(problem)
-            claim(problem)
-            results = await reserve_results(store, problem, math.inf, undo, scratch=True, owner=owner)
+            claim(problem.nbytes())
+            results = await reserve_results(store, problem, math.inf, scratch=True, owner=owner)
         undo.pop_all()
     waiter = Waiter(asyncio.get_running_loop().create_future())
     task = Task(
@@ -97,10 +102,12 @@ async def run_once(
         results,
         waiter,
         owner=owner,
+        priority=priority,
         timeout_s=scheduler.settings.oneshot_timeout_s if timeout_s is None else timeout_s,
         durable=False,
         submitted=arrived,
         plans=plans,
+        trace=product_trace(),
     )
     scheduler.submit(task)
     outcome = await outcome_of(task, waiter, scheduler, observe)
@@ -148,16 +155,22 @@ class EndedJob:
     residual: float | None = None
     mismatch: float | None = None
     elements: Elements | None = None
+    error: Problem | None = None
+    trace: str = ""
+    """Traceparent of the span that it belongs to, where it is traced."""
 
 
 def summary(task: Task, outcome: Done | ServiceError) -> EndedJob:
     """A finished job of a single request, for the observers."""
     op = task.params.op
+    trace = "" if task.trace is None else task.trace.traceparent
     if isinstance(outcome, Done):
         return EndedJob(
             task.id, op, task.owner, JobState.SUCCEEDED,
             outcome.timings, outcome.algorithm, outcome.residual, outcome.mismatch, outcome.elements,
+            trace=trace,
         )  # fmt: skip
     if isinstance(outcome, JobCancelled):
         return EndedJob(task.id, op, task.owner, JobState.CANCELLED)
-    return EndedJob(task.id, op, task.owner, JobState.EXPIRED if isinstance(outcome, JobTimeout) else JobState.FAILED)
+    state = JobState.EXPIRED if isinstance(outcome, JobTimeout) else JobState.FAILED
+    return EndedJob(task.id, op, task.owner, state, error=describe(outcome).problem())

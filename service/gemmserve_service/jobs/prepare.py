@@ -5,19 +5,28 @@ reserved; and of the task's outcome as the job's final fields.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels import ParameterInvalid
+from gemmserve_kernels.device.caching import cached
 from gemmserve_service import products
 from gemmserve_service.errors import JobCancelled, JobFailed, JobTimeout, ServiceError, describe
 from gemmserve_service.executor.protocol import Done
-from gemmserve_service.jobs.compile_program import arrays_of, compile_program, step_errors
+from gemmserve_service.jobs.compile_program import (
+    arrays_of,
+    as_program,
+    compile_program,
+    has_views,
+    product_errors,
+    step_errors,
+)
 from gemmserve_service.programs import outputs
 from gemmserve_service.scheduling.tasks import Task
 from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, JobState, ProgramJob
+from gemmserve_service.store.record import NO_TAGS, Tags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +56,7 @@ async def prepare(
     store: ArrayStore,
     scheduler: Scheduler,
     listener: Listener,
-    claim: Callable[[Problem], None] | None,
+    claim: Callable[[int], None] | None,
 ) -> Task:
     """The task of `request`. Whatever this raises, nothing stays held.
 
@@ -56,17 +65,24 @@ async def prepare(
     Gone, TooLarge, StoreFull, QuotaExceeded, QueueFull.
     """
     recovered = claim is None
-    with contextlib.ExitStack() as undo:
-        params, problem, operands = await understood(
-            request, owner, undo, store=store, scheduler=scheduler, recovered=recovered
-        )
-        plans = {} if recovered else scheduler.check(problem)
+    params, problem, operands = await understood(request, owner, store=store, scheduler=scheduler, recovered=recovered)
+    try:
+        with product_errors(request):
+            plans = {} if recovered else scheduler.check(problem)
         if claim is not None:
-            claim(problem)
+            claim(problem.nbytes())
         ttl_s = store.settings.result_ttl_s if request.ttl_s is None else request.ttl_s
         life_s = math.inf if ttl_s is None else ttl_s
-        results = await reserve_results(store, problem, life_s, undo, owner=owner, granted=recovered)
-        undo.pop_all()
+        # A recovered job's results take their places when it runs: were the disk full now, it would be lost.
+        nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype, _ in outputs(problem).values())
+        deferred = recovered or (not request.verify and scheduler.may_defer(params, nbytes))
+        tags = Tags(request.name, request.labels) if request.name is not None or request.labels else NO_TAGS
+        results = await reserve_results(
+            store, problem, life_s, owner=owner, granted=recovered, deferred=deferred, tags=tags
+        )
+    except BaseException:
+        _release(operands)
+        raise
     return Task(
         job_id,
         params,
@@ -85,33 +101,56 @@ async def prepare(
 async def understood(
     request: GemmJob | GemmReduceJob | ProgramJob,
     owner: str,
-    undo: contextlib.ExitStack,
     *,
     store: ArrayStore,
     scheduler: Scheduler,
     recovered: bool,
 ) -> tuple[GemmParams | GemmReduceParams | ProgramParams, Problem, dict[str, Pinned]]:
-    """Return params, problem and operands of a request; the operands are pinned, until `undo` unless that is emptied.
+    """Return params, problem and operands of a request; the operands are pinned, and the caller's to release.
 
-    `recovered`: it had been admitted by an earlier process. Raises what `prepare` raises for it.
+    `recovered`: it had been admitted by an earlier process. Raises what `prepare` raises for it; then nothing is held.
     """
     operands: dict[str, Pinned] = {}
+    try:
+        with product_errors(request):
+            if not isinstance(request, ProgramJob) and has_views(request):
+                request = as_program(request)
+            return await _understood(request, owner, operands, store, scheduler, recovered=recovered)
+    except BaseException:
+        _release(operands)
+        raise
+
+
+def _release(operands: dict[str, Pinned]) -> None:
+    for pinned in operands.values():
+        pinned.release()
+
+
+async def _understood(
+    request: GemmJob | GemmReduceJob | ProgramJob,
+    owner: str,
+    operands: dict[str, Pinned],
+    store: ArrayStore,
+    scheduler: Scheduler,
+    *,
+    recovered: bool,
+) -> tuple[GemmParams | GemmReduceParams | ProgramParams, Problem, dict[str, Pinned]]:
     if isinstance(request, ProgramJob):
         if not recovered:
             check_length(len(request.steps), store.settings.max_program_steps)
         for number, step, field, array_id in arrays_of(request.steps):
             with step_errors(number, step, field):
-                operands[array_id] = undo.enter_context(store.pin(array_id, hidden=recovered, owner=owner))
+                operands[array_id] = store.pin(array_id, hidden=recovered, owner=owner)
         program = await _compile(request, operands, None if recovered else store, scheduler)
         if not recovered:
             check_results(len(program.results), store.settings.max_program_steps)
         for unused in operands.keys() - program.arrays.keys():
             operands.pop(unused).release()
         return program.params, program, operands
-    names = {"a": request.a, "b": request.b} | ({"c": request.c} if isinstance(request, GemmJob) else {})
-    for name, optional in names.items():
-        if optional is not None:
-            operands[name] = undo.enter_context(store.pin(optional, hidden=recovered, owner=owner))
+    for name in ("a", "b", "c"):
+        operand = getattr(request, name, None)
+        if operand is not None:
+            operands[name] = store.pin(operand, hidden=recovered, owner=owner)
     params = _params(request)
     infos = {name: pinned.info for name, pinned in operands.items()}
     return params, products.build_stored(params, infos), operands
@@ -133,23 +172,32 @@ async def reserve_results(
     store: ArrayStore,
     problem: Problem,
     ttl_s: float,
-    undo: contextlib.ExitStack,
     *,
     scratch: bool = False,
     owner: str = "",
     granted: bool = False,
+    deferred: bool = False,
+    tags: Tags = NO_TAGS,
 ) -> dict[str, Upload]:
-    """Reserve space for every result of `problem`, given back by `undo`. Raises TooLarge, StoreFull, QuotaExceeded.
+    """Reserve space for every result of `problem`. Raises TooLarge, StoreFull, QuotaExceeded; then none is reserved.
 
-    Others have their turns meanwhile: a file is made for each. `granted`: limits were asked when the job was accepted.
+    Others have their turns meanwhile: a file is made for each, unless they are `deferred`. `granted`: limits were asked
+    when the job was accepted. `tags`: name and labels of a single result; of several each has its own behind the name.
     """
     results: dict[str, Upload] = {}
-    for name, (shape, dtype, order) in outputs(problem).items():
-        upload = store.allocate(dtype, shape, order, ttl_s=ttl_s, scratch=scratch, owner=owner, granted=granted)
-        undo.callback(upload.abort)
-        results[name] = upload
-        if len(results) % _RESERVED_AT_ONCE == 0:
-            await asyncio.sleep(0)
+    described = outputs(problem)
+    try:
+        for name, (shape, dtype, order) in described.items():
+            results[name] = store.allocate(
+                dtype, shape, order, ttl_s=ttl_s, scratch=scratch, owner=owner, granted=granted, deferred=deferred,
+                tags=tags.part(name, single=len(described) == 1),
+            )  # fmt: skip
+            if len(results) % _RESERVED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+    except BaseException:
+        for upload in results.values():
+            upload.abort()
+        raise
     return results
 
 
@@ -186,7 +234,7 @@ async def _compile(
 ) -> Program:
     arrays = {name: products.operand_of(pinned.info) for name, pinned in operands.items()}
     max_array_bytes = None if limits is None else limits.settings.max_array_bytes
-    specs = {worker.spec for worker in scheduler.executor.workers() if worker.spec is not None}
+    specs = [worker.spec for worker in scheduler.fleet.representatives if worker.spec is not None]
 
     def compiled() -> Program:
         program = compile_program(request, arrays, max_array_bytes)
@@ -201,4 +249,11 @@ async def _compile(
 
 def _params(request: GemmJob | GemmReduceJob) -> GemmParams | GemmReduceParams:
     kind = GemmParams if isinstance(request, GemmJob) else GemmReduceParams
-    return kind.model_construct(**{name: getattr(request, name) for name in kind.model_fields})
+    return cached(_made, kind, _VALUES[kind](request))
+
+
+def _made(kind: type[GemmParams | GemmReduceParams], values: tuple[Any, ...]) -> GemmParams | GemmReduceParams:
+    return kind.model_construct(**dict(zip(kind.model_fields, values, strict=True)))
+
+
+_VALUES: Final = {kind: attrgetter(*kind.model_fields) for kind in (GemmParams, GemmReduceParams)}

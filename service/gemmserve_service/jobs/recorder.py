@@ -26,6 +26,10 @@ _PASSING: Final = (StoreFull, DatabaseError, sqlite3.OperationalError, OSError)
 log = logging.getLogger(__name__)
 
 
+class LostBytesError(Exception):
+    """The disk did not take a result's file: its bytes may be gone, and have to be written anew."""
+
+
 class Recorder:
     """Records ends, and tries again while the disk is full or fails: it may have room again."""
 
@@ -49,16 +53,18 @@ class Recorder:
     ) -> bool:
         """The job's end and the rows of its results, all or nothing. False: the server stops before it could be done.
 
-        `refused`: whether the job itself could not be recorded, so that nobody wants its end. Raises what trying again
-        would not mend.
+        `refused`: whether the job itself could not be recorded, so that nobody wants its end. Raises LostBytesError,
+        and what else trying again would not mend.
         """
         delay_s = _MIN_RETRY_S
         while True:
             try:
                 for upload in uploads:
                     await self._store.secure(upload)
-                await self._queue.finish(info, rows)
+                await asyncio.shield(self._queue.finish(info, rows))
             except _PASSING as error:
+                if any(upload.extent is not None and upload.extent.failed for upload in uploads):
+                    raise LostBytesError(str(error)) from error
                 if refused():
                     self.waiting.discard(info.id)
                     raise

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from gemmserve_service.errors import NotFound
+from gemmserve_service.jobs.compile_program import product_result
 from gemmserve_service.jobs.prepare import understood
-from gemmserve_service.scheduling.recomputation import Lineage
+from gemmserve_service.programs import Program, outputs
+from gemmserve_service.scheduling.results.recomputation import Lineage
 from gemmserve_service.schemas import ArrayInfo
 from gemmserve_service.store.record import ArraySpec
 
@@ -44,18 +45,15 @@ async def _lineage(
     if job is None or request is None:
         raise NotFound(f"no job {pending.job}")
     records = {record.info.id: record for record in pending.records}
-    places = {}
+    stored = {}
     for name, array_id in (job.result or {}).items():
         record = records.get(array_id)
         if record is None or not isinstance(record.info, ArrayInfo):
             raise NotFound(f"no array {array_id}")
         info = record.info
-        spec = ArraySpec(info.id, info.dtype, info.shape, info.order, info.nbytes, None, False, info.owner)
-        places[name] = (spec, record.extent)
-    with contextlib.ExitStack() as undo:
-        params, problem, operands = await understood(
-            request, job.owner, undo, store=store, scheduler=scheduler, recovered=True
-        )
-        undo.pop_all()
-    algorithm = None if job.op == "program" else job.algorithm
-    return Lineage(params, problem, operands, places, algorithm, job.owner, request.verify)
+        stored[name] = ArraySpec(info.id, info.dtype, info.shape, info.order, info.nbytes, None, False, info.owner)
+    params, problem, operands = await understood(request, job.owner, store=store, scheduler=scheduler, recovered=True)
+    named = str if job.op == "program" else product_result
+    results = {name: stored[named(name)] for name in outputs(problem) if named(name) in stored}
+    algorithm = None if isinstance(problem, Program) else job.algorithm
+    return Lineage(params, problem, operands, results, algorithm, job.owner, request.verify)

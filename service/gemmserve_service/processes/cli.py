@@ -11,22 +11,10 @@ from gemmserve_service.settings import Settings
 
 if TYPE_CHECKING:
     import argparse
-    from typing import Protocol
 
     from pydantic.fields import FieldInfo
 
-    class Console(Protocol):
-        """Output of the command line."""
-
-        def print(self, text: str) -> None: ...
-        def error(self, text: str) -> None: ...
-        def json(self, value: Any) -> None: ...
-
-    class Context(Protocol):
-        """Context that the command line gives to every command."""
-
-        @property
-        def console(self) -> Console: ...
+    from gemmserve_service.tenancy.cli import Console, Context
 
 
 _USAGE: Final = 2
@@ -46,7 +34,8 @@ class Serve:
                 parser.add_argument(flag, action="store_true", default=None, help=description)
             else:
                 text = f"{description} (default {_default(field)})" if not field.is_required() else description
-                parser.add_argument(flag, metavar=_metavar(field), help=text)
+                metavar = "SIZE" if name.endswith("_bytes") else _metavar(field)
+                parser.add_argument(flag, metavar=metavar, help=text)
 
     def run(self, args: argparse.Namespace, context: Context) -> int:
         given = {name: getattr(args, name) for name in Settings.model_fields}

@@ -21,7 +21,10 @@ from gemmserve_service.jobs.core import Core
 from gemmserve_service.runtime import logs
 from gemmserve_service.runtime.handoff import FrontHandoff
 from gemmserve_service.runtime.open_files import OpenFiles
+from gemmserve_service.runtime.tracing.provider import open_tracing
 from gemmserve_service.runtime.tuning import keep_from_collector, share_interpreter
+from gemmserve_service.store.database.migrations import SchemaTooNew
+from gemmserve_service.store.extents.arena import Arena
 
 if TYPE_CHECKING:
     from gemmserve_service.http.server import Server
@@ -55,10 +58,15 @@ async def _pulse(core: Core, pulse_fd: int) -> None:
 
 
 async def _serve(handoff: FrontHandoff) -> bool:
-    """Serve until it is told to drain. Return False if it could not start."""
+    """Serve until it is told to drain. Return False if it could not start. Raises SchemaTooNew."""
     settings = handoff.settings
     executor = LocalExecutor(socket.socket(fileno=handoff.control_fd), handoff.devices)
-    core = Core(settings, executor)
+    arena = None
+    if handoff.arena_path is not None:
+        arena = Arena(handoff.arena_path, handoff.arena_bytes, writers=handoff.arena_writers)
+    tracing = open_tracing(settings.trace_ratio)
+    core = Core(settings, executor, arena, tracing)
+    core.database.check()
     app = create_app(settings, core)
     transfers = None
     if handoff.transfer_fd is not None:
@@ -101,18 +109,24 @@ async def _serve(handoff: FrontHandoff) -> bool:
             task.cancel()
         if transfers is not None:
             transfers.stop()
+        if tracing is not None:
+            tracing.close()
     return server.started
 
 
 def main() -> int:
-    """Runs until it is told to drain."""
+    """Runs until it is told to drain; returns the exit status, EX_CONFIG where starting it again would not help."""
     handoff = FrontHandoff.receive()
     logs.configure(handoff.settings)
     share_interpreter()
     # uvloop where it is installed, as uvicorn would choose.
     loop_factory = uvicorn.Config(app="", loop="auto", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return 0 if runner.run(_serve(handoff)) else 1
+        try:
+            return 0 if runner.run(_serve(handoff)) else 1
+        except SchemaTooNew as error:
+            log.error("%s", error)  # noqa: TRY400 (not a fault of the program: no traceback)
+            return os.EX_CONFIG
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def listen_here(settings: Settings, stack: ExitStack) -> tuple[socket.socket | N
         return None, None
     # Here, and not above: they bring NumPy, which the supervisor has no other use for.
     from gemmserve.wire import DESCRIPTORS_SUFFIX
-    from gemmserve_service.store.extents.extents import memory_extents_supported
+    from gemmserve_service.store.extents.memfd import memory_extents_supported
 
     mode = int(settings.uds_mode, 8)
     unix = listen_unix(settings.uds, mode, stack)

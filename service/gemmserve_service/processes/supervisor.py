@@ -29,6 +29,7 @@ from gemmserve_service.processes.listeners import control_socket, listen, listen
 from gemmserve_service.runtime.handoff import FrontHandoff, TransferHandoff, WorkerHandoff
 from gemmserve_service.runtime.start_error import StartError, UsageError
 from gemmserve_service.runtime.tuning import transfer_processes
+from gemmserve_service.store.extents.memfd import arena_bytes, create_arena
 from gemmserve_service.tenancy.keyring import KeyringError, read_keyring
 
 if TYPE_CHECKING:
@@ -101,8 +102,9 @@ def run(settings: Settings) -> int:
         count = transfer_processes(settings.transfer_processes)
         transfers = stack.enter_context(transfer_socket(str(folder / _TRANSFER))) if count else None
         devices = _devices(settings.device)
+        arena = _arena(arena_bytes(settings, devices), stack)
         return _Supervisor(
-            settings, lock_fd, listener, side, unix, descriptors, folder, control, transfers, count, devices
+            settings, lock_fd, listener, side, unix, descriptors, folder, control, transfers, count, devices, *arena
         ).run()
 
 
@@ -120,6 +122,9 @@ class _Supervisor:
     transfer_socket: socket.socket | None
     transfer_count: int
     devices: list[str]
+    arena_path: str | None
+    """Path of the memory that results come to from devices; its descriptor is this process's."""
+    arena_bytes: int
     pipe: tuple[int, int] = field(default_factory=os.pipe)
     ready: tuple[int, int] = field(default_factory=os.pipe)
     announced: bool = False
@@ -127,7 +132,8 @@ class _Supervisor:
     """Time at which the front that runs now last gave a sign of life; None before its first."""
     looked: float = field(default_factory=time.monotonic)
     stopping: float | None = None
-    signals: int = 0
+    fronts: int = 0
+    """Fronts that were started."""
 
     def __post_init__(self) -> None:
         self.front = _Child("front", self._spawn_front)
@@ -175,7 +181,6 @@ class _Supervisor:
         for number in os.read(fd, 4096):
             if number == signal.SIGCHLD:
                 continue
-            self.signals += 1
             if self.stopping is None:
                 self.stopping = time.monotonic() + self.settings.drain_s + _KILL_AFTER_S
             if self.front.process is not None:
@@ -188,7 +193,7 @@ class _Supervisor:
         if b"1" in pulse and not self.announced:
             self.announced = True
             scheme = "http" if self.settings.tls_certificate is None else "https"
-            side = "" if self.side is None else f"; metrics and docs: {_url('http', self.side)}"
+            side = "" if self.side is None else f"; metrics: {_url('http', self.side)}"
             if self.unix is not None:
                 side += f"; socket: unix:{self.settings.uds}"
             where = _url(scheme, self.listener)
@@ -237,6 +242,8 @@ class _Supervisor:
             if status is None:
                 continue
             child.ended(status)
+            if child is self.front and status == os.EX_CONFIG:
+                raise StartError("the front does not start with this data directory; its log above says why")
             if child is self.front:
                 for transfer in self.transfers:
                     if transfer.process is not None:
@@ -262,6 +269,10 @@ class _Supervisor:
 
     def _spawn_front(self) -> subprocess.Popen[bytes]:
         self.heard = None
+        # A worker that runs already may still write what the front before told it to, until it says hello to this one.
+        running = [name for name, child in zip(self.devices, self.workers, strict=True) if child.process is not None]
+        writers = running if self.fronts else []
+        self.fronts += 1
         handoff = FrontHandoff(
             settings=self.settings,
             pipe_fd=self.pipe[0],
@@ -273,17 +284,23 @@ class _Supervisor:
             control_fd=self.control.fileno(),
             ready_fd=self.ready[1],
             devices=self.devices,
+            arena_path=self.arena_path,
+            arena_bytes=self.arena_bytes,
+            arena_writers=writers,
         )
         fds: tuple[int, ...] = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
         others = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.transfer_fd)
         fds += tuple(fd for fd in others if fd is not None)
-        # The front multiplies nothing: a pool of BLAS threads in it would only cost memory.
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        return _spawn("gemmserve_service.processes.front", handoff.model_dump_json(), fds, environment)
+        return _spawn("gemmserve_service.processes.front", handoff.model_dump_json(), fds, _without_threads())
 
     def _spawn_worker(self, device: str) -> subprocess.Popen[bytes]:
         handoff = WorkerHandoff(
-            settings=self.settings, pipe_fd=self.pipe[0], device=device, control_path=str(self.folder / _CONTROL)
+            settings=self.settings,
+            pipe_fd=self.pipe[0],
+            device=device,
+            control_path=str(self.folder / _CONTROL),
+            arena_path=self.arena_path,
+            arena_bytes=self.arena_bytes,
         )
         fds = (self.lock_fd, self.pipe[0])
         return _spawn("gemmserve_service.executor.worker", handoff.model_dump_json(), fds, dict(os.environ))
@@ -292,10 +309,13 @@ class _Supervisor:
         handoff = TransferHandoff(
             settings=self.settings, pipe_fd=self.pipe[0], name=name, control_path=str(self.folder / _TRANSFER)
         )
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        return _spawn(
-            "gemmserve_service.http.transfer", handoff.model_dump_json(), (self.lock_fd, self.pipe[0]), environment
-        )
+        fds = (self.lock_fd, self.pipe[0])
+        return _spawn("gemmserve_service.http.transfer", handoff.model_dump_json(), fds, _without_threads())
+
+
+def _without_threads() -> dict[str, str]:
+    """Environment of what multiplies nothing: a pool of BLAS threads in it would only cost memory."""
+    return os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -364,6 +384,19 @@ def _devices(device: str) -> list[str]:
         return ["cpu"]
     names: list[str] = json.loads(probe.stdout.splitlines()[-1])  # whatever libraries may print before
     return names or ["cpu"]
+
+
+def _arena(nbytes: int, stack: ExitStack) -> tuple[str | None, int]:
+    """Path and bytes of the memory that results come to from devices; without it they go to files."""
+    if not nbytes:
+        return None, 0
+    try:
+        fd = create_arena(nbytes)
+    except OSError as error:
+        _say(f"no memory for results ({error.strerror}); they go to files at once")
+        return None, 0
+    stack.callback(os.close, fd)
+    return f"/proc/{os.getpid()}/fd/{fd}", nbytes
 
 
 def _reason(status: int) -> str:

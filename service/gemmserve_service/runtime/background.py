@@ -32,6 +32,12 @@ class Background:
         task.add_done_callback(report)
         return task
 
+    async def stop(self) -> None:
+        """Cancels all that was started; returns when it has ended."""
+        for task in self._tasks:
+            task.cancel()
+        await self.wait()
+
     async def wait(self) -> None:
         """Wait until all that was started has ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)

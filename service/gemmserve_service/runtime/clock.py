@@ -49,4 +49,4 @@ def time() -> float:
 
 def now() -> datetime:
     """Return the service's time, in UTC."""
-    return datetime.fromtimestamp(time(), UTC)
+    return datetime.fromtimestamp(CLOCK.time(), UTC)

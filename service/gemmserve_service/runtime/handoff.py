@@ -47,6 +47,11 @@ class FrontHandoff(_Handoff):
     ready_fd: int
     """A pipe to the supervisor: "1" once the front answers and a worker is ready, "." every second besides."""
     devices: list[str]
+    arena_path: str | None = None
+    """Path of the memory that results come to from devices (`store.extents.arena`), if there is any."""
+    arena_bytes: int = 0
+    arena_writers: list[str] = []
+    """Ids of workers that an earlier front may have told to write there."""
 
 
 class TransferHandoff(_Handoff):
@@ -61,3 +66,6 @@ class WorkerHandoff(_Handoff):
 
     device: str
     control_path: str
+    arena_path: str | None = None
+    """Likewise."""
+    arena_bytes: int = 0

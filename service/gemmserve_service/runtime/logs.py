@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 import structlog
@@ -107,8 +108,8 @@ class RequestLines:
         if self._stream is None or not processors or processors[-1] is not self._render:
             getattr(structlog.get_logger("gemmserve.access"), level)("request", **fields)
             return
-        event = {**fields, "event": "request", "level": level}
-        line = f"{self._render(None, level, _STAMP(None, level, event))}\n"
+        event = {**fields, "event": "request", "level": level, "timestamp": _now()}
+        line = f"{self._render(None, level, event)}\n"
         if self._waiting:
             self._waiting.append(line)
             return
@@ -163,8 +164,14 @@ class PlainRenderer:
 
 def _shown(value: object) -> str:
     if isinstance(value, str):
-        return value if value.isprintable() and _QUOTED.search(value) is None else repr(value)
+        plain = value.isalnum() or (value.isprintable() and _QUOTED.search(value) is None)
+        return value if plain else repr(value)
     return repr(value)
+
+
+def _now() -> str:
+    """Return the time as `_STAMP` writes it, in half of its time."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _drop_color_message(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -1,4 +1,6 @@
-"""Listening sockets with a path: made with their mode, put in the place of stale ones only, removed at the end."""
+"""Listening sockets with a path: made with their mode, put in the place of stale ones only, removed at the end;
+and who is at the other end of a connection.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,23 @@ def listen_unix(
     return listener
 
 
-def peer_user(connection: socket.socket | None) -> int | None:
-    """The user at the other end of a Unix socket's connection; None of any other, or where the system cannot say."""
+def peer_of(connection: socket.socket | None) -> tuple[int, int] | None:
+    """Process and user at the other end of a Unix socket's connection; None of others, or if the system cannot say."""
     if connection is None or connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return None
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+    pid, user, _ = struct.unpack("3i", credentials)
+    return pid, user
+
+
+def process_descriptor(pid: int) -> int | None:
+    """A descriptor of the process, which no other can come to stand for; None: it is gone, or there are none (before
+    Linux 5.3).
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
 
 
 def _bind(listener: socket.socket, path: Path, mode: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from gemmserve_service.settings import default_data_dir
+from gemmserve_service.settings import default_data_dir, parse_size
 from gemmserve_service.tenancy.api_keys import Quota, Scope
 from gemmserve_service.tenancy.keyring import KeyringError, change_owner, create_key, read_keyring, revoke_key
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 _USAGE: Final = 2
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _QUOTAS: Final = {
     "stored_bytes": "bytes of stored arrays",
     "inflight_bytes": "bytes of bodies and one-shot products at one time",
@@ -55,6 +53,7 @@ class Keys:
     help = "make, list and revoke API keys of a server on this machine"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.default_command = "list"  # type: ignore[attr-defined]  # of the command line's own parsers
         choices = parser.add_subparsers(dest="keys_command", metavar="COMMAND", required=True)
         create = choices.add_parser("create", help="make a key; it is printed once, and cannot be learned again")
         create.add_argument("label", nargs="?", metavar="NAME", help="what the key is called in listings and logs")
@@ -237,10 +236,10 @@ def _seconds(text: str) -> float:
 
 
 def _bytes(text: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise _UsageError(f"{text!r} is no number of bytes: 1000000, 512M, 20G")
-    return int(float(match[1]) * _SIZES[match[2].lower()])
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise _UsageError(str(error)) from None
 
 
 def _moment(seconds: float | None) -> str:

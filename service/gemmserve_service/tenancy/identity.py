@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 _EVERYTHING: Final = frozenset(Scope)
 
 # What the world may know of a server that has keys: that it lives, and what its API is.
-_PUBLIC: Final = frozenset({"/", "/healthz", "/livez", "/readyz", "/docs", "/openapi.json", "/problems"})
-_PUBLIC_BELOW: Final = "/problems/"
+_PUBLIC: Final = frozenset({
+    "/", "/healthz", "/livez", "/readyz", "/docs", "/openapi.json", "/problems", "/favicon.ico", "/favicon.svg",
+    "/v2", "/v2/health/live", "/v2/health/ready",
+})  # fmt: skip
+STATIC: Final = "/static/"
+"""Where the files lie that the pages load."""
+_PUBLIC_BELOW: Final = ("/problems/", STATIC)
 _LOOKING: Final = frozenset({"GET", "HEAD"})
+_LOOKING_BY_POST: Final = frozenset({"/v2/repository/index"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ def needed_scope(method: str, path: str) -> Scope | None:
         if path in _PUBLIC or path.startswith(_PUBLIC_BELOW):
             return None
         return Scope.READ
-    return Scope.SUBMIT
+    return Scope.READ if path in _LOOKING_BY_POST else Scope.SUBMIT
 
 
 def identify(keyring: Keyring, authorization: Sequence[str], api_key: Sequence[str]) -> Caller:
@@ -91,6 +97,16 @@ def identify(keyring: Keyring, authorization: Sequence[str], api_key: Sequence[s
         raise Unauthorized("this API key is not known here")
     _check_state(record)
     return Caller(key_id, record.owner, record.name, record.scopes)
+
+
+def still_valid(keyring: Keyring, caller: Caller) -> bool:
+    """Whether a caller that was identified a while ago would be again, with the same rights."""
+    if not keyring.closed:
+        return not caller.key_id
+    record = keyring.keys.get(caller.key_id)
+    if record is None or record.state(time.time()) != "valid":
+        return False
+    return (record.owner, record.scopes) == (caller.owner, caller.scopes)
 
 
 def _check_state(record: KeyRecord) -> None:

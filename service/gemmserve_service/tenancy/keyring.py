@@ -66,10 +66,6 @@ class Keyring(BaseModel):
         """Whether requests need a key: from the first key on, also when all of them are revoked or expired."""
         return bool(self.keys)
 
-    def owner(self, owner_id: str) -> Owner | None:
-        """The owner of that id; None for "", which is nobody in particular, and for those that are forgotten."""
-        return self.owners.get(owner_id)
-
     def weight(self, owner_id: str) -> float:
         """The share of an owner beside others; 1 for those without a record."""
         owner = self.owners.get(owner_id)

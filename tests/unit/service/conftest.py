@@ -7,7 +7,10 @@ no worker of `FakeExecutor` is taken for hung.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +23,7 @@ from gemmserve_kernels import Operand
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service import products
 from gemmserve_service.executor.port import Worker, spec_adapter
-from gemmserve_service.executor.protocol import Cancel, Done, Failed, Hello, RunBatch, Written
+from gemmserve_service.executor.protocol import Cancel, Done, Drop, Failed, Hello, RunBatch, Write, Written
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.runtime import clock
 from gemmserve_service.scheduling.scheduler import Scheduler
@@ -29,6 +32,9 @@ from gemmserve_service.schemas import GemmJob, GemmParams, Timings
 from gemmserve_service.settings import Settings
 from gemmserve_service.store.array_store import ArrayStore
 from gemmserve_service.store.database.database import Database
+from gemmserve_service.store.extents import extents
+from gemmserve_service.store.extents.arena import Arena
+from gemmserve_service.store.extents.memfd import create_arena
 
 SQUARE = np.ones((4, 4), "c8")
 
@@ -48,7 +54,10 @@ class FakeExecutor:
         self.stopped = False
         self.interleaves = False
         self.ahead = 0
-        self.defers = False
+        self.express = False
+        self.result_bytes = 0
+        self.specs: dict[str, DeviceSpec] = {}
+        """Devices of workers that have no processor."""
 
     async def start(self, owner):
         self.owner = owner
@@ -78,10 +87,10 @@ class FakeExecutor:
 
     def hello(self, name="cpu"):
         worker = self.fleet[name]
-        spec = spec_adapter().dump_python(DeviceSpec.cpu(), mode="json")
+        spec = spec_adapter().dump_python(self.specs.get(name, DeviceSpec.cpu()), mode="json")
         hello = Hello(
             worker=name, pid=1, spec=spec, verified_error=1e-8, interleaves=self.interleaves, ahead=self.ahead,
-            defers=self.defers,
+            result_bytes=self.result_bytes, express=self.express,
         )  # fmt: skip
         worker.greeted(hello)
         self.owner.worker_ready(worker)
@@ -105,6 +114,27 @@ class FakeExecutor:
         """The results of a task are in the store, or nobody is at them any more; or they are lost."""
         message = Written(lost=[task]) if lost else Written(tasks=[task])
         self.owner.results_written(self.fleet[name], message)
+
+    def writes(self, name="cpu"):
+        """Tasks whose results a worker was told to write, in order; and where, and how urgently, at last."""
+        return {message.task: message for worker, message in self.told if worker == name and isinstance(message, Write)}
+
+    def drops(self, name="cpu"):
+        """Tasks whose results a worker was told that nobody needs."""
+        told = [message for worker, message in self.told if worker == name and isinstance(message, Drop)]
+        return [task for message in told for task in message.tasks]
+
+    def write(self, task, array, name="cpu"):
+        """Writes a task's result where the worker was told to, and says so; `array`: that, or several by id."""
+        places = self.writes(name)[task].places
+        arrays = array if isinstance(array, dict) else dict.fromkeys(places, array)
+        for array_id, (_, path, nbytes, start, _) in places.items():
+            with Path(path).open("r+b") as file:
+                data = arrays[array_id].tobytes(order="A")
+                assert start + len(data) <= nbytes
+                file.seek(start)
+                file.write(data)
+        self.written(task, name)
 
     def fail(self, name="cpu", task=None, slug="device-error", status=500):
         worker = self.fleet[name]
@@ -156,6 +186,27 @@ def later(monkeypatch):
 
 
 @pytest.fixture
+def wall(monkeypatch):
+    """Sets the machine's wall clock: `wall(+3600)`. Time passes when the test says so: `wall.wait(1)`."""
+
+    class Wall:
+        steady, shown = 1000.0, 1.8e9
+
+        def __call__(self, seconds):
+            self.shown += seconds
+
+        def wait(self, seconds):
+            self.steady += seconds
+            self.shown += seconds
+
+    wall = Wall()
+    monkeypatch.setattr(clock, "_steady", lambda: wall.steady)
+    monkeypatch.setattr(clock, "system", SimpleNamespace(time=lambda: wall.shown))
+    monkeypatch.setattr(clock, "CLOCK", clock.Clock())
+    return wall
+
+
+@pytest.fixture
 async def database(settings):
     database = Database(settings.data_dir / "gemmserve.sqlite")
     await database.start()
@@ -195,12 +246,71 @@ def make_fake():
 
 
 @pytest.fixture
+def make_arena():
+    """make_arena(nbytes) -> a function that returns the host arena as each new front has it."""
+    fds = []
+
+    def make(nbytes):
+        fds.append(create_arena(nbytes))
+        path = f"/proc/{os.getpid()}/fd/{fds[-1]}"
+        return lambda *writers: Arena(path, nbytes, writers=writers)
+
+    yield make
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.fixture
+def small_results_stay(monkeypatch):
+    """Results of any size may stay on a device."""
+    monkeypatch.setattr("gemmserve_service.scheduling.tasks.MIN_DEFERRED_BYTES", 1)
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """full_disk(True): no file can be made; full_disk(False): they can again."""
+    real, state = extents._allocate, {"full": False}
+
+    def allocate(fd, capacity):
+        if state["full"]:
+            raise OSError(errno.ENOSPC, "no space left")
+        real(fd, capacity)
+
+    monkeypatch.setattr(extents, "_allocate", allocate)
+    monkeypatch.setattr("gemmserve_service.store.spill._MIN_RETRY_S", 0.01)
+    monkeypatch.setattr("gemmserve_service.scheduling.results.write_back._MIN_RETRY_S", 0.01)
+    monkeypatch.setattr("gemmserve_service.scheduling.scheduler._ROOM_RETRY_S", 0.01)
+    return lambda full: state.update(full=full)
+
+
+@pytest.fixture
+def lossy_disk(monkeypatch):
+    """lossy_disk(2): the next two fsyncs of extents' files fail, and their pages are gone."""
+    real, left = os.fsync, [0]
+
+    def fsync(fd):
+        path = Path(f"/proc/self/fd/{fd}").resolve()
+        if left[0] and path.is_file() and path.parent.name == "extents":
+            left[0] -= 1
+            path.write_bytes(bytes(path.stat().st_size))
+            raise OSError(errno.EIO, "the disk fails")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    def fail(times):
+        left[0] = times
+
+    return fail
+
+
+@pytest.fixture
 async def make_core():
     """Cores that are stopped at the end of the test."""
     cores = []
 
-    async def make(settings, executor=None):
-        core = Core(settings, executor or InlineExecutor())
+    async def make(settings, executor=None, arena=None):
+        core = Core(settings, executor or InlineExecutor(), arena)
         await core.start()
         cores.append(core)
         return core
@@ -242,7 +352,14 @@ def die():
         core.executor.owner = None
         await core.database.stop()
         core.scheduler.stop()
-        tasks = [*core.jobs._background._tasks, *core.store._tasks, *core.scheduler.writes._background._tasks]
+        writes = core.scheduler.writes
+        writes._stopping.set()
+        tasks = [
+            *core.jobs._background._tasks,
+            *core.store._background._tasks,
+            *writes._background._tasks,
+            *writes._spill._background._tasks,
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -321,9 +438,9 @@ def submit(make_task):
 def put():
     """Stores an array."""
 
-    async def store_array(store, array, *, ttl_s=None, scratch=False):
+    async def store_array(store, array, *, ttl_s=None, scratch=False, **options):
         order = "C" if array.flags.c_contiguous else "F"
-        upload = store.allocate(array.dtype, array.shape, order, ttl_s=ttl_s, scratch=scratch)
+        upload = store.allocate(array.dtype, array.shape, order, ttl_s=ttl_s, scratch=scratch, **options)
         upload.write(array.tobytes(order="A"))
         return upload if scratch else await upload.commit()
 

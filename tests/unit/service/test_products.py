@@ -88,7 +88,7 @@ def test_stored_operands_and_what_is_asked_make_the_problem(params, other):
 
 def test_a_zero_has_no_sign():
     """Params that are equal share plans and forms: what is computed must not depend on who came first."""
-    negative, zero = GemmParams(alpha=-0.0, beta=complex(-0.0, -0.0)), GemmParams(alpha=0.0)
+    negative, zero = GemmParams(alpha=-0.0, beta=complex(-0.0, -0.0)), GemmParams(alpha=0.0, beta=0.0)
     assert negative == zero
     for value in (negative.alpha.real, negative.alpha.imag, negative.beta.real, negative.beta.imag):
         assert not np.signbit(value)

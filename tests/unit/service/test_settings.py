@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gemmserve_service.settings import Settings, default_data_dir
+from gemmserve_service.settings import Settings, default_data_dir, parse_size
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +94,27 @@ def test_beyond_loopback(host):
 def test_immutable():
     with pytest.raises(ValidationError):
         Settings().port = 1
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("1000", 1000), ("1k", 1024), ("512MiB", 512 << 20), ("1G", 1 << 30), ("1.5 GB", 3 << 29), ("2TiB", 2 << 40)],
+)
+def test_sizes_have_units(monkeypatch, text, nbytes):
+    assert parse_size(text) == nbytes
+    monkeypatch.setenv("GEMMSERVE_MAX_ARRAY_BYTES", text)
+    assert Settings(max_store_bytes=text).max_array_bytes == nbytes
+    assert Settings(max_store_bytes=text).max_store_bytes == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1X", "G", "1e9", "0x10", "1 2", "nan"])
+def test_no_sizes(text):
+    with pytest.raises(ValidationError, match="is no number of bytes"):
+        Settings(max_array_bytes=text)
+
+
+def test_every_setting_in_bytes_reads_sizes():
+    for name in Settings.model_fields:
+        if name.endswith("_bytes"):
+            assert getattr(Settings(**{name: "2M"}), name) == 2 << 20, name
+    assert Settings(min_body_rate="2K").min_body_rate == 2048

@@ -7,9 +7,8 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve.wire import RESULT_DTYPES
 from gemmserve_service.errors import InvalidParameters, ServiceError, TooLarge
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.jobs.batch.task import (
@@ -26,6 +25,7 @@ from gemmserve_service.jobs.batch.task import (
 from gemmserve_service.jobs.one_shot import Waiter, outcome_of
 from gemmserve_service.jobs.small.bundles import reserve
 from gemmserve_service.runtime.ids import new_id
+from gemmserve_service.runtime.tracing.spans import product_trace
 from gemmserve_service.runtime.yielding import Turns
 from gemmserve_service.schemas import ArrayInfo
 
@@ -37,24 +37,12 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.protocol import Done
     from gemmserve_service.jobs.batch.task import Failures, Item
     from gemmserve_service.jobs.core import Core
+    from gemmserve_service.schemas import BatchOptions
     from gemmserve_service.store.array_store import ArrayStore
     from gemmserve_service.store.upload import Upload
 
 _WATCH_AFTER_S: Final = 0.005  # a batch that is done sooner is not worth a look whether its client is still there
 _COMMITS_A_TURN: Final = 32  # each takes the loop's thread for some 0.2 ms before its row goes to the database's
-
-Results = Literal["inline", "packed", "each"]
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a batch, beside its products."""
-
-    results: Results = "inline"
-    verify: bool = False
-    priority: int = 0
-    timeout_s: float | None = None
-    ttl_s: float | None = None
 
 
 @dataclass
@@ -85,7 +73,7 @@ class Outcome:
 async def run_batch(
     core: Core,
     items: Sequence[Item | ServiceError],
-    options: Options,
+    options: BatchOptions,
     held: contextlib.ExitStack,
     gone: Callable[[], Awaitable[object]],
     *,
@@ -107,7 +95,7 @@ async def run_batch(
             if not groups:
                 return outcome
             problem = BatchProblem(tuple(groups))
-            claim(problem)
+            claim(problem.nbytes())
             outcome.packed = pack(groups, len(items))
             uploads = await _reserve(core, outcome, options, undo, owner=owner)
             waiter = Waiter(asyncio.get_running_loop().create_future())
@@ -125,8 +113,10 @@ async def run_batch(
                 verify=options.verify,
                 durable=False,
                 submitted=arrived,
+                trace=product_trace(),
             )
-            await task.prepare([worker.spec for worker in core.executor.workers() if worker.spec is not None])
+            workers = scheduler.fleet.representatives
+            await task.prepare([worker.spec for worker in workers if worker.spec is not None])
         undo.pop_all()
     scheduler.submit(task, soon=True)
     with _watching(gone, lambda: scheduler.cancel(task)):
@@ -162,7 +152,7 @@ def _watching(gone: Callable[[], Awaitable[object]], cancel: Callable[[], None])
 
 
 async def _reserve(
-    core: Core, outcome: Outcome, options: Options, undo: contextlib.ExitStack, *, owner: str
+    core: Core, outcome: Outcome, options: BatchOptions, undo: contextlib.ExitStack, *, owner: str
 ) -> list[Upload]:
     """Space for every result, where the options want it; sets the groups' results."""
     store, groups, packed = core.store, outcome.groups, outcome.packed
@@ -218,7 +208,7 @@ def _not_uniform(failures: Failures) -> Exception:
 
 
 async def _publish(store: ArrayStore, uploads: Sequence[Upload]) -> None:
-    """Makes the results arrays; if one cannot be, none is."""
+    """Makes the results arrays; if one cannot be, or the caller is cancelled, none is."""
     commits: list[asyncio.Future[Any]] = []
     try:
         for upload in uploads:
@@ -227,19 +217,23 @@ async def _publish(store: ArrayStore, uploads: Sequence[Upload]) -> None:
             if not len(commits) % _COMMITS_A_TURN:
                 await asyncio.sleep(0)
         await asyncio.wait(commits)
-    finally:
+        for commit in commits:
+            commit.result()
+    except BaseException:
         # One that fails, or is stopped, gives its own space back, and nobody else may: its row may be on its way.
         for commit in commits:
             commit.cancel()
         for upload in uploads[len(commits) :]:
             upload.abort()
-        await asyncio.gather(*commits, return_exceptions=True)
-        made = [commit.result() for commit in commits if not commit.cancelled() and commit.exception() is None]
-        if len(made) < len(uploads):
-            deletions = [store.delete(info.id) for info in made]
-            await asyncio.gather(*deletions, return_exceptions=True)
-    for commit in commits:
-        commit.result()
+        await asyncio.shield(_withdraw(store, commits))  # also when the caller is cancelled once more
+        raise
+
+
+async def _withdraw(store: ArrayStore, commits: Sequence[asyncio.Future[Any]]) -> None:
+    """Deletes those that have become arrays all the same: nobody learns their ids."""
+    await asyncio.gather(*commits, return_exceptions=True)
+    made = [commit.result() for commit in commits if not commit.cancelled() and commit.exception() is None]
+    await asyncio.gather(*(store.delete(info.id) for info in made), return_exceptions=True)
 
 
 def inline_results(outcome: Outcome) -> dict[str, tuple[Placed, memoryview]]:
@@ -262,8 +256,3 @@ def inline_results(outcome: Outcome) -> dict[str, tuple[Placed, memoryview]]:
         for number, name, placed in sorted(each_result(outcome.groups), key=lambda entry: entry[0]):
             found[f"{name}_{number}"] = placed
     return {member: (placed, view(placed)) for member, placed in found.items()}
-
-
-def result_dtype(placed: Placed) -> np.dtype[Any]:
-    """The array's dtype."""
-    return RESULT_DTYPES[placed.kind[0]]

@@ -18,7 +18,7 @@ from gemmserve_service.errors import ServiceError
 from gemmserve_service.executor.packing import ArrayKind, ExtentTable, form_of
 from gemmserve_service.executor.protocol import Part, Work
 from gemmserve_service.runtime.yielding import Turns
-from gemmserve_service.scheduling.tasks import Task, plan_of
+from gemmserve_service.scheduling.tasks import Task, described, plan_of
 
 if TYPE_CHECKING:
     import contextlib
@@ -176,6 +176,11 @@ class BatchTask(Task):
         for group in self.groups:
             self._add(group)
             await turns.pause()
+
+    def described(self) -> dict[str, str | int]:
+        """See `Task`: extents only where all products are alike."""
+        alike = described(self.groups[0].problem) if len(self.groups) == 1 else {}
+        return {"gemmserve.op": self.params.op, "gemmserve.products": self.products, **alike}
 
     def plan(self, spec: DeviceSpec) -> Plan | KernelError:
         """The first product's plan, or why the device cannot run one of them."""

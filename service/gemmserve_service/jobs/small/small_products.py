@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from operator import is_not
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve.wire import RESULT_DTYPES, format_npy_header, parse_npy_header
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gemmserve_kernels import KernelError, Plan
-    from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_service.executor.port import Worker
     from gemmserve_service.jobs.core import Core
     from gemmserve_service.products import Product
+    from gemmserve_service.runtime.tracing.spans import ProductTrace
     from gemmserve_service.scheduling.tasks import Listener
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
@@ -52,10 +51,10 @@ class SmallProduct:
     """The .npy header of the result."""
     size: tuple[int, int]
     """Bytes and operations of the problem."""
-    models: dict[str, Any] = field(default_factory=dict, init=False)
+    models: dict[int, Any] = field(default_factory=dict, init=False)
     """`Task.models` of every task that computes it."""
     _parts: dict[str, list[Part]] = field(default_factory=dict, init=False)
-    _plans: tuple[list[DeviceSpec | None], dict[str, Plan | KernelError]] | None = field(default=None, init=False)
+    _plans: tuple[Sequence[Worker], dict[int, Plan | KernelError]] | None = field(default=None, init=False)
 
     def parts(self, algorithm: str) -> list[Part]:
         """Return the parts of its message: all but the extent, and the same every time."""
@@ -73,12 +72,10 @@ class SmallProduct:
             self._parts[algorithm] = parts
         return parts
 
-    def plans(self, workers: Sequence[Worker], check: Callable[[Product], dict[str, Plan | KernelError]]) -> Any:
-        """`Scheduler.check`, asked once for the devices that there are."""
-        specs = [worker.spec for worker in workers]
-        known = [] if self._plans is None else self._plans[0]
-        if self._plans is None or len(known) != len(specs) or any(map(is_not, known, specs)):
-            self._plans = specs, check(self.problem)
+    def plans(self, workers: Sequence[Worker], check: Callable[[Product], dict[int, Plan | KernelError]]) -> Any:
+        """`Scheduler.check`, asked once for the workers that stand for the devices that there are."""
+        if self._plans is None or self._plans[0] is not workers:
+            self._plans = workers, check(self.problem)
         return dict(self._plans[1])
 
     def nbytes(self) -> int:
@@ -170,6 +167,7 @@ def begin(
     arrived: float,
     timeout_s: float | None,
     owner: str,
+    trace: ProductTrace | None = None,
 ) -> BundleTask:
     """Queues the product of a form, whose bytes are copied; `listener` is told what becomes of it, perhaps at once.
 
@@ -178,7 +176,7 @@ def begin(
     """
     scheduler = core.scheduler
     scheduler.check_admission(product, owner)
-    plans = product.plans(core.executor.workers(), scheduler.check)
+    plans = product.plans(scheduler.fleet.representatives, scheduler.check)
     room = core.store.room(product.layout.nbytes, largest=product.layout.largest, owner=owner)
     try:
         view, sent = room.extent.view(room.nbytes), memoryview(body)
@@ -198,6 +196,7 @@ def begin(
             submitted=arrived,
             plans=plans,
             models=product.models,
+            trace=trace,
         )
     except BaseException:
         room.give_back()

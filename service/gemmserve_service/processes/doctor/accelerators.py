@@ -9,6 +9,7 @@ import grp
 import re
 from typing import TYPE_CHECKING, Final
 
+from gemmserve._install import pip_install
 from gemmserve_service.processes.doctor.machine import Finding, Machine
 
 if TYPE_CHECKING:
@@ -148,10 +149,10 @@ def _no_cupy(driver: tuple[int, ...] | None, *, kfd: bool) -> Finding:
         if extra is None:
             text = f"not installed, and the driver {_dotted(driver)} is too old for its wheels"
             return Finding("error", "cupy", text, f"update the driver to {_OLDEST_DRIVER[12]} or newer")
-        advice = f'pip install "gemmserve[server,{extra}]"'
+        advice = pip_install(f"server,{extra}")
         return Finding("error", "cupy", "not installed: the device is not used", advice)
     if kfd:
-        advice = 'pip install "gemmserve[server,rocm]"'
+        advice = pip_install("server,rocm")
         return Finding("error", "cupy", "not installed: the device is not used", advice)
     return Finding("note", "cupy", "not installed: needed for CUDA and ROCm devices only")
 
@@ -161,12 +162,12 @@ def _fits(name: str, driver: tuple[int, ...] | None, *, kfd: bool) -> Iterator[F
     extra = CUPY[name]
     if driver is None:
         if kfd and extra.startswith("cuda"):
-            advice = f'pip uninstall {name}; pip install "gemmserve[server,rocm]"'
+            advice = f"pip uninstall {name}; {pip_install('server,rocm')}"
             yield Finding("error", "cupy", f"{name} is for NVIDIA's devices, and this one is AMD's", advice)
         return
     if extra == "rocm":
         wanted = "cuda13" if driver[0] >= _OLDEST_DRIVER[13] else "cuda12"
-        advice = f'pip uninstall {name}; pip install "gemmserve[server,{wanted}]"'
+        advice = f"pip uninstall {name}; {pip_install(f'server,{wanted}')}"
         if not kfd:
             yield Finding("error", "cupy", f"{name} is for AMD's devices, and this one is NVIDIA's", advice)
         return
@@ -175,14 +176,14 @@ def _fits(name: str, driver: tuple[int, ...] | None, *, kfd: bool) -> Iterator[F
         text = f"the driver {_dotted(driver)} is too old for {name}, which wants {oldest} or newer"
         advice = f"update the driver to {oldest} or newer"
         if extra == "cuda13" and driver[0] >= _OLDEST_DRIVER[12]:
-            advice += f'; or: pip uninstall {name}; pip install "gemmserve[server,cuda12]"'
+            advice += f"; or: pip uninstall {name}; {pip_install('server,cuda12')}"
         yield Finding("error", "driver", text, advice)
 
 
 def _nvrtc(machine: Machine, name: str, version: str) -> Iterator[Finding]:
     """The compiler: that it can be loaded, is of CuPy's major version, compiles, and has the headers CuPy wants."""
     extra = CUPY[name] or "cuda13"
-    again = f'pip install --force-reinstall "gemmserve[server,{extra}]"'
+    again = pip_install(f"server,{extra}").replace("install", "install --force-reinstall", 1)
     try:
         found, log = _compile()
     except (ImportError, RuntimeError, OSError) as error:

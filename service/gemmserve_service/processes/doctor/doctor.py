@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_service.processes.doctor.accelerators import drivers, libraries
-from gemmserve_service.processes.doctor.host_limits import limits
+from gemmserve_service.processes.doctor.host_limits import arena, limits
 from gemmserve_service.processes.doctor.machine import Finding, Machine
 
 if TYPE_CHECKING:
@@ -20,14 +20,18 @@ _PACKAGES: Final = ("gemmserve", "numpy", "httpx", "fastapi", "uvicorn", "uvloop
 
 def examine(settings: Settings, machine: Machine | None = None) -> list[Finding]:
     """Examine everything; see Finding for what an error is."""
+    from gemmserve_kernels import DeviceSpec
+
     machine = machine or Machine()
+    accelerators = [f"{spec.kind}:{ordinal}" for ordinal, spec in enumerate(DeviceSpec.all())]
     return [
         *_versions(machine),
         *drivers(machine),
         *libraries(machine),
         *_cxx(machine),
         *limits(settings, machine),
-        *_devices(),
+        *arena(settings, accelerators if settings.device == "auto" else settings.device.split(",")),
+        *_devices(accelerators),
     ]
 
 
@@ -48,11 +52,8 @@ def _cxx(machine: Machine) -> Iterator[Finding]:
     yield Finding("ok" if found else "note", "c++", text)
 
 
-def _devices() -> Iterator[Finding]:
-    from gemmserve_kernels import DeviceSpec
-
-    names = [f"{spec.kind}:{ordinal}" for ordinal, spec in enumerate(DeviceSpec.all())]
-    for name in (*names, "cpu"):
+def _devices(accelerators: list[str]) -> Iterator[Finding]:
+    for name in (*accelerators, "cpu"):
         yield _verify(name)
 
 

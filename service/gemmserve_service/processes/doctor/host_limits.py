@@ -9,13 +9,16 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Final
 
+import psutil
+
 from gemmserve_kernels.device.compiler import CACHE_VARIABLE, cache_directory
 from gemmserve_service.processes.doctor.machine import Finding
 from gemmserve_service.runtime.open_files import OpenFiles
 from gemmserve_service.runtime.tuning import cpu_count, transfer_processes
+from gemmserve_service.store.extents.memfd import arena_ahead_bytes, arena_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from gemmserve_service.processes.doctor.machine import Level, Machine
@@ -106,6 +109,26 @@ def transfers(settings: Settings) -> Iterator[Finding]:
         yield Finding("note", "transfers", text, "fewer leave one to the front: GEMMSERVE_TRANSFER_PROCESSES")
     else:
         yield Finding("ok", "transfers", f"{count} processes move large bodies")
+
+
+def arena(settings: Settings, devices: Sequence[str]) -> Iterator[Finding]:
+    """How much memory results may take on their way from these devices to files, and whether it is there."""
+    if all(device == "cpu" for device in devices):
+        return
+    nbytes = arena_bytes(settings, devices)
+    if not nbytes:
+        yield Finding("note", "arena", "none: results go from devices to files", "set GEMMSERVE_HOST_ARENA_BYTES")
+        return
+    ahead = arena_ahead_bytes(settings, nbytes)
+    text = f"{nbytes / 1e9:.1f} GB of memory for results on their way to files, {ahead / 1e9:.1f} GB registered ahead"
+    available = psutil.virtual_memory().available
+    if nbytes > available:
+        advice = (
+            f"only {available / 1e9:.1f} GB are free: give GEMMSERVE_HOST_ARENA_BYTES, or the process may be killed"
+        )
+        yield Finding("note", "arena", text, advice)
+    else:
+        yield Finding("ok", "arena", text)
 
 
 def _existing(folder: Path) -> Path:

@@ -246,7 +246,7 @@ def test_a_mode_or_configuration_that_the_device_lacks_is_said_of_the_step(field
 
 def test_equal_products_are_kept_once():
     found = compiled(gemm("x1", A, A), *(gemm(f"x{n}", f"$x{n - 1}", A) for n in range(2, 50)))
-    assert len({id(product) for product in found.products}) == 1
+    assert len({id(product) for product in found.computations}) == 1
 
 
 def test_a_worker_is_sent_what_was_given_and_no_more():
@@ -256,3 +256,149 @@ def test_a_worker_is_sent_what_was_given_and_no_more():
     back = ProgramParams.model_validate_json(text)
     assert back == found.params
     assert back.steps[1].alpha == 0.1 - 2j
+
+
+def add(step, a, b=None, op="add", **fields):
+    return {"id": step, "op": op, "a": a, **({} if b is None else {"b": b}), **fields}
+
+
+def test_elementwise_steps_between_products():
+    found = compiled(
+        gemm("x2", A, A, order="F"),
+        add("s", "$x2", A, alpha=2, gamma=1),
+        add("m", "$s", C, op="multiply") | {"b": A},
+        add("wide", B, alpha=[0, 1], dtype="complex128", order="F"),
+        gemm("p", "$m", "$wide"),
+    )
+    values = {name: (v.shape, v.dtype.name, v.order) for made in found.values for name, v in made.items()}
+    assert values["$s"] == values["$m"] == ((6, 6), "complex64", "C")
+    assert values["$wide"] == ((6, 4), "complex128", "F")
+    assert list(found.results) == ["p"]
+    assert found.flops() > 8 * 6 * 6 * (6 + 4)
+    assert found.plan(CPU).algorithm == "program"
+    size = 6 * 6 * 8
+    assert compiled(add("s", A, A)).peaks == (2 * size + 2 * size, 2 * size), "with the blocks that a sum takes"
+    assert compiled(add("s", A)).peaks == (2 * size, 0)
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "pointer"),
+    [
+        (add("s", A, B), ShapeMismatch, "/steps/1"),
+        (add("s", "$t", B), ParameterInvalid, "/steps/1/a"),
+        (add("s", A, beta=2), ParameterInvalid, "/steps/1/beta"),
+        (add("s", A, dtype="float64"), ParameterInvalid, "/steps/1/dtype"),
+        (add("s", B, A, op="multiply"), ShapeMismatch, "/steps/1"),
+    ],
+)
+def test_what_is_wrong_with_an_elementwise_step_names_it(step, error, pointer):
+    with pytest.raises(StepInvalid) as caught:
+        compiled(gemm("x2", A, A), step)
+    assert (caught.value.step, caught.value.pointer) == ("s", pointer)
+    assert isinstance(caught.value.cause, error)
+
+
+def test_steps_have_the_fields_of_their_kind_alone():
+    for wrong in (add("s", A, op="multiply"), add("s", A, gamma=1, op="multiply", b=A), add("s", A, trans_a="T")):
+        with pytest.raises(ValidationError):
+            program(wrong)
+
+
+def view(name, offset=0, shape=None, strides=None, **fields):
+    extents = {} if shape is None else {"shape": list(shape), "strides": list(strides)}
+    return {"id": name, "offset": offset, **extents, **fields}
+
+
+def test_views_of_arrays_and_of_steps():
+    found = compiled(
+        gemm("x2", A, A, order="F"),
+        gemm("p", view(A, 0, (3, 6), (12, 1)), view("$x2", 35, (6, 4), (-1, -6))),
+        add("re", view("$p", part="real"), view(A, 1, (3, 4), (0, 1), part="imag")),
+        reduction("y", view("$re", 0, (4, 3), (1, 4)), view("$re", 2, (3, 2), (4, 1))),
+        add("z", view("$y", 1, (1,), (5,))),
+        keep=["p", "re", "z"],
+    )
+    values = {name: (v.shape, v.dtype.name) for made in found.values for name, v in made.items()}
+    assert values["$p"] == ((3, 4), "complex64")
+    assert values["$re"] == ((3, 4), "float32")
+    assert values["$z"] == ((1,), "float32")
+    product = found.computations[1]
+    assert (product.a.strides, product.b.strides) == ((12, 1), (-1, -6))
+    assert found.computations[2].b.strides == (0, 2)
+    assert found.params.steps[4].a.id == "$y.sum", "a short reference is resolved in a view too"
+    assert list(found.arrays) == [A]
+    assert last_uses(found.params.steps) == {A: 2, "$x2": 1, "$p": 2, "$re": 3, "$y.sum": 4}
+
+
+@pytest.mark.parametrize(("trans", "folded"), [("N", "R"), ("T", "C"), ("C", "T"), ("R", "N")])
+def test_a_conjugate_costs_a_product_nothing(trans, folded):
+    found = compiled(gemm("p", view(A, conj=True), view(B, conj=True), trans_a=trans, trans_b="N"))
+    (step,) = found.params.steps
+    assert (step.a, step.trans_a, step.b, step.trans_b) == (A, folded, B, "R")
+    assert found.peaks == compiled(gemm("p", A, B)).peaks
+
+
+def test_other_conjugates_take_memory_of_their_own():
+    found = compiled(add("s", view(A, 0, (6, 6), (1, 6), conj=True)))
+    assert found.params.steps[0].a.conj
+    assert found.computations[0].a == Operand.contiguous((6, 6), "c8")
+    size = 6 * 6 * 8
+    assert found.peaks == (3 * size, size)
+    for real in (add("s", view(B, conj=True)), gemm("p", A, B, c=view(B, conj=True), beta=1)):
+        step = compiled(real).params.steps[0]
+        assert B in (step.a, getattr(step, "c", None)), "nothing to conjugate: the array as it is"
+
+
+def test_the_request_keeps_its_form():
+    request = program(gemm("p", view(A, 2, (2, 6), (6, 1), conj=True), B))
+    before = request.model_dump_json(exclude_unset=True)
+    compile_program(request, {name: ARRAYS[name] for name in (A, B)}, None)
+    assert request.model_dump_json(exclude_unset=True) == before
+    assert REQUEST.validate_json(before) == request
+    params = compile_program(request, {name: ARRAYS[name] for name in (A, B)}, None).params
+    assert ProgramParams.model_validate_json(params.model_dump_json()) == params
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "pointer"),
+    [
+        (add("s", view(A, 1, (6, 6), (6, 1))), ParameterInvalid, "/steps/1/a/strides"),
+        (add("s", view(A, 36, (1,), (1,))), ParameterInvalid, "/steps/1/a/offset"),
+        (add("s", A, view(A, 0, (2,), (-1,))), ParameterInvalid, "/steps/1/b/strides"),
+        (add("s", view(B, part="imag")), ParameterInvalid, "/steps/1/a/part"),
+        (add("s", view("$later")), ParameterInvalid, "/steps/1/a"),
+        (add("s", view("$s")), ParameterInvalid, "/steps/1/a"),
+        (add("s", view("$x2.sum")), ParameterInvalid, "/steps/1/a"),
+        (add("s", view(A, 0, (2**31, 2**31), (0, 0))), ShapeMismatch, "/steps/1"),
+        (add("s", view(A, 0, (1000, 1000), (0, 0))), TooLarge, "/steps/1"),
+        (gemm("s", view(A, 0, (6,), (1,)), B), ShapeMismatch, "/steps/1"),
+        (gemm("s", A, B, c=view(B, conj=True), layout="planar"), ParameterInvalid, "/steps/1/c/conj"),
+    ],
+)
+def test_what_is_wrong_with_a_view_names_its_field(step, error, pointer):
+    with pytest.raises(StepInvalid) as caught:
+        compiled(gemm("x2", A, A), step, most=10_000)
+    assert (caught.value.step, caught.value.pointer) == ("s", pointer)
+    assert isinstance(caught.value.cause, error)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"offset": -1},
+        {"shape": [1]},
+        {"shape": [1], "strides": [2**62 + 1]},
+        {"shape": [-1], "strides": [1]},
+        {"shape": [1] * 33, "strides": [1] * 33},
+        {"shape": [1.5], "strides": [1]},
+        {"shape": ["1"], "strides": [1]},
+        {"shape": [True], "strides": [1]},
+        {"conj": True, "part": "real"},
+        {"part": "abs"},
+        {"id": "nothing"},
+        {"order": "C"},
+    ],
+)
+def test_what_is_no_view(wrong):
+    with pytest.raises(ValidationError):
+        program(add("s", {"id": A, **wrong}))

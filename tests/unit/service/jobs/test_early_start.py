@@ -176,8 +176,7 @@ async def test_what_cannot_be_put_on_record_was_not_accepted(
         fake.done(written=written)
     await eventually(lambda: not core.jobs._live)
     for _, message in fake.told:
-        assert message.drop  # nobody needs those results
-        for task in message.drop:
+        for task in message.tasks:  # a Drop: nobody needs those results
             fake.written(task)
     await idle()
     with pytest.raises(NotFound):
@@ -187,7 +186,7 @@ async def test_what_cannot_be_put_on_record_was_not_accepted(
     assert not core.jobs._recent
     assert "KeyError" not in caplog.text  # ended once, not twice
     await core.database.write(lambda db: db.execute("DROP TRIGGER IF EXISTS refuse"))
-    assert core.jobs._keys.job_of("", "k", "another") is None  # the key stands for nothing
+    assert core.jobs._keys.jobs_of("", "k", "another") is None  # the key stands for nothing
 
 
 async def test_nothing_is_sent_when_the_database_is_closed(core, fake, gemm, a, held):
@@ -212,7 +211,7 @@ async def test_a_crash_in_between_leaves_nothing_and_nobody_was_told(core, fake,
         assert second.store.count == 1
         extents = list((tmp_path / "after" / "extents").iterdir())
         assert len(extents) == 1
-        assert second.jobs._keys.job_of("", "k", "any") is None
+        assert second.jobs._keys.jobs_of("", "k", "any") is None
     finally:
         await second.stop()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,11 +18,16 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from job_fleet import NAMES, Fleet, History
 
 from gemmserve_service.errors import ServiceError
-from gemmserve_service.executor.protocol import Done, Failed
+from gemmserve_service.executor.protocol import Failed
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.jobs.one_shot import OneShot
-from gemmserve_service.schemas import GemmJob, GemmParams, GemmStep, JobState, ProgramJob, Timings
+from gemmserve_service.schemas import ArrayView, GemmJob, GemmParams, GemmStep, JobState, ProgramJob
 from gemmserve_service.settings import Settings
+from gemmserve_service.store.extents.arena import Arena
+from gemmserve_service.store.extents.memfd import create_arena
+
+ARENA_BYTES = 4 << 12
+"""Room for four results, each of which takes a page."""
 
 pytestmark = pytest.mark.flaky(reruns=0)  # a job that is lost once is lost
 
@@ -33,8 +40,12 @@ class JobLife(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.folder = tempfile.TemporaryDirectory()
+        self.arena_fd = create_arena(ARENA_BYTES)
+        self.small = mock.patch("gemmserve_service.scheduling.tasks.MIN_DEFERRED_BYTES", 1)
+        self.small.start()
         self.settings = Settings(
             data_dir=Path(self.folder.name),
+            write_back_delay_s=60.0,
             max_attempts=2,
             max_queued_jobs=6,
             heartbeat_timeout_s=3600,
@@ -48,10 +59,14 @@ class JobLife(RuleBasedStateMachine):
 
     @initialize()
     def start(self):
-        self.core = Core(self.settings, Fleet())
+        self.core = Core(self.settings, Fleet(), self.arena())
         self.core.observers.append(self.history)
         self.run(self.core.start())
         self.operand = self.run(self.put())
+
+    def arena(self):
+        """The host arena, as a new front has it."""
+        return Arena(f"/proc/self/fd/{self.arena_fd}", ARENA_BYTES, writers=NAMES)
 
     def run(self, coroutine):
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, 120))
@@ -74,15 +89,17 @@ class JobLife(RuleBasedStateMachine):
         owner=st.sampled_from(["", "alice", "bob"]),
         timeout_s=st.sampled_from([None, 3600.0]),
         steps=st.sampled_from([0, 0, 2, 20]),  # long programs are checked in a thread
+        by_view=st.booleans(),
     )
-    def submit(self, priority, own_operand, owner, timeout_s, steps):
+    def submit(self, priority, own_operand, owner, timeout_s, steps, by_view):
         own_operand = own_operand or bool(owner)
 
         async def submit():
             operand = await self.put(owner=owner) if own_operand else self.operand
-            job = GemmJob(op="gemm", a=operand.id, b=operand.id, priority=priority, timeout_s=timeout_s)
+            a = ArrayView(id=operand.id, offset=1, shape=(4, 4), strides=(3, 0)) if by_view else operand.id
+            job = GemmJob(op="gemm", a=a, b=operand.id, priority=priority, timeout_s=timeout_s)
             if steps:
-                names = [operand.id, *(f"$s{n}" for n in range(1, steps))]
+                names = [a, *(f"$s{n}" for n in range(1, steps))]
                 chain = [GemmStep(op="gemm", id=f"s{n}", a=a, b=operand.id) for n, a in enumerate(names, 1)]
                 job = ProgramJob(op="program", steps=chain, priority=priority, timeout_s=timeout_s)
             try:
@@ -105,7 +122,7 @@ class JobLife(RuleBasedStateMachine):
 
     @rule(target=jobs, job=jobs, delete=st.booleans())
     def submit_on_a_result(self, job, delete):
-        """Of a job that has succeeded, whose result may be on a device alone; and which is perhaps deleted then."""
+        """Submit a job on a result, which may be on a device alone, and which is perhaps deleted then."""
 
         async def submit():
             info = await self.core.jobs.get(job)
@@ -138,6 +155,38 @@ class JobLife(RuleBasedStateMachine):
             await self.settle()
 
         self.run(write())
+
+    @rule(job=jobs)
+    def download(self, job):
+        """Somebody asks for a result, wherever it is, and does not wait for it."""
+
+        async def read():
+            info = await self.core.jobs.get(job)
+            array = (info.result or {}).get("d")
+            if array is None or array in self.deleted:
+                return
+            try:
+                with self.core.store.pin(array) as pinned:
+                    await self.core.scheduler.writes.wait_readable(pinned, 0)
+                    assert len(pinned.view) == 64
+            except ServiceError as error:
+                assert error.slug in {"array-lost", "timeout"}, error.slug  # noqa: PT017
+            await self.settle()
+
+        self.run(read())
+
+    @rule(within_s=st.sampled_from([0.0, 0.01]))
+    def spill(self, within_s):
+        """The host arena is emptied, as far as that goes in a moment."""
+
+        async def spill():
+            spill = self.core.scheduler.writes._spill
+            spill.hurry()
+            await asyncio.sleep(within_s)
+            spill._hurry = False
+            await self.settle()
+
+        self.run(spill())
 
     @rule(target=requests)
     def one_shot(self):
@@ -195,8 +244,7 @@ class JobLife(RuleBasedStateMachine):
         async def both():
             request.cancel()
             for task in list(self.core.executor.fleet[name].tasks):
-                done = Done(task=task, algorithm="numpy", timings=Timings())
-                self.core.executor.owner.task_ended(self.core.executor.fleet[name], done)
+                self.core.executor.done(self.core.executor.fleet[name], task)
             await asyncio.wait([request])
             await self.settle()
 
@@ -282,8 +330,9 @@ class JobLife(RuleBasedStateMachine):
                 waiting.get_nowait()
             background = [
                 *core.jobs._background._tasks,
-                *core.store._tasks,
+                *core.store._background._tasks,
                 *core.scheduler.writes._background._tasks,
+                *core.scheduler.writes._spill._background._tasks,
             ]
             tasks = [*background, *self.pending, *(call for _, call in calls)]
             for task in tasks:
@@ -293,6 +342,7 @@ class JobLife(RuleBasedStateMachine):
             core.database._held.clear()
             while not waiting.empty():
                 waiting.get_nowait()
+            core.jobs._writes.clear()  # which nobody will end
             go_on.set()
             await core.database.stop()
             await core.stop()
@@ -323,7 +373,7 @@ class JobLife(RuleBasedStateMachine):
             for states in self.history.states.values():
                 if states[-1] is JobState.RUNNING:
                     states.append(JobState.QUEUED)
-            self.core = Core(self.settings, Fleet())
+            self.core = Core(self.settings, Fleet(), self.arena())
             self.core.observers.append(self.history)
             await self.core.start()
             for job_id in self.accepted:
@@ -360,7 +410,13 @@ class JobLife(RuleBasedStateMachine):
                 if not core.executor.fleet[name].ready:
                     core.executor.hello(name)
             fleet = core.executor
-            while core.scheduler.running or core.scheduler.queued or any(fleet.unwritten.values()):
+            writes = core.scheduler.writes
+            writes._hurry = True
+            writes._spill.hurry()
+            while (
+                core.scheduler.running or core.scheduler.queued or writes.unwritten[0] or any(fleet.unwritten.values())
+            ):
+                writes._order_writes()
                 for worker in fleet.workers():
                     for task in list(worker.tasks):
                         fleet.done(worker, task)
@@ -387,6 +443,8 @@ class JobLife(RuleBasedStateMachine):
             assert (core.store.used_bytes, core.store.scratch_bytes, core.store.count) == (0, 0, 0)
             assert core.scheduler.admissions.steps == 0
             assert list(core.store._catalog) == []
+            assert core.store._space.unplaced_bytes == 0
+            assert core.store.arena.allocate(ARENA_BYTES) is not None, "all of it is free again"
 
         try:
             if hasattr(self, "core"):
@@ -396,6 +454,8 @@ class JobLife(RuleBasedStateMachine):
                     self.run(self.core.stop())
         finally:
             self.loop.close()
+            self.small.stop()
+            os.close(self.arena_fd)
             self.folder.cleanup()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 from datetime import UTC, datetime
 
 import pytest
 from memory_queue import MemoryQueue
 
 from gemmserve_service.jobs.idempotency import RememberedKey
-from gemmserve_service.jobs.job_queue import SqliteQueue
+from gemmserve_service.jobs.job_queue import NewJob, NotOnRecord, SqliteQueue
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.schemas import ArrayInfo, GemmJob, JobInfo, JobState, Problem, ProgramJob, StepInfo, Timings
 from gemmserve_service.store.catalog import to_row
@@ -35,7 +37,7 @@ def add(queue):
             owner=owner,
         )
         remembered = None if key is None else RememberedKey(owner, key, "digest", info.id, MOMENT.timestamp())
-        await queue.insert(info, request.model_dump_json(), deadline_at, remembered)
+        await queue.insert([NewJob(info, request.model_dump_json(), deadline_at)], remembered)
         return info, request
 
     return insert
@@ -78,7 +80,7 @@ async def test_a_programs_steps_are_kept_and_left_out_of_listings(queue):
     request = ProgramJob.model_validate({"op": "program", "steps": steps})
     given = request.model_dump(mode="json", exclude_unset=True)
     info = JobInfo(id=new_id("job"), state=JobState.QUEUED, op="program", created_at=MOMENT, request=given)
-    await queue.insert(info, request.model_dump_json(exclude_unset=True), None, None)
+    await queue.insert([NewJob(info, request.model_dump_json(exclude_unset=True))], None)
     (unfinished,), _ = await queue.recover()
     assert unfinished.request == request
     done = [StepInfo(id="x", algorithm="numpy", kernel_s=0.5, residual=1e-7)]
@@ -96,7 +98,7 @@ async def test_no_transition_leaves_a_final_state(queue, add):
     info, _ = await add()
     end = moved(info, JobState.CANCELLED, finished_at=MOMENT)
     await queue.finish(end, [])
-    await queue.started(moved(info, JobState.RUNNING, attempt=1, started_at=MOMENT))
+    queue.started(info.id, 1, MOMENT)
     await queue.requeued(info, 0)
     await queue.finish(moved(info, JobState.FAILED, finished_at=MOMENT), [])
     assert (await queue.get(info.id)).state == JobState.CANCELLED
@@ -117,7 +119,7 @@ async def test_results_and_end_come_together_or_not_at_all(queue, add, store, da
 
 async def test_recovery_gives_back_what_is_unfinished(queue, add):
     (running, request), (waiting, _), (done, _) = await add(deadline_at=5.0), await add(key="k"), await add()
-    await queue.started(moved(running, JobState.RUNNING, attempt=2, started_at=MOMENT))
+    queue.started(running.id, 2, MOMENT)
     await queue.finish(moved(done, JobState.FAILED, finished_at=MOMENT), [])
     unfinished, keys = await queue.recover()
     assert {job.info.id for job in unfinished} == {running.id, waiting.id}
@@ -129,7 +131,7 @@ async def test_recovery_gives_back_what_is_unfinished(queue, add):
 
 async def test_requeued_waits_again(queue, add):
     info, _ = await add()
-    await queue.started(moved(info, JobState.RUNNING, attempt=1, started_at=MOMENT))
+    queue.started(info.id, 1, MOMENT)
     assert (await queue.get(info.id)).state == JobState.RUNNING
     await queue.requeued(moved(info, JobState.QUEUED, attempt=1), 1)
     found = await queue.get(info.id)
@@ -185,9 +187,9 @@ async def test_owners_may_use_the_same_key(queue, add):
 
 async def test_lost_workers_are_counted_apart_from_attempts(queue, add):
     info, _ = await add()
-    await queue.started(moved(info, JobState.RUNNING, attempt=1, started_at=MOMENT))
+    queue.started(info.id, 1, MOMENT)
     await queue.requeued(moved(info, JobState.QUEUED, attempt=1), 1)
-    await queue.started(moved(info, JobState.RUNNING, attempt=2, started_at=MOMENT))
+    queue.started(info.id, 2, MOMENT)
     (job,), _ = await queue.recover()  # the server itself went down
     assert (job.info.attempt, job.crashes) == (2, 1)
 
@@ -203,3 +205,67 @@ async def test_a_clock_that_was_set_takes_moments_along(queue, add):
     assert (await queue.recover())[1]
     assert (await queue.get(done.id)).finished_at.timestamp() == MOMENT.timestamp() + 3600
     assert (await queue.get(waits.id)).finished_at is None
+
+
+async def test_a_start_behind_which_its_job_is_put_on_record(queue, add):
+    """The write that is to record starts was begun before the second job came."""
+    first, _ = await add()
+    queue.started(first.id, 1, MOMENT)
+    request = GemmJob(op="gemm", a=new_id("arr"), b=new_id("arr"))
+    second = JobInfo(id=new_id("job"), state=JobState.QUEUED, op="gemm", created_at=MOMENT, request={})
+    insert = queue.insert([NewJob(second, request.model_dump_json())], None, within_s=0.01)
+    queue.started(second.id, 1, MOMENT)
+    await insert
+    async with asyncio.timeout(60):
+        while len(await queue.page(state=JobState.RUNNING, limit=9, before=None)) < 2:  # noqa: ASYNC110 (a table)
+            await asyncio.sleep(0.01)
+
+
+async def test_what_waits_for_company_is_begun_when_asked(queue, add):
+    info, _ = await add()
+    end = queue.finish(moved(info, JobState.CANCELLED, finished_at=MOMENT), [], within_s=3600)
+    queue.begin()
+    await end
+    assert (await queue.get(info.id)).state == JobState.CANCELLED
+
+
+def array_row(array_id=None):
+    array = ArrayInfo(
+        id=array_id or new_id("arr"), dtype="float32", shape=(0, 3), order="C", nbytes=0, created_at=MOMENT,
+        expires_at=None, owner="",
+    )  # fmt: skip
+    return to_row(array, None)
+
+
+async def test_ends_that_are_recorded_together_fail_alone(queue, add, database):
+    """One job was never put on record, and the result of another has the id of an array that there is."""
+    infos = [(await add())[0] for _ in range(4)]
+    taken = array_row()
+    await queue.finish(moved(infos.pop(), JobState.SUCCEEDED, finished_at=MOMENT), [taken])
+    unknown = infos[0].model_copy(update={"id": new_id("job")})
+    rows = {info.id: array_row() for info in (*infos, unknown)}
+    rows[infos[1].id] = taken
+    asked = [infos[0], unknown, infos[1], infos[2]]
+    ends = [
+        queue.finish(moved(info, JobState.SUCCEEDED, finished_at=MOMENT), [rows[info.id]], within_s=3600)
+        for info in asked
+    ]
+    queue.begin()
+    outcomes = await asyncio.gather(*ends, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None), NotOnRecord, sqlite3.IntegrityError, type(None)]
+    states = [(await queue.get(info.id)).state for info in infos]
+    assert states == [JobState.SUCCEEDED, JobState.QUEUED, JobState.SUCCEEDED]
+    stored = await database.read(lambda db: {row["id"] for row in db.execute("SELECT id FROM arrays")})
+    assert stored == {taken["id"], rows[infos[0].id]["id"], rows[infos[2].id]["id"]}
+
+
+async def test_an_end_does_not_overtake_its_job(queue, add):
+    """An end that could join those that wait is behind what was asked for after them."""
+    first, _ = await add()
+    ends = [queue.finish(moved(first, JobState.CANCELLED, finished_at=MOMENT), [], within_s=3600)]
+    second = JobInfo(id=new_id("job"), state=JobState.QUEUED, op="gemm", created_at=MOMENT, request={})
+    request = GemmJob(op="gemm", a=new_id("arr"), b=new_id("arr"))
+    queue.insert([NewJob(second, request.model_dump_json())], None, within_s=3600)
+    ends.append(queue.finish(moved(second, JobState.CANCELLED, finished_at=MOMENT), [], within_s=0))
+    await asyncio.gather(*ends)
+    assert (await queue.get(second.id)).state == JobState.CANCELLED

@@ -14,6 +14,7 @@ from gemmserve_service.errors import (
     QueueFull,
     StoreFull,
 )
+from gemmserve_service.executor.protocol import Compiling
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.runtime.ids import new_id
 from gemmserve_service.schemas import GemmParams, GemmReduceJob, JobState
@@ -69,6 +70,50 @@ async def test_states_as_they_are_and_as_they_are_told(core, fake, gemm, a, idle
     assert seen[0][0] in {JobState.QUEUED, JobState.RUNNING}
     assert seen[-3:] == [(JobState.QUEUED, 1), (JobState.RUNNING, 2), (JobState.SUCCEEDED, 2)]
     assert [job.state for job in await anext_all(core.jobs.events(info.id))] == [JobState.SUCCEEDED]
+    await idle()
+
+
+async def test_a_job_that_ends_while_somebody_takes_a_change_is_told_to_have_ended(core, fake, gemm, a, eventually):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    events = core.jobs.events(info.id)
+    seen = [(await anext(events)).state]
+    fake.done()
+    await eventually(lambda: not core.jobs._live)
+    seen += [each.state async for each in events]
+    assert seen[-1] == JobState.SUCCEEDED
+    assert seen == sorted(set(seen), key=seen.index), "none of them twice"
+
+
+async def test_a_job_says_that_it_waits_for_the_compiler(core, fake, gemm, a, idle):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    seen = []
+
+    async def watch():
+        seen.extend([(info.state, info.compiling) async for info in core.jobs.events(info_id)])
+
+    info_id = info.id
+    watcher = asyncio.create_task(watch())
+
+    async def tell(compiling):
+        core.scheduler.task_compiles(fake.fleet["cpu"], Compiling(task=info_id, compiling=compiling))
+        for _ in range(5):
+            await asyncio.sleep(0)  # the watcher has seen it
+
+    await tell(compiling=True)
+    await tell(compiling=False)
+    await tell(compiling=True)
+    assert (await core.jobs.get(info_id)).compiling
+    fake.lose()
+    assert not (await core.jobs.get(info_id)).compiling
+    fake.hello()
+    await tell(compiling=True)
+    fake.done()
+    await asyncio.wait_for(watcher, 60)
+    running = [compiling for state, compiling in seen if state == JobState.RUNNING]
+    assert [True, False, True] in [running[at : at + 3] for at in range(len(running))]
+    assert seen[-1] == (JobState.SUCCEEDED, False)
+    core.scheduler.task_compiles(fake.fleet["cpu"], Compiling(task=info_id, compiling=True))  # too late
+    assert not (await core.jobs.get(info_id)).compiling
     await idle()
 
 
@@ -182,9 +227,9 @@ async def test_operands_stay_until_the_end_is_on_record(core, gemm, a, monkeypat
     await core.store.delete(a.id)
     finish, at_the_end = core.jobs.queue.finish, []
 
-    async def note(*args):
+    def note(*args, **options):
         at_the_end.append(core.store._catalog.get(a.id).pins)
-        await finish(*args)
+        return finish(*args, **options)
 
     monkeypatch.setattr(core.jobs.queue, "finish", note)
     core.executor.fail()
@@ -292,7 +337,10 @@ async def test_observers_hear_of_every_job(core, fake, scratch, gemm, a, eventua
         def __init__(self):
             self.heard = []
 
-        def job_changed(self, job, nbytes, flops):
+        def job_entered(self, job_id, op, state):
+            self.heard.append((job_id, op, state))
+
+        def job_ended(self, job, nbytes, flops):
             self.heard.append((job.state, nbytes, flops))
 
     observer = Observer()
@@ -301,7 +349,8 @@ async def test_observers_hear_of_every_job(core, fake, scratch, gemm, a, eventua
     fake.done()
     await core.jobs.wait(info.id, 60)
     size = (3 * A.nbytes, 8 * 8**3)
-    assert observer.heard == [(state, *size) for state in (JobState.QUEUED, JobState.RUNNING, JobState.SUCCEEDED)]
+    begun = [(info.id, "gemm", state) for state in (JobState.QUEUED, JobState.RUNNING)]
+    assert observer.heard == [*begun, (JobState.SUCCEEDED, *size)]
     observer.heard.clear()
     running = asyncio.create_task(core.jobs.run(GemmParams(), await scratch(core.store, a=A, b=A)))
     await eventually(fake.running)
@@ -322,10 +371,9 @@ async def test_results_are_flushed_before_the_end_where_power_may_fail(
         "gemmserve_service.store.extents.extents.Extent.flush", lambda extent: order.append(("flush", extent.name))
     )
 
-    async def note(info, arrays):
-        rows = list(arrays)
+    def note(info, rows, **options):
         order.append(("finish", rows[0]["extent"]))
-        await finish(info, rows)
+        return finish(info, rows, **options)
 
     monkeypatch.setattr(core.jobs.queue, "finish", note)
     info, _ = await core.jobs.submit(gemm(a, a))

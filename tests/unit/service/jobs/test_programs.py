@@ -180,7 +180,9 @@ async def test_a_lost_worker_runs_the_whole_program_again(core, fake, a, idle):
     fake.lose()
     fake.hello()
     assert len(fake.sent) == 2
-    assert fake.sent[0][1] == fake.sent[1][1]
+    first, again = (run for _, (run,) in fake.sent)
+    assert (first.express, again.express) == (True, False)  # what has lost a worker goes alone
+    assert dataclasses.replace(again, express=True) == first
     fake.done()
     done = await core.jobs.wait(info.id, 60)
     assert (done.state, done.attempt) == (JobState.SUCCEEDED, 2)

@@ -44,7 +44,7 @@ async def test_huge_values_cost_nothing(make_core, make_settings, fake, put, hel
     real = os.posix_fallocate
 
     def allocate(fd, offset, length):
-        """Of a disk that is not as large as that, however large this machine's is."""
+        """Fail as a disk that is not as large as that, however large this machine's is."""
         if length >= 1 << 40:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(fd, offset, length)

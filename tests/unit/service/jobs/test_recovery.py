@@ -50,6 +50,24 @@ async def test_jobs_that_waited_or_ran_run_again(settings, make_fake, make_core,
     assert held(second.store) == (0, 0, 0)
 
 
+async def test_a_job_that_has_lost_a_worker_waits_for_the_first_of_the_next_server(
+    settings, make_fake, make_core, put, gemm
+):
+    """It is queued again before any worker has said hello."""
+    fake = make_fake()
+    first = Core(settings, fake)
+    await first.start()
+    a = await put(first.store, A)
+    info, _ = await first.jobs.submit(gemm(a, a))
+    fake.lose()
+    await first.stop()
+    fake = make_fake()
+    second = await make_core(settings, fake)
+    fake.done()
+    info = await second.jobs.wait(info.id, 60)
+    assert (info.state, info.attempt) == (JobState.SUCCEEDED, 2)
+
+
 async def test_a_job_that_ended_while_the_server_died_is_one_or_the_other(
     settings, make_fake, make_core, put, gemm, die
 ):

@@ -144,6 +144,7 @@ if "gemmserve_service.executor.worker" in sys.orig_argv:
 """
 
 
+@pytest.mark.slow
 def test_processes_that_stand_still_are_replaced_and_readyz_says_so_meanwhile(tmp_path, a):
     (tmp_path / "late").mkdir()
     (tmp_path / "late" / "sitecustomize.py").write_text(LATE)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -149,6 +151,48 @@ def test_devices_that_are_named(monkeypatch):
     assert supervisor._devices("cuda:0,cuda:1") == ["cuda:0", "cuda:1"]
     monkeypatch.setattr(supervisor.importlib.util, "find_spec", lambda name: None)
     assert supervisor._devices("auto") == ["cpu"]
+
+
+# -- memory for results ---------------------------------------------------------------------------------------------
+
+
+def test_memory_for_results_lasts_as_long_as_the_supervisor():
+    with ExitStack() as stack:
+        path, nbytes = supervisor._arena(1 << 21, stack)
+        found = Path(path).stat()
+        assert nbytes == found.st_size == 1 << 21
+        assert found.st_blocks == 0, "it takes memory as it is written"
+    assert not Path(path).exists()
+
+
+def test_a_server_without_accelerators_has_no_memory_for_results(monkeypatch, capsys):
+    with ExitStack() as stack:
+        assert supervisor._arena(0, stack) == (None, 0)
+
+        def refuse(nbytes):
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(supervisor, "create_arena", refuse)
+        assert supervisor._arena(1 << 21, stack) == (None, 0)
+    assert "Too many open files" in capsys.readouterr().err
+
+
+def test_a_front_is_told_who_may_still_write_for_the_one_before(make_settings, monkeypatch):
+    """Those workers that run when it starts: one that starts later was told nothing by another front."""
+    handoffs = []
+    monkeypatch.setattr(supervisor, "_spawn", lambda module, text, fds, environment: handoffs.append(json.loads(text)))
+    some = SimpleNamespace(fileno=lambda: 0)
+    one = supervisor._Supervisor(
+        make_settings(), 0, some, None, None, None, Path("/run"), some, None, 0, ["cuda:0", "cuda:1"], "/proc/1/fd/9", 7
+    )
+    one.workers[0].process = object()
+    for _ in range(2):
+        one._spawn_front()
+    one._spawn_worker("cuda:1")
+    for fd in (*one.pipe, *one.ready):
+        os.close(fd)
+    assert [handoff["arena_writers"] for handoff in handoffs[:2]] == [[], ["cuda:0"]]
+    assert {(handoff["arena_path"], handoff["arena_bytes"]) for handoff in handoffs} == {("/proc/1/fd/9", 7)}
 
 
 # -- real processes -------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,32 +10,10 @@ import pytest
 from gemmserve_service.errors import Gone
 from gemmserve_service.jobs.core import Core
 from gemmserve_service.runtime import clock
-from gemmserve_service.runtime.clock import Clock
 from gemmserve_service.schemas import JobState
 
 HOUR = 3600.0
 A = np.arange(16.0).reshape(4, 4)
-
-
-@pytest.fixture
-def wall(monkeypatch):
-    """Sets the machine's wall clock: `wall(+3600)`. Time passes when the test says so: `wall.wait(1)`."""
-
-    class Wall:
-        steady, shown = 1000.0, 1.8e9
-
-        def __call__(self, seconds):
-            self.shown += seconds
-
-        def wait(self, seconds):
-            self.steady += seconds
-            self.shown += seconds
-
-    wall = Wall()
-    monkeypatch.setattr(clock, "_steady", lambda: wall.steady)
-    monkeypatch.setattr(clock, "system", SimpleNamespace(time=lambda: wall.shown))
-    monkeypatch.setattr(clock, "CLOCK", Clock())
-    return wall
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])

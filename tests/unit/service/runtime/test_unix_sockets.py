@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gemmserve_service.runtime.start_error import StartError
-from gemmserve_service.runtime.unix_sockets import PATH_MAX, listen_unix, peer_user
+from gemmserve_service.runtime.unix_sockets import PATH_MAX, listen_unix, peer_of
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no Unix sockets here")
 
@@ -69,7 +69,7 @@ def test_it_listens_and_goes_with_the_stack(path):
         listener = listen_unix(path, 0o600, stack)
         with connect(path) as connection:
             accepted, _ = listener.accept()
-            assert peer_user(accepted) == peer_user(connection) == os.getuid()
+            assert peer_of(accepted) == peer_of(connection) == (os.getpid(), os.getuid())
             accepted.close()
     assert not path.exists()
     assert listener.fileno() == -1
@@ -144,5 +144,5 @@ def test_a_path_that_another_took_meanwhile_is_not_removed(path):
 
 def test_no_user_behind_a_tcp_connection():
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
-        assert peer_user(one) is None
-    assert peer_user(None) is None
+        assert peer_of(one) is None
+    assert peer_of(None) is None

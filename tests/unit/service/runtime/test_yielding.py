@@ -16,7 +16,7 @@ class Clock:
     now = 0.0
 
     async def work(self, mine, seconds):
-        """Of one's own, in parts of a tenth of a millisecond."""
+        """Work of one's own, in parts of a tenth of a millisecond."""
         for _ in range(round(seconds * 1e4)):
             self.now += 1e-4
             await mine.pause()

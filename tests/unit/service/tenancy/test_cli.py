@@ -135,3 +135,10 @@ def test_the_variable_of_the_data_directory(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GEMMSERVE_DATA_DIR", str(tmp_path / "there"))
     assert main(["keys", "create", "alice"]) == 0
     assert len(read_keyring(tmp_path / "there").keys) == 1
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_keys_alone_lists(keys, flags):
+    keys("create", "alice")
+    assert keys(*flags) == keys("list", *flags)
+    assert "alice" in keys(*flags)[1]

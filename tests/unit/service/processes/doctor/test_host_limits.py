@@ -71,6 +71,18 @@ def test_kernels_that_cannot_be_kept(tmp_path, outside, monkeypatch):
     assert "GEMMSERVE_KERNEL_CACHE" in finding.advice
 
 
+def test_memory_for_results_of_accelerators(monkeypatch):
+    assert not list(host_limits.arena(Settings(), ["cpu"]))
+    assert not list(host_limits.arena(Settings(), []))
+    (finding,) = host_limits.arena(Settings(host_arena_bytes=0), ["cuda:0"])
+    assert (finding.level, finding.subject) == ("note", "arena")
+    (finding,) = host_limits.arena(Settings(host_arena_bytes=4 << 20, arena_ahead_bytes=0), ["cpu", "cuda:0"])
+    assert (finding.level, finding.subject) == ("ok", "arena")
+    (finding,) = host_limits.arena(Settings(host_arena_bytes=1 << 60), ["cuda:0"])
+    assert finding.level == "note"
+    assert "GEMMSERVE_HOST_ARENA_BYTES" in finding.advice
+
+
 def test_nowhere_for_the_control_socket(tmp_path, monkeypatch):
     assert not list(host_limits.temporary(Settings(data_dir=tmp_path)))
     assert not list(host_limits.temporary(Settings(data_dir=tmp_path, runtime_dir=tmp_path / "run")))

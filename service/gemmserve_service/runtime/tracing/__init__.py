@@ -1,0 +1,1 @@
+"""Traces in OpenTelemetry's form: the provider of this process, and spans made from recorded times."""
