@@ -28,7 +28,9 @@ DTYPES = ("complex64", "float32", "float16", "float64", "complex128")
 
 
 def median_ms(call, repeats=9):
-    """Of one call; short ones are timed in rows of up to 20, so that the host's share hides behind the device's."""
+    """Return the median of one call; short ones are timed in rows of up to 20, so that the host's share hides behind
+    the device's.
+    """
 
     def timed(count):
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()

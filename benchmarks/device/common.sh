@@ -28,6 +28,12 @@ unpack() { # what prepare.sh compiled, then what is still missing, in $1 seconds
     [ -f "${2:-}" ] || return
     timeout "$1" "$PYTHON" benchmarks/kernels/precompile.py --sources "${@:2}" --jobs "$(least "$(nproc)" 16)" 2>&1 | tail -5
 }
+wheels() { # finds those of .whl/ behind the sources; the project's own (`pip wheel . -w .whl --no-deps`) is for its commands
+    [ -d .whl ] || return
+    say wheels
+    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$scratch/site" .whl/*.whl || exit
+    export PYTHONPATH=$PYTHONPATH:$scratch/site
+}
 resume() { # finds result $1 of an earlier run
     [ -f "$OUT/$1" ] || { [ -f "$kernels/$1" ] && cp "$kernels/$1" "$OUT/$1"; }
 }

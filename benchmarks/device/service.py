@@ -51,7 +51,7 @@ def seconds(function: Callable[[], Any], rounds: int) -> list[float]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Of sorted values, the one below which that share lies."""
+    """Return the value below which that share of sorted ones lies."""
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 

@@ -1,14 +1,9 @@
 #!/usr/bin/env bash
-# Part 4: the whole service on the device. Beyond what the other parts need, it takes gemmserve[server] installed: the
-# wheels in `.whl/`, if there are any, are put into a folder of their own first (`pip wheel . -w .whl --no-deps` makes the
-# project's).
+# Part 4: the whole service on the device. Beyond what the other parts need, it takes gemmserve[server] installed, or as
+# wheels in `.whl/`: see `wheels` in common.sh.
 . "$(dirname "$0")/common.sh"
-if [ -d .whl ]; then
-    say wheels
-    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$scratch/site" .whl/*.whl || exit
-    export PYTHONPATH=$scratch/site
-fi
-export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}examples
+wheels
+export PYTHONPATH=$PYTHONPATH:examples
 say kernels that are missing
 unpack 60
 say service

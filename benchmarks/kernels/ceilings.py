@@ -8,11 +8,11 @@ import numpy as np
 from gemmserve_kernels.algorithms.ozaki.moduli import needed
 
 RATES = ("copy", "fp16", "int8", "tf32", "fp32", "fp64")
-"""Of a large copy, bytes read and written a second; of large products by the vendor's BLAS, operations a second."""
+"""Rates of a large copy (bytes read and written a second) and of the vendor's large products (operations a second)."""
 
 
 CUDA_R_32I = 10
-"""Of library_types.h; CuPy has no name for it."""
+"""Value of library_types.h; CuPy has no name for it."""
 
 
 def seconds(row, rates):

@@ -111,7 +111,7 @@ class Oracle:
         self._norms = self._norms_of(self._high)
 
     def errors(self, d):
-        """Of a result."""
+        """Return the errors of a result, norm over norm."""
         d = self._picked(self._joined(d)).astype(self._high.dtype)
         difference = d - self._high
         if self._low is not None:
@@ -135,7 +135,7 @@ class Oracle:
         return joined
 
     def _norms_of(self, x):
-        """Of all, of the real and of the imaginary part, and of every row; on the host."""
+        """Return the norms of all, of the real and the imaginary part, and of every row; on the host."""
         norm = self._xp.linalg.norm
         rows = norm(x.reshape(-1, x.shape[-1]), axis=-1)
         host = rows.get() if hasattr(rows, "get") else rows

@@ -11,7 +11,7 @@ import gemmserve_kernels
 
 
 def digest():
-    """Of every source and table of the kernels: figures of others are not continued."""
+    """Return the digest of every source and table of the kernels: figures of others are not continued."""
     root = Path(gemmserve_kernels.__file__).parent
     sources = sorted(
         path for kind in ("*.py", "*.cu", "*.cuh", "*.json") for path in root.rglob(kind) if "bench" not in path.parts

@@ -48,7 +48,7 @@ BY_K = {
 }
 """What each variant changes: fields of the geometry."""
 FIELDS_ALONG = ("threads", "blocks", "held", "ranks", "stages", "stream", "alone")
-"""Of a geometry, what changes the kernel for vectors along memory."""
+"""Fields of a geometry that change the kernel for vectors along memory."""
 TINY = {100: (40, 24)}
 TINY_VARIANTS = {"s64": {"strip": 64}, "t128": {"threads": 128, "blocks": 4}}
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -84,7 +84,7 @@ class Job:
 
     @property
     def shapes(self):
-        """Of the arrays A and B."""
+        """Shapes of the arrays A and B."""
         logical = (self.m, self.k), (self.k, self.n)
         return [shape if trans == "N" else shape[::-1] for shape, trans in zip(logical, self.layout, strict=True)]
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 LEAST_S = 3e-4
-"""Of one measurement: the calls between two events take that long together, or are MOST_CALLS."""
+"""Length of one measurement: the calls between two events take that long together, or are MOST_CALLS."""
 MOST_CALLS = 24
 """Enqueued at once: a stream takes about a thousand launches before the host has to wait."""
 WALL_S = 2e-3

@@ -18,7 +18,7 @@ import itertools
 import json
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ from gemmserve_kernels.bench.cases import Case
 from gemmserve_kernels.bench.environment import environment
 from gemmserve_kernels.bench.targets import run_case
 from gemmserve_kernels.device.spec import DeviceSpec, device_errors
-from gemmserve_kernels.dispatch.estimate import Table, left_out
+from gemmserve_kernels.dispatch.estimate import Table, measured_device, predicted, shape_of
 from gemmserve_kernels.dispatch.routes import candidates
 from gemmserve_kernels.problem.errors import DeviceError
 
@@ -189,6 +189,41 @@ def tune(args, spec):
 def shown(point):
     walls = {route: f"/{seconds * 1e6:.1f}" for route, seconds in point["wall"].items()}
     return "  ".join(f"{route} {s * 1e6:.1f}{walls.get(route, '')}" for route, s in point["seconds"].items())
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A point, the route that the others would choose for it, the best one there, and the best one's time over it."""
+
+    dtype: str
+    mode: str
+    shape: tuple
+    chosen: str
+    best: str
+    ratio: float
+
+
+MODES = {
+    "auto": ("plain", "3xfp16", "fp16", "ozaki"),
+    "tf32": ("tf32", "1xfp16", "1xtf32"),
+}
+"""The arithmetic that routes of a mode do."""
+
+
+def left_out(measured, document):
+    """For every point of `document`, whose table is `measured`, what the table would choose without it."""
+    spec = measured_device(document)
+    found = []
+    for point in document["points"]:
+        shape, dtype = shape_of(point), point["dtype"]
+        for mode, arithmetics in MODES.items():
+            times = {who: s for who, s in point["seconds"].items() if who.split(":")[1] in arithmetics}
+            if len(times) < 2:
+                continue
+            guesses = {who: predicted(spec, measured, (*who.split(":"), dtype), shape, without=shape) for who in times}
+            chosen, best = min(guesses, key=guesses.get), min(times, key=times.get)
+            found.append(LeftOut(dtype, mode, shape, chosen, best, times[best] / times[chosen]))
+    return found
 
 
 def check(path, worst):

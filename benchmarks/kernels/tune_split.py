@@ -178,7 +178,7 @@ def _counts(xp, parts):
 
 
 def residency(launcher, operands):
-    """Of the kernel: registers, spilled bytes, blocks of a multiprocessor, clusters of the device; or what failed."""
+    """Return the kernel's registers, spilled bytes, blocks of a multiprocessor, clusters at once; or what failed."""
     try:
         return _residency(launcher, operands)
     except Exception as error:  # the times are good without
@@ -207,7 +207,7 @@ def _residency(launcher, operands):
 
 
 def microseconds(launcher, words, sets, repeats):
-    """Of a pre-pass, each time one of a graph that has one for each set: the cache does not hold all of them."""
+    """Return times of a pre-pass, each in a graph that has one for each set: the cache does not hold all of them."""
     import cupy
 
     cupy.cuda.Device().synchronize()  # the measurement has a stream of its own

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.common.splits import PITCH, PLANES, Planes
+from gemmserve_kernels.algorithms.common.splits import PITCH, Planes
 from gemmserve_kernels.algorithms.wgmma import gemm as wgmma
 from gemmserve_kernels.algorithms.wgmma.candidates import resolve
 from gemmserve_kernels.algorithms.wgmma.direct import gemm as direct
@@ -46,7 +46,7 @@ SHAPES = (
 )  # fmt: skip
 SEED = 1
 LEAST_MS = 1.5
-"""Of one measurement: short kernels are repeated inside a graph."""
+"""Length of one measurement: short kernels are repeated inside a graph."""
 
 
 def tiles(scheme, is_complex, *, small):
@@ -105,8 +105,8 @@ def _source(problem, tile):
     stored = StoredArray(out.shape, out.strides, out.dtype, 0)
     strides = (1,) * len(problem.batch_shape)
     sides = [
-        wgmma.PlaneSide(
-            tile.scheme, tile.complex, len(PLANES[tile.scheme, tile.complex, side]), problem.batch, rows, problem.k,
+        Planes(
+            tile.scheme, tile.complex, side, None, None, problem.batch, rows, problem.k,
             -(-problem.k // PITCH) * PITCH, strides,
         )
         for side, rows in (("a", problem.m), ("b", problem.n))

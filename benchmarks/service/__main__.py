@@ -1,10 +1,16 @@
-"""python -m benchmarks.service install | run | report: see the modules of these names."""
+"""python -m benchmarks.service fleet | install | overview | run | report: see the modules of these names."""
 
 import sys
 
-from benchmarks.service import install, report, run
+from benchmarks.service import fleet, install, overview, report, run
 
-COMMANDS = {"install": install.main, "run": run.main, "report": report.main}
+COMMANDS = {
+    "fleet": fleet.main,
+    "install": install.main,
+    "overview": overview.main,
+    "run": run.main,
+    "report": report.main,
+}
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:] or [""]

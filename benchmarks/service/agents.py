@@ -25,7 +25,8 @@ class Agent:
         self._command = [python, *arguments]
 
     def __enter__(self):
-        environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
         )

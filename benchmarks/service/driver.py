@@ -1,5 +1,5 @@
-"""What the drivers of the SDKs share: NumPy in, NumPy out, timed around the call. Standard library alone: that of
-tritonclient runs in its own environment.
+"""What processes that measure share: commands as JSON lines, and calls timed one by one. Standard library alone: the
+driver of tritonclient runs in its own environment.
 """
 
 import json
@@ -29,12 +29,15 @@ def timed(call, check, seconds, most, after=None):
 
 
 def serve(run):
-    """Answers commands, JSON lines on standard input, until there are none. What goes wrong is the answer's `error`."""
+    """Answers commands, JSON lines on standard input, until there are none. What goes wrong is the answer's `error`.
+
+    `run` takes a command and returns the answer; `client_cpu`, the share of a processor that it took, is added.
+    """
     for line in sys.stdin:
         try:
             began, cpu = time.perf_counter(), time.process_time()
-            answer = {"durations_ns": run(json.loads(line))}
-            answer["client_cpu"] = (time.process_time() - cpu) / (time.perf_counter() - began)
+            answer = run(json.loads(line))
+            answer.setdefault("client_cpu", (time.process_time() - cpu) / (time.perf_counter() - began))
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)

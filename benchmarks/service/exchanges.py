@@ -3,8 +3,9 @@
 Operands are small integers, so that every order of summation gives the same product and answers can be compared.
 Operations: `product` (n x n by n x n), `axpy` (A (n, 1) times B (1, 1), plus C (n, 1)), `echo` (A of A and C), `upload`
 (A, to stay on the server in a place that was used before), `keep` (A, to stay in a new one), `job` (a product of arrays
-that are on the server, whose result stays there too), `batch` (PRODUCTS products in one request), `batch resident` (so
-many of arrays that are there; results in one that stays).
+that are on the server, whose result stays there too), `submission` (the same, not waited for), `jobs` (JOBS such
+products submitted by one request and waited for), `batch` (PRODUCTS products in one request), `batch resident` (so many
+of arrays that are there; results in one that stays).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -23,12 +24,16 @@ OCTET_STREAM = "application/octet-stream"
 BOUNDARY = "b4f0c2e6a1d84b5f9a37"
 OPERATIONS = {"echo": 0, "product": 1, "axpy": 2, "upload": 3, "keep": 3}
 FRAME_BYTES = 16
-"""Of the raw frame's header; a multiple of what complex64 is aligned to."""
+"""Bytes of the raw frame's header; a multiple of what complex64 is aligned to."""
 PRODUCTS = 1000
+JOBS = 500
+"""Jobs of one request: as many as the client library submits at one time."""
+JOBS_TTL_S = 10
+"""Life of their results: nobody deletes them."""
 RESIDENT = 32
 """Left and right operands there are; every pair of them is another product."""
 LARGEST_OPERAND = 64 << 20
-"""Of longer uploads the same memory is sent several times."""
+"""Bytes of the largest operand: of longer uploads the same memory is sent several times."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class Work:
         return sizes.get(self.operation, 0)
 
 
-STACKED = {"product": (), "job": (), "batch": (PRODUCTS,), "batch resident": (RESIDENT,)}
+STACKED = {"product": (), "job": (), "submission": (), "batch": (PRODUCTS,)}
+STACKED |= {"jobs": (RESIDENT,), "batch resident": (RESIDENT,)}
 """Leading extents of the operands of products."""
 
 
@@ -98,6 +104,15 @@ def exchange(protocol, work, ask=None):
     except KeyError:
         raise LookupError(f"{protocol} has no {work.operation}") from None
     return build(work)
+
+
+def with_key(exchange, api_key):
+    """Return the same request with an API key. Raises LookupError where another one follows, which would have none."""
+    if exchange.after:
+        raise LookupError("only exchanges that stand alone take a key")
+    line, _, rest = bytes(exchange.parts[0]).partition(b"\r\n")
+    head = line + b"\r\nAuthorization: Bearer " + api_key.encode() + b"\r\n" + rest
+    return replace(exchange, parts=[head, *exchange.parts[1:]])
 
 
 def bytes_of(array):
@@ -158,12 +173,32 @@ def job(work, ask):
     return Exchange([head, body], after=lambda answer: delete(json.loads(answer)["result"]["d"]))
 
 
-def resident_batch(work, ask):
-    """Many of them in one request, the results in one array, which is deleted afterwards."""
+def submission(work, ask):
+    """A product of two resident arrays, taken and not waited for; its result stays."""
+    arrays = operands(work)
+    body = json.dumps({"op": "gemm", **{name: stored(arrays[name], ask) for name in "ab"}}).encode()
+    head = request("POST", "/v1/jobs", {"Content-Type": "application/json"}, length=len(body))
+    return Exchange([head, body], status=202)
+
+
+def jobs(work, ask):
+    """Many of them as jobs, submitted together and waited for; their results expire."""
+    asked = [{"op": "gemm", **pair, "ttl_s": JOBS_TTL_S} for pair in resident_pairs(work, JOBS, ask)]
+    body = json.dumps({"jobs": asked}).encode()
+    head = request("POST", "/v1/jobs", {"Content-Type": "application/json", "Prefer": "wait=30"}, length=len(body))
+    return Exchange([head, body])
+
+
+def resident_pairs(work, count, ask):
+    """Return so many pairs of operands, which are put on the server, as JSON names them."""
     arrays = operands(work)
     left, right = ([stored(array, ask) for array in arrays[name]] for name in "ab")
-    pairs = list(itertools.islice(itertools.product(left, right), PRODUCTS))
-    body = json.dumps({"items": [{"a": a, "b": b} for a, b in pairs], "results": "packed"}).encode()
+    return [{"a": a, "b": b} for a, b in itertools.islice(itertools.product(left, right), count)]
+
+
+def resident_batch(work, ask):
+    """Many of them in one request, the results in one array, which is deleted afterwards."""
+    body = json.dumps({"items": resident_pairs(work, PRODUCTS, ask), "results": "packed"}).encode()
     head = request("POST", "/v1/batch", {"Content-Type": "application/json"}, length=len(body))
     return Exchange([head, body], after=lambda answer: delete(json.loads(answer)["result"]["d"]))
 
@@ -259,5 +294,5 @@ PROTOCOLS = {
     **{("predict", operation): lambda work: frame(work, "/predict") for operation in OPERATIONS},
     **{("inference", operation): inference for operation in ("product", "axpy", "echo")},
 }
-ON_THE_SERVER = {"job": job, "batch resident": resident_batch}
-"""Of gemmserve: what needs operands there first."""
+ON_THE_SERVER = {"job": job, "submission": submission, "jobs": jobs, "batch resident": resident_batch}
+"""Exchanges of gemmserve that need operands there first."""

@@ -13,7 +13,7 @@ class AnswerError(Exception):
 
 @dataclass(frozen=True)
 class Head:
-    """Of an answer. `size`: its own bytes; `length`: the body's, from Content-Length."""
+    """Head of an answer. `size`: its own bytes; `length`: the body's, from Content-Length."""
 
     status: int
     length: int

@@ -3,7 +3,7 @@
     {"address": ["127.0.0.1", 8000], "protocol": "gemmserve", "operation": "product", "n": 64,
      "clients": 16, "seconds": 2, "most": null, "rate": null, "warm": 1}
 
-The operation "download" takes the `path` of a resident array of `n` bytes.
+The operation "download" takes the `path` of a resident array of `n` bytes. `api_key` goes with every request, if given.
 
 `rate`: an open loop of so many exchanges a second over at most `clients` connections; null: a closed loop. `most`: end
 after so many. An answer holds the latencies as an HDR histogram, or `error`.
@@ -11,10 +11,7 @@ after so many. An answer holds the latencies as an HDR histogram, or `error`.
 
 from __future__ import annotations
 
-import json
-import sys
-
-from benchmarks.service import exchanges
+from benchmarks.service import driver, exchanges
 from benchmarks.service.loops import Loop, once
 
 
@@ -37,17 +34,9 @@ def asked(command):
     if command["operation"] == "download":
         return exchanges.download(command["path"], command["n"])
     work = exchanges.Work(command["operation"], command["n"])
-    return exchanges.exchange(command["protocol"], work, lambda exchange: once(command["address"], exchange))
-
-
-def main():
-    for line in sys.stdin:
-        try:
-            answer = run(json.loads(line))
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+    found = exchanges.exchange(command["protocol"], work, lambda exchange: once(command["address"], exchange))
+    return exchanges.with_key(found, command["api_key"]) if command.get("api_key") else found
 
 
 if __name__ == "__main__":
-    main()
+    driver.serve(run)

@@ -24,7 +24,7 @@ _IN, _INOUT = select.EPOLLIN, select.EPOLLIN | select.EPOLLOUT
 
 @dataclass
 class Outcome:
-    """Of a loop. `lag`: how late exchanges began although a connection was free: the generator's own share."""
+    """Outcome of a loop. `lag`: how late exchanges began although a connection was free: the generator's own share."""
 
     latencies: object = field(default_factory=histogram.empty)
     lag: object = field(default_factory=histogram.empty)

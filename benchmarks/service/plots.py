@@ -106,7 +106,9 @@ def phases(axes, rows):
 
 
 def share(found, name, names):
-    """Of the whole that the client waits for; "rest" is what no phase accounts for, where phases do not overlap."""
+    """Return a phase's share of all that the client waits for; "rest" is what no phase accounts for, where they do not
+    overlap.
+    """
     if name == "rest":
         return max(0.0, found["total"] - sum(found.get(each, 0.0) for each in names)) / found["total"]
     return found.get(name, 0.0) / found["total"]

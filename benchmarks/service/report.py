@@ -59,7 +59,7 @@ def turn_cells(row):
 
 
 def shares(by_role):
-    """Of more than one kind of process, in brackets."""
+    """Return the shares of processes in brackets, where there is more than one kind."""
     used = {name: value for name, value in by_role.items() if value >= 0.005}
     return f" ({', '.join(f'{name} {value:.2g}' for name, value in used.items())})" if len(used) > 1 else ""
 

@@ -13,7 +13,7 @@ AFTERWARDS = ("report.py", "summary.py", "plots.py")
 
 
 def digest():
-    """Of every source that takes part: figures of others are not continued."""
+    """Return the digest of every source that takes part: figures of others are not continued."""
     total = hashlib.sha256()
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*")):
@@ -49,9 +49,14 @@ class Results:
         self.save()
 
     def save(self):
-        """Under another name first: what is there is always whole."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".part")
-        text = json.dumps(self.document, indent=1, allow_nan=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(self.path)
+        """Writes the document."""
+        write(self.path, self.document)
+
+
+def write(path, document):
+    """Write JSON, under another name first: the file that is there is always whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".part")
+    text = json.dumps(document, indent=1, allow_nan=False)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(path)

@@ -159,7 +159,7 @@ def main(arguments=None):
 
 
 def record_versions(document, case):
-    """Of those who take part, once."""
+    """Note the versions of those who take part, once."""
     for server in {entry.server for entry in case.entries} & set(KINDS):
         if server not in document["versions"] and KINDS[server].packages:
             try:

@@ -24,12 +24,12 @@ def client(via, command):
 
 
 def run(command):
-    """Durations. Raises LookupError, GemmserveError, AssertionError."""
+    """{durations_ns}. Raises LookupError, GemmserveError, AssertionError."""
     work = exchanges.Work(command["operation"], command["n"])
     with client(command["via"], command) as connected:
         measured = upload if work.operation == "upload" else product
         call, check, after = measured(connected, work, command)
-        return driver.timed(call, check, command["seconds"], command.get("most"), after)
+        return {"durations_ns": driver.timed(call, check, command["seconds"], command.get("most"), after)}
 
 
 def product(connected, work, command):

@@ -94,7 +94,7 @@ def interpreter(kind):
 
 
 def versions(kind):
-    """Of its packages, and of its Python. Raises ServerError."""
+    """Return the versions of its packages and of its Python. Raises ServerError."""
     if not kind.environment:
         found = {package: importlib.metadata.version(package) for package in kind.packages}
         return {"python": platform.python_version()} | found

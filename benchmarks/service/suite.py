@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 MIB = 1 << 20
 ELEMENTS_96 = 4_194_304
-"""Of a, c and d: 32 MiB each of complex64, 96 MiB through the socket."""
+"""Elements of a, c and d: 32 MiB each of complex64, 96 MiB through the socket."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Case:
 
 
 SLOW = 1
-"""Of rivals that take seconds for 96 MiB."""
+"""Connections of rivals that take seconds for 96 MiB."""
 
 
 def round_trip():
@@ -128,6 +128,8 @@ def suite():
              (Entry("gemmserve", "product"), Entry("gemmserve", "batch"))),
         Case("batch resident", "64 x 64 complex64 on the server, one and 1,000 in a request", 64,
              (Entry("gemmserve", "job"), Entry("gemmserve", "batch resident"))),
+        Case("jobs", "64 x 64 complex64 on the server, one job and 500 in a request", 64,
+             (Entry("gemmserve", "job"), Entry("gemmserve", "jobs"))),
         *(
             Case(f"open {rate:.0f}", f"64 x 64 complex64 at {rate:.0f} a second", 64, open_entries, clients=64,
                  rate=rate, seconds=3, rounds=3)
@@ -153,7 +155,7 @@ def label(nbytes):
 
 
 START_S, TURN_S = 5.0, 1.0
-"""Of a server, and of a turn beside what it is given: guesses from runs on two quiet processors."""
+"""Seconds of a server's start, and of a turn beside what it is given: guesses from runs on two quiet processors."""
 
 
 def expected_s(case):

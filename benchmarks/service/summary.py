@@ -6,7 +6,7 @@ import statistics
 
 MIB = 1 << 20
 PRODUCTS = 1000
-"""Of a batch, as in exchanges.py."""
+"""Products of a batch, as in exchanges.py."""
 
 
 def find(rows, case, server, operation=None, via="wire"):

@@ -107,12 +107,12 @@ class Turns:
         return (sum(server.cpu_seconds() for server in servers) - cpu) / IDLE_S
 
     def rss_mib(self, entry):
-        """Of that entry's server."""
+        """Return the resident memory of that entry's server."""
         return self._servers[entry.server].rss_bytes() / (1 << 20)
 
 
 BASELINE = ", baseline"
-"""Of the name of a second gemmserve, from another checkout."""
+"""Suffix of the name of a second gemmserve, from another checkout."""
 
 
 def measure(case, *, extra=None, say=print):

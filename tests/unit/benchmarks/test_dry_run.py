@@ -161,7 +161,7 @@ names = {name: [n for n in vars(importlib.import_module(name)) if not n.startswi
 print(json.dumps([names, cupy.FUNCTIONS, _array.METHODS]))
 """
 OWN = {"FUNCTIONS", "MemoryPointer", "ndarray", "np", "ctypes", "os", "time", "alloc", "plain", "wrap", "runtime"}
-"""Of the stand-in's modules, what is imported from elsewhere or tells the tests about them."""
+"""Names of the stand-in's modules that are imported from elsewhere or tells the tests about them."""
 MODULES = ("compiler", "cublas", "device", "driver", "memory", "nvrtc", "runtime")
 
 

@@ -46,7 +46,7 @@ def test_ceilings_of_arithmetic(arithmetic, dtype, rate):
 
 
 def test_ceilings_of_reductions_without_the_product():
-    """Of the work that is done, at the rate of the unit that does it: not of the product's."""
+    """Ceilings of the work that is done, at the rate of the unit that does it: not of the product's."""
     work = {"m": 65536, "n": 4096, "k": 64, "flops": 8 * 65536 * 4096 * 64, "nbytes": 1, "arithmetic": "plain"}
     found = ceilings.seconds(row("x", 1, algorithm="gram", **work), RATES)
     assert found == pytest.approx(8 * 64**2 * (65536 + 4096) / 2 / RATES["fp64"])

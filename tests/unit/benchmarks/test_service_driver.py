@@ -32,7 +32,7 @@ def test_a_wrong_result_is_an_error_and_the_driver_goes_on(monkeypatch, capsys) 
     def run(command):
         if command["n"] == 1:
             raise AssertionError("wrong")
-        return [5]
+        return {"durations_ns": [5]}
 
     driver.serve(run)
     first, second = map(json.loads, capsys.readouterr().out.splitlines())

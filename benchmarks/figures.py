@@ -1,0 +1,432 @@
+"""Figures of the README and of docs/*.md, from the JSON under docs/benchmarks; README's first picture too.
+
+    python -m benchmarks.figures            # writes what has changed
+    python -m benchmarks.figures --check    # names it, status 1
+    python -m benchmarks.figures --map      # draws docs/pictures/power-map.png as well, by a server that it starts
+
+A figure stands between two comments, `<!-- figure: NAME -->236<!-- end -->`, within a line (not at its beginning, where
+Markdown would take the comment for a block) or around lines. NAME is one of FIGURES; tests/docs/test_figures.py holds
+pages and JSON together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+from benchmarks.guide_tables import TABLES
+
+ROOT = Path(__file__).parents[1]
+REPORTS = ROOT / "docs" / "benchmarks"
+PICTURES = ROOT / "docs" / "pictures"
+MARKED = re.compile(r"<!-- figure: ([\w. -]+) -->(.*?)<!-- end -->", re.DOTALL)
+
+
+@cache
+def report(name):
+    """Return the JSON of a report."""
+    return json.loads((REPORTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+# -- the kernels -------------------------------------------------------------------------------------------------------
+
+
+def kernel(who, table, case, compute="auto", dtype="complex64", label=""):
+    """Return the one row of the kernels' report that is asked for."""
+    asked = {"who": who, "table": table, "case": case, "compute": compute, "dtype": dtype, "label": label}
+    rows = report("kernels-nvidia-h200")["rows"]
+    (found,) = [row for row in rows if all(row[name] == value for name, value in asked.items())]
+    return found
+
+
+def cube(n):
+    """Return the name of the case of square matrices."""
+    return f"{n} x {n} x {n}"
+
+
+HEADLINE = "3456 x 4096 x 4096"
+PREPARED = "the same, operands [prepared](docs/kernels.md#operands-that-are-used-many-times)"
+# What it is, our row, the rival, its name beyond cuBLAS, and how speed is told.
+COMPARED = [
+    (f"complex64 `auto`, {HEADLINE}", ("gemmserve", "headline", HEADLINE), "vendor BLAS", "", "rate"),
+    (PREPARED, ("prepared", "headline", HEADLINE), "vendor BLAS", "", "rate"),
+    *(
+        (f"complex64 `auto`, {n}³", ("gemmserve", "square", cube(n)), "vendor BLAS", "", "rate")
+        for n in (8192, 2048, 1024)
+    ),
+    (
+        f"complex64 `3xfp16-3m`, prepared, {HEADLINE}",
+        ("prepared", "modes", HEADLINE, "3xfp16-3m"),
+        "vendor BLAS",
+        "",
+        "rate",
+    ),
+    (
+        f"complex64 `tf32`, {HEADLINE}",
+        ("gemmserve", "modes", HEADLINE, "tf32"),
+        "vendor BLAS",
+        ", FAST_TF32",
+        "rate",
+    ),
+    ("float32 `auto`, 8192³", ("gemmserve", "float32", cube(8192), "auto", "float32"), "vendor BLAS", "", "rate"),
+    ("complex128 `auto`, 8192³", ("gemmserve", "double", cube(8192), "auto", "complex128"), "vendor BLAS", "", "rate"),
+    (
+        "complex64, 200,000 products of 4 x 4 x 4",
+        ("gemmserve", "batched", "200000 x 4 x 4 x 4"),
+        "vendor BLAS",
+        "",
+        "us",
+    ),
+    (
+        "complex64 16 x 2048 x 2048 x 1024 (batch, m, n, k), largest magnitudes over m",
+        ("gemmserve", "gemm_reduce", "16 x 2048 x 2048 x 1024", "auto", "complex64", "absmax"),
+        "cupy",
+        ", then CuPy",
+        "ms",
+    ),
+    (
+        "complex64 256 x 512 x 512 x 64, the same",
+        ("gemmserve", "gemm_reduce", "256 x 512 x 512 x 64", "auto", "complex64", "absmax"),
+        "cupy",
+        ", then CuPy",
+        "ms",
+    ),
+    (
+        "float32 64 x 1024 x 1024 x 256, maxima over m",
+        ("gemmserve", "gemm_reduce", "64 x 1024 x 1024 x 256", "auto", "float32", "max"),
+        "cupy",
+        ", then CuPy",
+        "ms",
+    ),
+    (
+        "complex64 4 x 65536 x 4096 x 64, sums of squares over m",
+        ("gemmserve", "gemm_reduce", "4 x 65536 x 4096 x 64", "auto", "complex64", "sumsq"),
+        "cupy",
+        ", then CuPy",
+        "ms",
+    ),
+]
+SPEED = {
+    "rate": lambda row: (digits(row["tflops"], 3), " TFLOP/s"),
+    "us": lambda row: (digits(row["seconds"] * 1e6, 3), " us"),
+    "ms": lambda row: (digits(row["seconds"] * 1e3, 3), " ms"),
+}
+
+
+def digits(value, count):
+    """Return a number with so many digits."""
+    return f"{value:#.{count}g}".rstrip(".") if value < 10**count else f"{value:.0f}"
+
+
+def compared():
+    """Return the README's table: our kernels beside cuBLAS."""
+    lines = ["| product | ours | cuBLAS | times as fast | our error | cuBLAS's |", "|---|---|---|---|---|---|"]
+    for what, asked, rival, rival_is, told in COMPARED:
+        ours, theirs = kernel(*asked), kernel(rival, *asked[1:])
+        (own, unit), (other, _) = SPEED[told](ours), SPEED[told](theirs)
+        times = digits(theirs["seconds"] / ours["seconds"], 2)
+        errors = f"{ours['rel_fro']:.1e} | {theirs['rel_fro']:.1e}"
+        lines.append(f"| {what} | {own}{unit} | {other}{rival_is} | {times} | {errors} |")
+    return re.sub(r"e-0(\d)", r"e-\1", "\n\n" + "\n".join(lines) + "\n\n")
+
+
+def auto_beside_the_best():
+    """Return how far `auto` is from the fastest of all, at worst, in percent."""
+    return f"{100 * (1 - report('kernels-nvidia-h200')['summary']['auto_over_best']):.1f} %"
+
+
+# -- the service -------------------------------------------------------------------------------------------------------
+
+
+def service(name):
+    """Return the figure of that name in the summary of the service beside others."""
+    (found,) = [each["found"] for each in report("service")["summary"] if each["name"] == name]
+    return found
+
+
+def beside_others():
+    """Return the README's paragraph on the service beside others."""
+    wire = service("96 MiB on the wire, over tritonserver's time (axpy)")
+    bare = service("96 MiB on the wire, over the time of asgi (echo)")
+    clients = service("96 MiB, tritonclient's time (axpy) over our client's")
+    small = service("64 x 64, 16 clients, rate over tritonserver's")
+    lit = service("64 x 64, 16 clients, rate over litserve's")
+    processors = {2: "two"}[report("service")["environment"]["cpus"]]
+    return f"""
+
+Over HTTP, on {processors} processors and without a GPU, beside others in one run
+([all of it](docs/benchmarks/service.md)): 96 MiB to the server and back take {wire:.2f} of tritonserver's time and
+{bare:.2f} of a bare ASGI echo's, NumPy to NumPy {1 / clients:.2f} of tritonclient's; 64 x 64 products from 16 clients
+run at {small:.2f} of tritonserver's rate and {lit:.1f} times LitServe's.
+
+"""
+
+
+SENT_COMPRESSED = 7 / 8
+"""Share of its bytes above which the client sends an array as it is."""
+
+
+def device(*path):
+    """Return a figure of the service on a device, by its path in the JSON."""
+    found = report("service-nvidia-h200")
+    for name in path:
+        found = found[name]
+    return found
+
+
+def milliseconds(seconds, places=1):
+    """Return a time as text, in ms."""
+    return f"{seconds * 1e3:.{places}f} ms"
+
+
+# -- faults, attacks, containers ---------------------------------------------------------------------------------------
+
+
+def kills(run):
+    """Return how often processes were killed in a run of chaos."""
+    return str(sum(report("chaos")[run]["faults"].values()))
+
+
+def ready_again(who):
+    """Return the median and the worst time to ready after a kill."""
+    times = report("chaos")["kills"]["time_to_ready_s"][who]
+    return f"{times['median']:.1f} and {times['worst']:.1f} s"
+
+
+def attacked(least):
+    """Return the least or the largest 99th percentile of the attacks, in ms."""
+    peace = {"quiet", "quiet again", "livez_ms"}
+    times = [each["p99_ms"] for name, each in report("attacks").items() if name not in peace]
+    return f"{min(times) if least else max(times):.0f}"
+
+
+def attacks_grew():
+    """Return the largest 99th percentile of the attacks over the first one in peace."""
+    return f"{float(attacked(least=False)) / report('attacks')['quiet']['p99_ms']:.1f}"
+
+
+def sampled(what):
+    """Return what a sampled request costs beyond the same where nothing is traced, in us."""
+    rows = report("tracing")["rows"]
+    seconds = rows["on, sampled"][what]["median"] - rows["off, traceparent"][what]["median"]
+    return f"{float(f'{seconds * 1e6:.2g}'):.0f} us"
+
+
+def image(target, name="bytes"):
+    """Return the size of an image in MB: of all of it, its base, or (`own`) what is on top of that."""
+    sizes = report("containers")["targets"][target]["image"]
+    size = sizes["bytes"] - sizes["base_bytes"] if name == "own" else sizes[name]
+    return f"{size / 1e6:,.0f}"
+
+
+def started():
+    """Return the table of times from `compose up` to ready."""
+    lines = [
+        "",
+        "",
+        "| | container made | its process runs | front started | ready | all |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, what in (("cold", "cold: new volumes, empty page cache"), ("warm", "warm")):
+        times = report("containers")["targets"]["cpu"][name]
+        cells = [f"{times[phase]['median']:.2f}" for phase in ("create", "start", "front", "ready")]
+        whole = times["total"]
+        cells.append(f"{whole['median']:.2f} ({whole['min']:.2f} to {whole['max']:.2f})")
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", ""])
+
+
+def compression():
+    """Return the table of what zstd makes of arrays."""
+    lines = [
+        "",
+        "",
+        "| data | bytes left | coded, MiB/s | decoded, MiB/s | pays on lines below, MiB/s |",
+        "|---|---|---|---|---|",
+    ]
+    for what, row in report("compression")["rows"].items():
+        rates = [f"{float(f'{row[name] / 2**20:.2g}'):,.0f}" for name in ("coded", "decoded", "pays_below")]
+        if row["left"] > SENT_COMPRESSED:
+            rates[-1] += " (sent as it is)"
+        lines.append(f"| {what} | {100 * row['left']:.0f} % | {' | '.join(rates)} |")
+    return "\n".join([*lines, "", ""])
+
+
+FIGURES = {
+    "compression": compression,
+    "kernels": compared,
+    "kernels.auto-beside-best": auto_beside_the_best,
+    "kernels.headline": lambda: milliseconds(kernel("gemmserve", "headline", HEADLINE)["seconds"], 2),
+    "kernels.1024": lambda: milliseconds(kernel("gemmserve", "square", cube(1024))["seconds"], 3),
+    "kernels.short": lambda: milliseconds(
+        kernel("gemmserve", "gemm_reduce", "256 x 512 x 512 x 64", label="absmax")["seconds"], 2
+    ),
+    "service": beside_others,
+    "device.link": lambda: f"{device('link', 'host_to_device') / 1e9:.0f} GB/s",
+    "device.first-copy": lambda: f"{device('first_copy', 'bytes_per_s') / 1e9:.0f} GB/s",
+    "device.first-copy-share": lambda: f"{device('first_copy', 'of_pinned'):.0%}".replace("%", " %"),
+    "device.second": lambda: milliseconds(device("prepared", "jobs", 1, "kernel_s")),
+    "device.third": lambda: milliseconds(device("prepared", "jobs", 2, "kernel_s")),
+    "device.stream-jobs": lambda: str(device("stream", "jobs")),
+    "device.stream": lambda: milliseconds(device("stream", "seconds_per_job")),
+    "device.stream-share": lambda: f"{device('stream', 'of_bound'):.0%}".replace("%", " %"),
+    "device.small": lambda: milliseconds(device("small", 0, "job_p50_s")),
+    "device.small-queue": lambda: milliseconds(device("small", 0, "phases_p50_s", "queue_s")),
+    "device.verify-1024": lambda: milliseconds(device("verification", 0, "verify_s")),
+    "device.verify-4096": lambda: milliseconds(device("verification", 1, "verify_s")),
+    "device.alone-1024": lambda: milliseconds(device("verification", 0, "alone_s")),
+    "device.alone-4096": lambda: milliseconds(device("verification", 1, "alone_s")),
+    "device.product-1024": lambda: milliseconds(device("verification", 0, "product_s")),
+    "device.product-4096": lambda: milliseconds(device("verification", 1, "product_s")),
+    "chaos.kills": lambda: kills("kills"),
+    "chaos.seconds": lambda: f"{report('chaos')['kills']['seconds']:.0f} s",
+    "chaos.device-kills": lambda: kills("device_kills"),
+    "chaos.device-seconds": lambda: f"{report('chaos')['device_kills']['seconds']:.0f} s",
+    "chaos.jobs": lambda: str(report("chaos")["kills"]["jobs"]["accepted"]),
+    "chaos.worker": lambda: ready_again("worker"),
+    "chaos.front": lambda: ready_again("front"),
+    "chaos.supervisor": lambda: ready_again("supervisor"),
+    "chaos.all": lambda: ready_again("all"),
+    "chaos.alone": lambda: f"{report('chaos')['neighbours']['quiet']['p99_ms']:.0f} ms",
+    "chaos.tiny": lambda: f"{report('chaos')['neighbours']['beside']['tiny jobs without end']['p99_ms']:.0f} ms",
+    "chaos.large": lambda: f"{report('chaos')['neighbours']['beside']['large jobs']['p99_ms']:.0f} ms",
+    "attacks.before": lambda: f"{report('attacks')['quiet']['p99_ms']:.0f}",
+    "attacks.after": lambda: f"{report('attacks')['quiet again']['p99_ms']:.0f} ms",
+    "attacks.least": lambda: attacked(least=True),
+    "attacks.most": lambda: f"{attacked(least=False)} ms",
+    "attacks.times": attacks_grew,
+    "attacks.livez": lambda: f"{max(report('attacks')['livez_ms'].values()):.0f} ms",
+    "tracing.loop": lambda: sampled("loop_s"),
+    "tracing.front": lambda: sampled("front_s"),
+    "containers.cpu": lambda: image("cpu"),
+    "containers.cuda": lambda: image("cuda"),
+    "containers.cpu-own": lambda: image("cpu", "own"),
+    "containers.cuda-own": lambda: image("cuda", "own"),
+    "containers.cpu-base": lambda: image("cpu", "base_bytes"),
+    "containers.cuda-base": lambda: image("cuda", "base_bytes"),
+    "containers.times": started,
+    **TABLES,
+}
+
+
+def pages():
+    """Return every page that may have figures: the README, and the documentation that no script writes."""
+    return [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if REPORTS not in path.parents)]
+
+
+def filled(text):
+    """Return a page's text with its figures as the JSON has them.
+
+    Raises ValueError where one begins a line and does not fill lines.
+    """
+
+    def fill(found):
+        if "\n" not in found[2] and (found.start() == 0 or text[found.start() - 1] == "\n"):
+            raise ValueError(f"the figure {found[1]} begins a line")
+        return f"<!-- figure: {found[1]} -->{FIGURES[found[1]]()}<!-- end -->"
+
+    return MARKED.sub(fill, text)
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+COLOURS = {"gemmserve": "#3b0f70", "prepared": "#8c2981", "vendor BLAS": "#8a8a8a"}
+LABELS = {"gemmserve": "gemmserve auto", "prepared": "operands prepared", "vendor BLAS": "cuBLAS"}
+WIDTH, HEIGHT, LEFT, TOP = 330, 210, 60, 50
+
+
+def speed_and_error():
+    """Return an SVG: TFLOP/s and errors of square complex64 products by size, beside cuBLAS."""
+    rows = report("kernels-nvidia-h200")
+    square = [row for row in rows["rows"] if row["table"] == "square" and row["who"] in COLOURS]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * (WIDTH + LEFT) + 50} {HEIGHT + TOP + 60}">',
+        '<g font-family="system-ui, sans-serif" font-size="12" fill="#222">',
+        '<rect width="100%" height="100%" rx="6" fill="#fff"/>',
+        *panel(square, "tflops", LEFT, "TFLOP/s of n³ complex64 products", rows["environment"]["device"]),
+        *panel(square, "rel_fro", 2 * LEFT + WIDTH + 20, "their relative error (Frobenius)", "log scale"),
+    ]
+    for number, who in enumerate(COLOURS):
+        x, y = LEFT + number * 170, TOP + HEIGHT + 46
+        parts.append(
+            f'<line x1="{x}" x2="{x + 22}" y1="{y - 4}" y2="{y - 4}" stroke="{COLOURS[who]}" stroke-width="3"/>'
+        )
+        parts.append(f'<text x="{x + 28}" y="{y}">{LABELS[who]}</text>')
+    return "\n".join([*parts, "</g></svg>", ""])
+
+
+def panel(rows, quantity, left, title, note):
+    """Yield the elements of one panel; speeds from 0, errors by their logarithm."""
+    from math import log2, log10
+
+    sizes = sorted({row["m"] for row in rows})
+    if quantity == "tflops":
+        low, high, ticks, scale = 0.0, 270.0, [0, 50, 100, 150, 200, 250], float
+    else:
+        low, high, ticks, scale = -7.3, -5.3, [1e-7, 1e-6], log10
+
+    def across(n):
+        return left + WIDTH * (0.04 + 0.92 * log2(n / sizes[0]) / log2(sizes[-1] / sizes[0]))
+
+    def up(value):
+        return TOP + HEIGHT * (1 - (scale(value) - low) / (high - low))
+
+    yield f'<text x="{left}" y="{TOP - 24}" font-weight="600">{title}</text>'
+    yield f'<text x="{left}" y="{TOP - 9}" fill="#666">{note}</text>'
+    for tick in ticks:
+        yield f'<line x1="{left}" x2="{left + WIDTH}" y1="{up(tick):.1f}" y2="{up(tick):.1f}" stroke="#ddd"/>'
+        text = f"{tick:g}".replace("e-0", "e-")
+        yield f'<text x="{left - 8}" y="{up(tick) + 4:.1f}" text-anchor="end" fill="#666">{text}</text>'
+    for n in (size for size in sizes if size.bit_count() == 1):
+        yield f'<text x="{across(n):.1f}" y="{TOP + HEIGHT + 18}" text-anchor="middle" fill="#666">{n}</text>'
+    for who, colour in COLOURS.items():
+        own = sorted((row["m"], row[quantity]) for row in rows if row["who"] == who and row[quantity])
+        points = " ".join(f"{across(n):.1f},{up(value):.1f}" for n, value in own)
+        yield f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>'
+        for n, value in own:
+            yield f'<circle cx="{across(n):.1f}" cy="{up(value):.1f}" r="3" fill="{colour}"/>'
+
+
+DRAWN = {"speed-and-error.svg": speed_and_error}
+
+
+def draw_power_map():
+    """Draw the beamforming example's power map, computed by a server of its own."""
+    sys.path.append(str(ROOT / "examples"))
+    import beamforming
+    import picture
+    from local_server import LocalServer
+
+    from gemmserve import Client
+
+    with LocalServer() as server, Client(server.url) as client:
+        picture.draw(beamforming.main(client), beamforming.DIRECTIONS, PICTURES / "power-map.png")
+
+
+def stale():
+    """Return what is not as the JSON has it: paths and the texts that belong there."""
+    wanted = {path: filled(path.read_text(encoding="utf-8")) for path in pages()}
+    wanted |= {PICTURES / name: drawn() for name, drawn in DRAWN.items()}
+    return {
+        path: text for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
+
+
+def main(arguments):
+    """Command line; return the exit status."""
+    found = stale()
+    for path, text in found.items():
+        print(path.relative_to(ROOT))
+        if "--check" not in arguments:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    if "--map" in arguments:
+        draw_power_map()
+    return 1 if found and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
