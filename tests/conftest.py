@@ -1,15 +1,44 @@
-"""Settings every test shares: bounded BLAS threads, no proxy to this machine, hypothesis profiles, a reason on every
-skipped device test.
+"""Settings every test shares: a home folder of their own, bounded BLAS threads, no proxy to this machine, hypothesis
+profiles, a reason on every skipped device test.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+
+def _leave_home() -> None:
+    """Take the user's settings, keys and data out of this process's environment, and so out of its children's.
+
+    Compiled kernels may come from where the machine has them: their names are digests of their sources.
+    """
+    os.environ.setdefault("CUPY_CACHE_DIR", str(Path.home() / ".cupy" / "kernel_cache"))
+    for name in list(os.environ):
+        if name.startswith(("XDG_", "GEMMSERVE_")) and name != "GEMMSERVE_KERNEL_CACHE":
+            del os.environ[name]
+    home = tempfile.mkdtemp(prefix="gemmserve-home-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    os.environ["HOME"] = home
+
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # else it has been done: workers inherit the environment
+    _leave_home()
+
+# TEST_HTTP_LIBRARY=httpx2 has the client's tests run with that, and what they call httpx is it then.
+os.environ["GEMMSERVE_HTTP_LIBRARY"] = os.environ.get("TEST_HTTP_LIBRARY", "httpx")
+if os.environ["GEMMSERVE_HTTP_LIBRARY"] == "httpx2":
+    import httpx2
+
+    httpx2.alias_httpx()
 
 # Whatever proxy this machine has is not for the servers that tests start.
 for _name in ("no_proxy", "NO_PROXY"):

@@ -99,8 +99,15 @@ def test_planar(compute, random_array, close):
 def test_beta_zero_never_reads_c(compute):
     c = np.full((2, 2), np.nan, "c8")
     assert np.array_equal(
-        compute("gemm", {"a": np.eye(2, dtype="c8"), "b": np.eye(2, dtype="c8"), "c": c})["d"], np.eye(2)
+        compute("gemm", {"a": np.eye(2, dtype="c8"), "b": np.eye(2, dtype="c8"), "c": c}, beta=0)["d"], np.eye(2)
     )
+
+
+def test_c_is_added_where_beta_is_not_given(compute):
+    a, c = np.eye(3, dtype="c8"), np.full((3, 3), 2 - 1j, "c8")
+    for unset in ({}, {"beta": None}):
+        assert np.array_equal(compute("gemm", {"a": a, "b": a, "c": c}, **unset)["d"], a + c)
+        assert np.array_equal(compute("gemm", {"a": a, "b": a}, **unset)["d"], a)
 
 
 def test_nonfinite_elements_stay_where_they_belong(compute):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from browser import chromium, open_page  # noqa: F401 (fixtures)
 from live_server import LiveServer
 
 from gemmserve import Client

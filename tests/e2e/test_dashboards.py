@@ -75,7 +75,7 @@ def test_every_label_that_is_asked_for_is_given(metrics, expressions):
 
 @pytest.mark.parametrize("expressions", [alerts, dashboard])
 def test_every_label_that_is_grouped_by_is_given(metrics, expressions):
-    """Of expressions with one metric."""
+    """Labels of expressions with one metric."""
     _, labels = metrics
     for text in expressions():
         (name, *others) = dict.fromkeys(_METRIC.findall(text)) or [""]

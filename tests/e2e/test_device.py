@@ -7,15 +7,17 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from live_server import LiveServer
+from python_path import python_path
 
 from gemmserve import Client
 
 SUPPORT = Path(__file__).parents[1] / "support"
 DEVICE = {
-    "PYTHONPATH": f"{SUPPORT / 'device_on_host'}:{SUPPORT / 'cupy_on_numpy'}",
+    "PYTHONPATH": python_path(SUPPORT / "device_on_host", SUPPORT / "cupy_on_numpy"),
     "GEMMSERVE_DEVICE": "cuda:0",
 }
 LARGE = 600
@@ -87,7 +89,7 @@ def test_batches(on_device, rng, shape):
     np.testing.assert_array_equal(np.stack(on_device.gemm_many(a, b, order="F")), a @ b)
     remote = [on_device.put(each) for each in a[:5]]
     found = on_device.gemm_reduce_many(remote, list(b[:5]), reduce="absmax")
-    np.testing.assert_array_equal(np.stack(found), np.abs(a[:5] @ b[:5]).max(axis=1))
+    np.testing.assert_array_equal(np.stack([each.numpy() for each in found]), np.abs(a[:5] @ b[:5]).max(axis=1))
 
 
 def test_a_check_and_a_program(on_device, rng):
@@ -210,3 +212,24 @@ def test_cancelled_jobs_do_not_hold_up_others(device, on_device, rng):
         job.wait(60)
         assert job.state == "succeeded"
     assert all(job.state == "cancelled" for job in jobs[1::2])
+
+
+@pytest.mark.parametrize("rows", [5, LARGE])
+def test_operands_by_view(device, on_device, rng, rows):
+    a, b = matrix(rng, rows, 40), np.asfortranarray(matrix(rng, rows, 30))
+    ra, rb = on_device.put(a), on_device.put(b)
+    backwards = {"id": ra.id, "offset": rows * 40 - 1, "shape": [20, rows], "strides": [-2, -40], "conj": True}
+    asked = {"a": backwards, "b": {"id": rb.id, "offset": rows, "shape": [rows, 10], "strides": [1, 3 * rows]}}
+    expected = a[::-1, ::-2].conj().T @ b[:, 1::3]
+    for verify in (False, True):
+        job = {"op": "gemm", **asked, "verify": verify}
+        answer = httpx.post(f"{device.url}/v1/jobs", json=job, headers={"Prefer": "wait=60"}, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        found = on_device.array(answer.json()["result"]["d"]).numpy()
+        np.testing.assert_array_equal(found, expected)
+    first = {"id": ra.id, "offset": rows * 40 - 1, "shape": [30], "strides": [-1], "conj": True}
+    steps = [{"id": "copy", "op": "add", "a": {"id": rb.id, "part": "imag"}, "b": first}]
+    job = {"op": "program", "steps": steps, "ttl_s": 60}
+    answer = httpx.post(f"{device.url}/v1/jobs", json=job, headers={"Prefer": "wait=60"}, trust_env=False)
+    found = on_device.array(answer.json()["result"]["copy"]).numpy()
+    np.testing.assert_array_equal(found, b.imag + a.ravel()[::-1][:30].conj())

@@ -15,8 +15,8 @@ from truth import TruthError, check, relative_error
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = [
-    "attention_max", "beamforming", "bias_gradient", "channel_equalisation", "frequency_filter", "grover", "qft",
-    "quantum_walk",
+    "attention_max", "beamforming", "bias_gradient", "channel_equalisation", "frequency_filter", "grover", "mvdr",
+    "qft", "quantum_circuit", "quantum_walk",
 ]  # fmt: skip
 
 
@@ -67,6 +67,17 @@ def test_a_search_with_another_oracle_is_noticed(client, monkeypatch) -> None:
     monkeypatch.setattr(grover, "diffusion", lambda size: exact(size) * 1.001)
     with pytest.raises(TruthError, match="rotation"):
         grover.main(client, qubits=5, marked=7)
+
+
+def test_an_amplitude_of_another_circuit_is_noticed(client, monkeypatch) -> None:
+    import quantum_circuit
+
+    exact = quantum_circuit.on_this_machine
+    monkeypatch.setattr(
+        quantum_circuit, "on_this_machine", lambda tensors, *others: exact([tensors[0] * 1.0001, *tensors[1:]], *others)
+    )
+    with pytest.raises(TruthError, match="amplitude"):
+        quantum_circuit.main(client, rows=2, columns=3, layers=5)
 
 
 def test_a_wrong_direction_is_noticed(client, monkeypatch) -> None:

@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Of these tests alone: they look at its memory and its space."""
+    """Server of these tests alone: they look at its memory and its space."""
     with LiveServer(data_dir=tmp_path_factory.mktemp("data")) as live:
         yield live
 
@@ -48,7 +48,7 @@ def anonymous_bytes(server) -> int:
 
 
 def used_bytes(http) -> int:
-    """Of arrays and of what is under way."""
+    """Return the bytes of arrays and of what is under way."""
     usage = http.get("/v1/usage").json()
     return usage["store_bytes"] + usage["scratch_bytes"]
 

@@ -239,7 +239,7 @@ def test_any_host_name_but_nobody_without_a_key(exposed) -> None:
 
 
 def test_the_second_port(exposed) -> None:
-    side = exposed.text.split("metrics and docs: ")[1].split(")")[0]
+    side = exposed.text.split("metrics: ")[1].split(")")[0]
     assert side.startswith("http://127.0.0.1:")
     with httpx.Client(verify=False, timeout=120, trust_env=False) as ask:
         check_second_port(ask, side, exposed)
@@ -253,6 +253,13 @@ def check_second_port(ask, side, exposed) -> None:
         assert ask.get(side + path).status_code == status, path
     assert ask.post(f"{side}/v1/gemm").status_code == 404
     assert ask.get(f"{side}/metrics", headers={"Host": "evil.example"}).status_code == 403
-    for path, status in (("/metrics", 404), ("/docs", 404), ("/readyz", 200), ("/v1/arrays", 200)):
+    for path, status in (
+        ("/metrics", 404),
+        ("/", 200),
+        ("/docs", 200),
+        ("/openapi.json", 200),
+        ("/readyz", 200),
+        ("/v1/arrays", 200),
+    ):
         answer = ask.get(exposed.url + path, headers={"X-API-Key": exposed.key})
         assert answer.status_code == status, path

@@ -156,3 +156,47 @@ def test_ready_line_means_ready(tmp_path) -> None:
     with LiveServer(data_dir=tmp_path) as server, server.http() as http:
         assert http.get("/readyz").status_code == 200
         assert server.text.count(server.url) == 1
+
+
+def check_together(server, asked, ids):
+    """Sent again with its key, the request asks for the same jobs, which end."""
+    server.wait_ready()
+    headers = {"Idempotency-Key": "together", "Prefer": "wait=60"}
+
+    def ended():
+        answer = http.post("/v1/jobs", json={"jobs": asked}, headers=headers)
+        return answer.json()["jobs"] if answer.status_code == 200 else None
+
+    with server.http() as http, Client(server.url) as client:
+        jobs = until(ended)
+        assert [job["id"] for job in jobs] == ids
+        assert {job["state"] for job in jobs} == {"succeeded"}
+        for job, request in zip(jobs, asked, strict=True):
+            np.testing.assert_array_equal(client.get(job["result"]["d"]), request["alpha"] * np.eye(4))
+
+
+@pytest.mark.parametrize("whom", ["worker", "front", "everything"])
+def test_jobs_submitted_together_survive_kill_9(start, gate, operand, whom) -> None:
+    with start() as server, Client(server.url) as client:
+        submit_and_hold(client, gate, operand)  # the others wait behind it
+        remote = client.put(np.eye(4))
+        asked = [{"op": "gemm", "a": remote.id, "b": remote.id, "alpha": number} for number in range(1, 101)]
+        with server.http() as http:
+            told = http.post("/v1/jobs", json={"jobs": asked}, headers={"Idempotency-Key": "together"})
+        assert told.status_code == 202
+        ids = [job["id"] for job in told.json()["jobs"]]
+        if whom == "worker":
+            (worker,) = server.workers()
+            worker.kill()
+        elif whom == "front":
+            front = server.front()
+            front.kill()
+            psutil.wait_procs([front], timeout=60)
+        else:
+            server.terminate(signal.SIGKILL)
+        gate.open()
+        if whom != "everything":
+            check_together(server, asked, ids)
+    if whom == "everything":
+        with start() as server:
+            check_together(server, asked, ids)

@@ -23,10 +23,13 @@ def unitary(rng) -> np.ndarray:
 
 
 def submit(client, operand, steps=STEPS, **fields):
-    """x <- operand^T x, again and again; the first and the last value are kept."""
+    """x <- operand^T x, again and again, transposed by flag or by view; the first and the last value are kept."""
+    turned = {"id": operand.id, "shape": [N, N], "strides": [1, N]}
     chain = [{"id": "x0", "op": "gemm", "a": operand.id, "b": operand.id}]
     chain += [
-        {"id": f"x{n}", "op": "gemm", "a": operand.id, "b": f"$x{n - 1}", "trans_a": "T"} for n in range(1, steps)
+        {"id": f"x{n}", "op": "gemm", "b": f"$x{n - 1}"}
+        | ({"a": turned} if n % 2 else {"a": operand.id, "trans_a": "T"})
+        for n in range(1, steps)
     ]
     chain.append({"id": "y", "op": "gemm_reduce", "a": f"$x{steps - 1}", "b": operand.id, "reduce": ["sum", "argmax"]})
     job = {"op": "program", "steps": chain, "keep": ["x0", f"x{steps - 1}", "y"], **fields}
@@ -73,3 +76,28 @@ def test_kill_9_of_the_worker_and_of_everything_in_the_middle(tmp_path, unitary)
             value = client.gemm(operand, value, trans_a="T")
         assert value.numpy().tobytes() == expected[f"x{STEPS - 1}"]
         assert len(client.arrays()) == 1 + STEPS + 3 * 4, "no intermediate is stored"
+
+
+def test_sums_and_products_of_elements_between_products(tmp_path, rng) -> None:
+    x = rng.standard_normal((300, 200)) + 1j * rng.standard_normal((300, 200))
+    with LiveServer(data_dir=tmp_path / "data") as server, Client(server.url) as client:
+        operand = client.put(x)
+        row = client.put(x[:1].real.copy())
+        steps = [
+            {"id": "p", "op": "gemm", "a": operand.id, "b": operand.id, "trans_a": "C"},
+            {"id": "s", "op": "add", "a": "$p", "b": row.id, "alpha": [0, 1], "beta": -2, "gamma": 0.5, "order": "F"},
+            {"id": "m", "op": "multiply", "a": "$s", "b": "$p"},
+            {"id": "copy", "op": "add", "a": "$m", "dtype": "complex64"},
+        ]
+        job = {"op": "program", "steps": steps, "keep": ["s", "m", "copy"], "verify": True}
+        answer = httpx.post(f"{client.url}/v1/jobs", json=job, timeout=120, trust_env=False)
+        assert answer.status_code == 202, answer.text
+        found = client.job(answer.json()["id"]).wait(120)
+        made = {name: array.numpy() for name, array in found.result().items()}
+        p = x.conj().T @ x
+        s = 1j * p - 2 * x[:1].real + 0.5
+        np.testing.assert_allclose(made["s"], s, rtol=1e-12)
+        np.testing.assert_allclose(made["m"], s * p, rtol=1e-12)
+        np.testing.assert_array_equal(made["copy"], made["m"].astype("c8"))
+        assert [step["algorithm"] for step in found.info.steps] == ["numpy", "add", "multiply", "add"]
+        assert all(step["residual"] < 1e-12 for step in found.info.steps[:3])

@@ -1,10 +1,8 @@
-"""The SDK against the real server: what the README promises, with real bytes on a real socket."""
+"""The SDK against the real server: products, arrays and errors, with real bytes on a real socket."""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -119,18 +117,6 @@ async def test_the_async_client_does_the_same(server, random_complex) -> None:
         assert job.state == "succeeded"
 
 
-def test_the_readmes_five_lines(server, tmp_path) -> None:
-    """The first Python block of README.md runs as it stands, but for the server's address."""
-    from pathlib import Path
-
-    readme = Path(__file__).parents[2] / "README.md"
-    block = readme.read_text().split("```python\n")[1].split("```")[0]
-    assert "http://127.0.0.1:8000" in block
-    script = tmp_path / "readme.py"
-    script.write_text(block.replace("http://127.0.0.1:8000", server.url))
-    subprocess.run([sys.executable, script], check=True, timeout=120)
-
-
 def test_fifty_threads_open_fifty_connections(server, random_complex) -> None:
     a = random_complex(40, 40)
     ready = threading.Barrier(50)
@@ -154,3 +140,26 @@ async def test_four_hundred_at_once_take_no_more_connections_than_help(server, r
             for found in await asyncio.gather(*[client.gemm(a, a) for _ in range(400)]):
                 np.testing.assert_allclose(found, a @ a, rtol=1e-4, atol=1e-4)
         assert proxy.connections <= IN_FLIGHT
+
+
+def test_many_products_by_few_exchanges(client, random_complex) -> None:
+    a = random_complex(8, 8)
+    ra = client.put(a)
+    jobs = client.submit_many([{"op": "gemm", "a": ra, "b": ra, "alpha": number} for number in range(1, 40)])
+    for number, job in enumerate(jobs, 1):
+        np.testing.assert_allclose(job.result().numpy(), number * (a @ a), rtol=1e-4, atol=1e-4)
+    asked = ({"op": "gemm", "a": ra, "b": ra, "alpha": number} for number in range(1, 60))
+    for number, result in enumerate(client.map(asked, in_flight=16), 1):
+        np.testing.assert_allclose(result.numpy(), number * (a @ a), rtol=1e-4, atol=1e-4)
+    assert number == 59
+
+
+async def test_many_products_awaited(server, random_complex) -> None:
+    a = random_complex(8, 8)
+    async with AsyncClient(server.url) as client:
+        ra = await client.put(a)
+        jobs = await client.submit_many([{"op": "gemm", "a": ra, "b": a}] * 5)
+        results = [await job.result() for job in jobs]
+        results += [result async for result in client.map({"op": "gemm", "a": ra, "b": ra} for _ in range(20))]
+        assert len(results) == 25
+        np.testing.assert_allclose(await results[-1].numpy(), a @ a, rtol=1e-4, atol=1e-4)

@@ -37,7 +37,7 @@ def server(folder):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    """Of 4 MiB, four of them."""
+    """Parts of 4 MiB, four of them."""
     monkeypatch.setattr(flows, "PARTS_FROM", 1 << 20)
     monkeypatch.setattr(flows, "PART", 4 << 20)
     monkeypatch.setattr(parts, "PART", 4 << 20)

@@ -56,7 +56,7 @@ def operands(dtype):
 
 
 def served(a, b):
-    """Of the model."""
+    """Return how many elements the model serves."""
     right = plane_models.split(np.ascontiguousarray(b.T), "3xfp16", "b")
     return int(sum(plane_models.served(plane_models.split(x, "3xfp16", "a"), right, K).sum() for x in a))
 

@@ -124,7 +124,7 @@ def test_c_is_not_read_where_beta_is_0(machine):
     m = n = k = 65
     a, b = random(1, "complex64", m, k), random(2, "complex64", k, n)
     c = np.full((m, n), np.nan, np.complex64)
-    problem = GemmProblem.build(Operand.of(a), Operand.of(b), Operand.of(c))
+    problem = GemmProblem.build(Operand.of(a), Operand.of(b), Operand.of(c), beta=0)
     tile = wgmma.resolve(None, problem, machine.launcher.spec, "3xfp16")
     planes = [planes_of(x, "3xfp16", side, (), machine.put) for x, side in ((a, "a"), (b.T, "b"))]
     out = machine.put(np.full((m, n), np.nan, np.complex64))

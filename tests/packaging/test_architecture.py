@@ -23,13 +23,13 @@ FOLDERS = sorted(path.parent for root in PACKAGES.values() for path in root.rglo
 MAX_MODULES = 12
 MAX_CIRCLE = 3
 MAX_FLOORS = {"gemmserve": 10, "gemmserve_kernels": 17, "gemmserve_service": 10}
-HALL = {"products", "programs", "errors", "schemas", "settings"}
+HALL = {"products", "programs", "errors", "remedies", "schemas", "settings"}
 
 
 def figure() -> dict[str, list[str]]:
     """The rooms of each package, from above, as docs/architecture.md draws them."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    block = re.search(r"```\n(gemmserve_service\n.*?)```", text, re.DOTALL)
+    block = re.search(r"```text\n(gemmserve_service\n.*?)```", text, re.DOTALL)
     assert block
     found: dict[str, list[str]] = {}
     package = ""

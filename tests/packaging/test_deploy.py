@@ -32,6 +32,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 STOP_S = Settings().drain_s + supervisor._KILL_AFTER_S
 # What is no setting of the server: the kernels' folders, and what only compose itself reads.
 OTHER = {CACHE_VARIABLE, SEED_VARIABLE}
+# OpenTelemetry's, which its SDK reads.
+TELEMETRY = {"OTEL_EXPORTER_OTLP_ENDPOINT"}
 
 
 def load(path):
@@ -153,8 +155,8 @@ def test_an_images_variables_are_settings(target):
 
 
 def test_kernels_are_compiled_for_known_architectures():
-    (text,) = re.findall(r'ARG KERNEL_ARCHITECTURES="([^"]+)"', DOCKERFILE)
-    assert set(text.split()) == set(precompile.DEVICES)
+    texts = re.findall(r'ARG (?:ROCM_)?KERNEL_ARCHITECTURES="([^"]+)"', DOCKERFILE)
+    assert [arch for text in texts for arch in text.split()] == list(precompile.DEVICES)
 
 
 # -- compose ----------------------------------------------------------------------------------------------------------
@@ -173,10 +175,8 @@ def test_a_server_in_compose(name):
     assert all(port.startswith("127.0.0.1:") for port in service["ports"]), "open to others without keys"
     assert service["read_only"]
     assert service["cap_drop"] == ["ALL"]
-    unknown = {
-        key for key in service["environment"] if key.removeprefix("GEMMSERVE_").lower() not in Settings.model_fields
-    }
-    assert not unknown
+    names = set(service["environment"]) - TELEMETRY
+    assert {name.removeprefix("GEMMSERVE_").lower() for name in names} <= set(Settings.model_fields)
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -194,12 +194,36 @@ def test_devices_are_reserved():
 
 def test_the_defaults_of_compose_are_the_servers():
     for key, value in COMPOSE["x-server"]["environment"].items():
+        if key in TELEMETRY:
+            assert not default(value)  # no traces
+            continue
         name = key.removeprefix("GEMMSERVE_").lower()
         if "${" in str(value):
             given = default(value)
             expected = Settings.model_fields[name].get_default(call_default_factory=True)
             assert given == ("none" if expected is None else f"{expected:g}" if isinstance(expected, float) else
                              str(expected).lower()), key  # fmt: skip
+
+
+def test_jaeger_takes_what_servers_send():
+    service = COMPOSE["services"]["jaeger"]
+    assert re.search(r":\d+\.\d+\.\d+$", default(service["image"]))
+    (mounted,) = service["volumes"]
+    source, target, _ = mounted.split(":")
+    assert service["command"] == ["--config", target]
+    config = yaml.safe_load((ROOT / source).read_text())
+    pipeline = config["service"]["pipelines"]["traces"]
+    for kind in ("receivers", "processors", "exporters"):
+        assert set(pipeline[kind]) == set(config[kind])
+    assert set(config["service"]["extensions"]) == set(config["extensions"])
+    storages = set(config["extensions"]["jaeger_storage"]["backends"])
+    assert {config["extensions"]["jaeger_query"]["storage"]["traces"]} == storages
+    assert {config["exporters"]["jaeger_storage_exporter"]["trace_storage"]} == storages
+    assert config["receivers"]["otlp"]["protocols"]["http"]["endpoint"] == "0.0.0.0:4318"
+    assert "http://jaeger:4318" in (ROOT / "docs/operations/tracing.md").read_text()
+    (port,) = service["ports"]
+    assert default(port) == "127.0.0.1:16686:16686"
+    assert config["extensions"]["jaeger_query"]["http"]["endpoint"].endswith(":16686")
 
 
 def test_the_public_port_wants_keys_and_tls():

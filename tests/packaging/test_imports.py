@@ -96,7 +96,7 @@ def test_the_client_installs_and_runs_with_numpy_and_httpx_alone(wheel, tmp_path
             check=False,
         )
         assert done.returncode == 2, done.stdout + done.stderr
-        assert "pip install 'gemmserve[server]'" in done.stderr
+        assert "pip install '.[server]' (in a clone)" in done.stderr
 
 
 def test_the_import_rules_hold(root) -> None:

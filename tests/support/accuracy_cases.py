@@ -8,11 +8,9 @@ import secrets
 import numpy as np
 
 from gemmserve_kernels.bench.elementwise import (
-    argument_holds,
     elementwise,
     limit,
     product_and_scale,
-    reduction_allowance,
     unit,
 )
 from gemmserve_kernels.bench.grades import vendor_product
@@ -43,6 +41,9 @@ TOGETHER = {
     "c": (("sum",), ("sumsq",), ("sum", "sumsq", "absmax"), ("mean", "absmin", "argmin"), ("argmax",)),
 }
 """All of them in a few calls: each compiles a kernel of its own. Alone, sums have routes of their own."""
+THREAD_SUM = 64
+"""Elements that one thread adds up in the elements' own precision at most, before sums run in double: a quarter of the
+256 columns of the widest tile."""
 
 
 def fresh_seed():
@@ -106,3 +107,44 @@ def hold_reductions(xp, results, r, e, axis, dtype, about):
             near = abs(found.astype(expected.dtype) - expected) <= allowed + smallest * r.shape[line]
         wrong = counted & ~near
         assert not bool(wrong.any()), f"{name}: {int(wrong.sum())} of {wrong.size}: {about}"
+
+
+def reduction_allowance(xp, name, r, e, axis, roundoff):
+    """A reduction of R over `axis`, and how far that of D may be from it where |D - R| <= E element by element.
+
+    `r` is double or complex128, `e` double, of one shape; `roundoff` is the unit roundoff u of elements and results.
+    sum: |sum D - sum R| <= sum E. mean: that over the count. sumsq: ||d|**2 - |r|**2| <= 2 |r| E + E**2. Extremes: the
+    largest d is at least the largest r - E and at most the largest r + E, likewise of magnitudes and of the smallest.
+    On top comes what reducing takes: one rounding of the result, and for sums those of the at most `THREAD_SUM`
+    elements that a thread adds up in their own precision (squares are rounded twice, magnitudes a few times).
+    """
+    if name in {"sum", "mean"}:
+        expected, allowed = r.sum(axis=axis), e.sum(axis=axis)
+        allowed = allowed + roundoff * (THREAD_SUM * (abs(r) + e).sum(axis=axis) + abs(expected))
+        count = e.size // max(1, expected.size)
+        return (expected / count, allowed / count) if name == "mean" else (expected, allowed)
+    if name == "sumsq":
+        size = abs(r)
+        expected = (size**2).sum(axis=axis)
+        off = 2 * size * e + e**2
+        rounding = (THREAD_SUM + 3) * roundoff * (size**2 + off).sum(axis=axis)
+        return expected, off.sum(axis=axis) + rounding
+    values = abs(r) if name.startswith("abs") else r
+    largest = name.endswith("max")
+    expected, above, below = (
+        x.max(axis=axis) if largest else x.min(axis=axis) for x in (values, values + e, values - e)
+    )
+    off = xp.maximum(above - expected, expected - below)
+    return expected, off + 4 * roundoff * (abs(expected) + off)
+
+
+def argument_holds(xp, values, e, index, *, largest):
+    """Whether `index`, (n,), may be where the largest (smallest) element of each column of `values`, (m, n), is.
+
+    Elements are known to `e`: the one chosen has to reach the best of the others as far as both may be off. Of elements
+    that are nearer to each other than that, any may be chosen.
+    """
+    sign = 1 if largest else -1
+    columns = xp.arange(values.shape[1])
+    chosen = sign * values[index, columns] + e[index, columns]
+    return chosen >= (sign * values - e).max(axis=0)

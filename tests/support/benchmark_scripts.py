@@ -1,4 +1,4 @@
-"""The modules of benchmarks/kernels, which are no package, and those of benchmarks/service, which nobody installs."""
+"""The modules of benchmarks/kernels, which are no package, and of the packages beside it, which nobody installs."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def load(*names):
 
 def load_service(*names):
     """Those modules of the package benchmarks.service, in that order."""
+    return load_package("benchmarks.service", *names)
+
+
+def load_package(package, *names):
+    """Those modules of a package below benchmarks, in that order."""
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
-    return [importlib.import_module(f"benchmarks.service.{name}") for name in names]
+    return [importlib.import_module(f"{package}.{name}") for name in names]

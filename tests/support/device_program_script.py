@@ -148,7 +148,7 @@ def alone(program):
     """Every step as a job of its own on the same device, its operands stored."""
     LAYOUTS.clear()
     values = dict(ARRAYS)
-    for step, product, made in zip(program.params.steps, program.products, program.values, strict=True):
+    for step, product, made in zip(program.params.steps, program.computations, program.values, strict=True):
         names = operands_of(step)
         operands = {operand: HostArray(values[name], name) for operand, name in names.items()}
         outs = {
@@ -192,6 +192,32 @@ found["layouts"] = {
     "steps": len(together),
     "bits": all(array.tobytes() == values[f"${name}"].tobytes() for name, array in results.items()),
 }
+OPERATIONS = [
+    {"id": "s", "op": "add", "a": A, "b": C, "alpha": [0, 1], "gamma": 2, "order": "F"},
+    gemm("p", "$s", "$s", trans_a="C"),
+    {"id": "m", "op": "multiply", "a": "$p", "b": "$s", "alpha": 0.5},
+    {"id": "copy", "op": "add", "a": "$p", "order": "F"},
+]
+outcome, found["operations"] = run(compiled(*OPERATIONS, keep=["m", "copy"]), verify=True)
+found["operations"]["residuals"] = sum(step.residual < 1e-5 for step in outcome.steps)
+found["operations"]["algorithms"] = [step.algorithm for step in outcome.steps]
+ROOM = 8 * 128 * 128 * 3 - 1  # the product does not fit, each operation does
+_, found["operations"]["little memory"] = run(compiled(*OPERATIONS[:2], OPERATIONS[3]))
+ROOM = 1 << 40
+
+
+def view(name, offset, shape, strides, **fields):
+    return {"id": name, "offset": offset, "shape": shape, "strides": strides, **fields}
+
+
+VIEWS = [
+    gemm("p", view(A, 127, [64, 128], [256, -1], conj=True), B, trans_a="R"),
+    gemm("q", view("$p", 2, [20, 64], [1, 24], conj=True), view(A, 0, [64, 30], [1, 0])),
+    {"id": "s", "op": "add", "a": {"id": "$q", "conj": True}, "b": view(B, 0, [20, 1], [24, 1], part="imag")},
+    {"id": "m", "op": "multiply", "a": {"id": "$s", "part": "real"}, "b": view("$q", 29, [20, 30], [30, -1])},
+]
+outcome, found["views"] = run(compiled(*VIEWS, keep=["p", "m"]), verify=True)
+found["views"]["residuals"] = sum(step.residual < 1e-5 for step in outcome.steps)
 outcome, found["checked"] = run(compiled(gemm("x2", A, A), gemm("x4", "$x2", "$x2"), gemm("z", "$x4", B)), verify=True)
 found["checked"]["residuals"] = sum(step.residual < 1e-5 for step in outcome.steps)
 

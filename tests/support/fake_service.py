@@ -14,7 +14,7 @@ import json
 import re
 import socket
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,35 @@ def load(data: bytes) -> np.ndarray:
     return np.load(io.BytesIO(data), allow_pickle=False)
 
 
+def seen(operand: Any, values: dict[str, np.ndarray]) -> np.ndarray:
+    """What an operand of a request shows of the values by name: all of one, or a view of it."""
+    if isinstance(operand, str):
+        return values[operand]
+    base = values[operand["id"]]
+    shown = base
+    if "shape" in operand:
+        memory = base.reshape(-1, order="F" if fortran(base) else "C")
+        step = base.itemsize
+        shown = np.ndarray(
+            operand["shape"], base.dtype, memory, operand.get("offset", 0) * step,
+            [stride * step for stride in operand["strides"]],
+        )  # fmt: skip
+    if operand.get("part"):
+        assert base.dtype.kind == "c"
+        return getattr(shown, operand["part"])
+    return shown.conj() if operand.get("conj") else shown
+
+
+def fortran(array: np.ndarray) -> bool:
+    """Whether its elements lie in Fortran order, and not also in C order."""
+    return array.flags.f_contiguous and not array.flags.c_contiguous
+
+
+def scalar(value: Any) -> Any:
+    """A scalar of a request: a number, or a list of real and imaginary part."""
+    return complex(*value) if isinstance(value, list) else value
+
+
 def reductions(c: np.ndarray, params: dict[str, Any]) -> dict[str, np.ndarray]:
     axis = {"m": -2, "n": -1}[params.get("axis", "m")]
     size = np.abs(c)
@@ -67,16 +96,26 @@ def reductions(c: np.ndarray, params: dict[str, Any]) -> dict[str, np.ndarray]:
     return {**results, "c": c} if params.get("return_c") else results
 
 
+def _tags(request: httpx.Request) -> tuple[str | None, dict[str, str]]:
+    labels = dict(each.split("=", 1) for each in request.url.params.get_list("label"))
+    return request.url.params.get("name"), labels
+
+
 class FakeService:
     """`script` holds answers, exceptions or functions of the request that replace what would be answered next."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray] = {}
+        self.tags: dict[str, tuple[str | None, dict[str, str]]] = defaultdict(lambda: (None, {}))
+        """Name and labels of arrays."""
         self.jobs: dict[str, dict[str, Any]] = {}
         self.keys: dict[str, str] = {}
         self.requests: list[httpx.Request] = []
         self.script: deque[httpx.Response | Exception | Callable[[httpx.Request], Any] | None] = deque()
         self.polls_until_done = 0
+        self.deleted_at_once = 1000
+        self.on_device = False
+        """Whether all arrays are on a device alone: there are no samples of them."""
         self.ready = True
         self._ids = itertools.count()
 
@@ -108,17 +147,26 @@ class FakeService:
     def _id(self, kind: str) -> str:
         return f"{kind}_{next(self._ids):026d}"
 
-    def _store(self, array: np.ndarray) -> str:
+    def _store(self, array: np.ndarray, name: str | None = None, labels: dict[str, str] | None = None) -> str:
         array_id = self._id("arr")
         self.arrays[array_id] = array
+        self.tags[array_id] = name, labels or {}
         return array_id
+
+    def _tagged(self, name: str | None, labels: dict[str, str]) -> list[str]:
+        """Ids of the arrays with that name and those labels, oldest first."""
+        return [
+            array_id
+            for array_id in self.arrays
+            if name in {None, self.tags[array_id][0]} and labels.items() <= self.tags[array_id][1].items()
+        ]
 
     def _info(self, array_id: str) -> dict[str, Any]:
         array = self.arrays[array_id]
-        fortran = array.flags.f_contiguous and not array.flags.c_contiguous
         return {
             "id": array_id, "dtype": array.dtype.name, "shape": list(array.shape), "nbytes": array.nbytes,
-            "order": "F" if fortran else "C", "sha256": None, "created_at": "2025-01-02T03:04:05Z", "expires_at": None,
+            "order": "F" if fortran(array) else "C", "sha256": None, "created_at": "2025-01-02T03:04:05Z",
+            "expires_at": None, "name": self.tags[array_id][0], "labels": self.tags[array_id][1],
         }  # fmt: skip
 
     def _page(self, request: httpx.Request, items: list[Any]) -> httpx.Response:
@@ -130,14 +178,36 @@ class FakeService:
     def _post_v1_arrays(self, request: httpx.Request, body: bytes) -> httpx.Response:
         assert request.headers["content-type"] == NPY
         assert int(request.headers["content-length"]) == len(body)
-        return httpx.Response(201, json=self._info(self._store(load(body))))
+        return httpx.Response(201, json=self._info(self._store(load(body), *_tags(request))))
+
+    def _post_v1_deletions(self, _: httpx.Request, body: bytes) -> httpx.Response:
+        choice = json.loads(body)
+        found = choice.get("ids") or self._tagged(choice.get("name"), choice.get("labels", {}))
+        there = [array_id for array_id in dict.fromkeys(found) if array_id in self.arrays]
+        if not choice.get("dry_run"):
+            for array_id in there[: self.deleted_at_once]:
+                del self.arrays[array_id]
+        more = "ids" not in choice and not choice.get("dry_run") and len(there) > self.deleted_at_once
+        count = len(there) if choice.get("dry_run") else min(len(there), self.deleted_at_once)
+        missing = [array_id for array_id in choice.get("ids", ()) if array_id not in there]
+        return httpx.Response(200, json={"count": count, "nbytes": 0, "missing": missing, "more": more})
 
     def _get_v1_arrays(self, request: httpx.Request, _: bytes, array_id: str = "", data: str = "") -> httpx.Response:
         if not array_id:
-            return self._page(request, [self._info(each) for each in reversed(self.arrays)])
+            return self._page(request, [self._info(each) for each in reversed(self._tagged(*_tags(request)))])
         if array_id not in self.arrays:
             return problem(404, "not-found", f"there is no array {array_id}")
-        return npy(self.arrays[array_id]) if data else httpx.Response(200, json=self._info(array_id))
+        if data == "sample":
+            return httpx.Response(204) if self.on_device else npy(np.atleast_2d(self.arrays[array_id])[:64, :64])
+        if not data:
+            return httpx.Response(200, json=self._info(array_id))
+        if request.headers["accept"] == NPY:
+            return npy(self.arrays[array_id])
+        bare = self.arrays[array_id].tobytes(order="A")
+        low, high = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers["range"]).groups())
+        assert 0 <= low <= high < len(bare)
+        told = {"content-type": "application/octet-stream", "content-range": f"bytes {low}-{high}/{len(bare)}"}
+        return httpx.Response(206, headers=told, content=bare[low : high + 1])
 
     def _delete_v1_arrays(self, _: httpx.Request, __: bytes, array_id: str) -> httpx.Response:
         if self.arrays.pop(array_id, None) is None:
@@ -148,19 +218,31 @@ class FakeService:
         key = request.headers["idempotency-key"]
         if key not in self.keys:
             asked = json.loads(body)
-            job_id = self.keys[key] = self._id("job")
-            operands = {name: self.arrays[asked[name]] for name in "abc" if name in asked}
-            if asked["op"] == "program":
-                operands = dict(self.arrays)  # pinned: whatever is deleted from now on
-            self.jobs[job_id] = {
-                "id": job_id, "op": asked["op"], "state": "queued", "attempt": 0, "request": asked, "result": None,
-                "created_at": "2025-01-02T03:04:05Z", "error": None, "algorithm": None, "timings": None,
-                "polls": self.polls_until_done, "operands": operands,
-            }  # fmt: skip
-        job = self.jobs[self.keys[key]]
+            named = set(re.findall(r"arr_\d+", body.decode())) - {*self.arrays}
+            if named:
+                return problem(404, "not-found", f"there is no array {named.pop()}")
+            self.keys[key] = [self._add(each) for each in asked.get("jobs", [asked])]
+        jobs = [self.jobs[job_id] for job_id in self.keys[key]]
         if "prefer" in request.headers:
-            self._advance(job)
-        return httpx.Response(200 if job["state"] != "queued" else 202, json=self._job(job))
+            for job in jobs:
+                self._advance(job)
+        status = 200 if all(job["state"] != "queued" for job in jobs) else 202
+        if "jobs" not in json.loads(body):
+            return httpx.Response(status, json=self._job(jobs[0]))
+        told = [{name: value for name, value in self._job(job).items() if name != "request"} for job in jobs]
+        return httpx.Response(status, json={"jobs": told})
+
+    def _add(self, asked: dict[str, Any]) -> str:
+        job_id = self._id("job")
+        operands = {name: seen(asked[name], self.arrays) for name in "abc" if name in asked}
+        if asked["op"] == "program":
+            operands = dict(self.arrays)  # pinned: whatever is deleted from now on
+        self.jobs[job_id] = {
+            "id": job_id, "op": asked["op"], "state": "queued", "attempt": 0, "request": asked, "result": None,
+            "created_at": "2025-01-02T03:04:05Z", "error": None, "algorithm": None, "timings": None,
+            "polls": self.polls_until_done, "operands": operands,
+        }  # fmt: skip
+        return job_id
 
     def _get_v1_jobs(self, request: httpx.Request, _: bytes, job_id: str = "", events: str = "") -> httpx.Response:
         if not job_id:
@@ -202,23 +284,29 @@ class FakeService:
         if op == "program":
             return self._run_program(params, operands)
 
-        def scalar(value: Any) -> complex:
-            return complex(*value) if isinstance(value, list) else value
-
+        if op in {"add", "multiply"}:
+            d = scalar(params.get("alpha", 1)) * operands["a"]
+            if op == "multiply":
+                d = d * operands["b"]
+            elif "b" in operands:
+                d = d + scalar(params.get("beta", 1)) * operands["b"]
+            d = d + scalar(params.get("gamma", 0))
+            return {"d": np.array(d, dtype=params.get("dtype") or d.dtype, order=params.get("order", "C"))}
         a = OPS[params.get("trans_a", "N")](operands["a"])
         b = OPS[params.get("trans_b", "N")](operands["b"])
         d = scalar(params.get("alpha", 1)) * (a @ b)
         if op == "gemm_reduce":
             return reductions(d, params)
         if "c" in operands:
-            d = d + scalar(params.get("beta", 0)) * operands["c"]
+            d = d + scalar(params.get("beta", 1)) * operands["c"]
         return {"d": np.asarray(d, order=params.get("order", "C"))}
 
     def _run_program(self, job: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         values, used = dict(arrays), set()
         for step in job["steps"]:
-            operands = {name: values[step[name]] for name in "abc" if name in step}
-            used |= {step[name] for name in "abc" if name in step}
+            operands = {name: seen(step[name], values) for name in "abc" if name in step}
+            named = [step[name] for name in "abc" if name in step]
+            used |= {operand if isinstance(operand, str) else operand["id"] for operand in named}
             for name, array in self._compute(step["op"], step, operands).items():
                 values[f"${step['id']}" + (f".{name}" if step["op"] == "gemm_reduce" else "")] = array
         made = [name for name in values if name.startswith("$")]

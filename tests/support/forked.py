@@ -139,7 +139,7 @@ def events(url: str) -> Counter[str]:
 
 
 def awaited(url: str) -> Counter[str]:
-    """Of an AsyncClient: each child runs an event loop of its own."""
+    """Return what an AsyncClient found: each child runs an event loop of its own."""
     client = AsyncClient(url)
 
     async def work(number: int) -> list[str]:

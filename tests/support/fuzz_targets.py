@@ -82,10 +82,10 @@ def _in_pieces(data: bytes):
             if found := head.feed(data[start:end]):
                 return found[0]
             start = end
-        head.close()
     except NpyError:
         return None
-    raise AssertionError("a stream that ended within its header was taken")
+    assert f"after {len(data)} bytes" in str(head.cut_short())
+    return None
 
 
 class _Store:
@@ -94,7 +94,7 @@ class _Store:
     def __init__(self) -> None:
         self.held = self.most = 0
 
-    async def reserve(self, dtype, shape, order, **_):
+    def allocate(self, dtype, shape, order, **_):
         return _Upload(self, int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize)
 
 

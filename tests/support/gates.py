@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from live_server import until
+from python_path import python_path
 
 _FOLDER = Path(__file__).with_name("held_work")
 
 
 class Gate:
-    """Of the workers of a server that was started with its `environment`. It is open at first."""
+    """Gate of the workers of a server that was started with its `environment`. It is open at first."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._reached = path.with_name(path.name + ".reached")
-        folders = [str(_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.environment = {"PYTHONPATH": os.pathsep.join(folders), "GEMMSERVE_TEST_GATE": str(path)}
+        self.environment = {"PYTHONPATH": python_path(_FOLDER), "GEMMSERVE_TEST_GATE": str(path)}
 
     def shut(self, after: int = 1) -> None:
         """From now on a worker stands still once it has passed `after` of the points between parts of its work: one

@@ -6,7 +6,7 @@ from works import unpacked
 
 from gemmserve_kernels import DeviceSpec
 from gemmserve_service.executor.port import Worker, spec_adapter
-from gemmserve_service.executor.protocol import Cancel, Done, Hello, RunBatch, Written
+from gemmserve_service.executor.protocol import Cancel, Done, Hello, RunBatch, Write, Written
 from gemmserve_service.schemas import JobState, Timings
 
 ALLOWED = {
@@ -14,6 +14,8 @@ ALLOWED = {
     JobState.RUNNING: set(JobState) - {JobState.RUNNING},
 }
 NAMES = ("cpu", "cuda:0")
+RESULT_BYTES = 256
+"""Bytes of results that a device may keep: when it has more than half of that, the oldest are written."""
 
 
 class Fleet:
@@ -24,8 +26,12 @@ class Fleet:
         self.owner = None
         self.may_wait = set()
         """Tasks whose results may be written later."""
+        self.must_wait = set()
+        """Those of them whose results have no place yet."""
         self.unwritten = {name: [] for name in NAMES}
         """Tasks whose results a device has and the store has not."""
+        self.ordered = {name: set() for name in NAMES}
+        """Those of them that it was told to write, or to drop."""
 
     async def start(self, owner):
         self.owner = owner
@@ -45,8 +51,13 @@ class Fleet:
             self._run(worker, message)
         elif isinstance(message, Cancel):
             assert message.task in worker.tasks
+        elif isinstance(message, Write):
+            assert message.task in self.unwritten[worker.id]
+            assert message.places
+            self.ordered[worker.id].add(message.task)
         else:
-            assert {*message.first, *message.last, *message.drop} <= set(self.unwritten[worker.id])
+            assert set(message.tasks) <= set(self.unwritten[worker.id])
+            self.ordered[worker.id].update(message.tasks)
 
     def _run(self, worker, batch):
         messages = unpacked(batch)
@@ -55,7 +66,11 @@ class Fleet:
             for ref in getattr(message, "operands", {}).values():
                 record = None if ref.cache_id is None else self.catalog.get(ref.cache_id)
                 assert record is None or record.pending is None or record.pending.holder == worker.id
-        self.may_wait |= {message.task for message in messages if getattr(message, "defer", False)}
+        waiting = [message for message in messages if getattr(message, "defer", False)]
+        self.may_wait.update(message.task for message in waiting)
+        self.must_wait.update(
+            message.task for message in waiting if any(ref.extent is None for ref in message.results.values())
+        )
         assert list(worker.tasks) == sent, "one task or one group at a time"
 
     def kill(self, worker, reason):
@@ -64,19 +79,22 @@ class Fleet:
     def lose(self, worker):
         worker.ready = False
         self.unwritten[worker.id].clear()
+        self.ordered[worker.id].clear()
         self.owner.worker_lost(worker)
 
     def done(self, worker, task, *, later=False):
         """A worker answers; `later`: before it has written the results, if it may."""
-        later = later and task in self.may_wait
+        later = (later and task in self.may_wait) or task in self.must_wait
         if later:
             self.unwritten[worker.id].append(task)
         self.owner.task_ended(worker, Done(task=task, algorithm="numpy", timings=Timings(), written=not later))
 
     def write(self, name, *, lost=False):
-        """A worker writes the oldest result that it has, or loses it."""
-        if self.unwritten[name]:
-            tasks = [self.unwritten[name].pop(0)]
+        """A worker writes the oldest result that it was told to write, or loses it."""
+        if self.ordered[name]:
+            tasks = [next(task for task in self.unwritten[name] if task in self.ordered[name])]
+            self.unwritten[name].remove(tasks[0])
+            self.ordered[name].discard(tasks[0])
             self.owner.results_written(self.fleet[name], Written(lost=tasks) if lost else Written(tasks=tasks))
 
     def forget(self, message):
@@ -84,7 +102,7 @@ class Fleet:
 
     def hello(self, name):
         spec = spec_adapter().dump_python(DeviceSpec.cpu(), mode="json")
-        self.fleet[name].greeted(Hello(worker=name, pid=1, spec=spec, verified_error=0, defers=True))
+        self.fleet[name].greeted(Hello(worker=name, pid=1, spec=spec, verified_error=0, result_bytes=RESULT_BYTES))
         self.owner.worker_ready(self.fleet[name])
 
 
@@ -94,8 +112,12 @@ class History:
     def __init__(self):
         self.states = {}
 
-    def job_changed(self, job, nbytes, flops):
-        states = self.states.setdefault(job.id, [])
+    def job_ended(self, job, nbytes, flops):
+        assert job.state.final
+        self.job_entered(job.id, job.op, job.state)
+
+    def job_entered(self, job_id, op, state):
+        states = self.states.setdefault(job_id, [])
         if states:
-            assert job.state in ALLOWED[states[-1]], (states, job.state)
-        states.append(job.state)
+            assert state in ALLOWED[states[-1]], (states, state)
+        states.append(state)

@@ -1,12 +1,16 @@
-"""Kernels without a device: the sources that host code asks for, compiled by NVRTC once a process."""
+"""Kernels without a device: the sources that host code asks for, compiled by NVRTC and kept."""
 
 from __future__ import annotations
 
 import functools
+import pickle
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from build_cache import cache_directory, digest, once
 
 from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec
@@ -55,6 +59,16 @@ def matrix(dtype, *, rows=4096, columns=4096, order="C", planar=False):
 
 
 @functools.cache
+def _compiler_digest() -> str:
+    """Digest of NVRTC's packages and of how it is called."""
+    packages = sorted(f"{it.name} {it.version}" for it in distributions() if "nvrtc" in it.name or "cupy" in it.name)
+    return digest(*packages, Path(compiler.__file__).read_text(encoding="utf-8"))
+
+
+@functools.cache
 def compiled(source, arch):
     """The cubin of `source`, for tests that ask for the fixture `nvrtc`."""
-    return compiler.compile_cuda(source.text, arch, name=f"{source.name}.cu")
+    name, text = f"{source.name}.cu", source.text
+    target = cache_directory() / f"{digest(_compiler_digest(), name, arch, text)}.cubin"
+    path = once(target, lambda out: out.write_bytes(pickle.dumps(compiler.compile_cuda(text, arch, name=name))))
+    return pickle.loads(path.read_bytes())

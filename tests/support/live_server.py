@@ -30,7 +30,7 @@ PATIENCE = {
     "GEMMSERVE_HEARTBEAT_TIMEOUT_S": "600",
     "GEMMSERVE_HANG_S": "600",
 }
-"""Of a server that takes no client and no worker for dead because a busy machine let them stand still for a while."""
+"""Settings of a server that takes no client or worker for dead because a busy machine let them stand still."""
 
 DETERMINISM = {"GEMMSERVE_VERIFY_SHARE": "0", "GEMMSERVE_TRANSFER_PROCESSES": "0"}
 """Settings of a server that does nothing by chance, and the same on every machine."""
@@ -46,6 +46,7 @@ class LiveServer(LocalServer):
         self.mark = uuid.uuid4().hex
         marked = {
             "GEMMSERVE_DEVICE": "cpu",
+            "GEMMSERVE_ARENA_AHEAD_BYTES": "16777216",  # memory of this machine, on devices that are none
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
             MARK: self.mark,

@@ -18,11 +18,12 @@ class MemoryQueue:
         self.database, self.store = database, store
         self.jobs, self.deadlines, self.crashes, self.keys = {}, {}, {}, {}
 
-    def insert(self, info, request, deadline_at, key, *, within_s=0.0):
-        parsed = request_of(request)
-        given = parsed.model_dump(mode="json", exclude_unset=isinstance(parsed, ProgramJob))
-        self.jobs[info.id] = info.model_copy(update={"request": given})
-        self.deadlines[info.id] = deadline_at
+    def insert(self, jobs, key, *, within_s=0.0):
+        for job in jobs:
+            parsed = request_of(job.request)
+            given = parsed.model_dump(mode="json", exclude_unset=isinstance(parsed, ProgramJob))
+            self.jobs[job.info.id] = job.info.model_copy(update={"request": given})
+            self.deadlines[job.info.id] = job.deadline_at
         if key is not None:
             self.keys[key.owner, key.key] = key
         done = asyncio.get_running_loop().create_future()
@@ -36,17 +37,22 @@ class MemoryQueue:
             self.jobs[info.id] = self.jobs[info.id].model_copy(update=fields)
         return done
 
-    def started(self, info):
-        return self._update(info, state=JobState.RUNNING, attempt=info.attempt, started_at=info.started_at)
+    def started(self, job_id, attempt, started_at):
+        self._update(self.jobs[job_id], state=JobState.RUNNING, attempt=attempt, started_at=started_at)
 
     def requeued(self, info, crashes):
         self.crashes[info.id] = crashes
         return self._update(info, state=JobState.QUEUED, attempt=info.attempt, started_at=None)
 
-    async def finish(self, info, arrays):
+    def begin(self):
+        pass
+
+    def finish(self, info, arrays, *, within_s=0.0):
+        return asyncio.ensure_future(self._finish(info, arrays))
+
+    async def _finish(self, info, arrays):
         def insert(db):
-            for row in arrays:
-                self.store.insert_row(db, row)
+            self.store.insert_rows(db, arrays)
 
         if info.id not in self.jobs:
             raise NotOnRecord(info.id)

@@ -7,6 +7,8 @@ Prints one JSON object a product.
 import json
 import pathlib
 import sys
+import threading
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "cupy_on_numpy"))
 
@@ -14,9 +16,11 @@ import numpy as np
 from cupy.cuda import memory
 
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
-from gemmserve_service.executor.worker.backend import HostArray, call
+from gemmserve_service.executor.worker.backend import HostArray, call, go_on
 from gemmserve_service.executor.worker.cuda import backend as cuda
+from gemmserve_service.executor.worker.memory.host_arena import ArenaFile
 from gemmserve_service.schemas import GemmParams, GemmReduceParams
+from gemmserve_service.store.extents.memfd import create_arena
 
 ROOM = 0
 SEEN = []
@@ -51,7 +55,9 @@ def attempt(params, room, results, **arrays):
 
 
 cuda.call = kernel
-backend = cuda.CupyBackend("cuda", 0, 0.5)
+ARENA = 4 << 20
+fd = create_arena(ARENA)
+backend = cuda.CupyBackend("cuda", 0, 0.5, ArenaFile(f"/proc/self/fd/{fd}", ARENA, ARENA))
 rng = np.random.default_rng(1)
 M = 512
 a = rng.integers(-3, 4, (M, 64)).astype("f8")
@@ -70,22 +76,43 @@ import cupy  # noqa: E402
 
 from gemmserve_service.executor.worker.memory.write_queue import Result  # noqa: E402
 
-told = []
-backend.write_queue.begin(told.append)
+told = [], []
+over = threading.Event()
+while backend.arena.registered_bytes < ARENA:
+    time.sleep(0.001)
+registered, plain = (memory.reshape(-1, a.nbytes) for memory in (backend.arena.memory, np.zeros(4 * a.nbytes, "u1")))
+places = {"late-0": registered[0], "late-1": plain[0], "late-2": registered[3], "late-3": plain[1]}
+
+
+def tell(settled, lost):
+    told[0].extend(settled)
+    told[1].extend(lost)
+    if len(told[0]) == len(places):
+        over.set()
+
+
+backend.write_queue.begin(tell, lambda row: places[row[0]])
 for number, room in enumerate((WHOLE, WHOLE // 3)):
-    value, place = cupy.empty(a.shape, a.dtype), np.zeros(a.shape)
+    value, name = cupy.empty(a.shape, a.dtype), f"late-{number}"
     value.set(a)
-    assert backend.write_queue.reserve(f"task-{number}", [Result(f"late-{number}", value, place)])
-    backend.write_queue._delay_s = 3600.0
-    backend.write_queue.start(f"task-{number}")
+    backend.write_queue.reserve(f"task-{number}", [Result(name, value)], go_on)
     ROOM = room
     SEEN.clear()
     d = np.zeros((M, M))
-    backend.run(GemmParams(), {"a": HostArray(place, f"late-{number}"), "b": HostArray(b, "id-b")}, {"d": d})
-    print(json.dumps({
-        "right": bool(np.array_equal(d, a @ b)),
-        "tries": len(SEEN),
-        "written": bool(np.array_equal(place, a)),
-        "told": [outcome.task for outcome in told],
-    }))  # fmt: skip
-    backend.write_queue.flush()
+    operand = HostArray(
+        np.empty(a.shape), name, lambda name=name: backend.write_queue.read(name).view("f8").reshape(a.shape)
+    )
+    backend.run(GemmParams(), {"a": operand, "b": HostArray(b, "id-b")}, {"d": d})
+    resident = backend.copies.resident.holds(name)
+    backend.copies.resident.clear()
+    print(json.dumps({"right": bool(np.array_equal(d, a @ b)), "tries": len(SEEN), "resident": resident}))
+for number in (2, 3):  # from the device itself
+    backend.write_queue.reserve(f"task-{number}", [Result(f"late-{number}", value)], go_on)
+for number in range(4):
+    backend.write_queue.write(f"task-{number}", {f"late-{number}": (f"late-{number}", "", 0, 0, None)}, urgent=False)
+assert over.wait(60)
+print(
+    json.dumps(
+        {"told": told, "right": all(np.array_equal(place, a.reshape(-1).view("u1")) for place in places.values())}
+    )
+)

@@ -68,7 +68,7 @@ operands = {name: HostArray(array, name) for name, array in arrays.items()}
 backend.run_program(lambda values: run_program(program.params, operands, results, values, backend.spec))
 
 values = dict(arrays)
-for each, product, made in zip(program.params.steps, program.products, program.values, strict=True):
+for each, product, made in zip(program.params.steps, program.computations, program.values, strict=True):
     outs = {
         name: np.zeros(shape, dtype, order=order) for name, (shape, dtype, order) in products.outputs(product).items()
     }
@@ -79,5 +79,44 @@ x2 = a.astype("c16") @ a
 x3 = x2.conj().T @ a + (0.5 + 1j) * x2
 p = x3 @ b
 z = x3 @ p @ p.conj().T
+
+
+def seen(value, offset, shape, strides):
+    """The same elements by NumPy."""
+    steps = tuple(stride * value.itemsize for stride in strides)
+    return np.lib.stride_tricks.as_strided(value.ravel(order="K")[offset:], shape, steps)
+
+
+def view(name, offset, shape, strides, **fields):
+    return {"id": name, "offset": offset, "shape": shape, "strides": strides, **fields}
+
+
+WINDOWS, BACKWARDS, ONE = (1, (3, 20, 16), (40, 41, 2)), (39, (16, 24), (40, -1)), (7, (20, 24), (0, 0))
+by_view = [
+    step("p", view(A, *WINDOWS, conj=True), view(B, *BACKWARDS), trans_b="R"),
+    step("q", view("$p", 0, (20, 72), (24, 1), part="imag"), view(A, 0, (72, 8), (3, 90), part="real")),
+    step("r", view(A, *WINDOWS), view(A, *BACKWARDS), c=view(A, *ONE, conj=True), beta=2),
+    step("y", view("$p", 1439, (24, 20), (-1, -24)), view("$p", 0, (20, 9), (24, 1)), "gemm_reduce", reduce="absmax"),
+]
+asked = TypeAdapter(JobRequest).validate_python(
+    {"op": "program", "steps": by_view, "keep": ["p", "q", "r", "y"]}, strict=True
+)
+views = compile_program(asked, {name: Operand.of(array) for name, array in arrays.items()}, None)
+made = {name: np.full(value.shape, 7, value.dtype, order=value.order) for name, value in views.results.items()}
+backend.run_program(lambda values: run_program(views.params, operands, made, values, backend.spec))
+wide, p_wide = a.astype("c16"), made["p"].astype("c16")
+expected = {
+    "p": seen(wide, *WINDOWS).conj() @ seen(b.astype("c16"), *BACKWARDS).conj(),
+    "q": seen(p_wide, 0, (20, 72), (24, 1)).imag @ seen(wide, 0, (72, 8), (3, 90)).real,
+    "r": seen(wide, *WINDOWS) @ seen(wide, *BACKWARDS) + 2 * seen(wide, *ONE).conj(),
+    "y.absmax": np.abs(seen(p_wide, 1439, (24, 20), (-1, -24)) @ seen(p_wide, 0, (20, 9), (24, 1))).max(axis=0),
+}
+by_view_error = max(
+    float(np.linalg.norm(made[name] - value) / np.linalg.norm(value)) for name, value in expected.items()
+)
 same = {name: array.tobytes() == values[f"${name}"].tobytes() for name, array in results.items()}
-print(json.dumps({"same": same, "error": float(np.linalg.norm(results["z"] - z) / np.linalg.norm(z))}))
+print(
+    json.dumps(
+        {"same": same, "error": float(np.linalg.norm(results["z"] - z) / np.linalg.norm(z)), "by view": by_view_error}
+    )
+)

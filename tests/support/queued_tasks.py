@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import itertools
 
+from gemmserve_service.scheduling.tasks import ServiceClass
+
 _NUMBERS = itertools.count()
 
 
 class QueuedTask:
     """One of `owner`, in the order of its making."""
 
-    def __init__(self, owner: str = "", cost: float = 1.0, *, priority: int = 0, nbytes: int = 10, name: str = ""):
+    def __init__(
+        self,
+        owner: str = "",
+        cost: float = 1.0,
+        *,
+        priority: int = 0,
+        nbytes: int = 10,
+        name: str = "",
+        service_class: ServiceClass = ServiceClass.BULK,
+    ):
         self.owner = owner
         self.cost_s = cost
         self.order = (-priority, next(_NUMBERS))
         self.size = (nbytes, 0)
+        self.service_class = service_class
         self.name = name or owner
 
 

@@ -10,7 +10,7 @@ GET = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
 def upload_head(nbytes, **headers):
-    """Of an upload of so many bare bytes."""
+    """Return the head of an upload of so many bare bytes."""
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return (
         "POST /v1/arrays?dtype=float64&shape=" + str(nbytes // 8) + " HTTP/1.1\r\nHost: 127.0.0.1\r\n"

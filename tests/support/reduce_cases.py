@@ -11,7 +11,7 @@ from gemmserve_kernels.problem.problem import GemmReduceProblem, Operand
 COMPLEX = ("sum", "mean", "sumsq", "absmax", "absmin", "argmax", "argmin")
 REAL = (*COMPLEX, "max", "min")
 ELEMENT = {"3xtf32": 2e-6, "3xfp16": 2e-6, "6xbf16": 2e-6, "9xbf16": 2e-6, "auto": 2e-6, "1xtf32": 2e-3, "tf32": 2e-3}
-"""Of an element of the product, relative to the norms of its row and column: a few roundings of each mode."""
+"""Error of an element of the product, relative to the norms of its row and column: a few roundings of each mode."""
 
 
 def build(a, b, **options):

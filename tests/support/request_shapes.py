@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 HIDDEN_PATH = "/v1/devices"
-"""Of the hidden request. Nothing else in the tests asks for it, so the count of requests by route shows it."""
+"""Path of the hidden request. Nothing else in the tests asks for it, so the count of requests by route shows it."""
 
 HIDDEN = f"GET {HIDDEN_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: hidden\r\n\r\n".encode()
 
@@ -28,9 +28,9 @@ class Shape:
     data: bytes
     outcome: Literal["taken", "refused"]
     statuses: tuple[int, ...]
-    """Of the one answer."""
+    """Statuses that the one answer may have."""
     slug: str = ""
-    """Of its problem."""
+    """Slug of its problem."""
     closes: bool = False
     """Whether the connection ends although the request was taken."""
 
@@ -39,7 +39,7 @@ class Shape:
 
 
 def head(*fields: bytes, line: bytes = b"POST /v1/jobs HTTP/1.1", host: bytes = b"Host: 127.0.0.1") -> bytes:
-    """Of a request whose body would be a job."""
+    """Return the head of a request whose body would be a job."""
     return b"\r\n".join([line, *([host] if host else []), b"Content-Type: application/json", *fields, b"", b""])
 
 
@@ -197,6 +197,10 @@ SHAPES = [
     _refused("RTSP and more spaces", head(_CL, line=b"POST  /v1/jobs  RTSP/1.0") + HIDDEN),
     _refused("RTSP to all", head(line=b"OPTIONS * RTSP/1.0")),
     _taken("RTSP in a field", head(b"X-Streams: POST / RTSP/1.0", _CL) + HIDDEN),
+    _refused("RTSP in a GET", head(line=b"GET /livez RTSP/1.0")),
+    _refused("ICE/1.0", head(_CL, line=b"POST /v1/jobs ICE/1.0") + HIDDEN),
+    _refused("ICE/1.0 with its method", head(_CL, line=b"SOURCE /v1/jobs ICE/1.0") + HIDDEN),
+    _refused("ICE's method", head(_CL, line=b"SOURCE /v1/jobs HTTP/1.1") + HIDDEN),
     _refused("HTTP/1.2", head(_CL, line=b"POST /v1/jobs HTTP/1.2") + HIDDEN),
     _refused("HTTP/1.10", head(_CL, line=b"POST /v1/jobs HTTP/1.10") + HIDDEN),
     _refused("http in small letters", head(_CL, line=b"POST /v1/jobs http/1.1") + HIDDEN),

@@ -52,8 +52,12 @@ PARAMS = {
     "sums": SumsParams,
     "gram": GramParams,
     "gram_form": GramFormParams,
-    **freivalds_device.PARAMS,
-    **sampled_device.PARAMS,
+    "freivalds_signs": freivalds_device.SignsParams,
+    "freivalds_times": freivalds_device.TimesParams,
+    "freivalds_fold": freivalds_device.FoldParams,
+    "freivalds_judge": freivalds_device.JudgeParams,
+    "sampled_elements": sampled_device.SampledParams,
+    "sampled_worst": sampled_device.WorstParams,
 }
 kernels: list[tuple[str, object]] = []
 launched: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmserve_service.executor import protocol
-from gemmserve_service.executor.protocol import Form, Kind, Part, RunBatch, Work
+from gemmserve_service.executor.protocol import Form, Kind, Part, RunBatch, Work, row_without_place
 from gemmserve_service.executor.worker.host.backend import CpuBackend
 from gemmserve_service.executor.worker.runner import Runner
 from gemmserve_service.executor.worker.unpack import Run
@@ -27,12 +27,17 @@ def packed(*runs):
             sides.append(places := {})
             for name, ref in refs.items():
                 row = (ref.extent, ref.path, ref.capacity, 0, ref.cache_id)
-                if ref.extent is not None and row not in rows:
+                if ref.placeless:
+                    row = row_without_place(ref.cache_id)
+                somewhere = row[0] is not None
+                if somewhere and row not in rows:
                     rows.append(row)
-                places[name] = [(-1, 0) if ref.extent is None else (rows.index(row), ref.offset)]
+                places[name] = [(rows.index(row), ref.offset) if somewhere else (-1, 0)]
         form = form_of(run.params, run.operands, run.results)
         part = Part(form=form, algorithm=run.algorithm, operands=sides[0], results=sides[1])
-        works.append(Work(task=run.task, extents=rows, parts=[part], verify=run.verify, defer=run.defer))
+        works.append(
+            Work(task=run.task, extents=rows, parts=[part], verify=run.verify, defer=run.defer, express=run.express)
+        )
     return RunBatch(tasks=works)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
+from python_path import python_path
 
 from chaos.load import Client, Load
 from chaos.victim import Victim
@@ -28,11 +29,12 @@ KINDS = ("worker", "front", "supervisor", "all")
 
 SUPPORT = Path(__file__).parents[1]
 DEVICE = {
-    "PYTHONPATH": f"{SUPPORT / 'device_on_host'}:{SUPPORT / 'cupy_on_numpy'}",
+    "PYTHONPATH": python_path(SUPPORT / "device_on_host", SUPPORT / "cupy_on_numpy"),
     "GEMMSERVE_DEVICE": "cuda:0",
+    "GEMMSERVE_ARENA_AHEAD_BYTES": "16777216",
     "GEMMSERVE_WRITE_BACK_DELAY_S": "2",
 }
-"""Of a server whose device is the stand-in for one: jobs succeed before their results are written."""
+"""Environment of a server whose device is the stand-in for one: jobs succeed before their results are written."""
 
 
 def kills(
@@ -225,7 +227,7 @@ def clock_jumps(folder: Path) -> dict:
     shift = folder / "shift"
     found: dict[str, object] = {}
     # The server cannot tell a clock that was set while it was down from time that passed.
-    environment = {"PYTHONPATH": str(folder / "site"), "GEMMSERVE_CHAOS_CLOCK": str(shift)}
+    environment = {"PYTHONPATH": python_path(folder / "site"), "GEMMSERVE_CHAOS_CLOCK": str(shift)}
     with Victim(folder, **environment) as victim:
         client = Client(victim.url)
         array = np.eye(16)

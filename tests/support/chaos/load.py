@@ -14,6 +14,8 @@ import numpy as np
 AGAIN = {409, 429, 502, 503, 504, 507}
 """409: what was sent before with the same key is still being taken in."""
 _PROGRAMS = 0.2  # of all jobs
+_TOGETHER = 0.2  # of all submissions; of so many jobs:
+_SEVERAL = 4
 
 
 @dataclass
@@ -71,9 +73,15 @@ class Client:
         return answer.json()["id"]
 
     def submit(self, **job) -> str:
-        answer = self.send("POST", "/v1/jobs", json=job, headers={"Idempotency-Key": uuid.uuid4().hex})
+        return self._submit(job)["id"]
+
+    def submit_together(self, jobs: list[dict]) -> list[str]:
+        return [job["id"] for job in self._submit({"jobs": jobs})["jobs"]]
+
+    def _submit(self, asked: dict) -> dict:
+        answer = self.send("POST", "/v1/jobs", json=asked, headers={"Idempotency-Key": uuid.uuid4().hex})
         answer.raise_for_status()
-        return answer.json()["id"]
+        return answer.json()
 
     def wait(self, job_id: str, within_s: float = 120) -> dict | None:
         """The job once it is final; None: nobody knows it."""
@@ -96,7 +104,7 @@ class Client:
 
 class Load:
     """Products of a few operands, submitted by several threads at a steady pace, `count` of them in `over_s` seconds,
-    and on until `enough` is called; a share of them is the first step of a program.
+    and on until `enough` is called; a share of them is the first step of a program, and a share submitted together.
     """
 
     def __init__(self, url: str, *, count: int, over_s: float, threads: int = 4, size: int = 512) -> None:
@@ -129,25 +137,27 @@ class Load:
 
     @property
     def begun(self) -> int:
-        """Submissions begun; each ends with a job accepted or an entry in `errors`."""
+        """Jobs whose submission has begun; each is accepted in the end, or there is an entry in `errors`."""
         return self._begun
 
     def _submit(self, seed: int) -> None:
         client, rng = Client(self.url), random.Random(seed)
         while True:
+            number = _SEVERAL if rng.random() < _TOGETHER else 1
             with self._lock:
                 if self._enough and self._begun >= self.count:
                     return
-                self._begun += 1
-            a, b, alpha = rng.randrange(4), rng.randrange(4), float(rng.randrange(1, 9))
+                self._begun += number
+            products = [(rng.randrange(4), rng.randrange(4), float(rng.randrange(1, 9))) for _ in range(number)]
             try:
-                job_id = client.submit(**self._job(a, b, alpha, program=rng.random() < _PROGRAMS))
+                jobs = [self._job(*product, program=rng.random() < _PROGRAMS) for product in products]
+                ids = [client.submit(**jobs[0])] if number == 1 else client.submit_together(jobs)
             except httpx.HTTPError as error:
                 self.errors.append(repr(error))
                 continue
             with self._lock:
-                self.jobs.append((job_id, a, b, alpha))
-            time.sleep(rng.uniform(0.5, 1.5) * self.pause_s)
+                self.jobs += [(job_id, *product) for job_id, product in zip(ids, products, strict=True)]
+            time.sleep(rng.uniform(0.5, 1.5) * self.pause_s * number)
 
     def _job(self, a: int, b: int, alpha: float, *, program: bool) -> dict:
         """The product, alone or as the first of three steps."""

@@ -69,7 +69,7 @@ def cubin_file(source, arch):
 
 
 driver._function = FUNCTIONS.__getitem__
-compiler.cubin_file = cubin_file
+compiler.cubin_file = compiler.compiled_file = cubin_file
 
 
 class Blas:

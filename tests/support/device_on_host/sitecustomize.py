@@ -1,12 +1,16 @@
 """A server whose device is the host: the worker's CUDA backend on the stand-in for CuPy, NumPy in the kernels' place.
 
-This folder and the stand-in's on PYTHONPATH make every Python process import it at its start.
+This folder and the stand-in's on PYTHONPATH make every Python process import it at its start. Its disk takes
+GEMMSERVE_TEST_DISK_RATE bytes a second of results that come from the host arena, where that is set.
 """
 
 import ctypes
 import importlib.abc
 import importlib.util
+import os
 import sys
+import threading
+import time
 
 import numpy as np
 
@@ -50,6 +54,21 @@ def find_on_device(params, operands, results, seed):
     sides = ({name: array.get(order="K") for name, array in side.items()} for side in (operands, results))
     return verification.find(params, *sides, seed)
 
+
+def _write_slowly(rate):
+    """Have os.pwrite, by which results go from the host arena to files, take its time."""
+    pwrite, turn = os.pwrite, threading.Lock()
+
+    def slow(fd, data, offset):
+        with turn:
+            time.sleep(len(data) / rate)
+        return pwrite(fd, data, offset)
+
+    os.pwrite = slow
+
+
+if "GEMMSERVE_TEST_DISK_RATE" in os.environ:
+    _write_slowly(float(os.environ["GEMMSERVE_TEST_DISK_RATE"]))
 
 _REPLACED = {
     "gemmserve_service.executor.worker.cuda.backend": call,

@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemmserve_kernels.algorithms.ozaki.bound import NU, WHOLE, limit, whole
+
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
 
     Array = np.ndarray[Any, Any]
 
 ZERO_LINE = 1
+NEVER = 1 << 30
+"""The deficit of what is not finite, in 64ths."""
+UNIT = 2.0**-53
 
 
 def parts(x: Array) -> list[Array]:
@@ -90,3 +95,53 @@ def _unscaled(value: int, code_a: int, code_b: int) -> float:
         return 0.0
     exponent = -(code_a >> 3) - (code_b >> 3)
     return math.ldexp(16 * value / ((code_a & 7) * (code_b & 7)), exponent)
+
+
+# ---- what the bound promises (algorithms.ozaki.bound)
+
+
+def least(moduli: Moduli, k: int, *, complex_: bool) -> float:
+    """M, what sum_k |x_k| |y_k| is at least for two real parts of lines that pass."""
+    counted = NU - 1 / 128 - 1 / (32 * k)
+    return counted * k * whole(moduli, k, complex_=complex_) ** 2
+
+
+def worst(moduli: Moduli, k: int, *, complex_: bool) -> float:
+    """3 + w: the bound of |D - R| in units of 2^-53 (|A| |B|) that always holds."""
+    parts = 2 if complex_ else 1
+    lost = math.sqrt(parts * k) * moduli.target(k) + parts * k / 4
+    return 3 + lost / (UNIT * least(moduli, k, complex_=complex_))
+
+
+def deviation(moduli: Moduli, k: int, *, complex_: bool) -> float:
+    """R: the standard deviation, at most, of what independent roundings lose, in the same units."""
+    return moduli.target(k) / math.sqrt(6) / (UNIT * least(moduli, k, complex_=complex_))
+
+
+def deficits(parts: list[Array], size: float) -> Array:
+    """`most`, `both` and `better` of lines, as the theorem has them, of their scaled real parts (lines, k).
+
+    float64 (lines, 3). `size`: of a whole element.
+    """
+    k = parts[0].shape[1]
+    short = np.stack([k - np.minimum(np.abs(part) / size, 1).sum(axis=1) for part in parts], axis=1)
+    there = np.stack([np.asarray(part.any(axis=1)) for part in parts], axis=1)
+    most = np.where(there, short, 0).max(axis=1)
+    better = np.where(there, short, np.inf).min(axis=1)
+    both = np.where(there.all(axis=1), most, NEVER / WHOLE)
+    found = np.stack([most, both, better], axis=1)
+    found[~np.asarray(there.any(axis=1))] = 0
+    return found
+
+
+def least_deficits(parts: list[Array], size: float) -> Array:
+    """Return a lower bound of `better` of scaled lines (lines, k), by their norms alone. float64 (lines,)."""
+    k = parts[0].shape[1]
+    counted = np.max([np.abs(part).sum(axis=1) for part in parts], axis=0) / size
+    return np.where(counted > 0, np.maximum(k - counted - (k / 4 + 2) / WHOLE, 0), 0)
+
+
+def passes(rows: Array, columns: Array, k: int) -> bool:
+    """Whether a tile of lines with these deficits does."""
+    a, b = rows.max(axis=0), columns.max(axis=0)
+    return bool(min(a[0] + b[0], a[1] + b[2], a[2] + b[1]) * WHOLE <= limit(k))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from gemmserve_kernels.algorithms.common.splits import DEPTHS, WIDE, is_wide
-from gemmserve_kernels.algorithms.common.verdict import DEEP, GROUP, GROUP_WORDS, NEVER, SPARSE, UNFIT, is_served
+from gemmserve_kernels.algorithms.common.verdict import DEEP, GROUP, GROUP_WORDS, NEVER, SPARSE, UNFIT, most_deficit
 from gemmserve_kernels.algorithms.wgmma.candidates import promotion
 from gemmserve_kernels.numerics import models
 
@@ -147,6 +147,21 @@ class Product:
     d: Array
     wide: Array
     plain: Array
+
+
+def is_served(a: Array, b: Array, k: int) -> Array:
+    """Whether planes serve the products of vectors or groups whose counts are `a` and `b`, int64 (..., GROUP_WORDS).
+
+    bool, of their shapes broadcast. As in cuda/common/judging/verdict.cuh.
+    """
+    terms = np.minimum(a[..., 0] + b[..., 1], a[..., 1] + b[..., 0])
+    one_part = _has_one_part(a) & _has_one_part(b)
+    terms = np.where(one_part, a[..., 0] + b[..., 0], terms)
+    return terms + (a[..., 2] + b[..., 2] + 3) // 4 <= most_deficit(k)
+
+
+def _has_one_part(counts: Array) -> Array:
+    return (counts[..., 3] == 1) | (counts[..., 3] == 2)
 
 
 def product(

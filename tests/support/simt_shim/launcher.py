@@ -79,7 +79,7 @@ class ShimLauncher:
         checked: bool = False,
         max_grid: int = 2**31 - 1,
         compiler: Compiler | None = None,
-        optimize: str = "-O2",
+        optimize: str = "-Og",
     ) -> None:
         self.spec = spec
         self.max_grid = max_grid

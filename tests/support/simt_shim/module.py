@@ -17,7 +17,7 @@ from . import toolchain
 from .memory import PAGE, GuardedBlock, Stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 
@@ -152,8 +152,10 @@ def _shared_block(nbytes: int) -> GuardedBlock:
 class ShimModule:
     """A loaded shared object. Make one with compile_source()."""
 
-    def __init__(self, path: Path, kernels: Sequence[str], *, warp_size: int, checked: bool) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, kernels: Sequence[str], *, warp_size: int, checked: bool, with_lines: Callable[[], Path]
+    ) -> None:
+        self._with_lines = with_lines  # builds the same code with debug information
         self.kernels = tuple(kernels)
         self.warp_size = warp_size
         self.checked = checked
@@ -244,11 +246,13 @@ class ShimModule:
         if tool is None:
             return f"module offset {offset:#x}"
         # The frames of inlined functions, innermost first; those of the device language itself are left out.
-        command = [tool, "-i", "-e", str(self.path), hex(offset - 1)]
+        command = [tool, "-i", "-e", str(self._with_lines()), hex(offset - 1)]
         lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
         cache = f"{toolchain.cache_directory()}/"
         places = [line.split(" (")[0].removeprefix(cache) for line in lines if line and "?" not in line]
-        places = [place.replace("<stdin>", "kernel") for place in places if str(toolchain.HERE) not in place]
+        places = [
+            place.replace("<stdin>", "kernel") for place in places if not place.startswith(f"{toolchain.HERE.name}/")
+        ]
         return places[0] if places else f"module offset {offset:#x}"
 
 
@@ -259,7 +263,7 @@ def compile_source(
     warp_size: int = 32,
     defines: Sequence[str] = (),
     checked: bool = False,
-    optimize: str = "-O2",
+    optimize: str = "-Og",
     ucontext: bool = False,
     compiler: toolchain.Compiler | None = None,
 ) -> ShimModule:
@@ -267,16 +271,18 @@ def compile_source(
     if warp_size not in (32, 64):
         raise ValueError(f"warps have 32 or 64 lanes, not {warp_size}")
     names = tuple(kernels) if kernels is not None else kernel_names(source)
-    path = toolchain.build(
-        source, names, warp_size=warp_size, defines=defines, checked=checked, optimize=optimize, ucontext=ucontext,
-        compiler=compiler,
+    make = functools.partial(
+        toolchain.build, source, names, warp_size=warp_size, defines=tuple(defines), checked=checked,
+        optimize=optimize, ucontext=ucontext, compiler=compiler,
     )  # fmt: skip
-    return _load(path, names, warp_size, checked)
+    path = make()
+    if path not in _loaded:
+        with_lines = functools.partial(make, debug=True)
+        _loaded[path] = ShimModule(path, names, warp_size=warp_size, checked=checked, with_lines=with_lines)
+    return _loaded[path]
 
 
-@functools.cache
-def _load(path: Path, kernels: tuple[str, ...], warp_size: int, checked: bool) -> ShimModule:
-    return ShimModule(path, kernels, warp_size=warp_size, checked=checked)
+_loaded: dict[Path, ShimModule] = {}
 
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)

@@ -1,19 +1,12 @@
 """The C++ compiler behind the shim, and shared objects that are built once.
 
 build() makes one shared object of a kernel source: the device language before it, entry points after it, linked with
-the machine of runtime/, which is compiled once for each warp width and mode.
-
-
-An object's name is a digest of everything that goes into it: sources, options, the compiler's identity. It is built in
-a temporary file and renamed, under a lock per object, so that several test processes neither see half an object nor
-build the same one at once.
+the machine of runtime/, which is compiled once for each warp width and mode. build_cache keeps both.
 """
 
 from __future__ import annotations
 
-import fcntl
 import functools
-import hashlib
 import importlib.util
 import os
 import platform
@@ -21,10 +14,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from build_cache import cache_directory, digest, once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,13 +29,16 @@ CHECKER = "checker.cpp"
 
 # Device code has no exceptions, no type information, no guarded statics; it puns types (NVRTC has no type-based alias
 # analysis) and lets integers wrap. No contraction: the same result from every compiler. No C++ library, neither its
-# headers nor its thread-local variables (device/language.hpp says why). DWARF 4, since the addr2line of Debian 12 takes
-# the wrong file from version 5 when #line renames the first one (seen, not looked up).
+# headers nor its thread-local variables (device/language.hpp says why).
 OPTIONS = (
     "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics",
     "-fno-strict-aliasing", "-fwrapv", "-fno-math-errno", "-ffp-contract=off", "-fno-stack-protector", "-nostdinc++",
-    "-U_FORTIFY_SOURCE", "-g1", "-gdwarf-4", "-w",
+    "-U_FORTIFY_SOURCE", "-w",
 )  # fmt: skip
+
+# A third of the compiler's time. DWARF 4, since the addr2line of Debian 12 takes the wrong file from version 5 when
+# #line renames the first one (seen, not looked up).
+_DEBUG = ("-g1", "-gdwarf-4")
 
 # gcc: statics of templates stay this module's own. zig: traps on undefined behaviour are its default in debug builds,
 # and it would compile a whole C++ library at the first use (two minutes).
@@ -127,57 +124,34 @@ def _cpu_options() -> tuple[str, ...]:
     return tuple(f"-m{name}" for name in ("avx", "avx2", "fma", "f16c") if name in have)
 
 
-@functools.cache
-def cache_directory() -> Path:
-    """Where objects are kept: $GEMM_SHIM_CACHE, else a directory of this user's alone under the temporary one."""
-    if chosen := os.environ.get("GEMM_SHIM_CACHE"):
-        path = Path(chosen)
-        path.mkdir(parents=True, exist_ok=True)
-        return path
-    path = Path(tempfile.gettempdir()) / f"gemm-simt-shim-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    status = path.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022 or path.is_symlink():
-        raise PermissionError(f"{path} is not this user's alone: objects from it are not loaded")
-    return path
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:32]
-
-
-def _build(target: Path, commands: Sequence[Sequence[str]], source: str = "") -> Path:
-    """Runs the commands, in which `{out}` is the temporary name of the result, unless the target is there."""
-    if target.exists():
-        return target
-    with target.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.exists():
-            return target
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-            out = str(Path(folder) / target.name)
-            for command in commands:
-                words = [word.replace("{out}", out) for word in command]
-                # Debug information names files relative to the working directory (module.py strips the rest).
-                where = target.parent
-                done = subprocess.run(words, input=source, capture_output=True, text=True, check=False, cwd=where)
-                if done.returncode != 0:
-                    raise CompileError(f"{shlex.join(words)}\n{done.stderr[-20000:]}")
-            Path(out).rename(target)
-    return target
+def _run(commands: Sequence[Sequence[str]], source: str, out: Path) -> None:
+    """Runs the commands, in which `{out}` is the path of the result and standard input the source."""
+    for command in commands:
+        words = [word.replace("{out}", str(out)) for word in command]
+        # Debug information names files relative to the working directory (module.py strips the rest).
+        where = cache_directory()
+        done = subprocess.run(words, input=source, capture_output=True, text=True, check=False, cwd=where)
+        if done.returncode != 0:
+            raise CompileError(f"{shlex.join(words)}\n{done.stderr[-20000:]}")
 
 
 @functools.cache
 def _shim_digest() -> str:
     files = sorted([*(HERE / "device").glob("*.hpp"), *(HERE / "runtime").glob("*.?pp")])
-    return _digest(*(f"{path.name}\n{path.read_text()}" for path in files))
+    return digest(*(f"{path.name}\n{path.read_text()}" for path in files))
 
 
-def _compile(compiler: Compiler, options: Sequence[str], text: str) -> Path:
-    """The object file of one C++ text."""
-    target = cache_directory() / f"{_digest(compiler, compiler.options, options, _shim_digest(), text)}.o"
-    command = [*compiler.command, *compiler.options, *options, "-x", "c++", "-c", "-", "-o", "{out}"]
-    return _build(target, [command], text)
+def _compile(compiler: Compiler, options: Sequence[str]) -> list[str]:
+    """The command that makes an object file of standard input, the same wherever this checkout lies."""
+    place = [f"-iquote{HERE}", f"-ffile-prefix-map={HERE}={HERE.name}"]
+    return [*compiler.command, *compiler.options, *options, *place, "-x", "c++", "-c", "-"]
+
+
+def _runtime(compiler: Compiler, name: str, mode: Sequence[str]) -> Path:
+    """The object file of one source of runtime/."""
+    options, text = [*mode, "-O2"], f'#include "runtime/{name}"\n'
+    target = cache_directory() / f"{digest(compiler, compiler.options, options, _shim_digest(), text)}.o"
+    return once(target, functools.partial(_run, [[*_compile(compiler, options), "-o", "{out}"]], text))
 
 
 def build(
@@ -187,25 +161,26 @@ def build(
     warp_size: int = 32,
     defines: Sequence[str] = (),
     checked: bool = False,
-    optimize: str = "-O2",
+    optimize: str = "-Og",
     ucontext: bool = False,
     compiler: Compiler | None = None,
+    debug: bool = False,
 ) -> Path:
     """The shared object of a kernel source.
 
     `defines` are NAME or NAME=VALUE; `checked` instruments every memory access (runtime/checker.cpp); `ucontext` takes
-    the portable fibers even on x86-64. Raises CompilerMissing, CompileError.
+    the portable fibers even on x86-64; `debug` adds the numbers of lines, and the code is the same (GCC manual, -g).
+    Raises CompilerMissing, CompileError.
     """
     compiler = compiler or find_compiler()
     mode = [f"-DSIMT_WARP_SIZE={warp_size}", *(["-DSIMT_CHECKED"] if checked else [])]
-    device = HERE / "device"
     entries = "".join(f"SIMT_KERNEL({name})\n" for name in kernels)
-    text = f'#include "{device}/simt.hpp"\n#line 1 "kernel"\n{source}\n#line 1 "entries"\n{entries}'
+    text = f'#include "device/simt.hpp"\n#line 1 "kernel"\n{source}\n#line 1 "entries"\n{entries}'
     options = [*mode, optimize, *(f"-D{define}" for define in defines), *(["-fsanitize=thread"] if checked else [])]
-    objects = [_compile(compiler, [*options, *_ALIGNMENT[compiler.family]], text)]
-    for name in (*RUNTIME, *([CHECKER] if checked else [])):
-        include = f'#include "{HERE}/runtime/{name}"\n'
-        objects.append(_compile(compiler, [*mode, "-O2", *(["-DSIMT_UCONTEXT"] if ucontext else [])], include))
-    target = cache_directory() / f"{_digest(compiler, *objects)}.so"
-    linker = [*compiler.command, *compiler.link_options, "-shared", "-Wl,--no-undefined"]
-    return _build(target, [[*linker, *map(str, objects), "-lm", "-lpthread", "-o", "{out}"]])
+    options += [*_ALIGNMENT[compiler.family], *(_DEBUG if debug else ())]
+    fibers = ["-DSIMT_UCONTEXT"] if ucontext else []
+    runtime = [_runtime(compiler, name, [*mode, *fibers]) for name in (*RUNTIME, *([CHECKER] if checked else []))]
+    link = [*compiler.command, *compiler.link_options, "-shared", "-Wl,--no-undefined", "{out}.o", *map(str, runtime)]
+    commands = [[*_compile(compiler, options), "-o", "{out}.o"], [*link, "-lm", "-lpthread", "-o", "{out}"]]
+    key = digest(compiler, compiler.options, options, _shim_digest(), text, *(path.name for path in runtime))
+    return once(cache_directory() / f"{key}.so", functools.partial(_run, commands, text))

@@ -19,9 +19,10 @@ nan, inf, pi, newaxis = _np.nan, _np.inf, _np.pi, None
 
 FUNCTIONS = (
     "abs", "absolute", "all", "any", "arange", "argmax", "argmin", "argsort", "ascontiguousarray", "broadcast_to",
-    "concatenate", "conj", "conjugate", "copyto", "cos", "empty_like", "exp", "exp2", "expand_dims", "floor", "frexp",
-    "hypot", "isfinite", "isnan", "ldexp", "linspace", "log2", "matmul", "max", "maximum", "may_share_memory", "mean",
-    "min", "moveaxis", "ones_like", "rint", "sin", "sqrt", "square", "stack", "sum", "tile", "where", "zeros_like",
+    "concatenate", "conj", "conjugate", "copyto", "cos", "diagonal", "empty_like", "exp", "exp2", "expand_dims",
+    "eye", "floor", "frexp", "hypot", "isfinite", "isnan", "ldexp", "linspace", "log2", "matmul", "max", "maximum",
+    "may_share_memory", "mean", "min", "moveaxis", "ones_like", "rint", "sin", "sqrt", "square", "stack", "sum",
+    "tile", "tril", "triu", "where", "zeros_like",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ class RawModule:
 
 
 NAMES = []
-"""Of the kernels that were looked up; a function's address is its place here."""
+"""Names of the kernels that were looked up; a function's address is its place here."""
 
 
 class Handle:

@@ -57,6 +57,18 @@ def memsetAsync(pointer, value, nbytes, stream):
     ctypes.memset(pointer, value, nbytes)
 
 
+_registered = []
+"""(address, bytes) of what was registered."""
+
+
+def hostRegister(address, nbytes, flags):
+    _registered.append((address, nbytes))
+
+
+def hostUnregister(address):
+    _registered[:] = [entry for entry in _registered if entry[0] != address]
+
+
 memcpyHostToDevice, memcpyDeviceToHost = 1, 2  # noqa: N816
 
 

@@ -1,0 +1,1 @@
+"""SciPy's names in CuPy."""
