@@ -18,7 +18,7 @@ RUN --mount=type=secret,id=pip,target=/run/secrets/pip --mount=type=secret,id=ca
 
 # -- The project's wheel, and what it puts into that environment: the layer that changes with the code --------------------
 FROM packages AS project
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY client client
 COPY kernels kernels
 COPY service service
@@ -32,7 +32,7 @@ COPY deploy/locks/cuda13.txt deploy/locks/
 RUN --mount=type=secret,id=pip,target=/run/secrets/pip --mount=type=secret,id=ca,target=/run/secrets/ca \
     /opt/build/bin/pip --python /opt/gemmserve/bin/python install --quiet --require-hashes -r deploy/locks/cuda13.txt
 
-# What common products need, compiled for these architectures, so that the first request does not wait for a compiler.
+# The kernels of documented products, compiled for these architectures, so that no request for one waits for a compiler.
 FROM packages-cuda AS kernels-cuda
 ARG KERNEL_ARCHITECTURES="sm_80 sm_86 sm_89 sm_90a sm_100 sm_120"
 COPY kernels kernels
@@ -68,7 +68,7 @@ FROM base AS cuda
 COPY --from=packages-cuda /opt/gemmserve /opt/gemmserve
 COPY --from=kernels-cuda /opt/kernels /opt/kernels
 COPY --from=project /opt/project /opt/gemmserve
-# A worker copies what its cache lacks from there: a volume that is older than the image is no worse off.
+# A worker loads from there what its cache lacks: a volume that is older than the image is no worse off.
 # NVIDIA_...: what is asked of NVIDIA's container toolkit, the driver's compute library and nvidia-smi.
 ENV GEMMSERVE_KERNEL_SEED=/opt/kernels \
     NVIDIA_VISIBLE_DEVICES=all \
@@ -97,6 +97,12 @@ RUN --mount=type=secret,id=pip,target=/run/secrets/pip --mount=type=secret,id=ca
     && /opt/build/bin/pip --python /opt/gemmserve/bin/python install --quiet --require-hashes -r deploy/locks/rocm.txt \
     && /opt/build/bin/pip --python /opt/gemmserve/bin/python install --quiet --no-index --no-deps /wheel/*.whl
 
+FROM packages-rocm AS kernels-rocm
+ARG ROCM_KERNEL_ARCHITECTURES="gfx90a gfx942"
+ENV ROCM_HOME=/opt/rocm GEMMSERVE_KERNEL_CACHE=/opt/kernels
+RUN /opt/gemmserve/bin/python -m gemmserve_kernels.precompile ${ROCM_KERNEL_ARCHITECTURES} \
+    && chmod -R a+rX /opt/kernels
+
 FROM base-rocm AS rocm
 RUN install -d -o 10001 -g 10001 -m 700 /var/lib/gemmserve /var/cache/gemmserve
 # CuPy's own cache of what HIPRTC compiled lies in the volume of the kernels, too.
@@ -105,10 +111,12 @@ ENV PATH=/opt/gemmserve/bin:/opt/rocm/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     ROCM_HOME=/opt/rocm \
     CUPY_CACHE_DIR=/var/cache/gemmserve/cupy \
+    GEMMSERVE_KERNEL_SEED=/opt/kernels \
     GEMMSERVE_HOST=0.0.0.0 \
     GEMMSERVE_DATA_DIR=/var/lib/gemmserve \
     GEMMSERVE_KERNEL_CACHE=/var/cache/gemmserve
 COPY --from=packages-rocm /opt/gemmserve /opt/gemmserve
+COPY --from=kernels-rocm /opt/kernels /opt/kernels
 USER 10001:10001
 WORKDIR /var/lib/gemmserve
 VOLUME ["/var/lib/gemmserve", "/var/cache/gemmserve"]

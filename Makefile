@@ -17,13 +17,16 @@ AGAIN ?= --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$p"; break; }; done)
 
+# Tests that rewrite their assertions, and the many processes that they start, compile each module once.
+unexport PYTHONDONTWRITEBYTECODE
+
 comma := ,
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo serve test test-service test-kernels gpu-test sanitize bench bench-service chaos lint python fuzz \
-	attacks containers containers-cuda containers-time lock amd amd-cupy
+	attacks docs figures pictures containers containers-cuda containers-time perf-analyzer lock release amd amd-cupy
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,15 +49,15 @@ serve: python  ## run the service in the foreground (ARGS='--port 9000')
 
 test: python  ## the test suite (tests that need a GPU say so when they are skipped)
 	$(call environment,dev)
-	$(RUN) -m pytest -n 2 $(AGAIN) $(PYTEST_ARGS)
+	$(RUN) -m pytest -n 2 --dist worksteal $(AGAIN) $(PYTEST_ARGS)
 
 test-service: python  ## the service, the client and the contract, without tests marked slow: minutes
 	$(call environment,dev)
-	$(RUN) -m pytest -n 2 $(AGAIN) -m "not slow" tests/unit/service tests/unit/client tests/unit/cli tests/contract $(PYTEST_ARGS)
+	$(RUN) -m pytest -n 2 --dist worksteal $(AGAIN) -m "not slow" tests/unit/service tests/unit/client tests/unit/cli tests/contract $(PYTEST_ARGS)
 
 test-kernels: python  ## the kernels, on CPU emulators, without tests marked slow: minutes
 	$(call environment,dev)
-	$(RUN) -m pytest -n 2 -m "not slow" tests/unit/kernels $(PYTEST_ARGS)
+	$(RUN) -m pytest -n 2 --dist worksteal -m "not slow" tests/unit/kernels $(PYTEST_ARGS)
 
 gpu-test: python  ## the tests that need a GPU, on this machine's GPU
 	$(call environment,dev)
@@ -75,6 +78,19 @@ bench-service: python  ## the service beside tritonserver, LitServe, BentoML and
 	-$(RUN) -m benchmarks.service install
 	$(RUN) -m benchmarks.service run $(ARGS)
 	$(RUN) -m benchmarks.service report
+
+docs: python  ## the documentation site, into build/docs; warnings are errors (ARGS='-E' reads all pages anew)
+	$(call environment,docs)
+	$(RUN) -m sphinx -q -W --keep-going -c docs $(ARGS) . build/docs
+	@echo "build/docs/index.html"
+
+figures: python  ## the README's tables and pictures, and the pages' figures, from the JSON under docs/benchmarks
+	$(call environment,docs)
+	$(RUN) -m benchmarks.figures
+
+pictures: python  ## the guides' pictures, from what their own blocks compute (ARGS='beamforming maxwell')
+	$(call environment,dev)
+	$(RUN) tools/pictures.py $(ARGS)
 
 fuzz: python  ## the parsers of what strangers send, by atheris (ARGS='--seconds 600 npy multipart')
 	$(call environment,dev$(comma)fuzz)
@@ -109,6 +125,10 @@ containers: python  ## build the cpu image, run the README's compose lines, kill
 	tools/containers/promtool.sh test rules alerts_test.yml
 	tools/containers/engine.sh $(abspath $(RUN)) tools/containers/check.py
 
+perf-analyzer: python  ## NVIDIA's perf_analyzer over the inference protocol, on the CPU (fetches 15 MB once)
+	$(call environment,dev)
+	$(RUN) tools/containers/perf_analyzer.py
+
 containers-cuda: python  ## build the cuda image and look inside it, without a GPU
 	$(call environment,dev)
 	tools/containers/engine.sh $(abspath $(RUN)) tools/containers/cuda.py
@@ -120,3 +140,7 @@ containers-time: python  ## time from `compose up` to ready, by phase, and image
 lock: python  ## make the images' lock files again, from pyproject.toml and .ci/constraints.txt
 	$(call environment,dev$(comma)lock)
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(RUN) tools/lock.py
+
+release: python  ## what a release of this commit would be: checks, two builds; ARGS='--key KEY' makes and signs it
+	$(call environment,dev)
+	$(RUN) tools/release.py $(ARGS)

@@ -69,7 +69,7 @@ class Aim:
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     def upload_head(self, nbytes: int) -> bytes:
-        """Of an upload of that many bytes."""
+        """Return the head of an upload of that many bytes."""
         length = f"Content-Length: {nbytes}"
         path = f"/v1/arrays?dtype=float64&shape={nbytes // 8}&ttl_s=60"
         return self.head("POST", path, "Content-Type: application/octet-stream", length)
@@ -241,13 +241,13 @@ async def tiny_array(aim: Aim) -> str:
 
 @cache
 def long_requests(key: str) -> list[bytes]:
-    """Of `long_bodies`, one each, of the attacker."""
+    """Return requests of `long_bodies`, one each, of the attacker."""
     return [long_bodies.request(name, "127.0.0.1", f"Authorization: Bearer {key}") for name in long_bodies.BODIES]
 
 
 @cache
 def doubtful_requests(key: str) -> list[bytes]:
-    """Of `request_shapes`, one each, of the attacker."""
+    """Return requests of `request_shapes`, one each, of the attacker."""
     field = f"Authorization: Bearer {key}\r\nContent-Type: application/json".encode()
     return [shape.data.replace(b"Content-Type: application/json", field) for shape in request_shapes.SHAPES]
 

@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "deploy" / "locks"
 EXTRAS = {"cpu": ("server", "cli"), "cuda13": ("server", "cli", "cuda13"), "rocm": ("server", "cli", "rocm")}
 """Lock file by the extras that it is for."""
+TRACING = "deploy/locks/tracing.in"
+"""What the images have besides."""
 BUILD = "build"
 """The lock of what makes the wheel: pyproject.toml's build-system, and pip."""
 
@@ -34,7 +36,7 @@ def main() -> None:
     """Command line."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, extras in EXTRAS.items():
-        lock(name, "pyproject.toml", *(f"--extra={extra}" for extra in extras))
+        lock(name, "pyproject.toml", TRACING, *(f"--extra={extra}" for extra in extras))
     lock(BUILD, "deploy/locks/build.in")
 
 

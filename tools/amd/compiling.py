@@ -109,6 +109,6 @@ class Session:
 
 
 def _code_digest() -> str:
-    """Of what reads code objects: results of another version of it are not taken."""
+    """Return the digest of what reads code objects: results of another version of it are not taken."""
     files = ("worker.py", "codeobject.py", "compiling.py")
     return hashlib.sha256(b"\0".join((_HERE / name).read_bytes() for name in files)).hexdigest()

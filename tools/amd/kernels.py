@@ -150,7 +150,7 @@ def _sums(spec: DeviceSpec) -> Iterator[Case]:
 
 
 def _checks(spec: DeviceSpec) -> Iterator[Case]:
-    """Of results, whose kernels are the portable ones too."""
+    """Yield checks of results, whose kernels are the portable ones too."""
     for order in ("C", "F"):
         x = _operand("complex64", order=order)
         problem = GemmProblem.build(x, x)

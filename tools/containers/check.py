@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "gemmserve-check"
-PROFILES = ("cpu", "cuda", "rocm", "monitoring")
+PROFILES = ("cpu", "cuda", "rocm", "monitoring", "tracing")
 CONTAINER = f"{PROJECT}-cpu-1"
 DATA = f"{PROJECT}_data"
 SLOW = 2048  # rows and columns of a complex128 product: seconds on one core, long enough to be interrupted
@@ -83,7 +83,7 @@ def step(name: str) -> Iterator[None]:
 def readme_commands() -> list[str]:
     """The lines of the README's compose section."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.search(r"<!-- compose:[^>]*-->\n```sh\n(.*?)```", text, re.DOTALL)
+    found = re.search(r"<!-- not run: the containers job[^>]*-->\n```sh\n(.*?)```", text, re.DOTALL)
     if found is None:
         raise CheckError("the README has no compose section")
     return [line.partition("  #")[0].strip() for line in found[1].splitlines()]
@@ -186,6 +186,14 @@ def confined() -> None:
     demand(int(status["NoNewPrivs"]) == 1, "privileges may be gained")
 
 
+def pages() -> None:
+    """The pages on the API's port, the metrics on their own."""
+    for path in ("", "docs", "openapi.json"):
+        run("curl", "-fsS", "-o", os.devnull, f"http://127.0.0.1:{os.environ['GEMMSERVE_PORT']}/{path}")
+    metrics = run("curl", "-fsS", f"http://127.0.0.1:{os.environ['GEMMSERVE_METRICS_PORT']}/metrics")
+    demand("gemmserve_" in metrics, "the second port has no metrics")
+
+
 def killed_with_a_job(connected: Client, module: str) -> int:
     """SIGKILL for the process of that module while a job runs; the attempts that the job took, its result checked."""
     job, operand = slow_job(connected)
@@ -249,7 +257,7 @@ def stopped_with_a_job() -> None:
         finished(connected, job.id)
 
 
-ATTACKS = (confined, kills, second_container, refusals, stopped_with_a_job)
+ATTACKS = (confined, pages, kills, second_container, refusals, stopped_with_a_job)
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """Builds the CUDA image and looks inside it, on a machine without a GPU: `make containers-cuda`.
 
 In the container: CuPy can be imported, NVRTC compiles one of this project's kernels, the kernels compiled ahead of time
-are found by the very names that the server looks them up by, and without a driver the server falls back to the CPU,
-with those kernels in the cache of a volume. The image's size is held against its bound. Standard library only.
+are found by the very names that the server looks them up by, and without a driver the server falls back to the CPU. The
+image's size is held against its bound. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = os.environ.get("GEMMSERVE_IMAGE", "gemmserve") + ":cuda"
-LARGEST = 1_500_000_000
+LARGEST = 1_600_000_000
 
 INSIDE = """
 import os, shutil, tempfile, time
@@ -28,8 +28,10 @@ print("cupy", cupy.__version__, "nvrtc", nvrtc.getVersion())
 seed = Path(os.environ["GEMMSERVE_KERNEL_SEED"])
 shipped = {path.name for path in seed.iterdir()}
 print(len(shipped), "kernels shipped,", sum(path.stat().st_size for path in seed.iterdir()), "bytes")
+assert all(compiler.compiled_file(source, "sm_90a") for source in precompile.documented("sm_90a"))
 os.environ["GEMMSERVE_KERNEL_CACHE"] = tempfile.mkdtemp()
-source = min(precompile.common("sm_90a"), key=lambda source: len(source.text))
+del os.environ["GEMMSERVE_KERNEL_SEED"]
+source = min(precompile.documented("sm_90a"), key=lambda source: len(source.text))
 began = time.perf_counter()
 compiled = compiler.cubin_file(source, "sm_90a")
 print("compiled", compiled.name, "in", round(time.perf_counter() - began, 2), "s")
@@ -74,8 +76,8 @@ def main() -> None:
     try:
         until_ready(name)
         log = run("docker", "logs", name)
-        if "devices: cpu" not in log or "compiled ahead of time are new" not in log:
-            sys.exit(f"cuda: no fallback to the CPU, or no kernels in the cache:\n{log}")
+        if "devices: cpu" not in log:
+            sys.exit(f"cuda: no fallback to the CPU:\n{log}")
         print(run("docker", "exec", name, "gemmserve", "doctor"))
     finally:
         run("docker", "rm", "--force", "--volumes", name)
