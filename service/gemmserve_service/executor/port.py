@@ -134,6 +134,9 @@ class ExecutorOwner(Protocol):
     def task_compiles(self, worker: Worker, message: Compiling) -> None:
         """Called when a task begins to wait for the compiler, and when it no longer does."""
 
+    def task_progressed(self, worker: Worker, task: str, share: float) -> None:
+        """Called when a worker says that so much of a task is done, 0 to 1."""
+
     def results_written(self, worker: Worker, message: Written) -> None:
         """Called when results that were to be written later are, or never will be."""
 

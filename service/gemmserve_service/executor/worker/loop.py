@@ -139,6 +139,10 @@ class _Line:
         """The task that runs, and its progress."""
         return (self._runner.task, self._runner.progress) if self.overlap is None else self.overlap.at
 
+    def share_of(self, task: str | None) -> float:
+        """Return the share of a task that is done, 0 to 1, as far as is known."""
+        return self._runner.share_of(task)
+
     def send(self, *messages: BaseModel) -> None:
         """Whole frames; before them what there is to tell of the device's copies."""
         with self._sending:
@@ -323,7 +327,8 @@ def _beat(line: _Line, beat_s: float, over: threading.Event, monitor: Monitor) -
             task, progress = line.at
             health = monitor.latest
             news = None if health is said else health
-            line.send(Beat(task=task, progress=progress, registered=line.registered_bytes, health=news))
+            share = line.share_of(task)
+            line.send(Beat(task=task, progress=progress, share=share, registered=line.registered_bytes, health=news))
             said = health
         except OSError:
             return  # the other thread notices too
