@@ -172,6 +172,7 @@ class _Link(asyncio.Protocol):
                 elif isinstance(message, Beat):
                     self.worker.beat(message.task, message.progress)
                     self.worker.registered_bytes = message.registered
+                    self.worker.prepares = message.prepares
                     if message.health is not None:
                         self.worker.health = message.health
                 elif isinstance(message, Compiling):
