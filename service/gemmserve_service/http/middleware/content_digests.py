@@ -2,9 +2,10 @@
 
 A request that says what the SHA-256 of its body is, is refused where the body has another; the routes that `_compares`
 names hash what they take while it arrives in its place. The answer repeats the digest that was compared, so that a
-client whose field got lost or changed on the way does not take silence for consent. An answer has a digest where the request
-wants that (Want-Content-Digest): here those that are sent in one piece, which is all but arrays and streams of events.
-Arrays' routes see to theirs themselves (`digest_of`).
+client whose field got lost or changed on the way does not take silence for consent.
+
+An answer has a digest where the request wants that (Want-Content-Digest): here those that are sent in one piece, which
+is all but arrays and streams of events. Arrays' routes see to theirs themselves (`digest_of`).
 """
 
 from __future__ import annotations
