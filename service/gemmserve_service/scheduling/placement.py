@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels import KernelError, Plan
 
@@ -122,12 +122,17 @@ class Placement:
         """
         if not worker.ready or not worker.tasks or (express and not worker.express):
             return False
-        tasks: Any = worker.tasks.values()
-        if any(task.crashes for task in tasks):
-            return False
-        if worker.express:
-            tasks = [task for task in tasks if task.express == express]
-        return len(tasks) <= worker.ahead and sum(task.cost_s for task in tasks) < _AHEAD_S
+        tasks, seconds, split = 0, 0.0, worker.express
+        for task in worker.tasks.values():  # of which a group leaves a hundred, and a few say enough
+            if task.crashes:
+                return False
+            if split and task.express != express:
+                continue
+            tasks += 1
+            seconds += task.cost_s
+            if tasks > worker.ahead or seconds >= _AHEAD_S:
+                return False
+        return True
 
 
 def _companions(first: Task, queue: FairQueue, most: int, seconds: Callable[[Task], float]) -> list[Task]:
