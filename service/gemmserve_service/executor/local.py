@@ -162,6 +162,7 @@ class _Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.worker is not None:
             self.worker.heard = time.monotonic()
+        ended = False
         try:
             for body in self._decoder.feed(data):
                 message = TO_FRONT.validate_json(body)
@@ -172,7 +173,8 @@ class _Link(asyncio.Protocol):
                     self.close()
                 elif isinstance(message, Done | Failed):  # before all others, of which there are few
                     if self._executor.owner is not None:
-                        self._executor.owner.task_ended(self.worker, message)
+                        ended = True
+                        self._executor.owner.task_ended(self.worker, message, more=True)
                 elif isinstance(message, Beat):
                     self.worker.beat(message.task, message.progress)
                     self.worker.registered_bytes = message.registered
@@ -193,6 +195,9 @@ class _Link(asyncio.Protocol):
         except (ProtocolError, ValidationError):
             log.exception("a worker speaks nonsense: closing its connection")
             self.close()
+        finally:
+            if ended and self._executor.owner is not None:
+                self._executor.owner.answers_over()
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc

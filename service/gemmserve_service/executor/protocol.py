@@ -119,9 +119,7 @@ class Work:
         bool,
         Field(description="the task may end before its results are written, and must where they have no place yet"),
     ] = False
-    express: Annotated[
-        bool, Field(description="the task is short: it runs beside long ones, and before them")
-    ] = False
+    express: Annotated[bool, Field(description="the task is short: it runs beside long ones, and before them")] = False
 
 
 class RunBatch(_Message):

@@ -69,8 +69,7 @@ def _c_of(request: GemmJob | GemmReduceJob) -> str | View | None:
 
 
 class product_errors:  # noqa: N801 (used like a function; one of contextlib's takes three times as long)
-    """Context manager that has errors of a product that is run as a program speak of no step, for its request has none.
-    """
+    """Context manager: errors of a product that is run as a program speak of no step, for its request has none."""
 
     __slots__ = ("_request",)
 

@@ -182,7 +182,8 @@ async def reserve_results(
     deferred: bool = False,
     tags: Tags = NO_TAGS,
 ) -> dict[str, Upload]:
-    """Reserve space for results, each given by shape, dtype and memory order. Raises TooLarge, StoreFull, QuotaExceeded; then none is reserved.
+    """Reserve space for results, each given by shape, dtype and memory order. Raises TooLarge, StoreFull,
+    QuotaExceeded; then none is reserved.
 
     Others have their turns meanwhile: a file is made for each, unless they are `deferred`. `granted`: limits were asked
     when the job was accepted. `tags`: name and labels of a single result; of several each has its own behind the name.

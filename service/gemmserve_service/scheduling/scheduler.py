@@ -278,8 +278,10 @@ class Scheduler:
                     self._suspects.add(task)
         self._settle()
 
-    def task_ended(self, worker: Worker, answer: Done | Failed) -> None:
-        """Called when a worker answered a task."""
+    def task_ended(self, worker: Worker, answer: Done | Failed, *, more: bool = False) -> None:
+        """Called when a worker answered a task. `more`: `answers_over` follows, which finds workers something to do:
+        once for all answers that came together.
+        """
         worker.memory_used = answer.memory_used if isinstance(answer, Done) else worker.memory_used
         task: Task | None = worker.tasks.pop(answer.task, None)
         if task is None:
@@ -310,6 +312,11 @@ class Scheduler:
             description = Description(answer.slug, answer.status, answer.title, answer.detail, extra=answer.extra)
             self._end(task, JobFailed(description))
             task.close()
+        if not more:
+            self._settle()
+
+    def answers_over(self) -> None:
+        """Called after the last of several answers that came together."""
         self._settle()
 
     def task_compiles(self, worker: Worker, message: Compiling) -> None:
