@@ -27,8 +27,8 @@ Side = Literal["a", "b"]
 
 LINK_RATE: Final = 50e9
 """Bytes a second from pinned memory to a device over PCIe 5 (one H200: 55e9)."""
-_WINDOWS: Final = 2
-"""Windows of the result: one is computed while the other goes to the host."""
+_WINDOWS: Final = 3
+"""Windows of the result: one is computed, one waits to be, behind it, and one goes to the host."""
 _ALIKE: Final = 1.02
 """Times the shortest time of a plan within which the one that uploads least is taken."""
 _TRIED: Final = 12
@@ -141,7 +141,7 @@ class _Planner:
     def plan(self, budget: int) -> MemoryPlan:
         fits = budget >= self.least
         found: MemoryPlan | None = None
-        windows = _WINDOWS if budget >= self.least + self.window else 1
+        windows = min(_WINDOWS, 1 + max(0, budget - self.least) // self.window)
         room = max(budget, self.least) - windows * self.window - self.workspace
         for slots, order in self._ways(room):
             uploads = self._uploads(order, slots)
