@@ -1,4 +1,4 @@
-"""Reductions in double precision on tensor cores, on the CPU shim: every kind, axis and layout; the bits of the product."""
+"""Reductions in double precision on tensor cores, on the CPU shim: every kind, axis, layout; the product's bits."""
 
 from __future__ import annotations
 
