@@ -217,6 +217,7 @@ class _Replay:
         self._maps: dict[tuple[Box, int], Any] = {}
         self._stream = 0
         self._bases = [_NOWHERE] * (program.arguments + 2)
+        self._now: tuple[int, ...] = ()
         kept = np.array(program.words)  # those that no address is added to stay as they are
         self._words = memoryview(kept)
         self._places = [_places(program, number) for number in range(1, len(self._bases) + 1)]
@@ -249,9 +250,13 @@ class _Replay:
         stream = cupy.cuda.get_current_stream().ptr
         launch = driver.launcher()
         with self._lock:
-            for number, address in enumerate((*addresses, workspace, counters)):
-                if address != self._bases[number]:
-                    self._move(number, address)
+            now = (*addresses, workspace, counters)
+            if now != self._now:
+                self._now = ()  # should an encoding fail, everything is looked at again
+                for number, address in enumerate(now):
+                    if address != self._bases[number]:
+                        self._move(number, address)
+                self._now = now
             if stream != self._stream:
                 for config in self._configs:
                     config.stream = stream

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
+from gemmserve_kernels.algorithms.common.prepared_operand import source_of
 from gemmserve_kernels.algorithms.cpu import gemm as cpu
 from gemmserve_kernels.device.caching import cached
 from gemmserve_kernels.device.spec import DeviceSpec, cupy_errors, device_error
 from gemmserve_kernels.dispatch.interchange import interchanged
-from gemmserve_kernels.dispatch.known_calls import KnownCalls, Span, is_apart, place_key
+from gemmserve_kernels.dispatch.known_calls import PHASE, KnownCalls, Span, is_apart, place_key
 from gemmserve_kernels.dispatch.planned_call import (
     Call,
     build_problem,
@@ -72,7 +72,7 @@ def gemm(
     """
     options = (alpha, beta, trans_a, trans_b, order, layout, compute, config)
     if is_plain_cupy(a, b, c, out):
-        return _on_gpu(a, b, c, out, options)
+        return _on_gpu(a, b, c, out, options, plain=True)
     return _run(a, b, c, out, options)
 
 
@@ -107,16 +107,16 @@ def _for_cpu(a: ArrayKey, b: ArrayKey, c: ArrayKey | None, options: tuple[Any, .
     return problem
 
 
-def _on_gpu(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any:
-    """CuPy's arrays, `a` and `b` perhaps prepared."""
+def _on_gpu(a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...], *, plain: bool = False) -> Any:
+    """CuPy's arrays, `a` and `b` perhaps prepared, but not where all are `plain`."""
     import cupy
 
     try:
         ordinal = source_of(a).data.device_id
         if cupy.cuda.runtime.getDevice() == ordinal:
-            return _on_device(ordinal, a, b, c, out, options)
+            return _on_device(ordinal, a, b, c, out, options, plain=plain)
         with cupy.cuda.Device(ordinal):
-            return _on_device(ordinal, a, b, c, out, options)
+            return _on_device(ordinal, a, b, c, out, options, plain=plain)
     except cupy_errors() as error:
         raise device_error(error) from error
 
@@ -138,27 +138,28 @@ class _Known:
 _known: Final[KnownCalls[_Known]] = KnownCalls()
 
 
-def _on_device(ordinal: int, a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...]) -> Any:
+def _on_device(ordinal: int, a: Any, b: Any, c: Any, out: Any, options: tuple[Any, ...], *, plain: bool) -> Any:
     """The same on the current device, which is the one of that number."""
     import cupy
 
     key = None
-    if not (isinstance(a, PreparedOperand) or isinstance(b, PreparedOperand)):
+    if plain:
+        at_a, at_b = a.data.ptr, b.data.ptr
         key = (
-            ordinal,
-            place_key(a),
-            place_key(b),
+            *(ordinal, at_a & PHASE, a.shape, a.strides, a.dtype, at_b & PHASE, b.shape, b.strides, b.dtype, options),
             None if c is None else place_key(c),
             None if out is None else place_key(out),
-            options,
         )
         known = _known.find(key)
         if known is not None:
             if known.of_out is None:
                 into = cupy.ndarray(known.shape, known.dtype, order=known.order)
-                known.call.run(a, b, c, into)
+                if c is None and (enqueue := known.call.enqueue) is not None:
+                    enqueue((at_a, at_b, into.data.ptr))
+                else:
+                    known.call.run(a, b, c, into)
                 return into
-            at = [x.data.ptr for x in (a, b, c) if x is not None]
+            at = (at_a, at_b) if c is None else (at_a, at_b, c.data.ptr)
             if is_apart(out.data.ptr, known.of_out, at, known.spans):
                 known.call.run(a, b, c, out)
                 return out

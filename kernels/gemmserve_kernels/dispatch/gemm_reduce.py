@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
+from gemmserve_kernels.algorithms.common.prepared_operand import source_of
 from gemmserve_kernels.algorithms.cpu import gemm_reduce as cpu_reduce
 from gemmserve_kernels.device.caching import cached
 from gemmserve_kernels.device.spec import DeviceSpec, cupy_errors, device_error
@@ -76,7 +76,7 @@ def gemm_reduce(
     axes = axis if isinstance(axis, str) else tuple(axis)
     options = (names, axes, pre_op, alpha, trans_a, trans_b, layout, compute, config, return_c, reproducible)
     if not out and is_plain_cupy(a, b):
-        results = _on_gpu(a, b, {}, options)
+        results = _on_gpu(a, b, {}, options, plain=True)
         return results[reduce] if isinstance(reduce, str) and not return_c else results
     given = dict(out or {})
     arrays = {"a": source_of(a), "b": source_of(b)} | {f"out[{name!r}]": array for name, array in given.items()}
@@ -120,16 +120,16 @@ def _on_foreign(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...])
         return {name: given[name] if name in given else give(result) for name, result in results.items()}
 
 
-def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> dict[str, Any]:
-    """CuPy's arrays, `a` and `b` perhaps prepared."""
+def _on_gpu(a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...], *, plain: bool = False) -> dict[str, Any]:
+    """CuPy's arrays, `a` and `b` perhaps prepared; neither, and nothing `given`, where they are `plain`."""
     import cupy
 
     try:
         ordinal = source_of(a).data.device_id
         if cupy.cuda.runtime.getDevice() == ordinal:
-            return _on_device(ordinal, a, b, given, options)
+            return _on_device(ordinal, a, b, given, options, plain=plain)
         with cupy.cuda.Device(ordinal):
-            return _on_device(ordinal, a, b, given, options)
+            return _on_device(ordinal, a, b, given, options, plain=plain)
     except cupy_errors() as error:
         raise device_error(error) from error
 
@@ -138,17 +138,22 @@ _known: Final[KnownCalls[ReduceCall]] = KnownCalls()
 """Calls of operands with whole elements, whose results are fresh and as kernels write them."""
 
 
-def _on_device(ordinal: int, a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...]) -> dict[str, Any]:
+def _on_device(
+    ordinal: int, a: Any, b: Any, given: dict[str, Any], options: tuple[Any, ...], *, plain: bool
+) -> dict[str, Any]:
     """The same on the current device, which is the one of that number."""
     import cupy
 
     key = None
-    if not (given or isinstance(a, PreparedOperand) or isinstance(b, PreparedOperand)):
+    if plain:
         key = (ordinal, place_key(a), place_key(b), options)
         known = _known.find(key)
         if known is not None:
             fresh = {name: cupy.ndarray(shape, dtype) for name, (shape, dtype) in known.written.items()}
-            known.run(a, b, fresh)
+            if (enqueue := known.enqueue) is not None:
+                enqueue((a.data.ptr, b.data.ptr, *[array.data.ptr for array in fresh.values()]))
+            else:
+                known.run(a, b, fresh)
             return fresh
     whole_a, whole_b = whole_elements(a), whole_elements(b)
     source_a, source_b = source_of(whole_a), source_of(whole_b)

@@ -20,7 +20,8 @@ C = TypeVar("C")
 
 _MOST: Final = 4096
 """Calls that are kept; then the oldest go."""
-_PHASE: Final = VECTOR_BYTES - 1
+PHASE: Final = VECTOR_BYTES - 1
+"""Bits of an address that a plan may know."""
 
 
 class KnownCalls(Generic[C]):
@@ -48,7 +49,7 @@ class KnownCalls(Generic[C]):
 
 def place_key(array: Any) -> tuple[Any, ...]:
     """Return what a plan may know of a CuPy array: how it lies in memory, and the last bits of its address."""
-    return array.shape, array.strides, array.dtype, array.data.ptr & _PHASE
+    return array.shape, array.strides, array.dtype, array.data.ptr & PHASE
 
 
 @dataclass(frozen=True)

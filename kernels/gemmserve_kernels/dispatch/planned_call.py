@@ -21,7 +21,7 @@ from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gemmserve_kernels.algorithms.common.prepared_operand import Outline
     from gemmserve_kernels.device.launch import Launcher, Ready
@@ -89,6 +89,15 @@ class Call:
             c = c if c is None or problem.c is None else c.astype(problem.c.dtype, order="C")
         arrays = operand_arrays(a, b, [into] if c is None else [into, c], self.takes)
         self._ready.run(tuple([array.data.ptr for array in arrays]))
+
+    @cached_property
+    def enqueue(self) -> Callable[[tuple[int, int, int]], None] | None:
+        """The call of operands that are not prepared and have no C, for the addresses of A, B and the result, under the
+        conditions of `run`; None where it takes the arrays themselves.
+        """
+        if self.program is None:
+            return self._blas_call.enqueue
+        return self._ready.run if self.converted is None and not any(self.takes) else None
 
     @cached_property
     def _ready(self) -> Ready:

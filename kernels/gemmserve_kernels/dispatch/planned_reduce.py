@@ -24,6 +24,8 @@ from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from gemmserve_kernels.device.launch import Launcher, Ready
@@ -78,6 +80,15 @@ class ReduceCall:
     def is_written_as_returned(self) -> bool:
         """Whether kernels write every result as it is returned."""
         return self.written == self.problem.results
+
+    @cached_property
+    def enqueue(self) -> Callable[[tuple[int, ...]], None] | None:
+        """The call of operands that are not prepared, for the addresses of A, B and of every result in the order of
+        `written`, under the conditions of `run`; None where it takes the arrays themselves.
+        """
+        if self.program is None or self.converted is not None or any(self.takes):
+            return None
+        return self._ready.run
 
     @cached_property
     def _ready(self) -> Ready:

@@ -1,7 +1,7 @@
 """Reductions of products of float64 and complex128 on tensor cores: `gemm`'s tiles leave partials, which are combined.
 
-What is reduced are the elements of `gemm`, bit for bit. Every warp folds the rows of its part of a tile in registers
-(cuda/dmma/dmma_reduce.cu); sums are added up in the order of the columns.
+What is reduced are the elements of `gemm`, or of the transposed product where rows are reduced. Every warp folds the
+rows of its part of a tile in registers (cuda/dmma/dmma_reduce.cu); sums are added up in the order of the columns.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ import numpy as np
 from gemmserve_kernels.problem.errors import DeviceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gemmserve_kernels.algorithms.vendor.blas import BlasPlan
     from gemmserve_kernels.problem.problem import GemmProblem
 
@@ -49,12 +51,12 @@ class BlasCall:
         item = plan.dtype.itemsize
         self._offsets = [(a * item, b * item, d * item) for a, b, d in plan.offsets()]
         self._alpha, self._beta, self._zero = (_scalar(x, plan.dtype) for x in (problem.alpha, problem.beta, 0j))
-        self._as_they_are = plan.dtype != np.float16 and not (plan.a.copied or plan.b.copied or plan.d.copied)
+        self._copies = plan.a.copied or plan.b.copied or plan.d.copied
 
     def run(self, a: Any, b: Any, c: Any | None, out: Any) -> None:
         """Enqueues it on the current stream of the current device, see run_gemm."""
-        if self._as_they_are and c is None:
-            self._call(a.data.ptr, b.data.ptr, out.data.ptr, self._zero)
+        if c is None and (enqueue := self.enqueue) is not None:
+            enqueue((a.data.ptr, b.data.ptr, out.data.ptr))
             return
         problem, plan = self._problem, self._plan
         x = _operand(a, problem.trans_a, problem, plan, copied=plan.a.copied)
@@ -67,6 +69,14 @@ class BlasCall:
         self._call(x.data.ptr, y.data.ptr, result.data.ptr, beta)
         if plan.d.copied:
             _store(result, out, planar=problem.planar)
+
+    @property
+    def enqueue(self) -> Callable[[tuple[int, int, int]], None] | None:
+        """The call without C, for the addresses of A, B and the result; None where arrays may have to be copied."""
+        return None if self._copies or self._plan.dtype == np.float16 else self._enqueue
+
+    def _enqueue(self, addresses: tuple[int, int, int]) -> None:
+        self._call(*addresses, self._zero)
 
     def _call(self, a: int, b: int, d: int, beta: _HostScalar) -> None:
         blas, swapped = self._blas, self._plan.swapped
