@@ -6,8 +6,8 @@
 
 Writes kernels/gemmserve_kernels/dispatch/tables/<arch>.json, after every shape: each point's dtype, batch, m, n, k, and
 of each route, "algorithm:arithmetic", the device's seconds and, for short products, the caller's (see timing.py).
-Points are kept from the file that is there unless they are measured again (--missing: measures only those that are not there;
---shapes: others than the grid's; --routes: those routes alone, added to the points, as for an algorithm that is new).
+Points are kept from the file that is there unless they are measured again (--missing: measures only those that are not
+there; --shapes: others than the grid's; --routes: those routes alone, added to the points, as for a new algorithm).
 `--check` needs no device: it leaves out one point after another and says how much slower than the best route the one
 is that the others would have chosen.
 """

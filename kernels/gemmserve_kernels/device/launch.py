@@ -219,7 +219,7 @@ class _Replay:
         self._bases = [_NOWHERE] * (program.arguments + 2)
         self._now: tuple[int, ...] = ()
         kept = np.array(program.words)  # those that no address is added to stay as they are
-        self._words = memoryview(kept)
+        self._words = kept.data
         self._places = [_places(program, number) for number in range(1, len(self._bases) + 1)]
         launches = [step for step in program.steps if not isinstance(step, Clear)]
         self._pointers = (ctypes.c_void_p * len(launches))(*(kept.ctypes.data + 8 * launch.word for launch in launches))
@@ -286,7 +286,7 @@ class _Replay:
         if (found := self._maps.get(key)) is None:
             if len(self._maps) >= self._MAX_MAPS:
                 self._maps.clear()
-            found = self._maps[key] = memoryview(np.array(box.encode(address).words, np.uint64))
+            found = self._maps[key] = np.array(box.encode(address).words, np.uint64).data
         return found
 
 

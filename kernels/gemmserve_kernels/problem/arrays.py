@@ -51,7 +51,7 @@ def same_library(arrays: dict[str, Any]) -> str:
 def is_plain_cupy(a: Any, b: Any, *others: Any) -> bool:
     """Whether all are CuPy's arrays themselves, neither prepared nor of another library; None is nobody's."""
     kind: Any = type(a)
-    if type(b) is not kind or _library_of(kind) != "cupy":
+    if library(a) != "cupy" or type(b) is not kind:
         return False
     for other in others:  # noqa: SIM110 (all() of a generator takes three times as long, every call comes through here)
         if other is not None and type(other) is not kind:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.spec import DeviceSpec
-    from gemmserve_kernels.problem.config import GemmConfig
     from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
 Kind = Literal["float64", "complex128", "planar", "float32", "complex64", "planar float32"]
@@ -158,8 +158,6 @@ def resolve_tile(
     """The tile for products of that many rows and columns: the one that `config` asks for, or `choose`'s. Raises
     ConfigInfeasible.
     """
-    block = (None, None)
-    if config is not None:
-        config.only("dmma", ("block_m", "block_n"))
-        block = (config.block_m, config.block_n)
-    return choose(*shape, spec, kind_of(problem), problem.batch, block=block)
+    config = config or GemmConfig()
+    config.only("dmma", ("block_m", "block_n"))
+    return choose(*shape, spec, kind_of(problem), problem.batch, block=(config.block_m, config.block_n))
