@@ -1,4 +1,4 @@
-"""Rates of devices' links: from pinned memory, and through the ring of pinned slots; of one device and of all at once."""
+"""Rates of devices' links: pinned memory, and the ring of pinned slots; of one device, and of all at once."""
 
 from __future__ import annotations
 

@@ -71,7 +71,8 @@ def _square(spec: DeviceSpec, dtype: str, n: int, slice_s: float) -> float:
     a, b = (_operand(xp, n, dtype, seed) for seed in (1, 2))
     gemm(a, b)  # compiles or loads what it needs
     wait()
-    count, times = 1, []
+    count = 1
+    times: list[float] = []
     begun = time.perf_counter()
     while not times or time.perf_counter() - begun < slice_s:
         start = time.perf_counter()
