@@ -119,14 +119,14 @@ def _streaming(share: Share, budget: int, side: str) -> Memory | None:
         return None
     held = min(held, stay)
     sweeps = math.ceil(stay / held)
-    # To and fro: the panels that a sweep ends with are there when the next one begins.
+    # Back and forth: the panels that a sweep ends with are there when the next one begins.
     kept = (sweeps - 1) * min(_STREAMING * passing_step, pass_by)
     uploaded = (stay + sweeps * pass_by - kept) * share.line_bytes
     return Memory(fixed + held * share.line_bytes, uploaded, side)
 
 
 def _paired(share: Share) -> int:
-    """Bytes that are uploaded where one panel of each operand fits: for every row of blocks all columns, to and fro."""
+    """Bytes that are uploaded where one panel of each operand fits: all columns for every row of blocks, back and forth."""
     down = math.ceil(share.rows / share.block_rows)
     lines = share.rows + down * share.columns - (down - 1) * min(share.block_columns, share.columns)
     return lines * share.line_bytes

@@ -127,7 +127,7 @@ class Prediction:
     `seconds` is at least `compute_s` + `start_s` + `uneven_s` + `end_s` (products; waiting for panels; devices that
     have no block left; the last window, and sums over layers) and every floor. `bound`: what it is due to. `copies_s`:
     of every panel that a device needs, once. `uploaded` and `downloaded`: of each device; `from_host`: of all devices
-    of a node, out of its memory; `network`: received by a node.
+    of a node, out of its memory; `network`: received by a node. `waited_for`: why panels are waited for.
     """
 
     product: Product
@@ -148,6 +148,7 @@ class Prediction:
     downloaded: int
     from_host: int
     network: int
+    waited_for: str = "first panels"
     notes: tuple[str, ...] = ()
 
     @property
@@ -169,11 +170,11 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """What the time is due to: the floor that is reached, or the longest wait, or arithmetic."""
+        """Cause of the time: the floor that is reached, or the longest wait, or arithmetic."""
         name, floor = max(self.floors.items(), key=lambda each: each[1])
         if floor >= self.seconds:
             return name
-        waits = {"first panels": self.start_s, "uneven shares": self.uneven_s, "last window": self.end_s}
+        waits = {self.waited_for: self.start_s, "uneven shares": self.uneven_s, "last window": self.end_s}
         longest = max(waits, key=lambda each: waits[each])
         return longest if waits[longest] > _BOUND_SHARE * self.seconds else "arithmetic"
 
@@ -319,9 +320,13 @@ def _blocks(rates: Rates, product: Product, hosts: Hosts, cut: Cut, side: int) -
     uneven_s = (math.ceil(each - _ROUNDING) - each) * block_s if hosts.count > 1 else 0.0
     links = _links(rates, hosts, cut, share, memory, k_parts)
     network = _network(product, hosts, cut, share)
-    start_s = max(
-        links.head_s + network.head_s, _waiting(links.first_s, compute_s), _waiting(network.seconds, compute_s)
-    )
+    waits = {
+        "first panels": links.head_s + network.head_s,
+        "link up": _waiting(links.first_s, compute_s),
+        "network": _waiting(network.seconds, compute_s),
+    }
+    waited_for = max(waits, key=lambda name: waits[name])
+    unhidden_s = links.floors["link up"] if memory.streams == "both" else 0.0
     return Prediction(
         product=product,
         hosts=hosts,
@@ -331,7 +336,7 @@ def _blocks(rates: Rates, product: Product, hosts: Hosts, cut: Cut, side: int) -
         k_parts=k_parts,
         algorithm=algorithm,
         compute_s=compute_s,
-        start_s=start_s + (links.floors["link up"] if memory.streams == "both" else 0.0),
+        start_s=waits[waited_for] + unhidden_s,
         uneven_s=max(uneven_s, 0.0),
         end_s=links.tail_s + network.tail_s,
         copies_s=links.first_s,
@@ -341,6 +346,7 @@ def _blocks(rates: Rates, product: Product, hosts: Hosts, cut: Cut, side: int) -
         downloaded=links.downloaded,
         from_host=links.from_host,
         network=network.nbytes,
+        waited_for="link up" if unhidden_s else waited_for,
         notes=_notes(product, share, k_parts, side),
     )
 
@@ -376,7 +382,7 @@ def _share(rates: Rates, product: Product, hosts: Hosts, cut: Cut, side: int) ->
 
 @dataclass(frozen=True)
 class _Links:
-    """What a device's link does: time of the first pair of panels, of every byte once, of the last window; floors."""
+    """Work of a device's link: time of the first pair of panels, of every byte once, of the last window; floors."""
 
     head_s: float
     first_s: float
@@ -425,7 +431,7 @@ def _links(rates: Rates, hosts: Hosts, cut: Cut, share: Share, memory: DeviceMem
 
 @dataclass(frozen=True)
 class _Network:
-    """What a node's link does, likewise; `nbytes`: received by a node."""
+    """Work of a node's link, likewise; `nbytes`: received by a node."""
 
     head_s: float
     seconds: float

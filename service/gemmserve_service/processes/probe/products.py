@@ -21,7 +21,7 @@ DTYPES: Final = (FIRST, "float32", "complex128", "float64", "float16")
 _CALLS: Final = 3
 """Products that a measurement makes at least, the one that is compiled for among them."""
 _CHUNK_S: Final = 0.01
-"""Of calls after which the device is waited for."""
+"""Seconds of calls after which the device is waited for."""
 _WARM: Final = 0.5
 """Share of a measurement that does not count: clocks fall while a device gets warm."""
 _OPERANDS: Final = 4
