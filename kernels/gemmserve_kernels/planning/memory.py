@@ -126,7 +126,7 @@ def _streaming(share: Share, budget: int, side: str) -> Memory | None:
 
 
 def _paired(share: Share) -> int:
-    """Bytes that are uploaded where one panel of each operand fits: all columns for every row of blocks, back and forth."""
+    """Bytes uploaded where one panel of each operand fits: all columns for every row of blocks, back and forth."""
     down = math.ceil(share.rows / share.block_rows)
     lines = share.rows + down * share.columns - (down - 1) * min(share.block_columns, share.columns)
     return lines * share.line_bytes
