@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 _BRIEF: Final = 1 << 18
 """Bytes of results whose way to the host takes no longer than to wake the thread for it: some 20 us."""
 
-_BLOCKS_AHEAD: Final = 3
-"""Blocks of one large product in the pipeline: one comes, one is computed, one goes; as many windows of its result as
-plans count on."""
-
 _PROMPT: Final = 32 << 20
 """Bytes of operands and results up to which one thread enqueues a product and waits for it. Two, which take turns at
 the interpreter, were slower with 512^3 (2,100 a second for 2,700) and faster with 4096^3 (424 for 396)."""
@@ -538,9 +534,10 @@ class _GridTask(_Task):
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Put the first blocks into the pipeline."""
-        self._order = iter(self.runner.backend.plan_blocks(self._grid).order)
-        for _ in range(_BLOCKS_AHEAD):
+        """Put the first blocks into the pipeline, as many as there is room for."""
+        plan = self.runner.backend.plan_blocks(self._grid)
+        self._order = iter(plan.order)
+        for _ in range(plan.windows):
             self._put()
 
     def _put(self) -> None:
