@@ -4,10 +4,10 @@ The product itself stays in the queue while it has blocks that nobody was given;
 of those. So it is one of its owner's tasks, charged by the block, and others come between its blocks as they would
 between products of that length. Its result is whole when all blocks are, and is seen by nobody before.
 
-Which worker gets which block is by panels, rows of op(A) and columns of op(B): the grid is cut into tiles, shares of the
-rows for up to three workers and rectangles from four on. A worker goes through a tile in the grid's order, so that most
-blocks need one panel more than those before; one that is through takes from the tile that has most left. Bits do not
-depend on it: a block's follow from the grid, and all blocks of a product are computed by devices of one class.
+Which worker gets which block is by panels, rows of op(A) and columns of op(B): the grid is cut into tiles, shares of
+the rows for up to three workers and rectangles from four on. A worker goes through a tile in the grid's order, so that
+most blocks need one panel more than those before; one that is through takes from the tile that has most left. Bits do
+not depend on it: a block's follow from the grid, and all blocks of a product are computed by devices of one class.
 
 Everything here happens in the event loop's thread, and takes as long with a thousand workers as with one.
 """
@@ -100,12 +100,20 @@ class BlockTask(Task):
 class Blocks:
     """The blocks of `task`: which are done, on a worker, and left. The listener (`tasks.Listener`) of their tasks.
 
-    `ended` is called when the last one is done, with the answer of the whole, or with what a block failed by.
+    `ended` is called when the last one is done, with the answer of the whole, or with what a block failed by. `gone`
+    is called when it is over, and no worker is at a block of it any more.
     """
 
-    def __init__(self, task: Task, grid: Grid, ended: Callable[[Task, Done | ServiceError], None]) -> None:
+    def __init__(
+        self,
+        task: Task,
+        grid: Grid,
+        ended: Callable[[Task, Done | ServiceError], None],
+        gone: Callable[[Task], None],
+    ) -> None:
         self.task = task
         self.grid = grid
+        self._gone = gone
         self.device_class: int | None = None
         """Class of the devices that compute it; None before the first block, when any may."""
         self.under_way: dict[int, BlockTask] = {}
@@ -180,6 +188,7 @@ class Blocks:
         self._reusable = self._reusable and reusable
         if self.task.over and not self.under_way:
             self.task.close(reusable=self._reusable)
+            self._gone(self.task)
 
     # -- tasks.Listener ---------------------------------------------------------------------------------------------
 
@@ -218,6 +227,7 @@ class Blocks:
         self._done_flops += self.grid.flops(task.index)
         if len(self._answers) == self.grid.count:
             self._ended(self.task, _whole(self.task, [self._answers[index] for index in range(self.grid.count)]))
+            self._gone(self.task)
         else:
             self.task.listener.progressed(self.task, self._done_flops / self.task.size[1])
 

@@ -39,7 +39,7 @@ _SHARES: Final = {
     ServiceClass.BULK: 0.2,
     ServiceClass.LARGE: 0.2,
 }
-"""Parts of an owner's device time that classes get of which tasks wait, in proportion; no measurement behind the figures."""
+"""Parts, in proportion, of an owner's device time for the classes of which tasks wait; no measurement behind them."""
 _BURST_S: Final = 0.05
 """Device time by which express tasks may be ahead of what their owner's share, and those of their class, come to."""
 

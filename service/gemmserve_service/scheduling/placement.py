@@ -116,7 +116,7 @@ class Placement:
         (passed,) = worker.tasks.values()
         if task.crashes or task.blocks is not None:
             return False
-        return self._estimates.seconds(task, worker) <= min(_SHORT_S, _SHARE * passed.cost_s)
+        return bool(self._estimates.seconds(task, worker) <= min(_SHORT_S, _SHARE * passed.cost_s))
 
     def runs_ahead(self, worker: Worker, *, express: bool = False) -> bool:
         """Whether the worker is to have another task before it has answered those that it has; of which kind, where it

@@ -120,8 +120,13 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Tasks that a worker has."""
+        """Tasks that a worker has, each block of a large product for itself."""
         return self.fleet.running
+
+    @property
+    def products_running(self) -> int:
+        """Tasks that workers have, a large product as one, however many have blocks of it."""
+        return len({task.whole for worker in self.executor.workers() for task in worker.tasks.values()})
 
     def admission(self, owner: str = "", tasks: int = 1) -> Places:
         """Places in the queue for tasks that are being prepared; a context manager, which gives what claims room for
@@ -189,7 +194,7 @@ class Scheduler:
         if isinstance(task.problem, GemmProblem) and task.size[1] >= self.grid_rule.min_flops:
             grid = Grid.of(task.problem, self.grid_rule)
             if grid is not None:
-                task.blocks = Blocks(task, grid, self._blocks_ended)
+                task.blocks = Blocks(task, grid, self._blocks_ended, self._blocks_gone)
         return task.blocks
 
     def cancel(self, task: Task) -> None:
@@ -420,7 +425,7 @@ class Scheduler:
 
     def _suspect_waits(self, worker: Worker) -> bool:
         """Whether a task that is to have the worker alone waits, and could run there."""
-        self._suspects.intersection_update(self.queue)
+        self._suspects = {task for task in self._suspects if task.crashes and task in self.queue}
         return any(self._could_run(task, worker) for task in self._suspects)
 
     def _could_run(self, task: Task, worker: Worker) -> bool:
@@ -607,6 +612,10 @@ class Scheduler:
             self._end(task, outcome)
         else:
             self._drop(task, outcome)
+
+    def _blocks_gone(self, task: Task) -> None:
+        """Called when no worker is at a block of a product any more, and none will be: its panels are of no use."""
+        self._forget(Forget(parents=[task.id]))
 
     def _settle_cost(self, task: Task, seconds: float) -> None:
         """Sets right what its owner was charged with when it was sent."""
