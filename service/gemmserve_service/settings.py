@@ -197,6 +197,19 @@ class Settings(BaseSettings):
         description="process: what was answered survives the death of any process; power: of the machine too "
         "(every commit waits for the disk)",
     )
+    block_side: int = Field(
+        4096,
+        ge=16,
+        le=1 << 20,
+        description="rows and columns of the blocks in which products of 128 times its cube of operations and more are "
+        "computed; another number may change the last bits of their results",
+    )
+    device_memory_bytes: int | None = Field(
+        None,
+        ge=1 << 20,
+        description="bytes of a device's memory that may be used; null: all of it. Large products stream through what "
+        "there is. For a processor: what copies of panels of large products may take; null: no more than they need",
+    )
     device_cache_share: float = Field(
         0.75, ge=0, le=0.95, description="share of a device's memory that may hold copies of arrays, and results"
     )
@@ -241,7 +254,8 @@ class Settings(BaseSettings):
 
     @field_validator(
         "min_body_rate", "max_head_bytes", "max_array_bytes", "max_part_bytes", "max_store_bytes", "max_scratch_bytes",
-        "host_arena_bytes", "arena_ahead_bytes", "recycle_bytes", "max_queued_bytes", "max_batch_bytes", mode="before",
+        "device_memory_bytes", "host_arena_bytes", "arena_ahead_bytes", "recycle_bytes", "max_queued_bytes",
+        "max_batch_bytes", mode="before",
     )  # fmt: skip
     @classmethod
     def _read_size(cls, value: object) -> object:
