@@ -5,7 +5,7 @@ what the algorithm takes. What is uploaded, into which slot and from when on, is
 order of blocks the panel goes whose next use is farthest (L. Belady, A study of replacement algorithms for a
 virtual-storage computer, 1966), but none that the last block has used where there is another, so that the next one
 comes while that block is computed. Orders that are tried hold a group of panels of one operand and let the other
-operand's pass by, to and fro.
+operand's pass by, back and forth.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class _Planner:
                 yield slots, self._grouped(group, by_rows=False)
 
     def _grouped(self, size: int, *, by_rows: bool) -> tuple[int, ...]:
-        """Return the order in which `size` panels of one operand stay while the other's pass by, to and fro."""
+        """Return the order in which `size` panels of one operand stay while the other's pass by, back and forth."""
         grid = self.grid
         found: list[int] = []
         stay, passing = (grid.down, grid.across) if by_rows else (grid.across, grid.down)
