@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-_DEVICE = re.compile(r"cpu|(cuda|rocm):\d{1,3}")
+_DEVICE = re.compile(r"cpu|(cpu|cuda|rocm):\d{1,3}")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -52,7 +52,11 @@ class Settings(BaseSettings):
     runtime_dir: Path | None = Field(
         None, description="folder for the control socket; default: a private temporary one"
     )
-    device: str = Field("auto", description="auto, cpu, or a comma-separated list such as cuda:0,cuda:1 or rocm:0")
+    device: str = Field(
+        "auto",
+        description="auto, cpu, or a comma-separated list such as cuda:0,cuda:1 or rocm:0; cpu:0,cpu:1 share the "
+        "processors",
+    )
     keys_file: Path | None = Field(
         None,
         description="file of API keys besides those of `gemmserve keys`, such as a container's secret: a key a line, "
@@ -238,7 +242,7 @@ class Settings(BaseSettings):
             return value
         names = value.split(",")
         if not all(_DEVICE.fullmatch(name) for name in names):
-            raise ValueError(f"device {value!r} is not auto, cpu, cuda:N or rocm:N, nor a list of these")
+            raise ValueError(f"device {value!r} is not auto, cpu, cpu:N, cuda:N or rocm:N, nor a list of these")
         if len(set(names)) != len(names):
             raise ValueError(f"device {value!r} names one device twice")
         return value
