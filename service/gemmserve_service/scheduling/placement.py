@@ -56,6 +56,8 @@ class Placement:
 
     def able(self, task: Task, worker: Worker) -> bool:
         """Whether the device can run it, in the way that the task wants if any device has that way."""
+        if task.blocks is not None:
+            task = task.blocks.typical
         chosen = self.plan(task, worker)
         if isinstance(chosen, KernelError):
             return False
@@ -68,7 +70,7 @@ class Placement:
 
     def better_elsewhere(self, task: Task, worker: Worker) -> bool:
         """Whether another device has more of the operands, is alive, and the task has not waited long enough for it."""
-        if not task.operands or not self._fleet.has_copies:
+        if not task.operands or not self._fleet.has_copies or task.blocks is not None:
             return False
         if any(pinned.pending is not None for pinned in task.operands.values()):
             return False  # no other device can compute with them
@@ -112,7 +114,9 @@ class Placement:
     def may_interleave(self, task: Task, worker: Worker) -> bool:
         """Whether it is short enough for that, beside the one task that the worker has, and under no suspicion."""
         (passed,) = worker.tasks.values()
-        return not task.crashes and self._estimates.seconds(task, worker) <= min(_SHORT_S, _SHARE * passed.cost_s)
+        if task.crashes or task.blocks is not None:
+            return False
+        return bool(self._estimates.seconds(task, worker) <= min(_SHORT_S, _SHARE * passed.cost_s))
 
     def runs_ahead(self, worker: Worker, *, express: bool = False) -> bool:
         """Whether the worker is to have another task before it has answered those that it has; of which kind, where it
@@ -122,28 +126,29 @@ class Placement:
         """
         if not worker.ready or not worker.tasks or (express and not worker.express):
             return False
-        tasks, seconds, split = 0, 0.0, worker.express
+        count, seconds, last = 0, 0.0, None
         for task in worker.tasks.values():  # of which a group leaves a hundred, and a few say enough
             if task.crashes:
                 return False
-            if split and task.express != express:
+            if worker.express and task.express != express:
                 continue
-            tasks += 1
+            count += 1
             seconds += task.cost_s
-            if tasks > worker.ahead or seconds >= _AHEAD_S:
+            last = task
+            if count > worker.ahead:
                 return False
-        return True
+        if count == 1 and last is not None and last.whole is not last:
+            return True  # beneath a block of a large product, however long that is, panels of the next can come
+        return seconds < _AHEAD_S
 
 
 def _companions(first: Task, queue: FairQueue, most: int, seconds: Callable[[Task], float]) -> list[Task]:
     """Takes out of the queue what goes with `first`: the next tasks, as long as they are short; `most` in all.
 
-    `seconds`: a task's estimated time on the worker in question, infinite if it cannot run it now: others pass it. A
-    task that has lost a worker before goes alone: should it be the one that kills them, it takes nobody along. A batch
-    is a group itself.
+    `seconds`: a task's estimated time on the worker in question, infinite if it cannot run it now: others pass it.
     """
     found: list[Task] = []
-    if first.crashes or first.products > 1:
+    if not first.may_be_grouped:
         return found
     left_s = _MAX_GROUP_S - seconds(first)
     left_bytes = _MAX_GROUP_BYTES - first.size[0]
@@ -153,7 +158,7 @@ def _companions(first: Task, queue: FairQueue, most: int, seconds: Callable[[Tas
     def fits(task: Task) -> bool:
         nonlocal cost_s
         cost_s = seconds(task)
-        return cost_s <= left_s and not task.crashes and task.products == 1 and task.size[0] <= left_bytes
+        return cost_s <= left_s and task.may_be_grouped and task.size[0] <= left_bytes
 
     def blocks(_: Task) -> bool:
         return cost_s < math.inf
