@@ -53,6 +53,11 @@ class Settings(BaseSettings):
         None, description="folder for the control socket; default: a private temporary one"
     )
     device: str = Field("auto", description="auto, cpu, or a comma-separated list such as cuda:0,cuda:1 or rocm:0")
+    probe_file: Path | None = Field(
+        None,
+        description="what `gemmserve probe` wrote on this host: rates by which it is decided whether a job waits for "
+        "the device that has its operands; default: those of known devices",
+    )
     keys_file: Path | None = Field(
         None,
         description="file of API keys besides those of `gemmserve keys`, such as a container's secret: a key a line, "
