@@ -116,10 +116,9 @@ class Run:
         prepared: tuple[Prepared | None, Prepared | None],
     ) -> None:
         self.launcher, self.problem, self.tile, self.prepared = launcher, problem, tile, prepared
-        self.moduli = Moduli.first(tile.moduli)
         self.complex_ = problem.dtype.kind == "c"
-        self.parts = 3 if self.complex_ else 1
-        self.planes = tile.moduli * self.parts
+        self.moduli = Moduli.first(tile.moduli, complex_=self.complex_)
+        self.planes = self.moduli.planes
         self.counters = launcher.counters(problem.batch * problem.m * problem.n)
         operands = Operands.of(problem, stored[0], stored[1])
         shape = (*problem.batch_shape, problem.m, problem.n)
@@ -254,7 +253,7 @@ class Run:
         multiply_constants(params, self.moduli)
         defines = (
             ("MODULI", str(tile.moduli)),
-            ("PARTS", str(self.parts)),
+            ("PARTS", str(self.moduli.parts)),
             ("STAGES", str(tile.stages)),
             ("RASTER", str(tile.raster)),
             ("SHARED_BYTES", str(tile.shared)),

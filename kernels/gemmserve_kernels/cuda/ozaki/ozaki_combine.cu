@@ -1,17 +1,16 @@
 // From residues of the integer product to D = alpha op(A) op(B) + beta C: Chinese remainders, exactly, then one rounding.
 //
-// Every weight has three limbs of 39 bits, every sum of residues times limbs is an integer below 2^53: all exact in
-// float64. Double precision (GEMM_TALLY): tiles whose lines do not promise enough are left out. Single precision: elements
+// Every weight has three limbs with signs, of 42 bits the lower two; every sum of residues times limbs, and what is left of it
+// when a multiple of the product of the moduli is taken away, is an integer below 2^53: all exact in float64. Double precision (GEMM_TALLY): tiles whose lines do not promise enough are left out. Single precision: elements
 // whose line is flagged are left to the patch kernel, and so are blocks in which the integer product is far smaller than
 // the lines' norms promise: there the rounding to integers may show (operands graded along k).
 #include "layout.cuh"
 #include "lines.cuh"
 
 constexpr int MODULI = GEMM_MODULI;
-constexpr int PLANES = COMPLEX ? 3 : 1;
 constexpr int THREADS = 256, BLOCK_WORDS = THREADS, PATCH_M = GEMM_PATCH_M, PATCH_N = GEMM_PATCH_N;
 constexpr double ROUND = 6755399441055744.0;  // 1.5 * 2^52
-constexpr double LIMB = 549755813888.0;       // 2^39
+constexpr double LIMB = 4398046511104.0;      // 2^42
 using Acc = GEMM_TYPE_ACC;
 using R = Real<Acc>;
 
@@ -32,7 +31,8 @@ GEMM_DEVICE void add_residue(Limbs& sum, int residue, const double (&weight)[3])
 
 // The number nearest to 0 that is congruent to the sum, as an unevaluated sum of two.
 GEMM_DEVICE Wide nearest(const Limbs& sum, const RemainderParams& params) {
-    const double quotient = fma(fma(sum.at[1], 1.0 / LIMB, sum.at[2]), params.inverse_product, ROUND) - ROUND;
+    const double size = fma(fma(sum.at[0], 1.0 / LIMB, sum.at[1]), 1.0 / LIMB, sum.at[2]);
+    const double quotient = fma(size, params.inverse_product, ROUND) - ROUND;
     const double low = fma(-quotient, params.product[0], sum.at[0]);
     const double middle = fma(-quotient, params.product[1], sum.at[1]) * LIMB;
     const double top = fma(-quotient, params.product[2], sum.at[2]) * (LIMB * LIMB);
@@ -90,23 +90,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
     const bool inside = row < params.rows && column < params.columns;
     if (inside) {
         const Long plane = params.tiles_m * params.tiles_n * TILE_BYTES;
-        const unsigned char* from = params.products + matrix * (MODULI * PLANES) * plane +
+        const unsigned char* from = params.products + matrix * (MODULI * PARTS) * plane +
                                     (tile_m * params.tiles_n + tile_n) * TILE_BYTES + 4 * index;
 #pragma unroll
         for (int m = 0; m < MODULI; ++m) {
-            const unsigned first = *reinterpret_cast<const unsigned*>(from + m * PLANES * plane);
+            const unsigned first = *reinterpret_cast<const unsigned*>(from + m * PARTS * plane);
             if constexpr (COMPLEX) {
-                const unsigned second = *reinterpret_cast<const unsigned*>(from + (m * PLANES + 1) * plane);
-                const unsigned third = *reinterpret_cast<const unsigned*>(from + (m * PLANES + 2) * plane);
+                // Of a product's u and v. A multiple of p is taken away so that neither sum is larger than that.
+                const unsigned second = *reinterpret_cast<const unsigned*>(from + (m * PARTS + 1) * plane);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const int x = first >> 8 * i & 255, y = second >> 8 * i & 255, z = third >> 8 * i & 255;
-                    add_residue(re[i], x - y, params.weight[m]);
-                    add_residue(im[i], z - x - y, params.weight[m]);
+                    const int u = first >> 8 * i & 255, v = second >> 8 * i & 255;
+                    add_residue(re[i], u + v - params.divisor[m], params.weight[m][0]);
+                    add_residue(im[i], u - v, params.weight[m][1]);
                 }
             } else {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) add_residue(re[i], first >> 8 * i & 255, params.weight[m]);
+                for (int i = 0; i < 4; ++i) add_residue(re[i], first >> 8 * i & 255, params.weight[m][0]);
             }
         }
     }

@@ -1,20 +1,19 @@
-// Scaled integers of an operand as residues: for each modulus one byte of the real part, of the imaginary part and of their
-// sum (Karatsuba's third factor), or one of a real operand. Lines are padded with zeros to 128 steps, planes with lines of
-// zeros: the multiplying kernel fetches 128 of them at a time.
+// Scaled integers of an operand as residues: for each modulus one byte of a real element x; of a complex one a + ib those of
+// a + rb and a - rb, r being the modulus's root of -1 (gemmserve_kernels.algorithms.ozaki.moduli). Lines are padded with
+// zeros to 128 steps, planes with lines of zeros: the multiplying kernel fetches 128 of them at a time.
 //
-// A scaled element is cut into four signed digits of 15 bits (at most 2^14 each, 2^13.5 the highest), and the residue is
-// a short sum of digits times powers of 2^15 modulo p: below 2^23, exact in float32, as are quotient and remainder.
+// A scaled element is cut into eight bytes with signs. Two dot products of them with powers of 2^8 modulo p are congruent to
+// it and below 2^17, so that quotient and remainder by p are exact in float32.
 #include "layout.cuh"
 #include "lines.cuh"
 
 constexpr int MODULI = GEMM_MODULI;
-constexpr int PLANES = COMPLEX ? 3 : 1;
 constexpr int THREADS = 256, TILE_K = 128, TILE_LINES = ALONG_K ? 8 : 16;
-constexpr double ROUND = 6755399441055744.0;   // 1.5 * 2^52: adding and taking it away rounds to integers
-constexpr float ROUND_SINGLE = 12582912.0f;    // 1.5 * 2^23
+constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: the bits of MAGIC + i are those of MAGIC, plus i
+constexpr int MAGIC_BITS = 0x4b400000;
 
 struct Digits {
-    float at[4];
+    int low, high;  // four bytes with signs each
 };
 
 struct LineScale {
@@ -28,40 +27,29 @@ GEMM_DEVICE LineScale scale_of(int code) {
     return {power(half), power(e - half) * (0.25 * n)};
 }
 
-// The integer nearest to x * scale, in digits.
+// The integer nearest to x * scale, below 2^62, in digits: adding 128 to all of them leaves bytes without signs.
 GEMM_DEVICE Digits digits_of(double x, const LineScale& scale) {
-    double rest = x * scale.first * scale.second;
-    Digits digits;
-    constexpr double UNIT[3] = {32768.0, 1073741824.0, 35184372088832.0};  // 2^15, 2^30, 2^45
-    constexpr double INVERSE[3] = {1.0 / 32768.0, 1.0 / 1073741824.0, 1.0 / 35184372088832.0};
-#pragma unroll
-    for (int i = 3; i > 0; --i) {
-        const double digit = fma(rest, INVERSE[i - 1], ROUND) - ROUND;
-        rest = fma(-digit, UNIT[i - 1], rest);
-        digits.at[i] = static_cast<float>(digit);
-    }
-    digits.at[0] = static_cast<float>((rest + ROUND) - ROUND);
-    return digits;
+    constexpr unsigned long long HALVES = 0x8080808080808080ull;
+    const Long whole = __double2ll_rn(x * scale.first * scale.second);
+    const unsigned long long digits = (static_cast<unsigned long long>(whole) + HALVES) ^ HALVES;
+    return {static_cast<int>(digits & 0xffffffffu), static_cast<int>(digits >> 32)};
 }
 
-// t modulo p, nearest to 0. |t| < 2^23, so the error of t / p is below 2^-9, less than the distance of a quotient from
-// the middle between two integers where p is odd.
-GEMM_DEVICE float remainder_of(float t, float modulus, float inverse) {
-    const float quotient = fmaf(t, inverse, ROUND_SINGLE) - ROUND_SINGLE;
-    return fmaf(-quotient, modulus, t);
+GEMM_DEVICE int congruent(const Digits& x, const int (&power)[2], int more) {
+    return __dp4a(x.low, power[0], __dp4a(x.high, power[1], more));
 }
 
-GEMM_DEVICE float residue(const Digits& x, const ConvertParams& params, int i) {
-    float t = fmaf(x.at[1], params.digit[i][0], x.at[0]);
-    t = fmaf(x.at[2], params.digit[i][1], t);
-    t = fmaf(x.at[3], params.digit[i][2], t);
-    return remainder_of(t, params.modulus[i], params.inverse[i]);
+// MAGIC plus t, as bits, to MAGIC plus t modulo p, nearest to 0: the lowest byte is the residue. |t| < 2^18, so the error of
+// t / p is below 2^-13, less than the distance of a quotient from the middle between two integers where p is odd.
+GEMM_DEVICE unsigned residue(int bits, float modulus, float inverse) {
+    const float biased = __int_as_float(bits);
+    const float quotient = fmaf(biased - MAGIC, inverse, MAGIC) - MAGIC;
+    return static_cast<unsigned>(__float_as_int(fmaf(-quotient, modulus, biased)));
 }
 
-GEMM_DEVICE unsigned byte_of(float x) { return static_cast<unsigned>(__float_as_int(x + ROUND_SINGLE)) & 255u; }
-
-GEMM_DEVICE unsigned pack(const float (&x)[4]) {
-    return byte_of(x[0]) | byte_of(x[1]) << 8 | byte_of(x[2]) << 16 | byte_of(x[3]) << 24;
+// The lowest bytes of four.
+GEMM_DEVICE unsigned pack(const unsigned (&x)[4]) {
+    return __byte_perm(__byte_perm(x[0], x[1], 0x0040), __byte_perm(x[2], x[3], 0x0040), 0x5410);
 }
 
 // What four neighbours count of their line: each its share of a whole element, rounded down; of imaginary parts above 16
@@ -146,21 +134,19 @@ GEMM_DEVICE void convert(const ConvertParams& params, const Element (&x)[4], int
     }
 #pragma unroll
     for (int m = 0; m < MODULI; ++m) {
-        float part[PARTS][4];
+        const float modulus = params.modulus[m], inverse = params.inverse[m];
+        unsigned sum[4], difference[4];
 #pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) part[p][i] = residue(digits[p][i], params, m);
-            *reinterpret_cast<unsigned*>(to) = pack(part[p]);
-            to += plane;
+        for (int i = 0; i < 4; ++i) {
+            const int first = congruent(digits[0][i], params.power[m][0], MAGIC_BITS);
+            const int second = COMPLEX ? congruent(digits[PARTS - 1][i], params.power[m][1], 0) : 0;
+            sum[i] = residue(first + second, modulus, inverse);
+            if constexpr (COMPLEX) difference[i] = residue(first - second, modulus, inverse);
         }
+        *reinterpret_cast<unsigned*>(to) = pack(sum);
+        to += plane;
         if constexpr (COMPLEX) {
-            float sum[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sum[i] = remainder_of(part[0][i] + part[PARTS - 1][i], params.modulus[m], params.inverse[m]);
-            }
-            *reinterpret_cast<unsigned*>(to) = pack(sum);
+            *reinterpret_cast<unsigned*>(to) = pack(difference);
             to += plane;
         }
     }
@@ -190,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
     const Long matrix = where.quotient, first = where.remainder * TILE_LINES, first_k = by_k.remainder * TILE_K;
     const Long offset = batch_offset(line.first + matrix, line.batch_shape, line.x.batch_stride);
     const Long plane = params.plane;
-    unsigned char* residues = params.residues + matrix * (MODULI * PLANES) * plane;
+    unsigned char* residues = params.residues + matrix * (MODULI * PARTS) * plane;
     const int* codes = line.codes + matrix * line.lines + params.first_line;
     unsigned long long* sums = params.tally.sums + matrix * line.lines + params.first_line;
     const bool counts = GEMM_TALLY && params.tally.counts;

@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const Place of = place_of(params, number);
             if (left_out(of)) continue;
             const int m = of.plane / PARTS;
-            const unsigned modulus = params.modulus[m], reciprocal = params.reciprocal[m], bias = params.bias[m];
+            const unsigned divisor = params.divisor[m], reciprocal = params.reciprocal[m], bias = params.bias[m];
             unsigned acc[128];
 #pragma unroll
             for (int i = 0; i < 128; ++i) acc[i] = bias;
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (thread == 0) barrier_arrive(shared_address(&empty[before]));
                 if (step == steps) break;
 #pragma unroll
-                for (int i = 0; i < 128; ++i) acc[i] = reduce(acc[i], modulus, reciprocal) + bias;
+                for (int i = 0; i < 128; ++i) acc[i] = reduce(acc[i], divisor, reciprocal) + bias;
             }
             const Place at = place_of(params, number);  // once more: registers are short in the loop
             const Long tile = ((at.matrix * PLANES + at.plane) * params.tiles_m + at.tile_m) * params.tiles_n + at.tile_n;
@@ -119,9 +119,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 // Words 0..15: the first of the two rows, columns 16 w and 16 w + 8 of the fragment.
                 const int from = w % 16 * 8 + w / 16 * 2;
                 const unsigned low = __byte_perm(
-                    reduce(acc[from], modulus, reciprocal), reduce(acc[from + 1], modulus, reciprocal), 0x0040);
+                    reduce(acc[from], divisor, reciprocal), reduce(acc[from + 1], divisor, reciprocal), 0x0040);
                 const unsigned high = __byte_perm(
-                    reduce(acc[from + 4], modulus, reciprocal), reduce(acc[from + 5], modulus, reciprocal), 0x0040);
+                    reduce(acc[from + 4], divisor, reciprocal), reduce(acc[from + 5], divisor, reciprocal), 0x0040);
                 __stcs(to + w * GROUP_THREADS, __byte_perm(low, high, 0x5410));
             }
         }

@@ -13,7 +13,7 @@ from simt_shim import ORDERS, ShimLauncher
 from gemmserve_kernels.algorithms.dmma import gemm as dmma
 from gemmserve_kernels.algorithms.ozaki import bound
 from gemmserve_kernels.algorithms.ozaki import gemm as ozaki
-from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, needed
+from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, available, needed
 from gemmserve_kernels.algorithms.simt import gemm as simt
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import reference
@@ -54,14 +54,17 @@ def test_codes_and_residues_are_the_models(kind, dtype, trans):
     if dtype == "float32" and kind == "huge":
         pytest.skip("beyond its range")
     x, *_ = Case((20, 137), (137, 3), dtype, kind).arrays()
-    launcher, moduli = shim(), Moduli.first(14)
+    complex_ = dtype == "complex128"
+    count = 17 if complex_ else 14
+    launcher, moduli = shim(), Moduli.first(count, complex_=complex_)
     stored = launcher.array(np.ascontiguousarray(x.T) if trans == "T" else x)
-    prepared = ozaki.prepare_operand(launcher, stored, "a", trans, moduli=14)
+    prepared = ozaki.prepare_operand(launcher, stored, "a", trans, moduli=count)
     codes = ozaki_model.codes(x, moduli)
     np.testing.assert_array_equal(prepared.codes[0], codes)
     found, k = untiled(prepared, 20, 137)
     whole = ozaki_model.integers(x, codes)
-    expected = np.stack([r for p in moduli.moduli for r in ozaki_model.residues(whole, p)])
+    pairs = zip(moduli.moduli, moduli.roots, strict=True)
+    expected = np.stack([r for p, root in pairs for r in ozaki_model.residues(whole, p, root)])
     np.testing.assert_array_equal(found[:, :, :k], expected.astype(np.int8))
     assert not found[:, :, k:].any()
 
@@ -69,9 +72,11 @@ def test_codes_and_residues_are_the_models(kind, dtype, trans):
 @pytest.mark.parametrize("kind", ["normal", "rows", "integers"])
 @pytest.mark.parametrize("dtype", ["complex128", "float64"])
 def test_the_result_has_the_models_bits(kind, dtype):
-    result = on_shim(Case((21, 150), (150, 18), dtype, kind))
-    a, b, _ = result.arrays
-    np.testing.assert_array_equal(result.value, ozaki_model.gemm(a, b, Moduli.first(needed(150, np.dtype(dtype)))))
+    for count in {needed(150, np.dtype(dtype)), len(available(complex_=dtype == "complex128"))}:
+        result = on_shim(Case((21, 150), (150, 18), dtype, kind, tile={"moduli": count}))
+        a, b, _ = result.arrays
+        moduli = Moduli.first(count, complex_=dtype == "complex128")
+        np.testing.assert_array_equal(result.value, ozaki_model.gemm(a, b, moduli))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -108,7 +113,7 @@ def test_an_operand_prepared_for_something_else_is_not_used():
     expected = on_shim(case)
     other = ozaki.prepare_operand(launcher, launcher.array(a), "a", "N")
     out = launcher.empty((50, 20), np.dtype(np.complex128))
-    ozaki.run_gemm(launcher, expected.problem, ozaki.OzakiTile(14, plain=True), other, launcher.array(b), None, out)
+    ozaki.run_gemm(launcher, expected.problem, ozaki.OzakiTile(15, plain=True), other, launcher.array(b), None, out)
     np.testing.assert_array_equal(out, expected.stored)
 
 
@@ -335,9 +340,9 @@ def test_nothing_is_converted_where_no_tile_passes():
 @pytest.mark.parametrize("kind", ["normal", "zeros", "wide", "nonfinite"])
 def test_deficits_are_the_models(kind, trans):
     x, *_ = Case((300, 203), (203, 8), "complex128", kind).arrays()
-    launcher, moduli = shim(), Moduli.first(14)
+    launcher, moduli = shim(), Moduli.first(15, complex_=True)
     stored = launcher.array(np.ascontiguousarray(x.T) if trans == "T" else x)
-    words = np.array(ozaki.prepare_operand(launcher, stored, "a", trans, moduli=14).deficits)
+    words = np.array(ozaki.prepare_operand(launcher, stored, "a", trans, moduli=15).deficits)
     finite = np.isfinite(x).all(axis=1)
     x = np.where(finite[:, None], x, 0)
     codes = ozaki_model.codes(x, moduli)
@@ -364,7 +369,7 @@ def test_grading_along_k_is_found_and_done_in_plain_arithmetic():
     case = Case((40, 50), (50, 70), kind="graded")
     assert on_shim(case).errors.rel_fro <= 1e-15
     a, b, _ = case.arrays()
-    without = ozaki_model.gemm(a, b, Moduli.first(needed(a.shape[1], a.dtype)))
+    without = ozaki_model.gemm(a, b, Moduli.first(needed(a.shape[1], a.dtype), complex_=True))
     # Had it not been found: the test would show nothing.
     assert np.linalg.norm(without - a @ b) > 1e-8 * np.linalg.norm(a @ b)
 
@@ -376,7 +381,7 @@ def test_c_is_not_read_where_beta_is_0(value):
     a, b, c = case.arrays()
     out = launcher.empty((9, 12), np.dtype(np.complex128))
     operands = [launcher.array(x) for x in (a, b, np.full_like(c, value))]
-    ozaki.run_gemm(launcher, expected.problem, ozaki.OzakiTile(14, plain=True), *operands, out)
+    ozaki.run_gemm(launcher, expected.problem, ozaki.OzakiTile(15, plain=True), *operands, out)
     np.testing.assert_array_equal(out, expected.stored)
 
 
