@@ -110,7 +110,7 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
 def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> OzakiTile:
     """The number of moduli from the accuracy of the dtype and k, or as `config` has it. Raises ConfigInfeasible."""
     config = config or GemmConfig()
-    config.only("ozaki", ("moduli", "stages", "raster"))
+    config.only("ozaki", ("moduli", "stages", "raster", "cluster"))
     moduli = config.moduli or needed(problem.k, problem.dtype)
     complex_ = problem.dtype.kind == "c"
     most = len(available(complex_=complex_))
@@ -118,7 +118,9 @@ def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -
         raise ConfigInfeasible(f"moduli: from 2 to {most}, not {moduli}")
     if Moduli.first(moduli, complex_=complex_).target(problem.k) < 1:
         raise ConfigInfeasible(f"moduli: {moduli} are too few for k = {problem.k}")
-    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8)
+    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8, config.cluster or 1)
+    if tile.cluster > 2:
+        raise ConfigInfeasible(f"cluster: the ozaki kernel has 1 and 2, not {tile.cluster}")
     if tile.shared + SHARED > spec.shared_per_block:
         raise ConfigInfeasible(f"shared memory: {tile.stages} stages do not fit {spec.shared_per_block} bytes")
     return tile

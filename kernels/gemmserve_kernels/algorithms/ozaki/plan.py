@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.problem.problem import GemmProblem
 
 WORKSPACE: Final = 6 << 30
-"""Bytes of residues at once: 8192 x 8192 x 8192 complex takes two panels."""
+"""Bytes of residues at once: 8192 x 8192 x 8192 complex takes one panel."""
 TILE_M: Final = 128
 TILE_N: Final = 256
 SHARED: Final = 1024
@@ -62,11 +62,14 @@ _PATCH_BLOCKS: Final = 8
 
 @dataclass(frozen=True)
 class OzakiTile:
-    """Every choice made. `stages` of 48 KiB; `raster`: rows of tiles walked down together; `plain`: no tensor cores."""
+    """Every choice made. `stages` of 48 KiB; `raster`: rows of tiles (of clusters) walked down together;
+    `cluster`: blocks that share B by multicast; `plain`: no tensor cores.
+    """
 
     moduli: int
     stages: int = 4
     raster: int = 8
+    cluster: int = 1
     workspace: int = WORKSPACE
     plain: bool = False
 
@@ -256,6 +259,7 @@ class Run:
             ("PARTS", str(self.moduli.parts)),
             ("STAGES", str(tile.stages)),
             ("RASTER", str(tile.raster)),
+            ("CLUSTER", str(tile.cluster)),
             ("SHARED_BYTES", str(tile.shared)),
         )
         if tile.plain:
@@ -263,7 +267,8 @@ class Run:
             source = KernelSource("ozaki_multiply_plain", defines)
             launcher.launch(source, "ozaki_multiply_plain", grid=grid, block=256, shared=0, params=params)
             return
-        grid = min(panel.matrices * self.planes * tiles_m * tiles_n, launcher.spec.sm_count)
+        clusters = panel.matrices * self.planes * -(-tiles_m // tile.cluster) * tiles_n
+        grid = tile.cluster * min(clusters, max(1, launcher.spec.sm_count // tile.cluster))
         source = KernelSource("ozaki_multiply", defines)
         launcher.launch(source, "ozaki_multiply", grid=grid, block=288, shared=tile.shared, params=params)
 

@@ -240,6 +240,7 @@ def test_what_it_runs_on():
         (GemmConfig(moduli=18), "moduli"),
         (GemmConfig(moduli=2), "too few"),
         (GemmConfig(stages=5), "shared memory"),
+        (GemmConfig(cluster=3), "cluster"),
         (GemmConfig(block_m=64), "block_m"),
     ],
 )
@@ -270,6 +271,7 @@ def test_panels_cover_every_element_once_and_keep_to_the_workspace(extents, work
     assert needed_bytes <= workspace or (rows, columns, largest.matrices) == (256, 256, 1)
 
 
-def test_the_large_product_takes_two_panels():
-    found = list(panels(8192, 8192, 8192, 1, 30, WORKSPACE))
+def test_how_many_panels_the_large_product_takes():
+    assert len(list(panels(8192, 8192, 8192, 1, 30, WORKSPACE))) == 1
+    found = list(panels(8192, 8192, 8192, 1, 34, WORKSPACE))
     assert [(p.rows, p.columns) for p in found] == [(8192, 4096)] * 2

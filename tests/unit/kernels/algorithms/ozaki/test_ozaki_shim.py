@@ -17,6 +17,7 @@ from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, available, needed
 from gemmserve_kernels.algorithms.simt import gemm as simt
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 EPSILON = {"complex128": 3e-15, "float64": 3e-15, "complex64": 3e-7, "float32": 3e-7}
@@ -84,18 +85,20 @@ def test_every_case(case):
     assert on_shim(case).errors.rel_fro <= EPSILON[case.dtype]
 
 
+@pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("name", ["normal", "batch"])
-def test_the_tensor_cores_give_the_bits_of_the_plain_kernel(name, order):
+def test_the_tensor_cores_give_the_bits_of_the_plain_kernel(name, order, cluster):
     """Hopper's copies, barriers and INT8 products as the shim plays them, on fewer blocks than there are tiles."""
     launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=3), order=order)
-    fast = on_shim(CASES[name], launcher, plain=False)
+    fast = on_shim(replace(CASES[name], tile={"cluster": cluster}), launcher, plain=False)
     assert "ozaki_multiply" in launcher.launches
     np.testing.assert_array_equal(fast.stored, on_shim(CASES[name]).stored)
 
 
-def test_the_tensor_cores_on_long_lines_and_several_tiles():
-    case = Case((130, 300), (300, 260), "float64", tile={"stages": 2, "moduli": 14})
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_the_tensor_cores_on_long_lines_and_several_tiles(cluster):
+    case = Case((130, 300), (300, 260), "float64", tile={"stages": 2, "moduli": 14, "cluster": cluster})
     fast, slow = (on_shim(case, plain=plain).stored for plain in (False, True))
     np.testing.assert_array_equal(fast, slow)
 
@@ -200,9 +203,9 @@ def test_permutations_and_gates_are_exact(dtype):
         np.testing.assert_array_equal(out, a @ x)
 
 
-@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(("plain", "cluster"), [(True, 1), (False, 1), (False, 2)])
 @pytest.mark.parametrize("prepared", ["", "ab"])
-def test_only_tiles_that_do_not_pass_are_made_natively(prepared, plain):
+def test_only_tiles_that_do_not_pass_are_made_natively(prepared, plain, cluster):
     """One bad line of a batch: residues for all but its tiles, whatever was prepared, however panels lie."""
     case = Case((2, 140, 150), (150, 270), "float64")
     a, b, _ = case.arrays()
@@ -210,7 +213,8 @@ def test_only_tiles_that_do_not_pass_are_made_natively(prepared, plain):
     bad[1, 130, 7] = 1e12
     launcher = shim()
     problem = GemmProblem.build(Operand.of(a), Operand.of(b), compute="ozaki")
-    tile = replace(ozaki.resolve(None, problem, launcher.spec), plain=plain, workspace=1 << 20)
+    tile = ozaki.resolve(GemmConfig(cluster=cluster), problem, launcher.spec)
+    tile = replace(tile, plain=plain, workspace=1 << 20)
 
     def product(x):
         operands = [launcher.array(x), launcher.array(b)]
@@ -268,7 +272,7 @@ def test_what_norms_tell_of_shows_in_no_bit(kind, processors, order):
         return np.array(out)
 
     found = product()
-    for other in (product("a"), product("b"), product("ab"), product(workspace=1 << 20), product(plain=False)):
+    for other in (product("a"), product("b"), product("ab"), product(workspace=1 << 20), product(plain=False), product(plain=False, cluster=2)):
         np.testing.assert_array_equal(found, other)
     error = np.abs(found - a.astype(np.longdouble) @ b) / (np.abs(a) @ np.abs(b))
     assert error.max() <= 64 * 2.0**-53
