@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,10 +62,19 @@ def tally_constants(params: TallyParams, moduli: Moduli, k: int, *, complex_: bo
     params.step = WHOLE * (1 - 2.0**-20) / whole(moduli, k, complex_=complex_)
 
 
+def base_of(modulus: int, powers: tuple[tuple[int, ...], ...]) -> int:
+    """Return what `residue` in cuda/ozaki adds to sums of digits times `powers`: the least multiple of the modulus that
+    leaves them no less than 2**23. So the quotient in float32 is the right one, for the moduli that there are.
+    """
+    largest = 128 * sum(abs(power) for each in powers for power in each)
+    return -(-((1 << 23) + largest) // modulus) * modulus
+
+
 def convert_constants(params: ConvertParams, moduli: Moduli) -> None:
-    """The moduli, their inverses, and powers of 2**8 modulo each, four a word."""
+    """The moduli, their inverses, what is added to sums, and powers of 2**8 modulo each, four a word."""
     for i, (p, powers) in enumerate(zip(moduli.moduli, moduli.powers, strict=True)):
         params.modulus[i] = p
+        params.base[i] = int(np.float32(base_of(p, powers)).view(np.int32))
         params.inverse[i] = 1 / p
         for part, each in enumerate(powers):
             words = np.array(each, np.int8).view("<i4")
@@ -86,9 +96,11 @@ def combine_constants(params: RemainderParams, moduli: Moduli, k: int) -> None:
     of that in 64 to 128 neighbouring elements makes their relative error 2.8 times what was asked for.
     """
     for i, (p, weights) in enumerate(zip(moduli.divisors, moduli.weights, strict=True)):
-        params.divisor[i] = p
+        params.zero[i] = (1 << 52) + p
         for part, weight in enumerate(weights):
             params.weight[i][part][:] = limbs(weight)
+    for n in range(4, 8):
+        params.inverse[n - 4][:] = 4 / n, float(Fraction(4, n) - Fraction(4 / n))
     params.product[:] = limbs(moduli.product)
     params.inverse_product = (1 << 2 * LIMB) / moduli.product
     params.unit = 1 / moduli.target(k) ** 2

@@ -22,12 +22,17 @@ struct Wide {
     double high, low;
 };
 
-GEMM_DEVICE void add_residue(Limbs& sum, int residue, const double (&weight)[3]) {
-    // 2^52 + residue + 1024, put together from its bits: conversions are four times as slow as additions.
-    const double r = double_of(0x4330000000000000 | residue + 1024) - 4503599627371520.0;
+constexpr double ZERO = 4503599627370496.0;  // 2^52
+
+// A residue, and 2^52 less than it stands for.
+GEMM_DEVICE void add_residue(Limbs& sum, unsigned residue, double zero, const double (&weight)[3]) {
+    // 2^52 + residue, put together from its words: conversions are four times as slow as additions.
+    const double r = __hiloint2double(0x43300000, static_cast<int>(residue)) - zero;
 #pragma unroll
     for (int i = 0; i < 3; ++i) sum.at[i] = fma(r, weight[i], sum.at[i]);
 }
+
+GEMM_DEVICE unsigned byte_at(unsigned word, int i) { return __byte_perm(word, 0, 0x4440 | i); }
 
 // The number nearest to 0 that is congruent to the sum, as an unevaluated sum of two.
 GEMM_DEVICE Wide nearest(const Limbs& sum, const RemainderParams& params) {
@@ -62,7 +67,7 @@ GEMM_DEVICE void write_d(const MatrixParams& matrix, Long offset, T value) {
     }
 }
 
-// x times 16 / n times 2^e. 16 / n is taken to twice the precision, so that what is exact stays so.
+// x times 16 / (n_a n_b) times 2^e. The quotient is taken to twice the precision, so that what is exact stays so.
 GEMM_DEVICE double unscaled(const Wide& x, double inverse, double inverse_low, double first, double second) {
     const double product = x.high * inverse;
     const double rest = fma(x.high, inverse, -product) + fma(x.high, inverse_low, x.low * inverse);
@@ -100,13 +105,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
                 const unsigned second = *reinterpret_cast<const unsigned*>(from + (m * PARTS + 1) * plane);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const int u = first >> 8 * i & 255, v = second >> 8 * i & 255;
-                    add_residue(re[i], u + v - params.divisor[m], params.weight[m][0]);
-                    add_residue(im[i], u - v, params.weight[m][1]);
+                    const unsigned u = byte_at(first, i), v = byte_at(second, i);
+                    add_residue(re[i], u + v, params.zero[m], params.weight[m][0]);
+                    add_residue(im[i], u - v + 256u, ZERO + 256.0, params.weight[m][1]);
                 }
             } else {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) add_residue(re[i], first >> 8 * i & 255, params.weight[m][0]);
+                for (int i = 0; i < 4; ++i) add_residue(re[i], byte_at(first, i), ZERO, params.weight[m][0]);
             }
         }
     }
@@ -131,8 +136,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
         }
         Acc value = make<Acc>(R(0), R(0));
         if (n_a != ZERO_LINE && n_b != ZERO_LINE) {
-            const double n = static_cast<double>(n_a * n_b), inverse = 16.0 / n;
-            const double inverse_low = fma(-inverse, n, 16.0) * (inverse * 0.0625);
+            const double(&of_a)[2] = params.inverse[n_a & 3];
+            const double(&of_b)[2] = params.inverse[n_b & 3];
+            const double inverse = of_a[0] * of_b[0];
+            const double inverse_low = fma(of_a[0], of_b[0], -inverse) + fma(of_a[0], of_b[1], of_a[1] * of_b[0]);
             const int e = -(code_a >> 3) - (code_b >> 3);
             const int half = e < -1000 ? -1000 : e > 1000 ? 1000 : e;
             int rest = e - half;

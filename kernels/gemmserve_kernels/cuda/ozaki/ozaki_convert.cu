@@ -3,14 +3,13 @@
 // zeros to 128 steps, planes with lines of zeros: the multiplying kernel fetches 128 of them at a time.
 //
 // A scaled element is cut into eight bytes with signs. Two dot products of them with powers of 2^8 modulo p are congruent to
-// it and below 2^17, so that quotient and remainder by p are exact in float32.
+// it and at most 2^17; a quotient by p in float32 is then the right one.
 #include "layout.cuh"
 #include "lines.cuh"
 
 constexpr int MODULI = GEMM_MODULI;
 constexpr int THREADS = 256, TILE_K = 128, TILE_LINES = ALONG_K ? 8 : 16;
-constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: the bits of MAGIC + i are those of MAGIC, plus i
-constexpr int MAGIC_BITS = 0x4b400000;
+constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: the bits of MAGIC + i are those of MAGIC, whose lowest byte is 0, plus i
 
 struct Digits {
     int low, high;  // four bytes with signs each
@@ -27,10 +26,18 @@ GEMM_DEVICE LineScale scale_of(int code) {
     return {power(half), power(e - half) * (0.25 * n)};
 }
 
-// The integer nearest to x * scale, below 2^62, in digits: adding 128 to all of them leaves bytes without signs.
-GEMM_DEVICE Digits digits_of(double x, const LineScale& scale) {
+// Of a line that is flagged, or of zeros, nothing: it may hold NaN.
+GEMM_DEVICE Element scaled(const Element& x, int code, const LineScale& scale) {
+    Element found;
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) found.part[p] = (code & 7) < 4 ? 0.0 : x.part[p] * scale.first * scale.second;
+    return found;
+}
+
+// The nearest integer, below 2^62, in digits: adding 128 to all of them leaves bytes without signs.
+GEMM_DEVICE Digits digits_of(double scaled) {
     constexpr unsigned long long HALVES = 0x8080808080808080ull;
-    const Long whole = __double2ll_rn(x * scale.first * scale.second);
+    const Long whole = __double2ll_rn(scaled);
     const unsigned long long digits = (static_cast<unsigned long long>(whole) + HALVES) ^ HALVES;
     return {static_cast<int>(digits & 0xffffffffu), static_cast<int>(digits >> 32)};
 }
@@ -39,12 +46,12 @@ GEMM_DEVICE int congruent(const Digits& x, const int (&power)[2], int more) {
     return __dp4a(x.low, power[0], __dp4a(x.high, power[1], more));
 }
 
-// MAGIC plus t, as bits, to MAGIC plus t modulo p, nearest to 0: the lowest byte is the residue. |t| < 2^18, so the error of
-// t / p is below 2^-13, less than the distance of a quotient from the middle between two integers where p is odd.
-GEMM_DEVICE unsigned residue(int bits, float modulus, float inverse) {
-    const float biased = __int_as_float(bits);
-    const float quotient = fmaf(biased - MAGIC, inverse, MAGIC) - MAGIC;
-    return static_cast<unsigned>(__float_as_int(fmaf(-quotient, modulus, biased)));
+// t modulo p, nearest to 0, in the lowest byte. `bits`: those of the float that is t more than a multiple of p, from 2^23 on
+// (gemmserve_kernels.algorithms.ozaki.params.base_of): the error of the quotient is less than its distance from the middle
+// between two integers where p is odd.
+GEMM_DEVICE unsigned residue(int bits, unsigned modulus, float inverse) {
+    const float quotient = fmaf(__int_as_float(bits), inverse, MAGIC);
+    return static_cast<unsigned>(bits) - static_cast<unsigned>(__float_as_int(quotient)) * modulus;
 }
 
 // The lowest bytes of four.
@@ -54,9 +61,8 @@ GEMM_DEVICE unsigned pack(const unsigned (&x)[4]) {
 
 // What four neighbours count of their line: each its share of a whole element, rounded down; of imaginary parts above 16
 // bits. What is not zero counts one at least, so that 0 says that all are zero.
-GEMM_DEVICE unsigned counted(const Element (&x)[4], int code, const TallyParams& tally) {
+GEMM_DEVICE unsigned counted(const Element (&x)[4], const Element (&scaled)[4], int code, const TallyParams& tally) {
     if ((code & 7) < 4) return 0;
-    const LineScale scale = scale_of(code);
     unsigned count = 0;
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) {
@@ -64,7 +70,7 @@ GEMM_DEVICE unsigned counted(const Element (&x)[4], int code, const TallyParams&
         bool zero = true;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float size = fabsf(static_cast<float>(x[i].part[p] * scale.first * scale.second));
+            const float size = fabsf(static_cast<float>(scaled[i].part[p]));
             sum += fminf(size * tally.step, static_cast<float>(TALLY_WHOLE));
             zero = zero && x[i].part[p] == 0.0;
         }
@@ -119,26 +125,25 @@ GEMM_DEVICE void judge(const ConvertParams& params, Long matrix, Long group) {
     }
 }
 
-// Four neighbours along k.
-GEMM_DEVICE void convert(const ConvertParams& params, const Element (&x)[4], int code, unsigned char* to, Long plane) {
-    const LineScale scale = scale_of(code);
+// Four neighbours along k, scaled.
+GEMM_DEVICE void convert(const ConvertParams& params, const Element (&x)[4], unsigned char* to, Long plane) {
     Digits digits[PARTS][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) {
-            // A line that is flagged may hold NaN.
-            const double value = (code & 7) < 4 ? 0.0 : x[i].part[p];
-            digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value, scale);
+            const double value = x[i].part[p];
+            digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value);
         }
     }
 #pragma unroll
     for (int m = 0; m < MODULI; ++m) {
-        const float modulus = params.modulus[m], inverse = params.inverse[m];
+        const unsigned modulus = params.modulus[m];
+        const float inverse = params.inverse[m];
         unsigned sum[4], difference[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int first = congruent(digits[0][i], params.power[m][0], MAGIC_BITS);
+            const int first = congruent(digits[0][i], params.power[m][0], params.base[m]);
             const int second = COMPLEX ? congruent(digits[PARTS - 1][i], params.power[m][1], 0) : 0;
             sum[i] = residue(first + second, modulus, inverse);
             if constexpr (COMPLEX) difference[i] = residue(first - second, modulus, inverse);
@@ -210,11 +215,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
             x[i] = exists && k < line.k ? read(line, at + k * line.x.column_stride) : Element{};
         }
         const int code = exists ? codes[l] : ZERO_LINE;
+        const LineScale scale = scale_of(code);
+        Element scaled_x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scaled_x[i] = scaled(x[i], code, scale);
         if (counts) {
-            if (exists) add_up(counted(x, code, params.tally), sums + l);
+            if (exists) add_up(counted(x, scaled_x, code, params.tally), sums + l);
             arrive();
         }
-        convert(params, x, code, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
+        convert(params, scaled_x, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
     } else {
         __shared__ Element tile[TILE_LINES][TILE_K + 1];
         const int in_tile = thread % TILE_LINES;
@@ -229,20 +238,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
         const auto each_line = [&](auto visit) {
 #pragma unroll 1
             for (int t = warp; t < TILE_LINES; t += THREADS / 32) {
-                Element x[4];
+                const int code = first + t < params.panel ? codes[first + t] : ZERO_LINE;
+                const LineScale scale = scale_of(code);
+                Element x[4], scaled_x[4];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) x[i] = tile[t][4 * lane + i];
-                visit(x, first + t, first + t < params.panel ? codes[first + t] : ZERO_LINE);
+                for (int i = 0; i < 4; ++i) scaled_x[i] = scaled(x[i] = tile[t][4 * lane + i], code, scale);
+                visit(x, scaled_x, first + t, code);
             }
         };
         if (counts) {
-            each_line([&](const Element(&x)[4], Long l, int code) {
-                if (l < params.panel) add_up(counted(x, code, params.tally), sums + l);
+            each_line([&](const Element(&x)[4], const Element(&scaled_x)[4], Long l, int code) {
+                if (l < params.panel) add_up(counted(x, scaled_x, code, params.tally), sums + l);
             });
             arrive();
         }
-        each_line([&](const Element(&x)[4], Long l, int code) {
-            convert(params, x, code, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
+        each_line([&](const Element(&)[4], const Element(&scaled_x)[4], Long l, int) {
+            convert(params, scaled_x, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
         });
     }
     if constexpr (GEMM_TALLY) {

@@ -47,10 +47,11 @@ struct ConvertParams {
     Long pitch;              // bytes of a line, a multiple of 128
     Long plane;              // bytes of a plane: pitch times a multiple of 256 lines
     unsigned char* residues; // [matrix][modulus][part][plane]
-    float modulus[MAX_MODULI], inverse[MAX_MODULI];
+    unsigned modulus[MAX_MODULI];
+    int base[MAX_MODULI];  // bits of a float, a multiple of the modulus
+    float inverse[MAX_MODULI];
     int power[MAX_MODULI][2][2];  // 2^(8 d) modulo each, and times its root of -1: bytes, d = 0..3 and 4..7
     int conjugate;
-    int reserved;
     TallyParams tally;
     const Least* partner;                // [matrix][group] of the other operand; nullptr: not known
     Long partner_step, partner_groups;   // groups between matrices, 0 where it is shared; of one matrix
@@ -89,11 +90,11 @@ struct RemainderParams {
     double weight[MAX_MODULI][2][3];  // of each real part; limbs, the lowest first
     double product[3];
     double inverse_product;  // 2^84 / P
+    double zero[MAX_MODULI];  // 2^52 plus what is taken away from sums of two residues: each modulus, or twice that
+    double inverse[4][2];     // 4 / n, n = 4..7, and what is missing there
     double unit;             // 1 / target^2
     double alpha[2], beta[2];
     float least;  // of |scaled product|^2 on average in a warp's elements
     float least_alone;  // and in those of one thread
-    int divisor[MAX_MODULI];  // each modulus, or twice that: products are not larger
-    int reserved;
     JudgedParams judged;
 };

@@ -23,6 +23,7 @@ from gemmserve_kernels.algorithms.ozaki.moduli import (
     needed,
     root_of_minus_one,
 )
+from gemmserve_kernels.algorithms.ozaki.params import base_of
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE, panels
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import reference
@@ -138,12 +139,26 @@ def test_integers_stay_below_half_the_product(count, complex_, k):
     largest = Fraction(target) + Fraction(math.nextafter(math.sqrt(k / 2), math.inf))  # after rounding to integers
     # Away from one half by more than the roundings in the choice of the multiple of P.
     assert 2 * largest**2 < moduli.product * (1 - Fraction(2) ** -27)
-    # The digits of an element, and the sums of digits times powers of 2**8 modulo p: MAGIC plus them is exact in float32,
-    # and a quotient by p, of a relative error of 2^-22, is nearer to itself than to the middle between two integers.
     assert largest < 2 ** (8 * (DIGITS - 1)) * 127
-    sums = moduli.parts * DIGITS * 128 * 128
-    assert sums <= 2**18 < 2**22
-    assert all(sums / p * 2.0**-22 < 1 / (2 * p) for p in moduli.moduli if p % 2)
+
+
+@pytest.mark.parametrize("complex_", [False, True])
+def test_a_residue_by_float32_is_right(complex_):
+    """`residue` in cuda/ozaki/ozaki_convert.cu: the quotient is nearer to itself than to what lies in the middle between
+    two integers.
+    """
+    moduli = Moduli.first(len(available(complex_=complex_)), complex_=complex_)
+    for p, powers in zip(moduli.moduli, moduli.powers, strict=True):
+        base, inverse = base_of(p, powers), np.float32(1 / p)
+        sums = 128 * int(np.abs(powers).sum())
+        assert base % p == 0
+        assert 2**23 + sums <= base < 2**24 - sums
+        assert (base + sums) * abs(Fraction(float(inverse)) - Fraction(1, p)) < Fraction(1, 2 * p) or p == 256
+        # All that there is, in float64, which has room for the product: fma rounds once.
+        t = np.arange(-sums, sums + 1)
+        quotient = np.rint((base + t) * np.float64(inverse)).astype(np.int64)
+        assert np.abs(quotient).max() < 2**22
+        assert np.abs(base + t - quotient * p).max() <= p // 2
 
 
 def test_a_residue_by_reciprocal_is_right():
