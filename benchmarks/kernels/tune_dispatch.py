@@ -3,7 +3,7 @@
     python benchmarks/kernels/tune_dispatch.py [--dtypes complex64 float32 ...] [--seconds 240] [--output FILE]
     python benchmarks/kernels/tune_dispatch.py --check [--output FILE]
 
-Writes kernels/gemmserve_kernels/tables/<arch>.json, after every shape: for each point the dtype, batch, m, n, k, and of
+Writes kernels/gemmserve_kernels/dispatch/tables/<arch>.json, after every shape: for each point the dtype, batch, m, n, k, and of
 each route, "algorithm:arithmetic", the device's seconds and, for short products, the caller's (see timing.py). Points
 are kept from the file that is there unless they are measured again (--missing: measures only those that are not there;
 --shapes: others than the grid's).
@@ -34,7 +34,7 @@ from gemmserve_kernels.dispatch.estimate import Table, measured_device, predicte
 from gemmserve_kernels.dispatch.routes import candidates
 from gemmserve_kernels.problem.errors import DeviceError
 
-TABLES = Path(__file__).parents[2] / "kernels" / "gemmserve_kernels" / "tables"
+TABLES = Path(__file__).parents[2] / "kernels" / "gemmserve_kernels" / "dispatch" / "tables"
 EXTENTS = ((64, 256, 1024, 4096), (128, 512, 2048))
 """All combinations of the first, and of the second between them."""
 SQUARES = (96, 128, 192, 384, 512, 768, 1536, 2048, 3072, 6144, 8192)

@@ -63,13 +63,15 @@ _PATCH_BLOCKS: Final = 8
 @dataclass(frozen=True)
 class OzakiTile:
     """Every choice made. `stages` of 48 KiB; `raster`: rows of tiles (of clusters) walked down together;
-    `cluster`: blocks that share B by multicast; `plain`: no tensor cores.
+    `cluster`: blocks that share B by multicast; `lag`: steps of k that half of a tile's rows are behind the others;
+    `plain`: no tensor cores.
     """
 
     moduli: int
     stages: int = 4
     raster: int = 8
     cluster: int = 1
+    lag: int = 2
     workspace: int = WORKSPACE
     plain: bool = False
 
@@ -260,6 +262,7 @@ class Run:
             ("STAGES", str(tile.stages)),
             ("RASTER", str(tile.raster)),
             ("CLUSTER", str(tile.cluster)),
+            ("LAG", str(min(tile.lag, tile.stages - 1))),
             ("SHARED_BYTES", str(tile.shared)),
         )
         if tile.plain:

@@ -103,6 +103,17 @@ def test_the_tensor_cores_on_long_lines_and_several_tiles(cluster):
     np.testing.assert_array_equal(fast, slow)
 
 
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("lag", [1, 3])
+def test_the_second_group_may_be_behind(lag, order):
+    """Steps of k beyond the ring's stages, several tiles a block."""
+    launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=3), order=order)
+    tile = {"moduli": 4, "lag": lag, "cluster": 2}
+    fast = on_shim(Case((140, 700), (700, 20), "float64", tile=tile), launcher, plain=False)
+    slow = on_shim(Case((140, 700), (700, 20), "float64", tile=tile))
+    np.testing.assert_array_equal(fast.stored, slow.stored)
+
+
 @pytest.mark.parametrize("name", ["AC BR", "planar", "batch", "broadcast batch", "scaled rows"])
 def test_prepared_operands_give_the_same_bits(name):
     plain = on_shim(CASES[name]).stored
