@@ -3,9 +3,9 @@
     python benchmarks/kernels/tune_dispatch.py [--dtypes complex64 float32 ...] [--seconds 240] [--output FILE]
     python benchmarks/kernels/tune_dispatch.py --check [--output FILE]
 
-Writes kernels/gemmserve_kernels/dispatch/tables/<arch>.json, after every shape: for each point the dtype, batch, m, n, k, and of
-each route, "algorithm:arithmetic", the device's seconds and, for short products, the caller's (see timing.py). Points
-are kept from the file that is there unless they are measured again (--missing: measures only those that are not there;
+Writes kernels/gemmserve_kernels/dispatch/tables/<arch>.json, after every shape: for each point the dtype, batch, m, n,
+k, and of each route, "algorithm:arithmetic", the device's seconds and, for short products, the caller's (see timing.py).
+Points are kept from the file that is there unless they are measured again (--missing: measures only those that are not there;
 --shapes: others than the grid's).
 `--check` needs no device: it leaves out one point after another and says how much slower than the best route the one
 is that the others would have chosen.

@@ -118,7 +118,7 @@ def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -
         raise ConfigInfeasible(f"moduli: from 2 to {most}, not {moduli}")
     if Moduli.first(moduli, complex_=complex_).target(problem.k) < 1:
         raise ConfigInfeasible(f"moduli: {moduli} are too few for k = {problem.k}")
-    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8, config.cluster or 1)
+    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8, config.cluster or 2)
     if tile.cluster > 2:
         raise ConfigInfeasible(f"cluster: the ozaki kernel has 1 and 2, not {tile.cluster}")
     if tile.shared + SHARED > spec.shared_per_block:

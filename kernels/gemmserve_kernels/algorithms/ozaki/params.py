@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -62,19 +63,25 @@ def tally_constants(params: TallyParams, moduli: Moduli, k: int, *, complex_: bo
     params.step = WHOLE * (1 - 2.0**-20) / whole(moduli, k, complex_=complex_)
 
 
+MAGIC: Final = 3 << 22
+"""A float32 that rounds what is added to it to integers."""
+
+
 def base_of(modulus: int, powers: tuple[tuple[int, ...], ...]) -> int:
-    """Return what `residue` in cuda/ozaki adds to sums of digits times `powers`: the least multiple of the modulus that
-    leaves them no less than 2**23. So the quotient in float32 is the right one, for the moduli that there are.
+    """Return what `residue` in cuda/ozaki adds to sums of digits times `powers`: the least multiple of the modulus and
+    of 256 that leaves them no less than 2**23. So small, the quotient in float32 is right, for the moduli that there are.
     """
-    largest = 128 * sum(abs(power) for each in powers for power in each)
-    return -(-((1 << 23) + largest) // modulus) * modulus
+    largest, unit = 128 * sum(abs(power) for each in powers for power in each), math.lcm(256, modulus)
+    return -(-((1 << 23) + largest) // unit) * unit
 
 
 def convert_constants(params: ConvertParams, moduli: Moduli) -> None:
     """The moduli, their inverses, what is added to sums, and powers of 2**8 modulo each, four a word."""
     for i, (p, powers) in enumerate(zip(moduli.moduli, moduli.powers, strict=True)):
         params.modulus[i] = p
-        params.base[i] = int(np.float32(base_of(p, powers)).view(np.int32))
+        base = base_of(p, powers)
+        params.base[i] = int(np.float32(base).view(np.int32))
+        params.zero[i] = base // p + MAGIC
         params.inverse[i] = 1 / p
         for part, each in enumerate(powers):
             words = np.array(each, np.int8).view("<i4")

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.problem.problem import GemmProblem
 
-WORKSPACE: Final = 6 << 30
+WORKSPACE: Final = 7 << 30
 """Bytes of residues at once: 8192 x 8192 x 8192 complex takes one panel."""
 TILE_M: Final = 128
 TILE_N: Final = 256
@@ -62,16 +62,14 @@ _PATCH_BLOCKS: Final = 8
 
 @dataclass(frozen=True)
 class OzakiTile:
-    """Every choice made. `stages` of 48 KiB; `raster`: rows of tiles (of clusters) walked down together;
-    `cluster`: blocks that share B by multicast; `lag`: steps of k that half of a tile's rows are behind the others;
-    `plain`: no tensor cores.
+    """Every choice made. `stages` of 48 KiB; `raster`: rows of tiles (of clusters) walked down together; `cluster`: blocks
+    that share B by multicast; `plain`: no tensor cores.
     """
 
     moduli: int
     stages: int = 4
     raster: int = 8
-    cluster: int = 1
-    lag: int = 2
+    cluster: int = 2
     workspace: int = WORKSPACE
     plain: bool = False
 
@@ -262,7 +260,6 @@ class Run:
             ("STAGES", str(tile.stages)),
             ("RASTER", str(tile.raster)),
             ("CLUSTER", str(tile.cluster)),
-            ("LAG", str(min(tile.lag, tile.stages - 1))),
             ("SHARED_BYTES", str(tile.shared)),
         )
         if tile.plain:

@@ -9,7 +9,8 @@
 
 constexpr int MODULI = GEMM_MODULI;
 constexpr int THREADS = 256, TILE_K = 128, TILE_LINES = ALONG_K ? 8 : 16;
-constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: the bits of MAGIC + i are those of MAGIC, whose lowest byte is 0, plus i
+constexpr int BLOCKS = ALONG_K ? 6 : 5;  // of a multiprocessor at once: they wait for memory, and for what others have counted
+constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to integers
 
 struct Digits {
     int low, high;  // four bytes with signs each
@@ -27,11 +28,8 @@ GEMM_DEVICE LineScale scale_of(int code) {
 }
 
 // Of a line that is flagged, or of zeros, nothing: it may hold NaN.
-GEMM_DEVICE Element scaled(const Element& x, int code, const LineScale& scale) {
-    Element found;
-#pragma unroll
-    for (int p = 0; p < PARTS; ++p) found.part[p] = (code & 7) < 4 ? 0.0 : x.part[p] * scale.first * scale.second;
-    return found;
+GEMM_DEVICE double scaled(double x, int code, const LineScale& scale) {
+    return (code & 7) < 4 ? 0.0 : x * scale.first * scale.second;
 }
 
 // The nearest integer, below 2^62, in digits: adding 128 to all of them leaves bytes without signs.
@@ -46,12 +44,18 @@ GEMM_DEVICE int congruent(const Digits& x, const int (&power)[2], int more) {
     return __dp4a(x.low, power[0], __dp4a(x.high, power[1], more));
 }
 
-// t modulo p, nearest to 0, in the lowest byte. `bits`: those of the float that is t more than a multiple of p, from 2^23 on
-// (gemmserve_kernels.algorithms.ozaki.params.base_of): the error of the quotient is less than its distance from the middle
-// between two integers where p is odd.
-GEMM_DEVICE unsigned residue(int bits, unsigned modulus, float inverse) {
-    const float quotient = fmaf(__int_as_float(bits), inverse, MAGIC);
-    return static_cast<unsigned>(bits) - static_cast<unsigned>(__float_as_int(quotient)) * modulus;
+// The constants of a modulus p. `base`: a multiple of 256 p, from 2^23 on; `zero`: base / p, and MAGIC.
+struct Modulus {
+    float modulus, inverse, zero;
+};
+
+// t modulo p, nearest to 0, in the lowest byte. `bits`: those of the float `base` + t, no less than 2^23. The error of the
+// quotient is less than its distance from the middle between two integers where p is odd
+// (gemmserve_kernels.algorithms.ozaki.params.base_of). All in single precision, of which there is twice as much as of
+// integer arithmetic.
+GEMM_DEVICE unsigned residue(int bits, const Modulus& p) {
+    const float biased = __int_as_float(bits), quotient = fmaf(biased, p.inverse, MAGIC) - p.zero;
+    return static_cast<unsigned>(__float_as_int(fmaf(-quotient, p.modulus, biased)));
 }
 
 // The lowest bytes of four.
@@ -59,26 +63,33 @@ GEMM_DEVICE unsigned pack(const unsigned (&x)[4]) {
     return __byte_perm(__byte_perm(x[0], x[1], 0x0040), __byte_perm(x[2], x[3], 0x0040), 0x5410);
 }
 
-// What four neighbours count of their line: each its share of a whole element, rounded down; of imaginary parts above 16
-// bits. What is not zero counts one at least, so that 0 says that all are zero.
-GEMM_DEVICE unsigned counted(const Element (&x)[4], const Element (&scaled)[4], int code, const TallyParams& tally) {
-    if ((code & 7) < 4) return 0;
-    unsigned count = 0;
+// What neighbours of a line count, of either real part.
+struct Count {
+    float sum[PARTS];
+    unsigned there;  // a bit of each that is not zero
+
+    GEMM_DEVICE void clear() {
 #pragma unroll
-    for (int p = 0; p < PARTS; ++p) {
-        float sum = -0.0009765625f;  // more than the roundings
-        bool zero = true;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float size = fabsf(static_cast<float>(scaled[i].part[p]));
-            sum += fminf(size * tally.step, static_cast<float>(TALLY_WHOLE));
-            zero = zero && x[i].part[p] == 0.0;
-        }
-        const int whole = static_cast<int>(sum);
-        if (!zero) count |= static_cast<unsigned>(whole < 1 ? 1 : whole) << 16 * p;
+        for (int p = 0; p < PARTS; ++p) sum[p] = -0.0009765625f;  // more than the roundings
+        there = 0;
     }
-    return count;
-}
+    GEMM_DEVICE void add(int p, double x, double scaled, float step) {
+        sum[p] += fminf(fabsf(static_cast<float>(scaled)) * step, static_cast<float>(TALLY_WHOLE));
+        if (x != 0.0) there |= 1u << p;
+    }
+    // Each its share of a whole element, rounded down; of imaginary parts above 16 bits. What is not zero counts one at
+    // least, so that 0 says that all are zero.
+    GEMM_DEVICE unsigned all(int code) const {
+        if ((code & 7) < 4) return 0;
+        unsigned count = 0;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+            const int whole = static_cast<int>(sum[p]);
+            if (there >> p & 1u) count |= static_cast<unsigned>(whole < 1 ? 1 : whole) << 16 * p;
+        }
+        return count;
+    }
+};
 
 // Adds what a warp's lanes have counted to the sums of its line.
 GEMM_DEVICE void add_up(unsigned count, unsigned long long* sums) {
@@ -125,28 +136,18 @@ GEMM_DEVICE void judge(const ConvertParams& params, Long matrix, Long group) {
     }
 }
 
-// Four neighbours along k, scaled.
-GEMM_DEVICE void convert(const ConvertParams& params, const Element (&x)[4], unsigned char* to, Long plane) {
-    Digits digits[PARTS][4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-            const double value = x[i].part[p];
-            digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value);
-        }
-    }
+// The residues of four neighbours along k.
+GEMM_DEVICE void convert(const ConvertParams& params, const Digits (&digits)[PARTS][4], unsigned char* to, Long plane) {
 #pragma unroll
     for (int m = 0; m < MODULI; ++m) {
-        const unsigned modulus = params.modulus[m];
-        const float inverse = params.inverse[m];
+        const Modulus p{params.modulus[m], params.inverse[m], params.zero[m]};
         unsigned sum[4], difference[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int first = congruent(digits[0][i], params.power[m][0], params.base[m]);
             const int second = COMPLEX ? congruent(digits[PARTS - 1][i], params.power[m][1], 0) : 0;
-            sum[i] = residue(first + second, modulus, inverse);
-            if constexpr (COMPLEX) difference[i] = residue(first - second, modulus, inverse);
+            sum[i] = residue(first + second, p);
+            if constexpr (COMPLEX) difference[i] = residue(first - second, p);
         }
         *reinterpret_cast<unsigned*>(to) = pack(sum);
         to += plane;
@@ -172,7 +173,7 @@ GEMM_DEVICE bool is_lost(const ConvertParams& params, Long matrix, Long group) {
     return true;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParams params) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(ConvertParams params) {
     const LineParams& line = params.line;
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const Long blocks_k = params.pitch / TILE_K, blocks = params.plane / params.pitch / TILE_LINES;
@@ -216,14 +217,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
         }
         const int code = exists ? codes[l] : ZERO_LINE;
         const LineScale scale = scale_of(code);
-        Element scaled_x[4];
+        Digits digits[PARTS][4];
+        Count count;
+        count.clear();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) scaled_x[i] = scaled(x[i], code, scale);
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p) {
+                const double value = scaled(x[i].part[p], code, scale);
+                if (GEMM_TALLY) count.add(p, x[i].part[p], value, params.tally.step);
+                digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value);
+            }
+        }
         if (counts) {
-            if (exists) add_up(counted(x, scaled_x, code, params.tally), sums + l);
+            if (exists) add_up(count.all(code), sums + l);
             arrive();
         }
-        convert(params, scaled_x, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
+        convert(params, digits, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
     } else {
         __shared__ Element tile[TILE_LINES][TILE_K + 1];
         const int in_tile = thread % TILE_LINES;
@@ -235,26 +245,42 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
                 k < line.k && first + in_tile < params.panel ? read(line, at + k * line.x.column_stride) : Element{};
         }
         __syncthreads();
-        const auto each_line = [&](auto visit) {
+        const auto code_of = [&](int t) { return first + t < params.panel ? codes[first + t] : ZERO_LINE; };
+        if (counts) {
 #pragma unroll 1
             for (int t = warp; t < TILE_LINES; t += THREADS / 32) {
-                const int code = first + t < params.panel ? codes[first + t] : ZERO_LINE;
+                if (first + t >= params.panel) continue;
+                const int code = code_of(t);
                 const LineScale scale = scale_of(code);
-                Element x[4], scaled_x[4];
+                Count count;
+                count.clear();
 #pragma unroll
-                for (int i = 0; i < 4; ++i) scaled_x[i] = scaled(x[i] = tile[t][4 * lane + i], code, scale);
-                visit(x, scaled_x, first + t, code);
+                for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                    for (int p = 0; p < PARTS; ++p) {
+                        const double x = tile[t][4 * lane + i].part[p];
+                        count.add(p, x, scaled(x, code, scale), params.tally.step);
+                    }
+                }
+                add_up(count.all(code), sums + first + t);
             }
-        };
-        if (counts) {
-            each_line([&](const Element(&x)[4], const Element(&scaled_x)[4], Long l, int code) {
-                if (l < params.panel) add_up(counted(x, scaled_x, code, params.tally), sums + l);
-            });
             arrive();
         }
-        each_line([&](const Element(&)[4], const Element(&scaled_x)[4], Long l, int) {
-            convert(params, scaled_x, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
-        });
+#pragma unroll 1
+        for (int t = warp; t < TILE_LINES; t += THREADS / 32) {
+            const int code = code_of(t);
+            const LineScale scale = scale_of(code);
+            Digits digits[PARTS][4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                for (int p = 0; p < PARTS; ++p) {
+                    const double value = scaled(tile[t][4 * lane + i].part[p], code, scale);
+                    digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value);
+                }
+            }
+            convert(params, digits, residues + residue_offset(first + t, first_k + 4 * lane, params.pitch), plane);
+        }
     }
     if constexpr (GEMM_TALLY) {
         if (!counts) return;

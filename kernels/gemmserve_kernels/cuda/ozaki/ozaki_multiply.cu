@@ -1,6 +1,8 @@
 // Products of residues modulo p on Hopper's INT8 tensor cores: persistent blocks, a warp that copies, two groups of four
 // warps that multiply 64 x 256 each. Stages are straight copies of 16 KiB; blocks of a cluster, one above the other, have
-// the same columns, and each brings its share of them to all.
+// the same columns, and each brings its share of them to all: what is saved of the L2's power the tensor cores have (8192 x
+// 8192 x 8192 is bound by the device's power limit). To have one group a few steps behind the other, so that not both of
+// them store at once, gained nothing.
 //
 // The accumulators begin at a multiple of p that keeps them positive, below 2^31; after every 65,536 steps of k they are
 // reduced. Only bytes are written, in the order of the registers (layout.cuh).
@@ -11,8 +13,6 @@
 
 constexpr int PARTS = GEMM_PARTS, PLANES = GEMM_MODULI * PARTS;
 constexpr int STAGES = GEMM_STAGES, RASTER = GEMM_RASTER, CLUSTER = GEMM_CLUSTER;
-constexpr int LAG = GEMM_LAG;  // steps that the second group is behind the first: the tensor cores have work while either stores
-static_assert(LAG < STAGES, "the first group goes ahead in stages that the second has not seen");
 constexpr int THREADS = 2 * GROUP_THREADS + 32;  // at most 224 registers a thread
 constexpr int STEP = BLOCK_STEPS;    // bytes of k a stage
 constexpr int STEPS = 65536 / STEP;  // between reductions: 2^14 * 65536 = 2^30
@@ -52,7 +52,7 @@ GEMM_DEVICE bool left_out(const MultiplyParams& params, const Place& at) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
     ozaki_multiply(const __grid_constant__ MultiplyParams params) {
     GEMM_DYNAMIC_SHARED(raw);
-    __shared__ __align__(8) Barrier full[STAGES], empty[STAGES], ahead;
+    __shared__ __align__(8) Barrier full[STAGES], empty[STAGES];
     const unsigned base = (shared_address(raw) + 1023u) & ~1023u;
     const int group = static_cast<int>(threadIdx.x) / 128, thread = static_cast<int>(threadIdx.x) % 128;
     if (threadIdx.x == 0) {
@@ -60,7 +60,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
             barrier_init(shared_address(&full[s]), 1);
             barrier_init(shared_address(&empty[s]), 2 * CLUSTER);  // both groups
         }
-        barrier_init(shared_address(&ahead), 1);
         barrier_init_fence();
     }
     __syncthreads();
@@ -113,9 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
             }
         }
     } else {
-        int stage = 0, parity = 0, tile_parity = 0;
-        // With fewer steps the first group could be two tiles ahead.
-        const bool lags = LAG > 0 && steps > STAGES;
+        int stage = 0, parity = 0;
         for (int number = first; number < numbers; number += stride) {
             const Place of = place_of(params, number);
             if (!all && left_out(params, of)) continue;
@@ -124,8 +121,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
             unsigned acc[128];
 #pragma unroll
             for (int i = 0; i < 128; ++i) acc[i] = bias;
-            if (lags && group == 1) barrier_wait(shared_address(&ahead), tile_parity);
-            tile_parity ^= 1;
             for (int step = 0; step < steps;) {
                 const int end = steps - step < STEPS ? steps : step + STEPS;
                 int before = -1;  // the stage that is being multiplied
@@ -139,7 +134,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) GEMM_CLUSTER_ATTRIBUTE
 #pragma unroll
                     for (int q = 0; q < STEP / 32; ++q) multiply_bytes(acc, a_matrix + 2 * q, b_matrix + 2 * q);
                     wgmma_commit();
-                    if (lags && step == LAG - 1 && threadIdx.x == 0) barrier_arrive(shared_address(&ahead));
                     wgmma_wait<1>();
                     if (before >= 0) release(before);
                     before = stage;

@@ -47,11 +47,12 @@ struct ConvertParams {
     Long pitch;              // bytes of a line, a multiple of 128
     Long plane;              // bytes of a plane: pitch times a multiple of 256 lines
     unsigned char* residues; // [matrix][modulus][part][plane]
-    unsigned modulus[MAX_MODULI];
-    int base[MAX_MODULI];  // bits of a float, a multiple of the modulus
-    float inverse[MAX_MODULI];
+    float modulus[MAX_MODULI], inverse[MAX_MODULI];
+    int base[MAX_MODULI];    // bits of a float, a multiple of the modulus
+    float zero[MAX_MODULI];  // that over the modulus, and 1.5 * 2^23
     int power[MAX_MODULI][2][2];  // 2^(8 d) modulo each, and times its root of -1: bytes, d = 0..3 and 4..7
     int conjugate;
+    int reserved;
     TallyParams tally;
     const Least* partner;                // [matrix][group] of the other operand; nullptr: not known
     Long partner_step, partner_groups;   // groups between matrices, 0 where it is shared; of one matrix
