@@ -182,7 +182,9 @@ class Beat(_Message):
     kind: Literal["beat"] = "beat"
     task: str | None = Field(None, description="that it is at")
     progress: int = Field(0, description="parts of the task that are done; grows")
+    share: float = Field(0.0, description="share of the task that is done, 0 to 1, where it has steps")
     registered: int = Field(0, description="bytes of the host arena that its device copies to straight")
+    prepares: bool = Field(default=False, description="kernels of likely products are still being loaded ahead")
     health: DeviceHealth | None = Field(None, description="the device's sensors; null: as said before")
 
 

@@ -305,6 +305,12 @@ class Scheduler:
         if task is not None and not task.over:
             task.listener.compiling(task, message.compiling)
 
+    def task_progressed(self, worker: Worker, task: str, share: float) -> None:
+        """Called when a worker says that so much of a task is done, 0 to 1."""
+        found: Task | None = worker.tasks.get(task)
+        if found is not None and not found.over:
+            found.listener.progressed(found, share)
+
     def results_written(self, worker: Worker, message: Written) -> None:
         """Called when a worker has written results, or lost them: tasks may have waited for them."""
         self.writes.written(worker, message)

@@ -60,6 +60,9 @@ class Listener(Protocol):
     def compiling(self, task: Task, compiles: bool) -> None:
         """Called when it begins to wait for the compiler on its worker, and when it no longer does."""
 
+    def progressed(self, task: Task, share: float) -> None:
+        """Called while a worker has it, when so much of it is done, 0 to 1."""
+
     def requeued(self, task: Task) -> None:
         """Called when its worker was lost; it waits again."""
 

@@ -372,10 +372,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
+        self.shares: list[tuple[str, float]] = []
         self.outcomes: dict[str, object] = {}
 
     def started(self, task):
         self.told.append(("started", task.id))
+
+    def progressed(self, task, share):
+        self.shares.append((task.id, share))
 
     def requeued(self, task):
         self.told.append(("requeued", task.id))

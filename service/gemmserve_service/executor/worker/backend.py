@@ -53,6 +53,10 @@ class Values(Protocol):
     away: bool
     """Whether results are made elsewhere than at their place, which `deliver` brings them to."""
 
+    @property
+    def under_way(self) -> int:
+        """Steps that `run` has started and that may not be over."""
+
     def load(self, operand: HostArray) -> Any:
         """A stored array."""
 

@@ -52,6 +52,8 @@ class Runner:
         """The task that runs."""
         self.progress = 0
         """Its panels that are done."""
+        self.share = 0.0
+        """Share of it that is done, 0 to 1, where it has steps."""
         self._paused_s = 0.0
         """Seconds for which the task has stood still while others passed."""
         self._mappings = Mappings(getattr(backend, "arena", None), getattr(backend, "registered", None))
@@ -86,8 +88,8 @@ class Runner:
         """Compute and answer; another attempt may follow, where this one found too little memory. Raises what `run`
         raises.
         """
-        outer, began = (self.task, self.progress, self._paused_s), time.perf_counter()
-        self.task, self.progress, self._paused_s = message.task, 0, 0.0
+        outer, began = (self.task, self.progress, self.share, self._paused_s), time.perf_counter()
+        self.task, self.progress, self.share, self._paused_s = message.task, 0, 0.0, 0.0
         try:
             self._stop_cancelled()
             if not isinstance(message, Run) and (short := self._run_small(message)) is not None:
@@ -105,8 +107,16 @@ class Runner:
         except Exception as error:
             return failed(message, error)
         finally:
-            self.task, self.progress, self._paused_s = outer
+            self.task, self.progress, self.share, self._paused_s = outer
             self._paused_s += time.perf_counter() - began
+
+    def share_of(self, task: str | None) -> float:
+        """Return the share of a task that is done, 0 to 1; 0 where it is not known. May be called from any thread."""
+        share = self.share
+        return share if task is not None and self.task == task else 0.0
+
+    def _done(self, share: float) -> None:
+        self.share = share
 
     def elements_since(self, before: Reading | None) -> Elements | None:
         """Return how the elements were computed that the device has made since that reading."""
@@ -288,7 +298,9 @@ class Runner:
         deferred = message.deferred
         left: dict[str, Any] = dict.fromkeys(deferred)
         ran = self.backend.run_program(
-            lambda values: run_program(params, operands, results, values, spec, verify=message.verify, left=left),
+            lambda values: run_program(
+                params, operands, results, values, spec, verify=message.verify, left=left, done=self._done
+            ),
             self._checkpoint,
         )
         kernel_s = max(ran.timings.kernel_s - self._paused_s, 0.0)

@@ -18,6 +18,7 @@ from gemmserve_service.executor.worker.batches import Products, sum_of
 from gemmserve_service.executor.worker.checks import element_counts, verification
 from gemmserve_service.executor.worker.cuda.batches import run_together
 from gemmserve_service.executor.worker.cuda.copies import DeviceCopies, order_of
+from gemmserve_service.executor.worker.cuda.idleness import Idleness
 from gemmserve_service.executor.worker.cuda.kernels import missing_kernels
 from gemmserve_service.executor.worker.cuda.out_of_memory import within_memory
 from gemmserve_service.executor.worker.cuda.pinned_ring import CupyLink
@@ -85,6 +86,8 @@ class CupyBackend:
         self._ordinal = ordinal
         self.out_of_memory = (cupy.cuda.memory.OutOfMemoryError, OutOfDeviceMemory)
         self._streams: list[Any] = []
+        self.idleness = Idleness()
+        """When tasks leave room for what is prepared ahead: told of each task."""
         self.arena = None if arena is None else self._open_arena(arena)
         """The arena, mapped, of which more and more is registered."""
         link = CupyLink(cupy, ordinal)
@@ -94,7 +97,7 @@ class CupyBackend:
         self.copies = DeviceCopies(cupy, ordinal, self.spec, budget, self.arena, self.registered)
         self.write_queue = WriteQueue(self.copies, self.enter)
         self._rooms = (self._drop_copies, self._vacate)
-        self.warm_up = WarmUp(cupy, self.spec, ordinal, self.enter)
+        self.warm_up = WarmUp(cupy, self.spec, ordinal, self.enter, self.idleness)
 
     def spec_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = spec_adapter().dump_python(self.spec, mode="json")
@@ -199,7 +202,7 @@ class CupyBackend:
     def _open_arena(self, arena: ArenaFile) -> HostArena | None:
         link = CupyLink(self.cupy, self._ordinal)
         try:
-            return HostArena(arena, link.register, link.enter)
+            return HostArena(arena, link.register, link.enter, self.idleness.wait)
         except OSError as error:
             log.warning("the memory for results cannot be mapped: %s", error)
             return None

@@ -83,7 +83,8 @@ function bodyOf(job) {
   const results = Object.entries(job.result ?? {});
   return h("div", {},
     h("p", {}, pill(job.compiling ? "compiling" : job.state, KINDS[job.state] ?? ""), " ", what(job),
-      job.state === "running" && job.estimated_s ? h("span", { class: "muted" }, ` about ${seconds(job.estimated_s)}`) : ""),
+      job.state === "running" && job.estimated_s ? h("span", { class: "muted" }, ` about ${seconds(job.estimated_s)}`) : "",
+      job.state === "running" && job.progress ? h("span", {}, ` ${Math.round(100 * job.progress)} % done`) : ""),
     job.error ? problemText(job.error, root) : null,
     phases(job), steps(job),
     results.length ? h("div", {}, h("h3", {}, "Results"), h("ul", { class: "plain" }, results.map(([name, id]) =>
