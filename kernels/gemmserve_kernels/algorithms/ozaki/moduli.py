@@ -80,12 +80,12 @@ class Moduli:
 
     @property
     def parts(self) -> int:
-        """Residues of an element modulo each: as many as there are products of residues."""
+        """The residues of an element modulo each, and the products of residues."""
         return 2 if self.complex_ else 1
 
     @property
     def divisors(self) -> tuple[int, ...]:
-        """What products are reduced modulo: multiples of the moduli from 129 to 256, whose reciprocals have 32 bits."""
+        """Divisors that products are reduced by: the moduli, or twice them, 129 to 256: reciprocals have 32 bits."""
         return tuple(p if p > 128 else 2 * p for p in self.moduli)
 
     @property

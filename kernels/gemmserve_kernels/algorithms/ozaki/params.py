@@ -69,7 +69,8 @@ MAGIC: Final = 3 << 22
 
 def base_of(modulus: int, powers: tuple[tuple[int, ...], ...]) -> int:
     """Return what `residue` in cuda/ozaki adds to sums of digits times `powers`: the least multiple of the modulus and
-    of 256 that leaves them no less than 2**23. So small, the quotient in float32 is right, for the moduli that there are.
+    of 256 that leaves them no less than 2**23. It is so small that the quotient in float32 is right, for the moduli
+    that there are.
     """
     largest, unit = 128 * sum(abs(power) for each in powers for power in each), math.lcm(256, modulus)
     return -(-((1 << 23) + largest) // unit) * unit

@@ -62,8 +62,8 @@ _PATCH_BLOCKS: Final = 8
 
 @dataclass(frozen=True)
 class OzakiTile:
-    """Every choice made. `stages` of 48 KiB; `raster`: rows of tiles (of clusters) walked down together; `cluster`: blocks
-    that share B by multicast; `plain`: no tensor cores.
+    """Every choice made. `stages` of 48 KiB; `raster`: rows of tiles (of clusters) walked down together; `cluster`:
+    blocks that share B by multicast; `plain`: no tensor cores.
     """
 
     moduli: int
