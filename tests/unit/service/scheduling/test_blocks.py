@@ -264,10 +264,8 @@ async def test_no_device_can_compute_its_blocks(blocky, make_fake, large, listen
 
 async def test_one_of_its_blocks_cannot_be_computed(blocky, make_fake, large, listener, store, monkeypatch):
     """The last one, which may have another shape than the others."""
-    plan = BlockTask.plan
-    monkeypatch.setattr(
-        BlockTask, "plan", lambda self, spec: KernelError("no") if self.index == 15 else plan(self, spec)
-    )
+    plan, last = BlockTask.plan, KernelError("not of that shape")
+    monkeypatch.setattr(BlockTask, "plan", lambda block, spec: last if block.index == 15 else plan(block, spec))
     fake = make_fake("cuda:0", "cuda:1")
     scheduler = await blocky(fake)
     task = await large(scheduler)
