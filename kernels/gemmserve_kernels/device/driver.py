@@ -187,7 +187,10 @@ class Graph:
         self._context = context.value
         self._nodes: list[int | None] = []
         self._params: list[_KernelNode | _FillNode] = []
+        self._at: list[int] = []  # addresses of these
         self._ready: int | None = None
+        self._set_kernel = calls["cuGraphExecKernelNodeSetParams_v2"]
+        self._launch = calls["cuGraphLaunch"]
 
     def add_kernel(self, config: LaunchConfig, function: int, pointer: int) -> None:
         """Adds the launch of `function` by `config`, its one argument where `pointer` points to a pointer to it."""
@@ -213,6 +216,7 @@ class Graph:
             check(self._calls["cuGraphAddDependencies_v2"](self._graph, *at, 1), "an edge of a graph")
         self._nodes.append(node.value)
         self._params.append(params)
+        self._at.append(ctypes.addressof(params))
 
     def finish(self) -> None:
         """Makes it ready: nothing more is added."""
@@ -223,28 +227,32 @@ class Graph:
 
     def set_kernel(self, number: int) -> None:
         """Copies the argument of kernel `number`, counted among all that was added, once more."""
-        params = ctypes.addressof(self._params[number])
-        code = self._calls["cuGraphExecKernelNodeSetParams_v2"](self._ready, self._nodes[number], params)
-        check(code, "arguments of a kernel in a graph")
+        if code := self._set_kernel(self._ready, self._nodes[number], self._at[number]):
+            check(code, "arguments of a kernel in a graph")
 
     def set_fill(self, number: int, address: int) -> None:
         """Moves fill `number`, counted among all that was added."""
         params = self._params[number]
         params.address = address
         set_params = self._calls["cuGraphExecMemsetNodeSetParams"]
-        code = set_params(self._ready, self._nodes[number], ctypes.addressof(params), self._context)
+        code = set_params(self._ready, self._nodes[number], self._at[number], self._context)
         check(code, "a fill in a graph")
 
     def launch(self, stream: int) -> None:
         """Enqueues all of it."""
-        if code := self._calls["cuGraphLaunch"](self._ready, stream):
+        if code := self._launch(self._ready, stream):
             check(code, "launch of a graph")
+
+
+@cache
+def _capture_status() -> Any:
+    calls = _graph_calls()
+    return None if calls is None else calls["cuStreamIsCapturing"]
 
 
 def is_capturing(stream: int) -> bool:
     """Whether what is enqueued on `stream` becomes part of a graph of the caller's, or might; of no other use where the
     driver is too old for graphs of ours.
     """
-    calls = _graph_calls()
-    status = ctypes.c_int()
-    return calls is None or calls["cuStreamIsCapturing"](stream, ctypes.addressof(status)) != 0 or status.value != 0
+    status, ask = ctypes.c_int(), _capture_status()
+    return ask is None or ask(stream, ctypes.byref(status)) != 0 or status.value != 0

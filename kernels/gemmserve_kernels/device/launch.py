@@ -210,8 +210,9 @@ class _Replay:
     """A program whose kernels are loaded on one CUDA device. Their arguments are kept as they were handed over last:
     before the next run only those words are written that count from an address which is another one now.
 
-    From the third run on, all of it is enqueued at once, as a graph for each stream (launches of one graph do not
-    overlap), in which only kernels are set anew that such words belong to.
+    From the third run on, several steps are enqueued at once, as a graph for each stream (launches of one graph do not
+    overlap), in which only kernels are set anew that such words belong to. To set one and launch a graph takes as long
+    as to launch a kernel.
     """
 
     _MAX_MAPS: Final = 64
@@ -241,7 +242,7 @@ class _Replay:
         self._users = [_users(program, number) for number in range(1, len(self._bases) + 1)]
         self._singly = self._SINGLY
         self._graphs: dict[int, _Graph] = {}
-        self._most_graphs = self._MAX_GRAPHS
+        self._most_graphs = self._MAX_GRAPHS if len(self._steps) > 1 else 0
 
     def _ready(self, launch: Launch, arch: str, device: int) -> tuple[str, int, int, int]:
         """Name, and the addresses of configuration, function and argument pointer."""
@@ -272,9 +273,11 @@ class _Replay:
                 self._now = now
             if self._singly:
                 self._singly -= 1
-            elif not driver.is_capturing(stream) and (graph := self._graphs.get(stream) or self._new_graph(stream)):
-                graph.run(stream, now, self._users)
-                return
+            elif self._most_graphs and not driver.is_capturing(stream):
+                graph = self._graphs.get(stream) or self._new_graph(stream)
+                if graph is not None:
+                    graph.run(stream, now, self._users)
+                    return
             self._enqueue(stream, workspace)
 
     def _enqueue(self, stream: int, workspace: int) -> None:
@@ -347,38 +350,40 @@ class _Graph:
                 self._graph.add_kernel(next(left), function, pointer)
         self._graph.finish()
 
-    def run(self, stream: int, now: tuple[int, ...], users: Sequence[tuple[int, ...]]) -> None:
-        """Enqueues it. `users`: for each of `now`, the steps that it matters to. Raises DeviceError."""
-        if now != self._now:
-            before, self._now = self._now, ()  # should one fail, all are set the next time
-            for number in dict.fromkeys(
-                number
-                for base, of_base in enumerate(users)
-                if not before or now[base] != before[base]
-                for number in of_base
-            ):
-                step = self._steps[number]
-                if isinstance(step, Clear):
-                    self._graph.set_fill(number, now[_WORKSPACE] + step.offset)
-                else:
-                    self._graph.set_kernel(number)
+    def run(self, stream: int, now: tuple[int, ...], users: Sequence[int]) -> None:
+        """Enqueues it. `users`: for each of `now`, the steps that it matters to, a bit for each. Raises DeviceError."""
+        before = self._now
+        if now != before:
+            self._now = ()  # should one fail, all are set the next time
+            moved = 0
+            if before:
+                for address, earlier, of_base in zip(now, before, users, strict=True):
+                    if address != earlier:
+                        moved |= of_base
+            else:
+                moved = -1
+            for number, step in enumerate(self._steps):
+                if moved >> number & 1:
+                    if isinstance(step, Clear):
+                        self._graph.set_fill(number, now[_WORKSPACE] + step.offset)
+                    else:
+                        self._graph.set_kernel(number)
             self._now = now
         self._graph.launch(stream)
 
 
-def _users(program: Program, number: int) -> tuple[int, ...]:
-    """Return the steps of a program to which the address of base `number` matters."""
-    found = []
+def _users(program: Program, number: int) -> int:
+    """Return the steps of a program to which the address of base `number` matters, a bit for each."""
+    found = 0
     for place, step in enumerate(program.steps):
         if isinstance(step, Clear):
-            if number == program.arguments + 1:
-                found.append(place)
-            continue
-        end = step.word + -(-ctypes.sizeof(step.kind) // _WORD)
-        maps = any(step.word <= each.word < end and each.base == number for each in program.maps)
-        if maps or (program.bases[step.word : end] == number).any():
-            found.append(place)
-    return tuple(found)
+            used = number == program.arguments + 1
+        else:
+            end = step.word + -(-ctypes.sizeof(step.kind) // _WORD)
+            used = bool((program.bases[step.word : end] == number).any())
+            used |= any(step.word <= each.word < end and each.base == number for each in program.maps)
+        found |= used << place
+    return found
 
 
 def _places(program: Program, number: int) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, Box, int], ...]]:
