@@ -383,7 +383,7 @@ class Jobs(LiveJobs):
         """Called when a worker was sent the task."""
         began = now()
         live = self._live[task.id]
-        estimated_s = round(task.cost_s, 6)
+        estimated_s = round(task.duration_s, 6)
         live.change(
             {"state": JobState.RUNNING, "attempt": task.attempt, "started_at": began, "estimated_s": estimated_s}
         )

@@ -83,7 +83,7 @@ class FakeExecutor:
         self.lose(worker.id)
 
     def forget(self, message):
-        self.forgotten += [*message.extents, *message.arrays]
+        self.forgotten += [*message.extents, *message.arrays, *message.parents]
 
     def hello(self, name="cpu"):
         worker = self.fleet[name]

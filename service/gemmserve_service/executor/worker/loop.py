@@ -199,7 +199,7 @@ class _Line:
             else:
                 self._run_group(message.tasks)
         elif isinstance(message, Forget):
-            self._runner.forget(message.extents, message.arrays)
+            self._runner.forget(message.extents, message.arrays, message.parents)
         elif isinstance(message, Write) and self.write_queue is not None:
             self.write_queue.write(message.task, message.places, urgent=message.urgent)
         elif isinstance(message, Drop) and self.write_queue is not None:

@@ -171,7 +171,7 @@ class _Gauges(Collector):
                 "Jobs over whose end cannot be put on record yet.",
                 len(core.jobs.recorder.waiting),
             ),
-            ("jobs_running", "Jobs that run.", scheduler.running),
+            ("jobs_running", "Jobs that run.", scheduler.products_running),
             ("array_store_bytes", "Bytes of stored arrays.", store.used_bytes),
             ("array_store_arrays", "Arrays stored.", store.count),
             ("array_store_recycled_bytes", "Bytes of freed extents kept for reuse.", store.recycled_bytes),

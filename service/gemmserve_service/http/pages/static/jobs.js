@@ -108,11 +108,12 @@ export function openJob(id, closed) {
 
   async function follow() {
     try {
-      for (let wait = 0; ; wait = 20) {
+      for (let wait = 0; ; ) {
         const asked = performance.now();
         const job = await (await apiOfAnybody(`v1/jobs/${id}?wait=${wait}`, { signal: controller.signal })).json();
         if (place.firstChild) morph(place.firstChild, bodyOf(job));
         if (FINAL.has(job.state)) return;
+        wait = job.progress ? 2 : 20; // one that gets on is seen to
         // A server that caps the wait would be asked without a pause.
         if (wait && performance.now() - asked < 1000) await new Promise((resolve) => setTimeout(resolve, 1000));
       }
