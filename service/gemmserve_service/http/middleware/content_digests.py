@@ -1,8 +1,8 @@
 """Content-Digest of requests that are no uploads, and of answers, as plain ASGI (RFC 9530).
 
-A request that says what the SHA-256 of its body is, is refused where the body has another; the routes that `_compares`
-names hash what they take while it arrives in its place. The answer repeats the digest that was compared, so that a
-client whose field got lost or changed on the way does not take silence for consent.
+A request that says what the SHA-256 of its body is, is refused where the body has another; routes of uploads hash what
+they take while it arrives in its place. The answer repeats the digest that was compared, so that a client whose field
+got lost or changed on the way does not take silence for consent.
 
 An answer has a digest where the request wants that (Want-Content-Digest): here those that are sent in one piece, which
 is all but arrays and streams of events. Arrays' routes see to theirs themselves (`digest_of`).
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_UPLOADING: Final = {("POST", True), ("PUT", False)}
+"""Methods of uploads, whole ones of /v1/arrays and parts."""
 _HEADER: Final = b"content-digest"
 _CHECKED: Final = CHECKED_HEADER.lower().encode("ascii")
 _INLINE: Final = 1 << 18  # bytes that are hashed sooner than a thread is woken
@@ -47,35 +49,31 @@ class ContentDigests:
             if wants_sha256(headers.get("want-content-digest")) and scope["method"] != "HEAD":
                 send = _Answer(send).send
             if "content-digest" in headers:
+                uploads = _takes_uploads(scope["path"])
                 try:
                     expected = parse_content_digest(headers["content-digest"])
                 except InvalidRequest as error:
-                    if _uploads(
-                        scope["path"]
-                    ):  # whose route refuses it, and other methods of these paths for themselves
-                        await self._app(scope, receive, send)
-                    else:
+                    if scope["method"] == "POST" and not uploads:
                         await problem_response(error)(scope, receive, send)
-                    return
+                        return
+                    expected = (
+                        None  # the route of an upload refuses it, and methods that a path has not are no reason to
+                    )
                 if expected is not None:
                     body = None
-                    if not _compares(scope["method"], scope["path"]):
+                    if not uploads:
                         # Every byte is to pass here: none is received past `receive`.
                         extensions = scope.get("extensions") or {}
                         scope["extensions"] = {key: each for key, each in extensions.items() if key != RECEIVER}
                         body = _Body(receive, expected, headers.get("content-length", ""))
                         receive = body.receive
-                    send = _Confirmed(send, expected, body).send
+                    if body is not None or (scope["method"], scope["path"] == "/v1/arrays") in _UPLOADING:
+                        send = _Confirmed(send, expected, body).send
         await self._app(scope, receive, send)
 
 
-def _compares(method: str, path: str) -> bool:
-    """Whether a route compares the digest itself: uploads, whole or in parts."""
-    return (method == "POST" and path == "/v1/arrays") or (method == "PUT" and path.startswith("/v1/uploads/"))
-
-
-def _uploads(path: str) -> bool:
-    """Whether some method of that path is an upload."""
+def _takes_uploads(path: str) -> bool:
+    """Whether some method of a path is an upload, whole or in parts: its route compares the digest."""
     return path == "/v1/arrays" or path.startswith("/v1/uploads/")
 
 

@@ -111,6 +111,15 @@ async def test_a_malformed_one_of_an_upload_is_its_route_s_to_refuse(client, npy
     assert answer.status_code == status
 
 
+@pytest.mark.parametrize(
+    ("method", "path"), [("PUT", "/v1/gemm"), ("DELETE", "/v1/jobs"), ("POST", "/v1/uploads/x/parts/0")]
+)
+async def test_a_method_that_a_path_has_not_is_that_whatever_the_digest(client, method, path):
+    for value in ("0", field(b"")):
+        answer = await client.request(method, path, content=b"body", headers={"Content-Digest": value})
+        assert answer.status_code == 405
+
+
 @pytest.mark.parametrize("value", ["sha-256=:AAAA:", "nonsense"])
 async def test_a_malformed_one_is_refused(client, requests, value, problem):
     content, headers = requests["/v1/gemm"]
