@@ -17,6 +17,7 @@ CHUNK: Final = 64
 BLOCK: Final = 64
 """Rows and columns of a tile."""
 _CONSUMERS: Final = 256
+_PRODUCERS: Final = 512
 _STAGE_BYTES: Final = 2 * BLOCK * CHUNK * 8 + 4 * 4 * BLOCK + 1024
 _EXCHANGE_BYTES: Final = _CONSUMERS * 16 * 4
 _ALIGNMENT: Final = 1024
@@ -38,7 +39,7 @@ class FusedTile:
 
     `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block adds up, before one adds
     up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between promotions. `stages`: chunks in
-    shared memory. `producers`: threads that split operands.
+    shared memory.
     """
 
     split_k: int = 1
@@ -46,12 +47,11 @@ class FusedTile:
     raster: int = 8
     promote: int = 16
     stages: int = 3
-    producers: int = 256
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return _CONSUMERS + self.producers
+        return _CONSUMERS + _PRODUCERS
 
     @property
     def shared_bytes(self) -> int:

@@ -7,8 +7,9 @@ struct Config {
     static constexpr int BLOCK_M = 64, BLOCK_N = 64;
     static constexpr int CHUNK = 64;    // steps of k that have their own scales, at most
     static constexpr int PROMOTE = GEMM_PROMOTE, STAGES = GEMM_STAGES;
-    static constexpr int CONSUMERS = 256, PRODUCERS = GEMM_PRODUCERS, THREADS = CONSUMERS + PRODUCERS;
-    static constexpr int PRODUCER_WARPS = PRODUCERS / 32, CONSUMER_WARPS = CONSUMERS / 32;
+    static constexpr int CONSUMERS = 256, SIDE_THREADS = 256, THREADS = CONSUMERS + 2 * SIDE_THREADS;
+    static constexpr int SIDE_WARPS = SIDE_THREADS / 32, PRODUCER_WARPS = 2 * SIDE_WARPS, CONSUMER_WARPS = CONSUMERS / 32;
+    static constexpr int CONSUMER_REGISTERS = 96;  // of 80 that all threads begin with, 65536 in all
     static constexpr int PLANES = 4;    // re, im of the high parts, re, im of the low parts
     static constexpr int ROW = CHUNK * 2;  // bytes of one vector in one plane
     static constexpr int PLANE = BLOCK_M * ROW, SIDE = PLANES * PLANE;  // bytes; those of B lie behind those of A
@@ -21,6 +22,5 @@ struct Config {
     static constexpr int SHARED_BYTES = EXCHANGE_AT + EXCHANGE_BYTES + ALIGNMENT;
     static_assert(BLOCK_M == 64 && BLOCK_N == 64, "a warpgroup multiplies 64 x 64");
     static_assert(PROMOTE == 16 || PROMOTE == 32, "whole instructions");
-    static_assert(PRODUCER_WARPS <= 16, "doubts of so many warps");
     static_assert(STAGE_BYTES % 1024 == 0, "planes are aligned");
 };

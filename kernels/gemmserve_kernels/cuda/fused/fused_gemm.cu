@@ -1,8 +1,8 @@
 // D = alpha op(A) op(B) + beta C of complex64 on Hopper's tensor cores, from operands as they lie.
 //
-// Half of a block's warps are producers: they bring chunk after chunk of k of both operands into registers, split them into
-// float16 planes in a stage of shared memory, and have the next chunk on its way meanwhile. The others are consumers: a
-// warpgroup multiplies the planes to the real parts of the sums, another one to the imaginary ones. Every chunk of a vector
+// Two thirds of a block's warps are producers: they bring chunk after chunk of k of one operand into registers, split it into
+// float16 planes in a stage of shared memory, and ask for the next one. The others are consumers: one warpgroup
+// multiplies the planes to the real parts of the sums, another one to the imaginary parts. Every chunk of a vector
 // has its own scale, and every chunk of a tile is judged: what planes do not serve is computed by multiply-adds, in its
 // turn (gemmserve_kernels.algorithms.fused.gemm has the proof).
 #include "../common/memory/element.cuh"
@@ -121,6 +121,18 @@ struct Cursor {
         chunks = Chunks(params, Item(params, number));
         return true;
     }
+    // Reads a thread's share of one side; returns the chunk's steps.
+    template <bool IS_B, class Operand>
+    GEMM_DEVICE int load(const Operand& side, typename Operand::Held& held, const FusedParams& params) const {
+        const GemmParams& gemm = params.gemm;
+        const Steps steps(params, chunks.next);
+        if constexpr (IS_B) {
+            side.load(held, in_b(params, steps), gemm.b.column_stride, gemm.b.row_stride);
+        } else {
+            side.load(held, in_a(params, steps), gemm.a.row_stride, gemm.a.column_stride);
+        }
+        return steps.count;
+    }
     GEMM_DEVICE ChunkPlace in_a(const FusedParams& params, const Steps& steps) const {
         return {chunks.a + steps.first * params.gemm.a.column_stride, chunks.rows, steps.count};
     }
@@ -129,35 +141,29 @@ struct Cursor {
     }
 };
 
+// One side of all chunks: B's or A's.
+template <bool IS_B>
 GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline, int thread) {
-    const GemmParams& gemm = params.gemm;
-    const OperandA side_a(thread);
-    const OperandB side_b(thread);
-    OperandA::Held held_a;
-    OperandB::Held held_b;
+    using Operand = Select<IS_B, OperandB, OperandA>;
+    const Operand side(thread);
+    typename Operand::Held held;
     Cursor cursor(params);
     Turn turn;
     turn.parity = 1;  // the first time around all stages are empty
-    Steps steps(params, cursor.chunks.next);
-    side_a.load(held_a, cursor.in_a(params, steps), gemm.a.row_stride, gemm.a.column_stride);
-    side_b.load(held_b, cursor.in_b(params, steps), gemm.b.column_stride, gemm.b.row_stride);
-    bool more = true;
+    int steps = cursor.load<IS_B>(side, held, params);
 #pragma unroll 1
-    while (more) {
-        const int count = steps.count;
-        more = cursor.next(params);
-        if (more) steps = Steps(params, cursor.chunks.next);
+    for (bool more = true; more;) {
         barrier_wait(pipeline.emptied(turn), turn.parity);
         unsigned char* const stage = pipeline.stage(turn);
-        float* const scales = reinterpret_cast<float*>(stage + Config::SCALES_AT);
-        int* const counts = reinterpret_cast<int*>(stage + Config::COUNTS_AT);
-        bool promised = side_a.split(held_a, count, stage, scales, counts);
-        if (more) side_a.load(held_a, cursor.in_a(params, steps), gemm.a.row_stride, gemm.a.column_stride);
-        promised &= side_b.split(
-            held_b, count, stage + Config::SIDE, scales + Config::BLOCK_M, counts + Config::BLOCK_M);
-        if (more) side_b.load(held_b, cursor.in_b(params, steps), gemm.b.column_stride, gemm.b.row_stride);
+        float* const scales = reinterpret_cast<float*>(stage + Config::SCALES_AT) + (IS_B ? Config::BLOCK_M : 0);
+        int* const counts = reinterpret_cast<int*>(stage + Config::COUNTS_AT) + (IS_B ? Config::BLOCK_M : 0);
+        const bool promised = side.split(held, steps, stage + (IS_B ? Config::SIDE : 0), scales, counts);
+        more = cursor.next(params);
+        if (more) steps = cursor.load<IS_B>(side, held, params);
         const int doubt = __any_sync(0xffffffffu, !promised);
-        if (thread % 32 == 0) reinterpret_cast<int*>(stage + Config::DOUBTS_AT)[thread / 32] = doubt;
+        if (thread % 32 == 0) {
+            reinterpret_cast<int*>(stage + Config::DOUBTS_AT)[thread / 32 + (IS_B ? Config::SIDE_WARPS : 0)] = doubt;
+        }
         written_for_tensor_cores();
         arrive(pipeline.filled(turn), thread);
         turn.next();
@@ -411,8 +417,11 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) fused_gemm(FusedPa
     const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
     const int thread = static_cast<int>(threadIdx.x) % 128 + group * 128;
     if (group < Config::CONSUMERS / 128) {
+        take_registers<Config::CONSUMER_REGISTERS>();
         consume(params, pipeline, &last, thread);
+    } else if (group < (Config::CONSUMERS + Config::SIDE_THREADS) / 128) {
+        produce<false>(params, pipeline, thread - Config::CONSUMERS);
     } else {
-        produce(params, pipeline, thread - Config::CONSUMERS);
+        produce<true>(params, pipeline, thread - Config::CONSUMERS - Config::SIDE_THREADS);
     }
 }

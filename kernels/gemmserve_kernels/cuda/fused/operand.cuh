@@ -54,7 +54,14 @@ GEMM_DEVICE int counted(unsigned pair) { return static_cast<int>(first_half(pair
 
 // Of what is not negative: larger numbers have larger bits, infinities and NaN the largest.
 GEMM_DEVICE unsigned larger_bits(unsigned x, unsigned y) { return x > y ? x : y; }
-GEMM_DEVICE unsigned magnitude_bits(float x) { return bits_of(x) & 0x7fffffffu; }
+// The larger one of x and the magnitude of y, NaN where one is.
+GEMM_DEVICE float larger_magnitude(float x, float y) {
+#if defined(GEMM_LARGER)
+    return larger(x, fabsf(y));
+#else
+    return float_of(larger_bits(bits_of(x), bits_of(y) & 0x7fffffffu));
+#endif
+}
 
 // A vector of a chunk as one word: how many real and imaginary parts are not large (7 bits each), and what it is.
 enum VectorFlag : int { IMAGINARY_AT = 8, HAS_REAL = 1 << 16, HAS_IMAGINARY = 1 << 17, UNSERVED = 1 << 18 };
@@ -70,13 +77,11 @@ template <bool ALONG_K_, int VECTOR, bool CONJUGATE>
 struct ChunkOperand {
     static constexpr int EXTENT = Config::BLOCK_M;
     static constexpr bool ALONG_K = ALONG_K_;
-    static constexpr int OF_WARP = 8 * Config::PRODUCER_WARPS;  // vectors that all warps bring at once
-    static constexpr int ROUNDS = (EXTENT + OF_WARP - 1) / OF_WARP;
-    static constexpr bool EVEN = EXTENT % OF_WARP == 0;
+    static_assert(EXTENT == 8 * Config::SIDE_WARPS, "a warp brings eight vectors");
     // A lane has all k of a quarter of one vector, or an eighth of two that are neighbours.
     static constexpr int VECTORS = ALONG_K ? 1 : 2, UNITS = ALONG_K ? 4 : 2;
     struct Held {
-        Value at[ROUNDS][VECTORS][UNITS][4];
+        Value at[VECTORS][UNITS][4];
     };
 
     int first_vector, t, half;  // within eight vectors; which steps of k
@@ -92,17 +97,12 @@ struct ChunkOperand {
     // Reads the lane's share; what lies outside is zero.
     GEMM_DEVICE void load(Held& held, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
         const bool whole = place.vectors >= EXTENT && place.steps == Config::CHUNK;
-#pragma unroll
-        for (int round = 0; round < ROUNDS; ++round) {
-            const int vector = first_vector + round * OF_WARP;
-            if (!EVEN && vector >= EXTENT) break;
-            const Value* from = place.first + vector * vector_stride + (16 * half + 2 * t) * k_stride;
-            if (whole) {
-                read<true>(held.at[round], from, EXTENT, Config::CHUNK, vector_stride, k_stride);
-            } else {
-                const int left = place.vectors - vector, steps = place.steps - (16 * half + 2 * t);
-                read<false>(held.at[round], from, left, steps, vector_stride, k_stride);
-            }
+        const Value* from = place.first + first_vector * vector_stride + (16 * half + 2 * t) * k_stride;
+        if (whole) {
+            read<true>(held.at, from, EXTENT, Config::CHUNK, vector_stride, k_stride);
+        } else {
+            const int left = place.vectors - first_vector, steps = place.steps - (16 * half + 2 * t);
+            read<false>(held.at, from, left, steps, vector_stride, k_stride);
         }
     }
 
@@ -111,13 +111,8 @@ struct ChunkOperand {
     GEMM_DEVICE bool split(const Held& held, int steps, unsigned char* planes, float* scales, int* counts) const {
         bool promised = true;
 #pragma unroll
-        for (int round = 0; round < ROUNDS; ++round) {
-            const int vector = first_vector + round * OF_WARP;
-            if (!EVEN && vector >= EXTENT) break;
-#pragma unroll
-            for (int v = 0; v < VECTORS; ++v) {
-                promised &= split_vector(held.at[round][v], vector + v, steps, planes, scales, counts);
-            }
+        for (int v = 0; v < VECTORS; ++v) {
+            promised &= split_vector(held.at[v], first_vector + v, steps, planes, scales, counts);
         }
         return promised;
     }
@@ -186,17 +181,17 @@ struct ChunkOperand {
     GEMM_DEVICE bool split_vector(
         const Value (&x)[UNITS][4], int vector, int steps, unsigned char* planes, float* scales, int* counts) const {
         constexpr int LEAST = 67, MOST = 188;  // biased exponents of largest parts whose products fit float32
-        unsigned most_re = 0, most_im = 0;
+        float largest_re = 0, largest_im = 0;
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                most_re = larger_bits(most_re, magnitude_bits(x[u][e].re));
-                most_im = larger_bits(most_im, magnitude_bits(x[u][e].im));
+                largest_re = larger_magnitude(largest_re, x[u][e].re);
+                largest_im = larger_magnitude(largest_im, x[u][e].im);
             }
         }
-        most_re = over_lanes(most_re, larger_bits);
-        most_im = over_lanes(most_im, larger_bits);
+        const unsigned most_re = over_lanes(bits_of(largest_re), larger_bits);
+        const unsigned most_im = over_lanes(bits_of(largest_im), larger_bits);
         const int biased = static_cast<int>(larger_bits(most_re, most_im) >> 23);
         const bool nothing = (most_re | most_im) == 0, fits = nothing || (biased >= LEAST && biased <= MOST);
         const int exponent = nothing || !fits ? 0 : biased - 127 - 14;  // the largest part comes to [2^14, 2^15)
