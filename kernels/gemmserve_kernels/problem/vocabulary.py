@@ -56,8 +56,10 @@ same with subnormals truncated. CUTLASS rounds big parts towards zero and small 
 in cuda/mma/round.cuh."""
 ROUNDINGS: Final = get_args(Rounding)
 
-AlgorithmName = Literal["numpy", "vendor", "simt", "small", "wgmma", "mma", "mfma", "ozaki", "sums", "gram", "product"]
+AlgorithmName = Literal[
+    "numpy", "vendor", "simt", "small", "wgmma", "fused", "mma", "mfma", "ozaki", "sums", "gram", "product"
+]
 """numpy: the CPU. vendor: its BLAS. simt: the portable kernels. small: batched small products. wgmma: Hopper's tensor
-cores. mma: tensor cores from sm_80 on. mfma: AMD's matrix units. ozaki: residues on INT8 tensor cores. sums, gram:
+cores. fused: these, splitting operands in the kernel that multiplies. mma: tensor cores from sm_80 on. mfma: AMD's matrix units. ozaki: residues on INT8 tensor cores. sums, gram:
 reductions without the product. product: a reduction by whatever makes the product."""
 ALGORITHMS: Final = get_args(AlgorithmName)

@@ -58,6 +58,7 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("small", "3xtf32", "complex64"): _Model(4.5e13, tile=16),
     ("wgmma", "3xfp16", "float32"): _Model(2.3e14, 5, 128, 1.5, parts=16),
     ("wgmma", "3xfp16", "complex64"): _Model(2.5e14, 5, 64, 1.5, parts=16),
+    ("fused", "3xfp16", "complex64"): _Model(1.0e14, 1, 64, parts=132),
     ("wgmma", "3xfp16-3m", "complex64"): _Model(3.1e14, 5, 64, 2.0, parts=16),
     ("wgmma", "6xbf16", "float32"): _Model(1.1e14, 5, 128, 2.0, parts=16),
     ("wgmma", "6xbf16", "complex64"): _Model(1.15e14, 5, 64, 2.0, parts=16),
@@ -111,7 +112,7 @@ def model_seconds(
         return math.inf
     batch, m, n, k = shape
     scale = spec.sm_count / MEASURED_SMS
-    tensor = arithmetic != "plain" and algorithm in {"wgmma", "mma", "ozaki"}
+    tensor = arithmetic != "plain" and algorithm in {"wgmma", "fused", "mma", "ozaki"}
     speed = TENSOR_SPEED.get(spec.arch, 0.0) if tensor else 1.0
     if speed == 0.0:
         return math.inf

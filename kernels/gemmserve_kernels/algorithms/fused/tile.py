@@ -20,6 +20,7 @@ _CONSUMERS: Final = 256
 _PRODUCERS: Final = 512
 _STAGE_BYTES: Final = 2 * BLOCK * CHUNK * 8 + 4 * 4 * BLOCK + 1024
 _EXCHANGE_BYTES: Final = _CONSUMERS * 16 * 4
+_SLOTS_BYTES: Final = 2 * BLOCK * CHUNK * 8
 _ALIGNMENT: Final = 1024
 _STATIC: Final = 256
 """Bytes of shared memory for barriers, at most."""
@@ -46,7 +47,7 @@ class FusedTile:
     together: int = 1
     raster: int = 8
     promote: int = 16
-    stages: int = 3
+    stages: int = 2
 
     @property
     def threads(self) -> int:
@@ -56,7 +57,7 @@ class FusedTile:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: Config::SHARED_BYTES in cuda/fused/config.cuh."""
-        return self.stages * _STAGE_BYTES + _EXCHANGE_BYTES + _ALIGNMENT
+        return self.stages * _STAGE_BYTES + _EXCHANGE_BYTES + _SLOTS_BYTES + _ALIGNMENT
 
     @property
     def tile_bytes(self) -> int:
