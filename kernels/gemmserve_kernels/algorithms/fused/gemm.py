@@ -166,6 +166,7 @@ def _plan(
                 "RASTER": str(tile.raster),
                 "PROMOTE": str(tile.promote),
                 "STAGES": str(tile.stages),
+                "PRODUCERS": str(tile.producers),
                 "THREADS": str(tile.threads),
                 "SHARED_BYTES": str(tile.shared_bytes),
                 "CONJUGATE_A": flag(operands.conjugate_a),

@@ -17,10 +17,8 @@ CHUNK: Final = 64
 BLOCK: Final = 64
 """Rows and columns of a tile."""
 _CONSUMERS: Final = 256
-_PRODUCERS: Final = 512
 _STAGE_BYTES: Final = 2 * BLOCK * CHUNK * 8 + 4 * 4 * BLOCK + 1024
 _EXCHANGE_BYTES: Final = _CONSUMERS * 16 * 4
-_SLOTS_BYTES: Final = 2 * BLOCK * CHUNK * 8
 _ALIGNMENT: Final = 1024
 _STATIC: Final = 256
 """Bytes of shared memory for barriers, at most."""
@@ -40,7 +38,7 @@ class FusedTile:
 
     `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block adds up, before one adds
     up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between promotions. `stages`: chunks in
-    shared memory.
+    shared memory. `producers`: threads that split operands.
     """
 
     split_k: int = 1
@@ -48,16 +46,17 @@ class FusedTile:
     raster: int = 8
     promote: int = 16
     stages: int = 2
+    producers: int = 256
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return _CONSUMERS + _PRODUCERS
+        return _CONSUMERS + self.producers
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: Config::SHARED_BYTES in cuda/fused/config.cuh."""
-        return self.stages * _STAGE_BYTES + _EXCHANGE_BYTES + _SLOTS_BYTES + _ALIGNMENT
+        return self.stages * _STAGE_BYTES + _EXCHANGE_BYTES + _ALIGNMENT
 
     @property
     def tile_bytes(self) -> int:

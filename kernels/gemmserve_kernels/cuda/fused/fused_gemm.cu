@@ -1,13 +1,12 @@
 // D = alpha op(A) op(B) + beta C of complex64 on Hopper's tensor cores, from operands as they lie.
 //
-// Two thirds of a block's warps are producers: they bring chunk after chunk of k of one operand and split it into
-// float16 planes in a stage of shared memory while the next one is on its way. The others are consumers: one warpgroup
-// multiplies the planes to the real parts of the sums, another one to the imaginary parts. Every chunk of a vector
+// Half of a block's warps are producers: they bring chunk after chunk of k of both operands into registers, split them into
+// float16 planes in a stage of shared memory, and have the next chunk on its way meanwhile. The others are consumers: a
+// warpgroup multiplies the planes to the real parts of the sums, another one to the imaginary ones. Every chunk of a vector
 // has its own scale, and every chunk of a tile is judged: what planes do not serve is computed by multiply-adds, in its
 // turn (gemmserve_kernels.algorithms.fused.gemm has the proof).
 #include "../common/memory/element.cuh"
 #include "../common/numbers/truncation.cuh"
-#include "../common/ptx/again.cuh"
 #include "multiply.cuh"
 
 using OperandA = ChunkOperand<GEMM_A_ALONG_K, GEMM_VECTOR_A, GEMM_CONJUGATE_A>;
@@ -28,7 +27,6 @@ struct Turn {
 // What producers and consumers share.
 struct Pipeline {
     unsigned char* stages;
-    unsigned char* slots;
     Address full, empty, together;  // barriers: of each stage, and of the consumers
 
     GEMM_DEVICE unsigned char* stage(const Turn& turn) const { return stages + turn.stage * Config::STAGE_BYTES; }
@@ -74,19 +72,20 @@ GEMM_DEVICE Long offset_of(Long batch, const GemmParams& gemm, const MatrixParam
     return batch_offset(batch, gemm.batch_shape, matrix.batch_stride);
 }
 
-// What producers of one side keep of an item.
-template <bool IS_B>
+// What producers keep of an item.
 struct Chunks {
-    const Value* first;  // of the tile's first vector
-    int vectors;
+    const Value* a;
+    const Value* b;
+    int rows, columns;
     int next, end;
 
-    GEMM_DEVICE Chunks(const FusedParams& params, unsigned number) {
-        const Item item(params, number);
-        const MatrixParams& matrix = IS_B ? params.gemm.b : params.gemm.a;
-        first = static_cast<const Value*>(matrix.re) + offset_of(item.where.batch, params.gemm, matrix) +
-                (IS_B ? item.column * matrix.column_stride : item.row * matrix.row_stride);
-        vectors = IS_B ? item.columns : item.rows;
+    GEMM_DEVICE Chunks(const FusedParams& params, const Item& item) : rows(item.rows), columns(item.columns) {
+        const GemmParams& gemm = params.gemm;
+        const Long batch = item.where.batch;
+        a = static_cast<const Value*>(gemm.a.re) + offset_of(batch, gemm, gemm.a) +
+            item.row * gemm.a.row_stride;
+        b = static_cast<const Value*>(gemm.b.re) + offset_of(batch, gemm, gemm.b) +
+            item.column * gemm.b.column_stride;
         next = item.split * params.chunks_part;
         end = next + params.chunks_part < params.chunks ? next + params.chunks_part : params.chunks;
     }
@@ -105,48 +104,59 @@ struct Steps {
     }
 };
 
-template <bool IS_B>
-GEMM_DEVICE ChunkPlace place_of(const FusedParams& params, const Chunks<IS_B>& chunks, const Steps& steps) {
-    const Long k_stride = IS_B ? params.gemm.b.row_stride : params.gemm.a.column_stride;
-    return {chunks.first + steps.first * k_stride, chunks.vectors, steps.count};
-}
+// The chunks of all items of a block, one after the other.
+struct Cursor {
+    unsigned number;
+    Chunks chunks;
 
-// One side of all chunks of all items of a block: A's or B's.
-template <bool IS_B>
-GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline) {
-    using Operand = Select<IS_B, OperandB, OperandA>;
-    constexpr int FIRST = Config::CONSUMERS + (IS_B ? Config::SIDE_THREADS : 0);
-    const Long& vector_stride = IS_B ? params.gemm.b.column_stride : params.gemm.a.row_stride;
-    const Long& k_stride = IS_B ? params.gemm.b.row_stride : params.gemm.a.column_stride;
-    unsigned char* const slots = pipeline.slots + 16 * (static_cast<int>(threadIdx.x) - Config::CONSUMERS);
-    const auto share_of = [&](const Chunks<IS_B>& chunks) {
-        const Operand side(thread_again() - FIRST);
-        return side.share_of(place_of(params, chunks, Steps(params, chunks.next)), vector_stride, k_stride);
-    };
-    unsigned number = blockIdx.x;
-    Chunks<IS_B> chunks(params, number);
+    GEMM_DEVICE explicit Cursor(const FusedParams& params) : number(blockIdx.x), chunks(params, Item(params, number)) {}
+    GEMM_DEVICE Cursor(const FusedParams& params, unsigned item, int chunk) : number(item), chunks(params, Item(params, item)) {
+        chunks.next = chunk;
+    }
+    // Goes on to the next one. False: there is none.
+    GEMM_DEVICE bool next(const FusedParams& params) {
+        if (++chunks.next < chunks.end) return true;
+        if (gridDim.x >= params.items - number) return false;
+        number += gridDim.x;
+        chunks = Chunks(params, Item(params, number));
+        return true;
+    }
+    GEMM_DEVICE ChunkPlace in_a(const FusedParams& params, const Steps& steps) const {
+        return {chunks.a + steps.first * params.gemm.a.column_stride, chunks.rows, steps.count};
+    }
+    GEMM_DEVICE ChunkPlace in_b(const FusedParams& params, const Steps& steps) const {
+        return {chunks.b + steps.first * params.gemm.b.row_stride, chunks.columns, steps.count};
+    }
+};
+
+GEMM_DEVICE void produce(const FusedParams& params, const Pipeline& pipeline, int thread) {
+    const GemmParams& gemm = params.gemm;
+    const OperandA side_a(thread);
+    const OperandB side_b(thread);
+    OperandA::Held held_a;
+    OperandB::Held held_b;
+    Cursor cursor(params);
     Turn turn;
     turn.parity = 1;  // the first time around all stages are empty
-    auto share = share_of(chunks);
-    Operand::fetch(slots, share, vector_stride, k_stride);
+    Steps steps(params, cursor.chunks.next);
+    side_a.load(held_a, cursor.in_a(params, steps), gemm.a.row_stride, gemm.a.column_stride);
+    side_b.load(held_b, cursor.in_b(params, steps), gemm.b.column_stride, gemm.b.row_stride);
+    bool more = true;
 #pragma unroll 1
-    for (bool more = true; more;) {
-        const int steps = share.chunk_steps;
-        if (++chunks.next >= chunks.end) {
-            more = gridDim.x < params.items - number;
-            number += gridDim.x;
-            if (more) chunks = Chunks<IS_B>(params, number);
-        }
-        if (more) share = share_of(chunks);
+    while (more) {
+        const int count = steps.count;
+        more = cursor.next(params);
+        if (more) steps = Steps(params, cursor.chunks.next);
         barrier_wait(pipeline.emptied(turn), turn.parity);
         unsigned char* const stage = pipeline.stage(turn);
-        float* const scales = reinterpret_cast<float*>(stage + Config::SCALES_AT) + (IS_B ? Config::BLOCK_M : 0);
-        int* const counts = reinterpret_cast<int*>(stage + Config::COUNTS_AT) + (IS_B ? Config::BLOCK_M : 0);
-        const Operand side(thread_again() - FIRST);
-        const bool promised = side.split(slots, steps, stage + (IS_B ? Config::SIDE : 0), scales, counts, [&] {
-            if (more) Operand::fetch(slots, share, vector_stride, k_stride);
-        });
-        const int doubt = __any_sync(0xffffffffu, !promised), thread = thread_again() - Config::CONSUMERS;
+        float* const scales = reinterpret_cast<float*>(stage + Config::SCALES_AT);
+        int* const counts = reinterpret_cast<int*>(stage + Config::COUNTS_AT);
+        bool promised = side_a.split(held_a, count, stage, scales, counts);
+        if (more) side_a.load(held_a, cursor.in_a(params, steps), gemm.a.row_stride, gemm.a.column_stride);
+        promised &= side_b.split(
+            held_b, count, stage + Config::SIDE, scales + Config::BLOCK_M, counts + Config::BLOCK_M);
+        if (more) side_b.load(held_b, cursor.in_b(params, steps), gemm.b.column_stride, gemm.b.row_stride);
+        const int doubt = __any_sync(0xffffffffu, !promised);
         if (thread % 32 == 0) reinterpret_cast<int*>(stage + Config::DOUBTS_AT)[thread / 32] = doubt;
         written_for_tensor_cores();
         arrive(pipeline.filled(turn), thread);
@@ -346,13 +356,13 @@ GEMM_DEVICE void consume(const FusedParams& params, const Pipeline& pipeline, in
             } else {
                 served = false;
                 meeting.meet(thread);  // all have read what is known
+                Cursor cursor(params, number, chunk);
                 Value* const plain = reinterpret_cast<Value*>(stage);
                 OperandA::copy_plain(
-                    plain, place_of(params, Chunks<false>(params, number), steps), gemm.a.row_stride,
-                    gemm.a.column_stride, thread);
+                    plain, cursor.in_a(params, steps), gemm.a.row_stride, gemm.a.column_stride, thread);
                 OperandB::copy_plain(
-                    plain + Config::SIDE / sizeof(Value), place_of(params, Chunks<true>(params, number), steps),
-                    gemm.b.column_stride, gemm.b.row_stride, thread);
+                    plain + Config::SIDE / sizeof(Value), cursor.in_b(params, steps), gemm.b.column_stride,
+                    gemm.b.row_stride, thread);
                 meeting.meet(thread);
                 part.from_numbers(parts, stage, steps.count);
             }
@@ -385,9 +395,9 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) fused_gemm(FusedPa
     __shared__ int last;
     static_assert(Config::THREADS == GEMM_THREADS, "the host counts the threads the same way");
     static_assert(Config::SHARED_BYTES == GEMM_SHARED_BYTES, "the host counts the bytes the same way");
-    unsigned char* const stages = dynamic + (0u - shared_address(dynamic)) % Config::ALIGNMENT;
     const Pipeline pipeline{
-        stages, stages + Config::SLOTS_AT, shared_address(full), shared_address(empty), shared_address(&together)};
+        dynamic + (0u - shared_address(dynamic)) % Config::ALIGNMENT, shared_address(full), shared_address(empty),
+        shared_address(&together)};
     if (threadIdx.x == 0) {
         for (int i = 0; i < Config::STAGES; ++i) {
             barrier_init(shared_address(&full[i]), Config::PRODUCER_WARPS);
@@ -401,14 +411,8 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) fused_gemm(FusedPa
     const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
     const int thread = static_cast<int>(threadIdx.x) % 128 + group * 128;
     if (group < Config::CONSUMERS / 128) {
-        take_registers<Config::CONSUMER_REGISTERS>();
         consume(params, pipeline, &last, thread);
     } else {
-        give_registers<Config::PRODUCER_REGISTERS>();
-        if (group < (Config::CONSUMERS + Config::SIDE_THREADS) / 128) {
-            produce<false>(params, pipeline);
-        } else {
-            produce<true>(params, pipeline);
-        }
+        produce(params, pipeline, thread - Config::CONSUMERS);
     }
 }

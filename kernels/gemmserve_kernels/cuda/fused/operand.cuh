@@ -1,5 +1,4 @@
-// A chunk of an operand: from where it lies to float16 planes in shared memory. A lane copies what it will split to slots of
-// its own (past the L1 cache, which holds few lines beside so much shared memory), and from there through registers.
+// A chunk of an operand: from where it lies to float16 planes in shared memory, through registers.
 //
 // A vector is a row of op(A) or a column of op(B). Its CHUNK steps of k take 128 bytes of a plane, swizzled as wgmma
 // wants them; steps 16 s to 16 s + 15 are those of instruction s, in an order of their own, alike for both operands: unit t of
@@ -8,7 +7,6 @@
 
 #include "../common/judging/verdict.cuh"
 #include "../common/numbers/bits.cuh"
-#include "../common/ptx/cp_async.cuh"
 #include "../common/raster.cuh"
 #include "config.cuh"
 #include "params.cuh"
@@ -56,14 +54,7 @@ GEMM_DEVICE int counted(unsigned pair) { return static_cast<int>(first_half(pair
 
 // Of what is not negative: larger numbers have larger bits, infinities and NaN the largest.
 GEMM_DEVICE unsigned larger_bits(unsigned x, unsigned y) { return x > y ? x : y; }
-// The larger one of x and the magnitude of y, NaN where one is.
-GEMM_DEVICE float larger_magnitude(float x, float y) {
-#if defined(GEMM_LARGER)
-    return larger(x, fabsf(y));
-#else
-    return float_of(larger_bits(bits_of(x), bits_of(y) & 0x7fffffffu));
-#endif
-}
+GEMM_DEVICE unsigned magnitude_bits(float x) { return bits_of(x) & 0x7fffffffu; }
 
 // A vector of a chunk as one word: how many real and imaginary parts are not large (7 bits each), and what it is.
 enum VectorFlag : int { IMAGINARY_AT = 8, HAS_REAL = 1 << 16, HAS_IMAGINARY = 1 << 17, UNSERVED = 1 << 18 };
@@ -79,9 +70,14 @@ template <bool ALONG_K_, int VECTOR, bool CONJUGATE>
 struct ChunkOperand {
     static constexpr int EXTENT = Config::BLOCK_M;
     static constexpr bool ALONG_K = ALONG_K_;
-    static_assert(EXTENT == 8 * Config::SIDE_WARPS, "a warp brings eight vectors");
+    static constexpr int OF_WARP = 8 * Config::PRODUCER_WARPS;  // vectors that all warps bring at once
+    static constexpr int ROUNDS = (EXTENT + OF_WARP - 1) / OF_WARP;
+    static constexpr bool EVEN = EXTENT % OF_WARP == 0;
     // A lane has all k of a quarter of one vector, or an eighth of two that are neighbours.
     static constexpr int VECTORS = ALONG_K ? 1 : 2, UNITS = ALONG_K ? 4 : 2;
+    struct Held {
+        Value at[ROUNDS][VECTORS][UNITS][4];
+    };
 
     int first_vector, t, half;  // within eight vectors; which steps of k
 
@@ -93,50 +89,35 @@ struct ChunkOperand {
     }
     GEMM_DEVICE int step_of(int unit) const { return ALONG_K ? unit : 2 * unit + half; }
 
-    // The lane's share of a chunk in memory.
-    struct Share {
-        const Value* from;
-        int vectors, steps;  // inside, from there on
-        int chunk_steps;
-    };
-    GEMM_DEVICE Share share_of(const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
-        const int k = 16 * half + 2 * t;
-        return {place.first + first_vector * vector_stride + k * k_stride, place.vectors - first_vector, place.steps - k,
-                place.steps};
+    // Reads the lane's share; what lies outside is zero.
+    GEMM_DEVICE void load(Held& held, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
+        const bool whole = place.vectors >= EXTENT && place.steps == Config::CHUNK;
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int vector = first_vector + round * OF_WARP;
+            if (!EVEN && vector >= EXTENT) break;
+            const Value* from = place.first + vector * vector_stride + (16 * half + 2 * t) * k_stride;
+            if (whole) {
+                read<true>(held.at[round], from, EXTENT, Config::CHUNK, vector_stride, k_stride);
+            } else {
+                const int left = place.vectors - vector, steps = place.steps - (16 * half + 2 * t);
+                read<false>(held.at[round], from, left, steps, vector_stride, k_stride);
+            }
+        }
     }
 
-    // Starts the copy of the share to slots of its own; what lies outside becomes zero.
-    static GEMM_DEVICE void fetch(
-        unsigned char* slots, const Share& share, const Long& vector_stride, const Long& k_stride) {
-        if (share.vectors >= VECTORS && share.chunk_steps == Config::CHUNK) {
-            copy<true>(slots, share, vector_stride, k_stride);
-        } else {
-            copy<false>(slots, share, vector_stride, k_stride);
-        }
-        copy_commit();
-    }
-
-    // Splits what the slots hold, when it is there, into planes, with the scale of each vector and what is known of it;
-    // calls `refill` when the slots are free. False: some vector alone does not promise that planes serve.
-    template <class Refill>
-    GEMM_DEVICE bool split(
-        const unsigned char* slots, int steps, unsigned char* planes, float* scales, int* counts, Refill refill) const {
-        Value held[VECTORS][UNITS][4];
-        copy_wait<0>();
-#pragma unroll
-        for (int piece = 0; piece < PIECES; ++piece) {
-            const auto two = *reinterpret_cast<const Vector<Value, 2>*>(slots + piece * SLOT_STEP);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) held[of_vector(i)][unit_of(piece)][element_of(piece, i)] = two.at[i];
-        }
-        Largest largest[VECTORS];
-#pragma unroll
-        for (int v = 0; v < VECTORS; ++v) largest[v].find(held[v]);
-        refill();
+    // Splits what is held into planes, with the scale of each vector and what is known of it. False: some vector
+    // alone does not promise that planes serve.
+    GEMM_DEVICE bool split(const Held& held, int steps, unsigned char* planes, float* scales, int* counts) const {
         bool promised = true;
 #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) {
-            promised &= split_vector(held[v], largest[v], first_vector + v, steps, planes, scales, counts);
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int vector = first_vector + round * OF_WARP;
+            if (!EVEN && vector >= EXTENT) break;
+#pragma unroll
+            for (int v = 0; v < VECTORS; ++v) {
+                promised &= split_vector(held.at[round][v], vector + v, steps, planes, scales, counts);
+            }
         }
         return promised;
     }
@@ -155,48 +136,39 @@ struct ChunkOperand {
     }
 
   private:
-    // A lane's 16 numbers come in pieces of two: neighbours in k, or of neighbouring vectors.
-    static constexpr int PIECES = 8, SLOT_STEP = 16 * Config::SIDE_THREADS * 2;
-    static GEMM_DEVICE constexpr int unit_of(int piece) { return ALONG_K ? piece / 2 : piece / 4; }
-    static GEMM_DEVICE constexpr int element_of(int piece, int i) { return ALONG_K ? piece % 2 * 2 + i : piece % 4; }
-    static GEMM_DEVICE constexpr int of_vector(int i) { return ALONG_K ? 0 : i; }
-
     template <bool WHOLE>
-    static GEMM_DEVICE void copy(
-        unsigned char* slots, const Share& share, const Long& vector_stride, const Long& k_stride) {
-        const Value* const from = share.from;
+    static GEMM_DEVICE void read(
+        Value (&to)[VECTORS][UNITS][4], const Value* from, int vectors, int steps, const Long& vector_stride,
+        const Long& k_stride) {
 #pragma unroll
-        for (int piece = 0; piece < PIECES; ++piece) {
+        for (int u = 0; u < UNITS; ++u) {
 #pragma unroll
-            for (int i = 0; i < 2; i += VECTOR) {
-                const int e = element_of(piece, i), v = of_vector(i);
-                const int k = 16 * (ALONG_K ? 1 : 2) * unit_of(piece) + (e & 1) + 8 * (e >> 1);
-                const bool inside = WHOLE || (v < share.vectors && k < share.steps);
-                const Value* const at = from + (VECTOR == 2 && !ALONG_K ? 0 : v * vector_stride) +
-                                        (VECTOR == 2 && ALONG_K ? k : k * k_stride);
-                copy_async<8 * VECTOR>(
-                    slots + piece * SLOT_STEP + 8 * i, inside ? at : from, inside ? 8 * VECTOR : 0);
+            for (int e = 0; e < 4; ++e) {
+                const int k = 16 * (ALONG_K ? 1 : 2) * u + (e & 1) + 8 * (e >> 1);
+                if constexpr (VECTOR == 2 && ALONG_K) {
+                    if (e % 2 != 0) continue;
+                    Vector<Value, 2> two = {};
+                    if (WHOLE || (vectors > 0 && k < steps)) two = *reinterpret_cast<const Vector<Value, 2>*>(from + k);
+                    to[0][u][e] = two.at[0];
+                    to[0][u][e + 1] = two.at[1];
+                } else if constexpr (VECTOR == 2) {
+                    Vector<Value, 2> two = {};
+                    if (WHOLE || (vectors > 0 && k < steps)) {
+                        two = *reinterpret_cast<const Vector<Value, 2>*>(from + k * k_stride);
+                    }
+                    to[0][u][e] = two.at[0];
+                    to[VECTORS - 1][u][e] = two.at[1];
+                } else {
+#pragma unroll
+                    for (int v = 0; v < VECTORS; ++v) {
+                        Value x = {0.0f, 0.0f};
+                        if (WHOLE || (vectors > v && k < steps)) x = from[v * vector_stride + k * k_stride];
+                        to[v][u][e] = x;
+                    }
+                }
             }
         }
     }
-
-    struct Largest {
-        unsigned re, im;  // bits of magnitudes, the same in all lanes that share the vector
-
-        GEMM_DEVICE void find(const Value (&x)[UNITS][4]) {
-            float largest_re = 0, largest_im = 0;
-#pragma unroll
-            for (int u = 0; u < UNITS; ++u) {
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    largest_re = larger_magnitude(largest_re, x[u][e].re);
-                    largest_im = larger_magnitude(largest_im, x[u][e].im);
-                }
-            }
-            re = over_lanes(bits_of(largest_re), larger_bits);
-            im = over_lanes(bits_of(largest_im), larger_bits);
-        }
-    };
 
     // Combines over the lanes that share a vector.
     template <class Combine>
@@ -212,10 +184,19 @@ struct ChunkOperand {
     }
 
     GEMM_DEVICE bool split_vector(
-        const Value (&x)[UNITS][4], Largest largest, int vector, int steps, unsigned char* planes, float* scales,
-        int* counts) const {
+        const Value (&x)[UNITS][4], int vector, int steps, unsigned char* planes, float* scales, int* counts) const {
         constexpr int LEAST = 67, MOST = 188;  // biased exponents of largest parts whose products fit float32
-        const unsigned most_re = largest.re, most_im = largest.im;
+        unsigned most_re = 0, most_im = 0;
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                most_re = larger_bits(most_re, magnitude_bits(x[u][e].re));
+                most_im = larger_bits(most_im, magnitude_bits(x[u][e].im));
+            }
+        }
+        most_re = over_lanes(most_re, larger_bits);
+        most_im = over_lanes(most_im, larger_bits);
         const int biased = static_cast<int>(larger_bits(most_re, most_im) >> 23);
         const bool nothing = (most_re | most_im) == 0, fits = nothing || (biased >= LEAST && biased <= MOST);
         const int exponent = nothing || !fits ? 0 : biased - 127 - 14;  // the largest part comes to [2^14, 2^15)
