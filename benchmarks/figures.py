@@ -17,6 +17,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from benchmarks import planning
 from benchmarks.guide_tables import TABLES
 
 ROOT = Path(__file__).parents[1]
@@ -308,6 +309,7 @@ FIGURES = {
     "containers.cpu-base": lambda: image("cpu", "base_bytes"),
     "containers.cuda-base": lambda: image("cuda", "base_bytes"),
     "containers.times": started,
+    **planning.FIGURES,
     **TABLES,
 }
 

@@ -71,7 +71,6 @@ def measure(options):
                 said = "\n".join([str(error), *getattr(error, "__notes__", ()), stage.log()])
                 print(f"{name}: {said}", file=sys.stderr, flush=True)
             print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)
-            document["environment"]["arena_registered_bytes"] = stage.registered_bytes
             write(options.output, document)
         document["seconds"] = round(time.monotonic() - began, 1)
         write(options.output, document)

@@ -28,6 +28,7 @@ REDUCTIONS = {
     "complex64": ((16, 2048, 2048, 1024), (64, 1024, 1024, 256), (256, 512, 512, 64)),
     "float32": ((64, 1024, 1024, 256), (256, 512, 512, 64)),
 }
+DOUBLE = (("complex128", "absmax"), ("float64", "max"))
 TALL = (("complex64", (4, 65536, 4096, 64)), ("float32", (4, 65536, 4096, 128)))
 """Products with many more rows and columns than steps of k, of which the rival's is 8.6 or 4.3 GB."""
 HALF = (
@@ -127,6 +128,9 @@ def reductions(quick=False):
         for dtype, shapes in REDUCTIONS.items()
         for batch, m, n, k in (shapes[-1:] if quick else shapes)
         for reduce in (("absmax",) if dtype == "complex64" else ("max",), ("sum",), ("sum", "sumsq", "absmax"))
+    ) + tuple(
+        Case(op="gemm_reduce", batch=8, m=1024, n=1024, k=512, dtype=dtype, reduce=(reduce,))
+        for dtype, reduce in DOUBLE
     ) + tuple(
         Case(op="gemm_reduce", batch=batch, m=m, n=n, k=k, dtype=dtype, reduce=("sumsq",))
         for dtype, (batch, m, n, k) in (TALL[:1] if quick else TALL)

@@ -1,12 +1,13 @@
 """Measures every algorithm on a grid of shapes: the table that `auto` decides by on this architecture.
 
     python benchmarks/kernels/tune_dispatch.py [--dtypes complex64 float32 ...] [--seconds 240] [--output FILE]
+    python benchmarks/kernels/tune_dispatch.py --routes dmma:plain [--dtypes ...] [--output FILE]
     python benchmarks/kernels/tune_dispatch.py --check [--output FILE]
 
-Writes kernels/gemmserve_kernels/tables/<arch>.json, after every shape: for each point the dtype, batch, m, n, k, and of
-each route, "algorithm:arithmetic", the device's seconds and, for short products, the caller's (see timing.py). Points
-are kept from the file that is there unless they are measured again (--missing: measures only those that are not there;
---shapes: others than the grid's).
+Writes kernels/gemmserve_kernels/dispatch/tables/<arch>.json, after every shape: each point's dtype, batch, m, n, k, and
+of each route, "algorithm:arithmetic", the device's seconds and, for short products, the caller's (see timing.py).
+Points are kept from the file that is there unless they are measured again (--missing: measures only those that are not
+there; --shapes: others than the grid's; --routes: those routes alone, added to the points, as for a new algorithm).
 `--check` needs no device: it leaves out one point after another and says how much slower than the best route the one
 is that the others would have chosen.
 """
@@ -34,7 +35,7 @@ from gemmserve_kernels.dispatch.estimate import Table, measured_device, predicte
 from gemmserve_kernels.dispatch.routes import candidates
 from gemmserve_kernels.problem.errors import DeviceError
 
-TABLES = Path(__file__).parents[2] / "kernels" / "gemmserve_kernels" / "tables"
+TABLES = Path(__file__).parents[2] / "kernels" / "gemmserve_kernels" / "dispatch" / "tables"
 EXTENTS = ((64, 256, 1024, 4096), (128, 512, 2048))
 """All combinations of the first, and of the second between them."""
 SQUARES = (96, 128, 192, 384, 512, 768, 1536, 2048, 3072, 6144, 8192)
@@ -83,13 +84,16 @@ def routes(case, spec):
     }
 
 
-def measure(clock, case, spec, buffer, *, rounds, budget):
-    """(device seconds, wall seconds) by route."""
+def measure(clock, case, spec, buffer, *, rounds, budget, only=None):
+    """(device seconds, wall seconds) by route, of those named `only` if any are."""
     sets = rotated(spec, case, buffer)
     runs = {
         route: lambda i, forced=forced: run_case(forced, sets[i % len(sets)])
         for route, forced in routes(case, spec).items()
+        if only is None or route in only
     }
+    if not runs:
+        return {}, {}
     times = timing.in_turns(clock, runs, rounds=rounds, budget=budget)
     walls = {route: found.wall for route, found in times.items() if found.wall}
     return {route: found.seconds for route, found in times.items()}, walls
@@ -155,19 +159,23 @@ def tune(args, spec):
         for shape in args.shapes or grid(dtype):
             batch, m, n, k = (max(1, extent // args.shrink) for extent in shape)
             key = (dtype, batch, m, n, k)
-            if args.missing and key in points:
+            known = points.get(key, {"seconds": {}, "wall": {}})
+            if args.missing and key in points and not set(args.routes or ()) - set(known["seconds"]):
                 continue
             if time.perf_counter() - began > args.seconds:
                 print("out of time", file=sys.stderr)
                 return 4
             point = {"dtype": dtype, "batch": batch, "m": m, "n": n, "k": k, "seconds": {}, "wall": {}}
+            if args.routes:
+                point |= {"seconds": dict(known["seconds"]), "wall": dict(known["wall"])}
             if key not in points:  # should the process end here, --missing passes over the shape
                 write(output, about, [*points.values(), point])
             for compute in COMPUTES.get(dtype, ("auto",)):
                 case = Case(batch=batch, m=m, n=n, k=k, dtype=dtype, compute=compute)
                 try:
                     with timing.watchdog(args.patience), device_errors():
-                        found = measure(clock, case, spec, buffer, rounds=args.rounds, budget=args.budget)
+                        how = {"rounds": args.rounds, "budget": args.budget, "only": args.routes}
+                        found = measure(clock, case, spec, buffer, **how)
                 except (KernelError, DeviceError) as error:
                     print(f"{dtype} {batch}x{m}x{n}x{k} {compute}: {type(error).__name__}: {error}", file=sys.stderr)
                     status = 3
@@ -246,6 +254,7 @@ def main(argv=None):
     parser.add_argument("--seconds", type=float, default=240, help="stop cleanly after that time")
     parser.add_argument("--patience", type=float, default=0, help="end the process where a mode takes more seconds")
     parser.add_argument("--shapes", nargs="+", type=parsed, metavar="[Bx]MxNxK", help="these instead of the grid")
+    parser.add_argument("--routes", nargs="+", metavar="ALGORITHM:ARITHMETIC", help="these alone, added to the points")
     parser.add_argument("--missing", action="store_true", help="only shapes that the table lacks")
     parser.add_argument("--shrink", type=int, default=1, help="divide every extent, to try the script")
     parser.add_argument(

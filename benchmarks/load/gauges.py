@@ -70,6 +70,9 @@ class Gauges:
         self.gpu = self._gpus.stop()
 
     def document(self):
-        """Return {seconds, cpu (processors kept busy by kind of process), gpu_percent (mean of each GPU, or None)}."""
+        """Return {seconds, cpu (processors kept busy by kind of process), gpu_percent (mean of each GPU, or None),
+        prepared (what the workers had prepared before, as `stage.settled` says; None: that was not waited for)}.
+        """
         cpu = {role: round(used / self.seconds, 3) for role, used in self.cpu_s.items()}
-        return {"seconds": round(self.seconds, 3), "cpu": cpu, "gpu_percent": self.gpu}
+        prepared = getattr(self._server, "prepared", None)
+        return {"seconds": round(self.seconds, 3), "cpu": cpu, "gpu_percent": self.gpu, "prepared": prepared}

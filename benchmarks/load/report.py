@@ -60,7 +60,7 @@ def markdown(document, picture):
     for name in dict.fromkeys(figure["row"] for figure in figures):
         own = [figure for figure in figures if figure["row"] == name]
         lines += [f"## {name}", "", *table_lines(COLUMNS, map(row_cells, own)), ""]
-        lines += [sentence for say in (errors, bounds) for sentence in map(say, own) if sentence]
+        lines += [sentence for say in (errors, bounds, unprepared) for sentence in map(say, own) if sentence]
         for figure in own:
             if "kinds" in figure:
                 lines += [*kinds(figure), ""]
@@ -83,6 +83,16 @@ def bounds(figure):
         return None
     asked = f", {figure['asked']} were asked for" if "asked" in figure else ""
     return f"{figure['case']}: bounded by {figure['bounded_by']}{asked}.\n"
+
+
+def unprepared(figure):
+    """Return a sentence about preparations that were not over when the figure was measured; None where they were, or
+    nobody had looked.
+    """
+    prepared = figure.get("prepared")
+    if prepared is None or prepared["kernels"]:
+        return None
+    return f"{figure['case']}: kernels were still being loaded ahead.\n"
 
 
 def kinds(figure):

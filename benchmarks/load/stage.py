@@ -45,8 +45,6 @@ class Stage:
         self.device, self.sizes, self.folder, self.seed = device, sizes, folder, seed
         self._server, self._shared = None, contextlib.ExitStack()
         self._operands = {}
-        self.registered_bytes = None
-        """Bytes of the host arena that devices copied to straight when the rows of the shared server began."""
 
     def __enter__(self):
         self._stack = contextlib.ExitStack()
@@ -71,7 +69,7 @@ class Stage:
         """The server that rows share, started when it is first asked for. Raises ServerError."""
         if self._server is None:
             self._server = self._shared.enter_context(serving(self.device.partition(",")[0], self.folder))
-            self.registered_bytes = settled(self._server)
+            settled(self._server)
         return self._server
 
     def end_server(self):
@@ -153,18 +151,23 @@ def gauge(server, name, api_key=None):
 
 
 def settled(server, devices=1, api_key=None):
-    """Wait until the workers have registered all of the host arena that they do ahead of its use, or get no further;
-    return the bytes. Meanwhile they take processors and hold the driver up.
+    """Wait until the workers have prepared what they do ahead of tasks, or get no further: kernels of likely products
+    loaded, the host arena registered. Meanwhile they take processors and hold the driver up, unless they have tasks.
+
+    Return what is prepared, {"kernels": whether all were loaded, "registered_bytes"}, and note it with the server:
+    `Gauges` add it to what they say.
     """
     ahead = float(SETTINGS["GEMMSERVE_ARENA_AHEAD_BYTES"])
     wanted = devices * min(gauge(server, "gemmserve_host_arena_bytes", api_key), ahead)
-    found, until = 0.0, time.monotonic() + STILL_S
-    while found < wanted and time.monotonic() < until:
-        before, found = found, gauge(server, "gemmserve_device_registered_bytes", api_key)
-        if found > before:
+    found, loading, until = 0.0, True, time.monotonic() + STILL_S
+    while (loading or found < wanted) and time.monotonic() < until:
+        before, found = (found, loading), gauge(server, "gemmserve_device_registered_bytes", api_key)
+        loading = gauge(server, "gemmserve_device_preparing", api_key) > 0
+        if (found, loading) != before:
             until = time.monotonic() + STILL_S
         time.sleep(POLL_S)
-    return int(found)
+    server.prepared = {"kernels": not loading, "registered_bytes": int(found)}
+    return server.prepared
 
 
 def wait_for_none(server, *names, within_s=DRAIN_S):

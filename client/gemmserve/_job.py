@@ -91,6 +91,14 @@ class JobHandle(PickledByClient, Generic[S]):
         return self.info.state
 
     @property
+    def progress(self) -> float | None:
+        """Share of the job that is done, 0 to 1, as last seen; None where it ended without success.
+
+        Programs get on by steps, large products by blocks, others from 0 to 1 at once.
+        """
+        return self.info.progress
+
+    @property
     def done(self) -> bool:
         """Whether the state, as last seen, is final."""
         return self.info.final

@@ -57,7 +57,8 @@ class ArrayInfo:
 @dataclass(frozen=True)
 class JobInfo:
     """A job at one moment. `timings` are seconds by phase; `compiling`: it runs, and waits for kernels that are being
-    compiled; `estimated_s`: while it runs, the seconds that it may take from `started_at` on, roughly. `steps` what
+    compiled; `estimated_s`: while it runs, the seconds that it may take from `started_at` on, roughly; `progress`: the
+    share of it that is done, 0 to 1, None where it ended without success or the server does not say. `steps` what
     became of each step of a program that has succeeded (id, algorithm, kernel_s, residual). Where the result was
     checked, `residual` is its relative error, and `mismatch` that of a first result which was thrown away. `elements`
     counts elements of results by the way in which they were computed (planned, wide, plain); `wide_share` and
@@ -71,6 +72,7 @@ class JobInfo:
     attempt: int = 0
     compiling: bool = False
     estimated_s: float | None = None
+    progress: float | None = None
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -108,6 +110,7 @@ class JobInfo:
                 attempt=int(fields.get("attempt") or 0),
                 compiling=bool(fields.get("compiling")),
                 estimated_s=fields.get("estimated_s"),
+                progress=fields.get("progress"),
                 created_at=_time(fields.get("created_at")),
                 started_at=_time(fields.get("started_at")),
                 finished_at=_time(fields.get("finished_at")),

@@ -36,6 +36,10 @@ X-Request-Id, which proxies such as Envoy replace on the way."""
 EXCHANGE_PATTERN: Final = r"[A-Za-z0-9_-]{1,64}"
 """Pattern of the values that are repeated; of other values the answer says nothing."""
 
+CHECKED_HEADER: Final = "Gemmserve-Checked-Digest"
+"""The header of a success that repeats the Content-Digest with which the request's body was compared: without it, the
+request's own field may have got lost on the way, and then nothing was compared."""
+
 TRACEPARENT_HEADER: Final = "traceparent"
 """The header that says which trace a request belongs to (W3C Trace Context)."""
 

@@ -64,6 +64,8 @@ Scalar = Annotated[
 ArrayId = Annotated[str, Field(pattern=r"^arr_[0-9a-z]{26}$", examples=["arr_01jd2w7m4h8k3n5p6q9r0s1t2v"])]
 Owner = Annotated[SkipJsonSchema[str], Field(exclude=True)]
 """Id of the API key that something belongs to, "" where the server has none. Never in an answer."""
+Share = Annotated[SkipJsonSchema[float], Field(exclude=True)]
+"""Share of a running job that is done, 0 to 1; its `progress` says it."""
 Traceparent = Annotated[SkipJsonSchema[str], Field(exclude=True)]
 """Name of the span that a job belongs to (W3C Trace Context), "" where it is not traced. Never in an answer."""
 _WORD: Final = r"[A-Za-z0-9_][A-Za-z0-9_.:/@+-]"  # what needs no quoting in a shell, a URL's path or a JSON pointer
@@ -625,6 +627,18 @@ class JobInfo(BaseModel):
     request: dict[str, Any] | None = Field(None, description="as it was sent; of a program not in listings")
     owner: Owner = ""
     trace: Traceparent = ""
+    share: Share = 0.0
+
+    @computed_field(  # type: ignore[prop-decorator]
+        description="share of it that is done, 0 to 1: of a program by steps, of a large product by its blocks, else 0 "
+        "until it has succeeded, which is 1; null where it ended otherwise"
+    )
+    @property
+    def progress(self) -> float | None:
+        """Share of the work that is done."""
+        if self.state is JobState.SUCCEEDED:
+            return 1.0
+        return None if self.state.final else self.share
 
     @computed_field(description="share of `elements` that took the wide way because of the data, 0 to 1")  # type: ignore[prop-decorator]
     @property

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-_DEVICE = re.compile(r"cpu|(cuda|rocm):\d{1,3}")
+_DEVICE = re.compile(r"cpu|(cpu|cuda|rocm):\d{1,3}")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -52,7 +52,11 @@ class Settings(BaseSettings):
     runtime_dir: Path | None = Field(
         None, description="folder for the control socket; default: a private temporary one"
     )
-    device: str = Field("auto", description="auto, cpu, or a comma-separated list such as cuda:0,cuda:1 or rocm:0")
+    device: str = Field(
+        "auto",
+        description="auto, cpu, or a comma-separated list such as cuda:0,cuda:1 or rocm:0; cpu:0,cpu:1 share the "
+        "processors",
+    )
     keys_file: Path | None = Field(
         None,
         description="file of API keys besides those of `gemmserve keys`, such as a container's secret: a key a line, "
@@ -193,6 +197,19 @@ class Settings(BaseSettings):
         description="process: what was answered survives the death of any process; power: of the machine too "
         "(every commit waits for the disk)",
     )
+    block_side: int = Field(
+        4096,
+        ge=16,
+        le=1 << 20,
+        description="rows and columns of the blocks in which products of 128 times its cube of operations and more are "
+        "computed; another number may change the last bits of their results",
+    )
+    device_memory_bytes: int | None = Field(
+        None,
+        ge=1 << 20,
+        description="bytes of a device's memory that may be used; null: all of it. Large products stream through what "
+        "there is. For a processor: what copies of panels of large products may take; null: no more than they need",
+    )
     device_cache_share: float = Field(
         0.75, ge=0, le=0.95, description="share of a device's memory that may hold copies of arrays, and results"
     )
@@ -225,7 +242,7 @@ class Settings(BaseSettings):
             return value
         names = value.split(",")
         if not all(_DEVICE.fullmatch(name) for name in names):
-            raise ValueError(f"device {value!r} is not auto, cpu, cuda:N or rocm:N, nor a list of these")
+            raise ValueError(f"device {value!r} is not auto, cpu, cpu:N, cuda:N or rocm:N, nor a list of these")
         if len(set(names)) != len(names):
             raise ValueError(f"device {value!r} names one device twice")
         return value
@@ -237,7 +254,8 @@ class Settings(BaseSettings):
 
     @field_validator(
         "min_body_rate", "max_head_bytes", "max_array_bytes", "max_part_bytes", "max_store_bytes", "max_scratch_bytes",
-        "host_arena_bytes", "arena_ahead_bytes", "recycle_bytes", "max_queued_bytes", "max_batch_bytes", mode="before",
+        "device_memory_bytes", "host_arena_bytes", "arena_ahead_bytes", "recycle_bytes", "max_queued_bytes",
+        "max_batch_bytes", mode="before",
     )  # fmt: skip
     @classmethod
     def _read_size(cls, value: object) -> object:

@@ -58,6 +58,9 @@ class Tenant:
         if not np.array_equal(got, expected):
             whose = "another's" if np.any(np.asarray(got) % self.mark) else "its own"
             self.wrong.append(f"{self.name}: {what}: {got.shape} for {expected.shape}, of {whose} numbers")
+            if got.shape == expected.shape:
+                where = np.argwhere(np.atleast_1d(got != expected)).tolist()
+                self.wrong[-1] += f": {len(where)} of {got.size}, at {where[:40]}: {got} for {expected}"
         self.seen["right"] += 1
 
     def work(self, seed: int, until: float) -> None:

@@ -33,6 +33,7 @@ from gemmserve_kernels.algorithms.sums.gemm_reduce import SumsParams  # noqa: E4
 from gemmserve_kernels.device import compiler, driver  # noqa: E402
 from gemmserve_kernels.device.spec import KNOWN, DeviceSpec  # noqa: E402
 from gemmserve_kernels.device.struct_params import CombineParams, GemmParams, GemmReduceParams  # noqa: E402
+from gemmserve_kernels.dispatch import gemm as gemm_module  # noqa: E402
 from gemmserve_kernels.freivalds import device as freivalds_device  # noqa: E402
 from gemmserve_kernels.freivalds import freivalds_check, sampled_device  # noqa: E402
 from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors  # noqa: E402
@@ -128,6 +129,43 @@ def check_everything_at_once():
     for options in CONFIGS.values():
         d = gemm(put(a.T.copy()), put(b.conj()), put(c), alpha=2j, beta=0.5, trans_a="T", trans_b="R", **options)
         agree(d, 2j * (a.astype("c16") @ b) + 0.5 * c)
+
+
+def check_a_call_that_comes_again_is_planned_once():
+    planned = []
+    asked = gemm_module.plan_call
+    gemm_module.plan_call = lambda *arguments: planned.append(arguments) or asked(*arguments)
+    c = random(9, "c8", 40, 30)
+    out = put(np.zeros((40, 30), "c8"))
+    alike = [
+        lambda x, y: gemm(x, y, alpha=1.25),
+        lambda x, y: gemm(x, y, put(c), alpha=3, beta=-1),
+        lambda x, y: gemm(x, y, alpha=5, out=out),
+    ]
+    expected = [lambda p: 1.25 * p, lambda p: 3 * p - c, lambda p: 5 * p]
+    for call, of in zip(alike, expected, strict=True):
+        for seed in (1, 5, 9):
+            a, b = pair(seed)
+            agree(call(put(a), put(b)), of(a.astype("c16") @ b))
+    gemm_module.plan_call = asked
+    assert len(planned) == len(alike), len(planned)
+
+
+def check_out_that_overlaps_only_sometimes():
+    """One key, other addresses: the first call writes where it is told, the second must not."""
+    a, b = random(1, "c8", 32, 32), random(2, "c8", 32, 32)
+    x, y, out = put(a), put(b), put(np.zeros((32, 32), "c8"))
+    for _ in range(2):
+        assert gemm(x, y, out=out, **CONFIGS["simt"]) is out
+        agree(out, a.astype("c16") @ b)
+    assert gemm(x, y, out=x, **CONFIGS["simt"]) is x
+    agree(x, a.astype("c16") @ b)
+
+
+def check_options_that_cannot_be_hashed():
+    a, b = pair()
+    for _ in range(2):
+        agree(gemm(put(a), put(b), alpha=np.array(2.0), **CONFIGS["simt"]), 2 * (a.astype("c16") @ b))
 
 
 def check_out_of_any_strides():

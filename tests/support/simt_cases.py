@@ -307,8 +307,12 @@ def run_reduce(machine, case, operands=None):
 
 
 def check_reduce(machine, case):
+    """See assert_reduced."""
+    assert_reduced(*run_reduce(machine, case))
+
+
+def assert_reduced(problem, a, b, results):
     """Each result against the reference, within the bound of the product's elements and of the sums over them."""
-    problem, a, b, results = run_reduce(machine, case)
     expected = reference.oracle_gemm_reduce(problem, a, b)
     element = _element_bound(problem, a, b)
     product = reference.oracle_product(problem, a, b)

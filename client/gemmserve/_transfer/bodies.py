@@ -306,7 +306,7 @@ def receive_arrays(headers: Mapping[str, str]) -> NpyReceiver | NpzReceiver:
     kind = (headers.get("content-type") or "").partition(";")[0].strip().lower()
     length = headers.get("content-length")
     if kind == NPY:
-        return NpyReceiver(int(length) if length and length.isdigit() else None)
+        return NpyReceiver(int(length) if length and length.isdecimal() else None)
     if kind in {NPZ, "application/zip"}:
         return NpzReceiver()
     raise _errors.ProtocolError(f"the answer is {kind or 'of no type'}, not an array; is this a gemmserve server?")

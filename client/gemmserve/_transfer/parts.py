@@ -27,7 +27,8 @@ PARTS_FROM: Final = 64 << 20
 PART: Final = 32 << 20
 """Bytes of a part, unless the server takes less: what is sent again at most when a connection breaks."""
 
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+)")
+_ETAG: Final = re.compile(r'(?:W/)?"[!#-~]*"')
 
 
 def divisible(array: AnyArray) -> bool:
@@ -120,7 +121,7 @@ class Span:
         found = _CONTENT_RANGE.fullmatch(headers.get("content-range") or "")
         if found is None:
             # The whole file: nobody on the way knows ranges, or none was asked for.
-            first, stop = 0, int(length) if length.isdigit() else None
+            first, stop = 0, int(length) if length.isdecimal() else None
             total = stop
         else:
             first, stop, total = int(found[1]), int(found[2]) + 1, int(found[3])
@@ -135,7 +136,8 @@ class Span:
             )
         if download.receiver is None:
             download.receiver = NpyReceiver(total)
-        download.etag = headers.get("etag") or download.etag
+        if _ETAG.fullmatch(etag := headers.get("etag") or ""):  # what is none cannot be sent back
+            download.etag = etag
         if self._start == 0:  # what becomes known later comes too late: it is hashed from the beginning
             download.sha256 = sha256_of(headers.get("repr-digest")) or download.sha256
         download.total = total

@@ -213,7 +213,7 @@ class _PlainBar:
 
 
 class JobBar:
-    """State of a job that is waited for, and how far it is by the server's estimate of its time.
+    """State of a job that is waited for, and how far it is: as the server says, or else by its estimate of the time.
 
     A thread redraws it, from `show` on and once the wait has taken `SHOW_AFTER_S`; quick jobs draw nothing.
     """
@@ -287,11 +287,17 @@ def job_text(info: JobInfo, running_s: float) -> str:
     if info.compiling:
         return f"{what}  waits for the compiler"
     expected = info.estimated_s or 0.0
-    if expected <= running_s:  # the estimate was wrong: nobody knows
+    if info.progress:  # which is known, where the estimate is a guess
+        filled = int(_BAR * info.progress)
+        said = f"{info.progress:.0%} in {clock_text(running_s)}"
+        if expected:
+            said += f", about {clock_text(expected * (1 - info.progress))} left"
+    elif expected <= running_s:  # the estimate was wrong: nobody knows
         return f"{what}  running for {clock_text(running_s)}"
-    filled = int(_BAR * running_s / expected)
-    left = clock_text(expected - running_s)
-    return f"{what}  [{'#' * filled}{'.' * (_BAR - filled)}]  {clock_text(running_s)}, about {left} left"
+    else:
+        filled = int(_BAR * running_s / expected)
+        said = f"{clock_text(running_s)}, about {clock_text(expected - running_s)} left"
+    return f"{what}  [{'#' * filled}{'.' * (_BAR - filled)}]  {said}"
 
 
 def clock_text(seconds: float) -> str:

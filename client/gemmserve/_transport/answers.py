@@ -9,7 +9,7 @@ from gemmserve._transfer.bodies import Placing, Whole
 from gemmserve._transfer.parts import Span
 from gemmserve._transport.content_coding import ZSTD, DecodingReceiver
 from gemmserve._transport.digests import CheckedPlacing, CheckedReceiver, sha256_of
-from gemmserve.wire import EXCHANGE_HEADER
+from gemmserve.wire import CHECKED_HEADER, EXCHANGE_HEADER
 
 if TYPE_CHECKING:
     from gemmserve._calls.requests import Request
@@ -47,6 +47,18 @@ def check_exchange(response: httpx.Response) -> None:
     )
 
 
+def check_confirmed(response: httpx.Response) -> None:
+    """Raise ProtocolError for the success of a request whose body had a digest which nobody compared: its field got
+    lost on the way, so what was taken in may be another body.
+    """
+    sent = response.request.headers.get("content-digest")
+    if sent is not None and response.is_success and response.headers.get(CHECKED_HEADER) != sent:
+        raise _errors.ProtocolError(
+            f"the answer does not confirm that the request's body was compared with its Content-Digest "
+            f"({CHECKED_HEADER}): an older server's, or something on the way changes or drops header fields"
+        )
+
+
 def _raise(error: Exception) -> Any:
     raise error
 
@@ -54,7 +66,7 @@ def _raise(error: Exception) -> Any:
 def length_of(response: httpx.Response) -> int | None:
     """Return the bytes that an answer says its body has."""
     text = response.headers.get("content-length", "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def receiver_of(request: Request[T], response: httpx.Response, *, compare: bool, required: bool) -> Receiver[T]:

@@ -20,7 +20,7 @@ from gemmserve._local import memory
 from gemmserve._local.addresses import HTTP_BASE, socket_path
 from gemmserve._local.session import SharedMemory
 from gemmserve._transfer.progress import Progress, SharedBar, watched
-from gemmserve._transport.answers import check_exchange, receiver_of
+from gemmserve._transport.answers import check_confirmed, check_exchange, receiver_of
 from gemmserve._transport.auth import auth_of
 from gemmserve._transport.digests import WANTED, field_value
 from gemmserve._transport.library import ERRORS, as_error, httpx
@@ -214,9 +214,10 @@ class Connection:
         return watched(request.body.pieces(), self.progress, request.label, None, bar)
 
     def receiver(self, request: Request[T], response: httpx.Response) -> Receiver[T]:
-        """Return what takes this answer's body; see `_answers`. Raises CrossedAnswer, ProtocolError."""
+        """Return what takes this answer's body; see `answers`. Raises CrossedAnswer, ProtocolError."""
         check_exchange(response)
         self.answered = True
+        check_confirmed(response)
         return receiver_of(request, response, compare=self.digests != "never", required=self.digested(request))
 
     @contextlib.contextmanager

@@ -48,7 +48,7 @@ class _Jobs:
         elif args.action == "show":
             _show(infos, context)
         else:
-            columns = ("id", "op", "state", "algorithm", "created", "seconds", "result", "error")
+            columns = ("id", "op", "state", "done", "algorithm", "created", "seconds", "result", "error")
             context.console.table(columns, [_row(info) for info in infos])
         return int(args.action == "wait" and any(info.state != "succeeded" for info in infos))
 
@@ -56,7 +56,14 @@ class _Jobs:
 def _row(info: JobInfo) -> tuple[object, ...]:
     results = " ".join(f"{name}={array_id}" for name, array_id in info.result.items())
     error = (info.error or {}).get("detail", "")
-    return (info.id, info.op, info.state, info.algorithm, when_text(info.created_at), _seconds(info), results, error)
+    created = when_text(info.created_at)
+    done = done_text(info)
+    return (info.id, info.op, info.state, done, info.algorithm, created, _seconds(info), results, error)
+
+
+def done_text(info: JobInfo) -> str:
+    """Return the share of a job that is done, for a table: nothing where that is not known, or it has not begun."""
+    return f"{info.progress:.0%}" if info.progress else ""
 
 
 def _seconds(info: JobInfo) -> str:

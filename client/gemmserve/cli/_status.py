@@ -15,6 +15,7 @@ from gemmserve import _errors
 from gemmserve._handles.display import size_text
 from gemmserve._transfer.progress import clock_text
 from gemmserve.cli._context import UsageError, add_connection, columns_text
+from gemmserve.cli._jobs import done_text
 
 if TYPE_CHECKING:
     import argparse
@@ -132,7 +133,7 @@ def top_lines(client: Client, looks: Looks | None = None) -> list[str]:
         lines += ["", *columns_text(columns, [_owner_row(owner) for owner in owners])]
     rows = [_job_row(info) for info in (*running, *queued)]
     if rows:
-        lines += ["", *columns_text(("job", "op", "state", "expected", "created"), rows)]
+        lines += ["", *columns_text(("job", "op", "state", "done", "expected", "created"), rows)]
     return lines
 
 
@@ -158,7 +159,7 @@ def _owner_row(usage: dict[str, Any]) -> tuple[object, ...]:
 def _job_row(info: JobInfo) -> tuple[object, ...]:
     expected = "" if info.estimated_s is None else f"{info.estimated_s:.1f} s"
     created = "" if info.created_at is None else info.created_at.astimezone().strftime("%H:%M:%S")
-    return info.id, info.op, info.state, expected, created
+    return info.id, info.op, info.state, done_text(info), expected, created
 
 
 def _device_lines(devices: list[dict[str, Any]], looks: Looks | None) -> list[str]:

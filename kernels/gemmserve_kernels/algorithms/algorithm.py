@@ -75,12 +75,12 @@ def _package(name: str, arithmetic: str, others: tuple[str, ...]) -> str:
 @cache
 def product_algorithm(name: str, arithmetic: str) -> ProductAlgorithm:
     """Return the module that does a route's products. Raises KeyError where there is none."""
-    package = _package(name, arithmetic, ("simt", "small", "fused", "ozaki"))
+    package = _package(name, arithmetic, ("simt", "small", "fused", "dmma", "ozaki"))
     return cast("ProductAlgorithm", import_module(f"gemmserve_kernels.algorithms.{package}.gemm"))
 
 
 @cache
 def reduction_algorithm(name: str, arithmetic: str) -> ReductionAlgorithm:
     """Return the module that does a route's reductions. Raises KeyError where there is none."""
-    package = _package(name, arithmetic, ("simt", "sums", "gram"))
+    package = _package(name, arithmetic, ("simt", "dmma", "sums", "gram"))
     return cast("ReductionAlgorithm", import_module(f"gemmserve_kernels.algorithms.{package}.gemm_reduce"))

@@ -30,6 +30,9 @@ _UNASKED_SHARED: Final = 48 * 1024
 """Dynamic shared memory that a CUDA kernel gets without opting in (CUDA C++ programming guide)."""
 
 
+_WORD_MASK: Final = (1 << 64) - 1
+_NOWHERE: Final = -1
+"""No address."""
 _EARLY_FROM: Final = 90
 """Compute capability times 10 from which on a kernel may start before the one ahead has ended."""
 
@@ -146,12 +149,34 @@ class CupyLauncher:
 
     def run(self, program: Program, addresses: Sequence[int]) -> None:
         """Enqueues all of `program`, its arguments at `addresses`."""
+        self.ready(program).run(tuple(addresses))
+
+    def ready(self, program: Program) -> Ready:
+        """`program`, to be run on the device that is current now, any number of times."""
         import cupy
 
         if self.spec.kind != "cuda":
-            program.run(self, addresses)
-            return
-        _replay(program, self.spec.arch, cupy.cuda.runtime.getDevice()).run(addresses)
+            return _Interpreted(self, program)
+        return _replay(program, self.spec.arch, cupy.cuda.runtime.getDevice())
+
+
+class Ready(Protocol):
+    """A program made ready for one device."""
+
+    def run(self, addresses: tuple[int, ...]) -> None:
+        """Enqueues it on the current stream, its arguments at `addresses`; that device must be the current one."""
+
+
+@dataclass(frozen=True)
+class _Interpreted:
+    """A program launched step by step."""
+
+    launcher: CupyLauncher
+    program: Program
+
+    def run(self, addresses: tuple[int, ...]) -> None:
+        """See Ready."""
+        self.program.run(self.launcher, addresses)
 
 
 _used: Final[dict[tuple[KernelSource, str], None]] = {}
@@ -178,21 +203,26 @@ def _replay(program: Program, arch: str, device: int) -> _Replay:
 
 
 class _Replay:
-    """A program whose kernels are loaded on one CUDA device: to run it, a few words are added up and handed over."""
+    """A program whose kernels are loaded on one CUDA device. Their arguments are kept as they were handed over last:
+    before the next run only those words are written that count from an address which is another one now.
+    """
 
     _MAX_MAPS: Final = 64
 
     def __init__(self, program: Program, arch: str, device: int) -> None:
-        self._program = program
+        self._elements = program.elements
+        self._workspace = program.workspace
         self._device = device
         self._lock = Lock()
-        self._words = np.zeros(len(program.words), np.uint64)
-        self._maps: dict[tuple[Box, int], TensorMap] = {}
-        self._filled: tuple[int, ...] = ()
+        self._maps: dict[tuple[Box, int], Any] = {}
         self._stream = 0
-        start = self._words.ctypes.data
+        self._bases = [_NOWHERE] * (program.arguments + 2)
+        self._now: tuple[int, ...] = ()
+        kept = np.array(program.words)  # those that no address is added to stay as they are
+        self._words = kept.data
+        self._places = [_places(program, number) for number in range(1, len(self._bases) + 1)]
         launches = [step for step in program.steps if not isinstance(step, Clear)]
-        self._pointers = (ctypes.c_void_p * len(launches))(*(start + 8 * launch.word for launch in launches))
+        self._pointers = (ctypes.c_void_p * len(launches))(*(kept.ctypes.data + 8 * launch.word for launch in launches))
         self._configs: list[driver.LaunchConfig] = []
         self._kernels: list[Any] = []  # their modules must stay loaded
         self._steps: list[Clear | tuple[str, int, int, int]] = []
@@ -209,38 +239,59 @@ class _Replay:
         self._kernels.append(kernel)
         return launch.entry, ctypes.addressof(config), kernel.kernel.ptr, pointer
 
-    def run(self, addresses: Sequence[int]) -> None:
-        """Enqueues it on the current stream."""
+    def run(self, addresses: tuple[int, ...]) -> None:
+        """See Ready."""
         import cupy
 
-        program = self._program
         # Given back when this returns: what uses it is ahead, on this stream, of whatever gets it next.
-        memory = cupy.cuda.alloc(program.workspace)
-        workspace = memory.ptr
-        counters = counters_of(self._device).add(program.elements) if program.elements else 0
+        memory = cupy.cuda.alloc(self._workspace) if self._workspace else None
+        workspace = 0 if memory is None else memory.ptr
+        counters = counters_of(self._device).add(self._elements) if self._elements else 0
         stream = cupy.cuda.get_current_stream().ptr
-        launch, fill = driver.launcher(), driver.filler()
+        launch = driver.launcher()
         with self._lock:
-            filled = (*addresses, workspace, counters)
-            if filled != self._filled:
-                self._words[:] = program.filled(addresses, workspace, counters, self._map)
-                self._filled = filled
+            now = (*addresses, workspace, counters)
+            if now != self._now:
+                self._now = ()  # should an encoding fail, everything is looked at again
+                for number, address in enumerate(now):
+                    if address != self._bases[number]:
+                        self._move(number, address)
+                self._now = now
             if stream != self._stream:
                 for config in self._configs:
                     config.stream = stream
                 self._stream = stream
             for step in self._steps:
                 if isinstance(step, Clear):
-                    driver.check(fill(workspace + step.offset, 0, step.nbytes, stream), "clearing memory")
+                    code = driver.filler()(workspace + step.offset, 0, step.nbytes, stream)
+                    driver.check(code, "clearing memory")
                     continue
                 name, config_at, function, pointer = step
                 if code := launch(config_at, function, pointer, None):
                     driver.check(code, f"launch of {name}")
 
-    def _map(self, box: Box, address: int) -> TensorMap:
+    def _move(self, number: int, address: int) -> None:
+        """Writes what counts from base `number`, which is at `address` now. Raises DeviceError."""
+        words, (places, maps) = self._words, self._places[number]
+        self._bases[number] = _NOWHERE  # should an encoding fail, everything is written again
+        for at, offset in places:
+            words[at] = (address + offset) & _WORD_MASK
+        for at, box, offset in maps:
+            encoded = self._map(box, (address + offset) & _WORD_MASK)
+            words[at : at + len(encoded)] = encoded
+        self._bases[number] = address
+
+    def _map(self, box: Box, address: int) -> Any:
         key = (box, address)
         if (found := self._maps.get(key)) is None:
             if len(self._maps) >= self._MAX_MAPS:
                 self._maps.clear()
-            found = self._maps[key] = box.encode(address)
+            found = self._maps[key] = np.array(box.encode(address).words, np.uint64).data
         return found
+
+
+def _places(program: Program, number: int) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, Box, int], ...]]:
+    """Return the words that count from base `number`, each with what is to be added, and the tensor maps that do."""
+    words = tuple((int(at), int(program.words[at])) for at in np.flatnonzero(program.bases == number))
+    maps = tuple((place.word, place.box, place.offset) for place in program.maps if place.base == number)
+    return words, maps

@@ -108,13 +108,28 @@ class DeviceSpec:
 @contextmanager
 def device_errors() -> Iterator[None]:
     """Turns what CuPy raises into DeviceError and OutOfDeviceMemory."""
-    cuda = _import_cupy().cuda
+    _import_cupy()
     try:
         yield
-    except cuda.memory.OutOfMemoryError as error:
-        raise OutOfDeviceMemory(str(error)) from error
-    except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.compiler.CompileException) as error:
-        raise DeviceError(str(error)) from error
+    except cupy_errors() as error:
+        raise device_error(error) from error
+
+
+@cache
+def cupy_errors() -> tuple[type[Exception], ...]:
+    """Return what CuPy raises where a device refuses: for an `except`, which asks only where something was raised."""
+    cuda = _import_cupy().cuda
+    return (
+        cuda.memory.OutOfMemoryError,
+        cuda.runtime.CUDARuntimeError,
+        cuda.driver.CUDADriverError,
+        cuda.compiler.CompileException,
+    )
+
+
+def device_error(error: Exception) -> DeviceError | OutOfDeviceMemory:
+    """Return the error of ours for one of `cupy_errors`."""
+    return (OutOfDeviceMemory if isinstance(error, cupy_errors()[0]) else DeviceError)(str(error))
 
 
 def _import_cupy() -> Any:

@@ -6,6 +6,7 @@ Everything that does not depend on addresses or data is worked out once for oper
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
@@ -20,10 +21,10 @@ from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gemmserve_kernels.algorithms.common.prepared_operand import Outline
-    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.launch import Launcher, Ready
     from gemmserve_kernels.device.replay import LaunchRecorder, Program
     from gemmserve_kernels.dispatch.routes import Plan
 
@@ -73,21 +74,40 @@ class Call:
     converted: GemmProblem | None
 
     def run(self, a: Any, b: Any, c: Any | None, into: Any) -> None:
-        """Enqueues it on the current device and stream. Arrays are CuPy's, `a` and `b` possibly prepared; `into` is of
-        the result's shape and overlaps none of them. Raises DeviceError, OutOfDeviceMemory.
+        """Enqueues it on the current stream of the device that it was planned for, the current one. Arrays are CuPy's,
+        `a` and `b` possibly prepared; `into` is of the result's shape and overlaps none of them. Raises DeviceError,
+        OutOfDeviceMemory.
         """
-        problem = self.problem
-        c = None if problem.beta == 0 else c
+        if c is not None and self.problem.beta == 0:
+            c = None
         if self.program is None:
-            assert self.plan.blas is not None
-            vendor.run_gemm(problem, self.plan.blas, source_of(a), source_of(b), c, into)
+            self._blas_call.run(source_of(a), source_of(b), c, into)
             return
         if self.converted is not None:
             problem = self.converted
             a, b = source_of(a).astype(problem.a.dtype, order="C"), source_of(b).astype(problem.b.dtype, order="C")
             c = c if c is None or problem.c is None else c.astype(problem.c.dtype, order="C")
         arrays = operand_arrays(a, b, [into] if c is None else [into, c], self.takes)
-        self.launcher.run(self.program, [array.data.ptr for array in arrays])
+        self._ready.run(tuple([array.data.ptr for array in arrays]))
+
+    @cached_property
+    def enqueue(self) -> Callable[[tuple[int, int, int]], None] | None:
+        """The call of operands that are not prepared and have no C, for the addresses of A, B and the result, under the
+        conditions of `run`; None where it takes the arrays themselves.
+        """
+        if self.program is None:
+            return self._blas_call.enqueue
+        return self._ready.run if self.converted is None and not any(self.takes) else None
+
+    @cached_property
+    def _ready(self) -> Ready:
+        assert self.program is not None
+        return self.launcher.ready(self.program)
+
+    @cached_property
+    def _blas_call(self) -> vendor.BlasCall:
+        assert self.plan.blas is not None
+        return vendor.BlasCall(self.problem, self.plan.blas)
 
 
 def plan_call(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.common.partials import outputs_of, written_dtype
@@ -23,9 +24,11 @@ from gemmserve_kernels.problem.operand import Operand
 from gemmserve_kernels.problem.problem import GemmReduceProblem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
-    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.launch import Launcher, Ready
     from gemmserve_kernels.device.replay import LaunchRecorder, Program
     from gemmserve_kernels.dispatch.planned_call import Pair
     from gemmserve_kernels.dispatch.routes import Plan
@@ -59,8 +62,9 @@ class ReduceCall:
     written: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
     def run(self, a: Any, b: Any, targets: dict[str, Any]) -> None:
-        """Enqueues it. `a` and `b` are CuPy arrays or prepared; `targets` are contiguous arrays as in `written`, of
-        every result. Raises DeviceError, OutOfDeviceMemory.
+        """Enqueues it on the current stream of the device that it was planned for, the current one. `a` and `b` are
+        CuPy arrays or prepared; `targets` are contiguous arrays as in `written`, of every result. Raises DeviceError,
+        OutOfDeviceMemory.
         """
         if self.program is None:
             for target in targets.values():
@@ -70,7 +74,26 @@ class ReduceCall:
             a = source_of(a).astype(self.converted.a.dtype, order="C")
             b = source_of(b).astype(self.converted.b.dtype, order="C")
         arrays = operand_arrays(a, b, [targets[name] for name in self.written], self.takes)
-        self.launcher.run(self.program, [array.data.ptr for array in arrays])
+        self._ready.run(tuple([array.data.ptr for array in arrays]))
+
+    @cached_property
+    def is_written_as_returned(self) -> bool:
+        """Whether kernels write every result as it is returned."""
+        return self.written == self.problem.results
+
+    @cached_property
+    def enqueue(self) -> Callable[[tuple[int, ...]], None] | None:
+        """The call of operands that are not prepared, for the addresses of A, B and of every result in the order of
+        `written`, under the conditions of `run`; None where it takes the arrays themselves.
+        """
+        if self.program is None or self.converted is not None or any(self.takes):
+            return None
+        return self._ready.run
+
+    @cached_property
+    def _ready(self) -> Ready:
+        assert self.program is not None
+        return self.launcher.ready(self.program)
 
 
 def written_of(problem: GemmReduceProblem) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:

@@ -33,7 +33,13 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", GemmProblem, GemmReduceProblem)
 
-_PLAIN: Final[tuple[Route, ...]] = (("vendor", "plain"), ("simt", "plain"), ("small", "plain"), ("mfma", "plain"))
+_PLAIN: Final[tuple[Route, ...]] = (
+    ("vendor", "plain"),
+    ("simt", "plain"),
+    ("small", "plain"),
+    ("mfma", "plain"),
+    ("dmma", "plain"),
+)
 _ROUTES: Final[dict[str, tuple[Route, ...]]] = {
     "auto": (*_PLAIN, ("wgmma", "3xfp16"), ("fused", "3xfp16"), ("wgmma", "fp16"), ("mma", "3xfp16"), ("ozaki", "ozaki")),
     "fp32": _PLAIN,
@@ -60,12 +66,13 @@ _REDUCE_ROUTES: Final[dict[str, tuple[Route, ...]]] = {
         ("gram", "plain"),
         ("simt", "plain"),
         ("mfma", "plain"),
+        ("dmma", "plain"),
         ("wgmma", "3xfp16"),
         ("wgmma", "fp16"),
         ("mma", "3xfp16"),
     ),
     "fp32": (("sums", "plain"), ("simt", "plain"), ("mfma", "plain")),
-    "fp64": (("sums", "plain"), ("simt", "plain"), ("mfma", "plain")),
+    "fp64": (("sums", "plain"), ("simt", "plain"), ("mfma", "plain"), ("dmma", "plain")),
     "tf32": (("wgmma", "1xfp16"), ("mma", "1xfp16"), ("mma", "1xtf32"), ("mfma", "xf32"), ("mfma", "1xfp16")),
     "1xtf32": (("mma", "1xtf32"),),
     "3xtf32": (("mma", "3xtf32"),),
@@ -279,6 +286,8 @@ def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
         return None
     if algorithm == "mfma":
         return None if spec.kind == "rocm" else "mfma needs an AMD device"
+    if algorithm == "dmma":
+        return None  # its module says what it multiplies, and where
     if spec.kind != "cuda":
         return f"{algorithm} needs an NVIDIA device"
     if algorithm in {"wgmma", "fused", "ozaki"} and not spec.has_wgmma:

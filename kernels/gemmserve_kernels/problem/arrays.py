@@ -48,6 +48,17 @@ def same_library(arrays: dict[str, Any]) -> str:
     return chosen
 
 
+def is_plain_cupy(a: Any, b: Any, *others: Any) -> bool:
+    """Whether all are CuPy's arrays themselves, neither prepared nor of another library; None is nobody's."""
+    kind: Any = type(a)
+    if library(a) != "cupy" or type(b) is not kind:
+        return False
+    for other in others:  # noqa: SIM110 (all() of a generator takes three times as long, every call comes through here)
+        if other is not None and type(other) is not kind:
+            return False
+    return True
+
+
 class ArrayKey(NamedTuple):
     """Key of an array, all that a plan may know of it. Hashing it is much cheaper than building an `Operand` for every
     call.

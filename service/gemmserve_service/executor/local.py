@@ -172,6 +172,9 @@ class _Link(asyncio.Protocol):
                 elif isinstance(message, Beat):
                     self.worker.beat(message.task, message.progress)
                     self.worker.registered_bytes = message.registered
+                    self.worker.prepares = message.prepares
+                    if message.task is not None and message.share > 0 and self._executor.owner is not None:
+                        self._executor.owner.task_progressed(self.worker, message.task, message.share)
                     if message.health is not None:
                         self.worker.health = message.health
                 elif isinstance(message, Compiling):

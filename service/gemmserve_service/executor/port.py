@@ -72,6 +72,8 @@ class Worker:
     """Time since which it has written no result that somebody waits for (time.monotonic); None: nobody waits."""
     registered_bytes: int = 0
     """Bytes of the host arena that its device copies to straight, as it said last."""
+    prepares: bool = True
+    """Whether kernels of likely products are still being loaded ahead, as it said last."""
     kept: Kept | None = None
     """State of the copies of arrays that its device has, as it reported it last."""
     health: DeviceHealth = field(default_factory=DeviceHealth)
@@ -90,6 +92,7 @@ class Worker:
         self.result_bytes = hello.result_bytes
         self.asked = None
         self.registered_bytes = 0
+        self.prepares = True
         self.kept = None
         self.health = DeviceHealth()
         self.restarts += 1
@@ -133,6 +136,9 @@ class ExecutorOwner(Protocol):
 
     def task_compiles(self, worker: Worker, message: Compiling) -> None:
         """Called when a task begins to wait for the compiler, and when it no longer does."""
+
+    def task_progressed(self, worker: Worker, task: str, share: float) -> None:
+        """Called when a worker says that so much of a task is done, 0 to 1."""
 
     def results_written(self, worker: Worker, message: Written) -> None:
         """Called when results that were to be written later are, or never will be."""

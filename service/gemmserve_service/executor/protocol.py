@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from gemmserve_kernels.problem.vocabulary import AlgorithmName  # noqa: TC001 (likewise)
 from gemmserve_service.schemas import (  # noqa: TC001 (pydantic resolves them at run time)
     DeviceHealth,
     Elements,
@@ -97,6 +98,19 @@ def row_without_place(array: str) -> ExtentRow:
     return array, "", 0, 0, array
 
 
+class BlockOf(_Message):
+    """Block of a large product (`gemmserve_kernels.blocks.grid`): the task's operands are the whole product's, and of
+    its result, which has a place, the block's window is written and nothing else.
+    """
+
+    parent: str = Field(
+        description="task of the whole product: panels of its operands stay until it is over (`Forget`)"
+    )
+    sides: tuple[int, int, int] = Field(description="rows, columns and matrices of a block: `Grid.sides`")
+    index: int = Field(ge=0)
+    algorithm: AlgorithmName | None = Field(None, description="that computes it (`Recorded`); null: the worker plans")
+
+
 class Work(_Message):
     """Task, as a worker is sent it: its products are computed and answered together, each with the bits that it would
     have alone.
@@ -111,6 +125,9 @@ class Work(_Message):
         description="the task may end before its results are written, and must where they have no place yet",
     )
     express: bool = Field(default=False, description="the task is short: it runs beside long ones, and before them")
+    block: BlockOf | None = Field(
+        None, description="the task is one block of its only product; null: all of it, large products by blocks too"
+    )
 
 
 class RunBatch(_Message):
@@ -121,9 +138,12 @@ class RunBatch(_Message):
 
 
 class Forget(_Message):
-    """Front to worker: these extents are gone, or these arrays; drop mappings and copies of them."""
+    """Front to worker: these extents are gone, or these arrays, or nobody wants blocks of these products any more; drop
+    mappings and copies.
+    """
 
     kind: Literal["forget"] = "forget"
+    parents: list[str] = Field(default_factory=list, description="tasks of whole products: `BlockOf.parent`")
     extents: list[str] = Field(default_factory=list)
     arrays: list[str] = Field(default_factory=list)
 
@@ -182,7 +202,9 @@ class Beat(_Message):
     kind: Literal["beat"] = "beat"
     task: str | None = Field(None, description="that it is at")
     progress: int = Field(0, description="parts of the task that are done; grows")
+    share: float = Field(0.0, description="share of the task that is done, 0 to 1, where it has steps")
     registered: int = Field(0, description="bytes of the host arena that its device copies to straight")
+    prepares: bool = Field(default=False, description="kernels of likely products are still being loaded ahead")
     health: DeviceHealth | None = Field(None, description="the device's sensors; null: as said before")
 
 

@@ -200,7 +200,7 @@ class Core:
         """Return an owner's usage ("": everybody's) beside its quotas and the server's limits (null: no limit)."""
         everybody = not owner
         scheduler, quotas = self.scheduler, self.quotas
-        running = [task for worker in self.executor.workers() for task in worker.tasks.values()]
+        running = {task.whole for worker in self.executor.workers() for task in worker.tasks.values()}
         queued = scheduler.queued if everybody else scheduler.queue.waiting(owner)
         limits = quotas.limits(owner)
         stored = self.store.used_bytes if everybody else quotas.stored_bytes(owner)

@@ -56,7 +56,10 @@ _WAITS_WITHIN_S: Final = 0.002
 """Seconds for which the record of a job whose end is waited for may wait for that end, so that one commit has both; and
 that of an end which nobody waits for, so that one commit has many."""
 
-_OVER: Final = {"compiling": False, "estimated_s": None}
+_SHOWN: Final = 0.01
+"""Share of a job by which it has to get on before those who watch it are told: each change is kept until its end."""
+
+_OVER: Final = {"compiling": False, "estimated_s": None, "share": 0.0}
 """Fields that mean something only while a job runs."""
 
 log = logging.getLogger(__name__)
@@ -380,7 +383,7 @@ class Jobs(LiveJobs):
         """Called when a worker was sent the task."""
         began = now()
         live = self._live[task.id]
-        estimated_s = round(task.cost_s, 6)
+        estimated_s = round(task.duration_s, 6)
         live.change(
             {"state": JobState.RUNNING, "attempt": task.attempt, "started_at": began, "estimated_s": estimated_s}
         )
@@ -391,10 +394,20 @@ class Jobs(LiveJobs):
         """Called when the task begins to wait for the compiler, and when it no longer does; not put on record."""
         self._live[task.id].change({"compiling": compiles})
 
+    def progressed(self, task: Task, share: float) -> None:
+        """Called when so much of the task is done, 0 to 1; not put on record. It never goes back while it runs."""
+        live = self._live[task.id]
+        share = min(share, 1.0)
+        if share >= live.progress + _SHOWN or (share == 1.0 and live.progress < 1.0):
+            live.progress = share
+            live.change({"share": round(share, 4)})
+
     def requeued(self, task: Task) -> None:
         """Called when the task's worker was lost, and it waits again."""
         live = self._live[task.id]
-        live.change({"state": JobState.QUEUED, "started_at": None, "estimated_s": None, "compiling": False})
+        live.progress = 0.0
+        waits = {"state": JobState.QUEUED, "started_at": None, "estimated_s": None, "compiling": False, "share": 0.0}
+        live.change(waits)
         self._entered(task.id, live, JobState.QUEUED)
         self.queue.requeued(live.info, task.crashes).add_done_callback(report)
 

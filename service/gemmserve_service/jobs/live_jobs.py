@@ -38,6 +38,8 @@ class LiveJob:
     task: Task | None
     give_steps: Callable[[], None]
     """Called at its end: a program's steps count no more among those that wait."""
+    progress: float = 0.0
+    """Share of it that is done, as those who watch it were told last."""
     watched: bool = False
     """Whether anybody has waited for its changes."""
     ending: bool = False

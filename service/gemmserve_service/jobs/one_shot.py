@@ -56,6 +56,9 @@ class Waiter:
     def compiling(self, task: Task, compiles: bool) -> None:
         """See `scheduling.tasks.Listener`."""
 
+    def progressed(self, task: Task, share: float) -> None:
+        """Do nothing."""
+
     def requeued(self, task: Task) -> None:
         """Do nothing."""
 

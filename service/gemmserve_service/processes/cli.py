@@ -1,8 +1,10 @@
-"""The server's commands, which the client's command line finds by entry point: `serve` and `doctor`."""
+"""The server's commands, which the client's command line finds by entry point: `serve`, `doctor` and `probe`."""
 
 from __future__ import annotations
 
+import json
 import types
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import ValidationError
@@ -78,6 +80,41 @@ class Doctor:
         return 1 if any(finding.level == "error" for finding in findings) else 0
 
 
+class Probe:
+    """`gemmserve probe`: what this host can do, measured, for `gemmserve plan`."""
+
+    name = "probe"
+    help = "measure this host's devices, links, memory and disk for `gemmserve plan`; half a minute"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON there, and print what is in it")
+        parser.add_argument("--quick", action="store_true", help="fewer and smaller measurements, in seconds")
+        parser.add_argument("--device", metavar="TEXT", help="auto, cpu, cuda:0, cuda:0,cuda:1, rocm:0 (default auto)")
+        parser.add_argument("--data-dir", metavar="DIR", help="whose disk is measured (default: the server's)")
+
+    def run(self, args: argparse.Namespace, context: Context) -> int:
+        from gemmserve_kernels import DeviceError
+        from gemmserve_service.processes.probe.amounts import FULL, QUICK
+        from gemmserve_service.processes.probe.probe import probe, summary
+
+        given = {"data_dir": args.data_dir, "device": args.device}
+        settings = _settings({name: value for name, value in given.items() if value}, context.console)
+        if settings is None:
+            return _USAGE
+        try:
+            found = probe(settings.device, settings.data_dir, QUICK if args.quick else FULL)
+        except DeviceError as error:
+            context.console.error(str(error))
+            return 1
+        if args.output is None:
+            context.console.json(found)
+            return 0
+        args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        for line in summary(found):
+            context.console.print(line)
+        return 0
+
+
 def _settings(given: dict[str, Any], console: Console) -> Settings | None:
     """The settings; None when they make no sense, which the console then has been told, one line for each reason."""
     try:
@@ -105,3 +142,4 @@ def _metavar(field: FieldInfo) -> str:
 
 SERVE: Final = Serve()
 DOCTOR: Final = Doctor()
+PROBE: Final = Probe()

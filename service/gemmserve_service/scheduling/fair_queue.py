@@ -33,8 +33,13 @@ _MAX_ENDED: Final = 256  # entries of ended tasks that a line may hold beside as
 _MAX_IDLE: Final = 1024  # flows without tasks that are remembered for what they owe
 _MIN_WEIGHT: Final = 1e-6
 _MAX_PASSED: Final = 16  # tasks of an owner that others pass in one call where some block; no measurement behind it
-_SHARES: Final = {ServiceClass.EXPRESS: 0.6, ServiceClass.INTERACTIVE: 0.2, ServiceClass.BULK: 0.2}
-"""Shares of an owner's device time while tasks of all classes wait; no measurement behind the figures."""
+_SHARES: Final = {
+    ServiceClass.EXPRESS: 0.6,
+    ServiceClass.INTERACTIVE: 0.2,
+    ServiceClass.BULK: 0.2,
+    ServiceClass.LARGE: 0.2,
+}
+"""Parts, in proportion, of an owner's device time for the classes of which tasks wait; no measurement behind them."""
 _BURST_S: Final = 0.05
 """Device time by which express tasks may be ahead of what their owner's share, and those of their class, come to."""
 
@@ -60,7 +65,7 @@ class _Flow:
     nbytes: int = 0
     virtual: float = 0.0
     """Tag of the line of the task that was sent last."""
-    lines: tuple[_Line, ...] = field(default_factory=lambda: (_Line(), _Line(), _Line()))
+    lines: tuple[_Line, ...] = field(default_factory=lambda: tuple(_Line() for _ in ALL_CLASSES))
     """Its lines, by class."""
     stamp: int = 0
     """Stamp of its valid entry in the heap of flows."""

@@ -56,6 +56,8 @@ class Placement:
 
     def able(self, task: Task, worker: Worker) -> bool:
         """Whether the device can run it, in the way that the task wants if any device has that way."""
+        if task.blocks is not None:
+            task = task.blocks.typical
         chosen = self.plan(task, worker)
         if isinstance(chosen, KernelError):
             return False
@@ -68,7 +70,7 @@ class Placement:
 
     def better_elsewhere(self, task: Task, worker: Worker) -> bool:
         """Whether another device has more of the operands, is alive, and the task has not waited long enough for it."""
-        if not task.operands or not self._fleet.has_copies:
+        if not task.operands or not self._fleet.has_copies or task.blocks is not None:
             return False
         if any(pinned.pending is not None for pinned in task.operands.values()):
             return False  # no other device can compute with them
@@ -112,7 +114,9 @@ class Placement:
     def may_interleave(self, task: Task, worker: Worker) -> bool:
         """Whether it is short enough for that, beside the one task that the worker has, and under no suspicion."""
         (passed,) = worker.tasks.values()
-        return not task.crashes and self._estimates.seconds(task, worker) <= min(_SHORT_S, _SHARE * passed.cost_s)
+        if task.crashes or task.blocks is not None:
+            return False
+        return bool(self._estimates.seconds(task, worker) <= min(_SHORT_S, _SHARE * passed.cost_s))
 
     def runs_ahead(self, worker: Worker, *, express: bool = False) -> bool:
         """Whether the worker is to have another task before it has answered those that it has; of which kind, where it
@@ -127,18 +131,18 @@ class Placement:
             return False
         if worker.express:
             tasks = [task for task in tasks if task.express == express]
+        if len(tasks) == 1 and worker.ahead and any(task.whole is not task for task in tasks):
+            return True  # beneath a block of a large product, however long that is, panels of the next can come
         return len(tasks) <= worker.ahead and sum(task.cost_s for task in tasks) < _AHEAD_S
 
 
 def _companions(first: Task, queue: FairQueue, most: int, seconds: Callable[[Task], float]) -> list[Task]:
     """Takes out of the queue what goes with `first`: the next tasks, as long as they are short; `most` in all.
 
-    `seconds`: a task's estimated time on the worker in question, infinite if it cannot run it now: others pass it. A
-    task that has lost a worker before goes alone: should it be the one that kills them, it takes nobody along. A batch
-    is a group itself.
+    `seconds`: a task's estimated time on the worker in question, infinite if it cannot run it now: others pass it.
     """
     found: list[Task] = []
-    if first.crashes or first.products > 1:
+    if not first.may_be_grouped:
         return found
     left_s = _MAX_GROUP_S - seconds(first)
     left_bytes = _MAX_GROUP_BYTES - first.size[0]
@@ -148,7 +152,7 @@ def _companions(first: Task, queue: FairQueue, most: int, seconds: Callable[[Tas
     def fits(task: Task) -> bool:
         nonlocal cost_s
         cost_s = seconds(task)
-        return cost_s <= left_s and not task.crashes and task.products == 1 and task.size[0] <= left_bytes
+        return cost_s <= left_s and task.may_be_grouped and task.size[0] <= left_bytes
 
     def blocks(_: Task) -> bool:
         return cost_s < math.inf

@@ -17,7 +17,8 @@ import random
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gemmserve_kernels import KernelError
+from gemmserve_kernels import GemmProblem, KernelError
+from gemmserve_kernels.blocks.grid import Grid, GridRule
 from gemmserve_service.errors import (
     Description,
     Draining,
@@ -31,6 +32,7 @@ from gemmserve_service.errors import (
 )
 from gemmserve_service.executor.protocol import Cancel, Done, Failed, Forget, RunBatch, Written
 from gemmserve_service.scheduling.admission import Admission
+from gemmserve_service.scheduling.blocks import Blocks, BlockTask
 from gemmserve_service.scheduling.deadlines import Deadlines
 from gemmserve_service.scheduling.estimates import Estimates, device_seconds
 from gemmserve_service.scheduling.fair_queue import FairQueue
@@ -60,7 +62,7 @@ _ROOM_RETRY_S: Final = 1.0  # after which a task is tried again for whose result
 _TRIES: Final = 2  # to find a task for a worker: the first one may find no room, and the second needs none
 _CHECK_RATE: Final = 1e8  # bytes a second that a check gets through at least (docs/reliability.md)
 _SHORT: Final = (ServiceClass.EXPRESS,)
-_LONG: Final = (ServiceClass.INTERACTIVE, ServiceClass.BULK)
+_LONG: Final = (ServiceClass.INTERACTIVE, ServiceClass.BULK, ServiceClass.LARGE)
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +81,8 @@ class Scheduler:
         self.settings = settings
         self.executor = executor
         self.draining = False
+        self.grid_rule = GridRule(settings.block_side)
+        """Rule by which large products are cut into blocks."""
         self.queue = FairQueue()
         self.quotas = store.quotas
         self.admissions = Admission(settings, self.queue, self.quotas)
@@ -116,8 +120,13 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Tasks that a worker has."""
+        """Tasks that a worker has, each block of a large product for itself."""
         return self.fleet.running
+
+    @property
+    def products_running(self) -> int:
+        """Tasks that workers have, a large product as one, however many have blocks of it."""
+        return len({task.whole for worker in self.executor.workers() for task in worker.tasks.values()})
 
     def admission(self, owner: str = "", tasks: int = 1) -> Places:
         """Places in the queue for tasks that are being prepared; a context manager, which gives what claims room for
@@ -164,7 +173,8 @@ class Scheduler:
             return
         task.order = (-task.priority, next(self._sequence))
         known = self.fleet.representatives or self.executor.workers()
-        task.estimated(min((self.estimates.seconds(task, worker) for worker in known), default=0.0))
+        lasting = task if (blocks := self._divide(task)) is None else blocks.typical
+        task.estimated(min((self.estimates.seconds(lasting, worker) for worker in known), default=0.0))
         if task.trace is not None:
             task.trace.submitted(task.submitted, task.described())
         if task.timeout_s is not None:
@@ -172,12 +182,20 @@ class Scheduler:
         self.queue.push(task)
         if task.crashes:
             self._suspects.add(task)
-        if task.operands:
-            self.writes.request_operands(task, lambda worker: self.placement.able(task, worker))
+        if task.operands:  # a large product's are everybody's
+            self.writes.request_operands(task, lambda worker: blocks is None and self.placement.able(task, worker))
         if soon:
             self._dispatch_soon()
         else:
             self._dispatch()
+
+    def _divide(self, task: Task) -> Blocks | None:
+        """Cut a product into blocks that is so large."""
+        if isinstance(task.problem, GemmProblem) and task.size[1] >= self.grid_rule.min_flops:
+            grid = Grid.of(task.problem, self.grid_rule)
+            if grid is not None:
+                task.blocks = Blocks(task, grid, self._blocks_ended, self._blocks_gone)
+        return task.blocks
 
     def cancel(self, task: Task) -> None:
         """Ends a task with JobCancelled: a queued one is never run, a running one's worker stops at its next panel."""
@@ -239,15 +257,16 @@ class Scheduler:
         now = time.monotonic()
         if tasks:
             self._lost_workers[worker.id] = ([task.owner for task in tasks], now)
+        for task in tasks:
+            task.worker = None
         for task in sorted(tasks, key=lambda task: task.stalled):
             # Which one of them it was at is not known.
             self._settle_cost(task, _since(task, worker) / len(tasks))
-            task.worker = None
             if task.trace is not None:
                 task.trace.lost()
             task.crashes = losses(task, self.settings.max_attempts)
-            if task.stalled:  # others come before it by the time that it is charged with
-                task.order = (self._last_place(task), next(self._sequence))
+            if task.stalled and task.whole not in self.queue:  # others come before it by the time it is charged with
+                task.whole.order = (self._last_place(task), next(self._sequence))
             if task.over:
                 task.close(reusable=False)
             elif (error := last_loss(task, self.settings.max_attempts)) is not None:
@@ -260,9 +279,9 @@ class Scheduler:
                 if task.trace is not None:
                     task.trace.requeued()
                 task.listener.requeued(task)
-                self.queue.push(task)
+                self._queue_again(task)
                 if task.crashes:
-                    self._suspects.add(task)
+                    self._suspects.add(task.whole)
         self._settle()
 
     def task_ended(self, worker: Worker, answer: Done | Failed) -> None:
@@ -278,7 +297,8 @@ class Scheduler:
                 log.error("worker %s says that it wrote results of task %s that have no place", worker.id, task.id)
                 self.writes.written(worker, Written(tasks=[], lost=[task.id]))
         task.worker = None
-        self.admissions.ended()
+        if task.whole is task:
+            self.admissions.ended()
         if isinstance(answer, Done):
             self.estimates.learn(task, worker, answer.timings)
             self._settle_cost(task, device_seconds(answer.timings))
@@ -304,6 +324,12 @@ class Scheduler:
         task: Task | None = worker.tasks.get(message.task)
         if task is not None and not task.over:
             task.listener.compiling(task, message.compiling)
+
+    def task_progressed(self, worker: Worker, task: str, share: float) -> None:
+        """Called when a worker says that so much of a task is done, 0 to 1."""
+        found: Task | None = worker.tasks.get(task)
+        if found is not None and not found.over:
+            found.listener.progressed(found, share)
 
     def results_written(self, worker: Worker, message: Written) -> None:
         """Called when a worker has written results, or lost them: tasks may have waited for them."""
@@ -399,7 +425,7 @@ class Scheduler:
 
     def _suspect_waits(self, worker: Worker) -> bool:
         """Whether a task that is to have the worker alone waits, and could run there."""
-        self._suspects.intersection_update(self.queue)
+        self._suspects = {task for task in self._suspects if task.crashes and task in self.queue}
         return any(self._could_run(task, worker) for task in self._suspects)
 
     def _could_run(self, task: Task, worker: Worker) -> bool:
@@ -414,6 +440,13 @@ class Scheduler:
 
     def _lacks_room(self, task: Task, worker: Worker) -> bool:
         return time.monotonic() < self._room_at and task.needs_place(worker, verify=task.verify)
+
+    def _queue_again(self, task: Task) -> None:
+        """Queue a task that was taken out, in its old place; of a block, the product that it is a part of."""
+        if isinstance(task, BlockTask):
+            task.blocks_of_whole.give_back(task)
+        if task.whole not in self.queue:
+            self.queue.push(task.whole)
 
     def _dispatch_soon(self) -> None:
         if not self._dispatching:
@@ -446,6 +479,8 @@ class Scheduler:
                 return False
             if ahead and task.crashes:
                 return False
+            if task.blocks is not None and not task.blocks.suits(worker, self.fleet.representatives):
+                return False
             if self._lacks_room(task, worker):
                 return False
             if not self.writes.usable(task, worker):
@@ -461,14 +496,23 @@ class Scheduler:
             return False
 
         def blocks(task: Task) -> bool:
-            return between and self._could_run(task, worker) and not self.placement.better_elsewhere(task, worker)
+            if not between or task.blocks is not None:
+                return False
+            return self._could_run(task, worker) and not self.placement.better_elsewhere(task, worker)
 
         found = self.queue.take(runs, blocks=blocks if between or ahead else None, heads=between, classes=classes)
         for task, failure in failed:
             self._drop(task, failure)
         if failed and found is None:  # others may have waited for what these would have made
             self._dispatch_soon()
-        return found
+        return found if found is None or found.blocks is None else self._take_block(found, found.blocks, worker)
+
+    def _take_block(self, task: Task, blocks: Blocks, worker: Worker) -> Task:
+        """Take a block of a product, which goes back to the queue while it has others."""
+        block = blocks.take(worker, self.executor.workers())
+        if blocks.left:
+            self.queue.push(task)
+        return block
 
     def _send(self, worker: Worker, tasks: list[Task]) -> bool:
         """Return whether the worker was sent any: those wait on for whose results the disk has no room."""
@@ -504,7 +548,7 @@ class Scheduler:
         except (StoreFull, OSError) as error:
             log.warning("task %s waits: %s", task.id, error)
             self.queue.charge(task.owner, -task.cost_s, task.service_class)
-            self.queue.push(task)
+            self._queue_again(task)
             self._room_at = time.monotonic() + _ROOM_RETRY_S
             asyncio.get_running_loop().call_later(_ROOM_RETRY_S, self._dispatch)
             return False
@@ -533,15 +577,22 @@ class Scheduler:
 
     def _drop(self, task: Task, error: ServiceError) -> None:
         """Ends a task that has not ended; a worker that is at it stops as soon as it can."""
+        task = task.whole
         if task.over:
             return
         self._end(task, error)
-        if task.worker is None:
+        if task.blocks is not None and task.blocks.under_way:
+            for block in task.blocks.under_way.values():
+                block.over = True
+                if block.worker is not None:
+                    self.executor.send(block.worker, Cancel(task=block.id))
+        elif task.worker is None:
             task.close()
             if self.queue and not self.draining:  # others may have stood behind it
                 self._dispatch_soon()
             return
-        self.executor.send(task.worker, Cancel(task=task.id))
+        if task.worker is not None:
+            self.executor.send(task.worker, Cancel(task=task.id))
         if not self._idle.is_set() and not self._wanted():
             self._idle.set()
 
@@ -553,6 +604,18 @@ class Scheduler:
         if task.deadline is not None:
             self.deadlines.cancel(task.deadline)
         task.listener.ended(task, outcome)
+
+    def _blocks_ended(self, task: Task, outcome: Done | ServiceError) -> None:
+        """Called when the last block of a product is done, or one has failed."""
+        self.admissions.ended()
+        if isinstance(outcome, Done):
+            self._end(task, outcome)
+        else:
+            self._drop(task, outcome)
+
+    def _blocks_gone(self, task: Task) -> None:
+        """Called when no worker is at a block of a product any more, and none will be: its panels are of no use."""
+        self._forget(Forget(parents=[task.id]))
 
     def _settle_cost(self, task: Task, seconds: float) -> None:
         """Sets right what its owner was charged with when it was sent."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gemmserve_service.products import Product
     from gemmserve_service.programs import Problem
     from gemmserve_service.runtime.tracing.spans import ProductTrace
+    from gemmserve_service.scheduling.blocks import Blocks
     from gemmserve_service.scheduling.deadlines import Deadline
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
     from gemmserve_service.store.pending import PendingResults
@@ -46,6 +47,8 @@ class ServiceClass(IntEnum):
     """Single products that somebody waits for with an open connection."""
     BULK = 2
     """Everything else."""
+    LARGE = 3
+    """Large products, block by block."""
 
 
 ALL_CLASSES: Final = tuple(ServiceClass)
@@ -59,6 +62,9 @@ class Listener(Protocol):
 
     def compiling(self, task: Task, compiles: bool) -> None:
         """Called when it begins to wait for the compiler on its worker, and when it no longer does."""
+
+    def progressed(self, task: Task, share: float) -> None:
+        """Called while a worker has it, when so much of it is done, 0 to 1."""
 
     def requeued(self, task: Task) -> None:
         """Called when its worker was lost; it waits again."""
@@ -132,16 +138,37 @@ class Task:
     """Plan by which a device runs this, or why it cannot, by its class."""
     models: dict[int, tuple[object, Any]] = field(default_factory=dict)
     """Results of `estimates` for a plan, by the device's class."""
+    blocks: Blocks | None = None
+    """Blocks as which workers are sent it, where it is that large: `cost_s` is that of one."""
 
     def estimated(self, seconds: float) -> None:
         """Take over the estimate of its cost, and the service class that follows from it; before it is queued."""
         self.cost_s = seconds
-        if seconds <= _EXPRESS_S:
+        if self.blocks is not None:
+            self.service_class = ServiceClass.LARGE
+        elif seconds <= _EXPRESS_S:
             self.service_class = ServiceClass.EXPRESS
         elif not self.durable and self.products == 1:
             self.service_class = ServiceClass.INTERACTIVE
         else:
             self.service_class = ServiceClass.BULK
+
+    @property
+    def whole(self) -> Task:
+        """The task that its listener knows: of a block the product that it is a part of."""
+        return self
+
+    @property
+    def duration_s(self) -> float:
+        """Estimated seconds until it is done, once a worker has begun."""
+        return self.cost_s if self.blocks is None else self.blocks.duration_s
+
+    @property
+    def may_be_grouped(self) -> bool:
+        """Whether a worker may be sent it with others in one message: not if it has lost a worker, and should take
+        nobody along if it was the cause; a batch is a group itself.
+        """
+        return not self.crashes and self.products == 1 and self.blocks is None
 
     @property
     def express(self) -> bool:

@@ -136,17 +136,45 @@ def test_results_fit_where_they_are_kept(monkeypatch, tmp_path) -> None:
     assert made.room(10**6, 2000) == sizes.TINY.clients
 
 
-def test_rows_begin_when_the_arena_is_registered_or_no_more_of_it_will_be(monkeypatch) -> None:
-    said = {"gemmserve_host_arena_bytes": 100.0}
-    registered = iter([0.0, 30.0, 60.0, 100.0])
-    monkeypatch.setattr(stage, "gauge", lambda _, name, __=None: said[name] if name in said else next(registered))
+def test_rows_begin_when_all_is_prepared_or_no_more_of_it_will_be(monkeypatch) -> None:
+    said = {
+        "gemmserve_host_arena_bytes": itertools.repeat(100.0),
+        "gemmserve_device_registered_bytes": iter([0.0, 30.0, 60.0, 100.0, 100.0]),
+        "gemmserve_device_preparing": iter([1.0, 1.0, 1.0, 1.0, 0.0]),
+    }
+    server = SimpleNamespace()
+    monkeypatch.setattr(stage, "gauge", lambda _, name, __=None: next(said[name]))
     monkeypatch.setattr(stage, "POLL_S", 0.0)
-    assert stage.settled(None) == 100
-    registered = itertools.repeat(64.0)
+    assert stage.settled(server) == {"kernels": True, "registered_bytes": 100}
+    assert next(said["gemmserve_device_registered_bytes"], None) is None, "it waited for the kernels, too"
+    assert server.prepared == {"kernels": True, "registered_bytes": 100}
+    said["gemmserve_device_registered_bytes"] = itertools.repeat(64.0)
+    said["gemmserve_device_preparing"] = itertools.repeat(1.0)
     monkeypatch.setattr(stage, "STILL_S", 0.01)
-    assert stage.settled(None, 2) == 64
-    said["gemmserve_host_arena_bytes"] = 0.0
-    assert stage.settled(None) == 0
+    assert stage.settled(server, 2) == {"kernels": False, "registered_bytes": 64}
+    said["gemmserve_host_arena_bytes"] = itertools.repeat(0.0)
+    said["gemmserve_device_registered_bytes"] = itertools.repeat(0.0)
+    said["gemmserve_device_preparing"] = itertools.repeat(0.0)
+    assert stage.settled(server) == {"kernels": True, "registered_bytes": 0}
+
+
+def test_figures_say_what_was_prepared_before_them() -> None:
+    class Idle:
+        def cpu_by_role(self):
+            return {"front": 0.0}
+
+    server = Idle()
+    with gauges.Gauges(server) as before:
+        pass
+    assert before.document()["prepared"] is None
+    server.prepared = {"kernels": False, "registered_bytes": 64}
+    with gauges.Gauges(server) as after:
+        pass
+    made = rows.figure("64^3, p50", "ms", 3.0, 1.5, "target", better="less", gauges=after)
+    assert made["prepared"] == {"kernels": False, "registered_bytes": 64}
+    assert "64^3, p50: kernels were still being loaded ahead" in report.unprepared(made)
+    assert report.unprepared(made | {"prepared": {"kernels": True, "registered_bytes": 64}}) is None
+    assert report.unprepared(made | {"prepared": None}) is None
 
 
 @pytest.mark.parametrize(
@@ -247,7 +275,9 @@ def test_every_row_is_measured_on_the_cpu(tmp_path) -> None:
     assert kept["bounded_by"] is None
     (shared,) = (each for each in found["figures"] if "share of device time" in each["case"])
     assert shared["bounded_by"] == (None if min(shared["demands"]) > 0.5 else "demand")
-    assert found["environment"]["arena_registered_bytes"] == 0
+    apart = ("first-product",)  # whose server is measured as it starts
+    for each in found["figures"]:
+        assert each["prepared"] == (None if each["row"] in apart else {"kernels": True, "registered_bytes": 0})
     assert [path.name for path in tmp_path.iterdir()] == ["load.json"]  # servers took their data along
     assert command("report", output).returncode == 0
     assert "## small-beside-large" in output.with_suffix(".md").read_text()

@@ -21,7 +21,8 @@ COVERED = {"gemm": 0.85, "gemm_reduce": 0.6}
 rest, mostly reductions of thin products, is compiled when it is first asked for."""
 MISSED = {
     "small_gemm", "wgmma_gemm", "wgmma_reduce", "mma_gemm", "mma_reduce", "split", "gemm_reduce", "sums", "dmma_tiles",
-    "dmma_fallback", "reduce_fallback", "fallback", "gemm", "combine", "ozaki_patch", "mfma_gemm", "mfma_reduce",
+    "dmma_reduce", "dmma_fallback", "reduce_fallback", "fallback", "gemm", "combine", "ozaki_patch", "mfma_gemm",
+    "mfma_reduce",
 }  # fmt: skip
 """Kernels with tiles of their own for some extents; all others are complete."""
 SLOW = [pytest.param(arch, marks=() if arch == "sm_80" else pytest.mark.slow) for arch in precompile.DEVICES]

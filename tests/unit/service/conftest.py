@@ -83,7 +83,7 @@ class FakeExecutor:
         self.lose(worker.id)
 
     def forget(self, message):
-        self.forgotten += [*message.extents, *message.arrays]
+        self.forgotten += [*message.extents, *message.arrays, *message.parents]
 
     def hello(self, name="cpu"):
         worker = self.fleet[name]
@@ -372,10 +372,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
+        self.shares: list[tuple[str, float]] = []
         self.outcomes: dict[str, object] = {}
 
     def started(self, task):
         self.told.append(("started", task.id))
+
+    def progressed(self, task, share):
+        self.shares.append((task.id, share))
 
     def requeued(self, task):
         self.told.append(("requeued", task.id))

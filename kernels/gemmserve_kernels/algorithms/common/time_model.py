@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gemmserve_kernels.device.spec import TENSOR_SPEED
+from gemmserve_kernels.device.spec import DOUBLE_SPEED, TENSOR_SPEED
 
 if TYPE_CHECKING:
     from gemmserve_kernels.device.spec import DeviceSpec
@@ -58,7 +58,7 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("small", "3xtf32", "complex64"): _Model(4.5e13, tile=16),
     ("wgmma", "3xfp16", "float32"): _Model(2.3e14, 5, 128, 1.5, parts=16),
     ("wgmma", "3xfp16", "complex64"): _Model(2.5e14, 5, 64, 1.5, parts=16),
-    ("fused", "3xfp16", "complex64"): _Model(1.0e14, 1, 64, parts=132),
+    ("fused", "3xfp16", "complex64"): _Model(8.8e13, 1, 64, parts=132, ends=40),
     ("wgmma", "3xfp16-3m", "complex64"): _Model(3.1e14, 5, 64, 2.0, parts=16),
     ("wgmma", "6xbf16", "float32"): _Model(1.1e14, 5, 128, 2.0, parts=16),
     ("wgmma", "6xbf16", "complex64"): _Model(1.15e14, 5, 64, 2.0, parts=16),
@@ -90,6 +90,8 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("mfma", "3xfp16", "complex64"): _Model(1.0e14, 5, 64, 1.5),
     ("mfma", "1xfp16", "float32"): _Model(1.4e14, 5, 128, 1.0),
     ("mfma", "1xfp16", "complex64"): _Model(1.4e14, 5, 128, 1.0),
+    ("dmma", "plain", "float64"): _Model(5.8e13, tile=64),
+    ("dmma", "plain", "complex128"): _Model(5.6e13, tile=64),
     ("ozaki", "ozaki", "float32"): _Model(6.0e13, 8, 256, 8.0),
     ("ozaki", "ozaki", "float64"): _Model(1.05e14, 7, 256, 7.0),
     ("ozaki", "ozaki", "complex64"): _Model(8.0e13, 8, 256, 8.0),
@@ -114,6 +116,8 @@ def model_seconds(
     scale = spec.sm_count / MEASURED_SMS
     tensor = arithmetic != "plain" and algorithm in {"wgmma", "fused", "mma", "ozaki"}
     speed = TENSOR_SPEED.get(spec.arch, 0.0) if tensor else 1.0
+    if algorithm == "dmma":
+        speed = DOUBLE_SPEED.get(spec.arch, 0.0)
     if speed == 0.0:
         return math.inf
     tiles = math.ceil(m / model.tile) * math.ceil(n / model.tile) * batch

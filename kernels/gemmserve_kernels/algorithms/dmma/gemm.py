@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmserve_kernels.algorithms.common.operands import Operands
 from gemmserve_kernels.algorithms.dmma.kernel import Kernel
-from gemmserve_kernels.algorithms.dmma.tile import DmmaTile, Kind, choose
+from gemmserve_kernels.algorithms.dmma.tile import DmmaTile, choose, kind_of, resolve_tile
 from gemmserve_kernels.algorithms.mma.tile import check_device
 from gemmserve_kernels.device.struct_params import launches, matrix_view, stored_operands
 from gemmserve_kernels.device.structures import device_struct
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.device.struct_params import MatrixView
-    from gemmserve_kernels.problem.problem import GemmProblem
+    from gemmserve_kernels.problem.config import GemmConfig
+    from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
 
-_MAX_TILES: Final = 1 << 30
+MAX_TILES: Final = 1 << 30
 """Tiles of one launch."""
 JUDGED_M: Final = 128
 JUDGED_N: Final = 256
@@ -57,34 +58,48 @@ class Region:
     columns: int
 
 
-def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
-    """Return why `run_gemm` cannot compute `problem` on `spec`, or None."""
+def supports(problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec) -> str | None:
+    """Return why no kernel of `dmma` can compute `problem` on `spec`, or None."""
     if reason := check_device(spec):
         return reason
     if problem.dtype.name not in {"float64", "complex128"}:
         return f"dmma multiplies float64 or complex128, not {problem.dtype.name}"
-    if any(operand.dtype != problem.a.dtype for operand in (problem.b, problem.c) if operand is not None):
+    others = (problem.b, getattr(problem, "c", None))
+    if any(operand.dtype != problem.a.dtype for operand in others if operand is not None):
         return "A, B and C must have one dtype"
     return None
 
 
+def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> DmmaTile:
+    """The tile for `problem` on `spec`: see `tile.resolve_tile`. Raises ConfigInfeasible."""
+    return resolve_tile(config, (problem.m, problem.n), problem, spec)
+
+
 def run_gemm(
-    launcher: Launcher, problem: GemmProblem, tile: DmmaTile | None, a: Any, b: Any, c: Any | None, out: Any
+    launcher: Launcher,
+    problem: GemmProblem,
+    config: GemmConfig | DmmaTile | None,
+    a: Any,
+    b: Any,
+    c: Any | None,
+    out: Any,
 ) -> None:
-    """Writes alpha op(a) op(b) + beta c into `out`, of any strides; `c` is not read where beta is 0."""
+    """Writes alpha op(a) op(b) + beta c into `out`, of any strides; `c` is not read where beta is 0. Raises
+    ConfigInfeasible, CompileError.
+    """
     stored, bases = stored_operands(launcher, problem, a, b, c, out)
     operands = Operands.of(problem, stored[0], stored[1])
     shape = (*problem.batch_shape, problem.m, problem.n)
     views = [operands.a, operands.b, *(matrix_view(x, shape, planar=problem.planar) for x in stored[2:])]
     conjugates = (operands.conjugate_a, operands.conjugate_b)
-    tile = tile or _choose(problem, launcher)
+    tile = config if isinstance(config, DmmaTile) else resolve(config, problem, launcher.spec)
     for _, batch_shape, cut in launches(problem.batch_shape, views):
         placed = [view.shifted_by(base) for view, base in zip(cut, bases, strict=True)]
         kernel = Kernel.of(launcher.spec, problem, tile, placed, conjugates, batch_shape)
         gemm = kernel.params(problem, placed, (problem.m, problem.n))
         tiles = gemm.tiles_m * gemm.tiles_n * math.prod(batch_shape)
-        for first in range(0, tiles, _MAX_TILES):
-            gemm.first_tile, count = first, min(tiles - first, _MAX_TILES)
+        for first in range(0, tiles, MAX_TILES):
+            gemm.first_tile, count = first, min(tiles - first, MAX_TILES)
             kernel.launch(launcher, "dmma_gemm", DmmaParams(gemm=gemm, tiles=count), count)
 
 
@@ -126,11 +141,5 @@ def run_tiles(
     kernel.launch(launcher, "dmma_tiles", params, tiles)
 
 
-def _kind(problem: GemmProblem) -> Kind:
-    if problem.planar:
-        return "planar"
-    return "complex128" if problem.dtype.kind == "c" else "float64"
-
-
 def _choose(problem: GemmProblem, launcher: Launcher) -> DmmaTile:
-    return choose(problem.m, problem.n, launcher.spec, _kind(problem), problem.batch)
+    return choose(problem.m, problem.n, launcher.spec, kind_of(problem), problem.batch)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.device.spec import DeviceSpec
     from gemmserve_kernels.device.struct_params import MatrixView
-    from gemmserve_kernels.problem.problem import GemmProblem
+    from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
 _PRODUCERS: Final = 128
 """Threads that ask the copy engine for tiles: a warpgroup, whose registers the others get."""
@@ -43,7 +43,7 @@ class Kernel:
     def of(
         cls,
         spec: DeviceSpec,
-        problem: GemmProblem,
+        problem: GemmProblem | GemmReduceProblem,
         tile: DmmaTile,
         views: Sequence[MatrixView],
         conjugates: tuple[bool, bool],
@@ -97,7 +97,9 @@ class Kernel:
         }
         return cls(tile, batch_shape, sources, defines)
 
-    def params(self, problem: GemmProblem, views: Sequence[MatrixView], shape: tuple[int, int]) -> GemmParams:
+    def params(
+        self, problem: GemmProblem | GemmReduceProblem, views: Sequence[MatrixView], shape: tuple[int, int]
+    ) -> GemmParams:
         """Arguments of an m x n product; batch strides count the maps' matrices where there are maps."""
         if self.sources is not None:
             a, b, *rest = views

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import ConfigInfeasible
+
 if TYPE_CHECKING:
     from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem
 
 Kind = Literal["float64", "complex128", "planar", "float32", "complex64", "planar float32"]
 """Elements of the operands; planar: complex numbers as two planes, of float64 if nothing else is said."""
@@ -115,15 +119,45 @@ def run_of(m: int, n: int) -> int:
     return _LONG_RUN if m * n >= _LARGE else _RUN
 
 
-def choose(m: int, n: int, spec: DeviceSpec, kind: Kind, batch: int = 1) -> DmmaTile:
-    """The tile that keeps the multiprocessors busy for the shortest time, of those that the device has the memory for.
+def kind_of(problem: GemmProblem | GemmReduceProblem) -> Kind:
+    """The kind of a problem in double precision."""
+    if problem.planar:
+        return "planar"
+    return "complex128" if problem.dtype.kind == "c" else "float64"
 
-    It shows in no bit of a result.
+
+def choose(
+    m: int, n: int, spec: DeviceSpec, kind: Kind, batch: int = 1, *, block: tuple[int | None, int | None] = (None, None)
+) -> DmmaTile:
+    """The tile that keeps the multiprocessors busy for the shortest time, of those that the device has the memory for
+    and whose blocks are `block` rows and columns (None: any). Raises ConfigInfeasible where there is none.
+
+    It shows in no bit of a product.
     """
-    fitting = [tile for tile in (TILES.get(kind) or SINGLE_TILES[kind]) if tile.shared_bytes <= spec.shared_per_block]
+    fitting = [
+        tile
+        for tile in (TILES.get(kind) or SINGLE_TILES[kind])
+        if tile.shared_bytes <= spec.shared_per_block
+        and block[0] in {None, tile.block_m}
+        and block[1] in {None, tile.block_n}
+    ]
+    if not fitting:
+        blocks = ", ".join(f"{tile.block_m} x {tile.block_n}" for tile in TILES.get(kind) or SINGLE_TILES[kind])
+        raise ConfigInfeasible(f"block_m, block_n: dmma has blocks of {blocks}, where {spec.name} has the memory")
 
     def time(tile: DmmaTile) -> float:
         tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch
         return -(-tiles // spec.sm_count) * tile.block_m * tile.block_n / tile.rate
 
     return min(fitting, key=time)
+
+
+def resolve_tile(
+    config: GemmConfig | None, shape: tuple[int, int], problem: GemmProblem | GemmReduceProblem, spec: DeviceSpec
+) -> DmmaTile:
+    """The tile for products of that many rows and columns: the one that `config` asks for, or `choose`'s. Raises
+    ConfigInfeasible.
+    """
+    config = config or GemmConfig()
+    config.only("dmma", ("block_m", "block_n"))
+    return choose(*shape, spec, kind_of(problem), problem.batch, block=(config.block_m, config.block_n))

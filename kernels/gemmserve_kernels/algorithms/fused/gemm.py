@@ -50,6 +50,9 @@ __all__ = ["FusedTile", "resolve", "run_gemm", "supports"]
 _LEAST_K: Final = 32
 """Steps of k at least: of fewer, too few would be left that are large beside those that the theorem spares."""
 _COMPUTE: Final = ("auto", "3xfp16")
+_MOST_NUMBERS: Final = 1 << 22
+"""Numbers of a matrix at most, unless the algorithm is asked for by name: with larger ones prepared, `wgmma` is faster (one
+H200, 64 x 8192 x 8192)."""
 _WORKSPACE_BYTES: Final = 256 << 20
 """Sums of one launch at most; a batch that needs more is launched in turns."""
 _WORD: Final = 4
@@ -70,6 +73,18 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
         return "fused: multiplies interleaved complex64"
     if problem.k < _LEAST_K:
         return f"fused: k must be at least {_LEAST_K}, not {problem.k}"
+    asked = problem.config is not None and problem.config.algorithm == "fused"
+    return None if asked else _left_to_others(problem, spec)
+
+
+def _left_to_others(problem: GemmProblem, spec: DeviceSpec) -> str | None:
+    """Return why a product that nobody asked this algorithm for goes another way; None where it does not."""
+    if max(problem.m, problem.n) * problem.k > _MOST_NUMBERS:
+        return "fused: matrices as large as that are worth preparing, which this algorithm has no use for"
+    tile = choose_tile(None, (problem.batch, problem.m, problem.n, problem.k), spec)
+    blocks = -(-problem.m // BLOCK) * -(-problem.n // BLOCK) * problem.batch * tile.split_k
+    if 2 * blocks < spec.sm_count:
+        return f"fused: {blocks} blocks leave most of the device idle"
     return None
 
 
@@ -166,7 +181,6 @@ def _plan(
                 "RASTER": str(tile.raster),
                 "PROMOTE": str(tile.promote),
                 "STAGES": str(tile.stages),
-                "PRODUCERS": str(tile.producers),
                 "THREADS": str(tile.threads),
                 "SHARED_BYTES": str(tile.shared_bytes),
                 "CONJUGATE_A": flag(operands.conjugate_a),

@@ -17,6 +17,8 @@ CHUNK: Final = 64
 BLOCK: Final = 64
 """Rows and columns of a tile."""
 _CONSUMERS: Final = 256
+_PRODUCERS: Final = 256
+"""Threads that split operands, and that multiply them."""
 _STAGE_BYTES: Final = 2 * BLOCK * CHUNK * 8 + 4 * 4 * BLOCK + 1024
 _EXCHANGE_BYTES: Final = _CONSUMERS * 16 * 4
 _ALIGNMENT: Final = 1024
@@ -38,7 +40,7 @@ class FusedTile:
 
     `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block adds up, before one adds
     up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between promotions. `stages`: chunks in
-    shared memory. `producers`: threads that split operands.
+    shared memory.
     """
 
     split_k: int = 1
@@ -46,12 +48,11 @@ class FusedTile:
     raster: int = 8
     promote: int = 16
     stages: int = 2
-    producers: int = 256
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return _CONSUMERS + self.producers
+        return _CONSUMERS + _PRODUCERS
 
     @property
     def shared_bytes(self) -> int:
@@ -68,9 +69,6 @@ class FusedTile:
         return -(-chunks(k) // self.split_k)
 
 
-BASE: Final = FusedTile()
-
-
 def chunks(k: int) -> int:
     """Chunks that k is cut into, alike but for two steps."""
     return -(-k // CHUNK)
@@ -79,7 +77,7 @@ def chunks(k: int) -> int:
 def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spec: DeviceSpec) -> FusedTile:
     """The tile for `shape` = (batch, m, n, k): what `config` asks for, the rest chosen. Raises ConfigInfeasible."""
     batch, m, n, k = shape
-    tile = replace(BASE, promote=16 if k <= _SHORT else 32)
+    tile = FusedTile(promote=16 if k <= _SHORT else 32)
     asked = None
     if config is not None:
         config.only("fused", _FIELDS)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +14,7 @@ import numpy as np
 from gemmserve_kernels.problem.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from gemmserve_kernels.algorithms.vendor.blas import BlasPlan
     from gemmserve_kernels.problem.problem import GemmProblem
@@ -28,19 +27,80 @@ def run_gemm(problem: GemmProblem, plan: BlasPlan, a: Any, b: Any, c: Any | None
 
     Raises DeviceError for a status of the BLAS; CuPy's own errors are the caller's to translate.
     """
-    with _blas_errors():
-        operands = (
-            _operand(a, problem.trans_a, problem, plan, copied=plan.a.copied),
-            _operand(b, problem.trans_b, problem, plan, copied=plan.b.copied),
-        )
+    BlasCall(problem, plan).run(a, b, c, out)
+
+
+class BlasCall:
+    """A product by the vendor's BLAS, its arguments but for addresses worked out once."""
+
+    def __init__(self, problem: GemmProblem, plan: BlasPlan) -> None:
+        from cupy.cuda import cublas, device, runtime
+
+        self._problem = problem
+        self._plan = plan
+        self._blas = cublas
+        self._handle = device.get_cublas_handle
+        flags = {"N": cublas.CUBLAS_OP_N, "T": cublas.CUBLAS_OP_T, "C": cublas.CUBLAS_OP_C}
+        dtype = getattr(runtime, _DATA_TYPES[plan.dtype.name])
+        x, y, rows, columns = (plan.a, plan.b, plan.m, plan.n)
+        if plan.swapped:
+            x, y, rows, columns = y, x, columns, rows
+        self._shape = (flags[x.trans], flags[y.trans], rows, columns, plan.k)
+        self._x, self._y, self._d = ((dtype, z.leading, z.batch_stride) for z in (x, y, plan.d))
+        self._kind = (plan.batch, *_compute_type(plan, problem.compute))
+        item = plan.dtype.itemsize
+        self._offsets = [(a * item, b * item, d * item) for a, b, d in plan.offsets()]
+        self._alpha, self._beta, self._zero = (_scalar(x, plan.dtype) for x in (problem.alpha, problem.beta, 0j))
+        self._copies = plan.a.copied or plan.b.copied or plan.d.copied
+
+    def run(self, a: Any, b: Any, c: Any | None, out: Any) -> None:
+        """Enqueues it on the current stream of the current device, see run_gemm."""
+        if c is None and (enqueue := self.enqueue) is not None:
+            enqueue((a.data.ptr, b.data.ptr, out.data.ptr))
+            return
+        problem, plan = self._problem, self._plan
+        x = _operand(a, problem.trans_a, problem, plan, copied=plan.a.copied)
+        y = _operand(b, problem.trans_b, problem, plan, copied=plan.b.copied)
         shape = (*problem.batch_shape, problem.m, problem.n)
         result = _empty(shape, plan.dtype) if plan.d.copied else out
-        beta = problem.beta if c is not None else 0j
-        if beta != 0:
+        beta = self._zero if c is None else self._beta
+        if c is not None and problem.beta != 0:
             result[...] = _joined(c) if problem.planar else c
-        _call(problem, plan, *operands, result, beta)
+        self._call(x.data.ptr, y.data.ptr, result.data.ptr, beta)
         if plan.d.copied:
             _store(result, out, planar=problem.planar)
+
+    @property
+    def enqueue(self) -> Callable[[tuple[int, int, int]], None] | None:
+        """The call without C, for the addresses of A, B and the result; None where arrays may have to be copied."""
+        return None if self._copies or self._plan.dtype == np.float16 else self._enqueue
+
+    def _enqueue(self, addresses: tuple[int, int, int]) -> None:
+        self._call(*addresses, self._zero)
+
+    def _call(self, a: int, b: int, d: int, beta: _HostScalar) -> None:
+        blas, swapped = self._blas, self._plan.swapped
+        multiply, on_host = blas.gemmStridedBatchedEx, blas.CUBLAS_POINTER_MODE_HOST
+        try:
+            handle = self._handle()
+            # The scalars are read from host memory meanwhile, whatever the caller's own use of CuPy's handle is.
+            mode = blas.getPointerMode(handle)
+            if mode != on_host:
+                blas.setPointerMode(handle, on_host)
+            try:
+                for offset_a, offset_b, offset_d in self._offsets:
+                    x, y = a + offset_a, b + offset_b
+                    if swapped:
+                        x, y = y, x
+                    multiply(
+                        handle, *self._shape, self._alpha.data, x, *self._x, y, *self._y,
+                        beta.data, d + offset_d, *self._d, *self._kind,
+                    )  # fmt: skip
+            finally:
+                if mode != on_host:
+                    blas.setPointerMode(handle, mode)
+        except blas.CUBLASError as error:
+            raise DeviceError(f"the vendor's BLAS: {error}") from error
 
 
 def _operand(array: Any, trans: str, problem: GemmProblem, plan: BlasPlan, *, copied: bool) -> Any:
@@ -95,31 +155,6 @@ def _store(result: Any, out: Any, *, planar: bool) -> None:
         out[...] = result
 
 
-def _call(problem: GemmProblem, plan: BlasPlan, a: Any, b: Any, d: Any, beta: complex) -> None:
-    from cupy.cuda import cublas, device, runtime
-
-    flags = {"N": cublas.CUBLAS_OP_N, "T": cublas.CUBLAS_OP_T, "C": cublas.CUBLAS_OP_C}
-    dtype = getattr(runtime, _DATA_TYPES[plan.dtype.name])
-    compute, algorithm = _compute_type(plan, problem.compute)
-    alpha_scalar, beta_scalar = _scalar(problem.alpha, plan.dtype), _scalar(beta, plan.dtype)
-    item = plan.dtype.itemsize
-    handle = device.get_cublas_handle()
-    with _host_scalars(handle):
-        for offset_a, offset_b, offset_d in plan.offsets():
-            left = (plan.a, a.data.ptr + offset_a * item, plan.m)
-            right = (plan.b, b.data.ptr + offset_b * item, plan.n)
-            if plan.swapped:
-                left, right = right, left
-            (x, x_pointer, rows), (y, y_pointer, columns) = left, right
-            cublas.gemmStridedBatchedEx(
-                handle, flags[x.trans], flags[y.trans], rows, columns, plan.k,
-                alpha_scalar.data, x_pointer, dtype, x.leading, x.batch_stride,
-                y_pointer, dtype, y.leading, y.batch_stride,
-                beta_scalar.data, d.data.ptr + offset_d * item, dtype, plan.d.leading, plan.d.batch_stride,
-                plan.batch, compute, algorithm,
-            )  # fmt: skip
-
-
 @dataclass(frozen=True)
 class _HostScalar:
     """A factor in host memory and its address."""
@@ -158,27 +193,3 @@ def _compute_type(plan: BlasPlan, compute: str) -> tuple[int, int]:
     if compute == "tf32":
         return cublas.CUBLAS_COMPUTE_32F_FAST_TF32, cublas.CUBLAS_GEMM_DEFAULT
     return cublas.CUBLAS_COMPUTE_64F if double else cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT
-
-
-@contextmanager
-def _blas_errors() -> Iterator[None]:
-    """A status of the BLAS as DeviceError."""
-    from cupy.cuda import cublas
-
-    try:
-        yield
-    except cublas.CUBLASError as error:
-        raise DeviceError(f"the vendor's BLAS: {error}") from error
-
-
-@contextmanager
-def _host_scalars(handle: int) -> Iterator[None]:
-    """The scalars are read from host memory meanwhile, whatever the caller's own use of CuPy's handle is."""
-    from cupy.cuda import cublas
-
-    mode = cublas.getPointerMode(handle)
-    cublas.setPointerMode(handle, cublas.CUBLAS_POINTER_MODE_HOST)
-    try:
-        yield
-    finally:
-        cublas.setPointerMode(handle, mode)

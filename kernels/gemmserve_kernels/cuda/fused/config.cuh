@@ -7,7 +7,7 @@ struct Config {
     static constexpr int BLOCK_M = 64, BLOCK_N = 64;
     static constexpr int CHUNK = 64;    // steps of k that have their own scales, at most
     static constexpr int PROMOTE = GEMM_PROMOTE, STAGES = GEMM_STAGES;
-    static constexpr int CONSUMERS = 256, PRODUCERS = GEMM_PRODUCERS, THREADS = CONSUMERS + PRODUCERS;
+    static constexpr int CONSUMERS = 256, PRODUCERS = 256, THREADS = CONSUMERS + PRODUCERS;
     static constexpr int PRODUCER_WARPS = PRODUCERS / 32, CONSUMER_WARPS = CONSUMERS / 32;
     static constexpr int PLANES = 4;    // re, im of the high parts, re, im of the low parts
     static constexpr int ROW = CHUNK * 2;  // bytes of one vector in one plane

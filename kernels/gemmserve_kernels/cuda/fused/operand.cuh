@@ -70,13 +70,11 @@ template <bool ALONG_K_, int VECTOR, bool CONJUGATE>
 struct ChunkOperand {
     static constexpr int EXTENT = Config::BLOCK_M;
     static constexpr bool ALONG_K = ALONG_K_;
-    static constexpr int OF_WARP = 8 * Config::PRODUCER_WARPS;  // vectors that all warps bring at once
-    static constexpr int ROUNDS = (EXTENT + OF_WARP - 1) / OF_WARP;
-    static constexpr bool EVEN = EXTENT % OF_WARP == 0;
+    static_assert(EXTENT == 8 * Config::PRODUCER_WARPS, "a warp brings eight vectors");
     // A lane has all k of a quarter of one vector, or an eighth of two that are neighbours.
     static constexpr int VECTORS = ALONG_K ? 1 : 2, UNITS = ALONG_K ? 4 : 2;
     struct Held {
-        Value at[ROUNDS][VECTORS][UNITS][4];
+        Value at[VECTORS][UNITS][4];
     };
 
     int first_vector, t, half;  // within eight vectors; which steps of k
@@ -92,17 +90,12 @@ struct ChunkOperand {
     // Reads the lane's share; what lies outside is zero.
     GEMM_DEVICE void load(Held& held, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
         const bool whole = place.vectors >= EXTENT && place.steps == Config::CHUNK;
-#pragma unroll
-        for (int round = 0; round < ROUNDS; ++round) {
-            const int vector = first_vector + round * OF_WARP;
-            if (!EVEN && vector >= EXTENT) break;
-            const Value* from = place.first + vector * vector_stride + (16 * half + 2 * t) * k_stride;
-            if (whole) {
-                read<true>(held.at[round], from, EXTENT, Config::CHUNK, vector_stride, k_stride);
-            } else {
-                const int left = place.vectors - vector, steps = place.steps - (16 * half + 2 * t);
-                read<false>(held.at[round], from, left, steps, vector_stride, k_stride);
-            }
+        const Value* from = place.first + first_vector * vector_stride + (16 * half + 2 * t) * k_stride;
+        if (whole) {
+            read<true>(held.at, from, EXTENT, Config::CHUNK, vector_stride, k_stride);
+        } else {
+            const int left = place.vectors - first_vector, steps = place.steps - (16 * half + 2 * t);
+            read<false>(held.at, from, left, steps, vector_stride, k_stride);
         }
     }
 
@@ -111,13 +104,8 @@ struct ChunkOperand {
     GEMM_DEVICE bool split(const Held& held, int steps, unsigned char* planes, float* scales, int* counts) const {
         bool promised = true;
 #pragma unroll
-        for (int round = 0; round < ROUNDS; ++round) {
-            const int vector = first_vector + round * OF_WARP;
-            if (!EVEN && vector >= EXTENT) break;
-#pragma unroll
-            for (int v = 0; v < VECTORS; ++v) {
-                promised &= split_vector(held.at[round][v], vector + v, steps, planes, scales, counts);
-            }
+        for (int v = 0; v < VECTORS; ++v) {
+            promised &= split_vector(held.at[v], first_vector + v, steps, planes, scales, counts);
         }
         return promised;
     }

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from gemmserve_kernels.blocks.grid import GridRule
 from gemmserve_service.executor.worker.backend import DeviceUnavailable
 from gemmserve_service.executor.worker.checks.selftest import verified_error
 from gemmserve_service.executor.worker.loop import serve
@@ -32,14 +33,16 @@ def main() -> int:
         if handoff.arena_path is not None:
             ahead_bytes = arena_ahead_bytes(settings, handoff.arena_bytes)
             arena = ArenaFile(handoff.arena_path, handoff.arena_bytes, ahead_bytes)
-        backend = open_backend(handoff.device, settings.device_cache_share, arena)
+        backend = open_backend(
+            handoff.device, settings.device_cache_share, arena, memory_bytes=settings.device_memory_bytes
+        )
         error = verified_error(backend)
     except DeviceUnavailable as unavailable:
         log.error("%s cannot be used: %s", handoff.device, unavailable)  # noqa: TRY400 (the message says it all)
         return os.EX_UNAVAILABLE
     timeout_s = handoff.settings.heartbeat_timeout_s
     keep_from_collector()
-    serve(Path(handoff.control_path), handoff.device, Runner(backend), error, timeout_s)
+    serve(Path(handoff.control_path), handoff.device, Runner(backend, GridRule(settings.block_side)), error, timeout_s)
     return 0
 
 

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gemmserve_kernels import DeviceSpec
+    from gemmserve_kernels.blocks.grid import Grid, Index
+    from gemmserve_kernels.blocks.memory_plan import MemoryPlan
     from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.worker.batches import Products
+    from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots, PanelUse
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.programs import Value
     from gemmserve_service.schemas import StepParams, Timings, View
@@ -41,6 +44,10 @@ class HostArray:
     cache_id: str | None = None
     fetch: Callable[[], np.ndarray[Any, Any]] | None = None
     """Function that brings its bytes to the host, of an operand that may be on the device alone. Raises OSError."""
+    panel: PanelUse | None = None
+    """Slot of the device that it belongs in, where it is a panel of a large product's operand."""
+    part_of: tuple[str, Index] | None = None
+    """Id of the immutable array that it is a part of, and which part, where it is one."""
 
     def read(self) -> np.ndarray[Any, Any]:
         """Return its bytes on the host. Raises OSError and MemoryError where they had to be brought there."""
@@ -52,6 +59,10 @@ class Values(Protocol):
 
     away: bool
     """Whether results are made elsewhere than at their place, which `deliver` brings them to."""
+
+    @property
+    def under_way(self) -> int:
+        """Steps that `run` has started and that may not be over."""
 
     def load(self, operand: HostArray) -> Any:
         """A stored array."""
@@ -124,6 +135,17 @@ class DeviceBackend(Protocol):
         """`run` for small products that lie like this one, with the same bits: called with the operands and then the
         results. None: there is no shorter way.
         """
+
+    def plan_blocks(self, grid: Grid) -> MemoryPlan:
+        """Return the device's way through a large product's blocks. Raises KernelError."""
+
+    def open_panels(self, parent: str, grid: Grid) -> PanelSlots | None:
+        """Return the slots of a large product's panels, those that there are where it is the last one that was asked
+        for; None: there is no room for a pair of them.
+        """
+
+    def close_panels(self, parent: str) -> None:
+        """Let go of that product's panels, if they are here."""
 
     def forget(self, array: str) -> None:
         """Drops what it keeps of an array that is gone."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from gemmserve_service.executor.protocol import Failed, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
+    from gemmserve_service.executor.worker.cuda.idleness import Idleness
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.runner import Runner
     from gemmserve_service.schemas import DeviceHealth
@@ -124,8 +125,11 @@ class _Line:
         """Runner of the tasks, where several run at once."""
         self.write_queue = _write_queue(backend)
         """Results that are to be written later, where there are such."""
+        self._idleness: Idleness | None = getattr(backend, "idleness", None)
+        if self._idleness is not None:
+            self._idleness.follow(lambda: self.at[0] is not None)
         if (warm_up := getattr(backend, "warm_up", None)) is not None:
-            warm_up.begin(lambda: self.at[0] is not None)
+            warm_up.begin()
         self._account = Kept()
         self._account_sent = 0.0
         if self.write_queue is not None:
@@ -138,6 +142,10 @@ class _Line:
     def at(self) -> tuple[str | None, int]:
         """The task that runs, and its progress."""
         return (self._runner.task, self._runner.progress) if self.overlap is None else self.overlap.at
+
+    def share_of(self, task: str | None) -> float:
+        """Return the share of a task that is done, 0 to 1, as far as is known."""
+        return self._runner.share_of(task)
 
     def send(self, *messages: BaseModel) -> None:
         """Whole frames; before them what there is to tell of the device's copies."""
@@ -182,6 +190,7 @@ class _Line:
     def handle(self, message: Message) -> bool:
         """Execute a message; return False if it says to stop."""
         if isinstance(message, RunBatch):
+            self._worked()
             if self.overlap is not None:
                 for work in message.tasks:
                     self.overlap.start(work)
@@ -190,7 +199,7 @@ class _Line:
             else:
                 self._run_group(message.tasks)
         elif isinstance(message, Forget):
-            self._runner.forget(message.extents, message.arrays)
+            self._runner.forget(message.extents, message.arrays, message.parents)
         elif isinstance(message, Write) and self.write_queue is not None:
             self.write_queue.write(message.task, message.places, urgent=message.urgent)
         elif isinstance(message, Drop) and self.write_queue is not None:
@@ -202,10 +211,22 @@ class _Line:
 
     def _answer(self, answer: Done | Failed) -> None:
         """Called by a thread of `overlap`."""
+        self._worked()
         try:
             self.send(self._sound(answer))
         except OSError:
             log.info("nobody is there any more for the answer of task %s", answer.task)
+
+    def _worked(self) -> None:
+        """Note that a task came or is answered."""
+        if self._idleness is not None:
+            self._idleness.worked()
+
+    @property
+    def prepares(self) -> bool:
+        """Whether kernels of likely products are still being loaded ahead."""
+        warm_up = getattr(self._runner.backend, "warm_up", None)
+        return warm_up is not None and not warm_up.over
 
     @property
     def registered_bytes(self) -> int:
@@ -323,7 +344,16 @@ def _beat(line: _Line, beat_s: float, over: threading.Event, monitor: Monitor) -
             task, progress = line.at
             health = monitor.latest
             news = None if health is said else health
-            line.send(Beat(task=task, progress=progress, registered=line.registered_bytes, health=news))
+            line.send(
+                Beat(
+                    task=task,
+                    progress=progress,
+                    share=line.share_of(task),
+                    registered=line.registered_bytes,
+                    prepares=line.prepares,
+                    health=news,
+                )
+            )
             said = health
         except OSError:
             return  # the other thread notices too

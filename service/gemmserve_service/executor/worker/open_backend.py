@@ -9,15 +9,17 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.worker.memory.host_arena import ArenaFile
 
 
-def open_backend(device: str, cache_share: float, arena: ArenaFile | None = None) -> DeviceBackend:
-    """Return the backend of "cpu", "cuda:0", "rocm:1". `arena`: memory that an accelerator's results may go to. Raises
-    DeviceUnavailable.
+def open_backend(
+    device: str, cache_share: float, arena: ArenaFile | None = None, *, memory_bytes: int | None = None
+) -> DeviceBackend:
+    """Return the backend of "cpu", "cuda:0", "rocm:1". `arena`: memory that an accelerator's results may go to.
+    `memory_bytes`: of the device's memory that it may use (`Settings.device_memory_bytes`). Raises DeviceUnavailable.
     """
     kind, _, ordinal = device.partition(":")
     if kind == "cpu":
         from gemmserve_service.executor.worker.host.backend import CpuBackend
 
-        return CpuBackend()
+        return CpuBackend(memory_bytes)
     from gemmserve_service.executor.worker.cuda.backend import CupyBackend
 
-    return CupyBackend(kind, int(ordinal), cache_share, arena)
+    return CupyBackend(kind, int(ordinal), cache_share, arena, memory_bytes=memory_bytes)

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_kernels.problem.errors import OutOfDeviceMemory
 from gemmserve_service.errors import JobCancelled, describe
-from gemmserve_service.executor.protocol import Done
+from gemmserve_service.executor.protocol import BlockOf, Done
+from gemmserve_service.executor.worker.blocks.answers import whole_answer
 from gemmserve_service.executor.worker.compilation import Compilation, CompilingBackend
 from gemmserve_service.executor.worker.memory.write_queue import Result
 from gemmserve_service.executor.worker.pipeline import Pipeline
 from gemmserve_service.executor.worker.runner import failed
 from gemmserve_service.executor.worker.unpack import Run
-from gemmserve_service.schemas import ProgramParams, Timings
+from gemmserve_service.schemas import GemmParams, ProgramParams, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
 
+    from gemmserve_kernels.blocks.grid import Grid
     from gemmserve_service.executor.protocol import Failed, Work
     from gemmserve_service.executor.worker.backend import HostArray
+    from gemmserve_service.executor.worker.blocks.gridded import BlockWork, Gridded
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.executor.worker.runner import Runner
-    from gemmserve_service.schemas import Elements, GemmParams, GemmReduceParams
+    from gemmserve_service.schemas import Elements, GemmReduceParams
 
 _BRIEF: Final = 1 << 18
 """Bytes of results whose way to the host takes no longer than to wake the thread for it: some 20 us."""
+
+_BLOCKS_AHEAD: Final = 4
+"""Blocks of one large product in the pipeline: one in each stage."""
 
 _PROMPT: Final = 32 << 20
 """Bytes of operands and results up to which one thread enqueues a product and waits for it. Two, which take turns at
@@ -161,6 +169,7 @@ class Overlap:
 
     def _ended(self, task: _Task, error: BaseException | None) -> None:
         answer = task.answer
+        task.release()
         if error is not None:
             if not isinstance(error, Exception):  # the interpreter's own end
                 raise error
@@ -234,6 +243,9 @@ class _Lane:
         if self.oldest is None:
             self.moved = time.monotonic()
         if isinstance(message, Run) and not isinstance(message.params, ProgramParams):
+            if message.block is None and (grid := self.runner.grid(message)) is not None:
+                _GridTask(self, message, grid, ended, compile_s).begin()
+                return
             task: _Task = _ProductTask(self, message, message.params)
         else:
             task = _WholeTask(self, message)
@@ -354,12 +366,25 @@ class _ProductTask(_Task):
     def load(self) -> None:
         """Brings the operands."""
         self._waited_s = time.perf_counter() - self._came
-        self._operands, self._results = self.runner.arrays(self.message)
+        self.arrays()
         check = f"task {self.name} by {self.message.algorithm}" if self.message.verify else None
         self._product = self._backend.product(
             self._params, self._operands, self._results, self._checkpoint, check=check
         )
         self._stage(self._product.load)
+
+    def arrays(self) -> None:
+        """Find operands and results, a block's parts of them."""
+        self._operands, self._results = self.runner.arrays(self.message)
+        if self.message.block is not None:
+            gridded = self.runner.gridded(self.message, self._operands, self._results)
+            assert gridded is not None
+            self._take(self.runner.block(gridded, self.message.block))
+
+    def _take(self, work: BlockWork) -> None:
+        """Compute that block."""
+        self._params, self._operands, self._results = work.params, work.operands, work.results
+        self.message = replace(self.message, params=work.params)
 
     def compute(self) -> None:
         """Have the device compute, behind the product before."""
@@ -401,7 +426,8 @@ class _ProductTask(_Task):
         checked = self._product.verdict if self._timings is None else None
         # A check may put another result in the place of this one.
         unsettled = self.message.verify and checked is None
-        stays = self._write_queue is not None and self._timings is None and not unsettled
+        whole = self.message.block is None
+        stays = whole and self._write_queue is not None and self._timings is None and not unsettled
         made = dict(self._product.made) if stays else {}
         self._stage(self._product.store)
         alone = self._timings is not None
@@ -458,6 +484,111 @@ class _ProductTask(_Task):
         before = self.runner.backend.read_counts()
         self._timings = self.runner.backend.run(self._params, self._operands, self._results, self._checkpoint)
         self._elements = self.runner.elements_since(before)
+
+    def _checkpoint(self) -> None:
+        if self.runner.is_cancelled(self.name):
+            raise JobCancelled("the job was cancelled")
+        self._lane.step()
+
+
+class _BlockTask(_ProductTask):
+    """A block of a large product that came whole."""
+
+    def __init__(self, lane: _Lane, message: Run, params: GemmParams, find: Callable[[], BlockWork]) -> None:
+        super().__init__(lane, message, params)
+        self._find = find
+
+    def arrays(self) -> None:
+        """See `_ProductTask`."""
+        self._take(self._find())
+
+
+class _GridTask(_Task):
+    """A large product, block after block: each goes through the lane's stages as a product of its own, so that what
+    came after this one is computed between them.
+    """
+
+    def __init__(
+        self,
+        lane: _Lane,
+        message: Run,
+        grid: Grid,
+        ended: Callable[[_Task, BaseException | None], None],
+        compile_s: float,
+    ) -> None:
+        super().__init__(lane.runner, message.task)
+        self.message = message
+        self.compile_s = compile_s
+        self._lane = lane
+        self._tell = ended
+        self._grid = grid
+        self._gridded: Gridded | None = None
+        self._order: Iterator[int] = iter(())
+        self._under_way = 0
+        self._dones: list[Done] = []
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Put the first blocks into the pipeline."""
+        self._order = iter(self.runner.backend.plan_blocks(self._grid).order)
+        for _ in range(_BLOCKS_AHEAD):
+            self._put()
+
+    def _put(self) -> None:
+        """Put the next block into the pipeline, if there is one and none has failed."""
+        with self._lock:
+            index = None if self._error is not None else next(self._order, None)
+            if index is None:
+                return
+            self._under_way += 1
+        block = BlockOf(parent=self.name, sides=self._grid.sides, index=index)
+        message = replace(self.message, block=block)
+        assert isinstance(message.params, GemmParams)
+        task = _BlockTask(self._lane, message, message.params, lambda: self._work(block))
+        self._lane.pipeline.put(task, self._block_ended)
+
+    def _work(self, block: BlockOf) -> BlockWork:
+        """Return a block's work, of the arrays that the first one has found."""
+        with self._lock:
+            if self._gridded is None:
+                arrays = self.runner.arrays(self.message)
+                gridded = self.runner.gridded(self.message, *arrays)
+                assert gridded is not None
+                self._gridded = gridded
+        return self.runner.block(self._gridded, block)
+
+    def _block_ended(self, task: _Task, error: BaseException | None) -> None:
+        task.release()
+        if error is None:
+            assert isinstance(task.answer, Done)
+            self._dones.append(task.answer)
+        with self._lock:
+            self._under_way -= 1
+            self._error = self._error or error
+        self._put()
+        with self._lock:
+            if self._under_way:
+                return
+        self.runner.backend.close_panels(self.name)
+        error = self._error
+        if error is None:
+            try:
+                self.answer = self._whole()
+            except BaseException as raised:  # nobody wants it any more, while it waited for room
+                error = raised
+        self._tell(self, error)
+
+    def _whole(self) -> Done:
+        """Return the answer for all blocks. Waits for room for results that have no place yet."""
+        deferred, gridded = self.message.deferred, self._gridded
+        write_queue: WriteQueue | None = getattr(self._lane.backend, "write_queue", None)
+        if deferred and write_queue is not None and gridded is not None:
+            results = [Result(array, gridded.results[name]) for name, array in deferred.items()]
+            write_queue.reserve(self.name, results, self._checkpoint)
+        return whole_answer(self._dones).model_copy(
+            update={"task": self.name, "algorithm": self.message.algorithm, "written": not deferred}
+        )
 
     def _checkpoint(self) -> None:
         if self.runner.is_cancelled(self.name):

@@ -64,11 +64,12 @@ def run_program(
     *,
     verify: bool = False,
     left: dict[str, Any] | None = None,
+    done: Callable[[float], object] = lambda _: None,
 ) -> Outcome:
     """Runs every step in `values` of a device; `results`, by name without the $, are full when it returns.
 
     `left`: names of results that are not brought to their place, with what `values` has of them; None where that is
-    the place itself.
+    the place itself. `done(share)` is called after each step with the share of the steps that are over, 0 to 1.
 
     Raises what the steps raise.
     """
@@ -80,6 +81,7 @@ def run_program(
         for name in operands_of(step).values():
             if run.last[name] == number:
                 run.alive.pop(name, None)
+        done(max(number + 1 - values.under_way, 0) / len(params.steps))
     return run.outcome()
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels.blocks.grid import DEFAULT_RULE
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
 from gemmserve_service.executor.protocol import Done, Failed
 from gemmserve_service.executor.worker.backend import HostArray
-from gemmserve_service.executor.worker.batches import parts_of, run_parts
+from gemmserve_service.executor.worker.batches import parts_of, run_parts, sum_of
+from gemmserve_service.executor.worker.blocks.gridded import Gridded, grid_of
 from gemmserve_service.executor.worker.checks import element_counts, verification
 from gemmserve_service.executor.worker.memory.mappings import Mappings
 from gemmserve_service.executor.worker.memory.write_queue import Result
@@ -24,10 +27,12 @@ from gemmserve_service.schemas import ProgramParams, Timings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gemmserve_kernels.blocks.grid import Grid, GridRule
     from gemmserve_kernels.device.element_counts import Reading
-    from gemmserve_service.executor.protocol import ArrayRef, ExtentRow, Work
+    from gemmserve_service.executor.protocol import ArrayRef, BlockOf, ExtentRow, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.executor.worker.batches import Products
+    from gemmserve_service.executor.worker.blocks.gridded import BlockWork
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.write_queue import WriteQueue
     from gemmserve_service.schemas import Elements
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
 
 _MAX_CANCELLED: Final = 1 << 16
 """Cancellations that are remembered: those that come when their task has ended are nobody's."""
+_SHORT_FLOPS: Final = 1 << 31
+"""Operations that no product has for which a form has a function."""
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +50,10 @@ log = logging.getLogger(__name__)
 class Runner:
     """Runs tasks on one backend, one after the other."""
 
-    def __init__(self, backend: DeviceBackend) -> None:
+    def __init__(self, backend: DeviceBackend, rule: GridRule = DEFAULT_RULE) -> None:
+        """`rule`: by which large products are computed in blocks."""
         self.backend = backend
+        self.rule = rule
         self.look: Callable[[], object] = lambda: None
         """Called between panels: where word of a cancellation may come from. What it raises ends the task unanswered
         if it is an OSError."""
@@ -52,6 +61,8 @@ class Runner:
         """The task that runs."""
         self.progress = 0
         """Its panels that are done."""
+        self.share = 0.0
+        """Share of it that is done, 0 to 1, where it has steps."""
         self._paused_s = 0.0
         """Seconds for which the task has stood still while others passed."""
         self._mappings = Mappings(getattr(backend, "arena", None), getattr(backend, "registered", None))
@@ -61,7 +72,7 @@ class Runner:
 
     def beside(self) -> Runner:
         """Return one for a second thread: what the front tells either of them, both know."""
-        other = Runner(self.backend)
+        other = Runner(self.backend, self.rule)
         other._mappings, other._forms, other._cancelled = self._mappings, self._forms, self._cancelled
         return other
 
@@ -86,8 +97,8 @@ class Runner:
         """Compute and answer; another attempt may follow, where this one found too little memory. Raises what `run`
         raises.
         """
-        outer, began = (self.task, self.progress, self._paused_s), time.perf_counter()
-        self.task, self.progress, self._paused_s = message.task, 0, 0.0
+        outer, began = (self.task, self.progress, self.share, self._paused_s), time.perf_counter()
+        self.task, self.progress, self.share, self._paused_s = message.task, 0, 0.0, 0.0
         try:
             self._stop_cancelled()
             if not isinstance(message, Run) and (short := self._run_small(message)) is not None:
@@ -105,8 +116,16 @@ class Runner:
         except Exception as error:
             return failed(message, error)
         finally:
-            self.task, self.progress, self._paused_s = outer
+            self.task, self.progress, self.share, self._paused_s = outer
             self._paused_s += time.perf_counter() - began
+
+    def share_of(self, task: str | None) -> float:
+        """Return the share of a task that is done, 0 to 1; 0 where it is not known. May be called from any thread."""
+        share = self.share
+        return share if task is not None and self.task == task else 0.0
+
+    def _done(self, share: float) -> None:
+        self.share = share
 
     def elements_since(self, before: Reading | None) -> Elements | None:
         """Return how the elements were computed that the device has made since that reading."""
@@ -195,9 +214,11 @@ class Runner:
             return done
         return self._verified(message, operands, results, done, checkpoint)
 
-    def forget(self, extents: list[str], arrays: Sequence[str] = ()) -> None:
-        """Drops mappings, and what the device keeps of arrays."""
+    def forget(self, extents: list[str], arrays: Sequence[str] = (), parents: Sequence[str] = ()) -> None:
+        """Drops mappings, and what the device keeps of arrays and of large products."""
         self._mappings.forget(extents)
+        for parent in parents:
+            self.backend.close_panels(parent)
         for array in arrays:
             self.backend.forget(array)
 
@@ -210,10 +231,49 @@ class Runner:
         operands, results = self.arrays(message)
         if isinstance(message.params, ProgramParams):
             return self._run_program(message, message.params, operands, results)
-        timings = self.backend.run(message.params, operands, results, self._checkpoint)
+        gridded = self.gridded(message, operands, results)
+        if gridded is None:
+            timings = self.backend.run(message.params, operands, results, self._checkpoint)
+        elif message.block is not None:
+            work = self.block(gridded, message.block)
+            message, operands, results = replace(message, params=work.params), work.operands, work.results
+            timings = self.backend.run(work.params, operands, results, self._checkpoint)
+        else:
+            timings = self._run_blocks(message.task, gridded)
         if self._paused_s:
             timings = timings.model_copy(update={"kernel_s": max(timings.kernel_s - self._paused_s, 0.0)})
         return self.answer(message, operands, results, timings, self._checkpoint)
+
+    def grid(self, message: Run) -> Grid | None:
+        """Return the grid of a product that came whole, if it has one. Raises KernelError."""
+        return (
+            None if isinstance(message.params, ProgramParams) else grid_of(message.params, message.operands, self.rule)
+        )
+
+    def gridded(
+        self, message: Run, operands: dict[str, HostArray], results: dict[str, np.ndarray[Any, Any]]
+    ) -> Gridded | None:
+        """Return the product with its grid, if it has one. Raises ValueError for a block that is none."""
+        if isinstance(message.params, ProgramParams):
+            return None
+        return Gridded.of(message.params, operands, results, rule=self.rule, block=message.block)
+
+    def block(self, gridded: Gridded, block: BlockOf) -> BlockWork:
+        """Return one block of a product."""
+        slots = self.backend.open_panels(block.parent, gridded.grid)
+        return gridded.work(block.index, slots, block.algorithm)
+
+    def _run_blocks(self, task: str, gridded: Gridded) -> Timings:
+        """Run all blocks, in the order in which least has to be moved; the seconds of all."""
+        slots = self.backend.open_panels(task, gridded.grid)
+        spent = []
+        try:
+            for index in self.backend.plan_blocks(gridded.grid).order:
+                work = gridded.work(index, slots)
+                spent.append(self.backend.run(work.params, work.operands, work.results, self._checkpoint))
+        finally:
+            self.backend.close_panels(task)
+        return sum_of(spent)
 
     def unpacked(self, message: Work | Run) -> Run | Work:
         """Return a task of one product as a `Run`, others as they are. Raises ValueError for a form that is none."""
@@ -230,6 +290,8 @@ class Runner:
 
         Without a look at what has come meanwhile: that takes as long as the product.
         """
+        if message.block is not None or self.rule.min_flops <= _SHORT_FLOPS:
+            return None
         if message.verify or len(message.extents) != 1 or len(message.parts) > 1 or count_of(message.parts[0]) > 1:
             return None
         ((name, path, capacity, start, _),), (part,) = message.extents, message.parts
@@ -288,7 +350,9 @@ class Runner:
         deferred = message.deferred
         left: dict[str, Any] = dict.fromkeys(deferred)
         ran = self.backend.run_program(
-            lambda values: run_program(params, operands, results, values, spec, verify=message.verify, left=left),
+            lambda values: run_program(
+                params, operands, results, values, spec, verify=message.verify, left=left, done=self._done
+            ),
             self._checkpoint,
         )
         kernel_s = max(ran.timings.kernel_s - self._paused_s, 0.0)

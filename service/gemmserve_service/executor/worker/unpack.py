@@ -17,7 +17,7 @@ from gemmserve_service.schemas import ProgramParams
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gemmserve_service.executor.protocol import ExtentRow, Part, Places, Work
+    from gemmserve_service.executor.protocol import BlockOf, ExtentRow, Part, Places, Work
     from gemmserve_service.executor.worker.backend import DeviceBackend
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
 
@@ -37,10 +37,15 @@ class Run:
     verify: bool = False
     defer: bool = False
     express: bool = False
+    block: BlockOf | None = None
 
     @property
     def deferred(self) -> dict[str, str]:
-        """Ids by name of the results that have no place yet: they stay on the device, or in memory of this process."""
+        """Ids by name of the results that have no place yet: they stay on the device, or in memory of this process. A
+        block's window is never one.
+        """
+        if self.block is not None:
+            return {}
         return {name: ref.cache_id for name, ref in self.results.items() if ref.placeless and ref.cache_id is not None}
 
 
@@ -86,7 +91,9 @@ class Form:
         (part,) = work.parts
         operands = _refs(work.extents, self.operands, part.operands)
         results = _refs(work.extents, self.results, part.results)
-        return Run(work.task, self.params, part.algorithm, operands, results, work.verify, work.defer, work.express)
+        return Run(
+            work.task, self.params, part.algorithm, operands, results, work.verify, work.defer, work.express, work.block
+        )
 
 
 class Forms:

@@ -171,7 +171,7 @@ class _Gauges(Collector):
                 "Jobs over whose end cannot be put on record yet.",
                 len(core.jobs.recorder.waiting),
             ),
-            ("jobs_running", "Jobs that run.", scheduler.running),
+            ("jobs_running", "Jobs that run.", scheduler.products_running),
             ("array_store_bytes", "Bytes of stored arrays.", store.used_bytes),
             ("array_store_arrays", "Arrays stored.", store.count),
             ("array_store_recycled_bytes", "Bytes of freed extents kept for reuse.", store.recycled_bytes),
@@ -213,6 +213,8 @@ class _Gauges(Collector):
         of_arena = [] if arena is None else [(worker.id, worker) for worker in workers]
         text = "Bytes of the memory for results that it copies to straight."
         yield _by_device(GaugeMetricFamily, "registered_bytes", text, of_arena, "registered_bytes")
+        text = "Whether kernels of likely products are still being loaded ahead of the first one."
+        yield _by_device(GaugeMetricFamily, "preparing", text, [(worker.id, worker) for worker in workers], "prepares")
         named = [(device.id, device) for device in devices]
         for name, text, field in (
             ("memory_used_bytes", "Device memory in use.", "memory_used"),

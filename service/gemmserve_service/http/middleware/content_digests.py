@@ -1,8 +1,11 @@
 """Content-Digest of requests that are no uploads, and of answers, as plain ASGI (RFC 9530).
 
-A request to one of `CHECKED` that says what the SHA-256 of its body is, is refused where the body has another. An
-answer has one where the request wants that (Want-Content-Digest): here those that are sent in one piece, which is all
-but arrays and streams of events. Arrays' routes see to theirs themselves (`digest_of`).
+A request that says what the SHA-256 of its body is, is refused where the body has another; the routes that `_compares`
+names hash what they take while it arrives in its place. The answer repeats the digest that was compared, so that a
+client whose field got lost or changed on the way does not take silence for consent.
+
+An answer has a digest where the request wants that (Want-Content-Digest): here those that are sent in one piece, which
+is all but arrays and streams of events. Arrays' routes see to theirs themselves (`digest_of`).
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import Headers
 
+from gemmserve.wire import CHECKED_HEADER
 from gemmserve_service.errors import DigestMismatch, InvalidRequest
 from gemmserve_service.http.extensions import RECEIVER
 from gemmserve_service.http.headers.digests import digest_field, parse_content_digest, wants_sha256
-from gemmserve_service.http.inference.paths import INFER
 from gemmserve_service.http.problems import problem_response
 
 if TYPE_CHECKING:
@@ -25,9 +28,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CHECKED: Final = frozenset({"/v1/gemm", "/v1/gemm-reduce", "/v1/batch", "/v1/jobs", *INFER})
-
 _HEADER: Final = b"content-digest"
+_CHECKED: Final = CHECKED_HEADER.lower().encode("ascii")
 _INLINE: Final = 1 << 18  # bytes that are hashed sooner than a thread is woken
 _BODILESS: Final = frozenset({204, 304})
 
@@ -44,18 +46,27 @@ class ContentDigests:
             headers = Headers(scope=scope)
             if wants_sha256(headers.get("want-content-digest")) and scope["method"] != "HEAD":
                 send = _Answer(send).send
-            if "content-digest" in headers and scope["path"] in CHECKED and scope["method"] == "POST":
+            if "content-digest" in headers:
                 try:
                     expected = parse_content_digest(headers["content-digest"])
                 except InvalidRequest as error:
                     await problem_response(error)(scope, receive, send)
                     return
                 if expected is not None:
-                    # Every byte is to pass here: none is received past `receive`.
-                    extensions = scope.get("extensions") or {}
-                    scope["extensions"] = {key: each for key, each in extensions.items() if key != RECEIVER}
-                    receive = _Body(receive, expected, headers.get("content-length", "")).receive
+                    body = None
+                    if not _compares(scope["method"], scope["path"]):
+                        # Every byte is to pass here: none is received past `receive`.
+                        extensions = scope.get("extensions") or {}
+                        scope["extensions"] = {key: each for key, each in extensions.items() if key != RECEIVER}
+                        body = _Body(receive, expected, headers.get("content-length", ""))
+                        receive = body.receive
+                    send = _Confirmed(send, expected, body).send
         await self._app(scope, receive, send)
+
+
+def _compares(method: str, path: str) -> bool:
+    """Whether a route compares the digest itself: uploads, whole or in parts."""
+    return (method == "POST" and path == "/v1/arrays") or (method == "PUT" and path.startswith("/v1/uploads/"))
 
 
 class _Body:
@@ -69,6 +80,11 @@ class _Body:
         self._came = 0
         self._over = False
 
+    @property
+    def compared(self) -> bool:
+        """Whether the whole body came and has the digest."""
+        return self._over
+
     async def receive(self) -> Message:
         """The next message. Raises DigestMismatch with the last one of a body that is another: nobody gets that."""
         message = await self._receive()
@@ -80,6 +96,24 @@ class _Body:
             if self._over and self._hash.digest() != self._expected:
                 raise DigestMismatch(f"Content-Digest names sha-256 {self._expected.hex()}, the body has another")
         return message
+
+
+class _Confirmed:
+    """An answer that says which digest its request's body was compared with. `body`: what compares it; None: the route
+    itself does, and succeeds only if it is the right one.
+    """
+
+    def __init__(self, send: Send, expected: bytes, body: _Body | None) -> None:
+        self._send = send
+        self._body = body
+        self._field = (_CHECKED, digest_field(expected).encode("ascii"))
+
+    async def send(self, message: Message) -> None:
+        """Adds the field to the head of a success."""
+        compared = self._body is None or self._body.compared
+        if message["type"] == "http.response.start" and 200 <= message["status"] < 300 and compared:
+            message["headers"] = [*message["headers"], self._field]
+        await self._send(message)
 
 
 class _Answer:

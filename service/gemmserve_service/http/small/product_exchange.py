@@ -79,6 +79,9 @@ class ProductExchange(Exchange):
     def compiling(self, task: Task, compiles: bool) -> None:
         """See `scheduling.tasks.Listener`."""
 
+    def progressed(self, task: Task, share: float) -> None:
+        """Do nothing: nobody asks."""
+
     def requeued(self, task: Task) -> None:
         """Do nothing: nobody asks."""
 

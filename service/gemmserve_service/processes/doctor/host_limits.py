@@ -113,7 +113,7 @@ def transfers(settings: Settings) -> Iterator[Finding]:
 
 def arena(settings: Settings, devices: Sequence[str]) -> Iterator[Finding]:
     """How much memory results may take on their way from these devices to files, and whether it is there."""
-    if all(device == "cpu" for device in devices):
+    if all(device.startswith("cpu") for device in devices):
         return
     nbytes = arena_bytes(settings, devices)
     if not nbytes:

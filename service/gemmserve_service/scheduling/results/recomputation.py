@@ -99,6 +99,9 @@ class Recomputation:
     def compiling(self, task: Task, compiles: bool) -> None:
         """See `scheduling.tasks.Listener`."""
 
+    def progressed(self, task: Task, share: float) -> None:
+        """Do nothing, likewise."""
+
     def requeued(self, task: Task) -> None:
         """Do nothing, likewise."""
 

@@ -25,7 +25,7 @@ def memory_extents_supported() -> bool:
 
 def arena_bytes(settings: Settings, devices: Iterable[str]) -> int:
     """Return the bytes of an arena for these devices; 0: there is to be none."""
-    if all(device == "cpu" for device in devices) or not memory_extents_supported():
+    if all(device.startswith("cpu") for device in devices) or not memory_extents_supported():
         return 0
     wanted = host_memory() // _SHARE if settings.host_arena_bytes is None else settings.host_arena_bytes
     return wanted // _LARGE_PAGE * _LARGE_PAGE

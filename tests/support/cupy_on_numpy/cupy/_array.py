@@ -10,6 +10,8 @@ ALIGNMENT = 512
 class MemoryPointer:
     """An address, and what keeps it alive."""
 
+    device_id = 0
+
     def __init__(self, ptr, owner):
         self.ptr, self.owner = ptr, owner
 

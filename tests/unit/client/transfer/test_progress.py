@@ -113,6 +113,13 @@ def job(**fields) -> JobInfo:
         (job(compiling=True), 3.0, "gemm 000abc  waits for the compiler"),
         (job(estimated_s=40.0), 10.0, "gemm 000abc  [#####...............]  0:10, about 0:30 left"),
         (job(estimated_s=40.0), 41.0, "gemm 000abc  running for 0:41"),
+        (job(estimated_s=40.0, progress=0.0), 10.0, "gemm 000abc  [#####...............]  0:10, about 0:30 left"),
+        (
+            job(estimated_s=40.0, progress=0.5),
+            50.0,
+            f"gemm 000abc  [{10 * '#'}{10 * '.'}]  50% in 0:50, about 0:20 left",
+        ),
+        (job(progress=0.999), 50.0, "gemm 000abc  [###################.]  100% in 0:50"),
         (job(), 3700.0, "gemm 000abc  running for 1:01:40"),
     ],
 )

@@ -259,9 +259,13 @@ async def test_beats_are_signs_of_life_and_of_progress(core, worker, put, gemm, 
     worker.say(Beat(task=info.id, progress=0))
     await eventually(lambda: device.heard)
     assert device.moved == 0.0
-    worker.say(Beat(task=info.id, progress=1, registered=4096))
+    worker.say(Beat(task=info.id, progress=1, share=0.5, registered=4096, prepares=True))
     await eventually(lambda: device.moved)
     assert device.registered_bytes == 4096
+    assert device.prepares
+    assert (await core.jobs.get(info.id)).progress == 0.5
+    worker.say(Beat())
+    await eventually(lambda: not device.prepares)
 
 
 async def test_a_hung_process_is_killed_and_its_job_runs_elsewhere(core, path, put, gemm, eventually):

@@ -117,6 +117,52 @@ async def test_a_job_says_that_it_waits_for_the_compiler(core, fake, gemm, a, id
     await idle()
 
 
+async def test_a_job_says_how_far_it_is(core, fake, gemm, a, idle):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    seen = []
+
+    async def watch():
+        seen.extend([(info.state, info.progress) async for info in core.jobs.events(info_id)])
+
+    info_id = info.id
+    watcher = asyncio.create_task(watch())
+
+    def tell(share):
+        core.scheduler.task_progressed(fake.fleet["cpu"], info_id, share)
+
+    await asyncio.sleep(0)
+    for share in (0.25, 0.251, 0.2, 0.5):  # a change too small to be told, and one that goes back
+        tell(share)
+    assert (await core.jobs.get(info_id)).progress == 0.5
+    fake.lose()
+    assert (await core.jobs.get(info_id)).progress == 0
+    fake.hello()
+    tell(0.75)
+    fake.done()
+    await asyncio.wait_for(watcher, 60)
+    shares = [share for _, share in seen]
+    assert [share for state, share in seen if state == JobState.RUNNING][-4:] == [0.25, 0.5, 0, 0.75]
+    assert shares[-1] == 1
+    tell(0.9)  # too late
+    assert (await core.jobs.get(info_id)).progress == 1
+    await idle()
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_a_job_that_ends_otherwise_has_no_progress(core, fake, gemm, a, idle, cancel):
+    info, _ = await core.jobs.submit(gemm(a, a))
+    core.scheduler.task_progressed(fake.fleet["cpu"], info.id, 0.5)
+    if cancel:
+        await core.jobs.cancel(info.id)
+    fake.fail()
+    ended = await core.jobs.wait(info.id, 60)
+    assert ended.state == (JobState.CANCELLED if cancel else JobState.FAILED)
+    assert (ended.progress, ended.share) == (None, 0)
+    core.jobs._recent.clear()
+    assert (await core.jobs.get(info.id)).progress is None, "on record likewise"
+    await idle()
+
+
 async def test_what_cannot_be_multiplied_is_refused_and_nothing_stays(core, gemm, a, put, idle):
     other = await put(core.store, np.ones((3, 8), "c8"))
     for request, error in (

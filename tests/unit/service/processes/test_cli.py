@@ -1,4 +1,4 @@
-"""`serve` and `doctor` as the command line finds them: flags, variables, and errors that say what to do."""
+"""`serve`, `doctor` and `probe` as the command line finds them: flags, variables, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_flag_wins_over_its_variable(served, monkeypatch):
     [
         (["--port", "http"], "--port: Input should be a valid integer"),
         (["--port", "70000"], "--port: Input should be less than or equal to 65535"),
-        (["--device", "tpu"], "--device: device 'tpu' is not auto, cpu, cuda:N or rocm:N"),
+        (["--device", "tpu"], "--device: device 'tpu' is not auto, cpu, cpu:N, cuda:N or rocm:N"),
         (["--max-store-bytes", "-1"], "--max-store-bytes: '-1' is no number of bytes: 1000000, 512M, 20GiB"),
     ],
 )
@@ -123,3 +123,37 @@ def test_doctor_with_settings_that_make_no_sense(monkeypatch, capsys):
     monkeypatch.setenv("GEMMSERVE_PORT", "http")
     assert main(["doctor"]) == 2
     assert "--port" in capsys.readouterr().err
+
+
+@pytest.fixture
+def probed(monkeypatch):
+    """What `probe` was asked for; it answers with the rates of a known host."""
+    from gemmserve_kernels.planning.rates import shipped
+    from gemmserve_service.processes.probe import probe
+
+    host = {"copy": {"1": 1e9}, "first_touch": {"1": 1e9}, "disk": {"write": 1e9, "read": 1e9}}
+    seen = []
+
+    def answer(device, folder, amounts):
+        seen.append((device, folder, amounts))
+        return shipped().document() | {"measured": {"host": host, "left_out": ["float16 8192: no time"]}}
+
+    monkeypatch.setattr(probe, "probe", answer)
+    return seen
+
+
+def test_a_probe_is_printed_or_written(probed, tmp_path, capsys):
+    from gemmserve_service.processes.probe.amounts import FULL, QUICK
+
+    assert main(["probe", "--data-dir", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == 1
+    file = tmp_path / "probe.json"
+    assert main(["probe", "--quick", "--device", "cpu", "--data-dir", str(tmp_path), "--output", str(file)]) == 0
+    assert "left out: float16 8192: no time" in capsys.readouterr().out
+    assert json.loads(file.read_text())["spec"]["arch"] == "sm_90a"
+    assert probed == [("auto", tmp_path, FULL), ("cpu", tmp_path, QUICK)]
+
+
+def test_a_probe_of_no_device(tmp_path, capsys):
+    assert main(["probe", "--device", "abacus:0", "--data-dir", str(tmp_path)]) == 2
+    assert "abacus" in capsys.readouterr().err

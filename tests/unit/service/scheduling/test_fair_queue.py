@@ -13,7 +13,7 @@ from queued_tasks import QueuedTask, drain
 from gemmserve_service.scheduling.fair_queue import FairQueue
 from gemmserve_service.scheduling.tasks import ServiceClass
 
-EXPRESS, INTERACTIVE, BULK = ServiceClass
+EXPRESS, INTERACTIVE, BULK, LARGE = ServiceClass
 
 
 def test_one_owner_s_tasks_go_by_priority_and_arrival():
@@ -310,7 +310,7 @@ def test_every_task_is_taken_once_and_in_order_of_arrival_within_its_class(given
         queue.push(task)
     taken = []
     while len(queue):
-        classes = chance.choice([tuple(ServiceClass), (EXPRESS,), (INTERACTIVE, BULK)])
+        classes = chance.choice([tuple(ServiceClass), (EXPRESS,), (INTERACTIVE, BULK, LARGE)])
         blocks = chance.choice([None, lambda _: True, lambda _: False])
         found = queue.take(lambda _: True, blocks=blocks, classes=classes)
         if found is not None:

@@ -28,6 +28,9 @@ class Listener:
     def started(self, task):
         pass
 
+    def progressed(self, task, share):
+        pass
+
     def requeued(self, task):
         self.requeues.append(task.id)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmserve._install import pip_install
 from gemmserve_kernels import DeviceSpec, Operand, read_element_counts
+from gemmserve_kernels.blocks.memory_plan import plan_memory
 from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.compiler import waited_s
 from gemmserve_kernels.device.interruption import interruptible
@@ -15,9 +17,11 @@ from gemmserve_kernels.problem.errors import DeviceError, OutOfDeviceMemory
 from gemmserve_service.executor.port import spec_adapter
 from gemmserve_service.executor.worker.backend import DeviceUnavailable, HostArray, call, go_on
 from gemmserve_service.executor.worker.batches import Products, sum_of
+from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots
 from gemmserve_service.executor.worker.checks import element_counts, verification
 from gemmserve_service.executor.worker.cuda.batches import run_together
 from gemmserve_service.executor.worker.cuda.copies import DeviceCopies, order_of
+from gemmserve_service.executor.worker.cuda.idleness import Idleness
 from gemmserve_service.executor.worker.cuda.kernels import missing_kernels
 from gemmserve_service.executor.worker.cuda.out_of_memory import within_memory
 from gemmserve_service.executor.worker.cuda.pinned_ring import CupyLink
@@ -38,10 +42,13 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from gemmserve_kernels.blocks.grid import Grid
+    from gemmserve_kernels.blocks.memory_plan import MemoryPlan
     from gemmserve_kernels.device.compiler import KernelSource
     from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.protocol import Kind
     from gemmserve_service.executor.worker.backend import Values
+    from gemmserve_service.executor.worker.blocks.panel_slots import Pin
     from gemmserve_service.executor.worker.checks.verification import Verdict
     from gemmserve_service.executor.worker.memory.host_arena import ArenaFile
     from gemmserve_service.schemas import DeviceHealth, Elements, ProgramParams, StepParams
@@ -54,7 +61,29 @@ _EXPRESS_PRIORITY: Final = -5
 """Priority of a stream: lower numbers go first, and one below a device's lowest counts as that (CUDA runtime API,
 cudaStreamCreateWithPriority)."""
 
+_PLANNED_SHARE: Final = 0.9
+"""Share of a device's memory that plans of large products count on: the rest is of the driver, of libraries, and of
+what lies between allocations."""
+
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Panels:
+    """Panels of the large product that asked last, and bytes that are counted for it."""
+
+    parent: str
+    grid: Grid
+    slots: PanelSlots | None = None
+    reserved_bytes: int = 0
+
+    def close(self, copies: DeviceCopies) -> None:
+        """Let them go."""
+        slots, self.slots = self.slots, None
+        reserved, self.reserved_bytes = self.reserved_bytes, 0
+        if slots is not None:
+            slots.close()
+        copies.resident.reserve(-reserved)
 
 
 class CupyBackend:
@@ -65,8 +94,18 @@ class CupyBackend:
 
     cuts = False
 
-    def __init__(self, kind: str, ordinal: int, cache_share: float, arena: ArenaFile | None = None) -> None:
-        """`arena`: memory that results may go to. Raises DeviceUnavailable."""
+    def __init__(
+        self,
+        kind: str,
+        ordinal: int,
+        cache_share: float,
+        arena: ArenaFile | None = None,
+        *,
+        memory_bytes: int | None = None,
+    ) -> None:
+        """`arena`: memory that results may go to. `memory_bytes`: of the device's that is used at most; None: all of
+        it. Raises DeviceUnavailable.
+        """
         try:
             import cupy
         except ImportError as error:
@@ -85,16 +124,26 @@ class CupyBackend:
         self._ordinal = ordinal
         self.out_of_memory = (cupy.cuda.memory.OutOfMemoryError, OutOfDeviceMemory)
         self._streams: list[Any] = []
+        self.idleness = Idleness()
+        """When tasks leave room for what is prepared ahead: told of each task."""
         self.arena = None if arena is None else self._open_arena(arena)
         """The arena, mapped, of which more and more is registered."""
         link = CupyLink(cupy, ordinal)
         self.registered = RegisteredMappings(link.register, link.unregister)
         """Memory of requests that copies go straight from and to."""
-        budget = int(self.spec.memory_bytes * cache_share)
+        available = self.spec.memory_bytes
+        self._planned_bytes = int(available * _PLANNED_SHARE)
+        """Bytes that large products may plan with."""
+        if memory_bytes is not None and memory_bytes < available:
+            available = memory_bytes
+            self._planned_bytes = min(self._planned_bytes, memory_bytes)
+            cupy.get_default_memory_pool().set_limit(size=memory_bytes)
+        budget = int(available * cache_share)
         self.copies = DeviceCopies(cupy, ordinal, self.spec, budget, self.arena, self.registered)
         self.write_queue = WriteQueue(self.copies, self.enter)
+        self._panels: _Panels | None = None
         self._rooms = (self._drop_copies, self._vacate)
-        self.warm_up = WarmUp(cupy, self.spec, ordinal, self.enter)
+        self.warm_up = WarmUp(cupy, self.spec, ordinal, self.enter, self.idleness)
 
     def spec_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = spec_adapter().dump_python(self.spec, mode="json")
@@ -139,6 +188,45 @@ class CupyBackend:
         `check`: its results are checked on the device, and it is called this in the log.
         """
         return DeviceProduct(self, params, operands, results, checkpoint, check=check)
+
+    def plan_blocks(self, grid: Grid) -> MemoryPlan:
+        return plan_memory(grid, self.spec, self._planned_bytes)
+
+    def open_panels(self, parent: str, grid: Grid) -> PanelSlots | None:
+        there = self._panels
+        if there is not None and (there.parent, there.grid) == (parent, grid):
+            return there.slots
+        self._close_panels()
+        plan = self.plan_blocks(grid)
+        if not plan.fits:
+            log.info("%d bytes of device memory for one pair of panels: they are not kept", plan.needed_bytes)
+            self._panels = _Panels(parent, grid)
+            return None
+        self.copies.resident.reserve(plan.peak_bytes)
+        slots = None
+        for make_room in (None, *self._rooms):
+            if make_room is not None and not make_room():
+                continue
+            try:
+                slots = PanelSlots(grid, plan, self.cupy.cuda.alloc, self._view)
+                break
+            except self.out_of_memory as error:
+                log.info("out of device memory for panels: %s", error)
+        self._panels = _Panels(parent, grid, slots, plan.peak_bytes)
+        return slots
+
+    def close_panels(self, parent: str) -> None:
+        if self._panels is not None and self._panels.parent == parent:
+            self._close_panels()
+
+    def _close_panels(self) -> None:
+        there, self._panels = self._panels, None
+        if there is not None:
+            there.close(self.copies)
+
+    def _view(self, memory: Any, layout: Operand) -> Any:
+        strides = tuple(stride * layout.dtype.itemsize for stride in layout.strides)
+        return self.cupy.ndarray(layout.shape, layout.dtype, memory, strides)
 
     def enter(self, *, express: bool = False) -> None:
         """Gives the calling thread the device, and a stream of its own: memory is used again in its order alone.
@@ -199,13 +287,15 @@ class CupyBackend:
     def _open_arena(self, arena: ArenaFile) -> HostArena | None:
         link = CupyLink(self.cupy, self._ordinal)
         try:
-            return HostArena(arena, link.register, link.enter)
+            return HostArena(arena, link.register, link.enter, self.idleness.wait)
         except OSError as error:
             log.warning("the memory for results cannot be mapped: %s", error)
             return None
 
     def _drop_copies(self) -> bool:
-        """Drop what can be made again."""
+        """Drop what can be made again; panels of a product that found too little memory are not kept any more."""
+        if self._panels is not None:
+            self._panels.close(self.copies)
         self.copies.resident.clear()
         self.cupy.get_default_memory_pool().free_all_blocks()
         return True
@@ -278,6 +368,8 @@ class DeviceProduct:
         self._results = results
         self._checkpoint = checkpoint
         self._there: dict[str, Any] | None = None
+        self._pins: list[Pin] = []
+        """Panels among them."""
         self._forms: dict[str, Any] = {}
         """Operands as the kernels read them, until the device has."""
         self._enqueued: tuple[Any, Any, Reading | None, Reading | None, float] | None = None
@@ -290,8 +382,18 @@ class DeviceProduct:
         """Brings the operands that are not there."""
         began = time.perf_counter()
         self._checkpoint()
-        self._there = {name: self._copies.load(operand) for name, operand in self._operands.items()}
+        try:
+            self._there = {name: self._load(operand) for name, operand in self._operands.items()}
+        except BaseException:
+            self.release()
+            raise
         self.timings.h2d_s += time.perf_counter() - began
+
+    def _load(self, operand: HostArray) -> Any:
+        if operand.panel is None:
+            return self._copies.load(operand)
+        self._pins.append(self._copies.load_panel(operand, operand.panel))
+        return self._pins[-1].array
 
     def compute(self) -> None:
         """Enqueue the product on the current stream; the operands are loaded first, if they are not there."""
@@ -355,14 +457,20 @@ class DeviceProduct:
     def release(self) -> None:
         """Lets go of operands that were loaded ahead; `compute`, or a check, brings them again."""
         self._there = None
+        for pin in self._pins:
+            pin.release()
+        self._pins.clear()
 
     def run(self) -> Timings:
         """Run one stage after the other."""
-        with interruptible(self._checkpoint):
-            self.load()
-            self.compute()
-            self.finish()
-            self.store()
+        try:
+            with interruptible(self._checkpoint):
+                self.load()
+                self.compute()
+                self.finish()
+                self.store()
+        finally:
+            self.release()
         return self.timings
 
 

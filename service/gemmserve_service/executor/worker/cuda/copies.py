@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from gemmserve_kernels import DeviceSpec
     from gemmserve_service.executor.worker.backend import HostArray
+    from gemmserve_service.executor.worker.blocks.panel_slots import PanelUse, Pin
     from gemmserve_service.executor.worker.memory.host_arena import HostArena
     from gemmserve_service.executor.worker.memory.registered_mappings import RegisteredMappings
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
@@ -58,6 +59,10 @@ class DeviceCopies:
         data = operand.data
         return self.resident.get(operand.cache_id, data.nbytes, lambda: self._whole(self.fresh(operand.read())))
 
+    def load_panel(self, operand: HostArray, use: PanelUse) -> Pin:
+        """A panel of a large product's operand, likewise, in its slot until it is released. Waits for the slot."""
+        return use.take(lambda array: self._whole(self._fill(array, operand)))
+
     def _whole(self, value: Any) -> Any:
         """Wait for what was enqueued to make it."""
         self._cupy.cuda.get_current_stream().synchronize()
@@ -66,16 +71,33 @@ class DeviceCopies:
     def fresh(self, data: np.ndarray[Any, Any]) -> Any:
         """A copy of its own. The host array has been read when this returns."""
         array = self._cupy.empty(data.shape, data.dtype, order=order_of(data))
-        memory = flat(data) if data.nbytes >= _DIRECT else None
+        self._upload(array, data)
+        return array
+
+    def _fill(self, array: Any, operand: HostArray) -> Any:
+        """Fill an array of the device with an operand: from the copy of what it is part of, if there is one."""
+        if operand.part_of is not None:
+            name, index = operand.part_of
+            whole = self.resident.peek(name)
+            if whole is not None:
+                array[...] = whole[index]
+                return array
+        self._upload(array, operand.read())
+        return array
+
+    def _upload(self, array: Any, data: np.ndarray[Any, Any]) -> None:
+        """Bring elements to an array of the device that is contiguous. The host array has been read on return."""
+        memory = flat(data) if data.nbytes >= _DIRECT and _lies_as(array, data) else None
         stream = self._cupy.cuda.get_current_stream()
         if memory is not None and self._straight(memory):
             self._link.upload(array.data.ptr, memory, stream)
             stream.synchronize()
         elif memory is not None:
             self._staging.to_device(array.data.ptr, memory, stream)
+        elif data.nbytes >= _DIRECT and data.ndim > 1:
+            self._staging.lines_to_device(array.data.ptr, _as_c(array, data), stream)
         elif data.size:
-            array.set(data)
-        return array
+            array.set(np.asarray(data, order=order_of(array)))
 
     def store(self, array: Any, out: np.ndarray[Any, Any]) -> None:
         """Copies an array of the device to the host; returns when it is there."""
@@ -86,6 +108,8 @@ class DeviceCopies:
             stream.synchronize()
         elif memory is not None and _lies_as(array, out):
             self._staging.to_host(memory, array.data.ptr, stream)
+        elif out.nbytes >= _DIRECT and out.ndim > 1 and (array.flags.c_contiguous or array.flags.f_contiguous):
+            self._staging.lines_to_host(_as_c(array, out), array.data.ptr, stream)
         elif out.flags.c_contiguous or out.flags.f_contiguous:
             if out.size:
                 array.get(out=out, order=order_of(out))
@@ -168,6 +192,13 @@ def order_of(array: Any) -> Literal["C", "F"]:
 
 def _lies_as(array: Any, out: np.ndarray[Any, Any]) -> bool:
     return bool(array.dtype == out.dtype and array.strides == out.strides)
+
+
+def _as_c(array: Any, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a view of an array of the host whose C order is the order in which one of the device lies."""
+    if array.flags.c_contiguous:
+        return data
+    return data.T  # F order: all axes turned
 
 
 def _takes_prepared(

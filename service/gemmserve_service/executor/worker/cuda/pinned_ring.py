@@ -20,9 +20,10 @@ import numpy as np
 from gemmserve_kernels.device.interruption import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+    Span = tuple[int, int]
 
 SLOT_BYTES: Final = 4 << 20
 """Long enough that a link's start-up (some 10 us) does not count, and short enough for a processor's caches."""
@@ -99,19 +100,43 @@ class Staging:
 
         Returns when every byte of `source` has been read: the copies may still be under way.
         """
+
+        def fill(piece: Bytes, start: int) -> None:
+            np.copyto(piece, source[start : start + piece.size])
+
+        self._upload(target, _even(source.size, self.slot_bytes), fill, stream)
+
+    def lines_to_device(self, target: int, source: np.ndarray[Any, Any], stream: Any) -> None:
+        """`to_device` of an array in any strides: its elements in C order."""
+        lines = Lines(source, self.slot_bytes)
+        self._upload(target, lines.spans, lines.read, stream)
+
+    def _upload(self, target: int, spans: Sequence[Span], fill: Callable[[Bytes, int], None], stream: Any) -> None:
         link = self.link
 
         def upload(slot: _Slot, start: int, count: int) -> None:
             slot.empty()
             piece = slot.memory[:count]
-            np.copyto(piece, source[start : start + count])
+            fill(piece, start)
             link.upload(target + start, piece, stream)
             slot.record(stream)
 
-        self._up.run(source.size, upload)
+        self._up.run(spans, upload)
 
     def to_host(self, target: Bytes, source: int, stream: Any) -> None:
         """Copies from the device's address `source`, after what `stream` was given before; returns when it is there."""
+
+        def take(piece: Bytes, start: int) -> None:
+            np.copyto(target[start : start + piece.size], piece)
+
+        self._download(take, _even(target.size, self.slot_bytes), source, stream)
+
+    def lines_to_host(self, target: np.ndarray[Any, Any], source: int, stream: Any) -> None:
+        """`to_host` of elements that lie on the device in C order, into an array of any strides."""
+        lines = Lines(target, self.slot_bytes)
+        self._download(lines.write, lines.spans, source, stream)
+
+    def _download(self, take: Callable[[Bytes, int], None], spans: Sequence[Span], source: int, stream: Any) -> None:
         link = self.link
 
         def download(slot: _Slot, start: int, count: int) -> None:
@@ -119,9 +144,9 @@ class Staging:
             piece = slot.memory[:count]
             link.download(piece, source + start, stream)
             slot.record(stream)
-            slot.full = target[start : start + count], piece
+            slot.full = take, piece, start
 
-        self._down.run(target.size, download)
+        self._down.run(spans, download)
 
     def close(self) -> None:
         """Ends the threads; nothing may be under way."""
@@ -138,6 +163,43 @@ def flat(array: np.ndarray[Any, Any]) -> Bytes | None:
     return None
 
 
+def _even(nbytes: int, step: int) -> list[Span]:
+    return [(start, min(step, nbytes - start)) for start in range(0, nbytes, step)]
+
+
+class Lines:
+    """Pieces of an array of any strides, of at most so many bytes, in C order of its elements: whole rows, as many as
+    fit, or parts of a row that is longer.
+    """
+
+    def __init__(self, array: np.ndarray[Any, Any], nbytes: int) -> None:
+        self.spans: list[Span] = []
+        """Pieces: first byte, and bytes, where the elements lie one after the other."""
+        self._parts: dict[int, np.ndarray[Any, Any]] = {}
+        columns = array.shape[-1]
+        item = array.dtype.itemsize
+        rows, width = max(1, nbytes // max(1, columns * item)), max(1, nbytes // item)
+        start = 0
+        for where in np.ndindex(array.shape[:-2]):
+            matrix = array[where]
+            for low in range(0, matrix.shape[0], rows):
+                for left in range(0, columns, width):
+                    part = matrix[low : low + rows, left : left + width]
+                    self.spans.append((start, part.nbytes))
+                    self._parts[start] = part
+                    start += part.nbytes
+
+    def read(self, piece: Bytes, start: int) -> None:
+        """Copy the elements of the piece that begins there to memory."""
+        part = self._parts[start]
+        np.copyto(piece.view(part.dtype).reshape(part.shape), part)
+
+    def write(self, piece: Bytes, start: int) -> None:
+        """Copy memory to the elements of the piece that begins there."""
+        part = self._parts[start]
+        np.copyto(part, piece.view(part.dtype).reshape(part.shape))
+
+
 class _Slot:
     """Pinned memory of one piece."""
 
@@ -145,8 +207,9 @@ class _Slot:
         self.memory = link.pinned(nbytes)
         self.event = link.event()
         self.used = False
-        self.full: tuple[Bytes, Bytes] | None = None
-        """Destination and source of a piece that has come from the device, or will have when `event` is over."""
+        self.full: tuple[Callable[[Bytes, int], None], Bytes, int] | None = None
+        """A piece that has come from the device, or will have when `event` is over: what takes it, the piece, and its
+        first byte there."""
 
     def empty(self) -> None:
         """Waits until no copy is at the slot; takes what one has fetched to its place."""
@@ -154,7 +217,8 @@ class _Slot:
         if self.used:
             self.event.synchronize()
         if full is not None:
-            np.copyto(*full)
+            take, piece, start = full
+            take(piece, start)
 
     def record(self, stream: Any) -> None:
         """Its copy is over when what `stream` was given so far is."""
@@ -173,13 +237,13 @@ class _Lanes:
         self._slots: list[list[_Slot]] = []
         self._lock = threading.Lock()
 
-    def run(self, nbytes: int, move: Callable[[_Slot, int, int], None]) -> None:
+    def run(self, spans: Sequence[Span], move: Callable[[_Slot, int, int], None]) -> None:
         """`move(slot, start, count)` for every piece, by as many threads as there are pieces for.
 
         Raises what `move` raises, and what its `checkpoint` does, once no thread is at it any more.
         """
         with self._lock:
-            pieces = -(-nbytes // self._slot_bytes)
+            pieces = len(spans)
             threads = min(pieces, self._threads)
             while len(self._slots) < threads:
                 self._slots.append([_Slot(self._link, self._slot_bytes) for _ in range(_SLOTS)])
@@ -193,8 +257,7 @@ class _Lanes:
                         if piece >= pieces or stop.is_set():
                             break
                         checkpoint()  # asks nobody in the ring's own threads
-                        start = piece * self._slot_bytes
-                        move(slot, start, min(self._slot_bytes, nbytes - start))
+                        move(slot, *spans[piece])
                     for slot in slots:
                         if slot.full is not None:
                             slot.empty()

@@ -54,6 +54,11 @@ class DeviceValues:
         self._h2d_s = self._kernel_s = self._d2h_s = 0.0
         self._waited_s = waited_s()
 
+    @property
+    def under_way(self) -> int:
+        """See `Values`: a few."""
+        return len(self._under_way)
+
     def load(self, operand: HostArray) -> Any:
         """A copy, or the one that is there."""
         began = time.perf_counter()

@@ -1,6 +1,6 @@
 """Preparations of a device for first products: modules of kernels loaded, the vendor's BLAS called.
 
-In a thread of its own, a little at a time, while the worker has nothing else to do. Nothing is compiled.
+In a thread of its own, a little at a time, while the worker has had nothing to do for a while. Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from gemmserve_kernels import DeviceSpec
     from gemmserve_kernels.bench.cases import Case
     from gemmserve_kernels.device.compiler import KernelSource
+    from gemmserve_service.executor.worker.cuda.idleness import Idleness
 
-_POLL_S: Final = 0.02
 _RECORD_S: Final = 30.0
 """Seconds between two looks at whether there is something new to put on record."""
 _BLAS_EXTENTS: Final = (64, 1024)
@@ -39,20 +39,21 @@ class WarmUp:
     or shipped.
     """
 
-    def __init__(self, cupy: Any, spec: DeviceSpec, ordinal: int, enter: Callable[[], None]) -> None:
-        """`enter` is called once in the thread, before anything else."""
+    def __init__(
+        self, cupy: Any, spec: DeviceSpec, ordinal: int, enter: Callable[[], None], idleness: Idleness
+    ) -> None:
+        """`enter` is called once in the thread, before anything else. `idleness` says when tasks leave room for it."""
         self._cupy = cupy
         self._spec = spec
         self._ordinal = ordinal
         self._enter = enter
-        self._busy: Callable[[], bool] = lambda: False
+        self._idleness = idleness
         self._thread: threading.Thread | None = None
+        self.over = False
+        """Whether all steps were taken."""
 
-    def begin(self, busy: Callable[[], bool]) -> None:
-        """Start, if that has not been done. `busy`, called in the thread, says whether the worker has tasks; the last
-        one that was given counts.
-        """
-        self._busy = busy
+    def begin(self) -> None:
+        """Start, if that has not been done."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gemmserve-warm-up", daemon=True)
             self._thread.start()
@@ -61,12 +62,12 @@ class WarmUp:
         self._enter()
         began = time.monotonic()
         for step in self.steps():
-            while self._busy():
-                time.sleep(_POLL_S)
+            self._idleness.wait()
             try:
                 step()
             except Exception as error:
                 log.debug("not done ahead: %s", error)
+        self.over = True
         log.info("kernels of likely products were loaded in %.1f s", time.monotonic() - began)
         recorded: list[tuple[KernelSource, str]] = []
         while True:

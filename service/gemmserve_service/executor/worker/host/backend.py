@@ -10,9 +10,11 @@ import numpy as np
 
 from gemmserve_kernels import DeviceSpec, GemmProblem, Operand
 from gemmserve_kernels.algorithms.cpu.gemm import one_call, run_gemm
-from gemmserve_kernels.device.interruption import interruptible
+from gemmserve_kernels.blocks.memory_plan import plan_memory
+from gemmserve_kernels.device.interruption import interruptible, pieces
 from gemmserve_service.executor.port import spec_adapter
 from gemmserve_service.executor.worker.backend import call, go_on
+from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots
 from gemmserve_service.executor.worker.health.processor import open_processor
 from gemmserve_service.executor.worker.host.blas import BlasThreads, flops_per_call
 from gemmserve_service.executor.worker.host.values import HostValues
@@ -23,9 +25,12 @@ from gemmserve_service.schemas import GemmParams, GemmReduceParams, Timings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from gemmserve_kernels.blocks.grid import Grid
+    from gemmserve_kernels.blocks.memory_plan import MemoryPlan
     from gemmserve_kernels.device.element_counts import Reading
     from gemmserve_service.executor.worker.backend import HostArray, Values
     from gemmserve_service.executor.worker.batches import Products
+    from gemmserve_service.executor.worker.blocks.panel_slots import Pin
     from gemmserve_service.schemas import DeviceHealth, StepParams
 
 T = TypeVar("T")
@@ -43,6 +48,10 @@ _PANEL_PRODUCTS: Final = 1 << 17
 _REPEATED_ELEMENTS: Final = 1 << 21
 """Elements of a product that is reduced without a look at who wants the worker: some ten milliseconds."""
 
+_PAGE: Final = 4096
+_FILLED_BYTES: Final = 16 << 20
+"""Bytes of a panel that are copied between two moments at which a product can be stopped."""
+
 _STACKED_BYTES: Final = 8 << 20
 """Bytes of the operands and results of many small products between two looks whether anybody wants the worker."""
 _STACKED_PRODUCTS: Final = 1024
@@ -54,8 +63,11 @@ class CpuBackend:
 
     cuts = True
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes: int | None = None) -> None:
+        """`memory_bytes`: what a large product's panels may take; None: no more than they need."""
         self.spec = DeviceSpec.cpu()
+        self._memory_bytes = 0 if memory_bytes is None else memory_bytes
+        self._panels: tuple[str, PanelSlots] | None = None
         self._threads = BlasThreads()
 
     def spec_fields(self) -> dict[str, Any]:
@@ -83,11 +95,27 @@ class CpuBackend:
         checkpoint()
         if not any(array.size for array in results.values()):  # of which there may be any number
             return Timings(kernel_s=time.perf_counter() - start)
-        arrays = {name: operand.data for name, operand in operands.items()}
+        pins: list[Pin] = []
+        try:
+            arrays = {name: _array(operand, pins, checkpoint) for name, operand in operands.items()}
+            h2d_s = time.perf_counter() - start if pins else 0.0
+            self._run(params, arrays, results, checkpoint)
+        finally:
+            for pin in pins:
+                pin.release()
+        return Timings(h2d_s=h2d_s, kernel_s=time.perf_counter() - start - h2d_s)
+
+    def _run(
+        self,
+        params: StepParams,
+        arrays: dict[str, Any],
+        results: Mapping[str, np.ndarray[Any, Any]],
+        checkpoint: Callable[[], None],
+    ) -> None:
         if not isinstance(params, GemmParams | GemmReduceParams):
             with interruptible(checkpoint):
                 call(params, arrays, results)
-            return Timings(kernel_s=time.perf_counter() - start)
+            return
         # Within a panel, too: what is reduced is cut by the kernels alone.
         with (
             self._threads.limited(flops_per_call(params, arrays["a"], arrays["b"])),
@@ -96,7 +124,22 @@ class CpuBackend:
             for some, outs in _panels(params, arrays, results):
                 call(params, some, outs)
                 checkpoint()
-        return Timings(kernel_s=time.perf_counter() - start)
+
+    def plan_blocks(self, grid: Grid) -> MemoryPlan:
+        return plan_memory(grid, self.spec, self._memory_bytes)
+
+    def open_panels(self, parent: str, grid: Grid) -> PanelSlots | None:
+        if self._panels is not None and self._panels[0] == parent and self._panels[1].grid == grid:
+            return self._panels[1]
+        self._panels = None  # before others are made
+        # A block may begin while another one of this thread stands still, so nobody waits.
+        slots = PanelSlots(grid, self.plan_blocks(grid), _pages, _view, waits=False)
+        self._panels = parent, slots
+        return slots
+
+    def close_panels(self, parent: str) -> None:
+        if self._panels is not None and self._panels[0] == parent:
+            self._panels = None
 
     def run_many(self, products: Products, checkpoint: Callable[[], None] = go_on) -> Timings:
         start = time.perf_counter()
@@ -151,6 +194,33 @@ class CpuBackend:
 
     def run_program(self, run: Callable[[Values], T], checkpoint: Callable[[], None] = go_on) -> T:
         return run(HostValues(self, checkpoint))
+
+
+def _array(operand: HostArray, pins: list[Pin], checkpoint: Callable[[], None]) -> np.ndarray[Any, Any]:
+    """Return an operand where it is, or a panel in its slot, whose pin is added to `pins`."""
+    if operand.panel is None:
+        return operand.data
+
+    def fill(array: np.ndarray[Any, Any]) -> None:
+        for source, target in zip(pieces(operand.data, _FILLED_BYTES), pieces(array, _FILLED_BYTES), strict=True):
+            np.copyto(target, source)
+
+    with interruptible(checkpoint):
+        pins.append(operand.panel.take(fill))
+    array: np.ndarray[Any, Any] = pins[-1].array
+    return array
+
+
+def _pages(nbytes: int) -> np.ndarray[Any, Any]:
+    """Return memory that begins with a page, as mappings do."""
+    memory = np.empty(nbytes + _PAGE, np.uint8)
+    start = -memory.ctypes.data % _PAGE
+    return memory[start : start + nbytes]
+
+
+def _view(memory: np.ndarray[Any, Any], layout: Operand) -> np.ndarray[Any, Any]:
+    strides = tuple(stride * layout.dtype.itemsize for stride in layout.strides)
+    return np.ndarray(layout.shape, layout.dtype, memory, 0, strides)
 
 
 def _repeated(

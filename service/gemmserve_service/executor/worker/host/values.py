@@ -30,6 +30,8 @@ class HostValues:
     """`Values` of a backend that takes each step from host memory to host memory, as it would a job of its own."""
 
     away = False
+    under_way = 0
+    """Steps that are not over when `run` returns: none."""
 
     def __init__(self, backend: DeviceBackend, checkpoint: Callable[[], None]) -> None:
         self._backend = backend

@@ -3,7 +3,8 @@
 Copies from a device go straight to pages that are registered, at the rate of the link; to others they go through the
 ring of pinned memory. To touch and to register pages takes longer than to copy to them, so it is done once, ahead of
 the results, from the lowest address on, which is where the front allocates first: a part as the worker starts, and then
-as far as twice of what was in use.
+as far as twice of what was in use. The first part gives way to tasks, which would feel it: the driver's locks and those
+of the process's memory map are held for milliseconds. What results are about to need does not.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ SEGMENT_BYTES: Final = 64 << 20
 """Bytes registered by one call, during which other calls of the driver may wait."""
 _AHEAD: Final = 2  # times what was in use
 _THREADS: Final = 4  # that touch pages, each at 1.5 GB/s or so
+_PIECE: Final = 2 << 20  # bytes that one of them touches before tasks are looked for again: 1.4 ms
 _NICE: Final = 10
 
 log = logging.getLogger(__name__)
@@ -53,11 +55,13 @@ class HostArena:
         file: ArenaFile,
         register: Callable[[int, int], None],
         enter: Callable[[], None],
+        give_way: Callable[[Callable[[], bool]], None] = lambda _: None,
         *,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         """`register(address, nbytes)` makes pages known to the driver, in a thread that called `enter` first; what it
-        raises ends that for good. Raises OSError if the arena cannot be mapped.
+        raises ends that for good. `give_way(unless)`, called there before every step, returns once no task would feel
+        the step, or `unless` is true. Raises OSError if the arena cannot be mapped.
         """
         self.path = file.path
         fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
@@ -75,6 +79,7 @@ class HostArena:
         """End of the highest place that was asked about."""
         self._register = register
         self._enter = enter
+        self._give_way = give_way
         self._grown = threading.Condition()
         threading.Thread(target=self._run, name="gemmserve-arena", daemon=True).start()
 
@@ -113,6 +118,7 @@ class HostArena:
                 high = min(low + self._segment, self._limit)
                 try:
                     self._touch(pool, low, high)
+                    self._give_way(self._wanted)
                     self._register(self._address + low, high - low)
                 except Exception as error:
                     log.warning("%d bytes of the arena are registered, and no more can be: %s", low, error)
@@ -120,13 +126,21 @@ class HostArena:
                 self.registered_bytes = high
         log.info("all %d bytes of the arena are registered", self._limit)
 
+    def _wanted(self) -> bool:
+        """Whether results lie, or will soon, in what is not registered."""
+        return self.registered_bytes < _AHEAD * self._used
+
     def _touch(self, pool: ThreadPoolExecutor, low: int, high: int) -> None:
-        step = -(-(high - low) // _THREADS // _PAGE) * _PAGE or _PAGE
-        for number in pool.map(
-            lambda start: populate(self._address + start, min(step, high - start)), range(low, high, step)
-        ):
-            if number:
-                raise OSError(number, os.strerror(number))
+        for begin in range(low, high, _THREADS * _PIECE):
+            self._give_way(self._wanted)
+            end = min(begin + _THREADS * _PIECE, high)
+            step = -(-(end - begin) // _THREADS // _PAGE) * _PAGE or _PAGE
+            for number in pool.map(
+                lambda start, step=step, end=end: populate(self._address + start, min(step, end - start)),
+                range(begin, end, step),
+            ):
+                if number:
+                    raise OSError(number, os.strerror(number))
 
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")

@@ -187,6 +187,18 @@ class Residency:
         with self._lock:
             return form in self._kept.get(array, {})
 
+    def peek(self, array: str) -> Any:
+        """Return the copy of an array, None where there is none. That is no use of it."""
+        with self._lock:
+            kept = self._kept.get(array, {}).get(None)
+            return None if kept is None else kept.value
+
+    def reserve(self, nbytes: int) -> None:
+        """Count bytes that are not kept here, and make room for them as far as that can be; fewer where negative."""
+        with self._lock:
+            self._make_room(nbytes)
+            self.used += nbytes
+
     def forget(self, array: str) -> None:
         """Drops every form of an array that is gone."""
         with self._lock:

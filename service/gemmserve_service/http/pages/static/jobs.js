@@ -83,7 +83,8 @@ function bodyOf(job) {
   const results = Object.entries(job.result ?? {});
   return h("div", {},
     h("p", {}, pill(job.compiling ? "compiling" : job.state, KINDS[job.state] ?? ""), " ", what(job),
-      job.state === "running" && job.estimated_s ? h("span", { class: "muted" }, ` about ${seconds(job.estimated_s)}`) : ""),
+      job.state === "running" && job.estimated_s ? h("span", { class: "muted" }, ` about ${seconds(job.estimated_s)}`) : "",
+      job.state === "running" && job.progress ? h("span", {}, ` ${Math.round(100 * job.progress)} % done`) : ""),
     job.error ? problemText(job.error, root) : null,
     phases(job), steps(job),
     results.length ? h("div", {}, h("h3", {}, "Results"), h("ul", { class: "plain" }, results.map(([name, id]) =>
@@ -107,11 +108,12 @@ export function openJob(id, closed) {
 
   async function follow() {
     try {
-      for (let wait = 0; ; wait = 20) {
+      for (let wait = 0; ; ) {
         const asked = performance.now();
         const job = await (await apiOfAnybody(`v1/jobs/${id}?wait=${wait}`, { signal: controller.signal })).json();
         if (place.firstChild) morph(place.firstChild, bodyOf(job));
         if (FINAL.has(job.state)) return;
+        wait = job.progress ? 2 : 20; // one that gets on is seen to
         // A server that caps the wait would be asked without a pause.
         if (wait && performance.now() - asked < 1000) await new Promise((resolve) => setTimeout(resolve, 1000));
       }

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_sources import SourceRecorder, compiled
+from kernel_sources import SourceRecorder, compiled, matrix
 
 from gemmserve_kernels.algorithms.dmma import gemm as dmma
+from gemmserve_kernels.algorithms.dmma import gemm_reduce as dmma_reduce
 from gemmserve_kernels.algorithms.dmma.tile import TILES
 from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.spec import KNOWN
-from gemmserve_kernels.problem.problem import GemmProblem, Operand
+from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem, Operand
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -67,3 +68,33 @@ def test_on_every_architecture(kind, arch):
     source = _source(dtype, "NN", spec, planar=kind == "planar")
     assert dict(source.defines)["ENGINE"] == str(int(arch == "sm_90a" and kind != "planar"))
     _check(source, arch)
+
+
+def _reduction(kind, reduce, spec, *, tile=None, **options):
+    """The source of reductions of a product of 8192 x 8192 matrices."""
+    planar, dtype = kind == "planar", "complex128" if kind == "complex128" else "float64"
+    x = matrix(dtype, rows=8192, columns=8192, planar=planar)
+    operand = Operand.contiguous(x.shape, dtype)
+    layout = "planar" if planar else "interleaved"
+    problem = GemmReduceProblem.build(operand, operand, reduce=reduce, layout=layout, **options)
+    recorder = SourceRecorder(spec)
+    results = {name: np.empty(shape, dtype) for name, (shape, dtype) in problem.results.items() if name != "c"}
+    dmma_reduce.run_gemm_reduce(recorder, problem, tile, x, x, results | ({"c": x} if problem.return_c else {}))
+    return recorder.sources["dmma_reduce"]
+
+
+@pytest.mark.parametrize("reduce", [["absmax"], ["max"], ["sum", "sumsq", "absmax"], ["argmax", "mean"]], ids="+".join)
+@pytest.mark.parametrize("tile", [tile for tiles in TILES.values() for tile in tiles], ids=str)
+def test_reductions_by_every_tile_on_hopper(tile, reduce):
+    if tile.kind != "float64" and "max" in reduce:
+        pytest.skip("no largest of complex numbers")
+    _check(_reduction(tile.kind, reduce, KNOWN["H200"], tile=tile), "sm_90a")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("kind", TILES)
+def test_reductions_on_every_architecture(kind, arch):
+    spec = replace(KNOWN[ARCHITECTURES[arch]], arch=arch)
+    reduce = ["argmin", "sum", "sumsq"]
+    _check(_reduction(kind, reduce, spec, pre_op="square"), arch)
+    _check(_reduction(kind, ["sum"], spec, return_c=True, axis="n"), arch)

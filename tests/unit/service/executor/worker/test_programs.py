@@ -106,6 +106,23 @@ def one_by_one(program, arrays, pool):
     return alive
 
 
+@pytest.mark.parametrize("under_way", [0, 2])
+def test_it_says_how_far_it_is(random, monkeypatch, under_way):
+    """Steps that a device was given, and has not done, do not count."""
+    monkeypatch.setattr(HostValues, "under_way", under_way)
+    arrays = {A: random(8, 8)}
+    program = compiled(arrays, *(gemm(f"s{i}", A, f"$s{i - 1}" if i else A) for i in range(4)))
+    shares = []
+    run(program, arrays, done=shares.append)
+    assert shares == [max(number - under_way, 0) / 4 for number in (1, 2, 3, 4)]
+
+
+def test_a_runner_tells_the_share_of_the_task_that_it_is_at():
+    runner = Runner(CpuBackend())
+    runner.task, runner.share = "job_1", 0.5
+    assert (runner.share_of("job_1"), runner.share_of("job_2"), runner.share_of(None)) == (0.5, 0.0, 0.0)
+
+
 CASES = {
     "powers": [gemm("x2", A, A), gemm("x4", "$x2", "$x2"), gemm("x8", "$x4", "$x4")],
     "views": [

@@ -45,12 +45,15 @@ async def test_a_body_that_changed_on_its_way_is_refused(client, requests, path,
     content, headers = requests[path]
     right = await client.post(path, content=content, headers=headers | {"Content-Digest": field(content)})
     assert right.status_code == 200, right.text
+    assert right.headers["gemmserve-checked-digest"] == field(content)
     flipped = bytearray(content)
     flipped[-20] ^= 1  # of the last operand
     wrong = await client.post(path, content=bytes(flipped), headers=headers | {"Content-Digest": field(content)})
     problem(wrong, 400, "digest-mismatch")
+    assert "gemmserve-checked-digest" not in wrong.headers
     plain = await client.post(path, content=bytes(flipped), headers=headers)
     assert plain.status_code == 200  # nobody could know
+    assert "gemmserve-checked-digest" not in plain.headers
 
 
 async def test_jobs_too(client, put, problem):
@@ -61,6 +64,43 @@ async def test_jobs_too(client, put, problem):
     problem(wrong, 400, "digest-mismatch")
     assert (await client.get("/v1/jobs")).json()["items"] == []
     assert (await client.post("/v1/jobs", content=body, headers=headers)).status_code == 202
+
+
+async def test_deletions_too(client, put, problem):
+    array_id = await put(np.eye(4, dtype="f4"))
+    body = json.dumps({"older_than_s": 8}).encode()
+    headers = {"Content-Type": "application/json", "Content-Digest": field(body)}
+    wrong = await client.post("/v1/deletions", content=body.replace(b"8", b"0"), headers=headers)
+    problem(wrong, 400, "digest-mismatch")
+    assert (await client.get(f"/v1/arrays/{array_id}")).status_code == 200
+    right = await client.post("/v1/deletions", content=body, headers=headers)
+    assert (right.status_code, right.json()["count"]) == (200, 0)
+    assert right.headers["gemmserve-checked-digest"] == field(body)
+
+
+async def test_uploads_confirm_what_they_compared_whole_and_in_parts(client, npy, problem):
+    content = npy(np.eye(4))
+    headers = {"Content-Type": "application/x-npy", "Content-Digest": field(content)}
+    right = await client.post("/v1/arrays", content=content, headers=headers)
+    assert (right.status_code, right.headers["gemmserve-checked-digest"]) == (201, field(content))
+    wrong = await client.post("/v1/arrays", content=content[:-1] + b"x", headers=headers)
+    problem(wrong, 400, "digest-mismatch")
+    bare = {"Content-Type": "application/octet-stream"}
+    upload = await client.post("/v1/uploads?dtype=float64&shape=4,4", headers=bare)
+    assert upload.status_code == 201, upload.text
+    part = np.eye(4).tobytes()
+    path = f"/v1/uploads/{upload.json()['id']}/parts/0"
+    headers = bare | {"Content-Digest": field(part)}
+    sent = await client.put(path, content=part, headers=headers)
+    assert sent.is_success, sent.text
+    assert sent.headers["gemmserve-checked-digest"] == field(part)
+    problem(await client.put(path, content=part[:-1] + b"x", headers=headers), 400, "digest-mismatch")
+
+
+async def test_what_was_not_compared_is_not_confirmed(client):
+    answer = await client.request("GET", "/v1/jobs", headers={"Content-Digest": field(b"body")})
+    assert answer.status_code == 200
+    assert "gemmserve-checked-digest" not in answer.headers
 
 
 @pytest.mark.parametrize("value", ["sha-256=:AAAA:", "nonsense"])

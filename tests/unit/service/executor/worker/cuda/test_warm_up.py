@@ -16,6 +16,7 @@ from gemmserve_kernels.device import compiler
 from gemmserve_kernels.device.compiler import KernelSource
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_service.executor.worker.cuda import recent_kernels, warm_up
+from gemmserve_service.executor.worker.cuda.idleness import Idleness
 from gemmserve_service.executor.worker.cuda.warm_up import WarmUp
 
 WAIT_S = 60.0
@@ -44,7 +45,7 @@ def until(condition):
 def test_what_was_used_last_is_loaded_first_and_then_the_likeliest(done):
     spec = KNOWN["H200"]
     recent_kernels.write(spec.arch, [RECENT])
-    for step in itertools.islice(WarmUp(CUPY, spec, 0, lambda: None).steps(), 12):
+    for step in itertools.islice(WarmUp(CUPY, spec, 0, lambda: None, Idleness()).steps(), 12):
         step()
     assert done.loaded[0] == RECENT
     assert done.blas == [(dtype, "vendor") for dtype in ("complex64", "float32", "complex128", "float64", "float16")]
@@ -55,13 +56,13 @@ def test_what_was_used_last_is_loaded_first_and_then_the_likeliest(done):
 def test_nothing_is_compiled(done):
     recent_kernels.write("sm_90a", [RECENT])
     done.missing.add(RECENT[0])
-    next(WarmUp(CUPY, KNOWN["H200"], 0, lambda: None).steps())()
+    next(WarmUp(CUPY, KNOWN["H200"], 0, lambda: None, Idleness()).steps())()
     assert done.loaded == []
 
 
 def test_it_waits_while_there_are_tasks_and_goes_on_after_a_failure(done, monkeypatch):
-    entered, ran, busy = threading.Event(), [], threading.Event()
-    subject = WarmUp(CUPY, KNOWN["H200"], 0, entered.set)
+    entered, ran, busy, idleness = threading.Event(), [], threading.Event(), Idleness()
+    subject = WarmUp(CUPY, KNOWN["H200"], 0, entered.set, idleness)
 
     def fails():
         raise RuntimeError("no memory")
@@ -75,19 +76,22 @@ def test_it_waits_while_there_are_tasks_and_goes_on_after_a_failure(done, monkey
         asked.append(1)
         return busy.is_set()
 
-    subject.begin(is_busy)
+    idleness.follow(is_busy)
+    subject.begin()
     until(lambda: len(asked) > 2)
     assert entered.is_set()
     assert ran == []
-    subject.begin(is_busy)  # the next front
+    assert not subject.over
+    subject.begin()  # the next front
     busy.clear()
-    until(lambda: ran == [1])
+    until(lambda: subject.over)
+    assert ran == [1]
 
 
 def test_what_was_used_is_on_record(done, monkeypatch):
     used = [RECENT]
     monkeypatch.setattr(warm_up, "used_kernels", lambda: list(used))
-    subject = WarmUp(CUPY, KNOWN["H200"], 0, lambda: None)
+    subject = WarmUp(CUPY, KNOWN["H200"], 0, lambda: None, Idleness())
     recorded = subject.record([])
     assert recent_kernels.read("sm_90a") == [RECENT]
     later = KernelSource("gemm", (("LATER", "1"),)), "gemm_kernel"

@@ -60,8 +60,8 @@ def file():
         os.close(fd)
 
 
-def opened(file, driver):
-    return HostArena(file, driver.register, driver.enter, segment_bytes=SEGMENT)
+def opened(file, driver, *more):
+    return HostArena(file, driver.register, driver.enter, *more, segment_bytes=SEGMENT)
 
 
 def until_registered(arena, nbytes):
@@ -100,6 +100,27 @@ def test_nothing_is_registered_ahead_where_settings_say_so(file):
     assert not arena.registered(arena.memory[:SEGMENT])
     until_registered(arena, 2 * SEGMENT)
     assert len(driver.calls) == 2
+
+
+def test_what_is_registered_ahead_gives_way_to_tasks_and_what_results_need_does_not(file):
+    driver, asked, idle = Driver(), threading.Event(), threading.Event()
+
+    def give_way(unless):
+        while not (unless() or idle.is_set()):
+            asked.set()
+            threading.Event().wait(0.001)
+
+    arena = opened(file(), driver, give_way)
+    assert asked.wait(WAIT_S)
+    assert arena.registered_bytes == 0
+    assert driver.calls == []
+    assert not arena.registered(arena.memory[: SEGMENT // 2])  # a result
+    until_registered(arena, SEGMENT)
+    asked.clear()
+    assert asked.wait(WAIT_S)
+    assert arena.registered_bytes == SEGMENT, "twice of what is used, and no more of what is to be there ahead"
+    idle.set()
+    until_registered(arena, 2 * SEGMENT)
 
 
 def test_a_driver_that_refuses_is_not_asked_again(file):

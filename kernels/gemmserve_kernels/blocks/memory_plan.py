@@ -1,0 +1,258 @@
+"""Plan of one device's memory through a grid of blocks: which panels stay, which stream, and in which order.
+
+Memory holds so many panels of A and so many of B (slots, each as long as the longest panel), windows of the result and
+what the algorithm takes. What is uploaded, into which slot and from when on, is known before anything is: in a given
+order of blocks the panel goes whose next use is farthest (L. Belady, A study of replacement algorithms for a
+virtual-storage computer, 1966), but none that the last block has used where there is another, so that the next one
+comes while that block is computed. Orders that are tried hold a group of panels of one operand and let the other
+operand's pass by, back and forth.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Literal
+
+from gemmserve_kernels.blocks.workspace import block_seconds, workspace_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gemmserve_kernels.blocks.grid import Grid
+    from gemmserve_kernels.device.spec import DeviceSpec
+
+Side = Literal["a", "b"]
+
+LINK_RATE: Final = 50e9
+"""Bytes a second from pinned memory to a device over PCIe 5 (one H200: 55e9)."""
+_WINDOWS: Final = 2
+"""Windows of the result: one is computed while the other goes to the host."""
+_ALIKE: Final = 1.02
+"""Times the shortest time of a plan within which the one that uploads least is taken."""
+_TRIED: Final = 12
+"""Numbers of panels held, of one operand, that are tried at most."""
+_NEVER: Final = 1 << 62
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One panel's way to the device: into a slot of its side, as soon as the block at position `after` in the order is
+    computed (-1: at once), before the one at position `before`.
+    """
+
+    side: Side
+    panel: int
+    slot: int
+    after: int
+    before: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Way of one device through blocks. `fits`: whether a pair of panels, a window and what the algorithm takes go into
+    the budget, for which `needed_bytes` is the least there is; if not, the plan is that of just so much.
+
+    `slots`: panels of A and of B that are held; `slot_bytes`: of each of them. `windows`: of the result (and of C).
+    `seconds`: by the model, copies beneath the computation counted so.
+    """
+
+    order: tuple[int, ...]
+    uploads: tuple[Upload, ...]
+    slots: tuple[int, int]
+    slot_bytes: tuple[int, int]
+    windows: int
+    window_bytes: int
+    workspace_bytes: int
+    needed_bytes: int
+    fits: bool
+    seconds: float
+
+    @property
+    def uploaded_bytes(self) -> int:
+        """Bytes of panels that are uploaded, each as often as it is."""
+        return sum(upload.nbytes for upload in self.uploads)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of device memory that are in use at once."""
+        held = sum(count * nbytes for count, nbytes in zip(self.slots, self.slot_bytes, strict=True))
+        return held + self.windows * self.window_bytes + self.workspace_bytes
+
+
+@lru_cache(maxsize=64)
+def plan_memory(grid: Grid, spec: DeviceSpec, budget: int) -> MemoryPlan:
+    """Return the plan for all blocks of `grid` on a device of which `budget` bytes may be used.
+
+    Pure: the same arguments give the same plan. Raises what planning a block raises (ComputeUnsupported,
+    ConfigInfeasible).
+    """
+    return _Planner(grid, spec).plan(budget)
+
+
+def least_upload_bytes(grid: Grid, panel_bytes: int) -> int:
+    """Return bytes below which no way through a grid of one matrix uploads, where `panel_bytes` of panels fit into
+    memory at once: every panel comes once, and whichever of a block's two panels comes last meets no more of the other
+    side than fits beside it.
+    """
+    panels = _panels(grid)
+    once = sum(panels["a"].values()) + sum(panels["b"].values())
+    if len(grid.runs) > 1:
+        return once
+    problem = grid.problem
+    row, column = problem.a.nbytes / problem.m, problem.b.nbytes / problem.n
+    beside = panel_bytes - min((*panels["a"].values(), *panels["b"].values()))
+    if beside <= 0:
+        return once
+    return max(once, int(problem.m * problem.n * row * column / beside))
+
+
+def _panels(grid: Grid) -> dict[Side, dict[int, int]]:
+    """Return the bytes of every panel, by side and number."""
+    found: dict[Side, dict[int, int]] = {"a": {}, "b": {}}
+    for index in range(grid.count):
+        for side, panels in found.items():
+            number = grid.panel(side, index)
+            if number not in panels:
+                panels[number] = grid.panel_bytes(side, index)
+    return found
+
+
+class _Planner:
+    """Plans for one grid on one kind of device."""
+
+    def __init__(self, grid: Grid, spec: DeviceSpec) -> None:
+        self.grid = grid
+        self.panels = _panels(grid)
+        self.needs = tuple((grid.row_panel(index), grid.column_panel(index)) for index in range(grid.count))
+        self.slot_bytes = max(self.panels["a"].values()), max(self.panels["b"].values())
+        shapes: dict[tuple[int, int, int], int] = {}
+        self.kinds = [shapes.setdefault(grid.block(index).shape, index) for index in range(grid.count)]
+        problems = {index: grid.block_problem(index) for index in shapes.values()}
+        self.block_s = {index: block_seconds(problem, spec) for index, problem in problems.items()}
+        self.workspace = max(workspace_bytes(problem, spec) for problem in problems.values())
+        self.window = max(
+            problem.result.nbytes + (problem.c.nbytes if problem.c is not None else 0) for problem in problems.values()
+        )
+        self.least = sum(self.slot_bytes) + self.window + self.workspace
+
+    def plan(self, budget: int) -> MemoryPlan:
+        fits = budget >= self.least
+        found: MemoryPlan | None = None
+        windows = _WINDOWS if budget >= self.least + self.window else 1
+        room = max(budget, self.least) - windows * self.window - self.workspace
+        for slots, order in self._ways(room):
+            uploads = self._uploads(order, slots)
+            plan = MemoryPlan(
+                order, uploads, slots, self.slot_bytes, windows, self.window, self.workspace, self.least, fits,
+                self._seconds(order, uploads),
+            )  # fmt: skip
+            if found is None or _better(plan, found):
+                found = plan
+        assert found is not None
+        return found
+
+    def _ways(self, room: int) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:
+        """Yield numbers of slots that fit into `room` bytes, and orders for them; at least one."""
+        size_a, size_b = self.slot_bytes
+        count_a, count_b = len(self.panels["a"]), len(self.panels["b"])
+        if count_a * size_a + count_b * size_b <= room:
+            yield (count_a, count_b), self.grid.order
+            return
+        for held in _some(min(count_a, (room - size_b) // size_a)):
+            slots = held, min(count_b, (room - held * size_a) // size_b)
+            for group in {max(1, held - 1), held}:
+                yield slots, self._grouped(group, by_rows=True)
+        for held in _some(min(count_b, (room - size_a) // size_b)):
+            slots = min(count_a, (room - held * size_b) // size_a), held
+            for group in {max(1, held - 1), held}:
+                yield slots, self._grouped(group, by_rows=False)
+
+    def _grouped(self, size: int, *, by_rows: bool) -> tuple[int, ...]:
+        """Return the order in which `size` panels of one operand stay while the other's pass by, back and forth."""
+        grid = self.grid
+        found: list[int] = []
+        stay, passing = (grid.down, grid.across) if by_rows else (grid.across, grid.down)
+        count = -(-stay // size)
+        forth = True
+        for run in range(len(grid.runs)):
+            for group in range(count):
+                held = range(group * stay // count, (group + 1) * stay // count)
+                for other in range(passing) if forth else reversed(range(passing)):
+                    found += (grid.at(run, *((one, other) if by_rows else (other, one))) for one in held)
+                forth = not forth
+        return tuple(found)
+
+    def _uploads(self, order: Sequence[int], slots: tuple[int, int]) -> tuple[Upload, ...]:
+        """Return what is uploaded in that order of blocks."""
+        sides: tuple[tuple[int, Side], ...] = ((0, "a"), (1, "b"))
+        uses: list[dict[int, list[int]]] = [{}, {}]
+        for position, index in enumerate(order):
+            for number, _ in sides:
+                uses[number].setdefault(self.needs[index][number], []).append(position)
+        held: list[dict[int, int]] = [{}, {}]
+        """Slots by the panels in them."""
+        found = []
+        for position, index in enumerate(order):
+            for number, side in sides:
+                panel = self.needs[index][number]
+                there = held[number]
+                if panel in there:
+                    continue
+                if len(there) < slots[number]:
+                    slot, after = len(there), -1
+                else:
+                    victim = self._victim(there, uses[number], position)
+                    slot = there.pop(victim)
+                    after = uses[number][victim][bisect_right(uses[number][victim], position) - 1]
+                there[panel] = slot
+                found.append(Upload(side, panel, slot, after, position, self.panels[side][panel]))
+        return tuple(found)
+
+    @staticmethod
+    def _victim(there: dict[int, int], uses: dict[int, list[int]], position: int) -> int:
+        """Return the panel to go: one whose next use is farthest, of those that the last block has not used."""
+
+        def next_use(panel: int) -> int:
+            number = bisect_right(uses[panel], position)
+            return uses[panel][number] if number < len(uses[panel]) else _NEVER
+
+        def just_used(panel: int) -> bool:
+            return uses[panel][bisect_right(uses[panel], position) - 1] == position - 1
+
+        return max(there, key=lambda panel: (not just_used(panel), next_use(panel), -panel))
+
+    def _seconds(self, order: Sequence[int], uploads: Sequence[Upload]) -> float:
+        """Return how long it takes, uploads one after the other beside blocks one after the other, and the last window
+        down.
+        """
+        ended: list[float] = []
+        link = 0.0
+        next_upload = 0
+        at = 0.0
+        for position, index in enumerate(order):
+            while next_upload < len(uploads) and uploads[next_upload].before == position:
+                upload = uploads[next_upload]
+                begun = ended[upload.after] if upload.after >= 0 else 0.0
+                link = max(link, begun) + upload.nbytes / LINK_RATE
+                at = max(at, link)
+                next_upload += 1
+            at += self.block_s[self.kinds[index]]
+            ended.append(at)
+        return at + self.window / LINK_RATE
+
+
+def _some(most: int) -> list[int]:
+    """Return numbers from 1 to `most`, not too many, with both ends."""
+    if most <= _TRIED:
+        return list(range(1, most + 1))
+    return sorted({1 + (most - 1) * step // (_TRIED - 1) for step in range(_TRIED)} | {2, most - 1})
+
+
+def _better(plan: MemoryPlan, other: MemoryPlan) -> bool:
+    """Whether a plan is to be preferred: clearly shorter, or alike and with less to upload."""
+    if plan.seconds * _ALIKE < other.seconds:
+        return True
+    return plan.seconds <= other.seconds * _ALIKE and plan.uploaded_bytes < other.uploaded_bytes

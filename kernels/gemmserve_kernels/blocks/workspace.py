@@ -1,0 +1,84 @@
+"""Needs of one block beside its panels and its window of the result: memory of its algorithm, and time. Pure.
+
+Memory is an upper bound of what the algorithm allocates at once; time is the estimate by which algorithms are chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_kernels.algorithms.common.splits import SCHEMES
+from gemmserve_kernels.algorithms.cpu.gemm import BLOCK_BYTES
+from gemmserve_kernels.algorithms.ozaki.gemm import resolve as resolve_ozaki
+from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE
+from gemmserve_kernels.algorithms.splits.gemm import widening_module
+from gemmserve_kernels.algorithms.splits.prepass import plane_bytes
+from gemmserve_kernels.algorithms.vendor.blas import copied_bytes
+from gemmserve_kernels.dispatch.estimate import estimate
+from gemmserve_kernels.dispatch.routes import Plan, as_uniform, plan_gemm
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.problem.problem import GemmProblem
+
+_SPARE: Final = 1 << 20
+"""Bytes for what is small: exponents, flags, deficits are a few words a row, and allocations end at 512 bytes."""
+_WORDS: Final = 64
+"""Bytes of such words for each row and each column."""
+_CORE_RATE: Final = 2e10
+"""Operations a second of a processor's core, about."""
+_UNKNOWN_RATE: Final = 1e13
+"""Operations a second of a device of which nothing is known."""
+_TILE: Final = 1 << 16
+"""Elements of the largest tile that a kernel has."""
+_PARTS: Final = 16
+"""Parts that k is split into at most."""
+_PARTIALS: Final = 256 << 20
+"""Bytes of them at most (`algorithms.mma.plan`)."""
+_PLANES: Final = ("3xfp16", "3xfp16-3m", "1xfp16", "6xbf16", "9xbf16")
+
+
+@lru_cache(maxsize=1024)
+def workspace_bytes(problem: GemmProblem, spec: DeviceSpec) -> int:
+    """Return bytes that a block takes at most beside operands and result. Raises what `plan_gemm` raises."""
+    plan = plan_gemm(problem, spec)
+    if spec.kind == "cpu":
+        return 3 * BLOCK_BYTES  # of the product and of both operands
+    uniform = as_uniform(problem)[0] if plan.uniform else problem
+    needed = _SPARE + _WORDS * problem.batch * (problem.m + problem.n) + _partial_bytes(problem, spec)
+    if plan.uniform:
+        needed += sum(x.nbytes for x in (uniform.a, uniform.b, uniform.c) if x is not None)
+    if plan.blas is not None:
+        return needed + copied_bytes(problem, plan.blas)
+    return needed + _algorithm_bytes(plan, uniform, spec)
+
+
+def _partial_bytes(problem: GemmProblem, spec: DeviceSpec) -> int:
+    """Return bytes of partial sums, which there are where k is split: with fewer tiles than multiprocessors."""
+    if problem.batch * problem.m * problem.n >= spec.sm_count * _TILE:
+        return 0
+    return min(_PARTIALS, _PARTS * problem.batch * problem.m * problem.n * problem.accumulate.itemsize)
+
+
+def _algorithm_bytes(plan: Plan, problem: GemmProblem, spec: DeviceSpec) -> int:
+    if plan.arithmetic == "ozaki":
+        moduli = resolve_ozaki(plan.config, problem, spec).moduli * (3 if problem.dtype.kind == "c" else 1)
+        lines, tiles = (problem.m + problem.n) * problem.k, problem.m * problem.n
+        return min(WORKSPACE, 2 * moduli * problem.batch * (lines + tiles))
+    if plan.arithmetic in _PLANES:
+        scheme = SCHEMES[problem.compute]
+        return plane_bytes(problem, scheme, widens=widening_module(problem, plan.config, spec) is not None)
+    return 0
+
+
+@lru_cache(maxsize=1024)
+def block_seconds(problem: GemmProblem, spec: DeviceSpec) -> float:
+    """Return seconds that a block takes on a device, by the tables of what was measured where there are any."""
+    if spec.kind == "cpu":
+        return problem.flops() / (_CORE_RATE * max(1, spec.sm_count))
+    plan = plan_gemm(problem, spec)
+    shape = (problem.batch, problem.m, problem.n, problem.k)
+    seconds = estimate(spec, plan.algorithm, plan.arithmetic, problem.dtype.name, shape)
+    return seconds if math.isfinite(seconds) else problem.flops() / _UNKNOWN_RATE

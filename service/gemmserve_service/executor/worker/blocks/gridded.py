@@ -1,0 +1,130 @@
+"""A large product and its grid, over the arrays that the front has named: each block's operands and results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gemmserve_kernels import GemmProblem, Operand
+from gemmserve_kernels.blocks.grid import Grid, GridRule, Index
+from gemmserve_kernels.device.caching import cached
+from gemmserve_kernels.problem.arrays import ArrayKey
+from gemmserve_service.executor.worker.backend import HostArray
+from gemmserve_service.executor.worker.blocks.panel_slots import PanelUse
+from gemmserve_service.products import build
+from gemmserve_service.schemas import GemmConfigFields, GemmParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gemmserve_service.executor.protocol import ArrayRef, BlockOf
+    from gemmserve_service.executor.worker.blocks.panel_slots import PanelSlots, Side
+    from gemmserve_service.schemas import StepParams
+
+    Array = np.ndarray[Any, Any]
+
+_SIDES: Final[tuple[Side, ...]] = ("a", "b")
+
+
+@dataclass(frozen=True)
+class BlockWork:
+    """One block, as a product of its own: parameters, operands, and windows of the results."""
+
+    index: int
+    params: GemmParams
+    operands: dict[str, HostArray]
+    results: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Gridded:
+    """A product with a grid, its operands and its results on the host."""
+
+    params: GemmParams
+    grid: Grid
+    operands: Mapping[str, HostArray]
+    results: Mapping[str, Array]
+
+    @classmethod
+    def of(
+        cls,
+        params: StepParams,
+        operands: Mapping[str, HostArray],
+        results: Mapping[str, Array],
+        *,
+        rule: GridRule,
+        block: BlockOf | None = None,
+    ) -> Gridded | None:
+        """Return the product with its grid, the one that `block` is of or that of the rule; None: it has none.
+
+        Raises ValueError for a block that is none.
+        """
+        if not isinstance(params, GemmParams):
+            if block is not None:
+                raise ValueError("only products of matrices have blocks")
+            return None
+        keys = tuple((name, ArrayKey.of(operand.data)) for name, operand in operands.items())
+        if block is None:
+            grid: Grid | None = cached(_grid, params, keys, rule)
+        else:
+            grid = cached(_grid_of_sides, params, keys, block.sides)
+            if not 0 <= block.index < grid.count:
+                raise ValueError(f"block {block.index} of {grid.count}")
+        return None if grid is None else cls(params, grid, operands, results)
+
+    def work(self, index: int, slots: PanelSlots | None, algorithm: str | None = None) -> BlockWork:
+        """Return a block's work; `algorithm`: that it is to be computed by, unless the product's parameters say so."""
+        grid = self.grid
+        operands: dict[str, HostArray] = {side: self._panel(side, index, slots) for side in _SIDES}
+        if (part := grid.c_window(index)) is not None:
+            operands["c"] = _part(self.operands["c"], part)
+        params = self.params
+        if algorithm is not None and params.config is None:
+            params = params.model_copy(update={"config": GemmConfigFields.model_validate({"algorithm": algorithm})})
+        results = {name: out[grid.window(index)] for name, out in self.results.items()}
+        return BlockWork(index, params, operands, results)
+
+    def _panel(self, side: Side, index: int, slots: PanelSlots | None) -> HostArray:
+        use = None if slots is None else PanelUse(slots, side, index)
+        return _part(self.operands[side], self.grid.operand_panel(side, index), use)
+
+
+def grid_of(params: StepParams, operands: Mapping[str, ArrayRef], rule: GridRule) -> Grid | None:
+    """Return the grid of a product whose operands the front has named, if it has one. Raises KernelError."""
+    if not isinstance(params, GemmParams):
+        return None
+    described = {name: Operand.contiguous(ref.shape, np.dtype(ref.dtype), ref.order) for name, ref in operands.items()}
+    keys = ((name, ArrayKey(x.shape, x.dtype, _byte_strides(x))) for name, x in described.items())
+    return cached(_grid, params, tuple(keys), rule)
+
+
+def _byte_strides(operand: Operand) -> tuple[int, ...]:
+    return tuple(stride * operand.dtype.itemsize for stride in operand.strides)
+
+
+def _part(operand: HostArray, index: Index, panel: PanelUse | None = None) -> HostArray:
+    """Return a part of an operand."""
+    fetch, array = operand.fetch, operand.cache_id
+    return HostArray(
+        operand.data[index],
+        None,
+        None if fetch is None else lambda: fetch()[index],
+        panel,
+        None if array is None else (array, index),
+    )
+
+
+def _problem(params: GemmParams, keys: tuple[tuple[str, ArrayKey], ...]) -> GemmProblem:
+    problem = build(params, {name: Operand.of(key) for name, key in keys})
+    assert isinstance(problem, GemmProblem)
+    return problem
+
+
+def _grid(params: GemmParams, keys: tuple[tuple[str, ArrayKey], ...], rule: GridRule) -> Grid | None:
+    return Grid.of(_problem(params, keys), rule)
+
+
+def _grid_of_sides(params: GemmParams, keys: tuple[tuple[str, ArrayKey], ...], sides: tuple[int, int, int]) -> Grid:
+    return Grid.with_sides(_problem(params, keys), sides)

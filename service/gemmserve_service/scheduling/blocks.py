@@ -1,0 +1,314 @@
+"""Blocks of a large product as tasks of their own: leased, tried again, cancelled and watched like any others.
+
+The product itself stays in the queue while it has blocks that nobody was given; whoever has a worker for it takes one
+of those. So it is one of its owner's tasks, charged by the block, and others come between its blocks as they would
+between products of that length. Its result is whole when all blocks are, and is seen by nobody before.
+
+Which worker gets which block is by panels, rows of op(A) and columns of op(B): the grid is cut into tiles, shares of
+the rows for up to three workers and rectangles from four on. A worker goes through a tile in the grid's order, so that
+most blocks need one panel more than those before; one that is through takes from the tile that has most left. Bits do
+not depend on it: a block's follow from the grid, and all blocks of a product are computed by devices of one class.
+
+Everything here happens in the event loop's thread, and takes as long with a thousand workers as with one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_service.executor.protocol import BlockOf, Done
+from gemmserve_service.executor.worker.blocks.answers import whole_answer
+from gemmserve_service.scheduling.tasks import ServiceClass, Task, plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from gemmserve_kernels import Plan
+    from gemmserve_kernels.blocks.grid import Grid
+    from gemmserve_service.errors import ServiceError
+    from gemmserve_service.executor.port import Worker
+    from gemmserve_service.executor.protocol import Work
+
+MAX_ON_WORKER: Final = 2
+"""Blocks that a worker has at once: one that it computes, and one whose panels come meanwhile. What is sent to it then
+waits for these."""
+_LOOKED_AT: Final = 64  # blocks of another's tile among which one that is through with its own chooses
+_MIN_RECTANGLES: Final = 4  # workers from which tiles are cut along both axes; two were measured to do without
+
+
+class BlockTask(Task):
+    """One block of `whole`, on its way through a worker. Operands and results are those of the whole, and stay its."""
+
+    def __init__(self, whole: Task, blocks: Blocks, index: int) -> None:
+        grid = blocks.grid
+        super().__init__(
+            f"{whole.id}/{index}",
+            whole.params,
+            grid.block_problem(index),
+            whole.operands,
+            whole.results,
+            blocks,
+            owner=whole.owner,
+            priority=whole.priority,
+            verify=whole.verify,
+            recomputes=whole.recomputes,
+            durable=whole.durable,
+        )
+        self.index = index
+        self.service_class = ServiceClass.LARGE
+        self._whole = whole
+        self._blocks = blocks
+
+    @property
+    def whole(self) -> Task:
+        """The product that it is a part of."""
+        return self._whole
+
+    @property
+    def blocks_of_whole(self) -> Blocks:
+        """All blocks of that."""
+        return self._blocks
+
+    @property
+    def may_be_grouped(self) -> bool:
+        """See `Task`: it goes alone."""
+        return False
+
+    def may_be_deferred(self, worker: Worker) -> bool:
+        """See `Task`: it writes a part of an array, which is not on any device."""
+        del worker
+        return False
+
+    def message(self, chosen: Plan, *, verify: bool) -> Work:
+        """See `Task`."""
+        work = self._whole.message(chosen, verify=verify)
+        block = BlockOf(
+            parent=self._whole.id, sides=self._blocks.grid.sides, index=self.index, algorithm=chosen.algorithm
+        )
+        return work.model_copy(update={"task": self.id, "defer": False, "express": False, "block": block})
+
+    def close(self, *, reusable: bool = True) -> None:
+        """Tell the whole that no worker is at this block any more. Not `reusable`: a lost process may be."""
+        self._blocks.closed(self, reusable=reusable)
+
+    def unpin(self) -> None:
+        """Do nothing: the operands are the whole's."""
+
+
+class Blocks:
+    """The blocks of `task`: which are done, on a worker, and left. The listener (`tasks.Listener`) of their tasks.
+
+    `ended` is called when the last one is done, with the answer of the whole, or with what a block failed by. `gone`
+    is called when it is over, and no worker is at a block of it any more.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        grid: Grid,
+        ended: Callable[[Task, Done | ServiceError], None],
+        gone: Callable[[Task], None],
+    ) -> None:
+        self.task = task
+        self.grid = grid
+        self._gone = gone
+        self.device_class: int | None = None
+        """Class of the devices that compute it; None before the first block, when any may."""
+        self.under_way: dict[int, BlockTask] = {}
+        self._ended = ended
+        self._lost: dict[int, BlockTask] = {}
+        """Blocks that have lost a worker, and wait again."""
+        self._answers: dict[int, Done] = {}
+        self._done_flops = 0
+        self._reusable = True
+        self._tiles: list[deque[int]] = [deque(grid.order)]
+        """Blocks that nobody has, by tile, each in the grid's order."""
+        self._left = grid.count
+        self._owned: dict[str, int] = {}
+        """Tiles by the worker that goes through them."""
+        self._panels: dict[tuple[str, int], tuple[set[int], set[int]]] = {}
+        """Panels of A and B that workers were sent blocks of, by worker and its process."""
+        self.typical = BlockTask(task, self, grid.order[0])
+        """A block like most: what the queue charges for one."""
+
+    # -- for the scheduler ------------------------------------------------------------------------------------------
+
+    @property
+    def left(self) -> int:
+        """Blocks that nobody has."""
+        return self._left
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that all of it may take, by the estimate of a block, with as many workers as it was begun for."""
+        return self.task.cost_s * math.ceil(self.grid.count / len(self._tiles))
+
+    def suits(self, worker: Worker, known: Collection[Worker]) -> bool:
+        """Whether that worker may have a block now. `known`: one worker of each class of devices that there is."""
+        if self.device_class != worker.device_class and self.device_class is not None:
+            if self.under_way or any(each.device_class == self.device_class for each in known):
+                return False
+            self._begin_again()  # on devices of another class: the bits of a result are those of one
+        return sum(isinstance(each, BlockTask) for each in worker.tasks.values()) < MAX_ON_WORKER
+
+    def take(self, worker: Worker, workers: Collection[Worker]) -> BlockTask:
+        """Take a block for a worker to compute, with a plan for its device. There is one `left`.
+
+        `workers`: all of them; how many there are of that class now decides how the grid is cut into tiles.
+        """
+        if self.device_class is None:
+            self.device_class = worker.device_class
+            self._cut(sum(each.ready and each.device_class == worker.device_class for each in workers))
+        index = self._next(worker)
+        self._left -= 1
+        row, column = self.grid.row_panel(index), self.grid.column_panel(index)
+        rows, columns = self._panels.setdefault((worker.id, worker.restarts), (set(), set()))
+        rows.add(row)
+        columns.add(column)
+        block = self._lost.pop(index, None) or BlockTask(self.task, self, index)
+        block.cost_s = self.task.cost_s  # with which its owner was charged
+        if worker.spec is not None and worker.device_class not in block.plans:
+            block.plans[worker.device_class] = plan_of(block.problem, worker.spec)
+        self.under_way[index] = block
+        return block
+
+    def give_back(self, block: BlockTask) -> None:
+        """Take back a block whose worker was lost, or could not begin with it: it goes before the others."""
+        del self.under_way[block.index]
+        self._lost[block.index] = block
+        self._tiles[self._tile_of(block.index)].appendleft(block.index)
+        self._left += 1
+        self._suspect()
+
+    def closed(self, block: BlockTask, *, reusable: bool) -> None:
+        """Note that no worker is at a block any more that nobody wants; the whole is closed with the last of them."""
+        self.under_way.pop(block.index, None)
+        self._reusable = self._reusable and reusable
+        if self.task.over and not self.under_way:
+            self.task.close(reusable=self._reusable)
+            self._gone(self.task)
+
+    # -- tasks.Listener ---------------------------------------------------------------------------------------------
+
+    def started(self, task: Task) -> None:
+        """Tell the listener of the whole when its first block was sent."""
+        whole = self.task
+        if not whole.began:
+            whole.attempt += 1
+            whole.began = task.began
+            whole.queue_s = task.began - whole.submitted
+            if whole.trace is not None and task.worker is not None:
+                whole.trace.started(task.worker.id, task.began)
+            whole.listener.started(whole)
+
+    def compiling(self, task: Task, compiles: bool) -> None:
+        """Tell the listener of the whole."""
+        del task
+        self.task.listener.compiling(self.task, compiles)
+
+    def progressed(self, task: Task, share: float) -> None:
+        """Do nothing: the whole gets on by blocks."""
+
+    def requeued(self, task: Task) -> None:
+        """Do nothing: the others go on."""
+
+    def ended(self, task: Task, outcome: Done | ServiceError) -> None:
+        """Take in a block's end: the whole's, if it is the last one, or failed."""
+        assert isinstance(task, BlockTask)
+        if not isinstance(outcome, Done):
+            self._ended(self.task, outcome)
+            return
+        del self.under_way[task.index]
+        self._answers[task.index] = outcome
+        if task.crashes:
+            self._suspect()
+        self._done_flops += self.grid.flops(task.index)
+        if len(self._answers) == self.grid.count:
+            self._ended(self.task, _whole(self.task, [self._answers[index] for index in range(self.grid.count)]))
+            self._gone(self.task)
+        else:
+            self.task.listener.progressed(self.task, self._done_flops / self.task.size[1])
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _suspect(self) -> None:
+        """Have the whole go alone while a block of it is not done that has lost a worker."""
+        blocks = (*self._lost.values(), *self.under_way.values())
+        self.task.crashes = max((block.crashes for block in blocks), default=0)
+
+    def _begin_again(self) -> None:
+        self.device_class = None
+        self._answers.clear()
+        self._lost.clear()
+        self._done_flops = 0
+        self._tiles = [deque(self.grid.order)]
+        self._left = self.grid.count
+        self._owned.clear()
+        self._panels.clear()
+
+    def _cut(self, workers: int) -> None:
+        """Cut the grid into a tile for each worker, as far as it goes."""
+        rows, columns = self._extents
+        self._shape = _tiles(workers, rows, columns)
+        self._tiles = [deque() for _ in range(math.prod(self._shape))]
+        for index in self.grid.order:
+            self._tiles[self._tile_of(index)].append(index)
+
+    @property
+    def _extents(self) -> tuple[int, int]:
+        """Rows and columns of blocks, those of one run of matrices below those of another."""
+        return len(self.grid.runs) * self.grid.down, self.grid.across
+
+    def _tile_of(self, index: int) -> int:
+        down, across = self._shape
+        rows, columns = self._extents
+        run, row, column = self.grid.place(index)
+        return (run * self.grid.down + row) * down // rows * across + column * across // columns
+
+    def _next(self, worker: Worker) -> int:
+        """Take the number of the next block for a worker: of its tile, else of that which has most left."""
+        own = self._owned.get(worker.id)
+        if own is None and len(self._owned) < len(self._tiles):
+            own = self._owned[worker.id] = len(self._owned)
+        if own is not None and self._tiles[own]:
+            return self._tiles[own].popleft()
+        longest = max(self._tiles, key=len)
+        rows, columns = self._panels.get((worker.id, worker.restarts), ((), ()))
+        # From behind: what its owner comes to last.
+        near = range(len(longest) - 1, max(len(longest) - 1 - _LOOKED_AT, -1), -1)
+        grid = self.grid
+
+        def missing(at: int) -> int:
+            index = longest[at]
+            return (grid.row_panel(index) not in rows) + (grid.column_panel(index) not in columns)
+
+        best = min(near, key=missing)
+        index = longest[best]
+        del longest[best]
+        return index
+
+
+def _tiles(workers: int, rows: int, columns: int) -> tuple[int, int]:
+    """Return into how many tiles a grid is cut along its rows and its columns, for so many workers.
+
+    Of the factors whose tiles are no smaller than a block, those with the shortest edges together: each edge is a panel
+    that a worker has to be sent.
+    """
+    if workers < _MIN_RECTANGLES:
+        return (min(workers, rows), 1) if rows >= min(workers, columns) else (1, min(workers, columns))
+    for count in range(workers, 0, -1):
+        fits = [(down, count // down) for down in range(1, count + 1) if count % down == 0]
+        fits = [(down, across) for down, across in fits if down <= rows and across <= columns]
+        if fits:
+            return min(fits, key=lambda each: rows / each[0] + columns / each[1])
+    return 1, 1
+
+
+def _whole(task: Task, answers: Sequence[Done]) -> Done:
+    """Return the answer of a product from those of its blocks, in the grid's numbering."""
+    done = whole_answer(answers)
+    done.timings.queue_s = task.queue_s
+    names = dict.fromkeys(answer.algorithm for answer in answers)
+    return done.model_copy(update={"task": task.id, "algorithm": ", ".join(names)})

@@ -1,0 +1,232 @@
+"""The model against what two H200s of one host showed, and against predictions that were made by hand.
+
+Measured 2026-11-22: complex64 32768³, operands and result in pinned memory of the host, copies under products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gemmserve_kernels.planning.model import (
+    Cut,
+    Hosts,
+    Product,
+    block_sides,
+    cuts,
+    devices_fed,
+    least_size,
+    predict,
+    speedup,
+)
+from gemmserve_kernels.planning.rates import Rates, Way, flops_of, shipped
+from gemmserve_kernels.problem.errors import ParameterInvalid
+
+H200 = shipped()
+ROOMY = 10**15
+"""Bytes of devices whose memory never matters."""
+
+
+def cube(n: int, dtype: str = "complex64") -> Product:
+    return Product(n, n, n, dtype)
+
+
+def pinned(devices: int, **more) -> Hosts:
+    return Hosts(devices, memory="pinned", **more)
+
+
+@dataclass(frozen=True)
+class Even(Rates):
+    """Rates of devices that multiply everything at one rate."""
+
+    rate: float = 232e12
+
+    def product_seconds(self, dtype, compute, m, n, k) -> float:
+        return flops_of(dtype, m, n, k) / self.rate
+
+
+def even(rate: float = 232e12, *, link: float = 55.4e9, ring: float = 45e9, host_memory: float = 1e15) -> Even:
+    """Devices of which one byte of a link is worth 4,200 operations on each element of a row of complex64."""
+    return Even(H200.spec, (), Way(link, link), Way(ring, ring), host_memory, 390e9, rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "side", "seconds"),
+    [
+        (pinned(1), 4096, 1.42),
+        (pinned(2), 4096, 0.732),
+        (pinned(2, peers=True), 4096, 0.739),
+        (pinned(1), 2048, 1.58),
+        (pinned(2), 2048, 0.816),
+        (pinned(2, peers=True), 2048, 0.804),
+    ],
+)
+def test_measured_splits(hosts, side, seconds) -> None:
+    """Within 15 % of every split of complex64 32768³ that was measured."""
+    assert predict(H200, cube(32768), hosts, side=side).seconds == pytest.approx(seconds, rel=0.15)
+
+
+def test_measured_speedup() -> None:
+    assert speedup(H200, predict(H200, cube(32768), pinned(2))) == pytest.approx(1.94, rel=0.02)
+
+
+def test_resident_operands() -> None:
+    """Two devices multiplied 16384³ each of their own at 412 Tflop/s."""
+    found = predict(H200, cube(16384), Hosts(2, memory="device"))
+    assert found.rate == pytest.approx(412e12, rel=0.15)
+    assert found.uploaded == 0
+    assert found.bound == "arithmetic"
+
+
+@pytest.mark.parametrize(("devices", "times"), [(2, 1.96), (4, 3.8), (8, 6.5)])
+def test_predicted_speedups(devices, times) -> None:
+    rates = even()
+    assert speedup(rates, predict(rates, cube(32768), pinned(devices))) == pytest.approx(times, rel=0.05)
+
+
+def test_predicted_speedup_with_peers() -> None:
+    rates = even()
+    assert speedup(rates, predict(rates, cube(32768), pinned(8, peers=True))) == pytest.approx(7.2, rel=0.05)
+
+
+def test_predicted_speedup_through_the_ring() -> None:
+    rates = even(host_memory=400e9)
+    found = predict(rates, cube(32768), Hosts(4, memory="pageable"))
+    assert speedup(rates, found) == pytest.approx(3.2, rel=0.1)
+    assert found.bound == "host memory"
+
+
+@pytest.mark.parametrize(
+    ("devices", "cut", "n"),
+    [(1, Cut(), 13e3), (2, Cut(rows=2), 19e3), (4, Cut(rows=2, columns=2), 25e3), (8, Cut(rows=4, columns=2), 38e3)],
+)
+def test_sizes_from_which_uploads_cost_a_tenth(devices, cut, n) -> None:
+    """T_u = 2/3 T_c, the first pair of panels aside."""
+    found = predict(even(), cube(int(n)), pinned(devices), cut=cut)
+    assert found.copies_s / found.compute_s == pytest.approx(2 / 3, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "link", "n"), [(2, 12.5e9, 240e3), (16, 12.5e9, 1.4e6), (2, 50e9, 72e3), (16, 50e9, 360e3)]
+)
+def test_sizes_for_nodes_of_eight(nodes, link, n) -> None:
+    hosts = pinned(8, nodes=nodes, link=link, device_memory=ROOMY)
+    assert least_size(even(), hosts) == pytest.approx(n, rel=0.08)
+
+
+@pytest.mark.parametrize(("n", "times"), [(16384, 1.0), (32768, 1.29), (65536, 1.96)])
+def test_a_second_node_without_operands(n, times) -> None:
+    """Single-GPU nodes on 100 Gb/s, operands on the first; at the rate that one device showed from pinned memory."""
+    rates = even(198e12)
+    found = predict(rates, cube(n), pinned(1, nodes=2, link=12.5e9, spread=False))
+    assert speedup(rates, found) == pytest.approx(times, rel=0.1)
+
+
+def test_where_one_device_is_as_fast_one_is_taken() -> None:
+    found = predict(even(198e12), cube(16384), pinned(1, nodes=2, link=12.5e9, spread=False))
+    assert found.hosts.count == 1
+    assert "1 of 2 devices" in found.notes[0]
+
+
+@pytest.mark.parametrize(("nodes", "pays"), [(16, False), (64, False), (256, True), (1024, True)])
+def test_parts_of_k_pay_from_256_nodes(nodes, pays) -> None:
+    rates = even()
+    hosts = pinned(8, nodes=nodes, link=12.5e9, device_memory=ROOMY)
+    product = cube(least_size(rates, hosts))
+
+    def seconds(layers: int) -> float:
+        found = [predict(rates, product, hosts, cut=cut) for cut in cuts(hosts, layers=layers)]
+        return min(each.seconds - each.uneven_s for each in found)
+
+    assert (seconds(2) < seconds(1)) == pays
+
+
+@pytest.mark.parametrize(("n", "low", "high"), [(4096, 1.5, 1.9), (8192, 11.9, 15.1)])
+def test_devices_that_a_front_feeds(n, low, high) -> None:
+    """Durable jobs: 606 to 700 a second."""
+    assert low <= devices_fed(H200, cube(n), 606)
+    assert devices_fed(H200, cube(n), 700) <= high
+
+
+def test_a_quarter_of_the_memory() -> None:
+    """complex64 32768³ with a quarter of operands and result: 99 % of the rate with all of it."""
+    whole = predict(H200, cube(32768), pinned(1))
+    quarter = predict(H200, cube(32768), pinned(1, device_memory=int(6.4e9)))
+    assert quarter.memory.used_bytes <= 6.4e9
+    assert quarter.memory.streams is not None
+    assert whole.seconds / quarter.seconds > 0.98
+
+
+def test_rows_below_which_the_link_decides() -> None:
+    """R / h = 4,200 rows of A that stay while B passes by."""
+    rates = even()
+    held = 4096  # one panel; of each element that streams the device makes 8 * held operations
+    found = predict(rates, cube(32768), pinned(1, device_memory=int(6.4e9)))
+    assert found.floors["link up"] / found.compute_s == pytest.approx(232e12 / 55.4e9 / held, rel=0.1)
+
+
+def test_shares_by_rows_on_two_and_tiles_from_four() -> None:
+    grids = {count: predict(H200, cube(65536), pinned(count)).cut for count in (2, 4, 8)}
+    assert {count: (cut.rows, cut.columns) for count, cut in grids.items()} == {2: (2, 1), 4: (2, 2), 8: (4, 2)}
+
+
+def test_small_products_are_not_cut() -> None:
+    found = predict(H200, cube(8192), pinned(4))
+    assert found.block_count == 1
+    assert found.hosts.count == 1
+    assert "2^43" in found.notes[0]
+    assert predict(H200, cube(16384), pinned(4)).hosts.count == 4
+
+
+def test_one_block_needs_more_than_there_is() -> None:
+    """Blocks are narrowed first, and k is cut only where 64 rows do not fit."""
+    narrow = predict(H200, cube(65536), pinned(1, device_memory=2 * 10**9))
+    assert narrow.k_parts == 1
+    assert max(narrow.blocks) < 4096
+    assert any("do not fit" in note for note in narrow.notes)
+    least = 2 * 64 * 65536 * 16 + 64 * 64 * 8
+    assert predict(H200, cube(65536), pinned(1, device_memory=least)).k_parts == 1
+    assert predict(H200, cube(65536), pinned(1, device_memory=least - 1)).k_parts == 2
+
+
+def test_what_cannot_be_planned() -> None:
+    with pytest.raises(ParameterInvalid, match="nothing to plan"):
+        predict(H200, Product(0, 4, 4))
+    with pytest.raises(ParameterInvalid, match="link"):
+        Hosts(1, 2)
+    with pytest.raises(ParameterInvalid, match="0 devices"):
+        Hosts(0)
+    with pytest.raises(ParameterInvalid, match="is not one of"):
+        predict(H200, cube(32768), pinned(2), cut=Cut(rows=3))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "sides"), [(32768, 32768, (4096, 4096)), (8192, 65536, (2048, 2048)), (100, 65536, (100, 2048))]
+)
+def test_block_sides(m, n, sides) -> None:
+    assert block_sides(Product(m, n, 4096)) == sides
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    m=st.integers(1, 1 << 17),
+    n=st.integers(1, 1 << 17),
+    k=st.integers(1, 1 << 17),
+    devices=st.integers(1, 8),
+    nodes=st.integers(1, 5),
+    memory=st.sampled_from(["pageable", "pinned", "device"]),
+    device_memory=st.sampled_from([None, 10**9, 10**11]),
+    spread=st.booleans(),
+)
+def test_no_prediction_beats_its_parts(m, n, k, devices, nodes, memory, device_memory, spread) -> None:
+    rates = even()
+    hosts = Hosts(devices, nodes, 12.5e9, device_memory, memory, spread=spread)
+    found = predict(rates, Product(m, n, k), hosts)
+    assert found.seconds >= max(found.compute_s, *found.floors.values())
+    assert found.rate <= 232e12 * found.hosts.count * (1 + 1e-9)
+    assert 0 < found.busy <= 1
+    assert found.hosts.count <= hosts.count
+    assert found.memory.used_bytes <= (device_memory or rates.spec.memory_bytes)

@@ -1,0 +1,607 @@
+"""Large products, block by block: who gets which, what a loss costs, what waits for them; and each block once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from gemmserve_kernels import Operand
+from gemmserve_kernels.blocks.grid import Grid
+from gemmserve_kernels.device.spec import DeviceSpec
+from gemmserve_service import products
+from gemmserve_service.errors import Draining, JobCancelled, JobFailed, JobTimeout, WorkerCrashed
+from gemmserve_service.executor.protocol import Done
+from gemmserve_service.scheduling import blocks as blocks_module
+from gemmserve_service.scheduling.blocks import Blocks, _tiles
+from gemmserve_service.scheduling.estimates import Estimates
+from gemmserve_service.scheduling.tasks import Task
+from gemmserve_service.schemas import Elements, GemmParams, Timings
+
+SIDE = 16
+LARGE, SMALL = DeviceSpec.cpu(), replace(DeviceSpec.cpu(), name="another processor")
+
+
+@pytest.fixture
+def make_large(store, put, listener):
+    """A product of n x n matrices, of (n / SIDE)^2 blocks."""
+
+    async def make(name, n=64, **fields):
+        square = np.ones((n, n), "c8")
+        operands = {}
+        for key in ("a", "b"):
+            upload = await put(store, square, scratch=True)
+            await upload.commit()
+            operands[key] = store.pin_upload(upload)
+        problem = products.build(GemmParams(), {key: Operand.of(square) for key in operands})
+        results = {"d": store.allocate(square.dtype, square.shape, "C", ttl_s=None, scratch=True)}
+        return Task(name, GemmParams(), problem, operands, results, listener, **fields)
+
+    return make
+
+
+@pytest.fixture
+def large(make_large):
+    async def make_and_submit(scheduler, name="large", n=64, **fields):
+        task = await make_large(name, n, **fields)
+        scheduler.submit(task)
+        return task
+
+    return make_and_submit
+
+
+@pytest.fixture
+async def blocky(make_scheduler):
+    async def make(fake, **fields):
+        return await make_scheduler(fake, **{"block_side": SIDE, **fields})
+
+    return make
+
+
+def sent(fake, worker=None):
+    """Numbers of the blocks that workers were sent, in order."""
+    works = [(to.id, work) for to, works in fake.sent for work in works]
+    return [work.block.index for to, work in works if work.block is not None and worker in {None, to}]
+
+
+def run(fake, most=10**6):
+    """Has workers answer in turns until none has anything; return how many answers that were."""
+    count = 0
+    while count < most and (busy := [worker.id for worker in fake.workers() if worker.tasks]):
+        for name in busy:
+            fake.done(name)
+            count += 1
+    return count
+
+
+async def test_every_block_is_computed_once_and_the_whole_ends_with_the_last(blocky, fake, large, listener, store):
+    scheduler = await blocky(fake)
+    task = await large(scheduler)
+    assert task.blocks.grid.count == 16
+    for number in range(16):
+        assert not task.over
+        assert scheduler.queued == (1 if number < 15 else 0)
+        (name,) = fake.running()
+        assert name.startswith("large/")
+        fake.done()
+    assert sorted(sent(fake)) == list(range(16))
+    assert listener.told == [("started", "large"), ("ended", "large")]
+    shares = [share for _, share in listener.shares]
+    assert shares == [pytest.approx(number / 16) for number in range(1, 16)]
+    assert (task.attempt, store.scratch_bytes, scheduler.running, scheduler.queued) == (1, 0, 0, 0)
+    assert fake.forgotten.count("large") == 1, "its panels"
+
+
+async def test_what_a_worker_is_sent(blocky, fake, large):
+    scheduler = await blocky(fake)
+    task = await large(scheduler, verify=True)
+    ((_, (work,)),) = fake.sent
+    assert work.task == f"large/{work.block.index}"
+    assert (work.block.parent, work.block.sides, work.block.algorithm) == ("large", task.blocks.grid.sides, "numpy")
+    assert (work.verify, work.defer, work.express) == (True, False, False)
+    assert (work.operands["a"].shape, work.results["d"].shape) == ((64, 64), (64, 64)), "the whole product's"
+    scheduler.cancel(task)
+    fake.done()
+
+
+async def test_the_whole_s_answer_is_made_of_the_blocks_(blocky, fake, large, listener):
+    scheduler = await blocky(fake)
+    task = await large(scheduler)
+    for number in range(16):
+        (name,) = fake.running()
+        index = int(name.split("/")[1])
+        done = Done(
+            task=name,
+            algorithm="numpy" if index else "simt",
+            timings=Timings(h2d_s=1.0, kernel_s=2.0, d2h_s=0.5, queue_s=100.0),
+            residual=None if number % 2 else number / 1000,
+            mismatch=0.25 if number == 3 else None,
+            elements=Elements(planned=10, wide=number, plain=1),
+        )
+        fake.owner.task_ended(fake.fleet["cpu"], done)
+    found = listener.outcomes["large"]
+    assert found.algorithm == "simt, numpy"
+    timings = found.timings
+    assert (timings.h2d_s, timings.kernel_s, timings.d2h_s, timings.queue_s) == (16.0, 32.0, 8.0, task.queue_s)
+    assert (found.residual, found.mismatch, found.written) == (0.014, 0.25, True)
+    assert found.elements == Elements(planned=160, wide=120, plain=16)
+
+
+async def test_small_products_are_not_cut(blocky, fake, large, submit):
+    scheduler = await blocky(fake)
+    small = await submit(scheduler, "small")
+    square = await large(scheduler, "square", 32)  # 2^18 operations
+    assert small.blocks is square.blocks is None
+    assert run(fake) == 2
+
+
+@pytest.mark.parametrize(("ahead", "most"), [(0, 1), (1, 2), (3, 2)])
+async def test_a_worker_has_two_blocks_at_most(blocky, make_fake, large, monkeypatch, ahead, most):
+    monkeypatch.setattr(Estimates, "seconds", lambda *_: 10.0)  # more than is sent ahead of other products
+    fake = make_fake("cuda:0")
+    fake.ahead = ahead
+    scheduler = await blocky(fake)
+    await large(scheduler)
+    seen = set()
+    while fake.running("cuda:0"):
+        seen.add(len(fake.running("cuda:0")))
+        fake.done("cuda:0")
+    assert max(seen) == most
+    assert sorted(sent(fake)) == list(range(16))
+
+
+@pytest.mark.parametrize("owner", ["x", "y"], ids=["same owner", "another"])
+@pytest.mark.parametrize("seconds", [1e-4, 1.0], ids=["express", "bulk"])
+@pytest.mark.parametrize("ahead", [0, 3])
+@pytest.mark.parametrize("after", [0, 1, 7])
+async def test_a_small_product_waits_for_two_blocks_at_most(
+    blocky, make_fake, large, submit, monkeypatch, owner, seconds, ahead, after
+):
+    monkeypatch.setattr(Estimates, "seconds", lambda _, task, __: 1.0 if task.size[0] > 1000 else seconds)
+    fake = make_fake("cuda:0")
+    fake.ahead = ahead
+    scheduler = await blocky(fake)
+    await large(scheduler, owner="x")
+    for _ in range(after):
+        fake.done("cuda:0")
+    small = await submit(scheduler, "small", owner=owner)
+    waited = 0
+    while not small.over:
+        name = fake.running("cuda:0")[0]
+        waited += name != "small"
+        fake.done("cuda:0")
+    assert waited <= 2
+    run(fake)
+    assert sorted(sent(fake)) == list(range(16))
+
+
+async def test_other_owners_and_other_classes_have_their_shares(blocky, fake, large, submit, monkeypatch):
+    """Blocks are charged one by one: a large product neither keeps others out nor is kept out by them."""
+    monkeypatch.setattr(Estimates, "seconds", lambda *_: 1.0)
+    monkeypatch.setattr(Estimates, "learn", lambda *_: None)
+    scheduler = await blocky(fake, max_grouped_jobs=1)
+    monkeypatch.setattr(scheduler, "_settle_cost", lambda *_: None)
+    await large(scheduler, owner="x")
+    for number in range(8):
+        await submit(scheduler, f"x{number}", owner="x")
+        await submit(scheduler, f"y{number}", owner="y")
+    order = []
+    while scheduler.running:
+        order += fake.running()
+        fake.done()
+    counts = [sum(name.startswith(kind) for name in order[:13]) for kind in ("large", "x", "y")]
+    assert counts == [3, 4, 6]  # the owners half each, and of one's half each class
+
+
+async def test_two_large_products_of_an_owner_go_one_after_the_other(blocky, fake, large):
+    scheduler = await blocky(fake)
+    await large(scheduler, "first")
+    await large(scheduler, "second")
+    order = []
+    while scheduler.running:
+        order += [name.split("/")[0] for name in fake.running()]
+        fake.done()
+    assert order == ["first"] * 16 + ["second"] * 16
+
+
+async def test_it_is_one_task_of_its_owner(blocky, fake, make_large, submit):
+    scheduler = await blocky(fake, max_queued_jobs=2)
+    task = await make_large("large", owner="x")
+    with scheduler.admission("x") as claim:
+        claim(task.problem.nbytes())
+    scheduler.submit(task)
+    assert scheduler.queue.waiting("x") == 1
+    assert scheduler.queue.waiting_bytes("x") == task.size[0]
+    run(fake, 15)
+    assert (scheduler.queue.waiting("x"), scheduler.queue.nbytes) == (0, 0)
+    run(fake)
+
+
+# -- ends of all kinds ----------------------------------------------------------------------------------------------
+
+
+async def test_cancel_stops_within_a_block(blocky, make_fake, large, listener, store):
+    fake = make_fake("cuda:0", "cuda:1")
+    fake.ahead = 3
+    scheduler = await blocky(fake)
+    task = await large(scheduler)
+    fake.done("cuda:0")
+    under_way = {(worker.id, name) for worker in fake.workers() for name in worker.tasks}
+    assert len(under_way) == 4
+    before = len(fake.sent)
+    scheduler.cancel(task)
+    assert set(fake.cancelled) == under_way
+    assert isinstance(listener.outcomes["large"], JobCancelled)
+    assert store.scratch_bytes, "workers write to the result, and read the operands"
+    assert "large" not in fake.forgotten, "they use the panels"
+    run(fake)
+    assert (store.scratch_bytes, len(fake.sent), scheduler.queued) == (0, before, 0)
+    assert fake.forgotten.count("large") == 1
+
+
+async def test_cancel_before_the_first_block(blocky, fake, large, submit, listener, store):
+    scheduler = await blocky(fake)
+    await submit(scheduler, "running")
+    task = await large(scheduler)
+    scheduler.cancel(task)
+    assert isinstance(listener.outcomes["large"], JobCancelled)
+    run(fake)
+    assert (sent(fake), store.scratch_bytes) == ([], 0)
+
+
+async def test_a_deadline(blocky, fake, large, listener, eventually, store):
+    scheduler = await blocky(fake)
+    await large(scheduler, timeout_s=0.01)
+    await eventually(lambda: "large" in listener.outcomes)
+    assert isinstance(listener.outcomes["large"], JobTimeout)
+    assert len(fake.cancelled) == 1
+    run(fake)
+    assert (len(sent(fake)), store.scratch_bytes) == (1, 0)
+
+
+async def test_a_block_that_fails_ends_the_whole(blocky, make_fake, large, listener, store):
+    fake = make_fake("cuda:0", "cuda:1")
+    scheduler = await blocky(fake)
+    await large(scheduler)
+    (other,) = fake.running("cuda:1")
+    fake.fail("cuda:0")
+    assert isinstance(listener.outcomes["large"], JobFailed)
+    assert fake.cancelled == [("cuda:1", other)]
+    assert store.scratch_bytes
+    fake.fail("cuda:1", slug="job-cancelled")
+    assert (store.scratch_bytes, scheduler.queued, scheduler.running) == (0, 0, 0)
+
+
+async def test_a_lost_worker_costs_its_blocks_only(blocky, make_fake, large, listener):
+    fake = make_fake("cuda:0", "cuda:1")
+    scheduler = await blocky(fake)
+    task = await large(scheduler)
+    fake.done("cuda:0")
+    fake.done("cuda:1")
+    (lost,) = fake.running("cuda:1")
+    fake.lose("cuda:1")
+    assert not task.over
+    run(fake)
+    again = [index for index in range(16) if sent(fake).count(index) > 1]
+    assert [f"large/{index}" for index in again] == [lost]
+    assert listener.told == [("started", "large"), ("ended", "large")]
+    assert isinstance(listener.outcomes["large"], Done)
+
+
+async def test_a_block_that_loses_its_workers_ends_the_whole(blocky, make_fake, large, listener, store):
+    """It goes alone, so that others of the product are not blamed; elsewhere they go on."""
+    fake = make_fake("cuda:0", "cuda:1")
+    fake.ahead = 1
+    scheduler = await blocky(fake, max_attempts=3)
+    task = await large(scheduler)
+    assert len(fake.running("cuda:0")) == 2
+    for losses in (1, 2):
+        fake.lose("cuda:0")
+        assert task.crashes == losses
+        fake.hello("cuda:0")
+        assert len(fake.running("cuda:0")) == 1, "alone"
+    fake.lose("cuda:0")
+    assert isinstance(listener.outcomes["large"], WorkerCrashed)
+    for _, name in list(fake.cancelled):
+        fake.done("cuda:1", name)
+    assert (store.scratch_bytes, scheduler.queued, scheduler.running) == (0, 0, 0)
+
+
+async def test_the_suspicion_goes_with_the_block(blocky, make_fake, large, listener):
+    fake = make_fake("cuda:0")
+    fake.ahead = 1
+    scheduler = await blocky(fake)
+    task = await large(scheduler)
+    fake.lose("cuda:0")
+    fake.hello("cuda:0")
+    assert (task.crashes, len(fake.running("cuda:0"))) == (1, 1)
+    fake.done("cuda:0")
+    fake.done("cuda:0")
+    assert (task.crashes, len(fake.running("cuda:0"))) == (0, 2)
+    run(fake)
+    assert isinstance(listener.outcomes["large"], Done)
+
+
+async def test_a_block_that_hangs_is_judged_by_itself(blocky, make_fake, large, listener, monkeypatch):
+    fake = make_fake("cuda:0", "cuda:1")
+    scheduler = await blocky(fake, hang_s=60.0, hang_factor=0.0)
+    task = await large(scheduler)
+    now = 1000.0
+    for worker in fake.workers():
+        worker.heard = worker.moved = now
+    fake.fleet["cuda:1"].moved = now - 61
+    (hung,) = fake.running("cuda:1")
+    scheduler.watchdog.look(now)
+    assert [name for name, _ in fake.killed] == ["cuda:1"]
+    fake.hello("cuda:1")
+    run(fake)
+    assert sent(fake).count(int(hung.split("/")[1])) == 2
+    assert isinstance(listener.outcomes["large"], Done)
+    assert not task.stalled
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_draining(blocky, fake, large, listener, durable):
+    """What is under way ends; a durable product's other blocks wait for the next start, as it does."""
+    scheduler = await blocky(fake)
+    task = await large(scheduler, durable=durable)
+    scheduler.drain()
+    assert isinstance(listener.outcomes.get("large"), Draining) is not durable
+    waiting = asyncio.create_task(scheduler.idle(60))
+    await asyncio.sleep(0)
+    fake.done()
+    assert await waiting
+    assert (len(sent(fake)), task.over) == (1, not durable)
+    scheduler.stop()
+
+
+async def test_no_room_for_the_result(blocky, fake, make_large, listener, full_disk, store, monkeypatch):
+    scheduler = await blocky(fake)
+    task = await make_large("large")
+    (upload,) = task.results.values()
+    calls = []
+
+    def take_place():
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise OSError(28, "no space left")
+
+    monkeypatch.setattr(Task, "placeless", property(lambda _: len(calls) < 2))
+    monkeypatch.setattr(upload, "take_place", take_place)
+    scheduler.submit(task)
+    assert (sent(fake), scheduler.queued, task.blocks.left) == ([], 1, 16)
+    scheduler._room_at = 0.0
+    scheduler._dispatch()
+    run(fake)
+    assert sorted(sent(fake)) == list(range(16))
+    assert isinstance(listener.outcomes["large"], Done)
+
+
+# -- who gets which -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workers", "grid", "tiles"),
+    [
+        (1, (8, 8), (1, 1)),
+        (2, (8, 8), (2, 1)),
+        (3, (8, 8), (3, 1)),
+        (4, (8, 8), (2, 2)),
+        (6, (8, 8), (2, 3)),
+        (8, (32, 4), (8, 1)),
+        (8, (16, 8), (4, 2)),
+        (7, (2, 3), (2, 3)),
+        (2, (1, 8), (1, 2)),
+        (64, (2, 2), (2, 2)),
+        (5, (1, 1), (1, 1)),
+    ],
+)
+def test_tiles(workers, grid, tiles):
+    assert _tiles(workers, *grid) == tiles
+
+
+async def test_two_workers_have_shares_of_the_rows(blocky, make_fake, large):
+    fake = make_fake("cuda:0", "cuda:1")
+    scheduler = await blocky(fake)
+    task = await large(scheduler)
+    run(fake)
+    grid = task.blocks.grid
+    rows = [{grid.row_panel(index) for index in sent(fake, name)} for name in ("cuda:0", "cuda:1")]
+    assert rows == [{0, 1}, {2, 3}]
+
+
+async def test_four_workers_have_rectangles(blocky, make_fake, large):
+    names = tuple(f"cuda:{number}" for number in range(4))
+    fake = make_fake(*names)
+    scheduler = await blocky(fake)
+    task = await large(scheduler, n=128)
+    run(fake)
+    grid = task.blocks.grid
+    for name in names:
+        mine = sent(fake, name)
+        assert len(mine) == 16
+        assert len({grid.row_panel(index) for index in mine}) == len({grid.column_panel(index) for index in mine}) == 4
+
+
+async def test_an_idle_worker_takes_from_the_others(blocky, make_fake, large):
+    """One that is many times as fast computes as many times as much; nobody waits while there are blocks."""
+    fake = make_fake("cuda:0", "cuda:1")
+    scheduler = await blocky(fake)
+    await large(scheduler, n=128)
+    while scheduler.queued:
+        fake.done("cuda:0")
+    assert len(sent(fake, "cuda:0")) == 63
+    assert fake.running("cuda:1")
+    run(fake)
+
+
+async def test_what_is_taken_from_others_needs_few_panels(blocky, make_fake, large):
+    fake = make_fake("cuda:0", "cuda:1")
+    scheduler = await blocky(fake)
+    task = await large(scheduler, n=128)
+    while scheduler.queued:
+        fake.done("cuda:0")
+    grid, rows, columns, new = task.blocks.grid, set(), set(), []
+    for index in sent(fake, "cuda:0"):
+        new.append((grid.row_panel(index) not in rows) + (grid.column_panel(index) not in columns))
+        rows.add(grid.row_panel(index))
+        columns.add(grid.column_panel(index))
+    assert sum(new) == 16, "each panel once"
+    assert max(new[1:]) == 1
+    run(fake)
+
+
+async def test_a_worker_that_comes_later_takes_its_part(blocky, make_fake, large):
+    fake = make_fake("cuda:0", "cuda:1", "cuda:2")
+    scheduler = await blocky(fake)
+    fake.lose("cuda:2")
+    await large(scheduler, n=128)
+    fake.hello("cuda:2")
+    run(fake)
+    assert min(len(sent(fake, name)) for name in ("cuda:0", "cuda:1", "cuda:2")) > 15
+    assert sorted(sent(fake)) == list(range(64))
+
+
+async def test_the_blocks_of_a_product_go_to_one_class_of_devices(blocky, make_fake, large):
+    fake = make_fake("w0", "w1", "w2")
+    fake.specs = {"w0": LARGE, "w1": SMALL, "w2": LARGE}
+    scheduler = await blocky(fake)
+    await large(scheduler)
+    run(fake)
+    assert sent(fake, "w1") == []
+    assert sent(fake, "w2")
+
+
+async def test_it_begins_again_on_another_class_when_there_is_no_other(blocky, make_fake, large, listener):
+    fake = make_fake("w0")
+    fake.specs = {"w0": LARGE}
+    scheduler = await blocky(fake)
+    task = await large(scheduler)
+    for _ in range(5):
+        fake.done("w0")
+    fake.lose("w0")
+    fake.specs = {"w0": SMALL}
+    fake.hello("w0")
+    before = len(sent(fake)) - 1
+    run(fake)
+    assert sorted(sent(fake)[before:]) == list(range(16))
+    assert isinstance(listener.outcomes["large"], Done)
+    assert task.blocks.left == 0
+
+
+async def test_a_block_costs_the_scheduler_as_much_with_many_workers(blocky, make_fake, make_large, put, store):
+    """Counted in calls of functions, which a busy machine does not change."""
+
+    async def calls(workers):
+        names = tuple(f"w{number}" for number in range(workers))
+        fake = make_fake(*names)
+        scheduler = await blocky(fake)
+        scheduler.submit(await make_large(f"large{workers}", n=512))  # 1,024 blocks
+        count = 0
+
+        def note(_frame, event, _arg):
+            nonlocal count
+            count += event == "call"
+
+        answers = 0
+        sys.setprofile(note)
+        try:
+            for name in names * (512 // workers):
+                fake.done(name)
+                answers += 1
+        finally:
+            sys.setprofile(None)
+        run(fake)
+        return count / answers
+
+    assert await calls(256) <= 1.3 * await calls(8)
+
+
+# -- by chance ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(24))
+async def test_by_chance(seed, blocky, make_fake, large, submit, listener, store):
+    """Whatever happens to workers and owners: a whole ends once, well only with every block done by its class of
+    devices; nothing is held at the end, and no worker is idle while there are blocks for it.
+    """
+    chance = random.Random(seed)
+    names = ("w0", "w1", "w2", "w3")[: chance.choice((1, 2, 4))]
+    fake = make_fake(*names)
+    fake.ahead, fake.interleaves, fake.express = chance.choice((0, 1, 3)), chance.random() < 0.5, chance.random() < 0.5
+    scheduler = await blocky(fake, max_attempts=4, max_grouped_jobs=chance.choice((1, 4)))
+    done: dict[str, list[int]] = {}
+    tasks = []
+
+    def check():
+        for worker in fake.workers():
+            waiting = [task for task in scheduler.queue if task.blocks is not None and not task.crashes]
+            assert not (worker.ready and not worker.tasks and waiting), f"{worker.id} is idle"
+            blocks = [task for task in worker.tasks.values() if task.whole is not task]
+            assert len(blocks) <= blocks_module.MAX_ON_WORKER
+        assert scheduler.running == sum(len(worker.tasks) for worker in fake.workers())
+        for task in tasks:
+            if task.blocks is not None and not task.over:
+                held = task.blocks.left + len(task.blocks.under_way) + len(set(done.get(task.id, ())))
+                assert held == task.blocks.grid.count
+                assert (task.blocks.left > 0) == (task in scheduler.queue)
+
+    def end(worker):
+        if worker.tasks:
+            name = chance.choice(list(worker.tasks)) if fake.express else next(iter(worker.tasks))
+            task = worker.tasks[name]
+            if chance.random() < 0.02:
+                fake.fail(worker.id, name)
+                return
+            fake.done(worker.id, name)
+            if task.whole is not task:
+                assert task.index not in done.setdefault(task.whole.id, []), "twice"
+                done[task.whole.id].append(task.index)
+
+    def restart(worker):
+        fake.hello(worker.id) if not worker.ready else fake.lose(worker.id)
+
+    for number in range(200):
+        worker = fake.fleet[chance.choice(names)]
+        event = chance.choices(("large", "small", "end", "restart", "cancel"), (2, 4, 60, 2, 0.5))[0]
+        owner = chance.choice("xy")
+        if event == "large" and scheduler.queued < 5:
+            tasks.append(await large(scheduler, f"l{number}", chance.choice((64, 96)), owner=owner))
+        elif event == "small":
+            tasks.append(await submit(scheduler, f"s{number}", owner=owner, priority=chance.choice((0, 0, 1))))
+        elif event == "cancel" and tasks:
+            scheduler.cancel(chance.choice(tasks))
+        elif event == "restart":
+            restart(worker)
+        elif event == "end":
+            end(worker)
+        await asyncio.sleep(0)
+        check()
+    for worker in fake.workers():
+        if not worker.ready:
+            fake.hello(worker.id)
+    while scheduler.running:
+        for worker in fake.workers():
+            end(worker)
+        check()
+    for task in tasks:
+        outcome = listener.outcomes[task.id]
+        if task.blocks is not None and isinstance(outcome, Done):
+            assert sorted(done[task.id]) == list(range(task.blocks.grid.count))
+    assert (store.scratch_bytes, scheduler.queued, scheduler.fleet.running) == (0, 0, 0)
+
+
+async def test_the_order_within_a_tile_is_the_grid_s(make_large):
+    task = await make_large("large", 128)
+    blocks = Blocks(task, Grid.with_sides(task.problem, (SIDE, SIDE, 1)), print, print)
+    order = blocks.grid.order
+    blocks._cut(4)
+    for tile in blocks._tiles:
+        places = [order.index(index) for index in tile]
+        assert all(a < b for a, b in pairwise(places))
+    task.close()
