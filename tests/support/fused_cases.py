@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from simt_cases import COMPLEX_ALPHA, Gemm, random, strided
 
@@ -16,7 +18,9 @@ U = 2.0**-24
 
 def run(machine, a, b, c=None, *, config=None, out="plain", **options):
     """The problem, and its result on the host, from memory full of NaN."""
-    problem = GemmProblem.build(Operand.of(a), Operand.of(b), None if c is None else Operand.of(c), **options)
+    config = dataclasses.replace(config or GemmConfig(), algorithm="fused")
+    operands = [None if array is None else Operand.of(array) for array in (a, b, c)]
+    problem = GemmProblem.build(*operands, config=config, **options)
     assert fused.supports(problem, machine.launcher.spec) is None
     into = machine.put(strided(np.full(problem.result_shape, np.nan, problem.result_dtype), out))
     on = [None if array is None else machine.put(array) for array in (a, b, c)]

@@ -50,7 +50,7 @@ __all__ = ["FusedTile", "resolve", "run_gemm", "supports"]
 _LEAST_K: Final = 32
 """Steps of k at least: of fewer, too few would be left that are large beside those that the theorem spares."""
 _COMPUTE: Final = ("auto", "3xfp16")
-_MOST_NUMBERS: Final = 1 << 22
+_MOST_NUMBERS: Final = 1 << 23
 """Numbers of a matrix at most, unless the algorithm is asked for by name: with larger ones prepared, `wgmma` is faster (one
 H200, 64 x 8192 x 8192)."""
 _WORKSPACE_BYTES: Final = 256 << 20
