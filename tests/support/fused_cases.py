@@ -37,7 +37,9 @@ def elementwise(a, b, result):
     sizes = [np.matmul(np.abs(parts[i]), np.abs(parts[2 + j])) for i, j in ((0, 0), (1, 1), (0, 1), (1, 0))]
     worst = 0.0
     exact = sums[0] - sums[1], sums[2] + sums[3]
-    for got, right, size in zip((result.real, result.imag), exact, (sizes[0] + sizes[1], sizes[2] + sizes[3]), strict=True):
+    for got, right, size in zip(
+        (result.real, result.imag), exact, (sizes[0] + sizes[1], sizes[2] + sizes[3]), strict=True
+    ):
         difference = np.abs(np.asarray(got, np.longdouble) - right)
         assert (difference[size == 0] == 0).all()
         worst = max(worst, float((difference[size > 0] / size[size > 0]).max(initial=0)))
@@ -47,7 +49,7 @@ def elementwise(a, b, result):
 def plain(a, b):
     """a @ b in float32, one multiply-add after the other, as (re, im)."""
     a, b = a.astype(np.complex64), b.astype(np.complex64)
-    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2], b.shape[-1])
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     found = np.zeros(shape, np.complex64)
     with np.errstate(all="ignore"):
         for k in range(a.shape[-1]):
@@ -89,7 +91,9 @@ def product(m, n, k, batch=(), trans="NN", **options):
 CASES = {
     **{
         f"{m}x{n}x{k}": product(m, n, k)
-        for m, n, k in ((64, 64, 64), (1, 1, 32), (33, 35, 33), (70, 130, 65), (64, 64, 200), (3, 100, 129), (100, 5, 48))
+        for m, n, k in (
+            (64, 64, 64), (1, 1, 32), (33, 35, 33), (70, 130, 65), (64, 64, 200), (3, 100, 129), (100, 5, 48),
+        )
     },
     **{
         f"{trans} {k}": product(36, 68, k, (2,), trans)
@@ -149,7 +153,8 @@ def hostile(k=96):
     found["faint imaginary parts"] = tuple((x.real + 1e-9j * x.imag).astype(np.complex64) for x in (a, b))
     found["a faint imaginary part"] = ((a.real + 1e-9j * a.imag).astype(np.complex64), b)
     found["phases"] = tuple(
-        np.exp(2j * np.pi * np.outer(np.arange(m), np.arange(n)) / k).astype(np.complex64) for m, n in ((70, k), (k, 66))
+        np.exp(2j * np.pi * np.outer(np.arange(m), np.arange(n)) / k).astype(np.complex64)
+        for m, n in ((70, k), (k, 66))
     )
     found["nothing"] = (np.zeros_like(a), b)
     found["small integers"] = tuple(np.rint(3 * x).astype(np.complex64) for x in (a, b))
@@ -160,8 +165,10 @@ def hostile(k=96):
 
 
 HOSTILE = hostile()
-SERVED = {"normal", "rows and columns of any scale", "positive", "imaginary parts that cancel", "real", "imaginary by real", "a faint imaginary part",
-          "nothing", "small integers"}  # fmt: skip
+SERVED = {
+    "normal", "rows and columns of any scale", "positive", "imaginary parts that cancel", "real", "imaginary by real",
+    "a faint imaginary part", "nothing", "small integers",
+}  # fmt: skip
 """Those that planes must serve."""
 
 

@@ -41,7 +41,14 @@ _PLAIN: Final[tuple[Route, ...]] = (
     ("dmma", "plain"),
 )
 _ROUTES: Final[dict[str, tuple[Route, ...]]] = {
-    "auto": (*_PLAIN, ("wgmma", "3xfp16"), ("fused", "3xfp16"), ("wgmma", "fp16"), ("mma", "3xfp16"), ("ozaki", "ozaki")),
+    "auto": (
+        *_PLAIN,
+        ("wgmma", "3xfp16"),
+        ("fused", "3xfp16"),
+        ("wgmma", "fp16"),
+        ("mma", "3xfp16"),
+        ("ozaki", "ozaki"),
+    ),
     "fp32": _PLAIN,
     "fp64": _PLAIN,
     "tf32": (

@@ -26,7 +26,8 @@ _SPLIT_K: Final = 512
 class _Model:
     """Operations a second of a full H200, launches, tile (extent of one block), passes over A and B beforehand, and the
     most parts that k is split into where there are fewer tiles than multiprocessors. `ends`: steps of k that the
-    beginning and the end of a tile take as long as. `doubt`: factor between measured points, of which a route may have few.
+    beginning and the end of a tile take as long as. `doubt`: factor between measured points, of which a route may
+    have few.
     """
 
     rate: float

@@ -38,9 +38,9 @@ _SHORT: Final = 512
 class FusedTile:
     """The part of a product that one block computes: 64 x 64 elements over some chunks of k.
 
-    `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block adds up, before one adds
-    up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between promotions. `stages`: chunks in
-    shared memory.
+    `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block adds up, before one
+    adds up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between promotions. `stages`: chunks
+    in shared memory.
     """
 
     split_k: int = 1

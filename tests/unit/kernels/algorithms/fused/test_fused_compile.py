@@ -13,7 +13,11 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 
 @pytest.mark.parametrize(
     ("trans", "extent"),
-    [pytest.param("NN", 512), pytest.param("TN", 511, marks=pytest.mark.slow), pytest.param("CT", 512, marks=pytest.mark.slow)],
+    [
+        pytest.param("NN", 512),
+        pytest.param("TN", 511, marks=pytest.mark.slow),
+        pytest.param("CT", 512, marks=pytest.mark.slow),
+    ],
 )
 def test_registers(trans, extent):
     operand = matrix("complex64", rows=extent, columns=extent)
