@@ -27,8 +27,8 @@ Side = Literal["a", "b"]
 
 LINK_RATE: Final = 50e9
 """Bytes a second from pinned memory to a device over PCIe 5 (one H200: 55e9)."""
-_WINDOWS: Final = 2
-"""Windows of the result: one is computed while the other goes to the host."""
+_WINDOWS: Final = 3
+"""Windows of the result, and blocks under way at once, at most: one comes, one is computed, one goes to the host."""
 _ALIKE: Final = 1.02
 """Times the shortest time of a plan within which the one that uploads least is taken."""
 _TRIED: Final = 12
@@ -55,7 +55,8 @@ class MemoryPlan:
     """Way of one device through blocks. `fits`: whether a pair of panels, a window and what the algorithm takes go into
     the budget, for which `needed_bytes` is the least there is; if not, the plan is that of just so much.
 
-    `slots`: panels of A and of B that are held; `slot_bytes`: of each of them. `windows`: of the result (and of C).
+    `slots`: panels of A and of B that are held; `slot_bytes`: of each of them. `windows`: of the result (and of C),
+    as many as there may be blocks under way at once.
     `seconds`: by the model, copies beneath the computation counted so.
     """
 
@@ -141,16 +142,16 @@ class _Planner:
     def plan(self, budget: int) -> MemoryPlan:
         fits = budget >= self.least
         found: MemoryPlan | None = None
-        windows = _WINDOWS if budget >= self.least + self.window else 1
-        room = max(budget, self.least) - windows * self.window - self.workspace
-        for slots, order in self._ways(room):
-            uploads = self._uploads(order, slots)
-            plan = MemoryPlan(
-                order, uploads, slots, self.slot_bytes, windows, self.window, self.workspace, self.least, fits,
-                self._seconds(order, uploads),
-            )  # fmt: skip
-            if found is None or _better(plan, found):
-                found = plan
+        for windows in range(min(_WINDOWS, 1 + max(0, budget - self.least) // self.window), 0, -1):
+            room = max(budget, self.least) - windows * self.window - self.workspace
+            for slots, order in self._ways(room):
+                uploads = self._uploads(order, slots)
+                plan = MemoryPlan(
+                    order, uploads, slots, self.slot_bytes, windows, self.window, self.workspace, self.least, fits,
+                    self._seconds(order, uploads, overlaps=windows > 1),
+                )  # fmt: skip
+                if found is None or _better(plan, found):
+                    found = plan
         assert found is not None
         return found
 
@@ -224,9 +225,9 @@ class _Planner:
 
         return max(there, key=lambda panel: (not just_used(panel), next_use(panel), -panel))
 
-    def _seconds(self, order: Sequence[int], uploads: Sequence[Upload]) -> float:
+    def _seconds(self, order: Sequence[int], uploads: Sequence[Upload], *, overlaps: bool) -> float:
         """Return how long it takes, uploads one after the other beside blocks one after the other, and the last window
-        down.
+        down. `overlaps`: whether one block may come while another is there.
         """
         ended: list[float] = []
         link = 0.0
@@ -236,7 +237,7 @@ class _Planner:
             while next_upload < len(uploads) and uploads[next_upload].before == position:
                 upload = uploads[next_upload]
                 begun = ended[upload.after] if upload.after >= 0 else 0.0
-                link = max(link, begun) + upload.nbytes / LINK_RATE
+                link = max(link, begun if overlaps else at) + upload.nbytes / LINK_RATE
                 at = max(at, link)
                 next_upload += 1
             at += self.block_s[self.kinds[index]]

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 _BRIEF: Final = 1 << 18
 """Bytes of results whose way to the host takes no longer than to wake the thread for it: some 20 us."""
 
-_BLOCKS_AHEAD: Final = 4
-"""Blocks of one large product in the pipeline: one in each stage."""
-
 _PROMPT: Final = 32 << 20
 """Bytes of operands and results up to which one thread enqueues a product and waits for it. Two, which take turns at
 the interpreter, were slower with 512^3 (2,100 a second for 2,700) and faster with 4096^3 (424 for 396)."""
@@ -343,7 +340,11 @@ class _ProductTask(_Task):
 
     @property
     def loaded(self) -> bool:
-        """Whether the device has every operand."""
+        """Whether the device has every operand. Blocks' panels are brought in the order of the blocks, one after the
+        other: who waits for a slot waits for those before it.
+        """
+        if self.message.block is not None:
+            return False
         resident = None if self._write_queue is None else self._write_queue.resident
         return resident is not None and all(
             ref.cache_id is not None and resident.holds(ref.cache_id) for ref in self.message.operands.values()
@@ -352,6 +353,8 @@ class _ProductTask(_Task):
     @property
     def prompt(self) -> bool:
         """Whether the device has little to do."""
+        if self.message.block is not None:
+            return False
         refs = (*self.message.operands.values(), *self.message.results.values())
         return sum(ref.nbytes for ref in refs) <= _PROMPT
 
@@ -476,6 +479,7 @@ class _ProductTask(_Task):
             return
         if self._lane.express:
             raise NoRoomBesideError
+        self.release()  # what comes behind may wait for a panel's slot, and is waited for
         self._lane.pipeline.alone(self, self._whole)
 
     def _whole(self, behind: list[_Task]) -> None:
@@ -530,9 +534,10 @@ class _GridTask(_Task):
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Put the first blocks into the pipeline."""
-        self._order = iter(self.runner.backend.plan_blocks(self._grid).order)
-        for _ in range(_BLOCKS_AHEAD):
+        """Put the first blocks into the pipeline, as many as there is room for."""
+        plan = self.runner.backend.plan_blocks(self._grid)
+        self._order = iter(plan.order)
+        for _ in range(plan.windows):
             self._put()
 
     def _put(self) -> None:

@@ -78,7 +78,10 @@ class _Pool:
         pass
 
     def used_bytes(self):
-        return 0
+        return _array.ACCOUNT.used
+
+    def set_limit(self, size=None):
+        _array.ACCOUNT.limit = size or 0
 
     def total_bytes(self):
         return 0

@@ -1,6 +1,8 @@
 """The array: NumPy's, behind a type that does not mix with NumPy's."""
 
 import numbers
+import threading
+import weakref
 
 import numpy as np
 
@@ -19,9 +21,35 @@ class MemoryPointer:
         return MemoryPointer(self.ptr + int(offset), self.owner)
 
 
+class Account:
+    """Bytes of arrays that are alive, the most there were, and how many there may be; 0: any number."""
+
+    def __init__(self):
+        self.used = self.peak = self.limit = 0
+        self._lock = threading.RLock()  # what is collected while it is held gives its bytes back
+
+    def take(self, memory, nbytes):
+        with self._lock:
+            if self.limit and self.used + nbytes > self.limit:
+                from cupy.cuda.memory import OutOfMemoryError
+
+                raise OutOfMemoryError(nbytes, self.used, self.limit)
+            self.used += nbytes
+            self.peak = max(self.peak, self.used)
+        weakref.finalize(memory, self._give, nbytes).atexit = False
+
+    def _give(self, nbytes):
+        with self._lock:
+            self.used -= nbytes
+
+
+ACCOUNT = Account()
+
+
 def aligned(nbytes):
     """Memory as CuPy's pool gives it: 512-byte aligned, of arbitrary content (here 0xff, NaN)."""
     memory = np.empty(max(1, nbytes) + ALIGNMENT, np.uint8)
+    ACCOUNT.take(memory, nbytes)
     start = -memory.ctypes.data % ALIGNMENT
     memory = memory[start : start + max(1, nbytes)]
     if nbytes < 1 << 22:

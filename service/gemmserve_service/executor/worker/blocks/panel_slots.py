@@ -68,14 +68,11 @@ class PanelSlots:
         plan: MemoryPlan,
         allocate: Callable[[int], Any],
         view: Callable[[Any, Operand], Any],
-        *,
-        waits: bool = True,
     ) -> None:
-        """`allocate` returns memory of so many bytes, `view` an array that lies as an operand where it begins. `waits`:
-        whether one who finds no slot waits for it; else he gets memory beside the slots. Raises what `allocate` raises.
+        """`allocate` returns memory of so many bytes, `view` an array that lies as an operand where it begins. Raises
+        what `allocate` raises.
         """
         self._allocate = allocate
-        self._waits = waits
         self.grid = grid
         self.plan = plan
         self.uploads = 0
@@ -101,12 +98,14 @@ class PanelSlots:
             self._slots = {"a": [], "b": []}
             self._changed.notify_all()
 
-    def take(self, side: Side, index: int, fill: Callable[[Any], None]) -> Pin:
+    def take(self, side: Side, index: int, fill: Callable[[Any], None], *, waits: bool) -> Pin:
         """Return the panel of A or B that a block needs, brought by `fill(array)` where it is not here.
 
-        Waits for a slot. Raises what `fill` raises, and what the thread's checkpoint does.
+        `waits`: for a slot, if none can be had; only where all who hold panels go on without whoever waits. Else it is
+        brought to memory beside the slots. Raises what `fill` and the allocation raise, and what the thread's
+        checkpoint does.
         """
-        slot, found = self._slot_for(side, index, self.grid.panel(side, index))
+        slot, found = self._slot_for(side, index, waits)
         if found and slot is not None:
             return Pin(self, slot, slot.array)
         problem = self.grid.problem
@@ -135,8 +134,9 @@ class PanelSlots:
             slot.pins -= 1
             self._changed.notify_all()
 
-    def _slot_for(self, side: Side, index: int, panel: int) -> tuple[_Slot | None, bool]:
+    def _slot_for(self, side: Side, index: int, waits: bool) -> tuple[_Slot | None, bool]:
         """Return the slot of a panel, pinned, and whether the panel is in it; None: there is none, and no waiting."""
+        panel = self.grid.panel(side, index)
         while True:
             checkpoint()
             with self._changed:
@@ -151,7 +151,7 @@ class PanelSlots:
                     if slot.pins == 0:
                         slot.panel, slot.array, slot.ready, slot.pins = panel, None, False, 1
                         return slot, False
-                if not self._waits:
+                if not waits:
                     return None, False
                 self._changed.wait(_LOOK_S)
 
@@ -178,6 +178,6 @@ class PanelUse:
     side: Side
     index: int
 
-    def take(self, fill: Callable[[Any], None]) -> Pin:
+    def take(self, fill: Callable[[Any], None], *, waits: bool) -> Pin:
         """See `PanelSlots.take`."""
-        return self.slots.take(self.side, self.index, fill)
+        return self.slots.take(self.side, self.index, fill, waits=waits)

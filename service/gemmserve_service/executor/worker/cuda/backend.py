@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -142,6 +143,7 @@ class CupyBackend:
         self.copies = DeviceCopies(cupy, ordinal, self.spec, budget, self.arena, self.registered)
         self.write_queue = WriteQueue(self.copies, self.enter)
         self._panels: _Panels | None = None
+        self._panels_lock = threading.RLock()
         self._rooms = (self._drop_copies, self._vacate)
         self.warm_up = WarmUp(cupy, self.spec, ordinal, self.enter, self.idleness)
 
@@ -193,31 +195,33 @@ class CupyBackend:
         return plan_memory(grid, self.spec, self._planned_bytes)
 
     def open_panels(self, parent: str, grid: Grid) -> PanelSlots | None:
-        there = self._panels
-        if there is not None and (there.parent, there.grid) == (parent, grid):
-            return there.slots
-        self._close_panels()
-        plan = self.plan_blocks(grid)
-        if not plan.fits:
-            log.info("%d bytes of device memory for one pair of panels: they are not kept", plan.needed_bytes)
-            self._panels = _Panels(parent, grid)
-            return None
-        self.copies.resident.reserve(plan.peak_bytes)
-        slots = None
-        for make_room in (None, *self._rooms):
-            if make_room is not None and not make_room():
-                continue
-            try:
-                slots = PanelSlots(grid, plan, self.cupy.cuda.alloc, self._view)
-                break
-            except self.out_of_memory as error:
-                log.info("out of device memory for panels: %s", error)
-        self._panels = _Panels(parent, grid, slots, plan.peak_bytes)
-        return slots
+        with self._panels_lock:
+            there = self._panels
+            if there is not None and (there.parent, there.grid) == (parent, grid):
+                return there.slots
+            self._close_panels()
+            plan = self.plan_blocks(grid)
+            if not plan.fits:
+                log.info("%d bytes of device memory for one pair of panels: they are not kept", plan.needed_bytes)
+                self._panels = _Panels(parent, grid)
+                return None
+            self.copies.resident.reserve(plan.peak_bytes)
+            slots = None
+            for make_room in (None, *self._rooms):
+                if make_room is not None and not make_room():
+                    continue
+                try:
+                    slots = PanelSlots(grid, plan, self.cupy.cuda.alloc, self._view)
+                    break
+                except self.out_of_memory as error:
+                    log.info("out of device memory for panels: %s", error)
+            self._panels = _Panels(parent, grid, slots, plan.peak_bytes)
+            return slots
 
     def close_panels(self, parent: str) -> None:
-        if self._panels is not None and self._panels.parent == parent:
-            self._close_panels()
+        with self._panels_lock:
+            if self._panels is not None and self._panels.parent == parent:
+                self._close_panels()
 
     def _close_panels(self) -> None:
         there, self._panels = self._panels, None
@@ -294,8 +298,9 @@ class CupyBackend:
 
     def _drop_copies(self) -> bool:
         """Drop what can be made again; panels of a product that found too little memory are not kept any more."""
-        if self._panels is not None:
-            self._panels.close(self.copies)
+        with self._panels_lock:
+            if self._panels is not None:
+                self._panels.close(self.copies)
         self.copies.resident.clear()
         self.cupy.get_default_memory_pool().free_all_blocks()
         return True
@@ -379,27 +384,31 @@ class DeviceProduct:
         """The results on the device, from when they are enqueued until they are stored."""
 
     def load(self) -> None:
-        """Brings the operands that are not there."""
+        """Brings the operands that are not there. Waits for panels' slots until products that came before let go."""
+        self._bring(waits=True)
+
+    def _bring(self, *, waits: bool = False) -> None:
+        """See `load`; without waiting for whoever may come behind this one, panels take memory beside the slots."""
         began = time.perf_counter()
         self._checkpoint()
         try:
-            self._there = {name: self._load(operand) for name, operand in self._operands.items()}
+            self._there = {name: self._load(operand, waits) for name, operand in self._operands.items()}
         except BaseException:
             self.release()
             raise
         self.timings.h2d_s += time.perf_counter() - began
 
-    def _load(self, operand: HostArray) -> Any:
+    def _load(self, operand: HostArray, waits: bool) -> Any:
         if operand.panel is None:
             return self._copies.load(operand)
-        self._pins.append(self._copies.load_panel(operand, operand.panel))
+        self._pins.append(self._copies.load_panel(operand, operand.panel, waits=waits))
         return self._pins[-1].array
 
     def compute(self) -> None:
         """Enqueue the product on the current stream; the operands are loaded first, if they are not there."""
         cupy = self._cupy
         if self._there is None:
-            self.load()
+            self._bring()
         self._checkpoint()
         assert self._there is not None
         there = self._there
@@ -427,7 +436,7 @@ class DeviceProduct:
         self._enqueued, self._forms = None, {}
         if self._name is not None:
             if self._there is None:  # somebody needed their memory meanwhile
-                self.load()
+                self._bring()
             assert self._there is not None
             self._check(self._name, self._there, self.made)
         self.release()
@@ -465,7 +474,7 @@ class DeviceProduct:
         """Run one stage after the other."""
         try:
             with interruptible(self._checkpoint):
-                self.load()
+                self._bring()
                 self.compute()
                 self.finish()
                 self.store()

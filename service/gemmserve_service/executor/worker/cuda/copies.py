@@ -59,9 +59,9 @@ class DeviceCopies:
         data = operand.data
         return self.resident.get(operand.cache_id, data.nbytes, lambda: self._whole(self.fresh(operand.read())))
 
-    def load_panel(self, operand: HostArray, use: PanelUse) -> Pin:
-        """A panel of a large product's operand, likewise, in its slot until it is released. Waits for the slot."""
-        return use.take(lambda array: self._whole(self._fill(array, operand)))
+    def load_panel(self, operand: HostArray, use: PanelUse, *, waits: bool) -> Pin:
+        """A panel of a large product's operand, likewise, in its slot until it is released: see `PanelSlots.take`."""
+        return use.take(lambda array: self._whole(self._fill(array, operand)), waits=waits)
 
     def _whole(self, value: Any) -> Any:
         """Wait for what was enqueued to make it."""

@@ -132,8 +132,7 @@ class CpuBackend:
         if self._panels is not None and self._panels[0] == parent and self._panels[1].grid == grid:
             return self._panels[1]
         self._panels = None  # before others are made
-        # A block may begin while another one of this thread stands still, so nobody waits.
-        slots = PanelSlots(grid, self.plan_blocks(grid), _pages, _view, waits=False)
+        slots = PanelSlots(grid, self.plan_blocks(grid), _pages, _view)
         self._panels = parent, slots
         return slots
 
@@ -206,7 +205,8 @@ def _array(operand: HostArray, pins: list[Pin], checkpoint: Callable[[], None]) 
             np.copyto(target, source)
 
     with interruptible(checkpoint):
-        pins.append(operand.panel.take(fill))
+        # A block may begin while another one of this thread stands still, so nobody waits.
+        pins.append(operand.panel.take(fill, waits=False))
     array: np.ndarray[Any, Any] = pins[-1].array
     return array
 

@@ -1,0 +1,189 @@
+"""Large products on the CUDA backend by blocks, on the stand-in for CuPy, whose memory is counted and bounded: run in a
+process of its own. NumPy computes in the kernels' place.
+
+Prints one JSON object a case.
+"""
+
+import gc
+import hashlib
+import json
+import pathlib
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "cupy_on_numpy"))
+
+import cupy
+import numpy as np
+from cupy._array import ACCOUNT
+from cupy.cuda import memory
+
+from gemmserve_kernels.blocks import memory_plan
+from gemmserve_kernels.blocks.grid import GridRule
+from gemmserve_service.executor.protocol import ArrayRef, BlockOf
+from gemmserve_service.executor.worker.backend import call
+from gemmserve_service.executor.worker.blocks.gridded import grid_of
+from gemmserve_service.executor.worker.cuda import backend as cuda
+from gemmserve_service.executor.worker.cuda import copies, pinned_ring
+from gemmserve_service.executor.worker.overlap import Overlap
+from gemmserve_service.executor.worker.runner import Runner
+from gemmserve_service.executor.worker.unpack import Run
+from gemmserve_service.schemas import GemmParams
+from gemmserve_service.store.extents.extents import ExtentPool
+
+RULE = GridRule(128)
+M, N, K = 640, 768, 512
+KERNEL = threading.local()
+PAGEABLE = []
+UPLOADED = [0]
+CALLS = [0]
+FAILING = 0
+"""The first of so many products finds too little memory; 0: none does."""
+
+
+def kernel(params, operands, outs):
+    CALLS[0] += 1
+    if FAILING and CALLS[0] % FAILING == 0:
+        raise memory.OutOfMemoryError(1, 1, 1)
+    KERNEL.at_work = True
+    host = {name: array.get(order="K") for name, array in operands.items()}
+    results = {name: np.empty(out.shape, out.dtype) for name, out in outs.items()}
+    call(params.model_copy(update={"config": None}), host, results)
+    for name, out in outs.items():
+        out.set(np.asarray(results[name], order="C" if out.flags.c_contiguous else "F"))
+    KERNEL.at_work = False
+
+
+def watched(name):
+    plain = getattr(cupy.ndarray, name)
+
+    def method(self, *args, **kwargs):
+        if not getattr(KERNEL, "at_work", False):
+            PAGEABLE.append(self.nbytes)
+        return plain(self, *args, **kwargs)
+
+    setattr(cupy.ndarray, name, method)
+
+
+def counted(self, target, source, stream):
+    UPLOADED[0] += source.size
+    upload(self, target, source, stream)
+
+
+upload = pinned_ring.CupyLink.upload
+pinned_ring.CupyLink.upload = counted
+memory_plan.workspace_bytes = lambda problem, spec: 0  # what NumPy takes is not the device's
+cuda.call = kernel
+copies._DIRECT = 1
+pinned_ring.SLOT_BYTES = 1 << 12
+watched("get")
+watched("set")
+
+pool = ExtentPool(pathlib.Path(tempfile.mkdtemp()), keep_bytes=0)
+rng = np.random.default_rng(1)
+A, B, C = (rng.standard_normal(shape).astype("f4") for shape in ((M, K), (K, N), (M, N)))
+CASES = {
+    "plain": (GemmParams(), {"a": A, "b": B}, "C"),
+    "turned": (GemmParams(trans_a="T", trans_b="T", order="F"), {"a": A.T.copy(), "b": np.asfortranarray(B.T)}, "F"),
+    "added": (GemmParams(beta=2), {"a": np.asfortranarray(A), "b": B, "c": C}, "C"),
+}
+WHOLE = A.nbytes + B.nbytes + 4 * M * N
+
+
+def place(array):
+    extent = pool.take(array.nbytes)
+    view = extent.view(array.nbytes)
+    view[:] = array.tobytes(order="A")
+    return ArrayRef(
+        extent=extent.file[0], path=extent.path, capacity=extent.file[1], offset=extent.start, nbytes=array.nbytes,
+        dtype=array.dtype.name, shape=array.shape, order="C" if array.flags.c_contiguous else "F",
+    ), view  # fmt: skip
+
+
+def message_of(name, **fields):
+    params, arrays, order = CASES[name]
+    out, view = place(np.full((M, N), np.nan, "f4", order))
+    operands = {side: place(array)[0] for side, array in arrays.items()}
+    operands = {side: ref.model_copy(update={"cache_id": f"{name}-{side}"}) for side, ref in operands.items()}
+    return Run("t", params, "ours", operands, {"d": out.model_copy(update={"cache_id": f"{name}-d"})}, **fields), view
+
+
+def opened(budget):
+    gc.collect()
+    assert ACCOUNT.used == 0, "memory of the case before"
+    ACCOUNT.limit = 0
+    backend = cuda.CupyBackend("cuda", 0, 0.75, memory_bytes=budget)
+    ACCOUNT.peak = ACCOUNT.used
+    PAGEABLE.clear()
+    UPLOADED[0] = 0
+    return backend
+
+
+def run(backend, messages, *, overlapped):
+    """Answers of tasks, one after the other or in a worker's pipeline."""
+    runner = Runner(backend, RULE)
+    if not overlapped:
+        backend.enter()
+        return [runner.run(message) for message in messages]
+    answers = []
+    overlap = Overlap(runner, backend, answers.append)
+    overlap._compilation = None  # there is no compiler
+    for number, message in enumerate(messages):
+        while number - len(answers) >= 2:  # as the front does
+            time.sleep(0.001)
+        overlap.start(message)
+    overlap.close()
+    runner.forget([], parents=["t"])
+    return answers
+
+
+def case(name, share, *, overlapped, blocks=False, shuffle=None, failing=0):
+    """`share`: of what operands and result take; None: what a pair of panels needs. `blocks`: as messages of their own,
+    in an order of their own where `shuffle` is a seed.
+    """
+    global FAILING
+    message, view = message_of(name)
+    grid = grid_of(message.params, message.operands, RULE)
+    budget = memory_plan.plan_memory(grid, cuda.DeviceSpec.of(0), 0).needed_bytes
+    if share is not None:
+        budget = max(budget, int(WHOLE * share)) if share > 0.2 else int(WHOLE * share)
+    backend = opened(budget)
+    plan = backend.plan_blocks(grid)
+    messages = [message]
+    if blocks:
+        order = list(plan.order)
+        if shuffle is not None:
+            np.random.default_rng(shuffle).shuffle(order)
+        named = [BlockOf(parent="t", sides=grid.sides, index=index, algorithm="vendor") for index in order]
+        messages = [replace(message, task=f"t/{block.index}", block=block) for block in named]
+    FAILING = failing
+    answers = run(backend, messages, overlapped=overlapped)
+    FAILING = 0
+    order = CASES[name][2]
+    d = np.frombuffer(bytes(view), "f4").reshape((M, N), order=order)
+    exact = A.astype("f8") @ B + (2.0 * C if name == "added" else 0)
+    read = C.nbytes if name == "added" else 0
+    print(json.dumps({
+        "case": name, "overlapped": overlapped, "blocks": blocks, "failing": failing, "shuffled": shuffle is not None,
+        "answers": sorted({answer.kind for answer in answers}), "tasks": [answer.task for answer in answers],
+        "expected": [each.task for each in messages],
+        "detail": next((answer.detail for answer in answers if answer.kind == "failed"), ""),
+        "error": float(np.abs(d - exact).max()), "bits": hashlib.sha256(bytes(view)).hexdigest(),
+        "fits": plan.fits, "uploaded": UPLOADED[0] - read, "planned": plan.uploaded_bytes,
+        "budget": budget, "peak": ACCOUNT.peak, "pageable": max(PAGEABLE, default=0),
+        "resident": backend.copies.resident.holds(f"{name}-d"), "used": backend.copies.resident.used,
+    }), flush=True)  # fmt: skip
+
+
+for name in CASES:
+    for share, overlapped, blocks in (
+        (4.0, False, False), (0.25, True, False), (0.25, False, False), (0.25, True, True),
+        (None, True, False), (0.45, True, False),
+    ):  # fmt: skip
+        case(name, share, overlapped=overlapped, blocks=blocks)
+    case(name, 0.3, overlapped=True, blocks=True, shuffle=7)
+    case(name, 0.3, overlapped=True, failing=4)
+case("plain", 0.1, overlapped=True)

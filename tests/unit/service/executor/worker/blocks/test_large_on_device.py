@@ -1,0 +1,58 @@
+"""Large products on a device, by blocks through planned memory: on the stand-in for CuPy, whose memory is bounded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[5] / "support" / "large_product_script.py"
+
+
+@pytest.fixture(scope="module")
+def cases():
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_product_is_right(cases) -> None:
+    """k = 512 roundings of float32, of sums below 150: an a-priori bound of 5e-3; a wrong element is off by more."""
+    assert len(cases) == 25
+    for case in cases:
+        assert case["answers"] == ["done"], case["detail"]
+        assert case["tasks"] == case["expected"]
+        assert case["error"] < 5e-3
+
+
+def test_bits_depend_on_the_product_alone(cases) -> None:
+    """Not on the budget, the order, on whether copies overlap, or on memory that was short for a moment."""
+    for name in ("plain", "turned", "added"):
+        assert len({case["bits"] for case in cases if case["case"] == name and case["fits"]}) == 1
+
+
+def test_what_is_uploaded_is_what_was_planned(cases) -> None:
+    """With a quarter of what operands and result take, and with the least; C, which is read once, apart."""
+    planned = [case for case in cases if case["fits"] and not case["failing"] and not case["shuffled"]]
+    assert len(planned) == 18
+    for case in planned:
+        assert case["uploaded"] == case["planned"]
+
+
+def test_memory_stays_within_the_budget_and_nothing_is_left(cases) -> None:
+    for case in cases:
+        assert case["peak"] <= case["budget"]
+        assert case["used"] == 0
+        assert not case["resident"]  # a block's window is no copy of the result
+
+
+def test_no_window_goes_by_a_pageable_copy(cases) -> None:
+    assert [case["pageable"] for case in cases if case["fits"] and not case["failing"]] == [0] * 21
+
+
+def test_what_does_not_fit_is_tried(cases) -> None:
+    (case,) = [case for case in cases if not case["fits"]]
+    assert case["answers"] == ["done"]
