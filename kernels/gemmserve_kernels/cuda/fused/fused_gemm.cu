@@ -1,10 +1,10 @@
 // D = alpha op(A) op(B) + beta C of complex64 on Hopper's tensor cores, from operands as they lie.
 //
-// Half of a block's warps are producers: they bring chunk after chunk of k of both operands into registers, split them into
-// float16 planes in a stage of shared memory, and have the next chunk on its way meanwhile. The others are consumers: a
-// warpgroup multiplies the planes to the real parts of the sums, another one to the imaginary ones. Every chunk of a vector
-// has its own scale, and every chunk of a tile is judged: what planes do not serve is computed by multiply-adds, in its
-// turn (gemmserve_kernels.algorithms.fused.gemm has the proof).
+// Half of a block's warps are producers: they bring chunk after chunk of k of both operands into registers, split them
+// into float16 planes in a stage of shared memory, and have the next chunk on its way meanwhile. The others are
+// consumers: one warpgroup multiplies the planes to the real parts of the sums, another one to the imaginary ones. Every
+// chunk of a vector has its own scale, and every chunk of a tile is judged: what planes do not serve is computed by
+// multiply-adds, in its turn (gemmserve_kernels.algorithms.fused.gemm has the proof).
 #include "../common/memory/element.cuh"
 #include "../common/numbers/truncation.cuh"
 #include "multiply.cuh"
@@ -110,7 +110,8 @@ struct Cursor {
     Chunks chunks;
 
     GEMM_DEVICE explicit Cursor(const FusedParams& params) : number(blockIdx.x), chunks(params, Item(params, number)) {}
-    GEMM_DEVICE Cursor(const FusedParams& params, unsigned item, int chunk) : number(item), chunks(params, Item(params, item)) {
+    GEMM_DEVICE Cursor(const FusedParams& params, unsigned item, int chunk)
+        : number(item), chunks(params, Item(params, item)) {
         chunks.next = chunk;
     }
     // Goes on to the next one. False: there is none.
@@ -215,11 +216,12 @@ GEMM_DEVICE Deficits deficits_of_chunk(const int* counts) {
     return Deficits(words);
 }
 
-// Leaves the sums of one part of `count`; the block that comes last gets those of all, added up in their order, whichever
-// it is. `served`: whether planes served all of the part, and then all parts; `place`: where the sums of the first part lie;
-// `last`: shared memory. False: another block will come.
+// Leaves the sums of one part of `count`; the block that comes last gets those of all, added up in their order,
+// whichever it is. `served`: whether planes served all of the part, and then all parts; `place`: where the sums of the
+// first part lie; `last`: shared memory. False: another block will come.
 GEMM_DEVICE bool gather(
-    Sums& sums, bool& served, float* place, int part, int count, unsigned* arrivals, int* last, Meeting& meeting, int thread) {
+    Sums& sums, bool& served, float* place, int part, int count, unsigned* arrivals, int* last, Meeting& meeting,
+    int thread) {
     constexpr unsigned UNSERVED_PART = 1u << 16;
     constexpr int PIECES = 2 * Sums::COLUMNS, TILE = PIECES * Config::CONSUMERS;
     using Piece = Vector<float, 4>;
@@ -259,7 +261,8 @@ GEMM_DEVICE bool gather(
 }
 
 // The sums of all splits of a tile. False: another block has them.
-GEMM_DEVICE bool gather_splits(const FusedParams& params, const Item& item, Sums& sums, bool& served, int* last, Meeting& meeting, int thread) {
+GEMM_DEVICE bool gather_splits(
+    const FusedParams& params, const Item& item, Sums& sums, bool& served, int* last, Meeting& meeting, int thread) {
     constexpr Long TILE = 8 * Sums::COLUMNS * Config::CONSUMERS;
     const int groups = (params.splits + params.together - 1) / params.together, group = item.split / params.together;
     const int first = group * params.together, left = params.splits - first;
@@ -268,7 +271,8 @@ GEMM_DEVICE bool gather_splits(const FusedParams& params, const Item& item, Sums
     const int count = left < params.together ? left : params.together;
     if (!gather(sums, served, place, item.split - first, count, arrivals + group, last, meeting, thread)) return false;
     if (groups == 1) return true;
-    return gather(sums, served, params.grouped + item.tile * groups * TILE, group, groups, arrivals + groups, last, meeting, thread);
+    float* const grouped = params.grouped + item.tile * groups * TILE;
+    return gather(sums, served, grouped, group, groups, arrivals + groups, last, meeting, thread);
 }
 
 GEMM_DEVICE void store(const GemmParams& gemm, const Item& item, const Sums& sums, int in_row, int first_column) {
@@ -298,13 +302,14 @@ GEMM_DEVICE void store(const GemmParams& gemm, const Item& item, const Sums& sum
                 }
             }
             write_piece<GEMM_TYPE_D, false, GEMM_VECTOR_D>(
-                gemm.d, d_at + 8 * h * gemm.d.row_stride + 8 * j * gemm.d.column_stride, gemm.d.column_stride, values, inside);
+                gemm.d, d_at + 8 * h * gemm.d.row_stride + 8 * j * gemm.d.column_stride, gemm.d.column_stride, values,
+                inside);
         }
     }
 }
 
-// From the real and the imaginary parts of two warpgroups' sums to whole numbers: of the first columns for the one, of the
-// last for the other. `exchange`: shared memory.
+// From the real and the imaginary parts of two warpgroups' sums to whole numbers: of the first columns for the one, of
+// the last for the other. `exchange`: shared memory.
 GEMM_DEVICE Sums whole_numbers(const PartSums& parts, float* exchange, Meeting& meeting, int thread) {
     constexpr int HALF = Sums::COLUMNS;
     const bool imaginary = thread >= 128;

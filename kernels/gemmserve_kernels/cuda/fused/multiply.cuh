@@ -1,8 +1,9 @@
 // One warpgroup's part of a tile: the real or the imaginary parts of its sums, from planes or from numbers as they are.
 //
 // The tensor core cuts sums towards zero. So products of PROMOTE steps leave it by an addition that rounds to nearest,
-// which takes the scales of both vectors along. Mixed products (big times small) come first: while the partial sum is small, so
-// is what is cut off. Real parts are re re - im im, and every other time -im im + re re (wgmma/schemes.cuh says why).
+// which takes the scales of both vectors along. Mixed products (big times small) come first: while the partial sum is
+// small, so is what is cut off. Real parts are re re - im im, and every other time -im im + re re (wgmma/schemes.cuh says
+// why).
 #pragma once
 
 #include "../common/ptx/wgmma.cuh"
@@ -113,7 +114,8 @@ class PartMultiply {
         }
     }
 
-    static GEMM_DEVICE void promote(PartSums& sums, const Partial& partial, const float (&left)[2], const float* right) {
+    static GEMM_DEVICE void promote(
+        PartSums& sums, const Partial& partial, const float (&left)[2], const float* right) {
 #pragma unroll
         for (int j = 0; j < PartSums::COLUMNS; ++j) {
             const auto of_b = *reinterpret_cast<const Vector<float, 2>*>(right + 8 * j);

@@ -1,8 +1,8 @@
 // A chunk of an operand: from where it lies to float16 planes in shared memory, through registers.
 //
 // A vector is a row of op(A) or a column of op(B). Its CHUNK steps of k take 128 bytes of a plane, swizzled as wgmma
-// wants them; steps 16 s to 16 s + 15 are those of instruction s, in an order of their own, alike for both operands: unit t of
-// the four of 8 bytes has steps 2t, 2t + 1, 2t + 8, 2t + 9. Lanes that write one plane together meet in no bank.
+// wants them; steps 16 s to 16 s + 15 are those of instruction s, in an order of their own, alike for both operands: unit
+// t of the four of 8 bytes has steps 2t, 2t + 1, 2t + 8, 2t + 9. Lanes that write one plane together meet in no bank.
 #pragma once
 
 #include "../common/judging/verdict.cuh"
@@ -214,14 +214,15 @@ struct ChunkOperand {
             }
         }
         const unsigned small = over_lanes(
-            static_cast<unsigned>(counted(small_re) | counted(small_im) << 16), [](unsigned l, unsigned r) { return l + r; });
+            static_cast<unsigned>(counted(small_re) | counted(small_im) << 16),
+            [](unsigned l, unsigned r) { return l + r; });
         const int outside = Config::CHUNK - steps;
         const int re = static_cast<int>(small & 0xffffu) - outside, im = static_cast<int>(small >> 16) - outside;
         const bool writes = ALONG_K ? t == 0 : t == 0 && half == 0;
         if (writes) {
             scales[vector] = float_of(static_cast<unsigned>(127 + exponent) << 23);
-            counts[vector] = re | im << IMAGINARY_AT | (most_re != 0 ? HAS_REAL : 0) | (most_im != 0 ? HAS_IMAGINARY : 0) |
-                             (fits ? 0 : UNSERVED);
+            const int present = (most_re != 0 ? HAS_REAL : 0) | (most_im != 0 ? HAS_IMAGINARY : 0);
+            counts[vector] = re | im << IMAGINARY_AT | present | (fits ? 0 : UNSERVED);
         }
         const int worse = re > im ? re : im;
         return nothing || (fits && 2 * worse + (re + im + 1) / 2 + 2 <= steps - SPARE);
