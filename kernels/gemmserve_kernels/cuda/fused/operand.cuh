@@ -70,11 +70,13 @@ template <bool ALONG_K_, int VECTOR, bool CONJUGATE>
 struct ChunkOperand {
     static constexpr int EXTENT = Config::BLOCK_M;
     static constexpr bool ALONG_K = ALONG_K_;
-    static_assert(EXTENT == 8 * Config::PRODUCER_WARPS, "a warp brings eight vectors");
+    static constexpr int OF_WARP = 8 * Config::PRODUCER_WARPS;  // vectors that all warps bring at once
+    static constexpr int ROUNDS = (EXTENT + OF_WARP - 1) / OF_WARP;
+    static constexpr bool EVEN = EXTENT % OF_WARP == 0;
     // A lane has all k of a quarter of one vector, or an eighth of two that are neighbours.
     static constexpr int VECTORS = ALONG_K ? 1 : 2, UNITS = ALONG_K ? 4 : 2;
     struct Held {
-        Value at[VECTORS][UNITS][4];
+        Value at[ROUNDS][VECTORS][UNITS][4];
     };
 
     int first_vector, t, half;  // within eight vectors; which steps of k
@@ -90,12 +92,17 @@ struct ChunkOperand {
     // Reads the lane's share; what lies outside is zero.
     GEMM_DEVICE void load(Held& held, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
         const bool whole = place.vectors >= EXTENT && place.steps == Config::CHUNK;
-        const Value* from = place.first + first_vector * vector_stride + (16 * half + 2 * t) * k_stride;
-        if (whole) {
-            read<true>(held.at, from, EXTENT, Config::CHUNK, vector_stride, k_stride);
-        } else {
-            const int left = place.vectors - first_vector, steps = place.steps - (16 * half + 2 * t);
-            read<false>(held.at, from, left, steps, vector_stride, k_stride);
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int vector = first_vector + round * OF_WARP;
+            if (!EVEN && vector >= EXTENT) break;
+            const Value* from = place.first + vector * vector_stride + (16 * half + 2 * t) * k_stride;
+            if (whole) {
+                read<true>(held.at[round], from, EXTENT, Config::CHUNK, vector_stride, k_stride);
+            } else {
+                const int left = place.vectors - vector, steps = place.steps - (16 * half + 2 * t);
+                read<false>(held.at[round], from, left, steps, vector_stride, k_stride);
+            }
         }
     }
 
@@ -104,8 +111,13 @@ struct ChunkOperand {
     GEMM_DEVICE bool split(const Held& held, int steps, unsigned char* planes, float* scales, int* counts) const {
         bool promised = true;
 #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) {
-            promised &= split_vector(held.at[v], first_vector + v, steps, planes, scales, counts);
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int vector = first_vector + round * OF_WARP;
+            if (!EVEN && vector >= EXTENT) break;
+#pragma unroll
+            for (int v = 0; v < VECTORS; ++v) {
+                promised &= split_vector(held.at[round][v], vector + v, steps, planes, scales, counts);
+            }
         }
         return promised;
     }
@@ -221,8 +233,8 @@ struct ChunkOperand {
         const bool writes = ALONG_K ? t == 0 : t == 0 && half == 0;
         if (writes) {
             scales[vector] = float_of(static_cast<unsigned>(127 + exponent) << 23);
-            const int present = (most_re != 0 ? HAS_REAL : 0) | (most_im != 0 ? HAS_IMAGINARY : 0);
-            counts[vector] = re | im << IMAGINARY_AT | present | (fits ? 0 : UNSERVED);
+            counts[vector] = re | im << IMAGINARY_AT | (most_re != 0 ? HAS_REAL : 0) |
+                             (most_im != 0 ? HAS_IMAGINARY : 0) | (fits ? 0 : UNSERVED);
         }
         const int worse = re > im ? re : im;
         return nothing || (fits && 2 * worse + (re + im + 1) / 2 + 2 <= steps - SPARE);
