@@ -57,6 +57,11 @@ JOBS = {
     "small, alpha, beta": forced("small", m=16, n=12, k=31, batch=37, trans_a="C", **BETA),
     "small complex128": forced("small", m=32, n=32, k=32, batch=5, limit=1e-14, **DOUBLE),
     "small 3xtf32": forced("small", "3xtf32", m=40, n=36, k=50, batch=17),
+    # ---- operands split by the kernel that multiplies them
+    "fused": forced("fused"),
+    "fused, alpha, beta": forced("fused", m=65, n=67, k=129, batch=3, trans_a="C", trans_b="T", **BETA),
+    "fused, parts of k": forced("fused", m=40, n=36, k=520, config={"split_k": 6}),
+    "fused, not served": forced("fused", spoil="spike"),
     # ---- TF32
     "mma 3xtf32": forced("mma", "3xtf32"),
     "mma 3xtf32, split": forced("mma", "3xtf32", k=1000, config={"split_k": 3}, trans_a="C", **BETA),

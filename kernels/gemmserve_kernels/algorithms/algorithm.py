@@ -75,7 +75,7 @@ def _package(name: str, arithmetic: str, others: tuple[str, ...]) -> str:
 @cache
 def product_algorithm(name: str, arithmetic: str) -> ProductAlgorithm:
     """Return the module that does a route's products. Raises KeyError where there is none."""
-    package = _package(name, arithmetic, ("simt", "small", "dmma", "ozaki"))
+    package = _package(name, arithmetic, ("simt", "small", "fused", "dmma", "ozaki"))
     return cast("ProductAlgorithm", import_module(f"gemmserve_kernels.algorithms.{package}.gemm"))
 
 

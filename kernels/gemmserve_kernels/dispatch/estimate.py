@@ -4,7 +4,8 @@ The model is the larger of arithmetic and memory traffic, plus launches. `tables
 `benchmarks/kernels/tune_dispatch.py` writes on the device, holds measured times; the ratio of measured to modelled
 time varies slowly with the sizes, so it is interpolated between the nearest points (weights 1 / distance^4 in log2 of
 m, n, k and batch; a point stands for its transpose too, a little further away) and the model is multiplied with it. At
-a measured point the estimate is the measurement.
+a measured point the estimate is the measurement. A route that was measured at few points has a factor of doubt between
+them (`common.time_model`).
 
 All of it is the device's time. A caller who enqueues small products one after another waits for the host instead, but
 how long a route takes there says more of the machine than of the route: the same launches took 50 and 72 microseconds
@@ -22,7 +23,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmserve_kernels.algorithms.common.time_model import model_seconds
+from gemmserve_kernels.algorithms.common.time_model import MODELS, model_seconds
 from gemmserve_kernels.device.spec import KNOWN
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def predicted(
 ) -> float:
     """`estimate` by a table, as if it lacked the point `without`."""
     ratio = correction(measured, *route, shape, without=without)
-    return model_seconds(spec, *route, shape, written=written) * ratio
+    known = route not in MODELS or (shape != without and measured.has(route, shape))
+    doubt = 1.0 if known else MODELS[route].doubt
+    return model_seconds(spec, *route, shape, written=written) * ratio * doubt
 
 
 def correction(
@@ -93,6 +96,12 @@ class Table:
     """
 
     ratios: dict[Route, tuple[tuple[tuple[float, ...], float], ...]]
+
+    def has(self, route: Route, shape: Point) -> bool:
+        """Whether the route, or the transposed product, was measured there."""
+        batch, m, n, k = shape
+        here = _place(shape), _place((batch, n, m, k))
+        return any(place in here for place, _ in self.ratios.get(route, ()))
 
     def sibling(self, algorithm: str, dtype: str) -> tuple[tuple[tuple[float, ...], float], ...]:
         """The ratios of the algorithm's first measured arithmetic on that dtype."""

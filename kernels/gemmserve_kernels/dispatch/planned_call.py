@@ -204,7 +204,9 @@ def key_argument(recorder: LaunchRecorder, key: Key) -> Any:
 def taken_of(plan: Plan, outlines: Pair) -> tuple[tuple[bool, bool], Pair]:
     """Whether the algorithm uses what was prepared of A and of B, and the outlines that it uses."""
     a, b = (
-        outline if outline is not None and plan.arithmetic in outline.payload.arithmetics else None
+        outline
+        if outline is not None and plan.takes_prepared and plan.arithmetic in outline.payload.arithmetics
+        else None
         for outline in outlines
     )
     return (a is not None, b is not None), (a, b)

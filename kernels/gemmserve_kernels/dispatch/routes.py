@@ -41,7 +41,14 @@ _PLAIN: Final[tuple[Route, ...]] = (
     ("dmma", "plain"),
 )
 _ROUTES: Final[dict[str, tuple[Route, ...]]] = {
-    "auto": (*_PLAIN, ("wgmma", "3xfp16"), ("wgmma", "fp16"), ("mma", "3xfp16"), ("ozaki", "ozaki")),
+    "auto": (
+        *_PLAIN,
+        ("wgmma", "3xfp16"),
+        ("fused", "3xfp16"),
+        ("wgmma", "fp16"),
+        ("mma", "3xfp16"),
+        ("ozaki", "ozaki"),
+    ),
     "fp32": _PLAIN,
     "fp64": _PLAIN,
     "tf32": (
@@ -54,7 +61,7 @@ _ROUTES: Final[dict[str, tuple[Route, ...]]] = {
     ),
     "1xtf32": (("mma", "1xtf32"),),
     "3xtf32": (("mma", "3xtf32"), ("small", "3xtf32")),
-    "3xfp16": (("wgmma", "3xfp16"), ("mma", "3xfp16"), ("mfma", "3xfp16")),
+    "3xfp16": (("wgmma", "3xfp16"), ("fused", "3xfp16"), ("mma", "3xfp16"), ("mfma", "3xfp16")),
     "3xfp16-3m": (("wgmma", "3xfp16-3m"),),
     "6xbf16": (("wgmma", "6xbf16"), ("mma", "6xbf16")),
     "9xbf16": (("wgmma", "9xbf16"), ("mma", "9xbf16")),
@@ -112,7 +119,7 @@ class Plan:
     @property
     def takes_prepared(self) -> bool:
         """Whether its module has a use for what `prepare` makes (the payload says which arithmetics take it)."""
-        return self.arithmetic in {"3xfp16", "3xfp16-3m", "1xfp16", "ozaki"}
+        return self.algorithm != "fused" and self.arithmetic in {"3xfp16", "3xfp16-3m", "1xfp16", "ozaki"}
 
     def run_gemm(self, launcher: Launcher, problem: GemmProblem, a: Any, b: Any, c: Any, out: Any) -> None:
         """Launches a plan of products that is neither the vendor's BLAS nor NumPy: see ProductAlgorithm."""
@@ -290,7 +297,7 @@ def _unfit(route: Route, problem: GemmProblem, spec: DeviceSpec) -> str | None:
         return None  # its module says what it multiplies, and where
     if spec.kind != "cuda":
         return f"{algorithm} needs an NVIDIA device"
-    if algorithm in {"wgmma", "ozaki"} and not spec.has_wgmma:
+    if algorithm in {"wgmma", "fused", "ozaki"} and not spec.has_wgmma:
         return f"{algorithm} needs compute capability 9.0, and {spec.name} is {spec.arch}"
     double = problem.accumulate in _DOUBLE
     half = problem.dtype == np.float16

@@ -57,10 +57,10 @@ in cuda/mma/round.cuh."""
 ROUNDINGS: Final = get_args(Rounding)
 
 AlgorithmName = Literal[
-    "numpy", "vendor", "simt", "small", "wgmma", "mma", "mfma", "dmma", "ozaki", "sums", "gram", "product"
+    "numpy", "vendor", "simt", "small", "wgmma", "fused", "mma", "mfma", "dmma", "ozaki", "sums", "gram", "product"
 ]
 """numpy: the CPU. vendor: its BLAS. simt: the portable kernels. small: batched small products. wgmma: Hopper's tensor
-cores. mma: tensor cores from sm_80 on. mfma: AMD's matrix units. dmma: double precision on tensor cores. ozaki:
-residues on INT8 tensor cores. sums, gram: reductions without the product. product: a reduction by whatever makes the
-product."""
+cores. fused: these, with operands split by the kernel that multiplies them. mma: tensor cores from sm_80 on. mfma:
+AMD's matrix units. dmma: double precision on tensor cores. ozaki: residues on INT8 tensor cores. sums, gram: reductions
+without the product. product: a reduction by whatever makes the product."""
 ALGORITHMS: Final = get_args(AlgorithmName)

@@ -26,7 +26,8 @@ _SPLIT_K: Final = 512
 class _Model:
     """Operations a second of a full H200, launches, tile (extent of one block), passes over A and B beforehand, and the
     most parts that k is split into where there are fewer tiles than multiprocessors. `ends`: steps of k that the
-    beginning and the end of a tile take as long as.
+    beginning and the end of a tile take as long as. `doubt`: factor between measured points, of which a route may
+    have few.
     """
 
     rate: float
@@ -35,6 +36,7 @@ class _Model:
     passes: float = 0.0
     parts: int = 1
     ends: int = 0
+    doubt: float = 1.0
 
 
 MODELS: Final[dict[tuple[str, str, str], _Model]] = {
@@ -58,6 +60,7 @@ MODELS: Final[dict[tuple[str, str, str], _Model]] = {
     ("small", "3xtf32", "complex64"): _Model(4.5e13, tile=16),
     ("wgmma", "3xfp16", "float32"): _Model(2.3e14, 5, 128, 1.5, parts=16),
     ("wgmma", "3xfp16", "complex64"): _Model(2.5e14, 5, 64, 1.5, parts=16),
+    ("fused", "3xfp16", "complex64"): _Model(8.8e13, 1, 64, parts=132, ends=40, doubt=1.25),
     ("wgmma", "3xfp16-3m", "complex64"): _Model(3.1e14, 5, 64, 2.0, parts=16),
     ("wgmma", "6xbf16", "float32"): _Model(1.1e14, 5, 128, 2.0, parts=16),
     ("wgmma", "6xbf16", "complex64"): _Model(1.15e14, 5, 64, 2.0, parts=16),
@@ -113,7 +116,7 @@ def model_seconds(
         return math.inf
     batch, m, n, k = shape
     scale = spec.sm_count / MEASURED_SMS
-    tensor = arithmetic != "plain" and algorithm in {"wgmma", "mma", "ozaki"}
+    tensor = arithmetic != "plain" and algorithm in {"wgmma", "fused", "mma", "ozaki"}
     speed = TENSOR_SPEED.get(spec.arch, 0.0) if tensor else 1.0
     if algorithm == "dmma":
         speed = DOUBLE_SPEED.get(spec.arch, 0.0)

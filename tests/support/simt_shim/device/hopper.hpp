@@ -23,6 +23,7 @@ void barrier_arrive(unsigned barrier);
 void barrier_arrive_expecting(unsigned barrier, unsigned bytes);
 void barrier_wait(unsigned barrier, unsigned parity, SIMT_HERE);
 inline void barrier_init_fence() {}
+inline void written_for_tensor_cores() {}
 
 // ---- the copy engine
 

@@ -127,6 +127,10 @@ GEMM_DEVICE void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
+// Before a thread says that what it has written to shared memory may be read: the tensor cores read it another way than
+// threads do (PTX ISA 8.6, proxies).
+GEMM_DEVICE void written_for_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 GEMM_DEVICE void store_shared(Address address, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }

@@ -1,0 +1,208 @@
+"""Products of complex64 in one launch, on Hopper's tensor cores.
+
+The kernel (cuda/fused) reads operands of any strides, splits them into float16 planes on the way to shared memory and
+multiplies those: no pre-pass writes planes to memory and reads them again. That is what batches of 33 to two hundred
+rows, single products of some hundred, and products of few rows and columns over a long k spend their time on. Parts of
+k that several blocks have are added up by the last of them to come, always in the same order, so that results have the
+same bits on every run.
+
+What keeps it as accurate as float32. k is cut into chunks of at most 64 steps, alike but for two. Each chunk of a
+vector (a row of op(A), a column of op(B)) has its own power of two, by which it is scaled to a largest part in
+[2**14, 2**15), and each chunk of a tile of 64 x 64 elements is judged by the theorem of `algorithms.common.verdict`,
+with the chunk's steps in the place of k. So what the losses of a chunk change in a part of an element of D is less than
+2**-24 of the chunk's own share of sum_k |x_k y_k|, and together less than 2**-24 of the whole sum. What counts as lost
+is more than there: every part that is not large, unless that part is zero all through the vector's chunk. Vectors that
+are all zero in a chunk add nothing to any sum and lose nothing, so they do not count. A chunk that is not served, or
+whose numbers are not finite or so large or small that products of scales leave float32's range, is computed by
+multiply-adds in float32, for that tile: its sum of at most 64 terms is then added to the others. Elements of such tiles
+are counted (`device.element_counts`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gemmserve_kernels.algorithms.common.operands import TYPES, Operands, access_defines, flag, runs_along_rows, written
+from gemmserve_kernels.algorithms.fused.tile import BLOCK, CHUNK, FusedTile, choose_tile, chunks
+from gemmserve_kernels.device.compiler import KernelSource
+from gemmserve_kernels.device.struct_params import (
+    StoredArray,
+    choose_access,
+    gemm_params,
+    launches,
+    place_all,
+    stored_operands,
+)
+from gemmserve_kernels.device.structures import device_struct
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.device.launch import Launcher
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.problem.config import GemmConfig
+    from gemmserve_kernels.problem.problem import GemmProblem
+
+__all__ = ["FusedTile", "resolve", "run_gemm", "supports"]
+
+_LEAST_K: Final = 32
+"""Steps of k at least: of fewer, too few would be left that are large beside those that the theorem spares."""
+_COMPUTE: Final = ("auto", "3xfp16")
+_MOST_NUMBERS: Final = 1 << 23
+"""Numbers of a matrix at most, unless the algorithm is asked for by name: with larger ones prepared, `wgmma` is faster
+(one H200, 64 x 8192 x 8192)."""
+_WORKSPACE_BYTES: Final = 256 << 20
+"""Sums of one launch at most; a batch that needs more is launched in turns."""
+_WORD: Final = 4
+
+
+@device_struct("fused/params.cuh")
+class FusedParams(ctypes.Structure):
+    """Arguments of fused_gemm."""
+
+
+def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
+    """Return why this algorithm cannot run `problem` on `spec`, in one line; None where it can."""
+    if not spec.has_wgmma:
+        return "fused: needs an NVIDIA device of compute capability 9.0"
+    if problem.compute not in _COMPUTE:
+        return f"fused: the arithmetic is one of {', '.join(_COMPUTE)}, not {problem.compute}"
+    if problem.planar or {x.dtype.name for x in (problem.a, problem.b)} | {problem.dtype.name} != {"complex64"}:
+        return "fused: multiplies interleaved complex64"
+    if problem.k < _LEAST_K:
+        return f"fused: k must be at least {_LEAST_K}, not {problem.k}"
+    asked = problem.config is not None and problem.config.algorithm == "fused"
+    return None if asked else _left_to_others(problem, spec)
+
+
+def _left_to_others(problem: GemmProblem, spec: DeviceSpec) -> str | None:
+    """Return why a product that nobody asked this algorithm for goes another way; None where it does not."""
+    if max(problem.m, problem.n) * problem.k > _MOST_NUMBERS:
+        return "fused: matrices as large as that are worth preparing, which this algorithm has no use for"
+    tile = choose_tile(None, (problem.batch, problem.m, problem.n, problem.k), spec)
+    blocks = -(-problem.m // BLOCK) * -(-problem.n // BLOCK) * problem.batch * tile.split_k
+    if 2 * blocks < spec.sm_count:
+        return f"fused: {blocks} blocks leave most of the device idle"
+    return None
+
+
+def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> FusedTile:
+    """The tile: what `config` asks for, the rest chosen. Raises ConfigInfeasible naming the limit."""
+    return choose_tile(config, (problem.batch, problem.m, problem.n, problem.k), spec)
+
+
+def run_gemm(
+    launcher: Launcher, problem: GemmProblem, config: GemmConfig | None, a: Any, b: Any, c: Any | None, out: Any
+) -> None:
+    """Writes alpha op(a) op(b) + beta c into `out`, of any strides; `c` is not read where beta is 0.
+
+    The arrays are those of `problem`, on the launcher's device; `c` may be `out`. Raises ConfigInfeasible,
+    CompileError.
+    """
+    if 0 in problem.result_shape:
+        return
+    stored, bases = stored_operands(launcher, problem, a, b, c, out)
+    plan = _plan(launcher.spec, problem, config, *stored)
+    if plan.swapped:
+        bases[:2] = bases[1::-1]
+    tile, counters = plan.tile, launcher.counters(problem.batch * problem.m * problem.n)
+    splits, groups = tile.split_k, -(-tile.split_k // tile.together)
+    most = max(tiles for _, tiles in plan.pieces)
+    workspace: list[Any] = []
+    if splits > 1:
+        most = max(1, min(most, _WORKSPACE_BYTES // (tile.tile_bytes * splits)))
+        words, total = tile.tile_bytes // _WORD, sum(tiles for _, tiles in plan.pieces)
+        workspace = [
+            launcher.empty((most * splits * words,), np.dtype(np.float32)),
+            launcher.empty((most * groups * words if groups > 1 else 1,), np.dtype(np.float32)),
+            launcher.zeros((total * (groups + 1),), np.dtype(np.uint32)),
+        ]
+    resident = min(launcher.max_grid, launcher.spec.sm_count)
+    done = 0
+    for piece, tiles in plan.pieces:
+        params = FusedParams.from_buffer_copy(piece)
+        place_all(params.gemm, bases)
+        params.counters = counters
+        for first in range(0, tiles, most):
+            params.gemm.first_tile = first
+            params.items = min(most, tiles - first) * splits
+            if splits > 1:
+                params.partial, params.grouped, params.arrivals = map(launcher.pointer, workspace)
+                params.arrivals += _WORD * (groups + 1) * (done + first)
+            launcher.launch(
+                plan.source,
+                "fused_gemm",
+                grid=min(params.items, resident),
+                block=tile.threads,
+                shared=tile.shared_bytes,
+                params=params,
+            )
+        done += tiles
+
+
+@dataclass(frozen=True)
+class _FusedPlan:
+    """Launches of a product; `swapped` where it is the transposed one, so that A and B change places."""
+
+    source: KernelSource
+    tile: FusedTile
+    pieces: tuple[tuple[FusedParams, int], ...]
+    swapped: bool
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    spec: DeviceSpec,
+    problem: GemmProblem,
+    config: GemmConfig | None,
+    a: StoredArray,
+    b: StoredArray,
+    c: StoredArray,
+    d: StoredArray,
+) -> _FusedPlan:
+    operands = Operands.of(problem, a, b)
+    c_view, d_view = written(problem, c, d)
+    swapped = runs_along_rows(d_view)
+    if swapped:
+        operands, c_view, d_view = operands.transposed(), c_view.transposed(), d_view.transposed()
+    m, n, k = operands.m, operands.n, operands.k
+    tile = choose_tile(config, (problem.batch, m, n, k), spec)
+    access_a = choose_access(operands.a, k_is_row=False, block=BLOCK, block_k=CHUNK)
+    access_b = choose_access(operands.b, k_is_row=True, block=BLOCK, block_k=CHUNK)
+    vector_d = d_view.column_stride == 1 and d_view.aligned(2, d_view.row_stride)
+    source = KernelSource(
+        "fused_gemm",
+        tuple(
+            {
+                "TYPE_C": TYPES[c.dtype.name],
+                "TYPE_D": TYPES[d.dtype.name],
+                "RASTER": str(tile.raster),
+                "PROMOTE": str(tile.promote),
+                "STAGES": str(tile.stages),
+                "THREADS": str(tile.threads),
+                "SHARED_BYTES": str(tile.shared_bytes),
+                "CONJUGATE_A": flag(operands.conjugate_a),
+                "CONJUGATE_B": flag(operands.conjugate_b),
+                **access_defines(access_a, access_b),
+                "VECTOR_D": flag(vector_d),
+            }.items()
+        ),
+    )
+    conjugates = (operands.conjugate_a, operands.conjugate_b)
+    pieces = []
+    for _, inner, views in launches(problem.batch_shape, [operands.a, operands.b, c_view, d_view]):
+        gemm, tiles = gemm_params(problem, views, (m, n), (BLOCK, BLOCK), inner, conjugates)
+        params = FusedParams(
+            gemm=gemm,
+            chunks=chunks(k),
+            pairs=-(-k // 2) // chunks(k),
+            longer=-(-k // 2) % chunks(k),
+            chunks_part=tile.chunks_part(k),
+            splits=tile.split_k,
+            together=tile.together,
+        )
+        pieces.append((params, tiles))
+    return _FusedPlan(source, tile, tuple(pieces), swapped)

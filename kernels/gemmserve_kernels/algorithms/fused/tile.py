@@ -1,0 +1,98 @@
+"""Tiles of the fused kernel, and how k is cut among blocks. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from gemmserve_kernels.problem.errors import ConfigInfeasible
+
+if TYPE_CHECKING:
+    from gemmserve_kernels.device.spec import DeviceSpec
+    from gemmserve_kernels.problem.config import GemmConfig
+
+CHUNK: Final = 64
+"""Steps of k at most that are scaled, split and judged at once: Config::CHUNK in cuda/fused/config.cuh."""
+BLOCK: Final = 64
+"""Rows and columns of a tile."""
+_CONSUMERS: Final = 256
+_PRODUCERS: Final = 256
+"""Threads that split operands, and that multiply them."""
+_STAGE_BYTES: Final = 2 * BLOCK * CHUNK * 8 + 4 * 4 * BLOCK + 1024
+_EXCHANGE_BYTES: Final = _CONSUMERS * 16 * 4
+_ALIGNMENT: Final = 1024
+_STATIC: Final = 256
+"""Bytes of shared memory for barriers, at most."""
+_RESERVED: Final = 1024
+"""Bytes of shared memory that the system keeps of each block (CUDA C++ programming guide)."""
+_FIELDS: Final = ("split_k", "raster", "promote", "stages")
+_MOST_SPLITS: Final = 132
+_FEW: Final = 4
+"""Splits that one block adds up without another step between."""
+_SHORT: Final = 512
+"""Up to this k sums leave the tensor core every 16 steps, else every 32: see wgmma.candidates.promotion."""
+
+
+@dataclass(frozen=True)
+class FusedTile:
+    """The part of a product that one block computes: 64 x 64 elements over some chunks of k.
+
+    `split_k`: parts of k, each a number of whole chunks; `together`: those whose sums one block adds up, before one
+    adds up theirs. `raster`: rows of tiles walked together. `promote`: steps of k between promotions. `stages`: chunks
+    in shared memory.
+    """
+
+    split_k: int = 1
+    together: int = 1
+    raster: int = 8
+    promote: int = 16
+    stages: int = 2
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return _CONSUMERS + _PRODUCERS
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: Config::SHARED_BYTES in cuda/fused/config.cuh."""
+        return self.stages * _STAGE_BYTES + _EXCHANGE_BYTES + _ALIGNMENT
+
+    @property
+    def tile_bytes(self) -> int:
+        """Sums of a block that are added up with those of others."""
+        return BLOCK * BLOCK * 8
+
+    def chunks_part(self, k: int) -> int:
+        """Chunks of one split."""
+        return -(-chunks(k) // self.split_k)
+
+
+def chunks(k: int) -> int:
+    """Chunks that k is cut into, alike but for two steps."""
+    return -(-k // CHUNK)
+
+
+def choose_tile(config: GemmConfig | None, shape: tuple[int, int, int, int], spec: DeviceSpec) -> FusedTile:
+    """The tile for `shape` = (batch, m, n, k): what `config` asks for, the rest chosen. Raises ConfigInfeasible."""
+    batch, m, n, k = shape
+    tile = FusedTile(promote=16 if k <= _SHORT else 32)
+    asked = None
+    if config is not None:
+        config.only("fused", _FIELDS)
+        asked = config.split_k
+        found = {name: getattr(config, name) for name in ("raster", "promote", "stages")}
+        tile = replace(tile, **{name: value for name, value in found.items() if value is not None})
+    if tile.promote not in {16, 32}:
+        raise ConfigInfeasible(f"promote: 16 or 32, not {tile.promote}")
+    if tile.shared_bytes + _STATIC + _RESERVED > spec.shared_per_sm:
+        raise ConfigInfeasible(f"stages: {tile.stages} take {tile.shared_bytes} bytes, which {spec.name} lacks")
+    tiles = -(-m // BLOCK) * -(-n // BLOCK) * batch
+    most = chunks(k)
+    if asked is not None and asked > min(most, _MOST_SPLITS):
+        raise ConfigInfeasible(f"split_k: at most {min(most, _MOST_SPLITS)} for k = {k}, not {asked}")
+    splits = asked or min(_MOST_SPLITS, most, max(1, spec.sm_count // tiles))
+    splits = -(-most // -(-most // splits))  # as many as have chunks
+    together = splits if splits <= _FEW else math.isqrt(splits - 1) + 1
+    return replace(tile, split_k=splits, together=together)

@@ -1,0 +1,248 @@
+// A chunk of an operand: from where it lies to float16 planes in shared memory, through registers.
+//
+// A vector is a row of op(A) or a column of op(B). Its CHUNK steps of k take 128 bytes of a plane, swizzled as wgmma
+// wants them; steps 16 s to 16 s + 15 are those of instruction s, in an order of their own, alike for both operands: unit
+// t of the four of 8 bytes has steps 2t, 2t + 1, 2t + 8, 2t + 9. Lanes that write one plane together meet in no bank.
+#pragma once
+
+#include "../common/judging/verdict.cuh"
+#include "../common/numbers/bits.cuh"
+#include "../common/raster.cuh"
+#include "config.cuh"
+#include "params.cuh"
+
+typedef Complex<float> Value;
+
+// Where unit `unit` of the 16 of a vector lies in a plane.
+GEMM_DEVICE int unit_at(int vector, int unit) {
+    return vector * Config::ROW + (((unit / 2) ^ (vector & 7)) * 16) + unit % 2 * 8;
+}
+// Where number `vector` of step `k` lies in a stage that has numbers as they are.
+GEMM_DEVICE int plain_at(int vector, int k) { return k * Config::BLOCK_M + (vector ^ (k & 15)); }
+
+#if defined(GEMM_CUDA)
+// Two floats as float16, rounded to nearest, the first one in the lower half.
+GEMM_DEVICE unsigned pack_halves(float first, float second) {
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+// count += how many of the two have magnitudes of at most 2^8, in each half.
+GEMM_DEVICE void count_small(unsigned& count, unsigned pair) {
+    unsigned magnitude, one;
+    asm("abs.f16x2 %0, %1;" : "=r"(magnitude) : "r"(pair));
+    asm("set.le.f16x2.f16x2 %0, %1, %2;" : "=r"(one) : "r"(magnitude), "r"(0x5c005c00u));
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(count) : "r"(count), "r"(one));
+}
+#else
+GEMM_DEVICE unsigned pack_halves(float first, float second) {
+    return float_to_half(first).bits | static_cast<unsigned>(float_to_half(second).bits) << 16;
+}
+GEMM_DEVICE void count_small(unsigned& count, unsigned pair) {
+    for (int half = 0; half < 2; ++half) {
+        const float counted = half_to_float(Half{static_cast<unsigned short>(count >> 16 * half)});
+        const unsigned magnitude = pair >> 16 * half & 0x7fffu;
+        const unsigned more = float_to_half(counted + (magnitude <= 0x5c00u ? 1.0f : 0.0f)).bits;
+        count = (count & ~(0xffffu << 16 * half)) | more << 16 * half;
+    }
+}
+#endif
+
+GEMM_DEVICE float first_half(unsigned pair) { return half_to_float(Half{static_cast<unsigned short>(pair)}); }
+GEMM_DEVICE float second_half(unsigned pair) { return half_to_float(Half{static_cast<unsigned short>(pair >> 16)}); }
+GEMM_DEVICE int counted(unsigned pair) { return static_cast<int>(first_half(pair) + second_half(pair)); }
+
+// Of what is not negative: larger numbers have larger bits, infinities and NaN the largest.
+GEMM_DEVICE unsigned larger_bits(unsigned x, unsigned y) { return x > y ? x : y; }
+GEMM_DEVICE unsigned magnitude_bits(float x) { return bits_of(x) & 0x7fffffffu; }
+
+// A vector of a chunk as one word: how many real and imaginary parts are not large (7 bits each), and what it is.
+enum VectorFlag : int { IMAGINARY_AT = 8, HAS_REAL = 1 << 16, HAS_IMAGINARY = 1 << 17, UNSERVED = 1 << 18 };
+
+// Where a chunk of an operand lies.
+struct ChunkPlace {
+    const Value* first;  // of the tile's first vector and step
+    int vectors;          // inside the operand
+    int steps;
+};
+
+template <bool ALONG_K_, int VECTOR, bool CONJUGATE>
+struct ChunkOperand {
+    static constexpr int EXTENT = Config::BLOCK_M;
+    static constexpr bool ALONG_K = ALONG_K_;
+    static constexpr int OF_WARP = 8 * Config::PRODUCER_WARPS;  // vectors that all warps bring at once
+    static constexpr int ROUNDS = (EXTENT + OF_WARP - 1) / OF_WARP;
+    static constexpr bool EVEN = EXTENT % OF_WARP == 0;
+    // A lane has all k of a quarter of one vector, or an eighth of two that are neighbours.
+    static constexpr int VECTORS = ALONG_K ? 1 : 2, UNITS = ALONG_K ? 4 : 2;
+    struct Held {
+        Value at[ROUNDS][VECTORS][UNITS][4];
+    };
+
+    int first_vector, t, half;  // within eight vectors; which steps of k
+
+    GEMM_DEVICE explicit ChunkOperand(int thread) {
+        const int lane = thread % 32, warp = thread / 32;
+        first_vector = warp * 8 + (ALONG_K ? lane / 4 % 4 * 2 + lane / 16 : 2 * (lane % 4));
+        t = ALONG_K ? lane % 4 : lane / 4 % 4;
+        half = ALONG_K ? 0 : lane / 16;
+    }
+    GEMM_DEVICE int step_of(int unit) const { return ALONG_K ? unit : 2 * unit + half; }
+
+    // Reads the lane's share; what lies outside is zero.
+    GEMM_DEVICE void load(Held& held, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride) const {
+        const bool whole = place.vectors >= EXTENT && place.steps == Config::CHUNK;
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int vector = first_vector + round * OF_WARP;
+            if (!EVEN && vector >= EXTENT) break;
+            const Value* from = place.first + vector * vector_stride + (16 * half + 2 * t) * k_stride;
+            if (whole) {
+                read<true>(held.at[round], from, EXTENT, Config::CHUNK, vector_stride, k_stride);
+            } else {
+                const int left = place.vectors - vector, steps = place.steps - (16 * half + 2 * t);
+                read<false>(held.at[round], from, left, steps, vector_stride, k_stride);
+            }
+        }
+    }
+
+    // Splits what is held into planes, with the scale of each vector and what is known of it. False: some vector
+    // alone does not promise that planes serve.
+    GEMM_DEVICE bool split(const Held& held, int steps, unsigned char* planes, float* scales, int* counts) const {
+        bool promised = true;
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            const int vector = first_vector + round * OF_WARP;
+            if (!EVEN && vector >= EXTENT) break;
+#pragma unroll
+            for (int v = 0; v < VECTORS; ++v) {
+                promised &= split_vector(held.at[round][v], vector + v, steps, planes, scales, counts);
+            }
+        }
+        return promised;
+    }
+
+    // Copies what planes do not serve, as it is: by the threads of the consumers.
+    static GEMM_DEVICE void copy_plain(
+        Value* to, const ChunkPlace& place, const Long& vector_stride, const Long& k_stride, int thread) {
+#pragma unroll 1
+        for (int i = thread; i < EXTENT * Config::CHUNK; i += Config::CONSUMERS) {
+            const int vector = ALONG_K ? i / Config::CHUNK : i % EXTENT, k = ALONG_K ? i % Config::CHUNK : i / EXTENT;
+            Value x = {0.0f, 0.0f};
+            if (vector < place.vectors && k < place.steps) x = place.first[vector * vector_stride + k * k_stride];
+            if constexpr (CONJUGATE) x.im = -x.im;
+            to[plain_at(vector, k)] = x;
+        }
+    }
+
+  private:
+    template <bool WHOLE>
+    static GEMM_DEVICE void read(
+        Value (&to)[VECTORS][UNITS][4], const Value* from, int vectors, int steps, const Long& vector_stride,
+        const Long& k_stride) {
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int k = 16 * (ALONG_K ? 1 : 2) * u + (e & 1) + 8 * (e >> 1);
+                if constexpr (VECTOR == 2 && ALONG_K) {
+                    if (e % 2 != 0) continue;
+                    Vector<Value, 2> two = {};
+                    if (WHOLE || (vectors > 0 && k < steps)) two = *reinterpret_cast<const Vector<Value, 2>*>(from + k);
+                    to[0][u][e] = two.at[0];
+                    to[0][u][e + 1] = two.at[1];
+                } else if constexpr (VECTOR == 2) {
+                    Vector<Value, 2> two = {};
+                    if (WHOLE || (vectors > 0 && k < steps)) {
+                        two = *reinterpret_cast<const Vector<Value, 2>*>(from + k * k_stride);
+                    }
+                    to[0][u][e] = two.at[0];
+                    to[VECTORS - 1][u][e] = two.at[1];
+                } else {
+#pragma unroll
+                    for (int v = 0; v < VECTORS; ++v) {
+                        Value x = {0.0f, 0.0f};
+                        if (WHOLE || (vectors > v && k < steps)) x = from[v * vector_stride + k * k_stride];
+                        to[v][u][e] = x;
+                    }
+                }
+            }
+        }
+    }
+
+    // Combines over the lanes that share a vector.
+    template <class Combine>
+    static GEMM_DEVICE unsigned over_lanes(unsigned x, Combine combine) {
+        if constexpr (ALONG_K) {
+            x = combine(x, __shfl_xor_sync(0xffffffffu, x, 1));
+            return combine(x, __shfl_xor_sync(0xffffffffu, x, 2));
+        } else {
+            x = combine(x, __shfl_xor_sync(0xffffffffu, x, 4));
+            x = combine(x, __shfl_xor_sync(0xffffffffu, x, 8));
+            return combine(x, __shfl_xor_sync(0xffffffffu, x, 16));
+        }
+    }
+
+    GEMM_DEVICE bool split_vector(
+        const Value (&x)[UNITS][4], int vector, int steps, unsigned char* planes, float* scales, int* counts) const {
+        constexpr int LEAST = 67, MOST = 188;  // biased exponents of largest parts whose products fit float32
+        unsigned most_re = 0, most_im = 0;
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                most_re = larger_bits(most_re, magnitude_bits(x[u][e].re));
+                most_im = larger_bits(most_im, magnitude_bits(x[u][e].im));
+            }
+        }
+        most_re = over_lanes(most_re, larger_bits);
+        most_im = over_lanes(most_im, larger_bits);
+        const int biased = static_cast<int>(larger_bits(most_re, most_im) >> 23);
+        const bool nothing = (most_re | most_im) == 0, fits = nothing || (biased >= LEAST && biased <= MOST);
+        const int exponent = nothing || !fits ? 0 : biased - 127 - 14;  // the largest part comes to [2^14, 2^15)
+        const float down = float_of(static_cast<unsigned>(127 - exponent) << 23);
+        unsigned small_re = 0, small_im = 0;
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+            Vector<unsigned, 2> part[Config::PLANES];
+#pragma unroll
+            for (int pair = 0; pair < 2; ++pair) {
+                const Value &first = x[u][2 * pair], &second = x[u][2 * pair + 1];
+                part[0].at[pair] = pack_halves(first.re * down, second.re * down);
+                part[1].at[pair] = pack_halves(first.im * down, second.im * down);
+                part[2].at[pair] = rest(first.re, second.re, down, part[0].at[pair]);
+                part[3].at[pair] = rest(first.im, second.im, down, part[1].at[pair]);
+                count_small(small_re, part[0].at[pair]);
+                count_small(small_im, part[1].at[pair]);
+                if constexpr (CONJUGATE) {
+                    part[1].at[pair] ^= 0x80008000u;
+                    part[3].at[pair] ^= 0x80008000u;
+                }
+            }
+            const int at = unit_at(vector, 4 * step_of(u) + t);
+#pragma unroll
+            for (int p = 0; p < Config::PLANES; ++p) {
+                *reinterpret_cast<Vector<unsigned, 2>*>(planes + p * Config::PLANE + at) = part[p];
+            }
+        }
+        const unsigned small = over_lanes(
+            static_cast<unsigned>(counted(small_re) | counted(small_im) << 16),
+            [](unsigned l, unsigned r) { return l + r; });
+        const int outside = Config::CHUNK - steps;
+        const int re = static_cast<int>(small & 0xffffu) - outside, im = static_cast<int>(small >> 16) - outside;
+        const bool writes = ALONG_K ? t == 0 : t == 0 && half == 0;
+        if (writes) {
+            scales[vector] = float_of(static_cast<unsigned>(127 + exponent) << 23);
+            counts[vector] = re | im << IMAGINARY_AT | (most_re != 0 ? HAS_REAL : 0) |
+                             (most_im != 0 ? HAS_IMAGINARY : 0) | (fits ? 0 : UNSERVED);
+        }
+        const int worse = re > im ? re : im;
+        return nothing || (fits && 2 * worse + (re + im + 1) / 2 + 2 <= steps - SPARE);
+    }
+
+    // What float16 leaves of two scaled numbers.
+    static GEMM_DEVICE unsigned rest(float first, float second, float down, unsigned high) {
+        return pack_halves(
+            multiply_add(first, down, -first_half(high)), multiply_add(second, down, -second_half(high)));
+    }
+};

@@ -1,0 +1,20 @@
+// What the host passes: gemmserve_kernels.device.structures reads the structure from here.
+#pragma once
+
+#include "../common/judging/counters.cuh"
+#include "../common/params.cuh"
+
+struct FusedParams {
+    GemmParams gemm;
+    unsigned items;   // of this launch; blocks take them in turns
+    int chunks;       // that k is cut into
+    Long pairs;       // of steps of k in a chunk, the last one maybe half outside
+    int longer;       // the first chunks, which have one pair more
+    int chunks_part;  // of one split
+    int splits;
+    int together;      // splits whose sums one block adds up, before one adds up theirs
+    float* partial;    // splits > 1: one accumulator tile of each item
+    float* grouped;    // splits > together: the same of each group of splits
+    unsigned* arrivals;  // splits > 1: zero at the start, for each group of splits of each tile, then for each tile
+    ElementCounters* counters;
+};

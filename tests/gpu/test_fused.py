@@ -1,0 +1,67 @@
+"""The fused kernel on the device: the shim's cases, hostile data beside the vendor, repeats, batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fused_cases import CASES, HOSTILE, SERVED, SPLITS, check_case, check_elements, check_not_finite, elementwise, run
+from simt_cases import CupyMachine, random
+
+from gemmserve_kernels.algorithms.fused import gemm as fused
+from gemmserve_kernels.device.launch import CupyLauncher
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
+
+pytestmark = pytest.mark.gpu
+ASKED = GemmConfig(algorithm="fused")
+
+
+@pytest.fixture
+def machine():
+    launcher = CupyLauncher.current()
+    operand = Operand.contiguous((64, 64), "complex64")
+    if reason := fused.supports(GemmProblem.build(operand, operand, config=ASKED), launcher.spec):
+        pytest.skip(reason)
+    return CupyMachine(launcher)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_case(machine, case):
+    check_case(machine, case)
+
+
+@pytest.mark.parametrize(("case", "config"), SPLITS.values(), ids=SPLITS)
+def test_parts_of_k_of_several_blocks(machine, case, config):
+    check_case(machine, case, config)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_every_element_is_as_accurate_as_plain_float32s(machine, kind):
+    check_elements(machine, *HOSTILE[kind])
+
+
+def test_what_is_not_finite_is_what_plain_float32_makes_of_it(machine):
+    check_not_finite(machine)
+
+
+@pytest.mark.parametrize("kind", sorted(SERVED - {"nothing"}))
+@pytest.mark.parametrize("k", [64, 1000])
+def test_elements_beside_the_vendors(machine, kind, k):
+    import cupy
+
+    a, b = (np.concatenate([x] * (-(-k // 96)), axis)[:, :k] if axis else np.concatenate([x] * (-(-k // 96)), 0)[:k]
+            for x, axis in zip(HOSTILE[kind], (1, 0), strict=True))  # fmt: skip
+    _, result = run(machine, a, b)
+    vendor = cupy.matmul(cupy.asarray(a), cupy.asarray(b)).get()
+    assert elementwise(a, b, result) <= max(4, 2 * elementwise(a, b, vendor))
+
+
+@pytest.mark.parametrize("shape", [(3000, 64, 64, 64), (300, 128, 128, 128), (1, 512, 512, 512), (1, 64, 64, 65536)])
+def test_results_have_the_same_bits_on_every_run(machine, shape):
+    batch, m, n, k = shape
+    a, b = random(1, "complex64", batch, m, k), random(2, "complex64", batch, k, n)
+    results = [run(machine, a, b)[1] for _ in range(3)]
+    assert np.isfinite(results[0]).all()
+    for other in results[1:]:
+        np.testing.assert_array_equal(other.view(np.uint64), results[0].view(np.uint64))
+    assert elementwise(a[-1, -8:], b[-1], results[0][-1, -8:]) <= 8

@@ -1,0 +1,68 @@
+"""The fused kernel on the CPU shim, which plays the matrix instructions: the unmodified source and host code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fused_cases import CASES, HOSTILE, SERVED, SPLITS, check_case, check_elements, check_not_finite, run
+from simt_cases import ShimMachine, random
+from simt_shim import Order, ShimLauncher
+
+from gemmserve_kernels.algorithms.fused import gemm as fused
+from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.problem.config import GemmConfig
+
+SPEC = KNOWN["H200"]
+
+
+def machine(**options):
+    return ShimMachine(ShimLauncher(SPEC, **options))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_case(case):
+    check_case(machine(), case)
+
+
+@pytest.mark.parametrize(("case", "config"), SPLITS.values(), ids=SPLITS)
+def test_parts_of_k_of_several_blocks(case, config):
+    check_case(machine(), case, config)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_every_element_is_as_accurate_as_plain_float32s(kind):
+    on = machine()
+    a, b = HOSTILE[kind]
+    result = check_elements(on, a, b)
+    counts = on.launcher.counts()
+    assert (counts.plain == 0) == (kind in SERVED)
+    if kind in {"identity", "small integers"}:
+        np.testing.assert_array_equal(result, a.astype("c16") @ b.astype("c16"))
+
+
+def test_what_is_not_finite_is_what_plain_float32_makes_of_it():
+    check_not_finite(machine())
+
+
+@pytest.mark.parametrize("order", [Order("reverse"), Order("shuffled", 3)], ids=["reverse", "shuffled"])
+def test_sums_of_several_blocks_have_the_same_bits_in_any_order(order):
+    """Two levels of blocks that add up others' sums; a tile of which only one part of k is served."""
+    a, b = random(1, "complex64", 40, 520), random(2, "complex64", 520, 36)
+    a[:, 7] *= 1e6
+    config = GemmConfig(split_k=6)
+    _, first = run(machine(), a, b, config=config)
+    on = machine(order=order)
+    _, second = run(on, a, b, config=config)
+    np.testing.assert_array_equal(first.view(np.uint64), second.view(np.uint64))
+    assert on.launcher.counts().plain == 40 * 36
+
+
+def test_a_launch_whose_workspace_is_too_small_is_cut(monkeypatch):
+    a, b = random(1, "complex64", 5, 33, 192), random(2, "complex64", 5, 192, 34)
+    config = GemmConfig(split_k=3)
+    _, whole = run(machine(), a, b, config=config)
+    monkeypatch.setattr(fused, "_WORKSPACE_BYTES", 2 * 3 * 64 * 64 * 8)
+    on = machine()
+    _, cut = run(on, a, b, config=config)
+    assert on.launcher.launches == ["fused_gemm"] * 3
+    np.testing.assert_array_equal(whole.view(np.uint64), cut.view(np.uint64))

@@ -1,0 +1,93 @@
+"""Tiles of the fused kernel: how k is cut, what fits, and which products are left to other algorithms."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gemmserve_kernels.algorithms.fused import gemm as fused
+from gemmserve_kernels.algorithms.fused.tile import FusedTile, choose_tile, chunks
+from gemmserve_kernels.device.spec import KNOWN
+from gemmserve_kernels.problem.config import GemmConfig
+from gemmserve_kernels.problem.errors import ConfigInfeasible
+from gemmserve_kernels.problem.problem import GemmProblem, Operand
+
+H200 = KNOWN["H200"]
+
+
+def problem(m, n, k, batch=(), dtype="complex64", **options):
+    return GemmProblem.build(
+        Operand.contiguous((*batch, m, k), dtype), Operand.contiguous((*batch, k, n), dtype), **options
+    )
+
+
+@pytest.mark.parametrize("k", [32, 33, 63, 64, 65, 96, 127, 128, 129, 1000, 4097, 6350, 65536])
+def test_chunks_are_alike(k):
+    """As the kernel cuts k: by pairs of steps, the first ones longer. None is so short that too few terms are left."""
+    pairs, count = -(-k // 2), chunks(k)
+    lengths = [2 * (pairs // count + (i < pairs % count)) for i in range(count)]
+    lengths[-1] -= sum(lengths) - k
+    assert sum(lengths) == k
+    assert max(lengths) <= 64
+    assert min(lengths) >= min(k, 31)
+
+
+@pytest.mark.parametrize(
+    ("shape", "splits", "together"),
+    [
+        ((1, 512, 512, 512), 2, 2),
+        ((1, 64, 64, 65536), 128, 12),
+        ((1, 384, 384, 384), 3, 3),
+        ((4096, 64, 64, 64), 1, 1),
+        ((1, 64, 64, 100), 2, 2),
+        ((1, 2048, 2048, 2048), 1, 1),
+    ],
+)
+def test_k_is_cut_where_tiles_leave_multiprocessors_idle(shape, splits, together):
+    tile = choose_tile(None, shape, H200)
+    assert (tile.split_k, tile.together) == (splits, together)
+    assert (tile.split_k - 1) * tile.chunks_part(shape[3]) < chunks(shape[3])  # none is empty
+
+
+@pytest.mark.parametrize(("k", "promote"), [(64, 16), (512, 16), (513, 32)])
+def test_sums_leave_the_tensor_core_sooner_where_they_are_short(k, promote):
+    assert choose_tile(None, (1, 64, 64, k), H200).promote == promote
+
+
+def test_a_configuration_is_honoured_or_refused():
+    shape = (1, 64, 64, 1000)
+    tile = choose_tile(GemmConfig(split_k=5, raster=2, promote=32, stages=3), shape, H200)
+    assert (tile.split_k, tile.raster, tile.promote, tile.stages) == (4, 2, 32, 3)  # 16 chunks by four
+    for config, name in (
+        (GemmConfig(split_k=17), "split_k"), (GemmConfig(promote=64), "promote"), (GemmConfig(stages=4), "stages"),
+        (GemmConfig(block_m=64), "block_m"), (GemmConfig(split_k=0), "split_k"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigInfeasible, match=name):
+            choose_tile(config, shape, H200)
+
+
+def test_the_shared_memory_of_a_block_fits():
+    tile = FusedTile(stages=3)
+    assert tile.shared_bytes + 256 <= H200.shared_per_block
+
+
+@pytest.mark.parametrize(
+    ("case", "word"),
+    [
+        (problem(64, 64, 31), "k must be"),
+        (problem(64, 64, 64, (500,), "complex128"), "complex64"),
+        (problem(64, 64, 64, (500,), compute="6xbf16"), "arithmetic"),
+        (problem(64, 8192, 8192), "preparing"),
+        (problem(64, 64, 64), "idle"),
+    ],
+)
+def test_what_is_left_to_other_algorithms(case, word):
+    assert word in fused.supports(case, H200)
+
+
+def test_what_is_asked_for_by_name_is_done():
+    asked = GemmConfig(algorithm="fused")
+    for case in (problem(64, 8192, 8192), problem(64, 64, 64)):
+        assert fused.supports(dataclasses.replace(case, config=asked), H200) is None
+    assert "9.0" in fused.supports(dataclasses.replace(problem(64, 64, 64), config=asked), KNOWN["A100"])
