@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import signal
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from gates import Gate
 from live_server import LiveServer, until
+from python_path import python_path
 
 import gemmserve
 from gemmserve import Client
 
 pytestmark = pytest.mark.flaky(reruns=0)  # bits that differ once differ
 
+SUPPORT = Path(__file__).parents[1] / "support"
 N, SIDE = 448, 64
 BLOCKS = (N // SIDE) ** 2
 MIDDLE = 20
@@ -121,6 +124,38 @@ def test_cancelled_watched_and_of_a_request_of_its_own(start, gate, operands) ->
         answer = httpx.post(f"{server.url}/v1/gemm", files=body, timeout=120, trust_env=False)
         assert answer.status_code == 200, answer.text
         assert answer.content.endswith(job.result().numpy().tobytes())
+
+
+def test_on_two_devices_with_results_of_others_as_operands(tmp_path, operands) -> None:
+    """Stand-ins of devices, whose workers load panels of a block while they compute another, and keep results: what one
+    of them has alone reaches both as an operand.
+    """
+    a, b = operands
+    stand_ins = {
+        "PYTHONPATH": python_path(SUPPORT / "device_on_host", SUPPORT / "cupy_on_numpy"),
+        "GEMMSERVE_DEVICE": "cuda:0,cuda:1",
+        "GEMMSERVE_BLOCK_SIDE": str(SIDE),
+        "GEMMSERVE_WRITE_BACK_DELAY_S": "60",
+    }
+    with LiveServer(data_dir=tmp_path / "data", environment=stand_ins) as server, Client(server.url) as client:
+        ra, rb = client.put(a), client.put(b)
+        small = client.put(a[:, :1])
+        column = client.put(b[:1])
+        outer = small @ column  # stays on a device
+        job = client.submit("gemm", ra, rb).wait(120)
+        assert (job.state, job.progress) == ("succeeded", 1), job.info.error
+        exact = a.astype(complex) @ b.astype(complex)
+        bound = 2 * (N + 4) * EPS * (np.abs(a).astype(float) @ np.abs(b).astype(float))
+        assert np.all(np.abs(job.result().numpy() - exact) <= bound)
+        chained = client.submit("gemm", outer, job.result()).wait(120)
+        assert chained.state == "succeeded", chained.info.error
+        first = outer.numpy().astype(complex)
+        second = job.result().numpy().astype(complex)
+        bound = 2 * (N + 4) * EPS * (np.abs(first) @ np.abs(second))
+        assert np.all(np.abs(chained.result().numpy() - first @ second) <= bound)
+        server.workers()[0].kill()
+        again = client.submit("gemm", ra, rb).wait(120)
+        assert again.result().numpy().tobytes() == job.result().numpy().tobytes()
 
 
 def npy(array: np.ndarray) -> bytes:

@@ -23,7 +23,7 @@ from gemmserve_kernels import KernelError
 from gemmserve_kernels.blocks.memory_plan import plan_memory
 from gemmserve_service.executor.protocol import BlockOf, Done
 from gemmserve_service.executor.worker.blocks.answers import whole_answer
-from gemmserve_service.scheduling.tasks import ServiceClass, Task, plan_of
+from gemmserve_service.scheduling.tasks import ServiceClass, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -118,7 +118,7 @@ class Blocks:
         self.grid = grid
         self._gone = gone
         self.device_class: int | None = None
-        """Class of the devices that compute it; None before the first block, when any may."""
+        """Class of the devices that compute it; None: not chosen yet."""
         self.under_way: dict[int, BlockTask] = {}
         self._ended = ended
         self._lost: dict[int, BlockTask] = {}
@@ -128,6 +128,8 @@ class Blocks:
         self._reusable = True
         self._order = grid.order
         """Every block, in the order in which devices of that class move least, or the grid's where nothing is known."""
+        self._shape: tuple[int, int] | None = None
+        """Tiles along the grid's rows and columns; None before the first block."""
         self._tiles: list[deque[int]] = [deque(grid.order)]
         """Blocks that nobody has, by tile, each in that order."""
         self._left = grid.count
@@ -150,21 +152,26 @@ class Blocks:
         """Seconds that all of it may take, by the estimate of a block, with as many workers as it was begun for."""
         return self.task.cost_s * math.ceil(self.grid.count / len(self._tiles))
 
-    def suits(self, worker: Worker, known: Collection[Worker]) -> bool:
-        """Whether that worker may have a block now. `known`: one worker of each class of devices that there is."""
-        if self.device_class != worker.device_class and self.device_class is not None:
-            if self.under_way or any(each.device_class == self.device_class for each in known):
-                return False
-            self._begin_again()  # on devices of another class: the bits of a result are those of one
+    def choose(self, device_class: int) -> None:
+        """Have devices of that class compute it from now on. If it was begun on others, which are gone, it begins
+        again: the bits of a result are those of one class.
+        """
+        if self._shape is not None:
+            self._begin_again()
+        self.device_class = device_class
+
+    def suits(self, worker: Worker) -> bool:
+        """Whether that worker may have a block now."""
+        if worker.device_class != self.device_class:
+            return False
         return sum(isinstance(each, BlockTask) for each in worker.tasks.values()) < MAX_ON_WORKER
 
     def take(self, worker: Worker, workers: Collection[Worker]) -> BlockTask:
-        """Take a block for a worker to compute, with a plan for its device. There is one `left`.
+        """Take a block for a worker to compute, with its device's plan or what keeps that from it. There is one `left`.
 
         `workers`: all of them; how many there are of that class now decides how the grid is cut into tiles.
         """
-        if self.device_class is None:
-            self.device_class = worker.device_class
+        if self._shape is None:
             self._order = _order(self.grid, worker)
             self._cut(sum(each.ready and each.device_class == worker.device_class for each in workers))
         index = self._next(worker)
@@ -176,7 +183,7 @@ class Blocks:
         block = self._lost.pop(index, None) or BlockTask(self.task, self, index)
         block.cost_s = self.task.cost_s  # with which its owner was charged
         if worker.spec is not None and worker.device_class not in block.plans:
-            block.plans[worker.device_class] = plan_of(block.problem, worker.spec)
+            block.plans[worker.device_class] = block.plan(worker.spec)
         self.under_way[index] = block
         return block
 
@@ -245,7 +252,7 @@ class Blocks:
         self.task.crashes = max((block.crashes for block in blocks), default=0)
 
     def _begin_again(self) -> None:
-        self.device_class = None
+        self._shape = None
         self._answers.clear()
         self._lost.clear()
         self._done_flops = 0
@@ -268,7 +275,7 @@ class Blocks:
         return len(self.grid.runs) * self.grid.down, self.grid.across
 
     def _tile_of(self, index: int) -> int:
-        down, across = self._shape
+        down, across = self._shape or (1, 1)
         rows, columns = self._extents
         run, row, column = self.grid.place(index)
         return (run * self.grid.down + row) * down // rows * across + column * across // columns

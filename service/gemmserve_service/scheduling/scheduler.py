@@ -15,9 +15,10 @@ import itertools
 import logging
 import random
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gemmserve_kernels import GemmProblem, KernelError
+from gemmserve_kernels import GemmProblem, KernelError, Plan
 from gemmserve_kernels.blocks.grid import Grid, GridRule
 from gemmserve_service.errors import (
     Description,
@@ -46,7 +47,6 @@ from gemmserve_service.scheduling.watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from gemmserve_kernels import Plan
     from gemmserve_service.executor.port import Executor, Worker
     from gemmserve_service.executor.protocol import Compiling, Kept, Work
     from gemmserve_service.programs import Problem
@@ -479,7 +479,9 @@ class Scheduler:
                 return False
             if ahead and task.crashes:
                 return False
-            if task.blocks is not None and not task.blocks.suits(worker, self.fleet.representatives):
+            if task.blocks is not None and not self._suits(task.blocks, worker):
+                if (failure := self._impossible(task.blocks.typical)) is not None:
+                    failed.append((task, failure))
                 return False
             if self._lacks_room(task, worker):
                 return False
@@ -489,10 +491,8 @@ class Scheduler:
                 return False
             if self.placement.able(task, worker):
                 return not self.placement.better_elsewhere(task, worker)
-            plans = [task.plans.get(other.device_class) for other in self.fleet.representatives]
-            if not self.fleet.unknown and all(isinstance(plan, KernelError) for plan in plans):
-                # It was admitted by a server that had another device.
-                failed.append((task, JobFailed(describe(next(e for e in plans if isinstance(e, KernelError))))))
+            if (failure := self._impossible(task)) is not None:
+                failed.append((task, failure))
             return False
 
         def blocks(task: Task) -> bool:
@@ -507,9 +507,41 @@ class Scheduler:
             self._dispatch_soon()
         return found if found is None or found.blocks is None else self._take_block(found, found.blocks, worker)
 
-    def _take_block(self, task: Task, blocks: Blocks, worker: Worker) -> Task:
-        """Take a block of a product, which goes back to the queue while it has others."""
+    def _impossible(self, task: Task) -> JobFailed | None:
+        """Return why no device that there is can run a task: it was admitted by a server that had another one."""
+        plans = [task.plans.get(each.device_class) for each in self.fleet.representatives]
+        errors = [plan for plan in plans if isinstance(plan, KernelError)]
+        if self.fleet.unknown or not errors or len(errors) < len(plans):
+            return None
+        return JobFailed(describe(errors[0]))
+
+    def _suits(self, blocks: Blocks, worker: Worker) -> bool:
+        """Whether a worker may have one of those blocks now; all go to the devices that are through first, which are
+        chosen before the first of them, and again when there are none of these any more.
+        """
+        known = self.fleet.representatives
+        if blocks.device_class is None or not (
+            blocks.under_way or any(each.device_class == blocks.device_class for each in known)
+        ):
+            able = [each for each in known if isinstance(self.placement.plan(blocks.typical, each), Plan)]
+            alike = Counter(each.device_class for each in self.executor.workers() if each.ready)
+
+            def seconds(each: Worker) -> float:
+                return self.estimates.seconds(blocks.typical, each) / max(alike[each.device_class], 1)
+
+            if able:
+                blocks.choose(min(able, key=seconds).device_class)
+        return blocks.suits(worker)
+
+    def _take_block(self, task: Task, blocks: Blocks, worker: Worker) -> Task | None:
+        """Take a block of a product, which goes back to the queue while it has others. None: the device cannot compute
+        it, which ends the product.
+        """
         block = blocks.take(worker, self.executor.workers())
+        if isinstance(plan := block.plans[worker.device_class], KernelError):
+            blocks.give_back(block)
+            self._drop(task, JobFailed(describe(plan)))
+            return None
         if blocks.left:
             self.queue.push(task)
         return block

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from gemmserve_kernels import Operand
+from gemmserve_kernels import KernelError, Operand
 from gemmserve_kernels.blocks.grid import Grid
 from gemmserve_kernels.blocks.memory_plan import plan_memory
 from gemmserve_kernels.device.spec import DeviceSpec
@@ -19,7 +19,7 @@ from gemmserve_service import products
 from gemmserve_service.errors import Draining, JobCancelled, JobFailed, JobTimeout, WorkerCrashed
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.scheduling import blocks as blocks_module
-from gemmserve_service.scheduling.blocks import Blocks, _tiles
+from gemmserve_service.scheduling.blocks import Blocks, BlockTask, _tiles
 from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.tasks import Task
 from gemmserve_service.schemas import Elements, GemmParams, Timings
@@ -255,6 +255,26 @@ async def test_cancel_before_the_first_block(blocky, fake, large, submit, listen
     assert (sent(fake), store.scratch_bytes) == ([], 0)
 
 
+async def test_no_device_can_compute_its_blocks(blocky, make_fake, large, listener, store, monkeypatch):
+    monkeypatch.setattr(BlockTask, "plan", lambda *_: KernelError("not here"))
+    scheduler = await blocky(make_fake("cuda:0", "cuda:1"))
+    await large(scheduler)
+    assert isinstance(listener.outcomes["large"], JobFailed)
+    assert (store.scratch_bytes, scheduler.queued, scheduler.running) == (0, 0, 0)
+
+
+async def test_one_of_its_blocks_cannot_be_computed(blocky, make_fake, large, listener, store, monkeypatch):
+    """The last one, which may have another shape than the others."""
+    plan, last = BlockTask.plan, KernelError("not of that shape")
+    monkeypatch.setattr(BlockTask, "plan", lambda block, spec: last if block.index == 15 else plan(block, spec))
+    fake = make_fake("cuda:0", "cuda:1")
+    scheduler = await blocky(fake)
+    task = await large(scheduler)
+    run(fake)
+    assert isinstance(listener.outcomes["large"], JobFailed)
+    assert (task.over, store.scratch_bytes, scheduler.queued, scheduler.running) == (True, 0, 0, 0)
+
+
 async def test_a_deadline(blocky, fake, large, listener, eventually, store):
     scheduler = await blocky(fake)
     await large(scheduler, timeout_s=0.01)
@@ -476,6 +496,19 @@ async def test_the_blocks_of_a_product_go_to_one_class_of_devices(blocky, make_f
     run(fake)
     assert sent(fake, "w1") == []
     assert sent(fake, "w2")
+
+
+@pytest.mark.parametrize(("factor", "chosen"), [(1.5, "slow"), (10.0, "fast")])
+async def test_the_class_is_that_which_is_through_first(blocky, make_fake, large, monkeypatch, factor, chosen):
+    """One fast device against three slow ones, which come first."""
+    monkeypatch.setattr(Estimates, "seconds", lambda _, __, worker: factor if worker.spec == LARGE else 1.0)
+    fake = make_fake("slow0", "slow1", "slow2", "fast")
+    fake.specs = dict.fromkeys(("slow0", "slow1", "slow2"), LARGE) | {"fast": SMALL}
+    scheduler = await blocky(fake)
+    await large(scheduler)
+    run(fake)
+    used = {worker.id for worker, works in fake.sent for work in works}
+    assert used == ({"fast"} if chosen == "fast" else {"slow0", "slow1", "slow2"})
 
 
 async def test_it_begins_again_on_another_class_when_there_is_no_other(blocky, make_fake, large, listener):
