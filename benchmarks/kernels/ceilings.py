@@ -44,8 +44,8 @@ def _unit(row):
         return "fp16", 1.0
     if arithmetic in {"3xtf32", "1xtf32", "tf32"}:
         return "tf32", 3.0 if arithmetic == "3xtf32" else 1.0
-    if arithmetic == "ozaki":  # one product modulo each number, three for complex ones (Karatsuba)
-        return "int8", needed(row["k"], np.dtype(dtype)) * (3 / 4 if is_complex else 1)
+    if arithmetic == "ozaki":  # one product modulo each number, two of complex ones, which have four of their own
+        return "int8", needed(row["k"], np.dtype(dtype)) * (2 / 4 if is_complex else 1)
     if row["compute"] in {"tf32", "1xtf32"} or "TF32" in row["who"]:
         return "tf32", 1.0
     if "3m" in row["who"]:

@@ -255,12 +255,18 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport], LinearAlgebra):
         return self._handle(array_id, await self._array_info(array_id))
 
     async def arrays(
-        self, *, limit: int | None = None, name: str | None = None, labels: Mapping[str, str] | None = None
+        self,
+        *,
+        limit: int | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        everybody: bool = False,
     ) -> list[AsyncRemoteArray]:
-        """The arrays on the server, newest first; only those of that name, and with all of those labels."""
-        infos = await self._run(
-            self._flows.listing("/v1/arrays", ArrayInfo.parse, requests.tags_query(name, labels), limit=limit)
-        )
+        """The arrays on the server, newest first; only those of that name, and with all of those labels. `everybody`:
+        other owners' too, which needs the scope admin.
+        """
+        query = requests.tags_query(name, labels) | requests.view_query(everybody=everybody)
+        infos = await self._run(self._flows.listing("/v1/arrays", ArrayInfo.parse, query, limit=limit))
         return [self._handle(info.id, info) for info in infos]
 
     async def __getitem__(self, name: str) -> AsyncRemoteArray:
@@ -311,9 +317,14 @@ class AsyncClient(ClientBase[AsyncIO, httpx.AsyncBaseTransport], LinearAlgebra):
         """A job by its id. Raises NotFound."""
         return AsyncJob(self, await self._call(requests.job_info(job_id)))
 
-    async def jobs(self, *, state: str | None = None, limit: int | None = None) -> list[AsyncJob]:
-        """The jobs, newest first; only those in `state` if given."""
-        infos = await self._run(self._flows.listing("/v1/jobs", JobInfo.parse, {"state": state}, limit=limit))
+    async def jobs(
+        self, *, state: str | None = None, limit: int | None = None, everybody: bool = False
+    ) -> list[AsyncJob]:
+        """The jobs, newest first; only those in `state` if given. `everybody`: other owners' too, which needs the scope
+        admin.
+        """
+        query = {"state": state} | requests.view_query(everybody=everybody)
+        infos = await self._run(self._flows.listing("/v1/jobs", JobInfo.parse, query, limit=limit))
         return [AsyncJob(self, info) for info in infos]
 
     async def devices(self) -> list[dict[str, Any]]:

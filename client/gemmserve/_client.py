@@ -320,12 +320,18 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         return self._handle(array_id, self._array_info(array_id))
 
     def arrays(
-        self, *, limit: int | None = None, name: str | None = None, labels: Mapping[str, str] | None = None
+        self,
+        *,
+        limit: int | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        everybody: bool = False,
     ) -> list[RemoteArray]:
-        """The arrays on the server, newest first; only those of that name, and with all of those labels."""
-        infos = self._run(
-            self._flows.listing("/v1/arrays", ArrayInfo.parse, requests.tags_query(name, labels), limit=limit)
-        )
+        """The arrays on the server, newest first; only those of that name, and with all of those labels. `everybody`:
+        other owners' too, which needs the scope admin.
+        """
+        query = requests.tags_query(name, labels) | requests.view_query(everybody=everybody)
+        infos = self._run(self._flows.listing("/v1/arrays", ArrayInfo.parse, query, limit=limit))
         return [self._handle(info.id, info) for info in infos]
 
     def __getitem__(self, name: str) -> RemoteArray:
@@ -394,9 +400,12 @@ class Client(ClientBase[SyncIO, httpx.BaseTransport], LinearAlgebra):
         """A job by its id. Raises NotFound."""
         return Job(self, self._call(requests.job_info(job_id)))
 
-    def jobs(self, *, state: str | None = None, limit: int | None = None) -> list[Job]:
-        """The jobs, newest first; only those in `state` if given."""
-        infos = self._run(self._flows.listing("/v1/jobs", JobInfo.parse, {"state": state}, limit=limit))
+    def jobs(self, *, state: str | None = None, limit: int | None = None, everybody: bool = False) -> list[Job]:
+        """The jobs, newest first; only those in `state` if given. `everybody`: other owners' too, which needs the scope
+        admin.
+        """
+        query = {"state": state} | requests.view_query(everybody=everybody)
+        infos = self._run(self._flows.listing("/v1/jobs", JobInfo.parse, query, limit=limit))
         return [Job(self, info) for info in infos]
 
     def devices(self) -> list[dict[str, Any]]:

@@ -57,6 +57,11 @@ class Settings(BaseSettings):
         description="auto, cpu, or a comma-separated list such as cuda:0,cuda:1 or rocm:0; cpu:0,cpu:1 share the "
         "processors",
     )
+    probe_file: Path | None = Field(
+        None,
+        description="what `gemmserve probe` wrote on this host: rates by which it is decided whether a job waits for "
+        "the device that has its operands; default: those of known devices",
+    )
     keys_file: Path | None = Field(
         None,
         description="file of API keys besides those of `gemmserve keys`, such as a container's secret: a key a line, "

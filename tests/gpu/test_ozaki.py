@@ -47,6 +47,23 @@ def test_the_tensor_cores_give_the_bits_of_the_plain_kernel(launcher, name):
     np.testing.assert_array_equal(fast, slow)
 
 
+@pytest.mark.parametrize("shape", [(300, 700, 130), (300, 520, 5000), (129, 100, 70_000)], ids=str)
+@pytest.mark.parametrize("dtype", ["complex128", "float64"])
+def test_clusters_show_in_no_bit(launcher, shape, dtype):
+    m, n, k = shape
+    alone, together = (
+        on_device(launcher, Case((m, k), (k, n), dtype, tile={"cluster": cluster})).stored for cluster in (1, 2)
+    )
+    np.testing.assert_array_equal(together, alone)
+
+
+@pytest.mark.parametrize("kind", ["normal", "positive"])
+def test_all_moduli_leave_nothing_but_the_roundings_of_scaled_elements_and_the_result(launcher, kind):
+    """Each of the three is at most 2^-53 of what it rounds, and half of that on average: in norm below 2 of them."""
+    result = on_device(launcher, Case((300, 3000), (3000, 200), "complex128", kind, tile={"moduli": 17}))
+    assert result.errors.rel_fro <= 2.0**-52
+
+
 def balanced(result, rows=slice(None), columns=slice(None)):
     """Errors of some rows and columns, each scaled by the norm of its line: small ones count as much as large ones."""
     a, b, _ = result.arrays

@@ -6,8 +6,10 @@ It says what the protocol says and nothing more: ids, problems, pages, Prefer, i
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import email
+import hashlib
 import io
 import itertools
 import json
@@ -178,7 +180,12 @@ class FakeService:
     def _post_v1_arrays(self, request: httpx.Request, body: bytes) -> httpx.Response:
         assert request.headers["content-type"] == NPY
         assert int(request.headers["content-length"]) == len(body)
-        return httpx.Response(201, json=self._info(self._store(load(body), *_tags(request))))
+        digest = f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
+        given = request.headers.get("content-digest")
+        if given not in {None, digest}:
+            return problem(400, "digest-mismatch")
+        checked = {} if given is None else {"Gemmserve-Checked-Digest": given}
+        return httpx.Response(201, json=self._info(self._store(load(body), *_tags(request))), headers=checked)
 
     def _post_v1_deletions(self, _: httpx.Request, body: bytes) -> httpx.Response:
         choice = json.loads(body)

@@ -142,6 +142,11 @@ def tags_query(name: str | None, labels: Mapping[str, str] | None) -> dict[str, 
     return found
 
 
+def view_query(*, everybody: bool) -> dict[str, str]:
+    """Choice between the key's owner's things and everybody's, as a field of a query."""
+    return {"all": "true"} if everybody else {}
+
+
 def texts(labels: Mapping[str, str]) -> dict[str, str]:
     """Labels as they are sent. Raises ParameterInvalid unless they are a mapping of strings."""
     try:

@@ -70,13 +70,15 @@ class _Ls:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--limit", type=int, metavar="N", help="the newest N only")
+        parser.add_argument("--all", action="store_true", help="everybody's; needs a key with the scope admin")
         parser.add_argument("--name", help="those of that name only")
         _add_labels(parser, "those with that label only; any number of times")
         parser.add_argument("--json", action="store_true", help="print JSON")
         add_connection(parser)
 
     def run(self, args: argparse.Namespace, context: Context) -> int:
-        found = context.connect().arrays(limit=args.limit, name=args.name, labels=_labels(args.label))
+        labels = _labels(args.label)
+        found = context.connect().arrays(limit=args.limit, name=args.name, labels=labels, everybody=args.all)
         infos = [remote.info for remote in found]
         if args.json:
             context.console.json([array_fields(info) for info in infos])

@@ -23,6 +23,7 @@ class _Jobs:
         parser.add_argument("ids", nargs="*", metavar="ID", help="ids of jobs, for show, wait and cancel")
         parser.add_argument("--state", help="list only jobs in this state")
         parser.add_argument("--limit", type=int, default=50, metavar="N", help="list the newest N (default 50)")
+        parser.add_argument("--all", action="store_true", help="list everybody's; needs a key with the scope admin")
         parser.add_argument("--timeout", type=float, metavar="SECONDS", help="how long wait waits for each job")
         parser.add_argument("--json", action="store_true", help="print JSON")
         add_connection(parser)
@@ -32,7 +33,7 @@ class _Jobs:
             raise UsageError("list takes no ids" if args.ids else f"{args.action} needs the id of a job")
         client = context.connect()
         if args.action == "list":
-            infos = [job.info for job in client.jobs(state=args.state, limit=args.limit)]
+            infos = [job.info for job in client.jobs(state=args.state, limit=args.limit, everybody=args.all)]
         else:
             infos = []
             for job_id in args.ids:

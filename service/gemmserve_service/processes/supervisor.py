@@ -91,6 +91,7 @@ def run(settings: Settings) -> int:
     with ExitStack() as stack:
         check_keys(settings)
         _check_certificate(settings)
+        _check_probe(settings)
         lock_fd = lock(settings.data_dir, stack)
         listener = stack.enter_context(listen(settings.host, settings.port))
         side = None
@@ -359,6 +360,19 @@ def _check_certificate(settings: Settings) -> None:
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         names = f"the certificate {settings.tls_certificate} and the key {settings.tls_key}"
         raise StartError(f"{names} cannot be used: {error}") from error
+
+
+def _check_probe(settings: Settings) -> None:
+    """Raises StartError for a probe's file that the front could not use."""
+    if settings.probe_file is None:
+        return
+    # Here, and not above: it brings NumPy, which the supervisor has no other use for.
+    from gemmserve_kernels.planning.rates import read_rates
+
+    try:
+        read_rates(settings.probe_file)
+    except (OSError, ValueError) as error:  # ParameterInvalid is a ValueError
+        raise StartError(f"the rates in {settings.probe_file} cannot be used: {error}") from error
 
 
 def _no_passphrase() -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gemmserve_service.scheduling.estimates import Estimates
     from gemmserve_service.scheduling.fair_queue import FairQueue
     from gemmserve_service.scheduling.fleet import Fleet
+    from gemmserve_service.scheduling.links import Links
     from gemmserve_service.scheduling.tasks import Task
 
 # A task that others may pass: two panels or more. At half a second a small product waited for whole ones of 40 ms, and
@@ -33,7 +34,6 @@ _LONG_S: Final = 0.02
 _SHORT_S: Final = 0.05  # one that may pass, for others wait for that in turn, and ...
 _SHARE: Final = 0.1  # ... of the other's time: what it is delayed by; no measurement behind these two
 _AHEAD_S: Final = 0.5  # of work, beyond which a worker is sent nothing more: its copies are hidden, or do not matter
-_LINK_RATE: Final = 10e9  # bytes a second to a device that the wait for another one is held against, about
 _MIN_WAIT_S: Final = 1e-3  # a wait that is shorter is none
 _MAX_WAIT_S: Final = 1.0
 _MAX_GROUP_S: Final = 0.01  # of a group: so long does somebody wait at most who comes when it has just gone
@@ -43,9 +43,10 @@ _MAX_GROUP_BYTES: Final = 64 << 20  # of a group's operands and results; no meas
 class Placement:
     """`again` is called when a task has waited long enough for the device that has its operands."""
 
-    def __init__(self, fleet: Fleet, estimates: Estimates, again: Callable[[], object]) -> None:
+    def __init__(self, fleet: Fleet, estimates: Estimates, links: Links, again: Callable[[], object]) -> None:
         self._fleet = fleet
         self._estimates = estimates
+        self._links = links
         self._again = again
 
     def plan(self, task: Task, worker: Worker) -> Plan | KernelError:
@@ -75,7 +76,7 @@ class Placement:
         if any(pinned.pending is not None for pinned in task.operands.values()):
             return False  # no other device can compute with them
         lacking = self._fleet.most_copied(task.operands.values()) - self._fleet.copied(task.operands.values(), worker)
-        patience_s = min(lacking / _LINK_RATE, _MAX_WAIT_S)
+        patience_s = min(lacking / self._links.rate(worker), _MAX_WAIT_S)
         if patience_s < _MIN_WAIT_S:
             return False
         now = time.monotonic()

@@ -38,6 +38,7 @@ from gemmserve_service.scheduling.deadlines import Deadlines
 from gemmserve_service.scheduling.estimates import Estimates, device_seconds
 from gemmserve_service.scheduling.fair_queue import FairQueue
 from gemmserve_service.scheduling.fleet import Fleet
+from gemmserve_service.scheduling.links import Links
 from gemmserve_service.scheduling.placement import Placement
 from gemmserve_service.scheduling.results.write_back import WriteBack, failure_of
 from gemmserve_service.scheduling.retries import last_loss, losses
@@ -89,7 +90,7 @@ class Scheduler:
         self.estimates = Estimates()
         self.deadlines = Deadlines(self._expire)
         self.fleet = Fleet(executor)
-        self.placement = Placement(self.fleet, self.estimates, self._dispatch)
+        self.placement = Placement(self.fleet, self.estimates, Links(settings.probe_file), self._dispatch)
         self.writes = WriteBack(store, executor, self.submit, self.cancel, self._dispatch)
         """Pending results: on a device or in the host arena, and not on disk yet."""
         self.watchdog = Watchdog(executor, silence_s=settings.heartbeat_timeout_s, hang_s=settings.hang_s)

@@ -58,21 +58,23 @@ def centred(x: Array, p: int) -> Array:
     return (x + p // 2) % p - p // 2
 
 
-def residues(whole: list[Array], p: int) -> list[Array]:
-    """Return the residues of the parts and, of complex numbers, of the sum of their residues."""
-    found = [centred(x, p) for x in whole]
-    return [*found, centred(found[0] + found[1], p)] if len(found) == 2 else found
+def residues(whole: list[Array], p: int, root: int) -> list[Array]:
+    """Return the residues of real numbers, or those of a + rb and a - rb of complex ones."""
+    if len(whole) == 1:
+        return [centred(whole[0], p)]
+    first, second = whole[0] % p, whole[1] % p * root % p
+    return [centred(first + second, p), centred(first - second, p)]
 
 
 def products(a: list[Array], b: list[Array], moduli: Moduli) -> list[Array]:
     """The parts of the integer product A B^T by Chinese remainders. Python integers (rows of A, rows of B)."""
     total: list[Array] = []
-    for p, weight in zip(moduli.moduli, moduli.weights, strict=True):
-        each = [x @ y.T % p for x, y in zip(residues(a, p), residues(b, p), strict=True)]
-        if len(each) == 3:
-            each = [each[0] - each[1], each[2] - each[0] - each[1]]
+    for p, root, weights in zip(moduli.moduli, moduli.roots, moduli.weights, strict=True):
+        each = [x @ y.T % p for x, y in zip(residues(a, p, root), residues(b, p, root), strict=True)]
+        if len(each) == 2:
+            each = [each[0] + each[1], each[0] - each[1]]
         total = total or [np.zeros(x.shape, object) for x in each]
-        total = [t + x.astype(object) * weight for t, x in zip(total, each, strict=True)]
+        total = [t + x.astype(object) * weight for t, x, weight in zip(total, each, weights, strict=True)]
     half = moduli.product // 2
     return [(t + half) % moduli.product - half for t in total]
 

@@ -29,7 +29,7 @@ def _module(
     return compile_source(source.text, warp_size=warp_size, checked=checked, compiler=compiler, optimize=optimize)
 
 
-_CLUSTERED = ("wgmma_gemm", "wgmma_reduce")
+_CLUSTERED = ("wgmma_gemm", "wgmma_reduce", "ozaki_multiply")
 
 
 def _cluster(source: KernelSource, entry: str) -> int:
@@ -37,7 +37,7 @@ def _cluster(source: KernelSource, entry: str) -> int:
     if entry not in _CLUSTERED:
         return 1
     defines = dict(source.defines)
-    return int(defines["CLUSTER"]) * int(defines["SPLIT"])
+    return int(defines["CLUSTER"]) * int(defines.get("SPLIT", "1"))
 
 
 def _pairs(values: tuple[int, ...]) -> list[int]:

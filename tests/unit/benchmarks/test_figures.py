@@ -37,7 +37,7 @@ def row(who, seconds, *, table="square", **more):
         ("plain", "complex64", 5e13),
         ("plain", "complex128", 5.8e13),
         ("plain", "float16", 7.5e14),
-        ("ozaki", "complex128", 1.4e15 / 14 * 4 / 3),
+        ("ozaki", "complex128", 1.4e15 / 15 * 4 / 2),
     ],
 )
 def test_ceilings_of_arithmetic(arithmetic, dtype, rate):

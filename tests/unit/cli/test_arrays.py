@@ -26,6 +26,16 @@ def test_there_and_back(cli, service, files) -> None:
     assert cli("rm", first).status == 1
 
 
+def test_everybodys(cli, service, files) -> None:
+    cli("put", "a.npy")
+    service.requests.clear()
+    assert cli("ls", "--all").out.splitlines()[1].split()[2] == "3x4"
+    assert cli("jobs", "--all").status == 0
+    assert [request.url.params["all"] for request in service.requests] == ["true", "true"]
+    cli("ls")
+    assert "all" not in service.requests[-1].url.params
+
+
 def test_the_newest_of_a_name(cli, service, files) -> None:
     cli("put", "a.npy", "--name", "weights")
     cli("put", "b.npy", "--name", "weights")

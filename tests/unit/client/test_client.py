@@ -124,6 +124,13 @@ async def test_arrays(call, service) -> None:
             await call(method, remote.id)
 
 
+@pytest.mark.parametrize("method", ["arrays", "jobs"])
+async def test_everybodys_are_asked_for_by_name(call, service, method) -> None:
+    await call(method)
+    await call(method, everybody=True)
+    assert [request.url.params.get("all") for request in service.requests] == [None, "true"]
+
+
 async def test_listings_are_read_to_the_last_page(call, service, monkeypatch) -> None:
     monkeypatch.setattr("gemmserve._calls.flows.PAGE", 2)
     for size in range(5):

@@ -39,7 +39,7 @@ ARRAY = {
     "transpose",
 }  # fmt: skip
 LINEAR_ALGEBRA = {"cholesky", "expm", "hemm", "herk", "inv", "matrix_power", "solve", "triangle", "trmm"}
-JOB = {"cancel", "done", "events", "id", "refresh", "result", "state", "wait"}
+JOB = {"cancel", "done", "events", "id", "progress", "refresh", "result", "state", "wait"}
 
 
 def public(cls: type) -> set[str]:

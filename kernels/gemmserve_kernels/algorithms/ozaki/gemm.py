@@ -1,15 +1,14 @@
 """Products through residues on INT8 tensor cores: Ozaki scheme II. The host side.
 
     scale    the norm of every row of op(A) and column of op(B), rounded up -> a scale of 3 bits and an exponent
-    convert  scaled integers -> residues, one byte for each modulus (three for complex numbers: Karatsuba); and how many
-             elements of a line are large; nothing of lines that norms have told of, nor of what meets only such
+    convert  scaled integers -> residues, one byte for each modulus (two for complex numbers: see `moduli`); and how
+             many elements of a line are large; nothing of lines that norms have told of, nor of what meets only such
     multiply residues modulo each p, exactly, in INT8 with 32-bit sums
     combine  Chinese remainders, exactly, one rounding, then alpha, beta and C
     tiles    those that the counts do not let pass, in double precision on tensor cores (`dmma`)
 
-Sources: K. Ozaki, Y. Uchino, T. Imamura, arXiv 2504.08009; Y. Uchino et al., GEMMul8, for the complex variant. Unlike
-both, the scale of a row depends on that row alone (see `moduli`), so that a prepared operand serves any partner,
-and products are reduced before they are written.
+Source: K. Ozaki, Y. Uchino, T. Imamura, arXiv 2504.08009. Unlike there, the scale of a row depends on that row alone
+(see `moduli`), so that a prepared operand serves any partner, and products are reduced before they are written.
 
 What the counts promise of every element is a theorem (`ozaki.bound`); the device decides by it tile by tile, without a
 look from the host, and makes those that do not pass natively, and only so. Single precision has no such promise: there
@@ -30,7 +29,7 @@ import numpy as np
 
 from gemmserve_kernels.algorithms.common.prepared_operand import PreparedOperand, source_of
 from gemmserve_kernels.algorithms.ozaki.lines import JUDGED, Lines, Prepared, Tally
-from gemmserve_kernels.algorithms.ozaki.moduli import MAX_K, MODULI, Moduli, needed
+from gemmserve_kernels.algorithms.ozaki.moduli import MAX_K, Moduli, available, needed
 from gemmserve_kernels.algorithms.ozaki.plan import PATCH_TILES, SHARED, OzakiTile, Run
 from gemmserve_kernels.device.struct_params import StoredArray, launches, matrix_view, stored_operands
 from gemmserve_kernels.problem.config import GemmConfig
@@ -111,13 +110,17 @@ def supports(problem: GemmProblem, spec: DeviceSpec) -> str | None:
 def resolve(config: GemmConfig | None, problem: GemmProblem, spec: DeviceSpec) -> OzakiTile:
     """The number of moduli from the accuracy of the dtype and k, or as `config` has it. Raises ConfigInfeasible."""
     config = config or GemmConfig()
-    config.only("ozaki", ("moduli", "stages", "raster"))
+    config.only("ozaki", ("moduli", "stages", "raster", "cluster"))
     moduli = config.moduli or needed(problem.k, problem.dtype)
-    if not 2 <= moduli <= len(MODULI):
-        raise ConfigInfeasible(f"moduli: from 2 to {len(MODULI)}, not {moduli}")
-    if Moduli.first(moduli).target(problem.k) < 1:
+    complex_ = problem.dtype.kind == "c"
+    most = len(available(complex_=complex_))
+    if not 2 <= moduli <= most:
+        raise ConfigInfeasible(f"moduli: from 2 to {most}, not {moduli}")
+    if Moduli.first(moduli, complex_=complex_).target(problem.k) < 1:
         raise ConfigInfeasible(f"moduli: {moduli} are too few for k = {problem.k}")
-    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8)
+    tile = OzakiTile(moduli, config.stages or 4, config.raster or 8, config.cluster or 2)
+    if tile.cluster > 2:
+        raise ConfigInfeasible(f"cluster: the ozaki kernel has 1 and 2, not {tile.cluster}")
     if tile.shared + SHARED > spec.shared_per_block:
         raise ConfigInfeasible(f"shared memory: {tile.stages} stages do not fit {spec.shared_per_block} bytes")
     return tile
@@ -162,7 +165,8 @@ def prepare_operand(
     view = view.transposed() if (trans in {"T", "C"}) != (side == "b") else view
     dtype = np.dtype(f"c{2 * stored.dtype.itemsize}") if planar else stored.dtype
     count = moduli or needed(view.columns, dtype)
-    lines = Lines(view, complex_=complex_, planar=planar, conjugate=trans in {"C", "R"}, moduli=Moduli.first(count))
+    constants = Moduli.first(count, complex_=complex_)
+    lines = Lines(view, complex_=complex_, planar=planar, conjugate=trans in {"C", "R"}, moduli=constants)
     matrices = int(np.prod(shape[:-2], dtype=np.int64))
     codes = launcher.empty((matrices, view.rows), np.dtype(np.int32))
     residues = lines.empty(launcher, matrices, view.rows)

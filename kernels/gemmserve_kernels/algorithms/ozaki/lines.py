@@ -134,7 +134,7 @@ class Lines:
 
     @property
     def planes(self) -> int:
-        return self.moduli.count * (3 if self.complex_ else 1)
+        return self.moduli.planes
 
     @property
     def pitch(self) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from gemmserve_kernels.algorithms.ozaki.bound import WHOLE, limit, whole
-from gemmserve_kernels.algorithms.ozaki.moduli import LIMB, MODULI, limbs
+from gemmserve_kernels.algorithms.ozaki.moduli import LIMB, limbs
 from gemmserve_kernels.device.structures import device_struct
 
 if TYPE_CHECKING:
     from gemmserve_kernels.algorithms.ozaki.moduli import Moduli
-
-_COUNT = len(MODULI)
 
 
 @device_struct("ozaki/params.cuh")
@@ -61,18 +63,36 @@ def tally_constants(params: TallyParams, moduli: Moduli, k: int, *, complex_: bo
     params.step = WHOLE * (1 - 2.0**-20) / whole(moduli, k, complex_=complex_)
 
 
+MAGIC: Final = 3 << 22
+"""A float32 that rounds what is added to it to integers."""
+
+
+def base_of(modulus: int, powers: tuple[tuple[int, ...], ...]) -> int:
+    """Return what `residue` in cuda/ozaki adds to sums of digits times `powers`: the least multiple of the modulus and
+    of 256 that leaves them no less than 2**23. It is so small that the quotient in float32 is right, for the moduli
+    that there are.
+    """
+    largest, unit = 128 * sum(abs(power) for each in powers for power in each), math.lcm(256, modulus)
+    return -(-((1 << 23) + largest) // unit) * unit
+
+
 def convert_constants(params: ConvertParams, moduli: Moduli) -> None:
-    """The moduli, their inverses, and powers of 2**15 modulo each."""
-    for i, p in enumerate(moduli.moduli):
+    """The moduli, their inverses, what is added to sums, and powers of 2**8 modulo each, four a word."""
+    for i, (p, powers) in enumerate(zip(moduli.moduli, moduli.powers, strict=True)):
         params.modulus[i] = p
+        base = base_of(p, powers)
+        params.base[i] = int(np.float32(base).view(np.int32))
+        params.zero[i] = base // p + MAGIC
         params.inverse[i] = 1 / p
-        params.digit[i][:] = moduli.digits[i]
+        for part, each in enumerate(powers):
+            words = np.array(each, np.int8).view("<i4")
+            params.power[i][part][:] = [int(word) for word in words]
 
 
 def multiply_constants(params: MultiplyParams, moduli: Moduli) -> None:
     """For `reduce` in cuda/ozaki/layout.cuh. The bias is the multiple of p next above 2**30: sums stay positive."""
-    for i, p in enumerate(moduli.moduli):
-        params.modulus[i] = p
+    for i, p in enumerate(moduli.divisors):
+        params.divisor[i] = p
         params.reciprocal[i] = (1 << 39) // p
         params.bias[i] = -(-(1 << 30) // p) * p
 
@@ -83,8 +103,12 @@ def combine_constants(params: RemainderParams, moduli: Moduli, k: int) -> None:
     For random operands it is 1 / k on average, between 0.4 / k and 1 / k for the scales that lines can have. An eighth
     of that in 64 to 128 neighbouring elements makes their relative error 2.8 times what was asked for.
     """
-    for i, weight in enumerate(moduli.weights):
-        params.weight[i][:] = limbs(weight)
+    for i, (p, weights) in enumerate(zip(moduli.divisors, moduli.weights, strict=True)):
+        params.zero[i] = (1 << 52) + p
+        for part, weight in enumerate(weights):
+            params.weight[i][part][:] = limbs(weight)
+    for n in range(4, 8):
+        params.inverse[n - 4][:] = 4 / n, float(Fraction(4, n) - Fraction(4 / n))
     params.product[:] = limbs(moduli.product)
     params.inverse_product = (1 << 2 * LIMB) / moduli.product
     params.unit = 1 / moduli.target(k) ** 2

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from gemmserve_kernels.device.launch import Launcher
     from gemmserve_kernels.problem.problem import GemmProblem
 
-WORKSPACE: Final = 6 << 30
-"""Bytes of residues at once: 8192 x 8192 x 8192 complex takes two panels."""
+WORKSPACE: Final = 7 << 30
+"""Bytes of residues at once: 8192 x 8192 x 8192 complex takes one panel."""
 TILE_M: Final = 128
 TILE_N: Final = 256
 SHARED: Final = 1024
@@ -62,11 +62,14 @@ _PATCH_BLOCKS: Final = 8
 
 @dataclass(frozen=True)
 class OzakiTile:
-    """Every choice made. `stages` of 48 KiB; `raster`: rows of tiles walked down together; `plain`: no tensor cores."""
+    """Every choice made. `stages` of 48 KiB; `raster`: rows of tiles (of clusters) walked down together; `cluster`:
+    blocks that share B by multicast; `plain`: no tensor cores.
+    """
 
     moduli: int
     stages: int = 4
     raster: int = 8
+    cluster: int = 2
     workspace: int = WORKSPACE
     plain: bool = False
 
@@ -116,10 +119,9 @@ class Run:
         prepared: tuple[Prepared | None, Prepared | None],
     ) -> None:
         self.launcher, self.problem, self.tile, self.prepared = launcher, problem, tile, prepared
-        self.moduli = Moduli.first(tile.moduli)
         self.complex_ = problem.dtype.kind == "c"
-        self.parts = 3 if self.complex_ else 1
-        self.planes = tile.moduli * self.parts
+        self.moduli = Moduli.first(tile.moduli, complex_=self.complex_)
+        self.planes = self.moduli.planes
         self.counters = launcher.counters(problem.batch * problem.m * problem.n)
         operands = Operands.of(problem, stored[0], stored[1])
         shape = (*problem.batch_shape, problem.m, problem.n)
@@ -254,9 +256,10 @@ class Run:
         multiply_constants(params, self.moduli)
         defines = (
             ("MODULI", str(tile.moduli)),
-            ("PARTS", str(self.parts)),
+            ("PARTS", str(self.moduli.parts)),
             ("STAGES", str(tile.stages)),
             ("RASTER", str(tile.raster)),
+            ("CLUSTER", str(tile.cluster)),
             ("SHARED_BYTES", str(tile.shared)),
         )
         if tile.plain:
@@ -264,7 +267,8 @@ class Run:
             source = KernelSource("ozaki_multiply_plain", defines)
             launcher.launch(source, "ozaki_multiply_plain", grid=grid, block=256, shared=0, params=params)
             return
-        grid = min(panel.matrices * self.planes * tiles_m * tiles_n, launcher.spec.sm_count)
+        clusters = panel.matrices * self.planes * -(-tiles_m // tile.cluster) * tiles_n
+        grid = tile.cluster * min(clusters, max(1, launcher.spec.sm_count // tile.cluster))
         source = KernelSource("ozaki_multiply", defines)
         launcher.launch(source, "ozaki_multiply", grid=grid, block=288, shared=tile.shared, params=params)
 

@@ -37,8 +37,8 @@ GEMM_DEVICE int word_column(int index) {
 }
 GEMM_DEVICE int byte_column(int byte) { return byte / 2 * 8 + byte % 2; }
 
-// The residue of an unsigned number below 2^31 + 2^9, in [0, p]; p stands for 0. `reciprocal` is floor(2^39 / p): the
-// quotient is at most one too small, and only where p divides the number.
-GEMM_DEVICE unsigned reduce(unsigned x, unsigned modulus, unsigned reciprocal) {
-    return x - (__umulhi(x, reciprocal) >> 7) * modulus;
+// The remainder of an unsigned number below 2^31 + 2^9, in [0, d]; d stands for 0. `reciprocal` is floor(2^39 / d): the
+// quotient is at most one too small, and only where d, from 129 to 256, divides the number.
+GEMM_DEVICE unsigned reduce(unsigned x, unsigned divisor, unsigned reciprocal) {
+    return x - (__umulhi(x, reciprocal) >> 7) * divisor;
 }

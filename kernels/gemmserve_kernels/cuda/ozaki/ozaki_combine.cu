@@ -1,17 +1,16 @@
 // From residues of the integer product to D = alpha op(A) op(B) + beta C: Chinese remainders, exactly, then one rounding.
 //
-// Every weight has three limbs of 39 bits, every sum of residues times limbs is an integer below 2^53: all exact in
-// float64. Double precision (GEMM_TALLY): tiles whose lines do not promise enough are left out. Single precision: elements
+// Every weight has three limbs with signs, of 42 bits the lower two; every sum of residues times limbs, and what is left of it
+// when a multiple of the product of the moduli is taken away, is an integer below 2^53: all exact in float64. Double precision (GEMM_TALLY): tiles whose lines do not promise enough are left out. Single precision: elements
 // whose line is flagged are left to the patch kernel, and so are blocks in which the integer product is far smaller than
 // the lines' norms promise: there the rounding to integers may show (operands graded along k).
 #include "layout.cuh"
 #include "lines.cuh"
 
 constexpr int MODULI = GEMM_MODULI;
-constexpr int PLANES = COMPLEX ? 3 : 1;
 constexpr int THREADS = 256, BLOCK_WORDS = THREADS, PATCH_M = GEMM_PATCH_M, PATCH_N = GEMM_PATCH_N;
 constexpr double ROUND = 6755399441055744.0;  // 1.5 * 2^52
-constexpr double LIMB = 549755813888.0;       // 2^39
+constexpr double LIMB = 4398046511104.0;      // 2^42
 using Acc = GEMM_TYPE_ACC;
 using R = Real<Acc>;
 
@@ -23,16 +22,22 @@ struct Wide {
     double high, low;
 };
 
-GEMM_DEVICE void add_residue(Limbs& sum, int residue, const double (&weight)[3]) {
-    // 2^52 + residue + 1024, put together from its bits: conversions are four times as slow as additions.
-    const double r = double_of(0x4330000000000000 | residue + 1024) - 4503599627371520.0;
+constexpr double ZERO = 4503599627370496.0;  // 2^52
+
+// A residue, and 2^52 less than it stands for.
+GEMM_DEVICE void add_residue(Limbs& sum, unsigned residue, double zero, const double (&weight)[3]) {
+    // 2^52 + residue, put together from its words: conversions are four times as slow as additions.
+    const double r = __hiloint2double(0x43300000, static_cast<int>(residue)) - zero;
 #pragma unroll
     for (int i = 0; i < 3; ++i) sum.at[i] = fma(r, weight[i], sum.at[i]);
 }
 
+GEMM_DEVICE unsigned byte_at(unsigned word, int i) { return __byte_perm(word, 0, 0x4440 | i); }
+
 // The number nearest to 0 that is congruent to the sum, as an unevaluated sum of two.
 GEMM_DEVICE Wide nearest(const Limbs& sum, const RemainderParams& params) {
-    const double quotient = fma(fma(sum.at[1], 1.0 / LIMB, sum.at[2]), params.inverse_product, ROUND) - ROUND;
+    const double size = fma(fma(sum.at[0], 1.0 / LIMB, sum.at[1]), 1.0 / LIMB, sum.at[2]);
+    const double quotient = fma(size, params.inverse_product, ROUND) - ROUND;
     const double low = fma(-quotient, params.product[0], sum.at[0]);
     const double middle = fma(-quotient, params.product[1], sum.at[1]) * LIMB;
     const double top = fma(-quotient, params.product[2], sum.at[2]) * (LIMB * LIMB);
@@ -62,7 +67,7 @@ GEMM_DEVICE void write_d(const MatrixParams& matrix, Long offset, T value) {
     }
 }
 
-// x times 16 / n times 2^e. 16 / n is taken to twice the precision, so that what is exact stays so.
+// x times 16 / (n_a n_b) times 2^e. The quotient is taken to twice the precision, so that what is exact stays so.
 GEMM_DEVICE double unscaled(const Wide& x, double inverse, double inverse_low, double first, double second) {
     const double product = x.high * inverse;
     const double rest = fma(x.high, inverse, -product) + fma(x.high, inverse_low, x.low * inverse);
@@ -90,23 +95,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
     const bool inside = row < params.rows && column < params.columns;
     if (inside) {
         const Long plane = params.tiles_m * params.tiles_n * TILE_BYTES;
-        const unsigned char* from = params.products + matrix * (MODULI * PLANES) * plane +
+        const unsigned char* from = params.products + matrix * (MODULI * PARTS) * plane +
                                     (tile_m * params.tiles_n + tile_n) * TILE_BYTES + 4 * index;
 #pragma unroll
         for (int m = 0; m < MODULI; ++m) {
-            const unsigned first = *reinterpret_cast<const unsigned*>(from + m * PLANES * plane);
+            const unsigned first = *reinterpret_cast<const unsigned*>(from + m * PARTS * plane);
             if constexpr (COMPLEX) {
-                const unsigned second = *reinterpret_cast<const unsigned*>(from + (m * PLANES + 1) * plane);
-                const unsigned third = *reinterpret_cast<const unsigned*>(from + (m * PLANES + 2) * plane);
+                // Of a product's u and v. A multiple of p is taken away so that neither sum is larger than that.
+                const unsigned second = *reinterpret_cast<const unsigned*>(from + (m * PARTS + 1) * plane);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const int x = first >> 8 * i & 255, y = second >> 8 * i & 255, z = third >> 8 * i & 255;
-                    add_residue(re[i], x - y, params.weight[m]);
-                    add_residue(im[i], z - x - y, params.weight[m]);
+                    const unsigned u = byte_at(first, i), v = byte_at(second, i);
+                    add_residue(re[i], u + v, params.zero[m], params.weight[m][0]);
+                    add_residue(im[i], u - v + 256u, ZERO + 256.0, params.weight[m][1]);
                 }
             } else {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) add_residue(re[i], first >> 8 * i & 255, params.weight[m]);
+                for (int i = 0; i < 4; ++i) add_residue(re[i], byte_at(first, i), ZERO, params.weight[m][0]);
             }
         }
     }
@@ -131,8 +136,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
         }
         Acc value = make<Acc>(R(0), R(0));
         if (n_a != ZERO_LINE && n_b != ZERO_LINE) {
-            const double n = static_cast<double>(n_a * n_b), inverse = 16.0 / n;
-            const double inverse_low = fma(-inverse, n, 16.0) * (inverse * 0.0625);
+            const double(&of_a)[2] = params.inverse[n_a & 3];
+            const double(&of_b)[2] = params.inverse[n_b & 3];
+            const double inverse = of_a[0] * of_b[0];
+            const double inverse_low = fma(of_a[0], of_b[0], -inverse) + fma(of_a[0], of_b[1], of_a[1] * of_b[0]);
             const int e = -(code_a >> 3) - (code_b >> 3);
             const int half = e < -1000 ? -1000 : e > 1000 ? 1000 : e;
             int rest = e - half;

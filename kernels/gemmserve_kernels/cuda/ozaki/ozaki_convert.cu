@@ -1,20 +1,19 @@
-// Scaled integers of an operand as residues: for each modulus one byte of the real part, of the imaginary part and of their
-// sum (Karatsuba's third factor), or one of a real operand. Lines are padded with zeros to 128 steps, planes with lines of
-// zeros: the multiplying kernel fetches 128 of them at a time.
+// Scaled integers of an operand as residues: for each modulus one byte of a real element x; of a complex one a + ib those of
+// a + rb and a - rb, r being the modulus's root of -1 (gemmserve_kernels.algorithms.ozaki.moduli). Lines are padded with
+// zeros to 128 steps, planes with lines of zeros: the multiplying kernel fetches 128 of them at a time.
 //
-// A scaled element is cut into four signed digits of 15 bits (at most 2^14 each, 2^13.5 the highest), and the residue is
-// a short sum of digits times powers of 2^15 modulo p: below 2^23, exact in float32, as are quotient and remainder.
+// A scaled element is cut into eight bytes with signs. Two dot products of them with powers of 2^8 modulo p are congruent to
+// it and at most 2^17; a quotient by p in float32 is then the right one.
 #include "layout.cuh"
 #include "lines.cuh"
 
 constexpr int MODULI = GEMM_MODULI;
-constexpr int PLANES = COMPLEX ? 3 : 1;
 constexpr int THREADS = 256, TILE_K = 128, TILE_LINES = ALONG_K ? 8 : 16;
-constexpr double ROUND = 6755399441055744.0;   // 1.5 * 2^52: adding and taking it away rounds to integers
-constexpr float ROUND_SINGLE = 12582912.0f;    // 1.5 * 2^23
+constexpr int BLOCKS = ALONG_K ? 6 : 5;  // of a multiprocessor at once: they wait for memory, and for what others have counted
+constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to integers
 
 struct Digits {
-    float at[4];
+    int low, high;  // four bytes with signs each
 };
 
 struct LineScale {
@@ -28,63 +27,69 @@ GEMM_DEVICE LineScale scale_of(int code) {
     return {power(half), power(e - half) * (0.25 * n)};
 }
 
-// The integer nearest to x * scale, in digits.
-GEMM_DEVICE Digits digits_of(double x, const LineScale& scale) {
-    double rest = x * scale.first * scale.second;
-    Digits digits;
-    constexpr double UNIT[3] = {32768.0, 1073741824.0, 35184372088832.0};  // 2^15, 2^30, 2^45
-    constexpr double INVERSE[3] = {1.0 / 32768.0, 1.0 / 1073741824.0, 1.0 / 35184372088832.0};
+// Of a line that is flagged, or of zeros, nothing: it may hold NaN.
+GEMM_DEVICE double scaled(double x, int code, const LineScale& scale) {
+    return (code & 7) < 4 ? 0.0 : x * scale.first * scale.second;
+}
+
+// The nearest integer, below 2^62, in digits: adding 128 to all of them leaves bytes without signs.
+GEMM_DEVICE Digits digits_of(double scaled) {
+    constexpr unsigned long long HALVES = 0x8080808080808080ull;
+    const Long whole = __double2ll_rn(scaled);
+    const unsigned long long digits = (static_cast<unsigned long long>(whole) + HALVES) ^ HALVES;
+    return {static_cast<int>(digits & 0xffffffffu), static_cast<int>(digits >> 32)};
+}
+
+GEMM_DEVICE int congruent(const Digits& x, const int (&power)[2], int more) {
+    return __dp4a(x.low, power[0], __dp4a(x.high, power[1], more));
+}
+
+// The constants of a modulus p. `base`: a multiple of 256 p, from 2^23 on; `zero`: base / p, and MAGIC.
+struct Modulus {
+    float modulus, inverse, zero;
+};
+
+// t modulo p, nearest to 0, in the lowest byte. `bits`: those of the float `base` + t, no less than 2^23. The error of the
+// quotient is less than its distance from the middle between two integers where p is odd
+// (gemmserve_kernels.algorithms.ozaki.params.base_of). All in single precision, of which there is twice as much as of
+// integer arithmetic.
+GEMM_DEVICE unsigned residue(int bits, const Modulus& p) {
+    const float biased = __int_as_float(bits), quotient = fmaf(biased, p.inverse, MAGIC) - p.zero;
+    return static_cast<unsigned>(__float_as_int(fmaf(-quotient, p.modulus, biased)));
+}
+
+// The lowest bytes of four.
+GEMM_DEVICE unsigned pack(const unsigned (&x)[4]) {
+    return __byte_perm(__byte_perm(x[0], x[1], 0x0040), __byte_perm(x[2], x[3], 0x0040), 0x5410);
+}
+
+// What neighbours of a line count, of either real part.
+struct Count {
+    float sum[PARTS];
+    unsigned there;  // a bit of each that is not zero
+
+    GEMM_DEVICE void clear() {
 #pragma unroll
-    for (int i = 3; i > 0; --i) {
-        const double digit = fma(rest, INVERSE[i - 1], ROUND) - ROUND;
-        rest = fma(-digit, UNIT[i - 1], rest);
-        digits.at[i] = static_cast<float>(digit);
+        for (int p = 0; p < PARTS; ++p) sum[p] = -0.0009765625f;  // more than the roundings
+        there = 0;
     }
-    digits.at[0] = static_cast<float>((rest + ROUND) - ROUND);
-    return digits;
-}
-
-// t modulo p, nearest to 0. |t| < 2^23, so the error of t / p is below 2^-9, less than the distance of a quotient from
-// the middle between two integers where p is odd.
-GEMM_DEVICE float remainder_of(float t, float modulus, float inverse) {
-    const float quotient = fmaf(t, inverse, ROUND_SINGLE) - ROUND_SINGLE;
-    return fmaf(-quotient, modulus, t);
-}
-
-GEMM_DEVICE float residue(const Digits& x, const ConvertParams& params, int i) {
-    float t = fmaf(x.at[1], params.digit[i][0], x.at[0]);
-    t = fmaf(x.at[2], params.digit[i][1], t);
-    t = fmaf(x.at[3], params.digit[i][2], t);
-    return remainder_of(t, params.modulus[i], params.inverse[i]);
-}
-
-GEMM_DEVICE unsigned byte_of(float x) { return static_cast<unsigned>(__float_as_int(x + ROUND_SINGLE)) & 255u; }
-
-GEMM_DEVICE unsigned pack(const float (&x)[4]) {
-    return byte_of(x[0]) | byte_of(x[1]) << 8 | byte_of(x[2]) << 16 | byte_of(x[3]) << 24;
-}
-
-// What four neighbours count of their line: each its share of a whole element, rounded down; of imaginary parts above 16
-// bits. What is not zero counts one at least, so that 0 says that all are zero.
-GEMM_DEVICE unsigned counted(const Element (&x)[4], int code, const TallyParams& tally) {
-    if ((code & 7) < 4) return 0;
-    const LineScale scale = scale_of(code);
-    unsigned count = 0;
+    GEMM_DEVICE void add(int p, double x, double scaled, float step) {
+        sum[p] += fminf(fabsf(static_cast<float>(scaled)) * step, static_cast<float>(TALLY_WHOLE));
+        if (x != 0.0) there |= 1u << p;
+    }
+    // Each its share of a whole element, rounded down; of imaginary parts above 16 bits. What is not zero counts one at
+    // least, so that 0 says that all are zero.
+    GEMM_DEVICE unsigned all(int code) const {
+        if ((code & 7) < 4) return 0;
+        unsigned count = 0;
 #pragma unroll
-    for (int p = 0; p < PARTS; ++p) {
-        float sum = -0.0009765625f;  // more than the roundings
-        bool zero = true;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float size = fabsf(static_cast<float>(x[i].part[p] * scale.first * scale.second));
-            sum += fminf(size * tally.step, static_cast<float>(TALLY_WHOLE));
-            zero = zero && x[i].part[p] == 0.0;
+        for (int p = 0; p < PARTS; ++p) {
+            const int whole = static_cast<int>(sum[p]);
+            if (there >> p & 1u) count |= static_cast<unsigned>(whole < 1 ? 1 : whole) << 16 * p;
         }
-        const int whole = static_cast<int>(sum);
-        if (!zero) count |= static_cast<unsigned>(whole < 1 ? 1 : whole) << 16 * p;
+        return count;
     }
-    return count;
-}
+};
 
 // Adds what a warp's lanes have counted to the sums of its line.
 GEMM_DEVICE void add_up(unsigned count, unsigned long long* sums) {
@@ -131,36 +136,23 @@ GEMM_DEVICE void judge(const ConvertParams& params, Long matrix, Long group) {
     }
 }
 
-// Four neighbours along k.
-GEMM_DEVICE void convert(const ConvertParams& params, const Element (&x)[4], int code, unsigned char* to, Long plane) {
-    const LineScale scale = scale_of(code);
-    Digits digits[PARTS][4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-            // A line that is flagged may hold NaN.
-            const double value = (code & 7) < 4 ? 0.0 : x[i].part[p];
-            digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value, scale);
-        }
-    }
+// The residues of four neighbours along k.
+GEMM_DEVICE void convert(const ConvertParams& params, const Digits (&digits)[PARTS][4], unsigned char* to, Long plane) {
 #pragma unroll
     for (int m = 0; m < MODULI; ++m) {
-        float part[PARTS][4];
+        const Modulus p{params.modulus[m], params.inverse[m], params.zero[m]};
+        unsigned sum[4], difference[4];
 #pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) part[p][i] = residue(digits[p][i], params, m);
-            *reinterpret_cast<unsigned*>(to) = pack(part[p]);
-            to += plane;
+        for (int i = 0; i < 4; ++i) {
+            const int first = congruent(digits[0][i], params.power[m][0], params.base[m]);
+            const int second = COMPLEX ? congruent(digits[PARTS - 1][i], params.power[m][1], 0) : 0;
+            sum[i] = residue(first + second, p);
+            if constexpr (COMPLEX) difference[i] = residue(first - second, p);
         }
+        *reinterpret_cast<unsigned*>(to) = pack(sum);
+        to += plane;
         if constexpr (COMPLEX) {
-            float sum[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sum[i] = remainder_of(part[0][i] + part[PARTS - 1][i], params.modulus[m], params.inverse[m]);
-            }
-            *reinterpret_cast<unsigned*>(to) = pack(sum);
+            *reinterpret_cast<unsigned*>(to) = pack(difference);
             to += plane;
         }
     }
@@ -181,7 +173,7 @@ GEMM_DEVICE bool is_lost(const ConvertParams& params, Long matrix, Long group) {
     return true;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParams params) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ozaki_convert(ConvertParams params) {
     const LineParams& line = params.line;
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const Long blocks_k = params.pitch / TILE_K, blocks = params.plane / params.pitch / TILE_LINES;
@@ -190,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
     const Long matrix = where.quotient, first = where.remainder * TILE_LINES, first_k = by_k.remainder * TILE_K;
     const Long offset = batch_offset(line.first + matrix, line.batch_shape, line.x.batch_stride);
     const Long plane = params.plane;
-    unsigned char* residues = params.residues + matrix * (MODULI * PLANES) * plane;
+    unsigned char* residues = params.residues + matrix * (MODULI * PARTS) * plane;
     const int* codes = line.codes + matrix * line.lines + params.first_line;
     unsigned long long* sums = params.tally.sums + matrix * line.lines + params.first_line;
     const bool counts = GEMM_TALLY && params.tally.counts;
@@ -224,11 +216,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
             x[i] = exists && k < line.k ? read(line, at + k * line.x.column_stride) : Element{};
         }
         const int code = exists ? codes[l] : ZERO_LINE;
+        const LineScale scale = scale_of(code);
+        Digits digits[PARTS][4];
+        Count count;
+        count.clear();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p) {
+                const double value = scaled(x[i].part[p], code, scale);
+                if (GEMM_TALLY) count.add(p, x[i].part[p], value, params.tally.step);
+                digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value);
+            }
+        }
         if (counts) {
-            if (exists) add_up(counted(x, code, params.tally), sums + l);
+            if (exists) add_up(count.all(code), sums + l);
             arrive();
         }
-        convert(params, x, code, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
+        convert(params, digits, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
     } else {
         __shared__ Element tile[TILE_LINES][TILE_K + 1];
         const int in_tile = thread % TILE_LINES;
@@ -240,24 +245,42 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_convert(ConvertParam
                 k < line.k && first + in_tile < params.panel ? read(line, at + k * line.x.column_stride) : Element{};
         }
         __syncthreads();
-        const auto each_line = [&](auto visit) {
+        const auto code_of = [&](int t) { return first + t < params.panel ? codes[first + t] : ZERO_LINE; };
+        if (counts) {
 #pragma unroll 1
             for (int t = warp; t < TILE_LINES; t += THREADS / 32) {
-                Element x[4];
+                if (first + t >= params.panel) continue;
+                const int code = code_of(t);
+                const LineScale scale = scale_of(code);
+                Count count;
+                count.clear();
 #pragma unroll
-                for (int i = 0; i < 4; ++i) x[i] = tile[t][4 * lane + i];
-                visit(x, first + t, first + t < params.panel ? codes[first + t] : ZERO_LINE);
+                for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                    for (int p = 0; p < PARTS; ++p) {
+                        const double x = tile[t][4 * lane + i].part[p];
+                        count.add(p, x, scaled(x, code, scale), params.tally.step);
+                    }
+                }
+                add_up(count.all(code), sums + first + t);
             }
-        };
-        if (counts) {
-            each_line([&](const Element(&x)[4], Long l, int code) {
-                if (l < params.panel) add_up(counted(x, code, params.tally), sums + l);
-            });
             arrive();
         }
-        each_line([&](const Element(&x)[4], Long l, int code) {
-            convert(params, x, code, residues + residue_offset(l, first_k + 4 * lane, params.pitch), plane);
-        });
+#pragma unroll 1
+        for (int t = warp; t < TILE_LINES; t += THREADS / 32) {
+            const int code = code_of(t);
+            const LineScale scale = scale_of(code);
+            Digits digits[PARTS][4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                for (int p = 0; p < PARTS; ++p) {
+                    const double value = scaled(tile[t][4 * lane + i].part[p], code, scale);
+                    digits[p][i] = digits_of(p == 1 && params.conjugate ? -value : value);
+                }
+            }
+            convert(params, digits, residues + residue_offset(first + t, first_k + 4 * lane, params.pitch), plane);
+        }
     }
     if constexpr (GEMM_TALLY) {
         if (!counts) return;

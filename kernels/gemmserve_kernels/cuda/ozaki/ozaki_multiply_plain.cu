@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_multiply_plain(const
     clear_failing(params.judged);
     if (!all_pass(params.judged) && !passes(params.judged, matrix, by_m.remainder, by_n.remainder)) return;
     const int m = static_cast<int>(plane) / PARTS;
-    const unsigned modulus = params.modulus[m], reciprocal = params.reciprocal[m], bias = params.bias[m];
+    const unsigned divisor = params.divisor[m], reciprocal = params.reciprocal[m], bias = params.bias[m];
     const Long row = by_m.remainder * TILE_M + word_row(index), column = by_n.remainder * TILE_N + word_column(index);
     const signed char* a =
         reinterpret_cast<const signed char*>(params.a) + (matrix * params.a_planes + plane) * params.a_plane;
@@ -30,10 +30,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_multiply_plain(const
                 const int x = a[residue_offset(params.a_first + row, k, params.pitch)];
                 const int y = b[residue_offset(params.b_first + j, k, params.pitch)];
                 acc += static_cast<unsigned>(x * y);
-                if ((k + 1) % STEPS == 0) acc = reduce(acc, modulus, reciprocal) + bias;
+                if ((k + 1) % STEPS == 0) acc = reduce(acc, divisor, reciprocal) + bias;
             }
         }
-        bytes |= (reduce(acc, modulus, reciprocal) & 255u) << 8 * i;
+        bytes |= (reduce(acc, divisor, reciprocal) & 255u) << 8 * i;
     }
     reinterpret_cast<unsigned*>(params.products + in_tile.quotient * TILE_BYTES)[index] = bytes;
 }

@@ -4,7 +4,7 @@
 #include "../common/judging/judged.cuh"
 #include "../common/params.cuh"
 
-constexpr int MAX_MODULI = 15;
+constexpr int MAX_MODULI = 17;
 
 // An operand as lines along k: rows of op(A) or columns of op(B), where rows of the view are lines.
 // The scale of a line is n / 4 * 2^e, kept as 8 e + n: n = 4..7; ZERO_LINE for lines of zeros, FLAGGED_LINE where
@@ -48,7 +48,9 @@ struct ConvertParams {
     Long plane;              // bytes of a plane: pitch times a multiple of 256 lines
     unsigned char* residues; // [matrix][modulus][part][plane]
     float modulus[MAX_MODULI], inverse[MAX_MODULI];
-    float digit[MAX_MODULI][3];  // 2^15, 2^30, 2^45 modulo each
+    int base[MAX_MODULI];    // bits of a float, a multiple of the modulus
+    float zero[MAX_MODULI];  // that over the modulus, and 1.5 * 2^23
+    int power[MAX_MODULI][2][2];  // 2^(8 d) modulo each, and times its root of -1: bytes, d = 0..3 and 4..7
     int conjugate;
     int reserved;
     TallyParams tally;
@@ -67,7 +69,7 @@ struct MultiplyParams {
     Long rows, columns;
     Long tiles_m, tiles_n;
     Long pitch;
-    unsigned modulus[MAX_MODULI], reciprocal[MAX_MODULI], bias[MAX_MODULI];
+    unsigned divisor[MAX_MODULI], reciprocal[MAX_MODULI], bias[MAX_MODULI];  // each modulus, or twice that, 129 to 256
     unsigned reserved;
     JudgedParams judged;
 };
@@ -86,9 +88,11 @@ struct RemainderParams {
     const int* b_codes;
     Long a_codes_step, b_codes_step;  // between matrices
     unsigned char* patches;           // [matrix][patches_m][patches_n]: which to do again in plain arithmetic; then whether any
-    double weight[MAX_MODULI][3];     // limbs, the lowest first
+    double weight[MAX_MODULI][2][3];  // of each real part; limbs, the lowest first
     double product[3];
-    double inverse_product;  // 2^78 / P
+    double inverse_product;  // 2^84 / P
+    double zero[MAX_MODULI];  // 2^52 plus what is taken away from sums of two residues: each modulus, or twice that
+    double inverse[4][2];     // 4 / n, n = 4..7, and what is missing there
     double unit;             // 1 / target^2
     double alpha[2], beta[2];
     float least;  // of |scaled product|^2 on average in a warp's elements

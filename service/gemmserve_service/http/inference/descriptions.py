@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, Request
 from pydantic import TypeAdapter
@@ -22,20 +22,27 @@ from gemmserve_service.http.openapi import documentation as doc
 from gemmserve_service.http.routes.common import core_of, render
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gemmserve_service.http.inference.counts import Counts
+
+    Answer = Callable[[Request, str], Response]
 
 router = APIRouter(tags=["inference"], default_response_class=Response)
 
-_READY = {
+_READY: Final[dict[int | str, dict[str, Any]]] = {
     200: {"description": "Ready."},
     **doc.inference_errors("not-ready", "draining", "not-found", "parameter-invalid"),
 }
-_METADATA = {
+_METADATA: Final[dict[int | str, dict[str, Any]]] = {
     200: doc.model(ModelMetadata, "What the model is."),
     **doc.inference_errors("not-found", "parameter-invalid"),
 }
-_CONFIG = {200: doc.model(ModelConfig, "Its configuration."), **doc.inference_errors("not-found", "parameter-invalid")}
-_STATISTICS = {
+_CONFIGURATION: Final[dict[int | str, dict[str, Any]]] = {
+    200: doc.model(ModelConfig, "Its configuration."),
+    **doc.inference_errors("not-found", "parameter-invalid"),
+}
+_STATISTICS: Final[dict[int | str, dict[str, Any]]] = {
     200: doc.model(Statistics, "Everybody's inferences together."),
     **doc.inference_errors("not-found", "parameter-invalid"),
 }
@@ -82,54 +89,62 @@ async def all_statistics(request: Request) -> Response:
     return _statistics(request, *MODELS)
 
 
-@router.get("/v2/models/{model}", summary="Model metadata", responses=_METADATA)
-async def model_metadata(model: ModelPath) -> Response:
+def _of_model(
+    part: str, what: str, summaries: tuple[str, str], responses: dict[int | str, dict[str, Any]]
+) -> Callable[[Answer], Answer]:
+    """Add a model's route, and the same of its version, in which there is nothing else.
+
+    `part`: what follows the model, or the version, in the path. `what`: the routes' names after `model_` and
+    `version_`. What is decorated answers for a model that is known.
+    """
+
+    def added(answer: Answer) -> Answer:
+        async def of_model(request: Request, model: ModelPath) -> Response:
+            return answer(request, known_model(model))
+
+        async def of_version(request: Request, model: ModelPath, version: VersionPath) -> Response:
+            return answer(request, known_model(model, version))
+
+        for kind, below, endpoint, summary, description in (
+            ("model", "", of_model, summaries[0], answer.__doc__),
+            ("version", "/versions/{version}", of_version, summaries[1], "As without a version: there is one."),
+        ):
+            router.add_api_route(
+                f"/v2/models/{{model}}{below}{part}",
+                endpoint,
+                methods=["GET"],
+                name=f"{kind}_{what}",
+                summary=summary,
+                description=description,
+                responses=responses,
+            )
+        return answer
+
+    return added
+
+
+@_of_model("", "metadata", ("Model metadata", "Metadata of a version"), _METADATA)
+def _metadata(_: Request, model: str) -> Response:
     """Inputs and outputs. A datatype is one of several, as `parameters` says: no model has a single one."""
-    return render(metadata(known_model(model)))
+    return render(metadata(model))
 
 
-@router.get("/v2/models/{model}/versions/{version}", summary="Metadata of a version", responses=_METADATA)
-async def version_metadata(model: ModelPath, version: VersionPath) -> Response:
-    """As without a version: there is one."""
-    return render(metadata(known_model(model, version)))
-
-
-@router.get("/v2/models/{model}/ready", summary="Model ready", responses=_READY)
-async def model_ready(request: Request, model: ModelPath) -> Response:
+@_of_model("/ready", "ready", ("Model ready", "Version ready"), _READY)
+def _model_ready(request: Request, _: str) -> Response:
     """Whether work is admitted and can run: models are there as long as the server is."""
-    known_model(model)
     return _ready(request)
 
 
-@router.get("/v2/models/{model}/versions/{version}/ready", summary="Version ready", responses=_READY)
-async def version_ready(request: Request, model: ModelPath, version: VersionPath) -> Response:
-    """As without a version: there is one."""
-    known_model(model, version)
-    return _ready(request)
-
-
-@router.get("/v2/models/{model}/config", summary="Model configuration", responses=_CONFIG)
-async def model_config(model: ModelPath) -> Response:
+@_of_model("/config", "config", ("Model configuration", "Configuration of a version"), _CONFIGURATION)
+def _config(_: Request, model: str) -> Response:
     """Triton's model configuration, as far as it means anything here."""
-    return render(config(known_model(model)))
+    return render(config(model))
 
 
-@router.get("/v2/models/{model}/versions/{version}/config", summary="Configuration of a version", responses=_CONFIG)
-async def version_config(model: ModelPath, version: VersionPath) -> Response:
-    """As without a version: there is one."""
-    return render(config(known_model(model, version)))
-
-
-@router.get("/v2/models/{model}/stats", summary="Model statistics", responses=_STATISTICS)
-async def model_statistics(request: Request, model: ModelPath) -> Response:
+@_of_model("/stats", "statistics", ("Model statistics", "Statistics of a version"), _STATISTICS)
+def _model_statistics(request: Request, model: str) -> Response:
     """Inferences since the server's start, and the nanoseconds that they took by phase."""
-    return _statistics(request, known_model(model))
-
-
-@router.get("/v2/models/{model}/versions/{version}/stats", summary="Statistics of a version", responses=_STATISTICS)
-async def version_statistics(request: Request, model: ModelPath, version: VersionPath) -> Response:
-    """As without a version: there is one."""
-    return _statistics(request, known_model(model, version))
+    return _statistics(request, model)
 
 
 def _statistics(request: Request, *models: str) -> Response:

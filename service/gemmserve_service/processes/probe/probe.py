@@ -64,7 +64,7 @@ def ordinals_of(device: str) -> list[int]:
     """Return the numbers of the GPUs that a setting names; none for the CPU. Raises ValueError."""
     if device == "auto":
         return list(range(len(DeviceSpec.all())))
-    if device == "cpu":
+    if device.startswith("cpu"):
         return []
     return [int(name.strip().partition(":")[2] or 0) for name in device.split(",")]
 

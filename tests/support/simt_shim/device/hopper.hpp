@@ -35,7 +35,7 @@ struct Map {
 
 // `mask`: blocks of the cluster that get it; 0 for the own one alone.
 void copy_box(unsigned target, const Map& map, const int* at, unsigned barrier, unsigned mask);
-void copy_straight(unsigned target, const void* from, unsigned bytes, unsigned barrier);
+void copy_straight(unsigned target, const void* from, unsigned bytes, unsigned barrier, unsigned mask);
 
 template <class TensorMap>
 inline void copy_box(unsigned target, const TensorMap& map, int x, int row, int plane, int matrix, unsigned barrier) {
@@ -46,7 +46,10 @@ inline void copy_box(unsigned target, const TensorMap& map, int x, int row, int 
 template <class TensorMap>
 inline void prefetch_map(const TensorMap&) {}
 inline void copy_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
-    copy_straight(to, from, unsigned(bytes), barrier);
+    copy_straight(to, from, unsigned(bytes), barrier, 0);
+}
+inline void copy_bytes_multicast(unsigned to, const void* from, int bytes, unsigned barrier, unsigned short mask) {
+    copy_straight(to, from, unsigned(bytes), barrier, mask);
 }
 
 template <class TensorMap>

@@ -132,6 +132,7 @@ inline double __hiloint2double(int high, int low) {
 inline int __float2int_rn(float x) { return int(__builtin_rintf(x)); }
 inline float __int2float_rn(int x) { return float(x); }
 inline float __double2float_rn(double x) { return float(x); }
+inline long long __double2ll_rn(double x) { return (long long)__builtin_rint(x); }
 
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
 inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll((unsigned long long)x); }
@@ -145,6 +146,11 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     unsigned result = 0;
     for (unsigned i = 0; i < 4; ++i) result |= unsigned(bytes >> 8 * (selector >> 4 * i & 7) & 255u) << 8 * i;
     return result;
+}
+// The dot product of four bytes with signs, and c.
+inline int __dp4a(int a, int b, int c) {
+    for (int i = 0; i < 4; ++i) c += int((signed char)(a >> 8 * i & 255)) * int((signed char)(b >> 8 * i & 255));
+    return c;
 }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((unsigned long long)a * b >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {

@@ -195,7 +195,7 @@ void copy_box(unsigned target, const Map& map, const int* at, unsigned barrier, 
         if (mask >> copy.rank & 1) begin_copy(copy);
 }
 
-void copy_straight(unsigned target, const void* from, unsigned bytes, unsigned barrier) {
+void copy_straight(unsigned target, const void* from, unsigned bytes, unsigned barrier, unsigned mask) {
     if ((target | bytes) % 16 || reinterpret_cast<uintptr_t>(from) % 16)
         fail(Failure::memory, "%u bytes copied to %#x", bytes, target);
     Copy copy{};
@@ -203,8 +203,9 @@ void copy_straight(unsigned target, const void* from, unsigned bytes, unsigned b
     copy.bytes = bytes;
     copy.target = target;
     copy.barrier = barrier;
-    copy.rank = machine.current->rank;
-    begin_copy(copy);
+    if (mask == 0) mask = 1u << machine.current->rank;
+    for (copy.rank = 0; mask >> copy.rank; ++copy.rank)
+        if (mask >> copy.rank & 1) begin_copy(copy);
 }
 
 // Bits 4.. are exchanged with bits 7.. of the address: pieces of 16 bytes change places within 1024 bytes.
@@ -246,10 +247,11 @@ static bool perform(const Copy& copy) {
 // ---- wgmma
 
 static Warpgroup& group_of(unsigned& thread) {
-    const unsigned linear = machine.current->linear;
+    const unsigned rank = machine.current->rank, linear = machine.current->linear - rank * machine.each;
+    const unsigned group = rank * ((machine.each + group_size - 1) / group_size) + linear / group_size;
     thread = linear % group_size;
-    if (linear / group_size >= max_groups) fail(Failure::launch, "too many warpgroups for the shim");
-    return groups[linear / group_size];
+    if (group >= max_groups) fail(Failure::launch, "too many warpgroups for the shim");
+    return groups[group];
 }
 
 void wgmma_issue(const Product& product) {

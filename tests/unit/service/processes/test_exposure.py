@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from gemmserve_service.processes.supervisor import _check_certificate, check_keys
+from gemmserve_kernels.planning.rates import shipped
+from gemmserve_service.processes.supervisor import _check_certificate, _check_probe, check_keys
 from gemmserve_service.runtime.start_error import StartError, UsageError
 from gemmserve_service.settings import Settings
 from gemmserve_service.tenancy.keyring import FILE, create_key, revoke_key
@@ -88,3 +90,15 @@ def test_a_pair_is_taken(pair):
 def test_what_is_no_pair_is_said_at_once(pair, certificate, key):
     with pytest.raises(StartError, match=rf"certificate .*{certificate} and the key .*{key} cannot be used"):
         _check_certificate(SimpleNamespace(tls_certificate=pair / certificate, tls_key=pair / key))
+
+
+def test_a_probe_that_cannot_be_used_is_told_before_anything_starts(tmp_path):
+    file = tmp_path / "probe.json"
+    with pytest.raises(StartError, match="No such file"):
+        _check_probe(SimpleNamespace(probe_file=file))
+    file.write_text("{}")
+    with pytest.raises(StartError, match="no rates of a host"):
+        _check_probe(SimpleNamespace(probe_file=file))
+    file.write_text(json.dumps(shipped().document()))
+    _check_probe(SimpleNamespace(probe_file=file))
+    _check_probe(SimpleNamespace(probe_file=None))

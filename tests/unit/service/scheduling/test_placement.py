@@ -10,6 +10,7 @@ import pytest
 
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service.executor.protocol import Kept
+from gemmserve_service.scheduling import links
 from gemmserve_service.scheduling import placement as module
 from gemmserve_service.schemas import JobState
 
@@ -26,7 +27,7 @@ def fake(make_fake):
 @pytest.fixture
 def slow_link(monkeypatch):
     """Bringing the operands of a job elsewhere takes so long that nobody waits for the end of it."""
-    monkeypatch.setattr(module, "_LINK_RATE", 1e-9)
+    monkeypatch.setattr(links, "DEFAULT_RATE", 1e-9)
     monkeypatch.setattr(module, "_MAX_WAIT_S", 3600.0)
 
 
@@ -67,7 +68,7 @@ async def test_nobody_waits_longer_than_bringing_the_operands_would_take(core, f
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
     a = await put(core.store, A)
-    monkeypatch.setattr(module, "_LINK_RATE", A.nbytes / 0.05)
+    monkeypatch.setattr(links, "DEFAULT_RATE", A.nbytes / 0.05)
     say(fake, "cuda:1", came=[a.id])
     await core.jobs.submit(gemm(a, a))
     late, _ = await core.jobs.submit(gemm(a, a))
@@ -90,7 +91,7 @@ async def test_nobody_waits_for_a_device_that_is_gone_or_for_little(core, fake, 
     fake.done("cuda:0")
     fake.hello("cuda:1")
     assert not core.scheduler.fleet.has_copies, "it began anew"
-    monkeypatch.setattr(module, "_LINK_RATE", 1e12)
+    monkeypatch.setattr(links, "DEFAULT_RATE", 1e12)
     say(fake, "cuda:1", came=[a.id])
     await core.jobs.submit(gemm(a, a))
     assert len(fake.running("cuda:0")) == 1
@@ -154,3 +155,15 @@ async def test_what_is_written_is_estimated_like_what_is_multiplied(make_core, m
     assert core.scheduler.estimates.seconds(task, worker) > module._LONG_S
     assert task.cost_s > module._LONG_S
     assert not core.scheduler.placement.may_interleave(task, worker)
+
+
+async def test_it_is_the_link_of_the_device_that_would_be_brought_them(core, fake, put, gemm, monkeypatch):
+    alarms = []
+    loop = SimpleNamespace(call_later=lambda delay_s, call: alarms.append(delay_s))
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
+    monkeypatch.setattr(links.Links, "rate", lambda _, worker: {"cuda:0": A.nbytes / 0.05, "cuda:1": 1e-9}[worker.id])
+    a = await put(core.store, A)
+    say(fake, "cuda:1", came=[a.id])
+    await core.jobs.submit(gemm(a, a))
+    await core.jobs.submit(gemm(a, a))
+    assert alarms[-1] == pytest.approx(2 * 0.05)

@@ -12,7 +12,7 @@ import pytest
 from gemmserve_kernels import KernelError
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service.executor.protocol import Kept
-from gemmserve_service.scheduling import placement
+from gemmserve_service.scheduling import links, placement
 from gemmserve_service.scheduling.estimates import Estimates
 from gemmserve_service.scheduling.tasks import Task, plan_of
 
@@ -25,7 +25,7 @@ COSTS = {0: 1e-4, 1: 0.03, 2: 5.0}
 @pytest.fixture
 def by_priority(monkeypatch):
     monkeypatch.setattr(Estimates, "seconds", lambda _, task, __: COSTS[task.priority])
-    monkeypatch.setattr(placement, "_LINK_RATE", 1e-9)
+    monkeypatch.setattr(links, "DEFAULT_RATE", 1e-9)
     monkeypatch.setattr(placement, "_MAX_WAIT_S", 3600.0)
 
 

@@ -99,6 +99,13 @@ GEMM_DEVICE void copy_bytes(Address target, const void* from, int bytes, Address
         : "memory");
 }
 
+// The same to the same place of every block of the cluster in `mask`, whose barriers there are told.
+GEMM_DEVICE void copy_bytes_multicast(Address target, const void* from, int bytes, Address barrier, unsigned short mask) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+        ::"r"(target), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier), "h"(mask) : "memory");
+}
+
 // To the same place of every block of the cluster in `mask`, whose barriers there are told.
 GEMM_DEVICE void copy_box_multicast(
     Address target, const TensorMap& map, int x, int row, int plane, int matrix, Address barrier, unsigned short mask) {

@@ -12,7 +12,18 @@ import pytest
 from kernel_models import ozaki as ozaki_model
 
 from gemmserve_kernels.algorithms.ozaki.gemm import resolve, supports
-from gemmserve_kernels.algorithms.ozaki.moduli import DIGIT, LIMB, MODULI, Moduli, limbs, needed
+from gemmserve_kernels.algorithms.ozaki.moduli import (
+    DIGITS,
+    LIMB,
+    MODULI,
+    SPLIT_MODULI,
+    Moduli,
+    available,
+    limbs,
+    needed,
+    root_of_minus_one,
+)
+from gemmserve_kernels.algorithms.ozaki.params import MAGIC, base_of
 from gemmserve_kernels.algorithms.ozaki.plan import WORKSPACE, panels
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import reference
@@ -20,7 +31,7 @@ from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.errors import ConfigInfeasible
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
-COUNTS = range(2, len(MODULI) + 1)
+COUNTS = [(n, complex_) for complex_ in (False, True) for n in range(2, len(available(complex_=complex_)) + 1)]
 
 
 def test_the_moduli_are_pairwise_coprime_and_fit_a_byte():
@@ -32,50 +43,128 @@ def test_the_moduli_are_pairwise_coprime_and_fit_a_byte():
         assert any(math.gcd(candidate, p) > 1 for p in MODULI if p > candidate)
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_remainder_constants(count):
-    moduli = Moduli.first(count)
-    assert moduli.product == math.prod(MODULI[:count])
-    for i, weight in enumerate(moduli.weights):
-        assert 0 <= weight < moduli.product
-        assert [weight % p for p in moduli.moduli] == [int(i == j) for j in range(count)]
-    for p, digits in zip(moduli.moduli, moduli.digits, strict=True):
-        for i, digit in enumerate(digits, 1):
-            assert (digit - 2 ** (DIGIT * i)) % p == 0
-            assert abs(digit) <= p // 2
+def _splits(p):
+    """Whether p is odd and all of its prime factors are 1 modulo 4."""
+    factors = [q for q in range(2, p + 1) if p % q == 0 and all(q % r for r in range(2, q))]
+    return all(q % 4 == 1 for q in factors)
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_limbs_keep_every_sum_exact(count):
-    moduli = Moduli.first(count)
-    for x in (*moduli.weights, moduli.product):
-        low, middle, high = limbs(x)
-        assert int(low) + (int(middle) << LIMB) + (int(high) << 2 * LIMB) == x
-        # z - x - y of Karatsuba has two bits more than a residue.
-        assert max(low, middle, high) * 512 * count < 2**53
-    # The multiple of P that is taken away, times its limbs; and the difference of the middle sums.
-    multiple = 512 * count
-    assert all(2 * limb * multiple < 2**53 for limb in limbs(moduli.product)[:2])
+def test_the_moduli_of_complex_numbers_are_pairwise_coprime_and_minus_one_has_a_root():
+    assert all(math.gcd(p, q) == 1 for p, q in itertools.combinations(SPLIT_MODULI, 2))
+    assert list(SPLIT_MODULI) == sorted(SPLIT_MODULI, reverse=True)
+    assert all(_splits(p) for p in SPLIT_MODULI)
+    for p in SPLIT_MODULI:
+        assert root_of_minus_one(p) ** 2 % p == p - 1
+    for p in (3, 4, 251, 255, 256, 21):
+        assert not _splits(p)
+        with pytest.raises(ValueError, match="no root"):
+            root_of_minus_one(p)
 
 
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("count", [8, 15, 16, 17])
+def test_no_other_moduli_of_complex_numbers_have_a_larger_product(count):
+    """A search of all sets: those that have a factor in common with one that is larger may yet be the better choice."""
+    candidates = [p for p in range(256, 2, -1) if p % 2 and _splits(p)]
+
+    def best(chosen, rest, bits):
+        nonlocal most
+        missing = count - len(chosen)
+        if missing == 0:
+            most = max(most, bits)
+            return
+        fitting = [p for p in rest if all(math.gcd(p, q) == 1 for q in chosen)]
+        if len(fitting) < missing or bits + sum(map(math.log2, fitting[:missing])) <= most:
+            return
+        best([*chosen, fitting[0]], fitting[1:], bits + math.log2(fitting[0]))
+        best(chosen, fitting[1:], bits)
+
+    own = sum(map(math.log2, SPLIT_MODULI[:count]))
+    most = own - 1e-9
+    best([], candidates, 0.0)
+    assert most == pytest.approx(own)
+
+
+@pytest.mark.parametrize(("count", "complex_"), COUNTS)
+def test_remainder_constants(count, complex_):
+    moduli = Moduli.first(count, complex_=complex_)
+    assert moduli.moduli == available(complex_=complex_)[:count]
+    assert moduli.product == math.prod(moduli.moduli)
+    assert moduli.planes == count * (2 if complex_ else 1)
+    for i, (p, root, weights) in enumerate(zip(moduli.moduli, moduli.roots, moduli.weights, strict=True)):
+        assert 128 < moduli.divisors[i] <= 256
+        assert moduli.divisors[i] % p == 0
+        # What a weight is to be the inverse of: 2 of u + v, 2 r of u - v.
+        factors = (2, 2 * root) if complex_ else (1,)
+        for weight, factor in zip(weights, factors, strict=True):
+            assert 2 * abs(weight) <= moduli.product
+            assert [weight * factor % q for q in moduli.moduli] == [int(i == j) for j in range(count)]
+        for powers, factor in zip(moduli.powers[i], (1, root), strict=complex_):
+            for d, power in enumerate(powers):
+                assert (power - factor * 2 ** (8 * d)) % p == 0
+                assert -128 <= power <= 127
+
+
+@pytest.mark.parametrize(("count", "complex_"), COUNTS)
+def test_limbs_keep_every_sum_exact(count, complex_):
+    """In ozaki_combine.cu: sums of residues times limbs, and what is left when a multiple of P is taken away."""
+    moduli = Moduli.first(count, complex_=complex_)
+    for part in range(moduli.parts):
+        weights = [limbs(each[part]) for each in moduli.weights]
+        for (low, middle, high), each in zip(weights, moduli.weights, strict=True):
+            assert int(low) + (int(middle) << LIMB) + (int(high) << 2 * LIMB) == each[part]
+        # |u + v - d|, |u - v| and residues themselves are at most d.
+        sums = [sum(d * abs(each[i]) for d, each in zip(moduli.divisors, weights, strict=True)) for i in range(3)]
+        whole = sum(d * abs(each[part]) for d, each in zip(moduli.divisors, moduli.weights, strict=True))
+        multiple = whole // moduli.product + 1
+        own = limbs(moduli.product)
+        assert all(x < 2**53 for x in sums)
+        assert all(x + multiple * abs(limb) < 2**53 for x, limb in zip(sums, own, strict=True))
+
+
+@pytest.mark.parametrize("x", [0, 1, -1, 2**41, -(2**41), 2**41 - 1, 2**83 + 2**41, -(2**125), 2**125 - 1], ids=str)
+def test_limbs_of(x):
+    low, middle, high = limbs(x)
+    assert -(2**41) <= low < 2**41
+    assert -(2**41) <= middle < 2**41
+    assert int(low) + (int(middle) << LIMB) + (int(high) << 2 * LIMB) == x
+
+
+@pytest.mark.parametrize(("count", "complex_"), COUNTS)
 @pytest.mark.parametrize("k", [1, 1000, 1 << 20])
-def test_integers_stay_below_half_the_product(count, k):
-    moduli = Moduli.first(count)
+def test_integers_stay_below_half_the_product(count, complex_, k):
+    moduli = Moduli.first(count, complex_=complex_)
     target = moduli.target(k)
     if target <= 0:
         return
     largest = Fraction(target) + Fraction(math.nextafter(math.sqrt(k / 2), math.inf))  # after rounding to integers
     # Away from one half by more than the roundings in the choice of the multiple of P.
     assert 2 * largest**2 < moduli.product * (1 - Fraction(2) ** -27)
-    # The digits of an element, and the sums of digits times powers of 2**15 modulo p, exact in float32.
-    assert largest < 2 ** (3 * DIGIT) * 2**14
-    assert 2**14 + 3 * 2**14 * 128 < 2**23
+    assert largest < 2 ** (8 * (DIGITS - 1)) * 127
+
+
+@pytest.mark.parametrize("complex_", [False, True])
+def test_a_residue_by_float32_is_right(complex_):
+    """`residue` in cuda/ozaki/ozaki_convert.cu: the quotient is nearer to itself than to the middle of two integers."""
+    moduli = Moduli.first(len(available(complex_=complex_)), complex_=complex_)
+    for p, powers in zip(moduli.moduli, moduli.powers, strict=True):
+        base, inverse = base_of(p, powers), np.float32(1 / p)
+        sums = 128 * int(np.abs(powers).sum())
+        assert base % p == base % 256 == 0
+        assert base // p + MAGIC < 2**24
+        assert 2**23 + sums <= base < 2**24 - sums
+        assert (base + sums) * abs(Fraction(float(inverse)) - Fraction(1, p)) < Fraction(1, 2 * p) or p == 256
+        # All that there is, in float64, which has room for the product: fma rounds once.
+        t = np.arange(-sums, sums + 1)
+        quotient = np.rint((base + t) * np.float64(inverse)).astype(np.int64)
+        assert np.abs(quotient).max() < 2**22
+        remainder = base + t - (quotient - base // p) * p
+        assert (remainder < 2**24).all()
+        assert np.abs(remainder - base).max() <= p // 2
 
 
 def test_a_residue_by_reciprocal_is_right():
     """`reduce` in cuda/ozaki/layout.cuh, at multiples of p and around them, where a quotient could be off."""
-    for p in MODULI:
+    for p in {*Moduli.first(15).divisors, *Moduli.first(17, complex_=True).divisors}:
         bias, reciprocal = -(-(1 << 30) // p) * p, (1 << 39) // p
         assert reciprocal < 2**32
         top = bias + 2**30
@@ -91,7 +180,7 @@ def test_a_residue_by_reciprocal_is_right():
 
 def test_the_number_of_moduli_follows_from_k_and_dtype():
     found = {(k, d): needed(k, d) for k in (1, 64, 512, 4096, 8192, 16384, 100000) for d in ("c16", "f8", "c8", "f4")}
-    assert [found[k, "c16"] for k in (64, 512, 4096, 8192, 16384, 100000)] == [14, 14, 14, 14, 15, 15]
+    assert [found[k, "c16"] for k in (64, 512, 4096, 8192, 16384, 100000)] == [15, 15, 15, 15, 15, 16]
     assert [found[k, "f8"] for k in (64, 512, 8192, 16384)] == [15, 15, 15, 15]
     assert all(found[k, d] in {7, 8} for k in (512, 4096, 8192, 16384) for d in ("c8", "f4"))
 
@@ -120,29 +209,31 @@ def test_the_model_is_as_accurate_as_promised(kind, complex_):
     a, b = _kinds(kind, np.random.default_rng(3), m, n, k, complex_)
     problem = GemmProblem.build(Operand.of(a), Operand.of(b), compute="fp64")
     exact = reference.oracle_gemm(problem, a, b)
-    d = ozaki_model.gemm(a, b, Moduli.first(14))
+    usual, most = (15, 17) if complex_ else (14, 15)
+    d = ozaki_model.gemm(a, b, Moduli.first(usual, complex_=complex_))
     error = reference.errors(d, exact)
     # Columns of very different sizes: a row's norm is that of a few elements, so that the error scatters.
     assert error.rel_fro <= (3e-15 if kind == "rows" else 1.5e-15)
     # Enough moduli leave nothing but the rounding of the inputs to 53 bits and of the result.
-    fine = reference.errors(ozaki_model.gemm(a, b, Moduli.first(15)), exact)
+    fine = reference.errors(ozaki_model.gemm(a, b, Moduli.first(most, complex_=complex_)), exact)
     assert fine.rel_fro <= 3e-16
 
 
 def test_the_expected_error_is_what_is_seen():
     rng = np.random.default_rng(4)
-    for count, k, complex_ in [(7, 2000, True), (14, 2000, True), (9, 300, False)]:
+    for count, k, complex_ in [(8, 2000, True), (15, 2000, True), (9, 300, False)]:
         a, b = _kinds("normal", rng, 24, 20, k, complex_)
         problem = GemmProblem.build(Operand.of(a), Operand.of(b), compute="fp64")
-        seen = reference.errors(ozaki_model.gemm(a, b, Moduli.first(count)), reference.oracle_gemm(problem, a, b))
-        expected = Moduli.first(count).error(k, complex_=complex_)
+        moduli = Moduli.first(count, complex_=complex_)
+        seen = reference.errors(ozaki_model.gemm(a, b, moduli), reference.oracle_gemm(problem, a, b))
+        expected = moduli.error(k)
         assert 0.7 * expected < seen.rel_fro < 1.3 * expected
 
 
 def test_small_integers_multiply_without_error():
     rng = np.random.default_rng(5)
     a, b = (rng.integers(-9, 10, (20, 20)) + 1j * rng.integers(-9, 10, (20, 20)) for _ in range(2))
-    np.testing.assert_array_equal(ozaki_model.gemm(a, b, Moduli.first(14)), a @ b)
+    np.testing.assert_array_equal(ozaki_model.gemm(a, b, Moduli.first(15, complex_=True)), a @ b)
 
 
 def _problem(dtype="complex128", m=512, n=512, k=512, **options):
@@ -162,9 +253,10 @@ def test_what_it_runs_on():
     ("config", "words"),
     [
         (GemmConfig(moduli=1), "moduli"),
-        (GemmConfig(moduli=16), "moduli"),
+        (GemmConfig(moduli=18), "moduli"),
         (GemmConfig(moduli=2), "too few"),
         (GemmConfig(stages=5), "shared memory"),
+        (GemmConfig(cluster=3), "cluster"),
         (GemmConfig(block_m=64), "block_m"),
     ],
 )
@@ -184,17 +276,18 @@ def test_overrides_are_honoured():
 @pytest.mark.parametrize("workspace", [1 << 20, 1 << 28, 6 << 30])
 def test_panels_cover_every_element_once_and_keep_to_the_workspace(extents, workspace):
     m, n, pitch = extents
-    found = list(panels(m, n, pitch, 3, 42, workspace))
+    found = list(panels(m, n, pitch, 3, 30, workspace))
     assert sum(p.matrices * p.rows * p.columns for p in found) == 3 * m * n
     assert len({(p.first, p.row, p.column) for p in found}) == len(found)
     assert all(p.row % 256 == p.column % 256 == 0 for p in found)
     assert all(p.row + p.rows <= m and p.column + p.columns <= n for p in found)
     largest = max(found, key=lambda p: p.rows + p.columns)
     rows, columns = (-(-x // 256) * 256 for x in (largest.rows, largest.columns))
-    needed_bytes = largest.matrices * 42 * ((rows + columns) * pitch + rows * columns)
+    needed_bytes = largest.matrices * 30 * ((rows + columns) * pitch + rows * columns)
     assert needed_bytes <= workspace or (rows, columns, largest.matrices) == (256, 256, 1)
 
 
-def test_the_large_product_takes_two_panels():
+def test_how_many_panels_the_large_product_takes():
+    assert len(list(panels(8192, 8192, 8192, 1, 34, WORKSPACE))) == 1
     found = list(panels(8192, 8192, 8192, 1, 42, WORKSPACE))
     assert [(p.rows, p.columns) for p in found] == [(8192, 4096)] * 2

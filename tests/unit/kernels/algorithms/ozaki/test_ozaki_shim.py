@@ -13,10 +13,11 @@ from simt_shim import ORDERS, ShimLauncher
 from gemmserve_kernels.algorithms.dmma import gemm as dmma
 from gemmserve_kernels.algorithms.ozaki import bound
 from gemmserve_kernels.algorithms.ozaki import gemm as ozaki
-from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, needed
+from gemmserve_kernels.algorithms.ozaki.moduli import Moduli, available, needed
 from gemmserve_kernels.algorithms.simt import gemm as simt
 from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_kernels.numerics import reference
+from gemmserve_kernels.problem.config import GemmConfig
 from gemmserve_kernels.problem.problem import GemmProblem, Operand
 
 EPSILON = {"complex128": 3e-15, "float64": 3e-15, "complex64": 3e-7, "float32": 3e-7}
@@ -54,14 +55,17 @@ def test_codes_and_residues_are_the_models(kind, dtype, trans):
     if dtype == "float32" and kind == "huge":
         pytest.skip("beyond its range")
     x, *_ = Case((20, 137), (137, 3), dtype, kind).arrays()
-    launcher, moduli = shim(), Moduli.first(14)
+    complex_ = dtype == "complex128"
+    count = 17 if complex_ else 14
+    launcher, moduli = shim(), Moduli.first(count, complex_=complex_)
     stored = launcher.array(np.ascontiguousarray(x.T) if trans == "T" else x)
-    prepared = ozaki.prepare_operand(launcher, stored, "a", trans, moduli=14)
+    prepared = ozaki.prepare_operand(launcher, stored, "a", trans, moduli=count)
     codes = ozaki_model.codes(x, moduli)
     np.testing.assert_array_equal(prepared.codes[0], codes)
     found, k = untiled(prepared, 20, 137)
     whole = ozaki_model.integers(x, codes)
-    expected = np.stack([r for p in moduli.moduli for r in ozaki_model.residues(whole, p)])
+    pairs = zip(moduli.moduli, moduli.roots, strict=True)
+    expected = np.stack([r for p, root in pairs for r in ozaki_model.residues(whole, p, root)])
     np.testing.assert_array_equal(found[:, :, :k], expected.astype(np.int8))
     assert not found[:, :, k:].any()
 
@@ -69,9 +73,11 @@ def test_codes_and_residues_are_the_models(kind, dtype, trans):
 @pytest.mark.parametrize("kind", ["normal", "rows", "integers"])
 @pytest.mark.parametrize("dtype", ["complex128", "float64"])
 def test_the_result_has_the_models_bits(kind, dtype):
-    result = on_shim(Case((21, 150), (150, 18), dtype, kind))
-    a, b, _ = result.arrays
-    np.testing.assert_array_equal(result.value, ozaki_model.gemm(a, b, Moduli.first(needed(150, np.dtype(dtype)))))
+    for count in {needed(150, np.dtype(dtype)), len(available(complex_=dtype == "complex128"))}:
+        result = on_shim(Case((21, 150), (150, 18), dtype, kind, tile={"moduli": count}))
+        a, b, _ = result.arrays
+        moduli = Moduli.first(count, complex_=dtype == "complex128")
+        np.testing.assert_array_equal(result.value, ozaki_model.gemm(a, b, moduli))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -79,20 +85,32 @@ def test_every_case(case):
     assert on_shim(case).errors.rel_fro <= EPSILON[case.dtype]
 
 
+@pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("name", ["normal", "batch"])
-def test_the_tensor_cores_give_the_bits_of_the_plain_kernel(name, order):
+def test_the_tensor_cores_give_the_bits_of_the_plain_kernel(name, order, cluster):
     """Hopper's copies, barriers and INT8 products as the shim plays them, on fewer blocks than there are tiles."""
     launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=3), order=order)
-    fast = on_shim(CASES[name], launcher, plain=False)
+    fast = on_shim(replace(CASES[name], tile={"cluster": cluster}), launcher, plain=False)
     assert "ozaki_multiply" in launcher.launches
     np.testing.assert_array_equal(fast.stored, on_shim(CASES[name]).stored)
 
 
-def test_the_tensor_cores_on_long_lines_and_several_tiles():
-    case = Case((130, 300), (300, 260), "float64", tile={"stages": 2, "moduli": 14})
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_the_tensor_cores_on_long_lines_and_several_tiles(cluster):
+    case = Case((130, 300), (300, 260), "float64", tile={"stages": 2, "moduli": 14, "cluster": cluster})
     fast, slow = (on_shim(case, plain=plain).stored for plain in (False, True))
     np.testing.assert_array_equal(fast, slow)
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_the_stages_go_round(cluster):
+    """More steps of k than there are stages, several tiles a block."""
+    launcher = ShimLauncher(replace(KNOWN["H200"], sm_count=3))
+    tile = {"moduli": 4, "cluster": cluster}
+    fast = on_shim(Case((140, 700), (700, 20), "float64", tile=tile), launcher, plain=False)
+    slow = on_shim(Case((140, 700), (700, 20), "float64", tile=tile))
+    np.testing.assert_array_equal(fast.stored, slow.stored)
 
 
 @pytest.mark.parametrize("name", ["AC BR", "planar", "batch", "broadcast batch", "scaled rows"])
@@ -108,7 +126,7 @@ def test_an_operand_prepared_for_something_else_is_not_used():
     expected = on_shim(case)
     other = ozaki.prepare_operand(launcher, launcher.array(a), "a", "N")
     out = launcher.empty((50, 20), np.dtype(np.complex128))
-    ozaki.run_gemm(launcher, expected.problem, ozaki.OzakiTile(14, plain=True), other, launcher.array(b), None, out)
+    ozaki.run_gemm(launcher, expected.problem, ozaki.OzakiTile(15, plain=True), other, launcher.array(b), None, out)
     np.testing.assert_array_equal(out, expected.stored)
 
 
@@ -195,9 +213,9 @@ def test_permutations_and_gates_are_exact(dtype):
         np.testing.assert_array_equal(out, a @ x)
 
 
-@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(("plain", "cluster"), [(True, 1), (False, 1), (False, 2)])
 @pytest.mark.parametrize("prepared", ["", "ab"])
-def test_only_tiles_that_do_not_pass_are_made_natively(prepared, plain):
+def test_only_tiles_that_do_not_pass_are_made_natively(prepared, plain, cluster):
     """One bad line of a batch: residues for all but its tiles, whatever was prepared, however panels lie."""
     case = Case((2, 140, 150), (150, 270), "float64")
     a, b, _ = case.arrays()
@@ -205,7 +223,8 @@ def test_only_tiles_that_do_not_pass_are_made_natively(prepared, plain):
     bad[1, 130, 7] = 1e12
     launcher = shim()
     problem = GemmProblem.build(Operand.of(a), Operand.of(b), compute="ozaki")
-    tile = replace(ozaki.resolve(None, problem, launcher.spec), plain=plain, workspace=1 << 20)
+    tile = ozaki.resolve(GemmConfig(cluster=cluster), problem, launcher.spec)
+    tile = replace(tile, plain=plain, workspace=1 << 20)
 
     def product(x):
         operands = [launcher.array(x), launcher.array(b)]
@@ -263,7 +282,8 @@ def test_what_norms_tell_of_shows_in_no_bit(kind, processors, order):
         return np.array(out)
 
     found = product()
-    for other in (product("a"), product("b"), product("ab"), product(workspace=1 << 20), product(plain=False)):
+    panels, fast, alone = product(workspace=1 << 20), product(plain=False), product(plain=False, cluster=1)
+    for other in (product("a"), product("b"), product("ab"), panels, fast, alone):
         np.testing.assert_array_equal(found, other)
     error = np.abs(found - a.astype(np.longdouble) @ b) / (np.abs(a) @ np.abs(b))
     assert error.max() <= 64 * 2.0**-53
@@ -335,9 +355,9 @@ def test_nothing_is_converted_where_no_tile_passes():
 @pytest.mark.parametrize("kind", ["normal", "zeros", "wide", "nonfinite"])
 def test_deficits_are_the_models(kind, trans):
     x, *_ = Case((300, 203), (203, 8), "complex128", kind).arrays()
-    launcher, moduli = shim(), Moduli.first(14)
+    launcher, moduli = shim(), Moduli.first(15, complex_=True)
     stored = launcher.array(np.ascontiguousarray(x.T) if trans == "T" else x)
-    words = np.array(ozaki.prepare_operand(launcher, stored, "a", trans, moduli=14).deficits)
+    words = np.array(ozaki.prepare_operand(launcher, stored, "a", trans, moduli=15).deficits)
     finite = np.isfinite(x).all(axis=1)
     x = np.where(finite[:, None], x, 0)
     codes = ozaki_model.codes(x, moduli)
@@ -364,7 +384,7 @@ def test_grading_along_k_is_found_and_done_in_plain_arithmetic():
     case = Case((40, 50), (50, 70), kind="graded")
     assert on_shim(case).errors.rel_fro <= 1e-15
     a, b, _ = case.arrays()
-    without = ozaki_model.gemm(a, b, Moduli.first(needed(a.shape[1], a.dtype)))
+    without = ozaki_model.gemm(a, b, Moduli.first(needed(a.shape[1], a.dtype), complex_=True))
     # Had it not been found: the test would show nothing.
     assert np.linalg.norm(without - a @ b) > 1e-8 * np.linalg.norm(a @ b)
 
@@ -376,7 +396,7 @@ def test_c_is_not_read_where_beta_is_0(value):
     a, b, c = case.arrays()
     out = launcher.empty((9, 12), np.dtype(np.complex128))
     operands = [launcher.array(x) for x in (a, b, np.full_like(c, value))]
-    ozaki.run_gemm(launcher, expected.problem, ozaki.OzakiTile(14, plain=True), *operands, out)
+    ozaki.run_gemm(launcher, expected.problem, ozaki.OzakiTile(15, plain=True), *operands, out)
     np.testing.assert_array_equal(out, expected.stored)
 
 

@@ -102,7 +102,7 @@ def test_summaries(which, request) -> None:
 
 
 def test_devices() -> None:
-    assert ordinals_of("cpu") == []
+    assert ordinals_of("cpu") == ordinals_of("cpu:0,cpu:1") == []
     assert ordinals_of("cuda:0,cuda:3") == [0, 3]
     assert ordinals_of("rocm:1") == [1]
     assert ordinals_of("auto") == list(range(len(DeviceSpec.all())))
