@@ -139,6 +139,35 @@ def auto_beside_the_best():
     return f"{100 * (1 - report('kernels-nvidia-h200')['summary']['auto_over_best']):.1f} %"
 
 
+CALLS = [
+    ("complex64 256³, `auto`", "auto 256"),
+    ("the same by CuPy's `matmul`", "CuPy matmul 256"),
+    ("complex64 256³, `simt`", "simt"),
+    ("64 products of 16 x 16 x 16", "small"),
+    ("complex64 512³, `3xfp16`", "wgmma 3xfp16"),
+    ("complex64 1024³, `auto`", "auto 1024"),
+    ("complex128 512³, `ozaki`", "ozaki"),
+    ("largest magnitudes of 4 products of 512 x 512 x 64, `auto`", "reduce auto"),
+    ("the same by CuPy's `matmul`, `abs` and `max`", "CuPy matmul, abs, max"),
+    ("their sums", "reduce sums"),
+    ("largest magnitudes, complex128, `dmma`", "reduce dmma"),
+]
+"""What a call is, and its row."""
+
+
+def host_cost(name):
+    """Return what a call costs the host, or a part of every call, in microseconds."""
+    found = report("host-cost-nvidia-h200")
+    (row,) = [row for row in found["rows"] + found["parts"] if row["name"] == name]
+    return f"{row['seconds'] * 1e6:.1f}"
+
+
+def calls():
+    """Return the table of what calls cost the host."""
+    lines = ["| call | us |", "|---|---|", *(f"| {what} | {host_cost(name)} |" for what, name in CALLS)]
+    return "\n\n" + "\n".join(lines) + "\n\n"
+
+
 # -- the service -------------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +294,9 @@ FIGURES = {
     "kernels.short": lambda: milliseconds(
         kernel("gemmserve", "gemm_reduce", "256 x 512 x 512 x 64", label="absmax")["seconds"], 2
     ),
+    "calls": calls,
+    "calls.launch": lambda: f"{host_cost('a launch by the driver')} us",
+    "calls.array": lambda: f"{host_cost('a fresh array of 512 KiB')} us",
     "service": beside_others,
     "device.link": lambda: f"{device('link', 'host_to_device') / 1e9:.0f} GB/s",
     "device.first-copy": lambda: f"{device('first_copy', 'bytes_per_s') / 1e9:.0f} GB/s",

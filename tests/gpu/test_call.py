@@ -96,8 +96,9 @@ def test_threads_with_streams_of_their_own(name):
     assert not failures, failures[0]
 
 
+@pytest.mark.parametrize("runs", [1, 5], ids=["single launches before", "graphs of its own before"])
 @every_config
-def test_in_a_graph(name):
+def test_in_a_graph(name, runs):
     options = options_of(name)
     # Large enough that `auto` takes a kernel of ours: CuPy lets nobody capture the vendor's BLAS.
     sizes = {"m": 1024, "n": 1100, "k": 1030} if name == "auto" else {}
@@ -111,7 +112,8 @@ def test_in_a_graph(name):
     out = cupy.empty((len(a), b.shape[1]), "c8")
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        gemm(x, y, out=out, **options)  # loads the kernels; memory is in the pool from here on
+        for _ in range(runs):
+            gemm(x, y, out=out, **options)  # loads the kernels; memory is in the pool from here on
         stream.synchronize()
         stream.begin_capture()
         gemm(x, y, out=out, **options)
@@ -124,6 +126,38 @@ def test_in_a_graph(name):
             graph.launch(stream)
             stream.synchronize()
             agree(out, a, b)
+
+
+@every_config
+def test_everything_moves_and_stays_in_turns(name):
+    """Of the kernels of a graph those are set anew whose arrays have moved: each array alone, all, and none."""
+    options, kept = options_of(name), []
+    (a, b), (c, d) = pair(1), pair(11)
+    sources = {"a": [a, c], "b": [b, d]}
+    places = {side: [cupy.asarray(x) for x in both] for side, both in sources.items()}
+    out = [cupy.empty((300, 260), "c8") for _ in range(2)]
+    for turn in (0, 0, 0, 0, 1, 3, 2, 6, 7, 7, 5, 4, 0, 0):
+        i, j, k = turn & 1, turn >> 1 & 1, turn >> 2
+        out[k].fill(cupy.nan)
+        gemm(places["a"][i], places["b"][j], out=out[k], **options)
+        kept.append(out[k].copy())
+        agree(kept[-1], sources["a"][i], sources["b"][j])
+
+
+@every_config
+def test_two_streams_in_turns(name):
+    options, streams = options_of(name), [cupy.cuda.Stream(non_blocking=True) for _ in range(6)]
+    a, b = pair(3, 500, 400, 700)
+    x, y = cupy.asarray(a), cupy.asarray(b)
+    expected = gemm(x, y, **options)
+    cupy.cuda.Device().synchronize()
+    results = []
+    for number in range(60):
+        with streams[number % 2 if number < 40 else number % 6]:
+            results.append(gemm(x, y, **options))
+    cupy.cuda.Device().synchronize()
+    for result in results:
+        assert (result.view(cupy.uint32) == expected.view(cupy.uint32)).all()
 
 
 @pytest.mark.parametrize("axis", ["m", "n"])

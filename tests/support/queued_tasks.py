@@ -21,10 +21,12 @@ class QueuedTask:
         nbytes: int = 10,
         name: str = "",
         service_class: ServiceClass = ServiceClass.BULK,
+        submitted: float | None = None,
     ):
         self.owner = owner
         self.cost_s = cost
         self.order = (-priority, next(_NUMBERS))
+        self.submitted = self.order[1] if submitted is None else submitted
         self.size = (nbytes, 0)
         self.service_class = service_class
         self.name = name or owner

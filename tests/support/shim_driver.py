@@ -7,6 +7,7 @@ every function below that is named `check_...` and prints their outcomes as JSON
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import sys
 import threading
@@ -37,6 +38,7 @@ from gemmserve_kernels.dispatch import gemm as gemm_module  # noqa: E402
 from gemmserve_kernels.freivalds import device as freivalds_device  # noqa: E402
 from gemmserve_kernels.freivalds import freivalds_check, sampled_device  # noqa: E402
 from gemmserve_kernels.freivalds.sampled_reductions import sampled_reduction_errors  # noqa: E402
+from gemmserve_kernels.problem.errors import DeviceError  # noqa: E402
 from gemmserve_kernels.problem.problem import GemmProblem, GemmReduceProblem, Operand  # noqa: E402
 
 PARAMS = {
@@ -63,6 +65,13 @@ PARAMS = {
 kernels: list[tuple[str, object]] = []
 launched: list[str] = []
 streams: list[int] = []
+singly: list[int] = []
+"""Functions of kernels that were launched by themselves, not by a graph."""
+set_anew: list[str] = []
+"""Kernels of graphs that were given their arguments again."""
+graphs_work: list[bool] = [True]
+captured: list[bool] = []
+"""Whether the caller records what is enqueued: not empty."""
 
 
 def load(source, entry, arch, device):
@@ -70,15 +79,63 @@ def load(source, entry, arch, device):
     return SimpleNamespace(kernel=SimpleNamespace(ptr=len(kernels)), max_dynamic_shared_size_bytes=227 << 10)
 
 
-def launch(config, function, pointers, extra):
-    entry, module = kernels[function - 1]
-    config = driver.LaunchConfig.from_address(config)
+def arguments_at(function, pointers):
+    """A copy of the one argument that a kernel is given."""
+    kind = PARAMS[kernels[function - 1][0]]
     (pointer,) = (ctypes.c_void_p * 1).from_address(pointers)
-    params = PARAMS[entry].from_buffer_copy((ctypes.c_char * ctypes.sizeof(PARAMS[entry])).from_address(pointer))
+    return kind.from_buffer_copy((ctypes.c_char * ctypes.sizeof(kind)).from_address(pointer))
+
+
+def run_kernel(config, function, params, stream):
+    entry, module = kernels[function - 1]
     module.launch(entry, tuple(config.grid), tuple(config.block), (params,), shared=config.shared)
     launched.append(entry)
-    streams.append(config.stream or 0)
+    streams.append(stream)
+
+
+def launch(config, function, pointers, extra):
+    config = driver.LaunchConfig.from_address(config)
+    run_kernel(config, function, arguments_at(function, pointers), config.stream or 0)
+    singly.append(function)
     return 0
+
+
+class Graph:
+    """The driver's, on the shim: what nodes are given is copied, and copied again where they are set anew."""
+
+    made = 0
+
+    def __init__(self):
+        if not graphs_work:
+            raise DeviceError("no graphs")
+        Graph.made += 1
+        self.nodes = []
+
+    def add_kernel(self, config, function, pointer):
+        config = driver.LaunchConfig.from_buffer_copy(config)
+        self.nodes.append([config, function, pointer, arguments_at(function, pointer)])
+
+    def add_fill(self, address, nbytes):
+        self.nodes.append([address, nbytes])
+
+    def finish(self):
+        self.nodes = tuple(self.nodes)
+
+    def set_kernel(self, number):
+        node = self.nodes[number]
+        node[3] = arguments_at(node[1], node[2])
+        set_anew.append(kernels[node[1] - 1][0])
+
+    def set_fill(self, number, address):
+        self.nodes[number][0] = address
+        set_anew.append("fill")
+
+    def launch(self, stream):
+        for node in self.nodes:
+            if len(node) == 2:
+                fill(node[0], 0, node[1], stream)
+            else:
+                run_kernel(node[0], node[1], node[3], stream)
 
 
 def fill(address, value, nbytes, stream):
@@ -89,6 +146,8 @@ def fill(address, value, nbytes, stream):
 compiler.load = load
 driver.launcher = lambda: launch
 driver.filler = lambda: fill
+driver.Graph = Graph
+driver.is_capturing = lambda stream: bool(captured)
 DeviceSpec.of = classmethod(lambda cls, ordinal: KNOWN["A100"])
 
 
@@ -166,6 +225,118 @@ def check_options_that_cannot_be_hashed():
     a, b = pair()
     for _ in range(2):
         agree(gemm(put(a), put(b), alpha=np.array(2.0), **CONFIGS["simt"]), 2 * (a.astype("c16") @ b))
+
+
+def alternating(options, times, seeds=(1, 5)):
+    """Products of the same kind in turns, every operand and result somewhere else; none may be given back meanwhile."""
+    kept = []
+    for number in range(times):
+        a, b = pair(seeds[number % len(seeds)], m=41, n=33, k=90)
+        operands = put(a), put(b)
+        result = gemm(*operands, **options)
+        agree(result, a.astype("c16") @ b)
+        kept.append((operands, result))
+    return kept
+
+
+PLANES = CONFIGS["planes"]
+"""Several kernels; those of the others are one."""
+
+
+def check_graphs_take_what_has_moved():
+    made, before = Graph.made, len(singly)
+    alternating(PLANES, 7)
+    assert Graph.made == made + 1
+    a, b = pair(1, m=41, n=33, k=90)
+    kernels_of_one = (len(singly) - before) // 2  # two runs were made of single launches
+    x, y, out = put(a), put(b), put(np.zeros((41, 33), "c8"))
+    for _ in range(3):
+        gemm(x, y, out=out, **PLANES)
+    del set_anew[:]
+    gemm(put(a), put(b), out=out, **PLANES)
+    assert 0 < len(set_anew) <= kernels_of_one + 1, (set_anew, kernels_of_one)
+    agree(out, a.astype("c16") @ b)
+
+
+def check_graphs_set_nothing_where_nothing_has_moved():
+    a, b = pair(1, m=43, n=35, k=90)
+    x, y, out = put(a), put(b), put(np.zeros((43, 35), "c8"))
+    of = cupy.cuda.alloc
+    cupy.cuda.alloc = functools.cache(of)  # the same workspace every time
+    try:
+        for _ in range(5):
+            gemm(x, y, out=out, **PLANES)
+        del set_anew[:]
+        out.fill(0)
+        gemm(x, y, out=out, **PLANES)
+    finally:
+        cupy.cuda.alloc = of
+    assert not set_anew, set_anew
+    agree(out, a.astype("c16") @ b)
+
+
+def check_one_kernel_is_no_graph():
+    made = Graph.made
+    alternating(CONFIGS["simt"], 5)
+    assert Graph.made == made
+
+
+def check_a_stream_that_records_gets_single_launches():
+    a, b = pair(1, m=45, n=35, k=90)
+    x, y = put(a), put(b)
+    for _ in range(4):
+        agree(gemm(x, y, **PLANES), a.astype("c16") @ b)
+    before = len(singly)
+    gemm(x, y, **PLANES)
+    assert len(singly) == before
+    captured.append(True)
+    try:
+        agree(gemm(x, y, **PLANES), a.astype("c16") @ b)
+    finally:
+        captured.clear()
+    assert len(singly) > before
+
+
+def check_drivers_without_graphs():
+    graphs_work.clear()
+    try:
+        a, b = pair(1, m=47, n=35, k=90)
+        launches = []
+        for _ in range(5):
+            before = len(singly)
+            agree(gemm(put(a), put(b), **PLANES), a.astype("c16") @ b)
+            launches.append(len(singly) - before)
+        assert min(launches) == max(launches) > 1, launches
+    finally:
+        graphs_work.append(True)
+
+
+def check_a_graph_for_each_stream():
+    a, b = pair(1, m=49, n=35, k=90)
+    x, y = put(a), put(b)
+    for _ in range(3):
+        gemm(x, y, **PLANES)
+    made, alone = Graph.made, []
+    of = cupy.cuda.get_current_stream
+    try:
+        for handle in 2 * (3, 4, 5, 6, 7):  # more than there are graphs for: the others are launched by themselves
+            cupy.cuda.get_current_stream = lambda handle=handle: SimpleNamespace(ptr=handle)
+            before = len(singly)
+            agree(gemm(x, y, **PLANES), a.astype("c16") @ b)
+            assert streams[-1] == handle
+            alone.append(len(singly) > before)
+    finally:
+        cupy.cuda.get_current_stream = of
+    assert Graph.made - made == 3
+    assert alone == 2 * [False, False, False, True, True]
+
+
+def check_reductions_by_graphs():
+    a, b = random(1, "c8", 3, 40, 70), random(2, "c8", 3, 70, 30)
+    for _ in range(5):
+        found = gemm_reduce(put(a), put(b), reduce=["absmax", "sum"], axis="m")
+        agree(found["absmax"], np.abs(a.astype("c16") @ b).max(1))
+        agree(found["sum"], (a.astype("c16") @ b).sum(1))
 
 
 def check_out_of_any_strides():

@@ -95,7 +95,9 @@ def _operand(x: Any, name: str) -> Any:
 
 def _ndim(x: Any) -> int:
     """The dimensions of an operand; those of a result that is still recorded, and of unknown shape, are a matrix's."""
-    return 2 if isinstance(x, ArrayHandle) and x._recorded and x._known is None else np.ndim(x)
+    if isinstance(x, ArrayHandle):
+        return 2 if x._recorded and x._known is None else x.ndim
+    return np.ndim(x)
 
 
 # -- products ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Nothing is downloaded but by `.numpy()` and `numpy.asarray`.
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -87,12 +88,18 @@ class NumpyHandle(ArithmeticHandle[S]):
             short = name.rpartition(".")[2]
             owner = "client" if hasattr(self._place, short) else "gemmserve"
             raise TypeError(f"numpy.{name} cannot wait for an AsyncClient: await {owner}.{short}(...)")
-        signature = inspect.signature(function)
+        signature = _signature_of(function)
         try:
             signature.bind(*args, **options)
         except TypeError as error:
             raise refused(name, f"is {name.rpartition('.')[2]}{_plain(signature)} on the server, {error}") from None
         return function(*args, **options)
+
+
+@cache
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of one of `FUNCTIONS`, worked out once."""
+    return inspect.signature(function)
 
 
 def _plain(signature: inspect.Signature) -> str:

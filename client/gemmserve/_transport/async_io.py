@@ -176,7 +176,7 @@ class AsyncIO(Connection):
                 pool.connection(idle=request.idle) as http,
                 http.stream(
                     request.method,
-                    request.path,
+                    self.url_of(http, request.path),
                     params=request.query or None,
                     headers=headers,
                     content=content,  # type: ignore[arg-type]  # as above

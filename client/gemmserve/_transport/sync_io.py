@@ -162,7 +162,7 @@ class SyncIO(Connection):
             pool.connection(idle=request.idle) as http,
             http.stream(
                 request.method,
-                request.path,
+                self.url_of(http, request.path),
                 params=request.query or None,
                 headers=headers,
                 content=content,  # type: ignore[arg-type]  # h11 takes any buffer; httpx's annotation says bytes

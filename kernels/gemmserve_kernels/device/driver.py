@@ -1,12 +1,13 @@
 """The few calls of the CUDA driver that CuPy does not offer or that are cheaper without it, through ctypes.
 
-Every function works on the current context of the thread. Errors are DeviceError. (CUDA driver API, sections 6.14, 6.22
-and 6.31; structures of cuda.h.)
+Every function works on the current context of the thread. Errors are DeviceError. (CUDA driver API, sections on
+execution control, memory, graph and stream management, tensor maps; structures of cuda.h.)
 """
 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from functools import cache
 from typing import Any, Final
 
@@ -86,3 +87,172 @@ def filler() -> Any:
 def map_encoder() -> Any:
     """CuTensorMapEncodeTiled."""
     return _function("cuTensorMapEncodeTiled")
+
+
+# ---- graphs
+
+
+class _KernelNode(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("parameters", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
+
+
+class _FillNode(ctypes.Structure):
+    """CUDA_MEMSET_NODE_PARAMS."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("pitch", ctypes.c_size_t),
+        ("value", ctypes.c_uint),
+        ("element", ctypes.c_uint),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
+
+
+class _Edge(ctypes.Structure):
+    """CUgraphEdgeData."""
+
+    _fields_ = (
+        ("from_port", ctypes.c_ubyte),
+        ("to_port", ctypes.c_ubyte),
+        ("type", ctypes.c_ubyte),
+        ("reserved", ctypes.c_ubyte * 5),
+    )
+
+
+_AFTER: Final = (0, 0, 0)
+"""Edge to a node that begins when the one ahead has ended."""
+_EARLY: Final = (1, 0, 1)
+"""Edge to a kernel that may begin before that and waits itself: CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC,
+CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC."""
+_PP: Final = (ctypes.c_void_p, ctypes.c_void_p)
+_GRAPH_CALLS: Final[dict[str, tuple[Any, ...]]] = {
+    "cuGraphCreate": (ctypes.c_void_p, ctypes.c_uint),
+    "cuGraphAddKernelNode_v2": (*_PP, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
+    "cuGraphAddMemsetNode": (*_PP, ctypes.c_void_p, ctypes.c_size_t, *_PP),
+    "cuGraphAddDependencies_v2": (*_PP, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+    "cuGraphInstantiateWithFlags": (*_PP, ctypes.c_ulonglong),
+    "cuGraphExecKernelNodeSetParams_v2": (*_PP, ctypes.c_void_p),
+    "cuGraphExecMemsetNodeSetParams": (*_PP, *_PP),
+    "cuGraphLaunch": _PP,
+    "cuGraphExecDestroy": (ctypes.c_void_p,),
+    "cuGraphDestroy": (ctypes.c_void_p,),
+    "cuStreamIsCapturing": _PP,
+    "cuCtxGetCurrent": (ctypes.c_void_p,),
+}
+
+
+@cache
+def _graph_calls() -> dict[str, Any] | None:
+    """The functions by name, None where the driver is older than CUDA 12.3."""
+    found = {}
+    try:
+        for name, types in _GRAPH_CALLS.items():
+            found[name] = function = _function(name)
+            function.argtypes = types
+    except DeviceError:
+        return None
+    return found
+
+
+class Graph:
+    """Kernels and fills one after another that one call of the driver enqueues. What they are given is copied when they
+    are added, or set anew. Raises DeviceError where the driver is too old.
+
+    The launches of one graph never overlap, on whatever streams; they have the priority of the stream.
+    """
+
+    def __init__(self) -> None:
+        calls = _graph_calls()
+        if calls is None:
+            raise DeviceError("the CUDA driver is too old for graphs")
+        self._calls = calls
+        graph, context = ctypes.c_void_p(), ctypes.c_void_p()
+        check(calls["cuGraphCreate"](ctypes.addressof(graph), 0), "a graph")
+        self._graph = graph.value
+        self._graph_gone = weakref.finalize(self, calls["cuGraphDestroy"], graph.value)
+        self._graph_gone.atexit = False
+        check(calls["cuCtxGetCurrent"](ctypes.addressof(context)), "the current context")
+        self._context = context.value
+        self._nodes: list[int | None] = []
+        self._params: list[_KernelNode | _FillNode] = []
+        self._at: list[int] = []  # addresses of these
+        self._ready: int | None = None
+        self._set_kernel = calls["cuGraphExecKernelNodeSetParams_v2"]
+        self._launch = calls["cuGraphLaunch"]
+
+    def add_kernel(self, config: LaunchConfig, function: int, pointer: int) -> None:
+        """Adds the launch of `function` by `config`, its one argument where `pointer` points to a pointer to it."""
+        params = _KernelNode(function, config.grid, config.block, config.shared, pointer)
+        node = ctypes.c_void_p()
+        add = self._calls["cuGraphAddKernelNode_v2"]
+        code = add(ctypes.addressof(node), self._graph, None, 0, ctypes.addressof(params))
+        self._add(code, node, params, _EARLY if config.attribute_count else _AFTER)
+
+    def add_fill(self, address: int, nbytes: int) -> None:
+        """Adds the zeroing of `nbytes` at `address`."""
+        params = _FillNode(address, 0, 0, 1, nbytes, 1)
+        node = ctypes.c_void_p()
+        add = self._calls["cuGraphAddMemsetNode"]
+        code = add(ctypes.addressof(node), self._graph, None, 0, ctypes.addressof(params), self._context)
+        self._add(code, node, params, _AFTER)
+
+    def _add(self, code: int, node: Any, params: Any, how: tuple[int, int, int]) -> None:
+        check(code, "a node of a graph")
+        if self._nodes:
+            last, edge = ctypes.c_void_p(self._nodes[-1]), _Edge(*how)
+            at = (ctypes.addressof(last), ctypes.addressof(node), ctypes.addressof(edge))
+            check(self._calls["cuGraphAddDependencies_v2"](self._graph, *at, 1), "an edge of a graph")
+        self._nodes.append(node.value)
+        self._params.append(params)
+        self._at.append(ctypes.addressof(params))
+
+    def finish(self) -> None:
+        """Makes it ready: nothing more is added."""
+        ready = ctypes.c_void_p()
+        check(self._calls["cuGraphInstantiateWithFlags"](ctypes.addressof(ready), self._graph, 0), "a graph")
+        self._ready = ready.value
+        weakref.finalize(self, self._calls["cuGraphExecDestroy"], ready.value).atexit = False
+
+    def set_kernel(self, number: int) -> None:
+        """Copies the argument of kernel `number`, counted among all that was added, once more."""
+        if code := self._set_kernel(self._ready, self._nodes[number], self._at[number]):
+            check(code, "arguments of a kernel in a graph")
+
+    def set_fill(self, number: int, address: int) -> None:
+        """Moves fill `number`, counted among all that was added."""
+        params = self._params[number]
+        params.address = address
+        set_params = self._calls["cuGraphExecMemsetNodeSetParams"]
+        code = set_params(self._ready, self._nodes[number], self._at[number], self._context)
+        check(code, "a fill in a graph")
+
+    def launch(self, stream: int) -> None:
+        """Enqueues all of it."""
+        if code := self._launch(self._ready, stream):
+            check(code, "launch of a graph")
+
+
+@cache
+def _capture_status() -> Any:
+    calls = _graph_calls()
+    return None if calls is None else calls["cuStreamIsCapturing"]
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether what is enqueued on `stream` becomes part of a graph of the caller's, or might; of no other use where the
+    driver is too old for graphs of ours.
+    """
+    status, ask = ctypes.c_int(), _capture_status()
+    return ask is None or ask(stream, ctypes.byref(status)) != 0 or status.value != 0

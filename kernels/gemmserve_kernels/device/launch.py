@@ -17,6 +17,7 @@ import numpy as np
 from gemmserve_kernels.device import compiler, driver
 from gemmserve_kernels.device.element_counts import counters_of
 from gemmserve_kernels.device.replay import Clear
+from gemmserve_kernels.problem.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +32,11 @@ _UNASKED_SHARED: Final = 48 * 1024
 
 
 _WORD_MASK: Final = (1 << 64) - 1
+_WORD: Final = 8
 _NOWHERE: Final = -1
 """No address."""
+_WORKSPACE: Final = -2
+"""Place of the workspace among the addresses of a run."""
 _EARLY_FROM: Final = 90
 """Compute capability times 10 from which on a kernel may start before the one ahead has ended."""
 
@@ -205,9 +209,16 @@ def _replay(program: Program, arch: str, device: int) -> _Replay:
 class _Replay:
     """A program whose kernels are loaded on one CUDA device. Their arguments are kept as they were handed over last:
     before the next run only those words are written that count from an address which is another one now.
+
+    From the third run on, several steps are enqueued at once, as a graph for each stream (launches of one graph do not
+    overlap), in which only kernels are set anew that such words belong to. To set one and launch a graph takes as long
+    as to launch a kernel.
     """
 
     _MAX_MAPS: Final = 64
+    _SINGLY: Final = 2
+    """Runs before graphs are made: much is run once."""
+    _MAX_GRAPHS: Final = 4
 
     def __init__(self, program: Program, arch: str, device: int) -> None:
         self._elements = program.elements
@@ -228,6 +239,10 @@ class _Replay:
         self._steps: list[Clear | tuple[str, int, int, int]] = []
         for step in program.steps:
             self._steps.append(step if isinstance(step, Clear) else self._ready(step, arch, device))
+        self._users = [_users(program, number) for number in range(1, len(self._bases) + 1)]
+        self._singly = self._SINGLY
+        self._graphs: dict[int, _Graph] = {}
+        self._most_graphs = self._MAX_GRAPHS if len(self._steps) > 1 else 0
 
     def _ready(self, launch: Launch, arch: str, device: int) -> tuple[str, int, int, int]:
         """Name, and the addresses of configuration, function and argument pointer."""
@@ -248,7 +263,6 @@ class _Replay:
         workspace = 0 if memory is None else memory.ptr
         counters = counters_of(self._device).add(self._elements) if self._elements else 0
         stream = cupy.cuda.get_current_stream().ptr
-        launch = driver.launcher()
         with self._lock:
             now = (*addresses, workspace, counters)
             if now != self._now:
@@ -257,18 +271,41 @@ class _Replay:
                     if address != self._bases[number]:
                         self._move(number, address)
                 self._now = now
-            if stream != self._stream:
-                for config in self._configs:
-                    config.stream = stream
-                self._stream = stream
-            for step in self._steps:
-                if isinstance(step, Clear):
-                    code = driver.filler()(workspace + step.offset, 0, step.nbytes, stream)
-                    driver.check(code, "clearing memory")
-                    continue
-                name, config_at, function, pointer = step
-                if code := launch(config_at, function, pointer, None):
-                    driver.check(code, f"launch of {name}")
+            if self._singly:
+                self._singly -= 1
+            elif self._most_graphs and not driver.is_capturing(stream):
+                graph = self._graphs.get(stream) or self._new_graph(stream)
+                if graph is not None:
+                    graph.run(stream, now, self._users)
+                    return
+            self._enqueue(stream, workspace)
+
+    def _enqueue(self, stream: int, workspace: int) -> None:
+        """One launch after another."""
+        if stream != self._stream:
+            for config in self._configs:
+                config.stream = stream
+            self._stream = stream
+        launch = driver.launcher()
+        for step in self._steps:
+            if isinstance(step, Clear):
+                code = driver.filler()(workspace + step.offset, 0, step.nbytes, stream)
+                driver.check(code, "clearing memory")
+                continue
+            name, config_at, function, pointer = step
+            if code := launch(config_at, function, pointer, None):
+                driver.check(code, f"launch of {name}")
+
+    def _new_graph(self, stream: int) -> _Graph | None:
+        """A graph for `stream`; None where there are enough of them, or the driver makes none."""
+        if len(self._graphs) >= self._most_graphs:
+            return None
+        try:
+            made = self._graphs[stream] = _Graph(self._steps, self._configs, self._now)
+        except DeviceError:  # one launch after another does as well, and says what else is wrong with the device
+            self._most_graphs = 0
+            return None
+        return made
 
     def _move(self, number: int, address: int) -> None:
         """Writes what counts from base `number`, which is at `address` now. Raises DeviceError."""
@@ -288,6 +325,65 @@ class _Replay:
                 self._maps.clear()
             found = self._maps[key] = np.array(box.encode(address).words, np.uint64).data
         return found
+
+
+class _Graph:
+    """The steps of a replay as a graph, and the addresses that its kernels have been given. `now`: those that the words
+    of their arguments hold.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Clear | tuple[str, int, int, int]],
+        configs: Sequence[driver.LaunchConfig],
+        now: tuple[int, ...],
+    ) -> None:
+        self._graph = driver.Graph()
+        self._steps = steps
+        self._now = now
+        left = iter(configs)
+        for step in steps:
+            if isinstance(step, Clear):
+                self._graph.add_fill(now[_WORKSPACE] + step.offset, step.nbytes)
+            else:
+                _, _, function, pointer = step
+                self._graph.add_kernel(next(left), function, pointer)
+        self._graph.finish()
+
+    def run(self, stream: int, now: tuple[int, ...], users: Sequence[int]) -> None:
+        """Enqueues it. `users`: for each of `now`, the steps that it matters to, a bit for each. Raises DeviceError."""
+        before = self._now
+        if now != before:
+            self._now = ()  # should one fail, all are set the next time
+            moved = 0
+            if before:
+                for address, earlier, of_base in zip(now, before, users, strict=True):
+                    if address != earlier:
+                        moved |= of_base
+            else:
+                moved = -1
+            for number, step in enumerate(self._steps):
+                if moved >> number & 1:
+                    if isinstance(step, Clear):
+                        self._graph.set_fill(number, now[_WORKSPACE] + step.offset)
+                    else:
+                        self._graph.set_kernel(number)
+            self._now = now
+        self._graph.launch(stream)
+
+
+def _users(program: Program, number: int) -> int:
+    """Return the steps of a program to which the address of base `number` matters, a bit for each."""
+    found = 0
+    for place, step in enumerate(program.steps):
+        if isinstance(step, Clear):
+            used = number == program.arguments + 1
+        else:
+            end = step.word + -(-ctypes.sizeof(step.kind) // _WORD)
+            used = bool((program.bases[step.word : end] == number).any())
+            used |= any(step.word <= each.word < end and each.base == number for each in program.maps)
+        found |= used << place
+    return found
 
 
 def _places(program: Program, number: int) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, Box, int], ...]]:

@@ -9,12 +9,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from gemmserve_kernels.algorithms.common.splits import DEPTHS
 from gemmserve_kernels.algorithms.common.time_model import ITEMSIZE
+from gemmserve_kernels.blocks.grid import Grid
+from gemmserve_kernels.blocks.memory_plan import plan_memory
 from gemmserve_kernels.problem.errors import ParameterInvalid
+from gemmserve_kernels.problem.operand import Operand
+from gemmserve_kernels.problem.problem import GemmProblem
 
+if TYPE_CHECKING:
+    from gemmserve_kernels.device.spec import DeviceSpec
+
+_MAX_PLANNED: Final = 64
+"""Rows and columns of blocks up to which a worker's own plan is made: that of a larger share takes seconds."""
 _PLANE_BYTES: Final = 2
 _WINDOWS: Final = 2
 """Windows of the result on the device: one is computed while the other goes to the host."""
@@ -33,6 +45,11 @@ class Share:
     block_columns: int
     dtype: str
     arithmetic: str
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Blocks along rows and along columns."""
+        return math.ceil(self.rows / self.block_rows), math.ceil(self.columns / self.block_columns)
 
     @property
     def copied_bytes(self) -> int:
@@ -87,6 +104,26 @@ def least_bytes(share: Share) -> int:
     return (share.block_rows + share.block_columns) * share.line_bytes + share.workspace_bytes + share.window_bytes
 
 
+@lru_cache(maxsize=256)
+def planned_memory(share: Share, spec: DeviceSpec, compute: str, budget: int) -> Memory:
+    """Return the way that a worker with such a device takes within `budget` bytes: where not everything stays, that of
+    the plan it makes (`blocks.memory_plan`), which reserves more for one block than its planes. Where that does not
+    fit, or there are very many blocks, it is `memory_of`. Raises what that raises.
+    """
+    found = memory_of(share, budget)
+    if found.streams is None or max(share.grid) > _MAX_PLANNED:
+        return found
+    dtype = np.dtype(share.dtype)
+    a, b = Operand.contiguous((share.rows, share.k), dtype), Operand.contiguous((share.k, share.columns), dtype)
+    grid = Grid.with_sides(GemmProblem.build(a, b, compute=compute), (share.block_rows, share.block_columns, 1))
+    plan = plan_memory(grid, spec, budget)
+    if not plan.fits:
+        return found
+    held_a, held_b = plan.slots
+    streams = "both" if plan.slots == (1, 1) else "b" if held_a > held_b else "a"
+    return Memory(plan.peak_bytes, plan.uploaded_bytes, streams)
+
+
 def memory_of(share: Share, budget: int) -> Memory:
     """Return the way that uploads least within `budget` bytes. Raises ParameterInvalid where not one block fits."""
     whole = share.copied_bytes + share.workspace_bytes + _WINDOWS * share.window_bytes
@@ -127,6 +164,6 @@ def _streaming(share: Share, budget: int, side: str) -> Memory | None:
 
 def _paired(share: Share) -> int:
     """Bytes uploaded where one panel of each operand fits: all columns for every row of blocks, back and forth."""
-    down = math.ceil(share.rows / share.block_rows)
+    down, _ = share.grid
     lines = share.rows + down * share.columns - (down - 1) * min(share.block_columns, share.columns)
     return lines * share.line_bytes

@@ -14,25 +14,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from gemmserve_kernels.algorithms.common.time_model import ITEMSIZE
+from gemmserve_kernels.blocks.grid import SIDE, Grid, GridRule
 from gemmserve_kernels.planning.memory import Memory as DeviceMemory
-from gemmserve_kernels.planning.memory import Share, least_bytes, memory_of
+from gemmserve_kernels.planning.memory import Share, least_bytes, planned_memory
 from gemmserve_kernels.planning.rates import flops_of, product_plan, traffic
 from gemmserve_kernels.problem.errors import ParameterInvalid
+from gemmserve_kernels.problem.operand import Operand
+from gemmserve_kernels.problem.problem import GemmProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gemmserve_kernels.planning.rates import Memory, Rates
 
-SIDE: Final = 4096
-"""Rows and columns of a block."""
-_FLOPS_PER_VOLUME: Final = 1 << 7
-"""Operations from which a product is cut into blocks, of side³."""
-_FEW: Final = 2
-"""Blocks along m or n up to which sides are halved."""
 _NARROWEST: Final = 64
 """Rows of a panel below which k is cut instead."""
 _WIDE: Final = 2
@@ -191,7 +191,7 @@ def predict(
     for extent in (product.m, product.n, product.k):
         if extent < 1:
             raise ParameterInvalid(f"a product of {product.m} x {product.n} x {product.k} has nothing to plan", "m")
-    if product.flops < _FLOPS_PER_VOLUME * side**3:
+    if product.flops < GridRule(side).min_flops:
         return _small(rates, product, hosts, side)
     if cut is not None:
         if cut.down * cut.across * cut.layers != hosts.count or cut.rows * cut.columns != hosts.devices:
@@ -249,10 +249,13 @@ def devices_fed(rates: Rates, product: Product, jobs_per_s: float) -> float:
     return jobs_per_s * rates.product_seconds(product.dtype, product.compute, product.m, product.n, product.k)
 
 
+@lru_cache(maxsize=256)
 def block_sides(product: Product, side: int = SIDE) -> tuple[int, int]:
-    """Return rows and columns of a block: they follow from the product alone."""
-    edge = max(1, side // 2) if min(product.m, product.n) <= _FEW * side else side
-    return min(edge, product.m), min(edge, product.n)
+    """Return rows and columns of a block: they follow from the product alone (`blocks.grid`)."""
+    dtype = np.dtype(product.dtype)
+    a, b = Operand.contiguous((product.m, product.k), dtype), Operand.contiguous((product.k, product.n), dtype)
+    grid = Grid.of(GemmProblem.build(a, b, compute=product.compute), GridRule(side))
+    return (product.m, product.n) if grid is None else (grid.rows, grid.columns)
 
 
 def _some(hosts: Hosts) -> Iterator[Hosts]:
@@ -273,7 +276,7 @@ def _small(rates: Rates, product: Product, hosts: Hosts, side: int) -> Predictio
     one = replace(hosts, devices=1, nodes=1, link=None, peers=False)
     notes: tuple[str, ...] = ()
     if hosts.count > 1:
-        notes = (f"less than 2^{math.log2(_FLOPS_PER_VOLUME * side**3):.0f} operations: not cut, one device has it",)
+        notes = (f"less than 2^{math.log2(GridRule(side).min_flops):.0f} operations: not cut, one device has it",)
     algorithm, arithmetic = _algorithm(rates, product, product.m, product.n, product.k)
     share = Share(product.m, product.n, product.k, product.m, product.n, product.dtype, arithmetic)
     if least_bytes(share) > _budget(rates, hosts):
@@ -307,7 +310,7 @@ def _small(rates: Rates, product: Product, hosts: Hosts, side: int) -> Predictio
 def _blocks(rates: Rates, product: Product, hosts: Hosts, cut: Cut, side: int) -> Prediction:
     """Return the prediction of a product that is cut into blocks, by that grid of nodes and devices."""
     share, k_parts, algorithm = _share(rates, product, hosts, cut, side)
-    memory = memory_of(share, _budget(rates, hosts))
+    memory = planned_memory(share, rates.spec, product.compute, _budget(rates, hosts))
     block_s = k_parts * rates.product_seconds(
         product.dtype, product.compute, share.block_rows, share.block_columns, share.k
     )

@@ -19,12 +19,13 @@ from gemmserve_service.executor.protocol import (
     Beat,
     Compiling,
     Decoder,
+    Done,
+    Failed,
     Forget,
     Hello,
     Kept,
     ProtocolError,
     Stop,
-    Written,
     encode,
 )
 from gemmserve_service.runtime.unix_sockets import peer_of, process_descriptor
@@ -161,6 +162,7 @@ class _Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.worker is not None:
             self.worker.heard = time.monotonic()
+        ended = False
         try:
             for body in self._decoder.feed(data):
                 message = TO_FRONT.validate_json(body)
@@ -169,6 +171,10 @@ class _Link(asyncio.Protocol):
                 elif self.worker is None:
                     log.error("a worker answered before it said hello: closing its connection")
                     self.close()
+                elif isinstance(message, Done | Failed):  # before all others, of which there are few
+                    if self._executor.owner is not None:
+                        ended = True
+                        self._executor.owner.task_ended(self.worker, message, more=True)
                 elif isinstance(message, Beat):
                     self.worker.beat(message.task, message.progress)
                     self.worker.registered_bytes = message.registered
@@ -184,14 +190,14 @@ class _Link(asyncio.Protocol):
                     self.worker.keeps(message)
                     if self._executor.owner is not None:
                         self._executor.owner.copies_changed(self.worker, message)
-                elif isinstance(message, Written):
-                    if self._executor.owner is not None:
-                        self._executor.owner.results_written(self.worker, message)
                 elif self._executor.owner is not None:
-                    self._executor.owner.task_ended(self.worker, message)
+                    self._executor.owner.results_written(self.worker, message)
         except (ProtocolError, ValidationError):
             log.exception("a worker speaks nonsense: closing its connection")
             self.close()
+        finally:
+            if ended and self._executor.owner is not None:
+                self._executor.owner.answers_over()
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc

@@ -134,8 +134,11 @@ class ExecutorOwner(Protocol):
     def worker_lost(self, worker: Worker) -> None:
         """Called when a worker's process is gone; what it had not answered will never be."""
 
-    def task_ended(self, worker: Worker, answer: Done | Failed) -> None:
-        """Called when a worker answered a task."""
+    def task_ended(self, worker: Worker, answer: Done | Failed, *, more: bool = False) -> None:
+        """Called when a worker answered a task. `more`: `answers_over` follows, and others before it perhaps."""
+
+    def answers_over(self) -> None:
+        """Called after the last of several answers that came together."""
 
     def task_compiles(self, worker: Worker, message: Compiling) -> None:
         """Called when a task begins to wait for the compiler, and when it no longer does."""

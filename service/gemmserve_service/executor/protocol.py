@@ -6,7 +6,8 @@ names the extent that holds one, and both ends map it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -74,11 +75,16 @@ Places = list[tuple[int, int]]
 """Places of arrays of one kind, one a product: row of the extent in the table (-1: no bytes), and offset in it."""
 
 
-class Part(_Message):
-    """Products of one form: one in most tasks, many in a batch."""
+@dataclass(slots=True)
+class Part:
+    """Products of one form: one in most tasks, many in a batch. Validated where it is read, not where it is made."""
 
-    form: str = Field(description="a Form as JSON: the same one comes again and again, and is read once")
-    algorithm: str = Field(description="that the device will use; the plan depends on the product and the device alone")
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    form: Annotated[str, Field(description="a Form as JSON: the same one comes again and again, and is read once")]
+    algorithm: Annotated[
+        str, Field(description="that the device will use; the plan depends on the product and the device alone")
+    ]
     operands: dict[str, Places]
     results: dict[str, Places]
 
@@ -111,23 +117,27 @@ class BlockOf(_Message):
     algorithm: AlgorithmName | None = Field(None, description="that computes it (`Recorded`); null: the worker plans")
 
 
-class Work(_Message):
+@dataclass(slots=True)
+class Work:
     """Task, as a worker is sent it: its products are computed and answered together, each with the bits that it would
-    have alone.
+    have alone. Validated where it is read, not where it is made.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     task: str
     extents: list[ExtentRow]
     parts: list[Part]
     verify: bool = False
-    defer: bool = Field(
-        default=False,
-        description="the task may end before its results are written, and must where they have no place yet",
-    )
-    express: bool = Field(default=False, description="the task is short: it runs beside long ones, and before them")
-    block: BlockOf | None = Field(
-        None, description="the task is one block of its only product; null: all of it, large products by blocks too"
-    )
+    defer: Annotated[
+        bool,
+        Field(description="the task may end before its results are written, and must where they have no place yet"),
+    ] = False
+    express: Annotated[bool, Field(description="the task is short: it runs beside long ones, and before them")] = False
+    block: Annotated[
+        BlockOf | None,
+        Field(description="the task is one block of its only product; null: all of it, large products by blocks too"),
+    ] = None
 
 
 class RunBatch(_Message):

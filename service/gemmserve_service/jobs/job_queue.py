@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from gemmserve_service.jobs.idempotency import RememberedKey
 from gemmserve_service.runtime.background import report
@@ -203,7 +204,7 @@ class SqliteQueue:
             "attempt": info.attempt,
             "started_at": _timestamp(info.started_at),
             "finished_at": _timestamp(info.finished_at),
-            "result": None if info.result is None else json.dumps(info.result),
+            "result": None if info.result is None else to_json(info.result).decode(),
             "error": None if info.error is None else info.error.model_dump_json(),
             "timings": None if info.timings is None else info.timings.model_dump_json(),
             "algorithm": info.algorithm,

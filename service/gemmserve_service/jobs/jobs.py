@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from gemmserve_kernels import KernelError
 from gemmserve_service.errors import IdempotencyMismatch, ItemInvalid, NotFound, ServiceError, describe
@@ -313,7 +314,7 @@ class Jobs(LiveJobs):
                 state=JobState.QUEUED,
                 op=request.op,
                 created_at=created,
-                request=request.model_dump(mode="json", **_said(request)),
+                request=from_json(text),
                 owner=owner,
             )
             if asking is not None:

@@ -55,7 +55,9 @@ class LiveJob:
     @property
     def op(self) -> str:
         """Operation of the job; its task's may be another."""
-        return next(state.op for state in self._changes if isinstance(state, JobInfo))
+        first = self._changes[0]
+        assert isinstance(first, JobInfo)
+        return first.op
 
     @property
     def history(self) -> list[JobInfo]:

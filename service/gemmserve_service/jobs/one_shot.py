@@ -94,7 +94,7 @@ async def run_once(
             problem = products.build_stored(params, {name: pinned.info for name, pinned in pins.items()})
             plans = scheduler.check(problem)
             claim(problem.nbytes())
-            results = await reserve_results(store, problem, math.inf, scratch=True, owner=owner)
+            results = await reserve_results(store, products.outputs(problem), math.inf, scratch=True, owner=owner)
         undo.pop_all()
     waiter = Waiter(asyncio.get_running_loop().create_future())
     task = Task(

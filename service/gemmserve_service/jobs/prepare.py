@@ -29,7 +29,9 @@ from gemmserve_service.schemas import GemmJob, GemmParams, GemmReduceParams, Job
 from gemmserve_service.store.record import NO_TAGS, Tags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
 
     from gemmserve_service.programs import Problem, Program
     from gemmserve_service.scheduling.scheduler import Scheduler
@@ -74,11 +76,12 @@ async def prepare(
         ttl_s = store.settings.result_ttl_s if request.ttl_s is None else request.ttl_s
         life_s = math.inf if ttl_s is None else ttl_s
         # A recovered job's results take their places when it runs: were the disk full now, it would be lost.
-        nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype, _ in outputs(problem).values())
+        described = outputs(problem)
+        nbytes = sum([math.prod(shape) * dtype.itemsize for shape, dtype, _ in described.values()])
         deferred = recovered or (not request.verify and scheduler.may_defer(params, nbytes))
         tags = Tags(request.name, request.labels) if request.name is not None or request.labels else NO_TAGS
         results = await reserve_results(
-            store, problem, life_s, owner=owner, granted=recovered, deferred=deferred, tags=tags
+            store, described, life_s, owner=owner, granted=recovered, deferred=deferred, tags=tags
         )
     except BaseException:
         _release(operands)
@@ -170,7 +173,7 @@ def check_results(count: int, most: int) -> None:
 
 async def reserve_results(
     store: ArrayStore,
-    problem: Problem,
+    described: Mapping[str, tuple[tuple[int, ...], np.dtype[Any], str]],
     ttl_s: float,
     *,
     scratch: bool = False,
@@ -179,13 +182,13 @@ async def reserve_results(
     deferred: bool = False,
     tags: Tags = NO_TAGS,
 ) -> dict[str, Upload]:
-    """Reserve space for every result of `problem`. Raises TooLarge, StoreFull, QuotaExceeded; then none is reserved.
+    """Reserve space for results, each given by shape, dtype and memory order. Raises TooLarge, StoreFull,
+    QuotaExceeded; then none is reserved.
 
     Others have their turns meanwhile: a file is made for each, unless they are `deferred`. `granted`: limits were asked
     when the job was accepted. `tags`: name and labels of a single result; of several each has its own behind the name.
     """
     results: dict[str, Upload] = {}
-    described = outputs(problem)
     try:
         for name, (shape, dtype, order) in described.items():
             results[name] = store.allocate(

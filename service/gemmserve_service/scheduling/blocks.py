@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels import KernelError
@@ -90,7 +91,7 @@ class BlockTask(Task):
         block = BlockOf(
             parent=self._whole.id, sides=self._blocks.grid.sides, index=self.index, algorithm=chosen.algorithm
         )
-        return work.model_copy(update={"task": self.id, "defer": False, "express": False, "block": block})
+        return replace(work, task=self.id, defer=False, express=False, block=block)
 
     def close(self, *, reusable: bool = True) -> None:
         """Tell the whole that no worker is at this block any more. Not `reusable`: a lost process may be."""

@@ -17,9 +17,11 @@ estimate, set right (`charge`) when the device time is known.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.scheduling.tasks import ALL_CLASSES, ServiceClass
@@ -67,6 +69,8 @@ class _Flow:
     """Tag of the line of the task that was sent last."""
     lines: tuple[_Line, ...] = field(default_factory=lambda: tuple(_Line() for _ in ALL_CLASSES))
     """Its lines, by class."""
+    arrivals: list[Task] = field(default_factory=list)
+    """Its tasks by the time of their submission; some that wait no more among them."""
     stamp: int = 0
     """Stamp of its valid entry in the heap of flows."""
 
@@ -113,6 +117,22 @@ class FairQueue:
         flow = self._flows.get(owner)
         return 0 if flow is None else flow.nbytes
 
+    def oldest(self, owner: str) -> float | None:
+        """Time at which that task of an owner was submitted that has waited longest (time.monotonic); None: none waits.
+
+        Takes no longer with many tasks, but for those that have gone since this was asked last.
+        """
+        flow = self._flows.get(owner)
+        if flow is None or not flow.waiting:
+            return None
+        gone = next(place for place, task in enumerate(flow.arrivals) if task in self._tasks)
+        del flow.arrivals[:gone]
+        return flow.arrivals[0].submitted
+
+    def waiting_owners(self) -> Iterator[str]:
+        """Yield the owners that have tasks here."""
+        return (flow.owner for flow in self._flows.values() if flow.waiting)
+
     @property
     def owners(self) -> int:
         """Owners that have tasks here."""
@@ -136,6 +156,13 @@ class FairQueue:
             line.heap = [entry for entry in line.heap if entry[1] in self._tasks and entry[1] is not task]
             heapq.heapify(line.heap)
         heapq.heappush(line.heap, (task.order, task))
+        arrivals = flow.arrivals
+        if len(arrivals) > 2 * flow.waiting + _MAX_ENDED:
+            arrivals[:] = [other for other in arrivals if other in self._tasks and other is not task]
+        if arrivals and task.submitted < arrivals[-1].submitted:
+            bisect.insort(arrivals, task, key=attrgetter("submitted"))
+        else:
+            arrivals.append(task)
         if flow.waiting == 1:
             self._rank(flow)
 
@@ -153,6 +180,7 @@ class FairQueue:
                 line.heap.clear()
             if not flow.waiting:
                 flow.stamp = 0
+                flow.arrivals.clear()
 
     def take(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gemmserve_kernels import KernelError, Plan
 
@@ -127,14 +127,20 @@ class Placement:
         """
         if not worker.ready or not worker.tasks or (express and not worker.express):
             return False
-        tasks: Any = worker.tasks.values()
-        if any(task.crashes for task in tasks):
-            return False
-        if worker.express:
-            tasks = [task for task in tasks if task.express == express]
-        if len(tasks) == 1 and worker.ahead and any(task.whole is not task for task in tasks):
+        count, seconds, last = 0, 0.0, None
+        for task in worker.tasks.values():  # of which a group leaves a hundred, and a few say enough
+            if task.crashes:
+                return False
+            if worker.express and task.express != express:
+                continue
+            count += 1
+            seconds += task.cost_s
+            last = task
+            if count > worker.ahead:
+                return False
+        if count == 1 and last is not None and last.whole is not last:
             return True  # beneath a block of a large product, however long that is, panels of the next can come
-        return len(tasks) <= worker.ahead and sum(task.cost_s for task in tasks) < _AHEAD_S
+        return seconds < _AHEAD_S
 
 
 def _companions(first: Task, queue: FairQueue, most: int, seconds: Callable[[Task], float]) -> list[Task]:

@@ -32,6 +32,7 @@ from gemmserve_service.errors import (
     describe,
 )
 from gemmserve_service.executor.protocol import Cancel, Done, Failed, Forget, RunBatch, Written
+from gemmserve_service.programs import Program
 from gemmserve_service.scheduling.admission import Admission
 from gemmserve_service.scheduling.blocks import Blocks, BlockTask
 from gemmserve_service.scheduling.deadlines import Deadlines
@@ -46,7 +47,7 @@ from gemmserve_service.scheduling.tasks import ALL_CLASSES, ServiceClass, deferr
 from gemmserve_service.scheduling.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from gemmserve_service.executor.port import Executor, Worker
     from gemmserve_service.executor.protocol import Compiling, Kept, Work
@@ -62,6 +63,7 @@ _MAX_SAMPLED: Final = 1 << 28  # bytes of a product that is checked unasked: a f
 _ROOM_RETRY_S: Final = 1.0  # after which a task is tried again for whose results the disk had no room
 _TRIES: Final = 2  # to find a task for a worker: the first one may find no room, and the second needs none
 _CHECK_RATE: Final = 1e8  # bytes a second that a check gets through at least (docs/reliability.md)
+_MAX_CHECKED: Final = 1024  # problems whose plans are kept
 _SHORT: Final = (ServiceClass.EXPRESS,)
 _LONG: Final = (ServiceClass.INTERACTIVE, ServiceClass.BULK, ServiceClass.LARGE)
 
@@ -100,6 +102,10 @@ class Scheduler:
         self._idle.set()
         self._dispatching = False
         """Whether `_dispatch` is about to be called."""
+        self._checked: dict[int, tuple[Problem, Sequence[Worker], dict[int, Plan | KernelError]]] = {}
+        """Plans of problems that were checked last, each with the workers that they are for, by the problem's id: it is
+        held, so nothing else has that.
+        """
         self._chance = random.Random()  # noqa: S311 (whom to check is no secret)
         self._room_at = 0.0
         """Time at which the disk is asked again for room for results (time.monotonic)."""
@@ -143,10 +149,17 @@ class Scheduler:
 
     def check(self, problem: Problem) -> dict[int, Plan | KernelError]:
         """`Task.plans` for every device that is known. Raises the KernelError of one if none can run the problem."""
+        known = self._checked.get(id(problem))  # to compare problems takes longer than all the rest
+        if known is not None and known[1] is self.fleet.representatives:
+            return known[2].copy()
         plans = {each.device_class: plan_of(problem, each.spec) for each in self.fleet.representatives if each.spec}
         errors = [found for found in plans.values() if isinstance(found, KernelError)]
         if errors and len(errors) == len(plans):
             raise errors[0]
+        if not isinstance(problem, Program):  # of which none comes again
+            if len(self._checked) >= _MAX_CHECKED:
+                self._checked.clear()
+            self._checked[id(problem)] = problem, self.fleet.representatives, plans.copy()
         return plans
 
     def may_defer(self, params: GemmParams | GemmReduceParams | ProgramParams, nbytes: int) -> bool:
@@ -285,8 +298,10 @@ class Scheduler:
                     self._suspects.add(task.whole)
         self._settle()
 
-    def task_ended(self, worker: Worker, answer: Done | Failed) -> None:
-        """Called when a worker answered a task."""
+    def task_ended(self, worker: Worker, answer: Done | Failed, *, more: bool = False) -> None:
+        """Called when a worker answered a task. `more`: `answers_over` follows, which finds workers something to do:
+        once for all answers that came together.
+        """
         worker.memory_used = answer.memory_used if isinstance(answer, Done) else worker.memory_used
         task: Task | None = worker.tasks.pop(answer.task, None)
         if task is None:
@@ -318,6 +333,11 @@ class Scheduler:
             description = Description(answer.slug, answer.status, answer.title, answer.detail, extra=answer.extra)
             self._end(task, JobFailed(description))
             task.close()
+        if not more:
+            self._settle()
+
+    def answers_over(self) -> None:
+        """Called after the last of several answers that came together."""
         self._settle()
 
     def task_compiles(self, worker: Worker, message: Compiling) -> None:

@@ -181,13 +181,9 @@ class Snapshot:
 def _shares(core: Core) -> dict[str, _Share]:
     """Tasks by owner."""
     found: dict[str, _Share] = {}
-    for task in core.scheduler.queue:
-        share = found.get(task.owner)
-        if share is None:
-            share = found[task.owner] = _Share()
-        share.queued += 1
-        if share.oldest is None or task.submitted < share.oldest:
-            share.oldest = task.submitted
+    queue = core.scheduler.queue
+    for owner in queue.waiting_owners():
+        found[owner] = _Share(queued=queue.waiting(owner), oldest=queue.oldest(owner))
     for worker in core.executor.workers():
         for task in worker.tasks.values():
             found.setdefault(task.owner, _Share()).running += 1

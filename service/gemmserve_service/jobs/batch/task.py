@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gemmserve.wire import RESULT_DTYPES
@@ -198,7 +198,7 @@ class BatchTask(Task):
         for part, plan in zip(self._parts, self._plans(self.worker.spec), strict=True):
             assert isinstance(plan, Plan)  # `plan` saw to it
             same = part.algorithm == plan.algorithm
-            parts.append(part if same else part.model_copy(update={"algorithm": plan.algorithm}))
+            parts.append(part if same else replace(part, algorithm=plan.algorithm))
         return Work(task=self.id, extents=self._table.rows, parts=parts, verify=verify)
 
     def _plans(self, spec: DeviceSpec) -> list[Plan | KernelError]:
@@ -215,10 +215,7 @@ class BatchTask(Task):
         places = [{name: self._places(arrays) for name, arrays in side.items()} for side in sides]
         plans = [plans[len(self._parts)] for _, plans in self._planned.values()]
         algorithm = next((plan.algorithm for plan in plans if isinstance(plan, Plan)), "")
-        # Without validation, which would look at every place.
-        part = Part.model_construct(
-            form=form_of(group.params, *kinds), algorithm=algorithm, operands=places[0], results=places[1]
-        )
+        part = Part(form=form_of(group.params, *kinds), algorithm=algorithm, operands=places[0], results=places[1])
         self._parts.append(part)
 
     def _places(self, arrays: Sequence[Placed]) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gemmserve_kernels import Plan
-    from gemmserve_service.executor.protocol import Part
+    from gemmserve_service.executor.protocol import ExtentRow, Part
     from gemmserve_service.programs import Problem
     from gemmserve_service.scheduling.tasks import Listener
     from gemmserve_service.schemas import GemmParams, GemmReduceParams
@@ -89,7 +89,7 @@ class BundleTask(Task):
         """See `Task`."""
         extent = self.room.extent
         name, nbytes = extent.file
-        rows = [(name, extent.path, nbytes, extent.start, None)]
+        rows: list[ExtentRow] = [(name, extent.path, nbytes, extent.start, None)]
         return Work(task=self.id, extents=rows, parts=self._parts(chosen.algorithm), verify=verify)
 
     def close(self, *, reusable: bool = True) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gemmserve_kernels.planning.memory import Share, memory_of
 from gemmserve_kernels.planning.model import (
     Cut,
     Hosts,
@@ -26,7 +27,7 @@ from gemmserve_kernels.planning.rates import Rates, Way, flops_of, shipped
 from gemmserve_kernels.problem.errors import ParameterInvalid
 
 H200 = shipped()
-ROOMY = 10**15
+ROOMY = 10**18
 """Bytes of devices whose memory never matters."""
 
 
@@ -151,21 +152,31 @@ def test_devices_that_a_front_feeds(n, low, high) -> None:
     assert devices_fed(H200, cube(n), 700) <= high
 
 
-def test_a_quarter_of_the_memory() -> None:
-    """complex64 32768³ with a quarter of operands and result: 99 % of the rate with all of it."""
+def test_little_memory() -> None:
+    """complex64 32768³ with less than a third of operands and result: 98 % of the rate with all of it."""
     whole = predict(H200, cube(32768), pinned(1))
-    quarter = predict(H200, cube(32768), pinned(1, device_memory=int(6.4e9)))
-    assert quarter.memory.used_bytes <= 6.4e9
-    assert quarter.memory.streams is not None
-    assert whole.seconds / quarter.seconds > 0.98
+    little = predict(H200, cube(32768), pinned(1, device_memory=8 * 10**9))
+    assert little.memory.used_bytes <= 8 * 10**9
+    assert little.memory.streams is not None
+    assert little.uploaded > whole.uploaded
+    assert whole.seconds / little.seconds > 0.98
+
+
+def test_one_panel_of_each_hides_no_upload() -> None:
+    """Uploads and products in turns, as the worker's own plan has it."""
+    found = predict(H200, cube(32768), pinned(1, device_memory=int(6.4e9)))
+    assert found.memory.streams == "both"
+    assert found.seconds > found.compute_s + found.floors["link up"]
+    assert found.bound == "link up"
 
 
 def test_rows_below_which_the_link_decides() -> None:
-    """R / h = 4,200 rows of A that stay while B passes by."""
-    rates = even()
-    held = 4096  # one panel; of each element that streams the device makes 8 * held operations
-    found = predict(rates, cube(32768), pinned(1, device_memory=int(6.4e9)))
-    assert found.floors["link up"] / found.compute_s == pytest.approx(232e12 / 55.4e9 / held, rel=0.1)
+    """R / h = 4,200 rows of A that stay while B passes by; with 4096 the link is about as busy as the device."""
+    share = Share(32768, 32768, 32768, 4096, 4096, "complex64", "3xfp16")
+    found = memory_of(share, int(6.4e9))
+    assert found.streams in {"a", "b"}
+    products_s = 8 * 32768**3 / 232e12
+    assert found.uploaded_bytes / 55.4e9 / products_s == pytest.approx(4200 / 4096, rel=0.1)
 
 
 def test_shares_by_rows_on_two_and_tiles_from_four() -> None:
@@ -207,10 +218,10 @@ def test_what_cannot_be_planned() -> None:
     ("m", "n", "sides"), [(32768, 32768, (4096, 4096)), (8192, 65536, (2048, 2048)), (100, 65536, (100, 2048))]
 )
 def test_block_sides(m, n, sides) -> None:
-    assert block_sides(Product(m, n, 4096)) == sides
+    assert block_sides(Product(m, n, 1 << 20)) == sides
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     m=st.integers(1, 1 << 17),
     n=st.integers(1, 1 << 17),

@@ -126,6 +126,22 @@ async def test_a_task_goes_out_and_its_answer_comes_back(core, worker, put, gemm
     assert core.devices()[0].memory_used == 77
 
 
+async def test_answers_that_come_together_all_count_whatever_comes_behind_them(core, worker, put, gemm, eventually):
+    a = await put(core.store, A)
+    ids = [(await core.jobs.submit(gemm(a, a)))[0].id for _ in range(4)]
+    (first,) = [await worker.hear()]
+    assert first.task == ids[0]
+    worker.say(encode(Done(task=ids[0], algorithm="numpy", timings=Timings())) + encode(Beat()))
+    assert (await worker.hear()).task == ids[1]  # and with it the others, which had gathered
+    together = [encode(Done(task=each, algorithm="numpy", timings=Timings())) for each in ids[1:]]
+    last, _ = await core.jobs.submit(gemm(a, a))
+    worker.say(b"".join(together) + b"\0\0\0\4oops")
+    ends = [await core.jobs.wait(each, 60) for each in ids]
+    assert {end.state for end in ends} == {JobState.SUCCEEDED}
+    await eventually(lambda: not core.ready()[0])
+    assert (await core.jobs.get(last.id)).state == JobState.QUEUED
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [b"\0\0\0\4oops", b"\xff\xff\xff\xff", encode(Done(task="t", algorithm="n", timings=Timings()))[:-1] + b"!"],

@@ -96,3 +96,14 @@ def test_a_message_too_long_is_not_sent(monkeypatch):
 def test_what_is_no_message_is_refused(text):
     with pytest.raises(ValidationError):
         TO_FRONT.validate_json(text)
+
+
+@pytest.mark.parametrize(
+    ("there", "instead"),
+    [(b'"verify"', b'"nonsense"'), (b'"algorithm":"numpy"', b'"algorithm":3'), (b'"task":"t"', b'"task":null')],
+)
+def test_work_is_looked_at_where_it_is_read(there, instead):
+    (body,) = Decoder().feed(encode(MESSAGES[0]))
+    assert there in body
+    with pytest.raises(ValidationError):
+        TO_WORKER.validate_json(body.replace(there, instead))

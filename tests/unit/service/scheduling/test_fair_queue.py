@@ -320,3 +320,43 @@ def test_every_task_is_taken_once_and_in_order_of_arrival_within_its_class(given
         line = [task.order for task in taken if (task.owner, task.service_class) == (owner, service_class)]
         assert line == sorted(line)
     assert queue.nbytes == 0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), max_size=30),
+    st.lists(st.sampled_from(["oldest", "discard", "take", "again"]), max_size=60),
+    st.randoms(use_true_random=False),
+)
+def test_the_oldest_is_known_whatever_comes_and_goes(given_tasks, steps, chance):
+    queue, waiting, gone = FairQueue(), [], []
+    for owner, submitted in given_tasks:
+        waiting.append(QueuedTask(owner, submitted=submitted))
+        queue.push(waiting[-1])
+    for step in (*steps, "oldest"):
+        if step == "oldest":
+            alive = {task.owner for task in waiting}
+            assert set(queue.waiting_owners()) == alive
+            for owner in "ab":
+                expected = min((task.submitted for task in waiting if task.owner == owner), default=None)
+                assert queue.oldest(owner) == expected
+        elif step == "again" and gone:  # its worker was lost
+            waiting.append(gone.pop(chance.randrange(len(gone))))
+            queue.push(waiting[-1])
+        elif step == "discard" and waiting:
+            gone.append(waiting.pop(chance.randrange(len(waiting))))
+            queue.discard(gone[-1])
+        elif step == "take" and waiting:
+            gone.append(queue.take(lambda _: True))
+            waiting.remove(gone[-1])
+
+
+def test_tasks_that_have_gone_are_not_kept_for_the_sake_of_the_oldest():
+    queue = FairQueue()
+    queue.push(QueuedTask())
+    for _ in range(3000):
+        task = QueuedTask()
+        queue.push(task)
+        queue.discard(task)
+    (flow,) = queue._flows.values()
+    assert len(flow.arrivals) < 600
+    assert queue.oldest("") is not None

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from gemmserve_kernels.device.spec import KNOWN
 from gemmserve_service.errors import (
     JobCancelled,
     JobFailed,
@@ -15,7 +16,7 @@ from gemmserve_service.errors import (
 )
 from gemmserve_service.executor.protocol import Done
 from gemmserve_service.scheduling.estimates import Estimates
-from gemmserve_service.schemas import GemmParams
+from gemmserve_service.schemas import GemmParams, Timings
 
 A = np.ones((4, 4), "c8")
 
@@ -42,6 +43,35 @@ async def test_each_worker_has_one_task_at_a_time(make_scheduler, make_fake, sub
     assert (scheduler.queued, scheduler.running) == (1, 2)
     fake.done("cuda:1")
     assert (fake.running("cuda:0"), fake.running("cuda:1")) == (["a"], ["c"])
+
+
+async def test_answers_that_came_together_are_followed_by_one_look_for_tasks(make_scheduler, make_fake, submit):
+    fake = make_fake("cuda:0", "cuda:1")
+    scheduler = await make_scheduler(fake, max_grouped_jobs=1)
+    for name in "abcd":
+        await submit(scheduler, name)
+    for device, task in (("cuda:1", "b"), ("cuda:0", "a")):
+        done = Done(task=task, algorithm="numpy", timings=Timings(kernel_s=0.001))
+        scheduler.task_ended(fake.fleet[device], done, more=True)
+    assert (scheduler.queued, scheduler.running) == (2, 0)
+    scheduler.answers_over()
+    assert (fake.running("cuda:0"), fake.running("cuda:1")) == (["c"], ["d"])
+
+
+async def test_plans_are_those_of_the_devices_that_there_are(make_scheduler, make_fake, make_task):
+    fake = make_fake("cuda:0", "cuda:1")
+    fake.specs = {"cuda:0": KNOWN["H200"], "cuda:1": KNOWN["H200"]}
+    scheduler = await make_scheduler(fake)
+    problem = (await make_task("t")).problem
+    plans = scheduler.check(problem)
+    assert plans == scheduler.check(problem)
+    plans.clear()  # the task's own
+    (known,) = scheduler.check(problem).values()
+    fake.lose("cuda:1")
+    fake.specs["cuda:1"] = KNOWN["RTX5090"]
+    fake.hello("cuda:1")
+    assert len(scheduler.check(problem)) == 2
+    assert known in scheduler.check(problem).values()
 
 
 @pytest.fixture

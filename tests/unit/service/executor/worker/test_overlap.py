@@ -7,6 +7,7 @@ import dataclasses
 import socket
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -485,7 +486,7 @@ def test_an_express_batch_whose_memory_runs_out_runs_again_in_its_turn(front, ba
     assert held.reached.wait(WAIT_S)
     batch = packed(second)
     (work,) = batch.tasks
-    front.send(RunBatch(tasks=[work.model_copy(update={"parts": [*work.parts, *work.parts]})]))
+    front.send(RunBatch(tasks=[replace(work, parts=[*work.parts, *work.parts])]))
     until(lambda: tries)
     held.go()
     assert {answer.task for answer in front.answers(2)} == {"t1", "t2"}
@@ -524,7 +525,7 @@ def test_nor_by_batches_that_get_on_in_the_other(backend, task, held):
     backend.run_many = run_many
     overlap = Overlap(Runner(backend), backend, answers.append)
     (work,) = packed(task("t2", 2.0, express=True)[0]).tasks
-    overlap.start(work.model_copy(update={"parts": [*work.parts, *work.parts]}))
+    overlap.start(replace(work, parts=[*work.parts, *work.parts]))
     until(lambda: overlap.at[0] == "t2")
     overlap.start(task("t1", 1.0)[0])
     assert held.reached.wait(WAIT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_the_bits_of_any_other_task(bundle, case, monkeypatch):
 
 def test_a_checked_one_is_checked(bundle):
     message, _ = bundle(GemmParams(), a=np.eye(4, dtype="c8"), b=np.ones((4, 3), "c8"))
-    assert Runner(CpuBackend()).run(message.model_copy(update={"verify": True})).residual == 0
+    assert Runner(CpuBackend()).run(replace(message, verify=True)).residual == 0
 
 
 def test_cancelled_and_lost(bundle):
@@ -108,8 +109,8 @@ def test_nonsense_is_an_answer_too(bundle):
     message, _ = bundle(GemmParams(), a=np.eye(4, dtype="c8"), b=np.ones((4, 3), "c8"))
     runner = Runner(CpuBackend())
     for form in ("{}", "[]"):
-        part = message.parts[0].model_copy(update={"form": form})
-        wrong = message.model_copy(update={"parts": [part]})
+        part = replace(message.parts[0], form=form)
+        wrong = replace(message, parts=[part])
         assert runner.run(wrong).slug == "internal"
         with pytest.raises(ValidationError):
             runner.unpacked(wrong)
@@ -139,7 +140,7 @@ def test_what_has_no_place_yet_has_no_extent(bundle):
     message, _ = bundle(GemmParams(), a=a, b=a.T.copy())
     (part,) = message.parts
     rows = [*message.extents, row_without_place("arr_1")]
-    part = part.model_copy(update={"results": {"d": [(1, 0)]}})
+    part = replace(part, results={"d": [(1, 0)]})
     run = Forms(CpuBackend()).of(part.form).run(Work(task="t", extents=rows, parts=[part], defer=True))
     ref = run.results["d"]
     assert (ref.extent, ref.cache_id, ref.nbytes) == (None, "arr_1", 3 * 3 * 4)

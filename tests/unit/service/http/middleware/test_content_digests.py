@@ -103,6 +103,14 @@ async def test_what_was_not_compared_is_not_confirmed(client):
     assert "gemmserve-checked-digest" not in answer.headers
 
 
+@pytest.mark.parametrize(("method", "status"), [("POST", 400), ("PUT", 405), ("GET", 200)])
+async def test_a_malformed_one_of_an_upload_is_its_route_s_to_refuse(client, npy, method, status):
+    """What the path has no such method for is told that."""
+    headers = {"Content-Digest": "0", "Content-Type": "application/x-npy"}
+    answer = await client.request(method, "/v1/arrays", content=npy(np.eye(2)), headers=headers)
+    assert answer.status_code == status
+
+
 @pytest.mark.parametrize("value", ["sha-256=:AAAA:", "nonsense"])
 async def test_a_malformed_one_is_refused(client, requests, value, problem):
     content, headers = requests["/v1/gemm"]
