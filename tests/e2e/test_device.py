@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from live_server import LiveServer
+from live_server import LiveServer, until
 from python_path import python_path
 
 from gemmserve import Client
@@ -233,3 +233,22 @@ def test_operands_by_view(device, on_device, rng, rows):
     answer = httpx.post(f"{device.url}/v1/jobs", json=job, headers={"Prefer": "wait=60"}, trust_env=False)
     found = on_device.array(answer.json()["result"]["copy"]).numpy()
     np.testing.assert_array_equal(found, b.imag + a.ravel()[::-1][:30].conj())
+
+
+@pytest.mark.parametrize("megabytes", [8, 64])
+def test_a_product_larger_than_the_device(tmp_path, rng, megabytes):
+    """By blocks, in less memory than one of its operands takes; or in more, with an operand that is a result, which may
+    be on the device alone.
+    """
+    bounded = {"GEMMSERVE_BLOCK_SIDE": "64", "GEMMSERVE_DEVICE_MEMORY_BYTES": f"{megabytes}M"}
+    with LiveServer(data_dir=tmp_path, environment=DEVICE | bounded) as live, Client(live.url) as client:
+        # What is loaded ahead takes memory too, for a moment.
+        until(lambda: 'gemmserve_device_preparing{device="cuda:0"} 0.0' in httpx.get(f"{live.url}/metrics").text)
+        a, b = matrix(rng, LARGE, 2000), matrix(rng, 2000, LARGE)
+        ra, rb = client.put(a), client.put(b)
+        job = client.submit("gemm", ra if megabytes == 8 else 1 * ra, rb, alpha=2, verify=True).wait(120)
+        assert (job.state, job.info.attempt) == ("succeeded", 1), job.info.error
+        assert job.info.residual < 1e-5
+        np.testing.assert_array_equal(job.result().numpy(), 2 * a @ b)
+        np.testing.assert_array_equal(client.gemm(b, a, trans_a="C", trans_b="T", order="F"), b.conj().T @ a.T)
+        np.testing.assert_array_equal((ra @ rb).numpy(), a @ b)  # a small one beside it finds the device as it was

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from gemmserve_kernels.blocks.workspace import block_seconds, workspace_bytes
 
@@ -33,6 +33,8 @@ _ALIKE: Final = 1.02
 """Times the shortest time of a plan within which the one that uploads least is taken."""
 _TRIED: Final = 12
 """Numbers of panels held, of one operand, that are tried at most."""
+_FOLLOWED: Final = 4
+"""Ways that are followed from block to block; of the others an estimate is enough."""
 _NEVER: Final = 1 << 62
 
 
@@ -121,6 +123,16 @@ def _panels(grid: Grid) -> dict[Side, dict[int, int]]:
     return found
 
 
+class _Way(NamedTuple):
+    """Slots, windows, how many panels stay and whether they are A's (None: all fit), and what is estimated of that."""
+
+    slots: tuple[int, int]
+    windows: int
+    group: tuple[int, bool] | None
+    nbytes: int
+    seconds: float
+
+
 class _Planner:
     """Plans for one grid on one kind of device."""
 
@@ -133,6 +145,7 @@ class _Planner:
         self.kinds = [shapes.setdefault(grid.block(index).shape, index) for index in range(grid.count)]
         problems = {index: grid.block_problem(index) for index in shapes.values()}
         self.block_s = {index: block_seconds(problem, spec) for index, problem in problems.items()}
+        self.compute_s = sum(self.block_s[kind] for kind in self.kinds)
         self.workspace = max(workspace_bytes(problem, spec) for problem in problems.values())
         self.window = max(
             problem.result.nbytes + (problem.c.nbytes if problem.c is not None else 0) for problem in problems.values()
@@ -140,38 +153,65 @@ class _Planner:
         self.least = sum(self.slot_bytes) + self.window + self.workspace
 
     def plan(self, budget: int) -> MemoryPlan:
-        fits = budget >= self.least
+        ways = sorted(self._ways(max(budget, self.least)), key=lambda way: way.seconds)
+        shortest = ways[0].seconds * _ALIKE
+        ways.sort(key=lambda way: (max(way.seconds, shortest), way.nbytes))
         found: MemoryPlan | None = None
-        for windows in range(min(_WINDOWS, 1 + max(0, budget - self.least) // self.window), 0, -1):
-            room = max(budget, self.least) - windows * self.window - self.workspace
-            for slots, order in self._ways(room):
-                uploads = self._uploads(order, slots)
-                plan = MemoryPlan(
-                    order, uploads, slots, self.slot_bytes, windows, self.window, self.workspace, self.least, fits,
-                    self._seconds(order, uploads, overlaps=windows > 1),
-                )  # fmt: skip
-                if found is None or _better(plan, found):
-                    found = plan
+        for way in ways[:_FOLLOWED]:
+            order = self.grid.order if way.group is None else self._grouped(*way.group)
+            uploads = self._uploads(order, way.slots)
+            plan = MemoryPlan(
+                order,
+                uploads,
+                way.slots,
+                self.slot_bytes,
+                way.windows,
+                self.window,
+                self.workspace,
+                self.least,
+                budget >= self.least,
+                self._seconds(order, uploads, overlaps=way.windows > 1),
+            )
+            if found is None or _better(plan, found):
+                found = plan
         assert found is not None
         return found
 
-    def _ways(self, room: int) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:
-        """Yield numbers of slots that fit into `room` bytes, and orders for them; at least one."""
+    def _ways(self, budget: int) -> Iterator[_Way]:
+        """Yield ways for which there is memory; at least one."""
         size_a, size_b = self.slot_bytes
         count_a, count_b = len(self.panels["a"]), len(self.panels["b"])
-        if count_a * size_a + count_b * size_b <= room:
-            yield (count_a, count_b), self.grid.order
-            return
-        for held in _some(min(count_a, (room - size_b) // size_a)):
-            slots = held, min(count_b, (room - held * size_a) // size_b)
-            for group in {max(1, held - 1), held}:
-                yield slots, self._grouped(group, by_rows=True)
-        for held in _some(min(count_b, (room - size_a) // size_b)):
-            slots = min(count_a, (room - held * size_b) // size_a), held
-            for group in {max(1, held - 1), held}:
-                yield slots, self._grouped(group, by_rows=False)
+        for windows in range(min(_WINDOWS, 1 + (budget - self.least) // self.window), 0, -1):
+            room = budget - windows * self.window - self.workspace
+            if count_a * size_a + count_b * size_b <= room:
+                yield self._way((count_a, count_b), windows, None)
+                continue
+            for held in _some(min(count_a, (room - size_b) // size_a)):
+                slots = held, min(count_b, (room - held * size_a) // size_b)
+                for group in {max(1, held - 1), held}:
+                    yield self._way(slots, windows, (group, True))
+            for held in _some(min(count_b, (room - size_a) // size_b)):
+                slots = min(count_a, (room - held * size_b) // size_a), held
+                for group in {max(1, held - 1), held}:
+                    yield self._way(slots, windows, (group, False))
 
-    def _grouped(self, size: int, *, by_rows: bool) -> tuple[int, ...]:
+    def _way(self, slots: tuple[int, int], windows: int, group: tuple[int, bool] | None) -> _Way:
+        """Return a way with an estimate of what it uploads, and of how long it takes."""
+        sizes, counts = self.slot_bytes, (len(self.panels["a"]), len(self.panels["b"]))
+        nbytes = sum(count * size for count, size in zip(counts, sizes, strict=True))
+        serial = windows == 1
+        if group is not None:
+            size, by_rows = group
+            stays = self.grid.down if by_rows else self.grid.across
+            passing = 1 if by_rows else 0
+            turns = len(self.grid.runs) * -(-stays // size) - 1
+            nbytes += turns * max(0, counts[passing] - slots[passing] + 1) * sizes[passing]
+            serial = serial or slots[passing] < min(2, counts[passing])
+        link_s = nbytes / LINK_RATE
+        seconds = self.compute_s + link_s if serial else max(self.compute_s, link_s)
+        return _Way(slots, windows, group, nbytes, seconds)
+
+    def _grouped(self, size: int, by_rows: bool) -> tuple[int, ...]:
         """Return the order in which `size` panels of one operand stay while the other's pass by, back and forth."""
         grid = self.grid
         found: list[int] = []

@@ -68,6 +68,8 @@ class Worker:
     """Time of its last answer to a task (time.monotonic)."""
     result_bytes: int = 0
     """Bytes of results that may be on its device alone; 0: it writes them before it answers."""
+    planned_bytes: int | None = None
+    """Bytes of device memory that its plans of large products count on; None: unknown."""
     asked: float | None = None
     """Time since which it has written no result that somebody waits for (time.monotonic); None: nobody waits."""
     registered_bytes: int = 0
@@ -90,6 +92,7 @@ class Worker:
         self.ahead = hello.ahead
         self.express = hello.express
         self.result_bytes = hello.result_bytes
+        self.planned_bytes = hello.planned_bytes
         self.asked = None
         self.registered_bytes = 0
         self.prepares = True

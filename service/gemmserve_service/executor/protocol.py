@@ -204,6 +204,10 @@ class Hello(_Message):
     ahead: int = Field(0, description="messages of tasks that it takes on before it has answered the first")
     express: bool = Field(default=False, description="runs short tasks beside long ones")
     result_bytes: int = Field(0, description="bytes of results that may be on the device alone; 0: none may")
+    planned_bytes: int | None = Field(
+        None,
+        description="bytes of device memory that its plans of large products count on (`plan_memory`); null: unknown",
+    )
 
 
 class Beat(_Message):

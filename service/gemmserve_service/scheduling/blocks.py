@@ -5,9 +5,10 @@ of those. So it is one of its owner's tasks, charged by the block, and others co
 between products of that length. Its result is whole when all blocks are, and is seen by nobody before.
 
 Which worker gets which block is by panels, rows of op(A) and columns of op(B): the grid is cut into tiles, shares of
-the rows for up to three workers and rectangles from four on. A worker goes through a tile in the grid's order, so that
-most blocks need one panel more than those before; one that is through takes from the tile that has most left. Bits do
-not depend on it: a block's follow from the grid, and all blocks of a product are computed by devices of one class.
+the rows for up to three workers and rectangles from four on. A worker goes through a tile in the order of its plan of
+memory (`gemmserve_kernels.blocks.memory_plan`), so that little streams through it; one that is through takes from the
+tile that has most left. Bits do not depend on it: a block's follow from the grid, and all blocks of a product are
+computed by devices of one class.
 
 Everything here happens in the event loop's thread, and takes as long with a thousand workers as with one.
 """
@@ -19,6 +20,8 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from gemmserve_kernels import KernelError
+from gemmserve_kernels.blocks.memory_plan import plan_memory
 from gemmserve_service.executor.protocol import BlockOf, Done
 from gemmserve_service.executor.worker.blocks.answers import whole_answer
 from gemmserve_service.scheduling.tasks import ServiceClass, Task
@@ -124,10 +127,12 @@ class Blocks:
         self._answers: dict[int, Done] = {}
         self._done_flops = 0
         self._reusable = True
+        self._order = grid.order
+        """Every block, in the order in which devices of that class move least, or the grid's where nothing is known."""
         self._shape: tuple[int, int] | None = None
         """Tiles along the grid's rows and columns; None before the first block."""
         self._tiles: list[deque[int]] = [deque(grid.order)]
-        """Blocks that nobody has, by tile, each in the grid's order."""
+        """Blocks that nobody has, by tile, each in that order."""
         self._left = grid.count
         self._owned: dict[str, int] = {}
         """Tiles by the worker that goes through them."""
@@ -168,6 +173,7 @@ class Blocks:
         `workers`: all of them; how many there are of that class now decides how the grid is cut into tiles.
         """
         if self._shape is None:
+            self._order = _order(self.grid, worker)
             self._cut(sum(each.ready and each.device_class == worker.device_class for each in workers))
         index = self._next(worker)
         self._left -= 1
@@ -261,7 +267,7 @@ class Blocks:
         rows, columns = self._extents
         self._shape = _tiles(workers, rows, columns)
         self._tiles = [deque() for _ in range(math.prod(self._shape))]
-        for index in self.grid.order:
+        for index in self._order:
             self._tiles[self._tile_of(index)].append(index)
 
     @property
@@ -296,6 +302,18 @@ class Blocks:
         index = longest[best]
         del longest[best]
         return index
+
+
+def _order(grid: Grid, worker: Worker) -> tuple[int, ...]:
+    """Return the order in which a worker's device goes through all blocks; the grid's, where that is not known, or
+    nothing of the product can be planned for it.
+    """
+    if worker.spec is None or worker.planned_bytes is None:
+        return grid.order
+    try:
+        return plan_memory(grid, worker.spec, worker.planned_bytes).order
+    except KernelError:  # whoever computes a block will say so
+        return grid.order
 
 
 def _tiles(workers: int, rows: int, columns: int) -> tuple[int, int]:

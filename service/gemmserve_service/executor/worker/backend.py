@@ -101,6 +101,8 @@ class DeviceBackend(Protocol):
     spec: DeviceSpec
     cuts: bool
     """Whether large products are always computed in panels."""
+    planned_bytes: int
+    """Bytes of device memory that plans of large products count on."""
 
     def spec_fields(self) -> dict[str, Any]:
         """`spec` as it travels."""

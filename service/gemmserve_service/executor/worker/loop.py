@@ -87,6 +87,7 @@ def serve(path: Path, name: str, runner: Runner, verified_error: float, heartbea
                 ahead=_AHEAD if _overlaps(backend) else 0,
                 express=_overlaps(backend),
                 result_bytes=0 if write_queue is None else write_queue.offered,
+                planned_bytes=backend.planned_bytes,
             )
             try:
                 connection.sendall(encode(hello))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gemmserve_kernels import KernelError
 from gemmserve_kernels.blocks.grid import DEFAULT_RULE
 from gemmserve_kernels.device.interruption import interruptible
 from gemmserve_service.errors import JobCancelled, ServiceError, describe
@@ -245,10 +246,18 @@ class Runner:
         return self.answer(message, operands, results, timings, self._checkpoint)
 
     def grid(self, message: Run) -> Grid | None:
-        """Return the grid of a product that came whole, if it has one. Raises KernelError."""
-        return (
-            None if isinstance(message.params, ProgramParams) else grid_of(message.params, message.operands, self.rule)
-        )
+        """Return the grid of a product that came whole, if it has one that can be planned; of what cannot, whoever
+        computes it will say why.
+        """
+        if isinstance(message.params, ProgramParams):
+            return None
+        try:
+            grid = grid_of(message.params, message.operands, self.rule)
+            if grid is not None:
+                self.backend.plan_blocks(grid)
+        except KernelError:
+            return None
+        return grid
 
     def gridded(
         self, message: Run, operands: dict[str, HostArray], results: dict[str, np.ndarray[Any, Any]]

@@ -13,6 +13,7 @@ import pytest
 
 from gemmserve_kernels import KernelError, Operand
 from gemmserve_kernels.blocks.grid import Grid
+from gemmserve_kernels.blocks.memory_plan import plan_memory
 from gemmserve_kernels.device.spec import DeviceSpec
 from gemmserve_service import products
 from gemmserve_service.errors import Draining, JobCancelled, JobFailed, JobTimeout, WorkerCrashed
@@ -638,3 +639,22 @@ async def test_the_order_within_a_tile_is_the_grid_s(make_large):
         places = [order.index(index) for index in tile]
         assert all(a < b for a, b in pairwise(places))
     task.close()
+
+
+@pytest.mark.parametrize("share", [0, 3])
+async def test_a_worker_goes_through_the_blocks_by_its_plan_of_memory(blocky, fake, large, share):
+    """Whatever the budget, one worker is sent the blocks in the order in which it uploads least."""
+    scheduler = await blocky(fake)
+    worker = fake.fleet["cpu"]
+    least = plan_memory(Grid.with_sides(products_of(96), (SIDE, SIDE, 1)), worker.spec, 0)
+    worker.planned_bytes = least.needed_bytes + share * sum(least.slot_bytes)
+    task = await large(scheduler, n=96)
+    run(fake)
+    plan = plan_memory(task.blocks.grid, worker.spec, worker.planned_bytes)
+    assert sent(fake) == list(plan.order)
+    assert plan.order != task.blocks.grid.order
+
+
+def products_of(n):
+    square = Operand.contiguous((n, n), np.dtype("c8"))
+    return products.build(GemmParams(), {"a": square, "b": square})

@@ -133,11 +133,11 @@ class CupyBackend:
         self.registered = RegisteredMappings(link.register, link.unregister)
         """Memory of requests that copies go straight from and to."""
         available = self.spec.memory_bytes
-        self._planned_bytes = int(available * _PLANNED_SHARE)
+        self.planned_bytes = int(available * _PLANNED_SHARE)
         """Bytes that large products may plan with."""
         if memory_bytes is not None and memory_bytes < available:
             available = memory_bytes
-            self._planned_bytes = min(self._planned_bytes, memory_bytes)
+            self.planned_bytes = min(self.planned_bytes, memory_bytes)
             cupy.get_default_memory_pool().set_limit(size=memory_bytes)
         budget = int(available * cache_share)
         self.copies = DeviceCopies(cupy, ordinal, self.spec, budget, self.arena, self.registered)
@@ -192,7 +192,7 @@ class CupyBackend:
         return DeviceProduct(self, params, operands, results, checkpoint, check=check)
 
     def plan_blocks(self, grid: Grid) -> MemoryPlan:
-        return plan_memory(grid, self.spec, self._planned_bytes)
+        return plan_memory(grid, self.spec, self.planned_bytes)
 
     def open_panels(self, parent: str, grid: Grid) -> PanelSlots | None:
         with self._panels_lock:

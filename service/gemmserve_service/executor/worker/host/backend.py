@@ -66,7 +66,7 @@ class CpuBackend:
     def __init__(self, memory_bytes: int | None = None) -> None:
         """`memory_bytes`: what a large product's panels may take; None: no more than they need."""
         self.spec = DeviceSpec.cpu()
-        self._memory_bytes = 0 if memory_bytes is None else memory_bytes
+        self.planned_bytes = 0 if memory_bytes is None else memory_bytes
         self._panels: tuple[str, PanelSlots] | None = None
         self._threads = BlasThreads()
 
@@ -126,7 +126,7 @@ class CpuBackend:
                 checkpoint()
 
     def plan_blocks(self, grid: Grid) -> MemoryPlan:
-        return plan_memory(grid, self.spec, self._memory_bytes)
+        return plan_memory(grid, self.spec, self.planned_bytes)
 
     def open_panels(self, parent: str, grid: Grid) -> PanelSlots | None:
         if self._panels is not None and self._panels[0] == parent and self._panels[1].grid == grid:

@@ -111,6 +111,34 @@ def test_every_byte_arrives_there_and_back(ring, nbytes, threads):
     assert np.array_equal(back, source)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "window",
+    [
+        (slice(3, 17), slice(5, 9)),  # several rows a piece
+        (slice(0, 2), slice(None)),  # rows longer than a piece
+        (slice(2, 3), slice(1, 40)),
+        (slice(None, None, -2), slice(None, None, 3)),
+    ],
+)
+def test_a_window_of_an_array_arrives_in_order_there_and_back(ring, window, threads):
+    whole = np.arange(2 * 20 * 50, dtype=np.float32).reshape(2, 20, 50)
+    part = whole[(slice(None), *window)]
+    link = LateLink(part.nbytes + 32)
+    staging = ring(link, threads=threads, slot_bytes=64)
+    stream = LateStream()
+    staging.lines_to_device(16, part, stream)
+    stream.finish()
+    assert link.memory[16 : 16 + part.nbytes].tobytes() == part.tobytes()
+    assert not link.memory[:16].any()
+    assert not link.memory[16 + part.nbytes :].any()
+    result = np.zeros_like(whole)
+    there = result[(slice(None), *window)]
+    staging.lines_to_host(there, 16, stream)
+    assert np.array_equal(there, part)
+    assert np.count_nonzero(result) == np.count_nonzero(part)
+
+
 def test_an_upload_follows_what_the_stream_was_given_before(ring):
     link = LateLink(256)
     staging = ring(link, threads=2, slot_bytes=64)
