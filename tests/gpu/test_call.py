@@ -130,7 +130,7 @@ def test_in_a_graph(name, runs):
 
 @every_config
 def test_everything_moves_and_stays_in_turns(name):
-    """Of the kernels of a graph those are set anew whose arrays have moved: each array alone, all, and none."""
+    """Kernels of a graph are set anew where their arrays have moved: each array alone, all, and none."""
     options, kept = options_of(name), []
     (a, b), (c, d) = pair(1), pair(11)
     sources = {"a": [a, c], "b": [b, d]}

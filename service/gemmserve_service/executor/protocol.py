@@ -114,7 +114,7 @@ class BlockOf(_Message):
     )
     sides: tuple[int, int, int] = Field(description="rows, columns and matrices of a block: `Grid.sides`")
     index: int = Field(ge=0)
-    algorithm: AlgorithmName | None = Field(None, description="that computes it (`Recorded`); null: the worker plans")
+    algorithm: AlgorithmName | None = Field(None, description="that computes it; null: the worker plans")
 
 
 @dataclass(slots=True)

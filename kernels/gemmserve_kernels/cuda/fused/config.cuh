@@ -12,7 +12,7 @@ struct Config {
     static constexpr int PLANES = 4;    // re, im of the high parts, re, im of the low parts
     static constexpr int ROW = CHUNK * 2;  // bytes of one vector in one plane
     static constexpr int PLANE = BLOCK_M * ROW, SIDE = PLANES * PLANE;  // bytes; those of B lie behind those of A
-    // Of a stage: planes, scales, what is known of each vector, and whether a producer's warp has a doubt.
+    // Places in a stage of planes, scales, what is known of each vector, and whether a producer's warp has a doubt.
     static constexpr int SCALES_AT = 2 * SIDE, COUNTS_AT = SCALES_AT + 4 * (BLOCK_M + BLOCK_N);
     static constexpr int DOUBTS_AT = COUNTS_AT + 4 * (BLOCK_M + BLOCK_N);
     static constexpr int STAGE_BYTES = DOUBTS_AT + 1024;  // planes are aligned to 1024 bytes

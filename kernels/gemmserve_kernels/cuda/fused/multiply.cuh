@@ -9,7 +9,8 @@
 #include "../common/ptx/wgmma.cuh"
 #include "operand.cuh"
 
-// Of 64 x 64: column 8 j + 2 (lane % 4) + e % 2, row 16 warp + 8 (e / 2) + lane / 4.
+// Sums of a tile of 64 x 64. Number e of column block j: column 8 j + 2 (lane % 4) + e % 2,
+// row 16 warp + 8 (e / 2) + lane / 4.
 struct PartSums {
     static constexpr int COLUMNS = Config::BLOCK_N / 8;
     float at[COLUMNS][4];

@@ -52,7 +52,7 @@ GEMM_DEVICE float first_half(unsigned pair) { return half_to_float(Half{static_c
 GEMM_DEVICE float second_half(unsigned pair) { return half_to_float(Half{static_cast<unsigned short>(pair >> 16)}); }
 GEMM_DEVICE int counted(unsigned pair) { return static_cast<int>(first_half(pair) + second_half(pair)); }
 
-// Of what is not negative: larger numbers have larger bits, infinities and NaN the largest.
+// The larger bits of two numbers that are not negative: those of the larger number, infinities and NaN the largest.
 GEMM_DEVICE unsigned larger_bits(unsigned x, unsigned y) { return x > y ? x : y; }
 GEMM_DEVICE unsigned magnitude_bits(float x) { return bits_of(x) & 0x7fffffffu; }
 

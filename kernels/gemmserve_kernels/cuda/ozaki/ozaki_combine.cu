@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ozaki_combine(RemainderPar
         for (int m = 0; m < MODULI; ++m) {
             const unsigned first = *reinterpret_cast<const unsigned*>(from + m * PARTS * plane);
             if constexpr (COMPLEX) {
-                // Of a product's u and v. A multiple of p is taken away so that neither sum is larger than that.
+                // Residues of a product's u and v. A multiple of p is taken away so that neither sum is larger than that.
                 const unsigned second = *reinterpret_cast<const unsigned*>(from + (m * PARTS + 1) * plane);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {

@@ -27,7 +27,7 @@ GEMM_DEVICE LineScale scale_of(int code) {
     return {power(half), power(e - half) * (0.25 * n)};
 }
 
-// Of a line that is flagged, or of zeros, nothing: it may hold NaN.
+// An element times its line's scale; zero in a line that is flagged, which may hold NaN, or of zeros.
 GEMM_DEVICE double scaled(double x, int code, const LineScale& scale) {
     return (code & 7) < 4 ? 0.0 : x * scale.first * scale.second;
 }

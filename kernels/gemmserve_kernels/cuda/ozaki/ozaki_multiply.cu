@@ -27,7 +27,7 @@ struct Place {
     Long tile_m, tile_n;
 };
 
-// Of the first block of a cluster.
+// The place of a cluster's first block.
 GEMM_DEVICE Place place_of(const MultiplyParams& params, Long number) {
     const TileCoordinate where = tile_of<RASTER>(number, (params.tiles_m + CLUSTER - 1) / CLUSTER, params.tiles_n);
     const Quotient by_plane = divide(where.batch, PLANES);
