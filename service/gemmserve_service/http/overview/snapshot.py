@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -174,8 +175,8 @@ class Snapshot:
         return (owner or None) if record is None else record.name
 
     def _moment(self, monotonic: float) -> float:
-        """Return the time of day of a moment by time.monotonic, to the hundredth of a second."""
-        return round(self._now - (self._since_boot - monotonic), 2)
+        """Return the time of day of a moment by time.monotonic, to the hundredth of a second below: never one to come."""
+        return math.floor((self._now - (self._since_boot - monotonic)) * 100) / 100
 
 
 def _shares(core: Core) -> dict[str, _Share]:

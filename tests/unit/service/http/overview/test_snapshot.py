@@ -67,6 +67,21 @@ async def test_what_runs_and_what_waits(client, npy, submit, spy):
     assert (found["queue"], found["devices"][0]["running"]) == ([], [])
 
 
+@pytest.mark.parametrize("fraction", [0.0, 0.0049, 0.005, 0.0099])
+async def test_no_moment_is_one_to_come(client, npy, submit, spy, core, monkeypatch, fraction):
+    spy.hold = True
+    await submit(client, npy)
+    await submit(client, npy)
+    now = 1795472876.32 + fraction
+    monkeypatch.setattr(module.clock, "time", lambda: now)
+    monkeypatch.setattr(module.time, "monotonic", lambda: core.scheduler.queue.oldest(""))
+    snapshot = module.Snapshot(core, Recent())
+    monkeypatch.undo()
+    found = snapshot.overview(module.View("", everybody=True))
+    assert found.queue[0].oldest <= found.time < found.queue[0].oldest + 0.011
+    spy.release()
+
+
 async def test_batches_and_programs_in_words(client, put, spy):
     spy.hold = True
     a = await put(np.ones((3, 2, 2), "f4"))
