@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import ValidationError
 
-from gemmserve_service.executor.protocol import TO_FRONT, Decoder, Hello, ProtocolError, encode
+from gemmserve_service.executor.protocol import TO_FRONT, Beat, Decoder, Hello, ProtocolError, encode
 from gemmserve_service.runtime.handoff import WorkerHandoff
 from gemmserve_service.runtime.unix_sockets import peer_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from gemmserve_service.executor.protocol import Beat, Compiling, Done, Failed, Kept, Written
+    from gemmserve_service.executor.protocol import Compiling, Done, Failed, Kept, Written
     from gemmserve_service.settings import Settings
 
     FromWorker = Beat | Compiling | Done | Failed | Written | Kept
@@ -45,10 +45,9 @@ class DeviceGone(Exception):  # noqa: N818 (says what is the case)
 
 
 class Control(asyncio.Protocol):
-    """One connection of the worker: `hello` first, then `on_message(message, body)`; `on_lost()` at its end, once."""
+    """One connection of the worker: `hello` first, then what `attach`'s handler hears; `on_lost()` at its end, once."""
 
     def __init__(self, child: Child) -> None:
-        self.on_message: Callable[[FromWorker, bytes], None] = lambda *_: None
         self.on_lost: Callable[[], None] = lambda: None
         self.hello: Hello | None = None
         self.heard = time.monotonic()
@@ -56,6 +55,16 @@ class Control(asyncio.Protocol):
         self._child = child
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
+        self._handler: Callable[[FromWorker, bytes], None] | None = None
+        self._early: list[tuple[FromWorker, bytes]] = []
+        """What it said before anybody wanted to hear it."""
+
+    def attach(self, handler: Callable[[FromWorker, bytes], None]) -> None:
+        """Have `handler(message, body)` hear what the worker says, and what it has said already but its beats."""
+        self._handler = handler
+        early, self._early = self._early, []
+        for message, body in early:
+            handler(message, body)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -73,9 +82,12 @@ class Control(asyncio.Protocol):
                     self.hello = message
                     self._child.greeted(self)
                 elif self.hello is None:
-                    raise ProtocolError("an answer before the hello")
-                else:
-                    self.on_message(message, body)
+                    log.error("a worker answered before it said hello: closing its connection")
+                    self.close()
+                elif self._handler is not None:
+                    self._handler(message, body)
+                elif not isinstance(message, Beat):
+                    self._early.append((message, body))
         except (ProtocolError, ValidationError):
             log.exception("the worker speaks nonsense: closing its connection")
             self.close()
@@ -90,10 +102,10 @@ class Control(asyncio.Protocol):
         """Whether the connection is there."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, message: BaseModel) -> None:
-        """Send a message."""
+    def send(self, *messages: BaseModel | bytes) -> None:
+        """Send messages, or whole frames."""
         if self._transport is not None:
-            self._transport.write(encode(message))
+            self._transport.write(b"".join(each if isinstance(each, bytes) else encode(each) for each in messages))
 
     def close(self) -> None:
         """Close the connection: the worker ends what it does and comes again."""
@@ -240,6 +252,8 @@ class Child:
             self._delay = 0.0 if lived_s >= _STEADY_S else min(max(2 * self._delay, _MIN_DELAY_S), _MAX_DELAY_S)
             if status == os.EX_UNAVAILABLE:
                 self._delay = _UNAVAILABLE_DELAY_S
-            log.warning("the worker of %s ended (status %d); starting it again in %.1f s", self.device, status, self._delay)
+            log.warning(
+                "the worker of %s ended (status %d); starting it again in %.1f s", self.device, status, self._delay
+            )
             self._restart = asyncio.get_running_loop().call_later(self._delay, self._spawn)
         self._changed.set()

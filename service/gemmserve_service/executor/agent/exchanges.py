@@ -85,7 +85,9 @@ class Transfer:
 class _Piece:
     __slots__ = ("body", "order", "target", "transfer", "tries", "upload")
 
-    def __init__(self, order: tuple[int, int], transfer: Transfer, target: str, body: memoryview, *, upload: bool) -> None:
+    def __init__(
+        self, order: tuple[int, int], transfer: Transfer, target: str, body: memoryview, *, upload: bool
+    ) -> None:
         self.order = order
         self.transfer = transfer
         self.target = target
@@ -346,7 +348,9 @@ class _Connection(asyncio.BufferedProtocol):
         line, *fields = head.split(b"\r\n")
         words = line.split(b" ", 2)
         named = {
-            name.strip().lower(): value.strip() for name, colon, value in (each.partition(b":") for each in fields) if colon
+            name.strip().lower(): value.strip()
+            for name, colon, value in (each.partition(b":") for each in fields)
+            if colon
         }
         piece = self.piece
         length = named.get(b"content-length", b"0")

@@ -74,8 +74,8 @@ class NodeMemory:
         return self._held_bytes + sum(wanted) <= self.budget and self._held + len(wanted) <= self._most
 
     def take(self, nbytes: int) -> Extent:
-        """Return an extent of at least `nbytes` > 0. Copies that nobody holds go for it; past the budget, where those do
-        not suffice. Raises OSError where the system has no memory or descriptor.
+        """Return an extent of at least `nbytes` > 0. Copies that nobody holds go for it; past the budget, where those
+        do not suffice. Raises OSError where the system has no memory or descriptor.
         """
         capacity = size_class(nbytes)
         while self._pool.live_bytes + capacity > self.budget or self._pool.live >= self._most:
@@ -187,7 +187,7 @@ class NodeMemory:
         self._pool.give(copy.extent)
 
     def _beyond(self, nbytes: int) -> Extent:
-        """Return an extent past the budget: of a task that is larger than it, or of results that must leave a device."""
+        """Return an extent past the budget: for a task that is larger, or for results that must leave a device."""
         log.warning("%d bytes are taken past the memory of %d bytes", nbytes, self.budget)
         pool = self._pool
         pool.limit, pool.most = None, None

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gemmserve_service.executor.agent.exchanges import Exchanges, Transfer
     from gemmserve_service.executor.agent.node_memory import Copy, NodeMemory
     from gemmserve_service.executor.agent.rows import Use
-    from gemmserve_service.executor.protocol import Compiling, ExtentRow, Kept, Stop, Work
+    from gemmserve_service.executor.protocol import Compiling, ExtentRow, Kept, Work
     from gemmserve_service.store.extents.extents import Extent
 
     class Sender(Protocol):
@@ -149,7 +149,7 @@ class Relay:
         """Take bytes of an operand of the tasks in the next message."""
         self._bytes.append((head, raw))
 
-    def front_said(self, message: RunBatch | Cancel | Forget | Write | Drop | Stop) -> None:
+    def front_said(self, message: RunBatch | Cancel | Forget | Write | Drop) -> None:
         """Take a message of the front's. Raises ProtocolError for a task that makes no sense."""
         if isinstance(message, RunBatch):
             self._groups += 1
@@ -167,8 +167,6 @@ class Relay:
             self._write(message)
         elif isinstance(message, Drop):
             self._drop(message)
-        else:
-            self._worker.send(message)
 
     def _begin(self, work: Work) -> None:
         uses = uses_of(work)
@@ -190,6 +188,10 @@ class Relay:
             self._answers[not task.work.express].append(task)
         if not task.told:
             self._refuse(task)
+
+    def extent_gone(self, extent: str) -> None:
+        """Have the worker drop its mapping of an extent of the node's that is gone."""
+        self._worker.send(Forget(extents=[extent]))
 
     # -- operands ---------------------------------------------------------------------------------------------------
 
@@ -398,7 +400,9 @@ class Relay:
         oldest = next(iter(self._tasks), None)
         if beat.task is not None or oldest is None:
             return beat
-        return beat.model_copy(update={"task": oldest, "progress": (self._fetches.moved + self._uploads.moved) // _STEP})
+        return beat.model_copy(
+            update={"task": oldest, "progress": (self._fetches.moved + self._uploads.moved) // _STEP}
+        )
 
     # -- results that stay on the device ------------------------------------------------------------------------------
 
@@ -483,7 +487,7 @@ class Relay:
         )
 
     def drain(self, drained: Callable[[], None]) -> None:
-        """Pass on no task any more; call `drained` once what the worker has is answered, and what it wrote delivered."""
+        """Pass on no task any more; call `drained` once the worker has none, and what it wrote is at the front."""
         self._draining = drained
         self._look_if_drained()
 

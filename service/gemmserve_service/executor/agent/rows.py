@@ -67,8 +67,8 @@ class Use:
 
 
 def uses_of(work: Work) -> list[Use | None]:
-    """Return the use of each row of a task; None of one that is not used. Raises ProtocolError for a task whose parts do
-    not fit together.
+    """Return the use of each row of a task; None of one that is not used. Raises ProtocolError for a task whose parts
+    do not fit together.
     """
     reads: dict[int, list[Range]] = {}
     writes: dict[int, list[Range]] = {}
@@ -80,10 +80,10 @@ def uses_of(work: Work) -> list[Use | None]:
                     for number, offset in places[name]:
                         if number >= 0 and nbytes:
                             found.setdefault(number, []).append((offset, offset + nbytes))
-        if any(number >= len(work.extents) for number in (*reads, *writes)):
-            raise ValueError("a place in a row that there is none of")
     except (KeyError, ValueError) as error:
         raise ProtocolError(f"task {work.task} makes no sense: {error}") from error
+    if any(number >= len(work.extents) for number in (*reads, *writes)):
+        raise ProtocolError(f"task {work.task} has a place in a row that it lacks")
     return [
         Use(row, merged(reads.get(number, ())), merged(writes.get(number, ())))
         if number in reads or number in writes
