@@ -33,6 +33,16 @@ def parse_size(text: str) -> int:
     return int(Decimal(match[1]) * _UNITS[match[2].lower()])
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class Settings(BaseSettings):
     """The server's configuration. Immutable; the supervisor hands it to its children as JSON."""
 
@@ -287,9 +297,4 @@ class Settings(BaseSettings):
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach `host`."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
