@@ -1,7 +1,7 @@
 """Joined workers of a server under test: processes of `gemmserve worker` beside it, or on other hosts.
 
-GEMMSERVE_TEST_WORKERS=joined has every server that tests start (`live_server.LiveServer`, `chaos.victim.Victim`) compute
-on joined workers alone, over TCP, instead of on its own: the same tests, unchanged.
+GEMMSERVE_TEST_WORKERS=joined has every server that tests start (`live_server.LiveServer`, `chaos.victim.Victim`)
+compute on joined workers alone, over TCP, instead of on its own: the same tests, unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from networks import Network
 
 SWITCH = "GEMMSERVE_TEST_WORKERS"
-_NOT_THE_AGENTS = ("GEMMSERVE_DEVICE", "GEMMSERVE_PORT", "GEMMSERVE_DATA_DIR", "GEMMSERVE_JOIN_PORT")
+_NOT_THE_AGENTS = {
+    "GEMMSERVE_DEVICE",
+    "GEMMSERVE_PORT",
+    "GEMMSERVE_DATA_DIR",
+    "GEMMSERVE_JOIN_PORT",
+    "GEMMSERVE_JOIN_HOST",
+}
 
 
 def all_joined() -> bool:
@@ -89,17 +95,39 @@ class Agent:
 
 
 class JoinedWorkers:
-    """Agents of one server, a device each, and the join port that they come by."""
+    """Agents of one server, and the join port that they come by, which is known before the server is there.
 
-    def __init__(self, devices: str, *, environment: Mapping[str, str], log: Path) -> None:
-        self._holder = reserved_port()
-        port = self._holder.getsockname()[1]
-        self.settings = {"GEMMSERVE_DEVICE": "none", "GEMMSERVE_JOIN_PORT": str(port)}
+    `host` is the address that the server listens on for them.
+    """
+
+    def __init__(self, *, environment: Mapping[str, str], log: Path, host: str = "127.0.0.1") -> None:
+        self._environment, self._log = environment, log
+        self._holder = reserved_port(host)
+        self.port: int = self._holder.getsockname()[1]
+        self.url = f"http://{host}:{self.port}"
+        self.settings = {
+            "GEMMSERVE_DEVICE": "none",
+            "GEMMSERVE_JOIN_PORT": str(self.port),
+            "GEMMSERVE_JOIN_HOST": host,
+        }
         """The server's."""
-        self.agents = [
-            Agent(f"http://127.0.0.1:{port}", device, "node", environment=environment, log=log)
-            for device in devices.split(",")
-        ]
+        self.agents: list[Agent] = []
+
+    def add(
+        self,
+        device: str,
+        name: str = "node",
+        *,
+        url: str | None = None,
+        node: Network | None = None,
+        arguments: Sequence[str] = (),
+        **environment: str,
+    ) -> Agent:
+        """One more agent, which `start` starts; `url`: by another way than straight to the port."""
+        asked = {**self._environment, **environment}
+        agent = Agent(url or self.url, device, name, environment=asked, log=self._log, node=node, arguments=arguments)
+        self.agents.append(agent)
+        return agent
 
     def start(self) -> None:
         """Starts those that do not run."""

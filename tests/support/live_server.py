@@ -64,7 +64,9 @@ class LiveServer(LocalServer):
         left = list(arguments)
         if all_joined():
             left, devices = take_device(left, marked)
-            self.joined = JoinedWorkers(devices, environment=os.environ | marked, log=self.agents_log)
+            self.joined = JoinedWorkers(environment=os.environ | marked, log=self.agents_log)
+            for device in devices.split(","):
+                self.joined.add(device)
             marked |= self.joined.settings
         super().__init__(*left, data_dir=data_dir, environment=marked, start_within_s=_LONG_S, stop_within_s=_LONG_S)
 

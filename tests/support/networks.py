@@ -28,7 +28,7 @@ _BURST_BYTES = 1 << 18
 _LINKS = 1 << 12
 
 
-class NetworkMissing(RuntimeError):
+class NetworkMissingError(RuntimeError):
     """No namespace can be had here; the message says why."""
 
 
@@ -43,7 +43,7 @@ def missing() -> str | None:
     try:
         with Network(bits_per_s=1e9):
             return None
-    except NetworkMissing as error:
+    except NetworkMissingError as error:
         return f"no network namespace can be had: {error}"
 
 
@@ -51,7 +51,7 @@ class Network:
     """One other host, by a link of its own: a namespace, joined by veth with a token bucket (`tbf`) at both ends.
 
     The number of a link is that of its interface, whose name can be made once: of two processes that ask for the same
-    at a time, one gets another. Raises NetworkMissing where the machine has no such.
+    at a time, one gets another. Raises NetworkMissingError where the machine has no such.
     """
 
     def __init__(self, *, bits_per_s: float | None = None) -> None:
@@ -130,7 +130,7 @@ class Network:
                 said = made.stderr.strip()
                 if "exists" in said:
                     continue
-                raise NetworkMissing(said)
+                raise NetworkMissingError(said)
             try:
                 # A namespace of that name whose link is gone is nobody's any more.
                 subprocess.run(["ip", "netns", "del", self.name], capture_output=True, check=False)
@@ -140,7 +140,7 @@ class Network:
                 self.__exit__()
                 raise
             return self._number
-        raise NetworkMissing(said)
+        raise NetworkMissingError(said)
 
     def _address(self, interface: str, *, there: bool = False) -> str:
         where = ["-n", self.name] if there else []
@@ -155,5 +155,5 @@ def _ip(*words: str) -> str:
 def _call(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NetworkMissing(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise NetworkMissingError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout

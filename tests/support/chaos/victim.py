@@ -43,10 +43,16 @@ class Victim:
         }
         self.joined: JoinedWorkers | None = None
         if all_joined():
-            devices = self.environment["GEMMSERVE_DEVICE"]
-            self.joined = JoinedWorkers(devices, environment=self.environment, log=self.log)
-            self.environment |= self.joined.settings
+            for device in self.environment["GEMMSERVE_DEVICE"].split(","):
+                self.join().add(device)
         self.supervisor: subprocess.Popen | None = None
+
+    def join(self, host: str = "127.0.0.1") -> JoinedWorkers:
+        """The joined workers that it has instead of its own from now on, of which there are none at first."""
+        if self.joined is None:
+            self.joined = JoinedWorkers(environment=self.environment, log=self.log, host=host)
+            self.environment |= self.joined.settings
+        return self.joined
 
     def __enter__(self):
         self.start()
