@@ -17,7 +17,7 @@ from joined_workers import JoinedWorkers, all_joined, take_device
 from local_server import LocalServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -43,9 +43,16 @@ class LiveServer(LocalServer):
     """A `LocalServer` on the CPU that can be inspected. As a context manager it demands a clean end by SIGTERM.
 
     Its processes carry a mark in their environment, so that every descendant is found, whatever its parent is by then.
+    `joins`: names of nodes of one processor each that join it (`joined`), and it has no workers of its own.
     """
 
-    def __init__(self, *arguments: str, data_dir: Path | None = None, environment: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        data_dir: Path | None = None,
+        environment: Mapping[str, str] = {},
+        joins: Sequence[str] | None = None,
+    ) -> None:
         self.mark = uuid.uuid4().hex
         marked = {
             "GEMMSERVE_DEVICE": "cpu",
@@ -62,11 +69,13 @@ class LiveServer(LocalServer):
         self._folder = tempfile.TemporaryDirectory(prefix="gemmserve-joined-")
         self.agents_log = Path(self._folder.name) / "agents.log"
         left = list(arguments)
-        if all_joined():
+        if joins is not None or all_joined():
             left, devices = take_device(left, marked)
             self.joined = JoinedWorkers(environment=os.environ | marked, log=self.agents_log)
-            for device in devices.split(","):
-                self.joined.add(device)
+            for name, device in (
+                [("node", each) for each in devices.split(",")] if joins is None else [(name, "cpu") for name in joins]
+            ):
+                self.joined.add(device, name)
             marked |= self.joined.settings
         super().__init__(*left, data_dir=data_dir, environment=marked, start_within_s=_LONG_S, stop_within_s=_LONG_S)
 

@@ -29,7 +29,7 @@ class Seen:
 
 
 class StallingProxy:
-    """Forwards to a port of this machine, in threads. `seen` are requests for data and their answers, where there is no TLS."""
+    """Forwards to a port of this machine, in threads. `seen`: requests for data and answers, without TLS."""
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
