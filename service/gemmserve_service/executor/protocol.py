@@ -128,6 +128,7 @@ class Work:
     task: str
     extents: list[ExtentRow]
     parts: list[Part]
+    attempt: Annotated[int, Field(description="how often the task has been sent, this time included")] = 0
     verify: bool = False
     defer: Annotated[
         bool,
