@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from gates import Gate
 from join_peer import JoinPeer
 from live_server import LiveServer, until
-from standing import stand_still
 from stalling_proxy import StallingProxy
+from standing import stand_still
 
 from gemmserve import Client
 
@@ -110,25 +111,29 @@ def test_an_upload_that_comes_late_is_refused(tmp_path) -> None:
 
 
 def test_a_node_that_stood_still_gives_up_by_itself(tmp_path) -> None:
-    """It has computed its task by then, and uploads nothing of it."""
-    with LiveServer(data_dir=tmp_path, joins=["first"], environment=SHORT) as server, Client(server.url) as client:
+    """Its worker has an answer for it when it goes on, and it uploads nothing of that: it looks at the clock first."""
+    gate = Gate(tmp_path / "gate")
+    settings = {**SHORT, **gate.environment}
+    with LiveServer(data_dir=tmp_path, joins=["first"], environment=settings) as server, Client(server.url) as client:
         a, b = client.put(X), client.put(Y)
         (first,) = server.joined.agents
         assert first.end() == 0
         with StallingProxy(server.joined.port) as proxy:
             stopped = server.joined.add("cpu", "stopped", url=proxy.url)
             stopped.start()
-            server.wait_ready()
-            held = [stand_still(each.pid) for each in agents_of(server)]
+            gate.shut()
             job = client.submit("gemm", a, b)
+            gate.wait_reached()
+            held = [stand_still(each.pid) for each in agents_of(server)]
             first.start()
+            gate.open()
             job.wait()
             for each in held:
                 each.resume()
             assert np.array_equal(job.result().numpy(), X @ Y)
             assert first.end() == 0
             assert np.array_equal((b @ a).numpy(), Y @ X)
-            assert set(proxy.statuses("/internal/results/")) <= {204}
+            assert proxy.statuses("/internal/results/") == [204]
 
 
 @pytest.fixture
