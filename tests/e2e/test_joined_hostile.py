@@ -216,7 +216,7 @@ def test_a_link_writes_to_its_results_and_nowhere_else(alone: Closed) -> None:
         work = peer.task()
         evil = np.full((N, N), np.nan, np.float32).tobytes()
         assert peer.put(work, "a", evil) == 403
-        extent, offset, nbytes = work.place("d")
+        extent, offset, _nbytes = work.place("d")
 
         def put(data: bytes = evil, by: JoinPeer = peer, **fields) -> int:
             asked = {"task": work.task, "attempt": work.attempt, "extent": extent, "offset": offset} | fields

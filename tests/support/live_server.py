@@ -52,6 +52,7 @@ class LiveServer(LocalServer):
         data_dir: Path | None = None,
         environment: Mapping[str, str] = {},
         joins: Sequence[str] | None = None,
+        join_host: str = "127.0.0.1",
     ) -> None:
         self.mark = uuid.uuid4().hex
         marked = {
@@ -71,7 +72,7 @@ class LiveServer(LocalServer):
         left = list(arguments)
         if joins is not None or all_joined():
             left, devices = take_device(left, marked)
-            self.joined = JoinedWorkers(environment=os.environ | marked, log=self.agents_log)
+            self.joined = JoinedWorkers(environment=os.environ | marked, log=self.agents_log, host=join_host)
             for name, device in (
                 [("node", each) for each in devices.split(",")] if joins is None else [(name, "cpu") for name in joins]
             ):
