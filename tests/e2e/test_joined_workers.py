@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
 from typing import TYPE_CHECKING
 
+import httpx
+import networks
 import numpy as np
 import pytest
+from chaos.joined import worker_token
 from gates import Gate
 from join_peer import JoinPeer
 from live_server import LiveServer, until
@@ -17,6 +22,7 @@ from gemmserve import Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 N = 300
 SHORT = {"GEMMSERVE_HEARTBEAT_TIMEOUT_S": "2", "GEMMSERVE_MAX_ATTEMPTS": "50"}
@@ -157,6 +163,52 @@ def agents_of(server: LiveServer):
         for each in server.processes()
         if "--join" in each.cmdline() or "gemmserve_service.executor.agent" in each.cmdline()
     ]
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_node_on_another_host_comes_back_after_its_link_was_cut(tmp_path, tls: bool) -> None:
+    """Beyond loopback it needs a token, and TLS, or the word that this network may do without."""
+    if (reason := networks.missing()) is not None:
+        pytest.skip(reason)
+    user, token = worker_token(tmp_path, "read,submit"), worker_token(tmp_path, "worker")
+    with networks.Network(bits_per_s=1e9) as node:
+        settings = {**SHORT, **(certificate(tmp_path, node.here) if tls else {"GEMMSERVE_JOIN_INSECURE": "1"})}
+        server = LiveServer(data_dir=tmp_path, joins=[], environment=settings, join_host=node.here)
+        scheme = "https" if tls else "http"
+        server.joined.add(
+            "cpu",
+            "far",
+            node=node,
+            url=f"{scheme}://{node.here}:{server.joined.port}",
+            arguments=["--ca-file", settings["GEMMSERVE_TLS_CERTIFICATE"]] if tls else [],
+            GEMMSERVE_JOIN_TOKEN=token,
+        )
+        verify = settings.get("GEMMSERVE_TLS_CERTIFICATE", True)
+        with server, Client(server.url, api_key=user, verify=verify) as client:
+            a, b = client.put(X), client.put(Y)
+            assert np.array_equal((a @ b).numpy(), X @ Y)
+            node.cut()
+            job = client.submit("gemm", b, a)
+            until(lambda: not ready(server, verify))
+            node.mend()
+            assert np.array_equal(job.wait().result().numpy(), Y @ X)
+
+
+def ready(server: LiveServer, verify: str | bool) -> bool:
+    """Whether it has a worker."""
+    return httpx.get(f"{server.url}/readyz", verify=verify, timeout=120, trust_env=False).status_code == 200
+
+
+def certificate(folder: Path, host: str) -> dict[str, str]:
+    """Settings of a server with a certificate of its own for that address, and this machine's."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem"
+    names = f"subjectAltName=IP:{host},IP:127.0.0.1,DNS:localhost"
+    subprocess.run(
+        [*command.split(), "-subj", "/CN=front", "-addext", names], cwd=folder, check=True, capture_output=True
+    )
+    return {"GEMMSERVE_TLS_CERTIFICATE": str(folder / "cert.pem"), "GEMMSERVE_TLS_KEY": str(folder / "key.pem")}
 
 
 def test_a_server_whose_node_is_killed_computes_with_the_next_one(server: LiveServer) -> None:
