@@ -107,6 +107,7 @@ JOIN = {"kind": "join", "name": "peer", "device": "cpu", "session": "0" * 16}
         GREETING + frame(JOIN),
         GREETING + b"\0\0\0\2[]",
         GREETING + b"\0\0\0\0",
+        GREETING + struct.pack(">I", 16_000) + b"[" * 16_000,
         GREETING + b"\0\0\0\4" + b"\xff\xfe\xfd\xfc",
         GREETING.replace(b"/1", b"/9") + frame(JOIN),
         b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
