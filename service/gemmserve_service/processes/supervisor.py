@@ -10,8 +10,6 @@ the next server begins when the last process of this one is gone, not before.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import json
 import os
 import selectors
 import signal
@@ -25,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gemmserve_service.processes.datadir import lock
+from gemmserve_service.processes.devices import accelerators, reason, say
 from gemmserve_service.processes.listeners import control_socket, listen, listen_here, runtime_folder, transfer_socket
 from gemmserve_service.runtime.handoff import FrontHandoff, TransferHandoff, WorkerHandoff
 from gemmserve_service.runtime.start_error import StartError, UsageError
@@ -70,7 +69,7 @@ class _Child:
             self.process = self.spawn()
         except OSError as error:
             self.ended(os.EX_OSERR)
-            _say(f"{self.name} cannot be started ({error.strerror}); trying again in {self.delay:.1f} s")
+            say(f"{self.name} cannot be started ({error.strerror}); trying again in {self.delay:.1f} s")
 
     def ended(self, status: int) -> None:
         """Plans the next start, later after each short life."""
@@ -228,7 +227,7 @@ class _Supervisor:
             self.heard = now  # this process was stopped itself, or the machine slept
         self.looked = now
         if self.heard is not None and now - self.heard > timeout_s and self.front.process is not None:
-            _say(f"the front gave no sign of life for {now - self.heard:.1f} s; killing it")
+            say(f"the front gave no sign of life for {now - self.heard:.1f} s; killing it")
             self.front.process.kill()
             self.heard = None
 
@@ -271,7 +270,7 @@ class _Supervisor:
                         transfer.process.kill()
                         transfer.doomed = True
             if self.stopping is None:
-                _say(f"{child.name} ended ({_reason(status)}); starting it again in {child.delay:.1f} s")
+                say(f"{child.name} ended ({reason(status)}); starting it again in {child.delay:.1f} s")
         if self.announced or self.stopping is not None:
             return
         if self.front.failures >= _FRONT_TRIES:
@@ -352,7 +351,7 @@ def _spawn(module: str, text: str, fds: tuple[int, ...], environment: dict[str, 
         process.stdin.write(text.encode())
         process.stdin.close()
     except BrokenPipeError:
-        _say(f"{module} ended before it read its settings")
+        say(f"{module} ended before it read its settings")
     return process
 
 
@@ -420,16 +419,7 @@ def _devices(device: str) -> list[str]:
         return []
     if device != "auto":
         return device.split(",")
-    if importlib.util.find_spec("cupy") is None:
-        return ["cpu"]
-    probe = subprocess.run(
-        [sys.executable, "-m", "gemmserve_service.executor.worker", "--probe"], stdout=subprocess.PIPE, check=False
-    )
-    if probe.returncode:
-        _say(f"looking for accelerators failed ({_reason(probe.returncode)}); using the CPU")
-        return ["cpu"]
-    names: list[str] = json.loads(probe.stdout.splitlines()[-1])  # whatever libraries may print before
-    return names or ["cpu"]
+    return accelerators() or ["cpu"]
 
 
 def _arena(nbytes: int, stack: ExitStack) -> tuple[str | None, int]:
@@ -439,16 +429,7 @@ def _arena(nbytes: int, stack: ExitStack) -> tuple[str | None, int]:
     try:
         fd = create_arena(nbytes)
     except OSError as error:
-        _say(f"no memory for results ({error.strerror}); they go to files at once")
+        say(f"no memory for results ({error.strerror}); they go to files at once")
         return None, 0
     stack.callback(os.close, fd)
     return f"/proc/{os.getpid()}/fd/{fd}", nbytes
-
-
-def _reason(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # a log on a full disk
-        print(f"gemmserve: {text}", file=sys.stderr, flush=True)
