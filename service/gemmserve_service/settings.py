@@ -262,6 +262,11 @@ class Settings(BaseSettings):
     )
     log_json: bool = Field(default=False, description="log JSON lines instead of text")
 
+    @field_validator("device", mode="before")
+    @classmethod
+    def _read_none(cls, value: object) -> object:
+        return "none" if value is None else value  # a variable that says none is read as no value at all
+
     @field_validator("device")
     @classmethod
     def _check_device(cls, value: str) -> str:
