@@ -65,7 +65,20 @@ class Settings(BaseSettings):
     device: str = Field(
         "auto",
         description="auto, cpu, or a comma-separated list such as cuda:0,cuda:1 or rocm:0; cpu:0,cpu:1 share the "
-        "processors",
+        "processors. none: of this host none, all workers join",
+    )
+    join_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="a port by which workers of other hosts join (`gemmserve worker`), with this server's TLS; null: "
+        "none may. 0 picks a free one",
+    )
+    join_host: str = Field("127.0.0.1", description="address that this port listens on")
+    join_insecure: bool = Field(
+        default=False,
+        description="let workers join without TLS beyond loopback: whoever is on the way reads tokens and arrays, and "
+        "can change results",
     )
     probe_file: Path | None = Field(
         None,
@@ -249,15 +262,20 @@ class Settings(BaseSettings):
     )
     log_json: bool = Field(default=False, description="log JSON lines instead of text")
 
+    @field_validator("device", mode="before")
+    @classmethod
+    def _read_none(cls, value: object) -> object:
+        return "none" if value is None else value  # a variable that says none is read as no value at all
+
     @field_validator("device")
     @classmethod
     def _check_device(cls, value: str) -> str:
         value = value.strip().lower()
-        if value == "auto":
+        if value in {"auto", "none"}:
             return value
         names = value.split(",")
         if not all(_DEVICE.fullmatch(name) for name in names):
-            raise ValueError(f"device {value!r} is not auto, cpu, cpu:N, cuda:N or rocm:N, nor a list of these")
+            raise ValueError(f"device {value!r} is not auto, none, cpu, cpu:N, cuda:N or rocm:N, nor a list of these")
         if len(set(names)) != len(names):
             raise ValueError(f"device {value!r} names one device twice")
         return value
@@ -292,6 +310,19 @@ class Settings(BaseSettings):
     def _check_tls(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key belong together")
+        return self
+
+    @model_validator(mode="after")
+    def _check_join(self) -> Self:
+        if self.join_port is None:
+            if self.device == "none":
+                raise ValueError("device none needs a join_port, by which workers come")
+            return self
+        if self.tls_certificate is None and not (is_loopback(self.join_host) or self.join_insecure):
+            raise ValueError(
+                f"workers would join by {self.join_host} without TLS: set tls_certificate and tls_key, or "
+                "join_insecure where nobody else is on that network"
+            )
         return self
 
     @property

@@ -28,6 +28,7 @@ from gemmserve_service.processes.listeners import control_socket, listen, listen
 from gemmserve_service.runtime.handoff import FrontHandoff, TransferHandoff, WorkerHandoff
 from gemmserve_service.runtime.start_error import StartError, UsageError
 from gemmserve_service.runtime.tuning import transfer_processes
+from gemmserve_service.settings import is_loopback
 from gemmserve_service.store.extents.memfd import arena_bytes, create_arena
 from gemmserve_service.tenancy.keyring import KeyringError, read_keyring
 
@@ -96,6 +97,9 @@ def run(settings: Settings) -> int:
         side = None
         if settings.metrics_port is not None:
             side = stack.enter_context(listen(settings.metrics_host, settings.metrics_port))
+        join = None
+        if settings.join_port is not None:
+            join = stack.enter_context(listen(settings.join_host, settings.join_port))
         unix, descriptors = listen_here(settings, stack)
         folder = runtime_folder(settings, stack)
         control = stack.enter_context(control_socket(str(folder / _CONTROL)))
@@ -104,7 +108,19 @@ def run(settings: Settings) -> int:
         devices = _devices(settings.device)
         arena = _arena(arena_bytes(settings, devices), stack)
         return _Supervisor(
-            settings, lock_fd, listener, side, unix, descriptors, folder, control, transfers, count, devices, *arena
+            settings,
+            lock_fd,
+            listener,
+            side,
+            join,
+            unix,
+            descriptors,
+            folder,
+            control,
+            transfers,
+            count,
+            devices,
+            *arena,
         ).run()
 
 
@@ -114,6 +130,8 @@ class _Supervisor:
     lock_fd: int
     listener: socket.socket
     side: socket.socket | None
+    join: socket.socket | None
+    """The port by which workers join."""
     unix: socket.socket | None
     descriptors: socket.socket | None
     folder: Path
@@ -196,9 +214,11 @@ class _Supervisor:
             side = "" if self.side is None else f"; metrics: {_url('http', self.side)}"
             if self.unix is not None:
                 side += f"; socket: unix:{self.settings.uds}"
+            if self.join is not None:
+                side += f"; workers join: {_url(scheme, self.join)}"
             where = _url(scheme, self.listener)
             with contextlib.suppress(OSError):
-                print(f"gemmserve ready on {where} (devices: {', '.join(self.devices)}{side})", flush=True)
+                print(f"gemmserve ready on {where} (devices: {', '.join(self.devices) or 'none'}{side})", flush=True)
 
     def _watch_front(self) -> None:
         """Kills a front that has fallen silent: its event loop stands still, and with it every client."""
@@ -255,7 +275,9 @@ class _Supervisor:
             return
         if self.front.failures >= _FRONT_TRIES:
             raise StartError(f"the front ended {_FRONT_TRIES} times before it was ready; its log above says why")
-        if all(child.process is None and child.last_status == os.EX_UNAVAILABLE for child in self.workers):
+        if self.workers and all(
+            child.process is None and child.last_status == os.EX_UNAVAILABLE for child in self.workers
+        ):
             raise StartError(f"no device can be used ({', '.join(self.devices)}); `gemmserve doctor` explains")
 
     def _kill_all(self) -> None:
@@ -282,6 +304,7 @@ class _Supervisor:
             descriptors_fd=None if self.descriptors is None else self.descriptors.fileno(),
             transfer_fd=None if self.transfer_socket is None else self.transfer_socket.fileno(),
             control_fd=self.control.fileno(),
+            join_fd=None if self.join is None else self.join.fileno(),
             ready_fd=self.ready[1],
             devices=self.devices,
             arena_path=self.arena_path,
@@ -289,7 +312,7 @@ class _Supervisor:
             arena_writers=writers,
         )
         fds: tuple[int, ...] = (self.lock_fd, self.pipe[0], handoff.listen_fd, handoff.control_fd, handoff.ready_fd)
-        others = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.transfer_fd)
+        others = (handoff.side_fd, handoff.unix_fd, handoff.descriptors_fd, handoff.transfer_fd, handoff.join_fd)
         fds += tuple(fd for fd in others if fd is not None)
         return _spawn("gemmserve_service.processes.front", handoff.model_dump_json(), fds, _without_threads())
 
@@ -346,6 +369,13 @@ def check_keys(settings: Settings) -> None:
             f"host {settings.host} can be reached by others and there are no API keys: make one with "
             "`gemmserve keys create`, listen on 127.0.0.1, or give --allow-unauthenticated"
         )
+    if settings.join_port is None or keyring.closed or settings.allow_unauthenticated:
+        return
+    if not is_loopback(settings.join_host):
+        raise UsageError(
+            f"workers may join from other hosts by {settings.join_host}, and there are no keys: make one with "
+            "`gemmserve keys create --scope worker`, or give --allow-unauthenticated"
+        )
 
 
 def _check_certificate(settings: Settings) -> None:
@@ -385,6 +415,8 @@ def _url(scheme: str, listener: socket.socket) -> str:
 
 def _devices(device: str) -> list[str]:
     """The worker names: what the setting lists; for "auto" every accelerator, else the CPU."""
+    if device == "none":
+        return []
     if device != "auto":
         return device.split(",")
     return accelerators() or ["cpu"]

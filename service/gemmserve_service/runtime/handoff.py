@@ -45,6 +45,8 @@ class FrontHandoff(_Handoff):
     transfer_fd: int | None = None
     """The socket that transfer processes connect to, where there are any."""
     control_fd: int
+    join_fd: int | None = None
+    """The socket of the port by which workers join, where there is one."""
     ready_fd: int
     """A pipe to the supervisor: "1" once the front answers and a worker is ready, "." every second besides."""
     devices: list[str]
