@@ -70,7 +70,9 @@ def length_of(response: httpx.Response | Answer) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def receiver_of(request: Request[T], response: httpx.Response | Answer, *, compare: bool, required: bool) -> Receiver[T]:
+def receiver_of(
+    request: Request[T], response: httpx.Response | Answer, *, compare: bool, required: bool
+) -> Receiver[T]:
     """Return what takes this answer's body; for an error's answer, one that raises it at the end.
 
     `compare`: with the answer's digest, if it has one. `required`: raises ProtocolError where it has none.
@@ -90,7 +92,9 @@ def receiver_of(request: Request[T], response: httpx.Response | Answer, *, compa
     return _checked(request, response, receiver, required=required) if compare else receiver
 
 
-def _checked(request: Request[T], response: httpx.Response | Answer, receiver: Receiver[T], *, required: bool) -> Receiver[T]:
+def _checked(
+    request: Request[T], response: httpx.Response | Answer, receiver: Receiver[T], *, required: bool
+) -> Receiver[T]:
     """Compares the answer's digest, if it has one. Raises ProtocolError where it has to have one and has not."""
     if request.digest == "none":
         return receiver

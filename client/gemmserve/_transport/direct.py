@@ -9,6 +9,7 @@ library itself uses. Errors are the library's, so that both ways fail alike.
 
 from __future__ import annotations
 
+import logging
 import re
 import select
 import socket
@@ -41,6 +42,8 @@ IDLE_S: Final = 5.0
 JOINED: Final = 1 << 16
 """Bytes of a body up to which it goes by one write with its head."""
 
+_log: Final = logging.getLogger("gemmserve")
+
 _READ: Final = 1 << 16
 _MAX_HEAD: Final = 100 << 10  # bytes of an answer's head; httpcore's own figure
 _MAX_PATHS: Final = 256  # that are remembered
@@ -49,6 +52,7 @@ _HEAD: Final = re.compile(
     rb"HTTP/1\.1 ([2-5][0-9][0-9]) [\t -~\x80-\xff]*\r\n"
     rb"((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)*)\r\n"
 )
+_BLANK: Final = re.compile(rb"\n\r?\n")
 _FIELD: Final = re.compile(r"([^:]+):[\t ]*([^\r]*?)[\t ]*\r\n")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _BODILESS: Final = frozenset({204, 304})
@@ -287,7 +291,9 @@ class Wire:
         self._send(source, method, self._target(path, query), headers, content)
         if wait:
             source.settimeout(self._read_timeout)
-        return self._answer(method, Asked(headers))
+        answer = self._answer(method, Asked(headers))
+        _log.debug("%s %s: status %d", method, path, answer.status_code)
+        return answer
 
     def _target(self, path: str, query: Query) -> str:
         if _PLAIN_PATH.fullmatch(path):
@@ -363,9 +369,10 @@ class Wire:
 
     def _answer(self, method: str, asked: Asked) -> Answer:
         data = self.read(_READ)
-        while (end := data.find(b"\r\n\r\n")) < 0 and len(data) < _MAX_HEAD and data.startswith(b"HTTP/1.1 "):
+        while (blank := _BLANK.search(data)) is None and len(data) < _MAX_HEAD and data[:9] == b"HTTP/1.1 ":
             data += self.read(_READ)
-        found = _HEAD.fullmatch(data, 0, end + 4) if end >= 0 else None
+        end = len(data) if blank is None else blank.end()
+        found = _HEAD.fullmatch(data, 0, end)
         if found is None:
             return self._by_h11(method, data, asked)
         listed = _FIELD.findall(found[2].decode("latin-1"))
@@ -375,8 +382,8 @@ class Wire:
             return self._by_h11(method, data, asked)
         answer = Answer(self, status, headers, asked)
         answer._left = int(length)
-        answer._came = data[end + 4 : end + 4 + answer._left]
-        if len(data) > end + 4 + answer._left:
+        answer._came = data[end : end + answer._left]
+        if len(data) > end + answer._left:
             raise httpx.RemoteProtocolError("the server sent more than the answer")
         if not answer._left:
             self.ended(headers)

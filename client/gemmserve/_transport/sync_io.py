@@ -39,6 +39,8 @@ class SyncIO(Connection):
         super().__init__(url, own_transport=transport is not None, **options)
         self._transport = transport
         self._sleep = time.sleep
+        self._past = transport is None and direct.may_be(self.address, trust_env=self.made_of["trust_env"])
+        """Whether exchanges go past the HTTP library."""
 
     def _make(self) -> httpx.Client:
         local = None if self.socket is None else httpx.HTTPTransport(uds=self.socket)
@@ -51,19 +53,17 @@ class SyncIO(Connection):
     def pool(self) -> SyncPool[Any]:
         """Connections of the process that asks. Raises TransportError where it can have none."""
         self.own()
-        found: SyncPool[Any] | None = self._pools.get(None)
+        found: SyncPool[Any] | None = self._pools.get(self._past)
         if found is None:
             with connection.lock:
-                made: SyncPool[Any]
-                if self._transport is not None:
-                    made = SyncPool(self._make, self._make())
-                elif direct.may_be(self.address, trust_env=self.made_of["trust_env"]):
-                    made = SyncPool(self._wire)
-                else:
-                    made = SyncPool(self._make)
+                made: SyncPool[Any] = SyncPool(self._wire) if self._past else SyncPool(self._make, self._shared_http())
                 made.closed = self._closed
-                found = self._pools.setdefault(None, made)
+                found = self._pools.setdefault(self._past, made)
         return found
+
+    def _shared_http(self) -> httpx.Client | None:
+        """Client of the caller's own transport, which all requests share."""
+        return None if self._transport is None else self._make()
 
     def close(self) -> None:
         self._closed = True
@@ -168,9 +168,7 @@ class SyncIO(Connection):
                         return
 
     @contextlib.contextmanager
-    def _open(
-        self, request: Request[Any], bar: SharedBar | None = None
-    ) -> Iterator[httpx.Response | direct.Answer]:
+    def _open(self, request: Request[Any], bar: SharedBar | None = None) -> Iterator[httpx.Response | direct.Answer]:
         content = self.content_of(request, bar)
         pool = self.pool()
         headers = self.headers_of(request)
@@ -178,6 +176,8 @@ class SyncIO(Connection):
             if isinstance(http, direct.Wire):
                 try:
                     answer = self._asked(pool, http, request, headers, content)
+                    if "set-cookie" in answer.headers:  # something on the way wants it back, which the library does
+                        self._past = False
                     traces.note(span, answer)
                     yield answer
                 finally:
@@ -188,7 +188,7 @@ class SyncIO(Connection):
                 self.url_of(http, request.path),
                 params=request.query or None,
                 headers=headers,
-                content=content,  # type: ignore[arg-type]  # h11 takes any buffer; httpx's annotation says bytes
+                content=content,
                 timeout=self.timeout_of(request),
             ) as response:
                 pool.note(http, response)
