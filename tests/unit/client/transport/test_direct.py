@@ -173,12 +173,13 @@ def test_a_request_as_a_server_s_parser_reads_it() -> None:
         content = [b"begin", memoryview(BODY), b"end"]
         headers = {"Accept": "x/y", "Content-Length": str(len(BODY) + 8)}
         connection.ready = lambda _silence: None  # type: ignore[method-assign]
-        threading.Thread(
+        thread = threading.Thread(
             target=lambda: asked(
                 connection, method="POST", path="/v1/a_b", query={"wait": 1.5, "label": ["a=b c", "é"]},
                 headers=headers, content=content,
             )
-        ).start()  # fmt: skip
+        )  # fmt: skip
+        thread.start()
         parser = h11.Connection(h11.SERVER)
         events = []
         while not events or not isinstance(events[-1], h11.EndOfMessage):
@@ -187,6 +188,7 @@ def test_a_request_as_a_server_s_parser_reads_it() -> None:
                 parser.receive_data(theirs.recv(1 << 16))
             else:
                 events.append(event)
+        thread.join(60)
     request = events[0]
     assert (request.method, request.target) == (b"POST", b"/gpu/v1/a_b?wait=1.5&label=a%3Db+c&label=%C3%A9")
     fields = dict(request.headers)
