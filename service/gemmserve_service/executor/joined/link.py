@@ -116,7 +116,7 @@ class Link:
         fields = json.loads(body)
         if not isinstance(fields, dict) or fields.get("kind") != "join":
             raise ProtocolError("a link that does not begin with Join")
-        if fields.get("protocol") != PROTOCOL:
+        if fields.get("protocol", PROTOCOL) != PROTOCOL:
             self.refuse(Refused(slug="protocol", detail=f"this server speaks version {PROTOCOL}"))
             return
         try:
