@@ -189,6 +189,8 @@ class Agent:
                     relay.drain(lambda: end("told to stop"))
                     await asyncio.wait({over}, timeout=self._handoff.settings.drain_s)
                     end("told to stop, and its task took too long")
+                for exchanges in (fetches, uploads):
+                    exchanges.look(beat_s)
                 if not over.done() and time.monotonic() - control.heard > beat_s:
                     child.kill()
                     end(f"the worker gave no sign of life for {beat_s:.1f} s")

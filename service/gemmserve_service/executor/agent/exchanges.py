@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import itertools
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
@@ -151,6 +152,14 @@ class Exchanges:
         for connection in list(self._connections):
             connection.abort()
 
+    def look(self, stall_s: float) -> None:
+        """Give up connections on which an exchange has stood still for so long: its piece goes over another one."""
+        now = time.monotonic()
+        for connection in list(self._connections):
+            if connection.piece is not None and now - connection.moved > stall_s:
+                log.warning("a connection for bytes has stood still for %.1f s", now - connection.moved)
+                connection.abort()
+
     def drop(self, transfer: Transfer) -> None:
         """Cancel a transfer: nothing touches its memory any more when this returns."""
         transfer.cancel()
@@ -278,6 +287,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._paused = False
         self._closes = False
         self.piece: _Piece | None = None
+        self.moved = 0.0
+        """Time at which the exchange began, or last moved (time.monotonic)."""
         self.alive = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -289,6 +300,7 @@ class _Connection(asyncio.BufferedProtocol):
         """Start an exchange."""
         assert self._transport is not None
         self.piece = piece
+        self.moved = time.monotonic()
         self._status = self._left = self._head_length = self._sent = 0
         if not self._owner.allowed():
             self.abort()
@@ -306,6 +318,7 @@ class _Connection(asyncio.BufferedProtocol):
                 return
             part = piece.body[self._sent : self._sent + _TURN]
             self._sent += len(part)
+            self.moved = time.monotonic()
             self._owner.moved += len(part)
             transport.write(part)
 
@@ -328,6 +341,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio.BufferedProtocol."""
+        self.moved = time.monotonic()
         if self._status:
             self._took(nbytes)
             return
