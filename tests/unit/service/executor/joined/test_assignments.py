@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,7 +128,7 @@ def test_an_unknown_task_is_not_complete(held):
 )
 def test_pieces_in_any_order_are_complete_together(cuts, order, missing):
     marks = sorted({0, *cuts, NBYTES})
-    pieces = list(zip(marks, marks[1:], strict=False))
+    pieces = list(itertools.pairwise(marks))
     order.shuffle(pieces)
     whole, holed = Assignments(), Assignments()
     for held in (whole, holed):
