@@ -275,7 +275,7 @@ class Settings(BaseSettings):
             return value
         names = value.split(",")
         if not all(_DEVICE.fullmatch(name) for name in names):
-            raise ValueError(f"device {value!r} is not auto, none, cpu, cpu:N, cuda:N or rocm:N, nor a list of these")
+            raise ValueError(f"device {value!r} is not auto, cpu, cpu:N, cuda:N or rocm:N, a list of these, or none")
         if len(set(names)) != len(names):
             raise ValueError(f"device {value!r} names one device twice")
         return value

@@ -22,7 +22,7 @@ from gemmserve_service.tenancy.keyring import KeyringError, KeyringWatch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gemmserve_service.executor.port import Executor, Worker
+    from gemmserve_service.executor.port import Executor
     from gemmserve_service.jobs.observers import Observer
     from gemmserve_service.jobs.one_shot import EndedJob
     from gemmserve_service.runtime.tracing.spans import Tracing
@@ -44,13 +44,6 @@ _MAKE_ROOM: Final = (
 )
 
 log = logging.getLogger(__name__)
-
-
-def state_of(worker: Worker) -> str:
-    """Return a worker's state in a word: ready; starting; away, where it joined and its link has ended."""
-    if worker.ready:
-        return "ready"
-    return "starting" if worker.link is None else "away"
 
 
 class Unready(NamedTuple):
@@ -196,7 +189,7 @@ class Core:
         return [
             Device(
                 id=worker.id,
-                state=state_of(worker),
+                state=worker.state,
                 spec=worker.spec_fields,
                 compute_modes=tuple(worker.spec_fields.get("compute_modes", ())),
                 memory_total=int(worker.spec_fields.get("memory_bytes", 0)),

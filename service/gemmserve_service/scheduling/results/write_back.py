@@ -89,7 +89,7 @@ class WriteBack:
         self._held: dict[str, tuple[PendingResults, Worker]] = {}
         """Results that a device has, and its worker, by job."""
         self._orders: dict[Worker, WriteOrders] = {}
-        """Of every worker that has said hello, and is expected back if it is lost."""
+        """Orders of every worker that has said hello, and is expected back if it is lost."""
         self._offering: dict[Worker, WriteOrders] = {}
         """Those that have results which may be written."""
         self._spill = Spill(store, lambda pending: self._handle(pending, Event.WRITTEN))
