@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from gemmserve import _errors
+from gemmserve._calls.places import Places, location_of
 from gemmserve._local import memory
 from gemmserve._local.addresses import HTTP_BASE, socket_path
 from gemmserve._local.session import SharedMemory
@@ -104,6 +105,7 @@ class Connection:
         """The arguments of httpx's clients."""
         self._show_progress = progress
         self._own_transport = own_transport
+        self.places = Places(self.base)
         self._urls: dict[str, httpx.URL] = {}
         self._made_in = os.getpid()
         self._closed = False
@@ -200,10 +202,11 @@ class Connection:
         """Whether everything of an exchange has a digest: but for events, and what goes by shared memory."""
         return self.digests == "always" and request.digest != "none" and SESSION_HEADER not in request.headers
 
-    def url_of(self, http: httpx.Client | httpx.AsyncClient, path: str) -> httpx.URL:
+    def url_of(self, http: httpx.Client | httpx.AsyncClient, path: str, place: str | None = None) -> httpx.URL:
         """URL of a path, as one of this server's `http` would make it: most paths come again, and to parse one takes a
-        tenth of a small exchange's time.
+        tenth of a small exchange's time. `place`: the cell's that it goes to.
         """
+        path = path if place is None else place + path
         found = self._urls.get(path)
         if found is None:
             if len(self._urls) >= _MAX_URLS:
@@ -226,6 +229,21 @@ class Connection:
         if bar is None:
             return self._sent(request.body, request.label)
         return watched(request.body.pieces(), self.progress, request.label, None, bar)
+
+    def learn(self, document: Any) -> None:
+        """Take in which cells there are. Raises ProtocolError."""
+        self.places.learn(document)
+        if self.auth is not None:
+            self.auth.trust(self.places.urls)
+
+    def asks(self, request: Request[Any]) -> bool:
+        """Whether the cells are to be asked for before the request is sent."""
+        return self.socket is None and self.places.unknown(request)
+
+    def sent_on(self, response: httpx.Response) -> str | None:
+        """Return where an answer that was read sends its request on to; None: it is an answer."""
+        check_exchange(response)
+        return location_of(response.status_code, response.headers, response.content)
 
     def receiver(self, request: Request[T], response: httpx.Response) -> Receiver[T]:
         """Return what takes this answer's body; see `answers`. Raises CrossedAnswer, ProtocolError."""

@@ -11,7 +11,9 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemmserve import _errors
-from gemmserve._calls.requests import Pause, Request, Together, Work
+from gemmserve._calls import places
+from gemmserve._calls.places import HOPS, SERVER_ERROR, Elsewhere
+from gemmserve._calls.requests import Pause, Request, Together, Work, document
 from gemmserve._local.session import REFUSED
 from gemmserve._transfer import traces
 from gemmserve._transfer.bodies import Placing, Receiver
@@ -44,15 +46,17 @@ class SyncIO(Connection):
         local = None if self.socket is None else httpx.HTTPTransport(uds=self.socket)
         return httpx.Client(transport=self._transport or local, **self.made_of)
 
-    def pool(self) -> SyncPool:
-        """Connections of the process that asks. Raises TransportError where it can have none."""
+    def pool(self, place: str | None = None) -> SyncPool:
+        """Connections of the process that asks, to the server or to one cell of it. Raises TransportError where it can
+        have none.
+        """
         self.own()
-        found: SyncPool | None = self._pools.get(None)
+        found: SyncPool | None = self._pools.get(place)
         if found is None:
             with connection.lock:
                 made = SyncPool(self._make, None if self._transport is None else self._make())
                 made.closed = self._closed
-                found = self._pools.setdefault(None, made)
+                found = self._pools.setdefault(place, made)
         return found
 
     def close(self) -> None:
@@ -122,8 +126,39 @@ class SyncIO(Connection):
         return self._exchange(request)
 
     def _exchange(self, request: Request[T], bar: SharedBar | None = None) -> T:
+        """One exchange, at the cell that it is for."""
+        if self.asks(request):
+            self._ask()
+        place = self.places.place_of(request)
+        for _ in range(HOPS):
+            try:
+                answer = self._exchange_at(place, request, bar)
+            except _errors.TransportError:
+                if place is not None:
+                    self.places.forget()
+                raise
+            if not isinstance(answer, Elsewhere):
+                return answer
+            self._ask()
+            place = self.places.follow(request, answer.location)
+        raise _errors.ProtocolError(f"cells send {request.path} to each other")
+
+    def _ask(self) -> None:
+        """Ask which cells there are. Raises GemmserveError; a server that does not know has none."""
+        try:
+            self.learn(self._exchange_at(None, document(places.PATH)))
+        except _errors.APIError as error:
+            if error.status is not None and error.status >= SERVER_ERROR:
+                raise
+            self.places.none()
+
+    def _exchange_at(self, place: str | None, request: Request[T], bar: SharedBar | None = None) -> T | Elsewhere:
         with self.errors():
-            with self._open(request, bar) as response:
+            with self._open(request, bar, place) as response:
+                if response.status_code == places.MOVED:
+                    response.read()
+                    if location := self.sent_on(response):
+                        return Elsewhere(location)
                 receiver = self.receiver(request, response)
                 shown = bar or self.progress.bar(f"receiving {request.label}", length_of(response))
                 try:
@@ -153,16 +188,18 @@ class SyncIO(Connection):
                         return
 
     @contextlib.contextmanager
-    def _open(self, request: Request[Any], bar: SharedBar | None = None) -> Iterator[httpx.Response]:
+    def _open(
+        self, request: Request[Any], bar: SharedBar | None = None, place: str | None = None
+    ) -> Iterator[httpx.Response]:
         content = self.content_of(request, bar)
-        pool = self.pool()
+        pool = self.pool(place)
         headers = self.headers_of(request)
         with (
             traces.span_of(request, self.address, headers) as span,
             pool.connection(idle=request.idle) as http,
             http.stream(
                 request.method,
-                self.url_of(http, request.path),
+                self.url_of(http, request.path, place),
                 params=request.query or None,
                 headers=headers,
                 content=content,  # type: ignore[arg-type]  # h11 takes any buffer; httpx's annotation says bytes
@@ -170,6 +207,8 @@ class SyncIO(Connection):
             ) as response,
         ):
             pool.note(http, response)
+            if place is None:
+                self.places.heard(response.headers)
             traces.note(span, response)
             yield response
 
